@@ -26,7 +26,8 @@ USAGE = """usage: srm COMMAND [options]
   weights   other weights for a running server: `srm weights FOLDER`
   snapshot  have a running server write how far its batches are to disk, now
   score     log-probabilities of given texts: `srm score in.jsonl -o out.jsonl`
-  train     `srm train pretrain`: a model, on texts or generated problems; `srm train tokenizer`
+  train     `srm train pretrain`: a model, on texts or generated problems; `srm train sft`: a
+            model that answers, from prompts and completions; `srm train tokenizer`
   evaluate  greedy accuracy and pass@k on held-out problems
   loadtest  load any OpenAI-compatible server: `srm loadtest run`, `sweep`, `offline`,
             `report` or `compare`
@@ -90,6 +91,7 @@ SETTINGS = """
   output texts suffix text_member evaluation_share evaluate_every evaluation_batches
   steps batch_tokens micro_batches learning_rate warmup_steps decline weight_decay clip_norm
   save_every precision compile decay seed
+  train evaluation shots max_length epochs batch_rows warmup_share
   d_model num_layers num_heads n_ctx max_vocab_size threads seeds learning_rates
   problems samples temperature
   demo_model random_widths dtypes repetitions seconds

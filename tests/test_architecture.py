@@ -58,6 +58,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("engine", "engine.steps", "engine.weights", "engine.device", "engine.process"),
         *("training.text", "training.questions", "training.statistics"),
     ),
+    "training.finetuning": (
+        *("training", "training.text", "training.questions", "engine", "engine.weights"),
+        *("server.schema", "server.text"),
+    ),
     "training.baselines": ("training",),
     "experiments": ("engine", "training", "training.text", "training.baselines"),
     "deploy": ("server", "server.supervise", "engine"),

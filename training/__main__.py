@@ -10,6 +10,7 @@ import msgspec
 from engine.errors import ConfigError
 from engine.settings import load
 from training.evaluate import EvaluateConfig, evaluate
+from training.finetuning.sft import SFTConfig, sft
 from training.pretrain import PretrainConfig, pretrain
 from training.text.tokenizer import TokenizerConfig, make_tokenizer
 
@@ -20,19 +21,32 @@ def main(argv: list[str]) -> int:
     if command == "train" and settings[:1] == ["pretrain"]:
         config = load(PretrainConfig, settings[1:], prog="srm train pretrain")
         losses = pretrain(config).steps
-        if os.environ.get("RANK", "0") == "0":  # one of several processes says it
+        if _is_first():
             print(f"{config.output}: {len(losses)} steps, last loss {losses[-1]:.4f}")
+    elif command == "train" and settings[:1] == ["sft"]:
+        tuning = load(SFTConfig, settings[1:], prog="srm train sft")
+        evaluations = sft(tuning).evaluations
+        if _is_first():
+            done, least = min(evaluations, key=lambda one: one[1])
+            print(f"{tuning.output}: least evaluation loss {least:.4f}, after {done} steps")
     elif command == "train" and settings[:1] == ["tokenizer"]:
         made = load(TokenizerConfig, settings[1:], prog="srm train tokenizer")
         print(f"{made.output}: {make_tokenizer(made).get_vocab_size()} entries")
     elif command == "train":
-        raise ConfigError(f"srm train has the commands pretrain and tokenizer; got {settings[:1]}")
+        raise ConfigError(
+            f"srm train has the commands pretrain, sft and tokenizer; got {settings[:1]}"
+        )
     elif command == "evaluate":
         found = evaluate(load(EvaluateConfig, settings, prog="srm evaluate"))
         print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
     else:
         raise ConfigError(f"training has the commands train and evaluate, not {command!r}")
     return 0
+
+
+def _is_first() -> bool:
+    """Whether this is the one of several processes that says what all have done."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 if __name__ == "__main__":

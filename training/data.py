@@ -10,6 +10,7 @@ in one context.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 
 import torch
@@ -55,6 +56,14 @@ class ProblemBatches:
                 ids += row
         rows = torch.tensor(ids[:wanted]).view(count, self._n_ctx + 1)
         return rows[:, :-1], rows[:, 1:]
+
+
+def problem_kinds(steps: int) -> dict[str, Sequence[int]]:
+    """Return which of so many steps have which kind of batch."""
+    return {
+        "one problem per row": [step for step in range(steps) if (step + 1) % PACKED_EVERY],
+        "whole contexts of problems": range(PACKED_EVERY - 1, steps, PACKED_EVERY),
+    }
 
 
 def encode(tokenizer: Tokenizer, batch: list[Problem]) -> list[list[int]]:

@@ -51,6 +51,8 @@ class Schedule(msgspec.Struct, frozen=True):
     clip_norm: float = 1.0
     decline: Literal["linear", "cosine"] = "linear"
     evaluate_every: int = 0
+    keep_best: bool = False
+    """Whether the weights of least evaluation loss are the run's, and not the last ones."""
     micro_batches: int = 1
     precision: Precision = "bfloat16"
     compile: bool = False
@@ -91,6 +93,7 @@ class Run:
         Raises ConfigError if the run in the folder is another one, and names what differs.
         """
         self.losses = Losses([], [])
+        self._best: dict[str, Tensor] | None = None
         self._schedule, self._own = schedule, own
         self._saved = folder / "run.pt"
         self._settings = {"config": msgspec.to_builtins(model.config), **settings}
@@ -126,7 +129,7 @@ class Run:
                 said = f"step {done} of {schedule.steps}: loss {loss:.3f}, {rate:,.0f} tok/s"
                 every = schedule.evaluate_every
                 if evaluation and every and (done % every == 0 or is_last):
-                    self.losses.evaluations.append((done, self.evaluate(evaluation)))
+                    self._evaluated(done, self.evaluate(evaluation))
                     said += f", evaluation {self.losses.evaluations[-1][1]:.4f}"
                 if done % schedule.save_every == 0 or is_last:
                     if self._own.is_first and not progress.console.is_terminal:
@@ -146,6 +149,14 @@ class Run:
         self._model.train()
         return total / count
 
+    def _evaluated(self, done: int, found: float) -> None:
+        """Note an evaluation loss. Raises ConfigError if it is no number."""
+        self._check(found, f"evaluation loss after step {done}")
+        least = min((loss for _, loss in self.losses.evaluations), default=math.inf)
+        self.losses.evaluations.append((done, found))
+        if self._schedule.keep_best and found < least:
+            self._best = {name: value.clone() for name, value in self._last().items()}
+
     def _update(self, step: int, inputs: Tensor, targets: Tensor) -> float:
         schedule, own = self._schedule, self._own
         for group in self._optimizer.param_groups:
@@ -164,11 +175,7 @@ class Run:
         self._scaler.unscale_(self._optimizer)
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), schedule.clip_norm)
         found = own.total(torch.stack(losses).sum())
-        if not math.isfinite(found):
-            raise ConfigError(
-                f"the loss of step {step + 1} is {found}: lower learning_rate, or take "
-                f"precision = float32; saved is what {self._saved.parent} has"
-            )
+        self._check(found, f"loss of step {step + 1}")
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad()
@@ -177,6 +184,13 @@ class Run:
                 if name.endswith("decay_value"):
                     parameter.clamp_(*DECAY_RANGE)
         return found
+
+    def _check(self, loss: float, which: str) -> None:
+        if not math.isfinite(loss):
+            raise ConfigError(
+                f"the {which} is {loss}: lower learning_rate, or take precision = float32; saved "
+                f"is what {self._saved.parent} has"
+            )
 
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum over the targets."""
@@ -197,8 +211,10 @@ class Run:
     def _save(self) -> None:
         model, optimizer = states.get_state_dict(self._model, self._optimizer, options=_WHOLE)
         if self._own.is_first:
-            run = {"settings": self._settings, "model": model, "optimizer": optimizer}
+            run: dict[str, Any] = {"settings": self._settings, "model": model}
+            run["optimizer"] = optimizer
             run |= {"scaler": self._scaler.state_dict(), "losses": msgspec.to_builtins(self.losses)}
+            run["best"] = self._best
             with whole(self._saved) as partial:
                 torch.save(run, partial)
 
@@ -224,9 +240,16 @@ class Run:
         )
         self._scaler.load_state_dict(run["scaler"])
         self.losses = msgspec.convert(run["losses"], Losses)
+        self._best = run.get("best")
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the whole model's tensors on the host; all processes have to ask."""
+        """Return the whole model's tensors on the host; all processes have to ask.
+
+        They are those of least evaluation loss with `keep_best`, else the last ones.
+        """
+        return self._last() if self._best is None else self._best
+
+    def _last(self) -> dict[str, Tensor]:
         return cast(dict[str, Tensor], states.get_model_state_dict(self._model, options=_WHOLE))
 
     def _progress(self) -> Progress:

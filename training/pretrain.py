@@ -4,15 +4,12 @@ problems."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-import matplotlib as mpl
 import msgspec
 import torch
-from matplotlib import pyplot as plt
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -20,8 +17,9 @@ from engine.config import Mixer, ModelConfig
 from engine.errors import ConfigError
 from engine.settings import build
 from training.checkpoint import read_tokenizer, save_model
-from training.data import PACKED_EVERY, ProblemBatches
+from training.data import ProblemBatches, problem_kinds
 from training.loop import Losses, Precision, Run, Schedule, TrainingBatches
+from training.loss_files import write_losses
 from training.model import SRM
 from training.processes import processes
 from training.tasks import problems
@@ -176,11 +174,8 @@ def pretrain(config: PretrainConfig) -> Losses:
         weights = run.weights()
         if own.is_first:
             save_model(model.config, weights, config.output)
-            write_whole(config.output / "losses.json", msgspec.json.encode(run.losses.steps))
-            if run.losses.evaluations:
-                told = msgspec.json.encode(run.losses.evaluations)
-                write_whole(config.output / "evaluation_losses.json", told)
-            _plot(config, run.losses, config.output / "loss.svg")
+            kinds = {} if config.texts else problem_kinds(len(run.losses.steps))
+            write_losses(run.losses, config.output, kinds)
     return run.losses
 
 
@@ -233,31 +228,3 @@ def _batches(
     others = PackedBatches(ids[len(ids) - held_out :], rows, config.n_ctx, config.seed)
     kept = min(config.evaluation_batches, len(others))
     return batches, [others[index] for index in range(kept)], source
-
-
-def _plot(config: PretrainConfig, losses: Losses, path: Path) -> None:
-    """Plot cross-entropy in nats per token by step, on a log scale, one line per kind of batch."""
-    mpl.use("svg")  # no display needed
-    count, every = len(losses.steps), PACKED_EVERY
-    lines: dict[str, tuple[Sequence[int], Sequence[float]]] = {
-        "training": (range(count), losses.steps)
-    }
-    if not config.texts:
-        kinds = {
-            "one problem per row": [i for i in range(count) if (i + 1) % every],
-            "whole contexts of problems": list(range(every - 1, count, every)),
-        }
-        lines = {kind: (at, [losses.steps[i] for i in at]) for kind, at in kinds.items()}
-    if losses.evaluations:
-        steps, found = zip(*losses.evaluations, strict=True)
-        lines["evaluation"] = (steps, found)
-    with mpl.rc_context({"svg.hashsalt": "srm"}):  # the same picture for the same numbers
-        figure, axes = plt.subplots(figsize=(7, 4))
-        for label, (at, values) in lines.items():
-            axes.plot(at, values, linewidth=0.8, label=label)
-        axes.set(yscale="log", xlabel="step", ylabel="loss (nats per token)")
-        axes.grid(which="both", linewidth=0.3)
-        axes.legend()
-        figure.tight_layout()
-        figure.savefig(path, metadata={"Date": None})
-        plt.close(figure)

@@ -7,16 +7,10 @@ column that is named. In a folder, files are read in the order of their paths.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from engine.errors import ConfigError
-
-_ROWS = 1_024
-"""Rows of Parquet in memory at once."""
+from training.text.rows import SUFFIXES, rows
 
 
 def documents(paths: Sequence[Path], suffix: str = "", member: str = "text") -> Iterator[str]:
@@ -26,11 +20,8 @@ def documents(paths: Sequence[Path], suffix: str = "", member: str = "text") -> 
     Raises ConfigError, with file and line, for what cannot be read or is no text.
     """
     for path in files(paths, suffix):
-        read = _READERS.get(path.suffix, _text)
-        try:
-            yield from filter(None, read(path, member))
-        except OSError as error:
-            raise ConfigError(f"texts: {path}: {error.strerror}") from error
+        found = _members(path, member) if path.suffix in SUFFIXES else _text(path)
+        yield from filter(None, found)
 
 
 def files(paths: Sequence[Path], suffix: str = "") -> list[Path]:
@@ -44,48 +35,18 @@ def files(paths: Sequence[Path], suffix: str = "") -> list[Path]:
     return found
 
 
-def _text(path: Path, _member: str) -> Iterator[str]:
+def _text(path: Path) -> Iterator[str]:
     try:
         yield path.read_text("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"texts: {path}: byte {error.start} is not UTF-8") from error
+    except OSError as error:
+        raise ConfigError(f"texts: {path}: {error.strerror}") from error
 
 
-def _lines(path: Path, member: str) -> Iterator[str]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                row = (
-                    msgspec.json.decode(line, type=dict[str, Any]) if line.strip() else {member: ""}
-                )
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise ConfigError(f"texts: {path}:{number}: {error}") from error
-            yield _member_of(row, member, f"{path}:{number}")
-
-
-def _parquet(path: Path, member: str) -> Iterator[str]:
-    try:
-        arrow, parquet = map(import_module, ("pyarrow", "pyarrow.parquet"))
-    except ImportError as error:
-        raise ConfigError(f"texts: {path} needs pyarrow: pip install 'srm[parquet]'") from error
-    try:
-        with parquet.ParquetFile(path) as table:
-            if member not in table.schema_arrow.names:
-                raise ConfigError(
-                    f"texts: {path} has no column {member!r}, but {table.schema_arrow.names}"
-                )
-            for batch in table.iter_batches(_ROWS, columns=[member]):
-                for row in batch.to_pylist():
-                    yield _member_of(row, member, str(path))
-    except arrow.ArrowException as error:
-        raise ConfigError(f"texts: {path}: {error}") from error
-
-
-def _member_of(row: dict[str, Any], member: str, where: str) -> str:
-    value = row.get(member)
-    if not isinstance(value, str):
-        raise ConfigError(f"texts: {where}: {member!r} must be a text, got {value!r:.80}")
-    return value
-
-
-_READERS = {".jsonl": _lines, ".parquet": _parquet}
+def _members(path: Path, member: str) -> Iterator[str]:
+    for where, row in rows(path, "texts", member):
+        value = row.get(member)
+        if not isinstance(value, str):
+            raise ConfigError(f"texts: {where}: {member!r} must be a text, got {value!r:.80}")
+        yield value

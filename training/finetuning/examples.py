@@ -1,0 +1,146 @@
+"""Rows as token ids, those that are trained on marked, and batches of them.
+
+Batch i is a function of (examples, seed, i) alone, so a run resumes exactly where it stopped and
+several processes agree on it without a word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from engine.errors import ConfigError
+from server.text.text import Text
+from training.data import IGNORED
+from training.finetuning.conversations import Piece, Told
+
+BETWEEN = "\n\n"
+"""Between an example before a prompt and what follows, as lm-eval has it."""
+
+
+class Example(NamedTuple):
+    """One row: ids int32 [length], and which of them are trained on, bool [length]."""
+
+    ids: npt.NDArray[np.int32]
+    is_target: npt.NDArray[np.bool_]
+
+
+def with_shots(
+    told: Sequence[Told], others: Sequence[Told], shots: int, seed: int, setting: str
+) -> list[Told]:
+    """Put `shots` of the others before each prompt, drawn with the seed, never the row itself.
+
+    Raises ConfigError where there are too few others, and for chats.
+    """
+    if not shots:
+        return [*told]
+    if any(row.is_chat for row in (*told, *others)):
+        raise ConfigError(f"shots must be 0 where rows of {setting} have messages, got {shots}")
+    if shots >= len(others):
+        raise ConfigError(f"shots must be less than the {len(others)} rows of train, got {shots}")
+    found = []
+    for number, row in enumerate(told):
+        rng = np.random.default_rng((seed, number))
+        drawn = [others[place] for place in rng.choice(len(others), shots + 1, replace=False)]
+        chosen = [one for one in drawn if one is not row][:shots]
+        before = ["".join(piece.text for piece in one.pieces) for one in chosen]
+        prompt, *rest = row.pieces
+        whole = Piece(BETWEEN.join([*before, prompt.text]), False)
+        found.append(row._replace(pieces=(whole, *rest)))
+    return found
+
+
+def encode(told: Sequence[Told], text: Text) -> list[Example]:
+    """Return the rows as token ids.
+
+    Each piece is made tokens of by itself, as the server does with prompts: one that is not a
+    chat's gets what the tokenizer adds, such as a begin token. A row ends with the end token.
+    """
+    first = [row.pieces[0].text for row in told if not row.is_chat]
+    others = [piece.text for row in told for piece in row.pieces[not row.is_chat :]]
+    begun, rest = iter(text.encode(first)), iter(text.encode(others, adds_special=False))
+    end = text.model.eos_token_id
+    found = []
+    for row in told:
+        sources = [rest if row.is_chat else begun, *[rest] * (len(row.pieces) - 1)]
+        ids = [np.frombuffer(next(source), np.int32) for source in sources]
+        if end not in ids[-1]:
+            ids[-1] = np.append(ids[-1], np.int32(end))
+        marks = [
+            np.full(len(part), piece.is_target) for part, piece in zip(ids, row.pieces, strict=True)
+        ]
+        found.append(Example(np.concatenate(ids), np.concatenate(marks)))
+    return found
+
+
+def fitting(examples: Sequence[Example], most: int, setting: str) -> list[Example]:
+    """Return those of at most so many tokens. Raises ConfigError if there are none."""
+    found = [one for one in examples if len(one.ids) <= most]
+    if not found:
+        least = min(len(one.ids) for one in examples)
+        raise ConfigError(
+            f"{setting}: every row is longer than max_length = {most} tokens; the shortest has "
+            f"{least}: raise max_length, or lower shots"
+        )
+    return found
+
+
+def digest(*parts: Sequence[Example]) -> str:
+    """Return a SHA-256 of all that the examples are."""
+    found = hashlib.sha256()
+    for examples in parts:
+        found.update(len(examples).to_bytes(8, "little"))
+        for ids, is_target in examples:
+            found.update(len(ids).to_bytes(8, "little") + ids.tobytes() + is_target.tobytes())
+    return found.hexdigest()
+
+
+def padded(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets, int64 [rows, length]; targets are IGNORED but where trained on."""
+    ids = [torch.from_numpy(one.ids.astype(np.int64)) for one in examples]
+    inputs = pad_sequence([row[:-1] for row in ids], batch_first=True)
+    targets = [
+        row[1:].masked_fill(~torch.from_numpy(one.is_target[1:]), IGNORED)
+        for row, one in zip(ids, examples, strict=True)
+    ]
+    return inputs, pad_sequence(targets, batch_first=True, padding_value=IGNORED)
+
+
+def in_order(examples: Sequence[Example], rows: int) -> list[tuple[Tensor, Tensor]]:
+    """Return all examples in batches of so many rows; the last one is filled with rows that have
+    no target, for each process to have as many."""
+    batches = []
+    for begin in range(0, len(examples), rows):
+        some = examples[begin : begin + rows]
+        filling = some[-1]._replace(is_target=np.zeros_like(some[-1].is_target))
+        batches.append(padded([*some, *[filling] * (rows - len(some))]))
+    return batches
+
+
+class ExampleBatches:
+    """Inputs and targets, int64 [rows, length], right-padded.
+
+    Each example comes once an epoch, in an order drawn anew; a batch may lie in two epochs, so all
+    have as many rows.
+    """
+
+    def __init__(self, examples: Sequence[Example], rows: int, seed: int) -> None:
+        self._examples, self._rows, self._seed = examples, rows, seed
+        self._epoch, self._order = -1, np.empty(0, np.int64)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        places = range(index * self._rows, (index + 1) * self._rows)
+        return padded([self._at(*divmod(place, len(self._examples))) for place in places])
+
+    def _at(self, epoch: int, place: int) -> Example:
+        if epoch != self._epoch:
+            order = np.random.default_rng((self._seed, epoch)).permutation(len(self._examples))
+            self._epoch, self._order = epoch, order
+        return self._examples[int(self._order[place])]

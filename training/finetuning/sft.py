@@ -1,0 +1,204 @@
+"""`srm train sft`: trains a model on the completions of rows, and on nothing of their prompts."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+
+from engine.config import DEMO_MODEL
+from engine.errors import ConfigError
+from engine.settings import build
+from engine.weights.checkpoint import read_model
+from server.text.text import Text
+from training.checkpoint import load_model, save_model
+from training.finetuning.conversations import Chats, Told, read
+from training.finetuning.examples import (
+    Example,
+    ExampleBatches,
+    digest,
+    encode,
+    fitting,
+    in_order,
+    with_shots,
+)
+from training.loop import Losses, Precision, Run, Schedule
+from training.loss_files import write_losses
+from training.processes import processes
+from training.text.whole_files import write_whole
+
+log = logging.getLogger(__name__)
+
+_COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+"""Files of the model's folder that the new model needs too, where there are any."""
+
+
+class SFTConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm train sft`; the defaults are the paper's recipe for GSM8K."""
+
+    model: Path = DEMO_MODEL
+    """Folder with config.json, model.safetensors and tokenizer.json; what training begins with."""
+    output: Path = Path("runs/sft")
+    """Folder of the run and of the new model; a run that is there goes on."""
+    train: tuple[Path, ...] = ()
+    """Files .jsonl and .parquet, whose rows have messages, prompt and completion, or question and
+    answer."""
+    evaluation: tuple[Path, ...] = ()
+    """Such files for evaluation; empty: rows of `train` are held back."""
+    evaluation_share: float = 0.05
+    """Part of the rows of `train` that is held back where `evaluation` is empty."""
+    evaluate_every: int = 0
+    """Updates between two evaluations; 0: those of an epoch."""
+    shots: int = 0
+    """Other rows of `train`, drawn with the seed, that stand before each prompt."""
+    max_length: int = 0
+    """Most tokens of a row, which is left out if it has more; 0: the model's context."""
+    epochs: int = 4
+    """How often each row is trained on."""
+    batch_rows: int = 16
+    """Rows of one update, in all processes."""
+    micro_batches: int = 1
+    """Parts of a batch that are computed one after the other, where memory is short."""
+    learning_rate: float = 1e-4
+    """Peak learning rate: reached after the warm-up, then falling to 0 along a cosine."""
+    warmup_share: float = 0.1
+    """Part of the updates over which the learning rate rises."""
+    weight_decay: float = 0.1
+    """Of AdamW."""
+    clip_norm: float = 0.1
+    """Largest norm of all gradients together; longer ones are shortened to it."""
+    save_every: int = 100
+    """Updates between two saves of the run."""
+    precision: Precision = "bfloat16"
+    """Of the products in training; weights, sums and states stay float32."""
+    device: Literal["cpu", "gpu"] = "cpu"
+    """What trains."""
+    shard: bool = False
+    """Whether several processes share out weights and optimizer, instead of each having them."""
+    seed: int = 0
+    """Of the order of rows, of those held back and of shots."""
+    threads: int = 0
+    """CPU threads; 0 is as many as torch chooses."""
+
+    def __post_init__(self) -> None:
+        least = dict.fromkeys("epochs batch_rows micro_batches save_every".split(), 1)
+        least |= dict.fromkeys(
+            "evaluate_every shots max_length learning_rate weight_decay seed threads".split(), 0
+        )
+        for name, bound in least.items():
+            if not getattr(self, name) >= bound:
+                raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
+        if not self.clip_norm > 0:
+            raise ValueError(f"clip_norm must be above 0, got {self.clip_norm}")
+        if not 0 <= self.warmup_share <= 1:
+            raise ValueError(f"warmup_share must lie in [0, 1], got {self.warmup_share}")
+        if not 0 < self.evaluation_share < 1:
+            raise ValueError(f"evaluation_share must lie in (0, 1), got {self.evaluation_share}")
+
+
+class Data(NamedTuple):
+    """The rows of a run, as tokens."""
+
+    train: list[Example]
+    evaluation: list[Example]
+    left_out: int
+    """Rows that are too long."""
+
+
+def sft(config: SFTConfig) -> Losses:
+    """Train, or resume the run in `config.output`; leaves the model of least evaluation loss there.
+
+    Raises ConfigError for settings that do not fit the model, the rows or the run that is there.
+    """
+    if not config.train:
+        raise ConfigError("train must be files .jsonl or .parquet, got none")
+    if config.output.resolve() == config.model.resolve():
+        raise ConfigError(f"output must be another folder than model, got {config.output} for both")
+    torch.manual_seed(config.seed)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    base = read_model(config.model)
+    data = prepared(config, Text(config.model))
+    with processes(config.device) as own:
+        if config.batch_rows % (config.micro_batches * own.count):
+            raise ConfigError(
+                f"batch_rows must be a multiple of micro_batches = {config.micro_batches} times "
+                f"the {own.count} processes, got {config.batch_rows}"
+            )
+        if data.left_out and own.is_first:
+            log.warning("%d rows have more tokens than max_length: left out", data.left_out)
+        config.output.mkdir(parents=True, exist_ok=True)
+        settings = {"model": base.fingerprint}
+        settings |= {name: getattr(config, name) for name in ("seed", "batch_rows", "shots")}
+        settings["rows"] = digest(data.train, data.evaluation)
+        run = Run(load_model(config.model), _schedule(config, data), config.output, own, settings)
+        run.train(
+            ExampleBatches(data.train, config.batch_rows, config.seed),
+            in_order(data.evaluation, config.batch_rows),
+        )
+        weights = run.weights()
+        if own.is_first:
+            for name in _COPIED:
+                if (config.model / name).exists():
+                    write_whole(config.output / name, (config.model / name).read_bytes())
+            save_model(base.config, weights, config.output)
+            write_losses(run.losses, config.output)
+    return run.losses
+
+
+def _schedule(config: SFTConfig, data: Data) -> Schedule:
+    steps = math.ceil(config.epochs * len(data.train) / config.batch_rows)
+    derived = {
+        "steps": steps,
+        "warmup_steps": math.ceil(config.warmup_share * steps),
+        "decline": "cosine",
+        "evaluate_every": config.evaluate_every or math.ceil(len(data.train) / config.batch_rows),
+        "keep_best": True,
+    }
+    return build(Schedule, msgspec.structs.asdict(config) | derived)
+
+
+def prepared(config: SFTConfig, text: Text) -> Data:
+    """Read the rows and make tokens of them. Raises ConfigError, which names the place."""
+    n_ctx = text.model.n_ctx
+    if config.max_length > n_ctx:
+        raise ConfigError(
+            f"max_length must be at most the model's context of {n_ctx} tokens, "
+            f"got {config.max_length}"
+        )
+    if not text.has_tokenizer:
+        raise ConfigError(f"model: {config.model} has no tokenizer.json")
+    chats = Chats(config.model, text.special_tokens)
+    train, kept = read(config.train, "train", chats), "evaluation"
+    if config.evaluation:
+        evaluation = read(config.evaluation, kept, chats)
+    else:
+        train, evaluation = _held_back(train, config)
+        kept = "the part of train that is held back"
+    found = {}
+    for told, name in ((train, "train"), (evaluation, kept)):
+        examples = encode(with_shots(told, train, config.shots, config.seed, name), text)
+        found[name] = fitting(examples, config.max_length or n_ctx, name)
+    left_out = len(train) + len(evaluation) - sum(map(len, found.values()))
+    return Data(found["train"], found[kept], left_out)
+
+
+def _held_back(told: Sequence[Told], config: SFTConfig) -> tuple[list[Told], list[Told]]:
+    """Return the rows to train on and the others, both in their order."""
+    count = max(1, round(config.evaluation_share * len(told)))
+    if count >= len(told):
+        raise ConfigError(
+            f"evaluation_share = {config.evaluation_share} holds back {count} of {len(told)} rows "
+            "of train: give more rows, or files for evaluation"
+        )
+    drawn = set(np.random.default_rng(config.seed).permutation(len(told))[:count].tolist())
+    parts: tuple[list[Told], list[Told]] = [], []
+    for number, row in enumerate(told):
+        parts[number in drawn].append(row)
+    return parts

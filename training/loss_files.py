@@ -1,0 +1,45 @@
+"""Writes the losses of a training run into its folder, as numbers and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import msgspec
+from matplotlib import pyplot as plt
+
+from training.loop import Losses
+from training.text.whole_files import write_whole
+
+
+def write_losses(
+    losses: Losses, folder: Path, kinds: Mapping[str, Sequence[int]] | None = None
+) -> None:
+    """Write `losses.json`, `loss.svg` and, if there were any, `evaluation_losses.json`.
+
+    Losses are in nats per target. `kinds` names kinds of batches and the steps that had them; each
+    is a line of the plot, whose losses have a log scale.
+    """
+    write_whole(folder / "losses.json", msgspec.json.encode(losses.steps))
+    steps = range(len(losses.steps))
+    lines: dict[str, tuple[Sequence[int], Sequence[float]]] = {
+        kind: (at, [losses.steps[step] for step in at])
+        for kind, at in (kinds or {"training": steps}).items()
+    }
+    if losses.evaluations:
+        told = msgspec.json.encode(losses.evaluations)
+        write_whole(folder / "evaluation_losses.json", told)
+        done, found = zip(*losses.evaluations, strict=True)
+        lines["evaluation"] = (done, found)
+    mpl.use("svg")  # no display needed
+    with mpl.rc_context({"svg.hashsalt": "srm"}):  # the same picture for the same numbers
+        figure, axes = plt.subplots(figsize=(7, 4))
+        for label, (at, values) in lines.items():
+            axes.plot(at, values, linewidth=0.8, label=label)
+        axes.set(yscale="log", xlabel="step", ylabel="loss (nats per token)")
+        axes.grid(which="both", linewidth=0.3)
+        axes.legend()
+        figure.tight_layout()
+        figure.savefig(folder / "loss.svg", metadata={"Date": None})
+        plt.close(figure)

@@ -1,0 +1,64 @@
+"""Reads rows of `.jsonl` and `.parquet` files, one after the other, whatever their size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from itertools import chain
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from engine.errors import UNDECODABLE, ConfigError
+
+Row = dict[str, Any]
+SUFFIXES = (".jsonl", ".parquet")
+_AT_ONCE = 1_024
+"""Rows of Parquet in memory at once."""
+
+
+def rows(path: Path, setting: str, column: str = "") -> Iterator[tuple[str, Row]]:
+    """Yield each row behind its place, `file:line` or `file:row`; empty lines are skipped.
+
+    Of Parquet only `column` is read, where one is named. Raises ConfigError, which names `setting`
+    and the place, for what cannot be read.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"{setting}: {path} must be a file {' or '.join(SUFFIXES)}")
+    read = _parquet(path, setting, column) if path.suffix == ".parquet" else _lines(path, setting)
+    try:
+        for number, row in read:
+            yield f"{path}:{number}", row
+    except OSError as error:
+        raise ConfigError(f"{setting}: {path}: {error.strerror}") from error
+
+
+def _lines(path: Path, setting: str) -> Iterator[tuple[int, Row]]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                if line.strip():
+                    yield number, msgspec.json.decode(line, type=Row)
+            except UNDECODABLE as error:
+                raise ConfigError(f"{setting}: {path}:{number}: {error}") from error
+
+
+def _parquet(path: Path, setting: str, column: str) -> Iterator[tuple[int, Row]]:
+    try:
+        arrow, parquet = map(import_module, ("pyarrow", "pyarrow.parquet"))
+    except ImportError as error:
+        raise ConfigError(f"{setting}: {path} needs pyarrow: pip install 'srm[parquet]'") from error
+    try:
+        with parquet.ParquetFile(path) as table:
+            names = table.schema_arrow.names
+            if column and column not in names:
+                raise ConfigError(f"{setting}: {path} has no column {column!r}, but {names}")
+            batches = table.iter_batches(_AT_ONCE, columns=[column] if column else None)
+            yield from enumerate(chain.from_iterable(map(_rows_of, batches)), 1)
+    except arrow.ArrowException as error:
+        raise ConfigError(f"{setting}: {path}: {error}") from error
+
+
+def _rows_of(batch: Any) -> list[Row]:
+    return cast(list[Row], batch.to_pylist())
