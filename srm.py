@@ -28,7 +28,8 @@ USAGE = """usage: srm COMMAND [options]
   score     log-probabilities of given texts: `srm score in.jsonl -o out.jsonl`
   train     `srm train pretrain`: a model, on texts or generated problems; `srm train sft`: a
             model that answers, from prompts and completions; `srm train tokenizer`
-  evaluate  greedy accuracy and pass@k on held-out problems
+  evaluate  greedy accuracy and pass@k on held-out problems; `srm evaluate passk`: pass@k with
+            intervals and power law, of samples of any OpenAI-compatible server
   loadtest  load any OpenAI-compatible server: `srm loadtest run`, `sweep`, `offline`,
             `report` or `compare`
   tune      which matrix product is the fastest for a model on this machine's GPU
@@ -94,6 +95,7 @@ SETTINGS = """
   train evaluation shots max_length epochs batch_rows warmup_share
   d_model num_layers num_heads n_ctx max_vocab_size threads seeds learning_rates
   problems samples temperature
+  examples reward until match keep_texts
   demo_model random_widths dtypes repetitions seconds
   rows check
   batch_sizes pytorch pytorch_rows top_p fill_memory cold_start
@@ -166,7 +168,9 @@ def _run(command: str, args: list[str]) -> int:
     module, name = COMMANDS[command].split(":")
     if module.startswith("bench."):
         _need_source_tree()
-    if command in {"train", "evaluate"}:  # one module runs both
+    if command == "evaluate" and args[:1] == ["passk"]:  # this one needs no torch
+        module, args = "training.passk.command", args[1:]
+    elif command in {"train", "evaluate"}:  # one module runs both
         args = [command, *args]
     return int(getattr(import_module(module), name)(args))
 

@@ -76,10 +76,10 @@ def _estimates(n: Ints, wrong: Ints, ks: Ints) -> Floats:
     return np.where(possible, -np.expm1(np.minimum(log_ratio, 0.0)), 1.0)
 
 
-def spaced(largest: int, points: int = 40) -> list[int]:
-    """Return values of k from 1 to `largest`, evenly spaced on a log scale, without repetitions."""
-    found: list[int] = np.unique(np.geomspace(1, largest, points).round().astype(int)).tolist()
-    return found
+def spaced(largest: int) -> list[int]:
+    """Return k from 1 to `largest`, ten of them in each power of ten, evenly on a log scale."""
+    powers = range(math.floor(10 * math.log10(largest)) + 1)
+    return sorted({round(10 ** (power / 10)) for power in powers} | {largest})
 
 
 def resampled_means(table: Floats, times: int, seed: int) -> Floats:

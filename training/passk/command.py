@@ -1,0 +1,103 @@
+"""`srm evaluate passk`: samples problems from a server, and writes what their pass@k is."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.errors import ConfigError, SRMError
+from engine.records import new_record, settings_of
+from engine.settings import load
+from training.passk.config import PassKConfig
+from training.passk.journal import Answer, Journal
+from training.passk.plot import draw
+from training.passk.problems import Problem, digest, read_problems
+from training.passk.results import Results, page, results_of
+from training.passk.sampling import Sampling, choices_of
+from training.passk.server import CompletionsServer
+from training.questions.rewards import load_reward, rewarded
+from training.text.whole_files import whole, write_whole
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as a shell expects it."""
+OF_SAMPLES = (
+    *("samples", "until", "match", "max_tokens", "temperature", "top_p", "stop", "seed", "reward"),
+    "keep_texts",
+)
+"""Settings that a run may not change when it goes on."""
+
+
+def main(argv: list[str]) -> int:
+    """Sample what is missing and print the results; return the exit code. Raises SRMError."""
+    config = load(PassKConfig, argv, prog="srm evaluate passk")
+    problems = read_problems(config)
+    try:
+        about, answers = asyncio.run(_sampled(config, problems))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    command = shlex.join(["srm", "evaluate", "passk", *argv])
+    _write(config, command, about, results_of(config, problems, answers))
+    return 0
+
+
+async def _sampled(
+    config: PassKConfig, problems: list[Problem]
+) -> tuple[dict[str, Any], list[Answer]]:
+    """Return what the journal is of, and all answers."""
+    reward = load_reward(config.reward)
+    for problem in problems:  # a reward that fails, or an answer that it cannot read
+        rewarded(reward, problem.question.answer, problem.question)
+    async with CompletionsServer(
+        config.url, config.served_model_name, config.api_key_env, config.timeout_s
+    ) as server:
+        if config.match and not server.is_srm:
+            raise ConfigError(
+                f"match = {config.match!r} needs an SRM server, which {config.url} is not: leave "
+                "it out, and drawing ends by the reward"
+            )
+        settings = settings_of(config)
+        about = {
+            "model": server.model,
+            "is_srm": server.is_srm,
+            "problems": digest(problems),
+            **{name: settings[name] for name in OF_SAMPLES},
+            "n": choices_of(config, server.is_srm),
+        }
+        with Journal(config.output / "journal.jsonl", about) as journal:
+            try:
+                await Sampling(config, problems, reward, server, journal).run()
+            except (SRMError, asyncio.CancelledError):
+                sys.stderr.write(
+                    f"{len(journal.answers):,} replies are in {journal.path}; the same command "
+                    "goes on with the others\n"
+                )
+                raise
+            return about, list(journal.answers.values())
+
+
+def _write(config: PassKConfig, command: str, about: dict[str, Any], results: Results) -> None:
+    record = new_record(command) | {
+        "settings": settings_of(config),
+        "sampled": about,
+        **msgspec.to_builtins(results),
+    }
+    output: Path = config.output
+    write_whole(output / "result.json", msgspec.json.format(msgspec.json.encode(record), indent=1))
+    with whole(output / "coverage.svg") as path:
+        draw(results, path)
+    drawing = f"until {config.until} are right, at most " if config.until else ""
+    told = (
+        f"`{command}` at {record['commit']}, {record['machine']}.\n\n"
+        f"{len(results.problems):,} problems, {drawing}{config.samples:,} samples of each, "
+        f"{about['n']:,} a request, of {about['model']}: temperature {config.temperature:g}, top_p "
+        f"{config.top_p:g}, at most {config.max_tokens:,} tokens; right by {config.reward}."
+    )
+    text = f"# pass@k of {about['model']}, {record['date']}\n\n"
+    text += page(results, told, "coverage.svg")
+    write_whole(output / "result.md", text.encode())
+    sys.stdout.write(f"{text}\n{output / 'result.json'}\n")

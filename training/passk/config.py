@@ -1,0 +1,90 @@
+"""Settings of `srm evaluate passk`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+
+MOST = 1_000_000
+"""Samples of a problem, and choices of a request."""
+ON_SRM, ELSEWHERE = 10_000, 100
+"""Choices of a request where `n` is 0 and replies are counts, and where they are choices."""
+
+
+class PassKConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm evaluate passk`."""
+
+    url: str = "http://127.0.0.1:8000"
+    """Where the server is; with or without /v1 at its end."""
+    served_model_name: str = ""
+    """The `model` of every request. Empty: the first that /v1/models names."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """The environment variable that holds the key to send, if it is set."""
+    output: Path = Path("runs/passk")
+    """Folder of the journal and of the results; a run that is there goes on."""
+    input: Path | None = None
+    """A file of JSON lines with `question` and `answer`. None: held-out word problems."""
+    problems: int = 50
+    """The first so many of them; 0: all of the file."""
+    examples: Path | None = None
+    """A file like `input` whose first `shots` lines go before every question. None: word problems
+    of the training split, where `input` is none either."""
+    shots: int = 0
+    """Solved examples before every question."""
+    reward: str = "training.questions.rewards:gsm8k_strict"
+    """`module:function` or `file.py:function` of completion and question; 1 or more is right."""
+    samples: int = 1_000
+    """Completions of each problem; the largest k."""
+    until: int = 0
+    """Right completions after which no more of a problem are drawn. 0: all are drawn."""
+    match: str = ""
+    """A regular expression of right completions, `{answer}` standing for the number after ####, by
+    which an SRM server itself ends the drawing. Only with `until`."""
+    n: int = 0
+    """Choices of one request. 0: 10,000 where an SRM server counts equal ones, else 100."""
+    concurrency: int = 4
+    """Requests under way at any time."""
+    max_tokens: int = 256
+    """Longest completion in tokens."""
+    temperature: float = 1.0
+    """Sent as it is."""
+    top_p: float = 1.0
+    """Sent as it is."""
+    stop: tuple[str, ...] = ("Question:",)
+    """Texts that end a completion."""
+    seed: int = 0
+    """Of word problems, of every request's own seed and of resampling."""
+    timeout_s: float = 3_600.0
+    """Seconds in which a request must be answered, its repetitions included."""
+    keep_texts: bool = False
+    """Whether the journal keeps the different texts of each reply, with counts and rewards."""
+
+    def __post_init__(self) -> None:
+        most: dict[str, tuple[float, float]] = {
+            "samples": (1, MOST),
+            "n": (0, MOST),
+            "until": (0, self.samples),
+            "problems": (0 if self.input else 1, math.inf),
+            "shots": (0, math.inf),
+            "concurrency": (1, 1_000),
+            "max_tokens": (1, math.inf),
+            "seed": (0, 2**63 - 1),
+            "temperature": (0, 100),
+            "top_p": (1e-9, 1),
+            "timeout_s": (1e-3, 1e9),
+        }
+        for name, (low, high) in most.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                ends = f"{low} … {high}" if high < math.inf else f"at least {low}"
+                raise ValueError(f"{name} must be {ends}, got {value}")
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url must begin with http:// or https://, got {self.url!r}")
+        if self.match and not self.until:
+            raise ValueError(f"match = {self.match!r} ends nothing where until is 0")
+        if self.shots and self.input is not None and self.examples is None:
+            raise ValueError(f"shots = {self.shots} of questions from a file need examples")
+        if self.examples is not None and not self.shots:
+            raise ValueError(f"examples = {self.examples} are not used where shots is 0")

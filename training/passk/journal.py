@@ -1,0 +1,131 @@
+"""The journal of a run: what it is of, and a line for each reply, so that a killed run goes on.
+
+A line is a checksum and JSON. Each is on the disk before the next request of its problem is sent. A
+last line that is damaged was being written, and is dropped; its samples are drawn again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.errors import UNDECODABLE, ConfigError
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What came of one request."""
+
+    problem: int
+    """Index of the problem, from 0."""
+    part: int
+    """Index of the request among those of its problem, from 0."""
+    drawn: int
+    """Samples that estimates are made of: those behind the last right one that was wanted are not
+    among them."""
+    right: int
+    sampled: int
+    """Samples whose tokens are counted."""
+    completion_tokens: int
+    prompt_tokens: int
+    texts_scored: int
+    """Different texts."""
+    session: int
+    """Which start of the command it came in, from 0."""
+    session_s: float
+    """Seconds from the first request of that session to this reply."""
+    is_enough: bool = False
+    """Whether drawing ended with the last sample of these, because `until` are right."""
+    fingerprint: str | None = None
+    """Of the server's weights, if it says so."""
+    texts: list[tuple[str, int, float]] = []
+    """With `keep_texts`: text, count and reward."""
+
+
+class Journal:
+    """The open journal of a run; closed by `with`."""
+
+    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+        """Open the journal at `path`, or begin one; `about` says in JSON what the samples are of.
+
+        Raises ConfigError if it is another run's, is damaged, or is being written.
+        """
+        self.path = path
+        self.answers: dict[tuple[int, int], Answer] = {}
+        """By problem and part."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a+b")
+        try:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"output: another run is writing {path}") from None
+            self._read(msgspec.json.decode(msgspec.json.encode(about)))
+        except ConfigError:
+            self._file.close()
+            raise
+
+    @property
+    def next_session(self) -> int:
+        return max((one.session for one in self.answers.values()), default=-1) + 1
+
+    def add(self, answer: Answer) -> None:
+        """Write an answer; when this returns, it is on the disk."""
+        self._write(msgspec.json.encode(answer))
+        self.answers[answer.problem, answer.part] = answer
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def _read(self, about: dict[str, Any]) -> None:
+        self._file.seek(0)
+        lines = self._file.read().splitlines(keepends=True)
+        at = 0
+        for number, line in enumerate(lines, 1):
+            content = _checked(line)
+            if content is None:
+                if number < len(lines):
+                    raise ConfigError(
+                        f"output: {self.path}, line {number} is damaged: its checksum is another "
+                        "one. Remove it and what is behind it, and the samples are drawn again"
+                    )
+                self._file.truncate(at)
+                break
+            at += len(line)
+            if number == 1:
+                self._compare(msgspec.json.decode(content), about)
+            else:
+                answer = msgspec.json.decode(content, type=Answer)
+                self.answers[answer.problem, answer.part] = answer
+        if at == 0:
+            self._write(msgspec.json.encode(about))
+
+    def _compare(self, found: dict[str, Any], about: dict[str, Any]) -> None:
+        for name in {**found, **about}:
+            if found.get(name) != about.get(name):
+                raise ConfigError(
+                    f"output: {self.path} is of a run with {name} = {found.get(name)!r:.200}, this "
+                    f"one has {about.get(name)!r:.200}: choose another output"
+                )
+
+    def _write(self, content: bytes) -> None:
+        self._file.write(b"%08x %b\n" % (zlib.crc32(content), content))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def _checked(line: bytes) -> bytes | None:
+    """Return the JSON of a line; None if it is not as it was written."""
+    checksum, _, content = line.removesuffix(b"\n").partition(b" ")
+    try:
+        is_whole = line.endswith(b"\n") and int(checksum, 16) == zlib.crc32(content)
+    except UNDECODABLE:
+        return None
+    return content if is_whole else None

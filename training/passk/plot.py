@@ -1,0 +1,50 @@
+"""The picture of coverage: against samples, with its power law, and against tokens."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.errors import ConfigError
+from training.passk.results import Point, Results
+from training.statistics.power_law import PowerLaw
+
+try:
+    import matplotlib as mpl
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+except ImportError:
+    raise ConfigError(
+        f"plots of pass@k need matplotlib: {sys.executable} -m pip install matplotlib"
+    ) from None
+
+
+def draw(results: Results, path: Path) -> None:
+    """Write the picture as SVG, the same for the same results."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    against_samples, against_tokens = figure.subplots(1, 2, sharey=True)
+    points = results.points
+    ks = [one.k for one in points]
+    _curve(against_samples, ks, points)
+    if (law := results.power_law) is not None:
+        label = f"exp({law.a:.3g} · k^{law.b:.3g})"
+        fitted = PowerLaw(law.a, law.b).coverage(ks)
+        against_samples.plot(ks, fitted, "--", color="tab:red", label=label)
+    against_samples.set(xlabel="samples of a problem, k", ylabel="coverage, pass@k", ylim=(0, 1.02))
+    _curve(against_tokens, [one.completion_tokens for one in points], points)
+    against_tokens.set(xlabel="tokens sampled of a problem, on average")
+    for axes in (against_samples, against_tokens):
+        axes.set_xscale("log")
+        axes.grid(alpha=0.3)
+        axes.legend(loc="lower right")
+    with mpl.rc_context({"svg.hashsalt": "srm"}):
+        figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def _curve(axes: Axes, xs: Sequence[float], points: Sequence[Point]) -> None:
+    axes.plot(xs, [one.coverage for one in points], color="tab:blue", label="measured")
+    over = [one.over_problems or one.over_samples for one in points]
+    kind = "samples" if points[0].over_problems is None else "problems"
+    low, high = [one.low for one in over], [one.high for one in over]
+    axes.fill_between(xs, low, high, color="tab:blue", alpha=0.2, label=f"95 % over {kind}")

@@ -1,0 +1,44 @@
+"""The problems of a run: prompts, and the questions that rewards are given. Knows no server."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+
+from engine.errors import ConfigError
+from training.passk.config import PassKConfig
+from training.questions.questions import Question, read_questions
+from training.tasks import Split, problems
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One prompt to complete."""
+
+    prompt: str
+    question: Question
+
+
+def read_problems(config: PassKConfig) -> list[Problem]:
+    """Return the problems that the settings ask for. Raises ConfigError, also for too few."""
+    examples = _first("shots", config.shots, config.examples, "train", config.seed)
+    before = "".join(f"{one.prompt()} {one.answer.strip()}\n\n" for one in examples)
+    questions = _first("problems", config.problems, config.input, "held-out", config.seed)
+    return [Problem(before + one.prompt(), one) for one in questions]
+
+
+def digest(found: list[Problem]) -> str:
+    """Return what tells these problems from others."""
+    return hashlib.sha256(msgspec.json.encode(found)).hexdigest()[:16]
+
+
+def _first(name: str, count: int, path: Path | None, split: Split, seed: int) -> list[Question]:
+    if path is None:
+        drawn = islice(problems(split, seed), count)
+        return [Question(one.question, one.solution) for one in drawn]
+    found = read_questions(path)
+    if count > len(found):
+        raise ConfigError(f"{name} = {count}, but {path} has {len(found)} questions")
+    return found[:count] if count or name == "shots" else found

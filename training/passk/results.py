@@ -1,0 +1,213 @@
+"""The results of a run, computed from its journal: numbers for a record, and a table of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from training.passk.config import PassKConfig
+from training.passk.journal import Answer
+from training.passk.problems import Problem
+from training.statistics.coverage import (
+    CONFIDENCE,
+    Floats,
+    Interval,
+    Tally,
+    intervals,
+    pass_table,
+    redrawn_means,
+    resampled_means,
+    spaced,
+)
+from training.statistics.power_law import PowerLaw, fit, fits
+
+RESAMPLED = 1_000
+"""How often problems, and samples, are drawn again for the intervals."""
+
+
+class Solved(msgspec.Struct, frozen=True):
+    """One problem."""
+
+    question: str
+    drawn: int
+    right: int
+    is_until: bool
+    sampled: int
+    completion_tokens: int
+    prompt_tokens: int
+    texts_scored: int
+
+
+class Point(msgspec.Struct, frozen=True):
+    """Coverage at one k."""
+
+    k: int
+    coverage: float
+    over_problems: Interval | None
+    """If problems were drawn again, and samples with them; None of a single problem."""
+    over_samples: Interval
+    """If the samples of these problems were drawn again."""
+    completion_tokens: float
+    """Of k samples of a problem, on average."""
+
+
+class Law(msgspec.Struct, frozen=True):
+    """The power law c(k) = exp(a k^b) of the curve."""
+
+    a: float
+    b: float
+    a_interval: Interval | None
+    b_interval: Interval | None
+    """Over problems, as those of points; None of a single problem."""
+    largest_error: float
+    """Of the law, at any point."""
+    resampled: int
+    without_law: int
+    """Of so many resampled curves; these are the same at every k, and left out of the intervals."""
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """What the run took."""
+
+    requests: int
+    sampled: int
+    completion_tokens: int
+    prompt_tokens: int
+    texts_scored: int
+    sampling_s: float
+    """Of all sessions, from their first request to their last reply."""
+    tokens_per_s: float
+    sessions: int
+
+
+class Results(msgspec.Struct, frozen=True):
+    """All that is computed of a run."""
+
+    totals: Totals
+    points: list[Point]
+    power_law: Law | None
+    """None where the coverage is the same at every k."""
+    problems: list[Solved]
+
+
+def results_of(
+    config: PassKConfig, problems: Sequence[Problem], answers: Sequence[Answer]
+) -> Results:
+    """Compute the results of a run whose journal has these answers."""
+    solved = _solved(problems, answers)
+    tallies = [Tally(one.drawn, one.right, one.is_until) for one in solved]
+    ks = spaced(config.samples)
+    table = pass_table(tallies, ks)
+    coverage = table.mean(axis=0)
+    many = resampled_means(table, RESAMPLED, config.seed) if len(problems) > 1 else None
+    own = intervals(redrawn_means(tallies, config.samples, ks, RESAMPLED, config.seed))
+    over = intervals(many) if many is not None else [None] * len(ks)
+    per_sample = float(np.mean([one.completion_tokens / one.sampled for one in solved]))
+    return Results(
+        totals=_totals(answers),
+        points=[
+            Point(k, float(coverage[at]), over[at], own[at], k * per_sample)
+            for at, k in enumerate(ks)
+        ],
+        power_law=_law(ks, coverage, many),
+        problems=solved,
+    )
+
+
+def _solved(problems: Sequence[Problem], answers: Sequence[Answer]) -> list[Solved]:
+    of: list[list[Answer]] = [[] for _ in problems]
+    for answer in answers:
+        of[answer.problem].append(answer)
+    return [
+        Solved(
+            question=problem.question.question,
+            drawn=sum(one.drawn for one in own),
+            right=sum(one.right for one in own),
+            is_until=any(one.is_enough for one in own),
+            sampled=sum(one.sampled for one in own),
+            completion_tokens=sum(one.completion_tokens for one in own),
+            prompt_tokens=sum(one.prompt_tokens for one in own),
+            texts_scored=sum(one.texts_scored for one in own),
+        )
+        for problem, own in zip(problems, of, strict=True)
+    ]
+
+
+def _totals(answers: Sequence[Answer]) -> Totals:
+    sessions: dict[int, float] = {}
+    for one in answers:
+        sessions[one.session] = max(one.session_s, sessions.get(one.session, 0.0))
+    tokens, seconds = sum(one.completion_tokens for one in answers), sum(sessions.values())
+    return Totals(
+        requests=len(answers),
+        sampled=sum(one.sampled for one in answers),
+        completion_tokens=tokens,
+        prompt_tokens=sum(one.prompt_tokens for one in answers),
+        texts_scored=sum(one.texts_scored for one in answers),
+        sampling_s=seconds,
+        tokens_per_s=tokens / seconds,
+        sessions=len(sessions),
+    )
+
+
+def _law(ks: Sequence[int], coverage: Floats, many: Floats | None) -> Law | None:
+    law = fit(ks, coverage)
+    if law is None:
+        return None
+    found: list[PowerLaw] = [] if many is None else fits(ks, many, law)
+    of_a, of_b = intervals(np.array(found)) if found else (None, None)
+    return Law(
+        a=law.a,
+        b=law.b,
+        a_interval=of_a,
+        b_interval=of_b,
+        largest_error=float(np.abs(law.coverage(ks) - coverage).max()),
+        resampled=0 if many is None else len(many),
+        without_law=0 if many is None else len(many) - len(found),
+    )
+
+
+def page(results: Results, about: str, picture: str) -> str:
+    """Return the results as Markdown; `about` says in a sentence what was sampled."""
+    totals, law = results.totals, results.power_law
+    percent = f"{CONFIDENCE:.0%}"
+    lines = [
+        about,
+        "",
+        f"{totals.sampled:,} samples, {totals.completion_tokens:,} tokens in "
+        f"{totals.sampling_s:,.1f} s: {totals.tokens_per_s:,.0f} tokens a second. "
+        f"{totals.requests:,} requests, {totals.texts_scored:,} texts scored.",
+        "",
+        f"| k | pass@k | {percent} over problems | {percent} over samples | tokens of k samples |",
+        "|---|---|---|---|---|",
+    ]
+    last = results.points[-1].k
+    for one in results.points:
+        if one.k != last and str(one.k).strip("0") != "1":
+            continue  # only powers of ten
+        over = _shown(one.over_problems)
+        lines.append(
+            f"| {one.k:,} | {one.coverage:.4f} | {over} | {_shown(one.over_samples)} | "
+            f"{one.completion_tokens:,.0f} |"
+        )
+    lines.append("")
+    if law is None:
+        lines.append("Coverage is the same at every k: it has no power law.")
+    else:
+        lines.append(
+            f"Power law: pass@k = exp(a · k^b), a = {law.a:.4f} ({_shown(law.a_interval)}), "
+            f"b = {law.b:.4f} ({_shown(law.b_interval)}), {percent} over problems; it is at most "
+            f"{law.largest_error:.4f} beside the curve."
+        )
+        if law.without_law:
+            lines.append(
+                f"{law.without_law} of {law.resampled} resampled curves have no such law and are "
+                "not in its intervals."
+            )
+    return "\n".join([*lines, "", f"![coverage against samples and tokens]({picture})", ""])
+
+
+def _shown(interval: Interval | None) -> str:
+    return "–" if interval is None else f"{interval.low:.4f} … {interval.high:.4f}"

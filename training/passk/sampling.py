@@ -1,0 +1,209 @@
+"""Draws the samples of every problem and scores them, a journal line for each reply.
+
+The requests of a problem are its parts: each asks for `n` samples with a seed of its own. Where
+drawing may end early they are sent one after the other, so that "the first samples until m are
+right" means the same whatever the server; else all of them are independent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from engine.errors import ConfigError
+from training.passk.config import ELSEWHERE, ON_SRM, PassKConfig
+from training.passk.journal import Answer, Journal
+from training.passk.problems import Problem
+from training.passk.server import CompletionsServer, Reply
+from training.questions.questions import Question
+from training.questions.rewards import Reward, rewarded
+
+Texts = list[tuple[str, int]]
+"""Texts and how often each came; in the order of the samples, where they are not counted."""
+
+
+def choices_of(config: PassKConfig, is_srm: bool) -> int:
+    """Return the choices of a request."""
+    counts = is_srm and (not config.until or bool(config.match))
+    return min(config.samples, config.n or (ON_SRM if counts else ELSEWHERE))
+
+
+class Sampling:
+    """One session of drawing: from what the journal has to all samples of all problems."""
+
+    def __init__(
+        self,
+        config: PassKConfig,
+        problems: list[Problem],
+        reward: Reward,
+        server: CompletionsServer,
+        journal: Journal,
+    ) -> None:
+        self._config = config
+        self._problems = problems
+        self._reward = reward
+        self._server = server
+        self._journal = journal
+        self._n = choices_of(config, server.is_srm)
+        self._parts = -(-config.samples // self._n)
+        self._session = journal.next_session
+        self._started = time.monotonic()
+        self._scoring = asyncio.Lock()
+        self._right = [0] * len(problems)
+        self._left = [self._parts] * len(problems)
+        """Requests of each problem that are still to be answered."""
+        self._fingerprints: set[str | None] = set()
+        self._tokens = 0
+        for answer in journal.answers.values():
+            self._count(answer)
+
+    async def run(self) -> None:
+        """Draw what is missing. Raises SRMError; what has come until then is in the journal."""
+        chains = list(self._chains())
+        coming = iter(chains)
+
+        async def work() -> None:
+            for chain in coming:  # shared by all workers
+                for problem, part in chain:
+                    if self._left[problem]:
+                        await self._draw(problem, part)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self._config.concurrency, len(chains))):
+                    group.create_task(work())
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    def _chains(self) -> Iterator[list[tuple[int, int]]]:
+        """Yield lists of requests that are sent one after the other, as problem and part."""
+        for problem, left in enumerate(self._left):
+            parts = range(self._parts if left else 0)
+            missing = [
+                (problem, one) for one in parts if (problem, one) not in self._journal.answers
+            ]
+            if self._config.until:
+                yield missing
+            else:
+                yield from ([one] for one in missing)
+
+    def _count(self, answer: Answer) -> None:
+        left = self._left[answer.problem] - 1
+        self._left[answer.problem] = 0 if answer.is_enough else left
+        self._right[answer.problem] += answer.right
+        self._fingerprints.add(answer.fingerprint)
+
+    async def _draw(self, problem: int, part: int) -> None:
+        config, asked = self._config, self._problems[problem]
+        count = min(self._n, config.samples - part * self._n)
+        wanted = max(0, config.until - self._right[problem])
+        body = {
+            "prompt": asked.prompt,
+            "n": count,
+            "max_tokens": config.max_tokens,
+            "temperature": config.temperature,
+            "top_p": config.top_p,
+            "seed": _seed(config.seed, problem, part),
+        }
+        if config.stop:
+            body["stop"] = list(config.stop)
+        if self._server.is_srm:
+            body |= self._counting(asked.question, min(wanted, count))
+        reply = await self._server.complete(body)
+        self._check(reply, count, is_counted="return" in body)
+        async with self._scoring:  # a slow reward keeps neither replies nor time-outs waiting
+            answer = await asyncio.to_thread(self._scored, problem, part, reply, wanted)
+        self._journal.add(answer)
+        self._count(answer)
+        self._tell(answer)
+
+    def _counting(self, question: Question, wanted: int) -> dict[str, Any]:
+        """Return the fields by which an SRM server counts equal texts, and ends the drawing."""
+        if not self._config.until:
+            return {"return": "counts"}
+        if not self._config.match:  # the order of samples matters
+            return {}
+        answer = re.escape(question.answer.rpartition("####")[2].strip())
+        pattern = self._config.match.replace("{answer}", answer)
+        return {"return": "counts", "until": {"match": pattern, "count": wanted}}
+
+    def _check(self, reply: Reply, count: int, is_counted: bool) -> None:
+        """Raise ConfigError for a reply that is not what was asked for."""
+        if is_counted:
+            got = [one.drawn for one in reply.samples]
+            if len(got) != 1 or sum(one.count for one in reply.samples[0].counts) != got[0]:
+                raise ConfigError("the server did not count the samples of one prompt")
+            if not (got[0] == count or (self._config.until and reply.samples[0].reached)):
+                raise ConfigError(f"{count} samples were asked for, and {got[0]} came")
+        elif len(reply.choices) != count:
+            raise ConfigError(
+                f"n = {count} choices were asked for, and {len(reply.choices)} came: give an n "
+                "that the server honours"
+            )
+        others = self._fingerprints - {reply.system_fingerprint}
+        if self._server.is_srm and (others or reply.first_weights_version is not None):
+            raise ConfigError(
+                "the server's weights were changed during the run, and samples of two models are "
+                "not added up: choose another output"
+            )
+
+    def _scored(self, problem: int, part: int, reply: Reply, wanted: int) -> Answer:
+        """Score each different text once. With `wanted`, samples behind so many right ones are
+        left out."""
+        counted = reply.samples[0] if reply.samples else None
+        texts: Texts
+        if counted is not None:
+            texts = [(one.text, one.count) for one in counted.counts]
+        else:
+            texts = [(one.text, 1) for one in sorted(reply.choices, key=lambda one: one.index)]
+        question = self._problems[problem].question
+        rewards = {text: rewarded(self._reward, text, question) for text in dict(texts)}
+        drawn = right = 0
+        for text, count in texts:
+            drawn += count
+            right += count if rewards[text] >= 1 else 0
+            if wanted and counted is None and right == wanted:
+                break
+        if wanted and counted is not None:
+            for one in counted.counts:
+                if (one.matched > 0) != (rewards[one.text] >= 1):
+                    raise ConfigError(
+                        f"match = {self._config.match!r} and reward disagree on {one.text!r:.300}"
+                    )
+        numbers = dict.fromkeys(rewards, 0)
+        for text, count in texts if self._config.keep_texts else []:
+            numbers[text] += count
+        return Answer(
+            problem=problem,
+            part=part,
+            drawn=drawn,
+            right=right,
+            sampled=sum(count for _, count in texts),
+            completion_tokens=reply.usage.completion_tokens,
+            prompt_tokens=reply.usage.prompt_tokens,
+            texts_scored=len(rewards),
+            session=self._session,
+            session_s=time.monotonic() - self._started,
+            is_enough=bool(wanted) and right == wanted,
+            fingerprint=reply.system_fingerprint,
+            texts=[(text, count, rewards[text]) for text, count in numbers.items() if count],
+        )
+
+    def _tell(self, answer: Answer) -> None:
+        self._tokens += answer.completion_tokens
+        if not self._left[answer.problem]:
+            sys.stderr.write(
+                f"{self._left.count(0)} of {len(self._left)} problems, {self._tokens:,} tokens, "
+                f"{self._tokens / answer.session_s:,.0f} a second\n"
+            )
+
+
+def _seed(seed: int, problem: int, part: int) -> int:
+    """Return a seed that no other part of the problem has: 31 bits, which every server takes."""
+    drawn = hashlib.sha256(f"{seed} {problem}".encode()).digest()
+    return (int.from_bytes(drawn[:4], "big") + part) % 2**31
