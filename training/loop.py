@@ -1,18 +1,19 @@
 """The training loop: AdamW, a schedule of learning rates, clipped gradients, saves and resumption.
 
-Knows no tasks and no file formats: it takes a model, batches by index and a folder. The loss of a
-step is the mean over its targets in all processes, however rows are spread over these and over
-micro-batches.
+Knows no tasks and no file formats: it takes a model, batches by index and a folder. `Run.train`
+makes all steps, whose loss is the mean over the targets in all processes, however rows are spread
+over these and over micro-batches; `Run.update` makes one, of any loss.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import msgspec
 import torch
@@ -30,8 +31,15 @@ from training.model import LanguageModel
 from training.processes import Processes, spread
 from training.text.whole_files import whole
 
+Part = TypeVar("Part")
 Precision = Literal["bfloat16", "float16", "float32"]
 _WHOLE = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
+    """Have the products of a block computed in `precision`."""
+    dtype = torch.bfloat16 if precision == "float32" else getattr(torch, precision)
+    return torch.autocast(device.type, dtype, enabled=precision != "float32")
 
 
 class TrainingBatches(Protocol):
@@ -121,8 +129,7 @@ class Run:
             for step in range(len(self.losses.steps), schedule.steps):
                 started = time.monotonic()
                 inputs, targets = batches[step]
-                loss = self._update(step, inputs, targets)
-                self.losses.steps.append(loss)
+                loss = self.update(self._parts(inputs, targets), self._mean_over(targets))
                 rate = inputs.numel() / (time.monotonic() - started)
                 progress.update(bar, advance=1, loss=loss, rate=rate)
                 done, is_last = step + 1, step + 1 == schedule.steps
@@ -134,7 +141,7 @@ class Run:
                 if done % schedule.save_every == 0 or is_last:
                     if self._own.is_first and not progress.console.is_terminal:
                         progress.print(said)  # a log shows no bar
-                    self._save()
+                    self.save()
 
     def evaluate(self, batches: list[tuple[Tensor, Tensor]]) -> float:
         """Return the mean loss over the targets of all batches."""
@@ -157,25 +164,28 @@ class Run:
         if self._schedule.keep_best and found < least:
             self._best = {name: value.clone() for name, value in self._last().items()}
 
-    def _update(self, step: int, inputs: Tensor, targets: Tensor) -> float:
-        schedule, own = self._schedule, self._own
+    def update(self, parts: Sequence[Part], loss: Callable[[Part], Tensor]) -> float:
+        """Make the next step and note its loss, which is returned: the sum of `loss` over the parts
+        of all processes.
+
+        `parts` are the micro-batches of this process, of which there is one at least; each is
+        computed, and what its backward pass needs freed, before the next one. Raises ConfigError if
+        the loss is no number.
+        """
+        step, own = len(self.losses.steps), self._own
         for group in self._optimizer.param_groups:
-            group["lr"] = schedule.rate(step)
-        count = int((targets != IGNORED).sum())
-        parts = [
-            torch.chunk(own.part(whole), schedule.micro_batches) for whole in (inputs, targets)
-        ]
+            group["lr"] = self._schedule.rate(step)
         losses = []
-        for number, (some, wanted) in enumerate(zip(*parts, strict=True), 1):
-            self._sum_gradients(number == len(parts[0]))
-            loss = self._loss(some, wanted) / count
-            losses.append(loss.detach())
+        for number, part in enumerate(parts, 1):
+            self._sum_gradients(number == len(parts))
+            found = loss(part)
+            losses.append(found.detach())
             # Gradients are averaged over processes, and each has its part of the sum alone.
-            self._scaler.scale(loss * own.count).backward()  # type: ignore[no-untyped-call]
+            self._scaler.scale(found * own.count).backward()  # type: ignore[no-untyped-call]
         self._scaler.unscale_(self._optimizer)
-        torch.nn.utils.clip_grad_norm_(self._model.parameters(), schedule.clip_norm)
-        found = own.total(torch.stack(losses).sum())
-        self._check(found, f"loss of step {step + 1}")
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._schedule.clip_norm)
+        total = own.total(torch.stack(losses).sum())
+        self._check(total, f"loss of step {step + 1}")
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad()
@@ -183,7 +193,14 @@ class Run:
             for name, parameter in self._model.named_parameters():
                 if name.endswith("decay_value"):
                     parameter.clamp_(*DECAY_RANGE)
-        return found
+        self.losses.steps.append(total)
+        return total
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Return f32[rows, length, vocab] of ids int64 [rows, length], in the run's precision."""
+        with autocast(self._schedule.precision, inputs.device):
+            logits: Tensor = self._forward(inputs)
+        return logits.float()
 
     def _check(self, loss: float, which: str) -> None:
         if not math.isfinite(loss):
@@ -192,13 +209,20 @@ class Run:
                 f"is what {self._saved.parent} has"
             )
 
+    def _parts(self, inputs: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return this process's micro-batches of a batch."""
+        count = self._schedule.micro_batches
+        parts = [torch.chunk(self._own.part(whole), count) for whole in (inputs, targets)]
+        return list(zip(*parts, strict=True))
+
+    def _mean_over(self, targets: Tensor) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
+        """Return the loss of micro-batches whose sum is the mean over all targets."""
+        count = int((targets != IGNORED).sum())
+        return lambda part: self._loss(*part) / count
+
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum over the targets."""
-        precision = self._schedule.precision
-        dtype = torch.bfloat16 if precision == "float32" else getattr(torch, precision)
-        with torch.autocast(inputs.device.type, dtype, enabled=precision != "float32"):
-            logits = self._forward(inputs)
-        flat = logits.flatten(0, 1).float()
+        flat = self.logits(inputs).flatten(0, 1)
         return F.cross_entropy(flat, targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
     def _sum_gradients(self, is_last: bool) -> None:
@@ -208,7 +232,9 @@ class Run:
         elif isinstance(self._model, FSDPModule):
             self._model.set_requires_gradient_sync(is_last)
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Save the run as it is, for the next one in the folder to go on from; all processes have
+        to."""
         model, optimizer = states.get_state_dict(self._model, self._optimizer, options=_WHOLE)
         if self._own.is_first:
             run: dict[str, Any] = {"settings": self._settings, "model": model}
