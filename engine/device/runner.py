@@ -39,6 +39,7 @@ from engine.device.slot_copies import SlotCopies
 from engine.device.state_pool import StatePool, count_slots, spare_slots
 from engine.device.telemetry import turn_off_telemetry
 from engine.errors import ConfigError
+from engine.memory import HugePages
 from engine.steps.batch import (
     I64,
     NO_EDITS,
@@ -182,10 +183,13 @@ def host_weights(
             folded, columns = fold_norm(*(named.pop(f"layers.{layer}.{part}") for part in parts))
             named |= {f"layers.{layer}.{name}_weight": folded}
             named |= {f"layers.{layer}.{name}_columns": columns}
-    return {name: _host_weight(name, value, dtype, device) for name, value in named.items()}
+    pages = HugePages()
+    return {name: _host_weight(name, value, dtype, device, pages) for name, value in named.items()}
 
 
-def _host_weight(name: str, value: Array, dtype: DType, device: Device) -> Buffer:
+def _host_weight(
+    name: str, value: Array, dtype: DType, device: Device, pages: HugePages
+) -> Buffer:
     kind = name.rsplit(".", maxsplit=1)[-1]
     if kind in SCALARS or kind.endswith(("_columns", "_divisors")):
         return _buffer(value)
@@ -194,7 +198,7 @@ def _host_weight(name: str, value: Array, dtype: DType, device: Device) -> Buffe
     if kind in MATRICES and not device.is_host:
         value = value.T
     if kind in MATRICES and device.is_host:
-        value = pack_linear(value, dtype)
+        value = pages.copy(pack_linear(value, dtype))  # which MAX reads where it is
     elif dtype != DType.float32:
         dtype, value = DType.bfloat16, round_bfloat16(value)
     return _buffer(value).view(dtype, value.shape)  # numpy has no bfloat16, only its bits
