@@ -187,9 +187,7 @@ def host_weights(
     return {name: _host_weight(name, value, dtype, device, pages) for name, value in named.items()}
 
 
-def _host_weight(
-    name: str, value: Array, dtype: DType, device: Device, pages: HugePages
-) -> Buffer:
+def _host_weight(name: str, value: Array, dtype: DType, device: Device, pages: HugePages) -> Buffer:
     kind = name.rsplit(".", maxsplit=1)[-1]
     if kind in SCALARS or kind.endswith(("_columns", "_divisors")):
         return _buffer(value)

@@ -11,7 +11,7 @@ from std.memory import unsafe_stack_allocation
 from std.memory.alloc import unsafe_alloc
 
 from ._epilogue import Epilogue
-from ._fetch import Upcoming
+from ._fetch import CHUNK, Upcoming
 from ._tile import (
     DEPTH,
     PANEL,
@@ -129,8 +129,10 @@ def multiply_block[
         BLOCK * num_rows * PANEL if is_cut else 0
     ).unsafe_origin_cast[Untracked]()
 
-    for block in range(panel_start, panel_end, BLOCK):
-        var num_panels = min(BLOCK, panel_end - block)
+    # Few tiles have soon read a block: what comes next is fetched at its pace, and not long before.
+    var width = min(BLOCK, num_tiles)
+    for block in range(panel_start, panel_end, width):
+        var num_panels = min(width, panel_end - block)
         epilogue.begin(
             block * PANEL, min(num_panels * PANEL, N - block * PANEL), bias
         )
@@ -144,9 +146,11 @@ def multiply_block[
             # The weights of the next round; the last round's are other layers'.
             var next_at = weight_at.unsafe_offset(DEPTH * PANEL)
             var next_panels = num_panels
+            var next_steps = min(DEPTH, words - start - steps)
             if last:
-                next_at = weight.unsafe_offset((block + BLOCK) * words * PANEL)
-                next_panels = max(0, min(BLOCK, panel_end - block - BLOCK))
+                next_at = weight.unsafe_offset((block + width) * words * PANEL)
+                next_panels = max(0, min(width, panel_end - block - width))
+                next_steps = min(DEPTH, words)
             for t in range(num_tiles):
                 var row = row_start + t * num_rows // num_tiles
                 var row_stop = row_start + (t + 1) * num_rows // num_tiles
@@ -171,23 +175,20 @@ def multiply_block[
                         begin,
                         0 if start == 0 else PANEL,
                         sums,
-                        Upcoming.share(
+                        Upcoming.columns(
                             x_at.unsafe_offset(rows * K),
                             K,
                             min(ROWS, row_end - row_stop),
                             values,
-                            steps,
                             panel,
                             num_panels,
                         ),
-                        Upcoming.share(
-                            next_at,
-                            words * PANEL,
-                            next_panels,
-                            steps * PANEL,
-                            steps,
-                            t * num_panels + panel,
-                            num_tiles * num_panels,
+                        Upcoming.piece(
+                            next_at.unsafe_offset(panel * words * PANEL),
+                            next_steps * PANEL if panel < next_panels else 0,
+                            ceildiv(steps, CHUNK),
+                            t,
+                            num_tiles,
                         ),
                     )
                     if last:

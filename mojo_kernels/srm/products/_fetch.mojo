@@ -11,41 +11,36 @@ from std.sys.intrinsics import PrefetchOptions, prefetch
 comptime LINE = 64
 """Bytes in a cache line."""
 
-comptime CHUNK = 32
+comptime CHUNK = 8
 """Steps of a sum between two looks at what to fetch."""
-
-comptime MAX_FETCH = 8
-"""Most lines of one kind to fetch at such a look: more would hold up the loads of the tile."""
 
 
 @fieldwise_init
 struct Upcoming(ImplicitlyCopyable):
-    """Part of a matrix that will be needed soon."""
+    """Runs of cache lines that will be needed soon, of which each look fetches one.
+    """
 
-    var base: Pointer[UInt8, UntrackedOrigin[mut=False]]
-    """First byte of the matrix."""
+    var first: Pointer[UInt8, UntrackedOrigin[mut=False]]
+    """First byte of the first run."""
     var stride: Int
-    """Distance of its rows in bytes."""
-    var row_lines: Int
-    """Lines to fetch of each row."""
-    var first: Int
-    """First line of this part."""
-    var per_chunk: Int
-    """Lines to fetch at a time."""
+    """Distance of the runs in bytes."""
+    var lines: Int
+    """Lines of a run."""
+    var looks: Int
+    """Number of runs."""
 
     @staticmethod
-    def share[
+    def columns[
         dtype: DType
     ](
         base: Pointer[Scalar[dtype], UntrackedOrigin[mut=False]],
         stride: Int,
         rows: Int,
         width: Int,
-        steps: Int,
         part: Int,
         parts: Int,
     ) -> Self:
-        """Take one of several equal parts of a matrix.
+        """Take one of several equal parts of a matrix's columns, a row at each look.
 
         Parameters:
             dtype: Of its values.
@@ -55,7 +50,6 @@ struct Upcoming(ImplicitlyCopyable):
             stride: Distance of its rows.
             rows: Rows; none where nothing is upcoming.
             width: Values of a row.
-            steps: Steps of the sum during which the part is fetched.
             part: Which part.
             parts: How many parts.
 
@@ -64,29 +58,58 @@ struct Upcoming(ImplicitlyCopyable):
         """
         comptime SIZE = size_of[dtype]()
         var row_lines = ceildiv(width * SIZE, LINE)
-        var chunks = ceildiv(steps, CHUNK)
-        var per_chunk = min(
-            MAX_FETCH, ceildiv(rows * row_lines, parts * chunks)
-        )
-        var first = part * chunks * per_chunk
+        var begin = part * row_lines // parts
         return Self(
-            base.unsafe_bitcast[UInt8](),
+            base.unsafe_bitcast[UInt8]().unsafe_offset(begin * LINE),
             stride * SIZE,
-            row_lines,
-            first,
-            per_chunk if first < rows * row_lines else 0,
+            (part + 1) * row_lines // parts - begin,
+            rows,
+        )
+
+    @staticmethod
+    def piece(
+        base: Pointer[UInt32, UntrackedOrigin[mut=False]],
+        words: Int,
+        looks: Int,
+        part: Int,
+        parts: Int,
+    ) -> Self:
+        """Take one of several equal parts of words that follow each other.
+
+        Args:
+            base: The first word.
+            words: How many; none where nothing is upcoming.
+            looks: In how many looks the part is to be fetched, at least 1.
+            part: Which part.
+            parts: How many parts.
+
+        Returns:
+            The part.
+        """
+        var lines = words * size_of[DType.uint32]() // LINE
+        var begin = part * lines // parts
+        var own = (part + 1) * lines // parts - begin
+        var per_look = max(1, ceildiv(own, looks))
+        return Self(
+            base.unsafe_bitcast[UInt8]().unsafe_offset(begin * LINE),
+            per_look * LINE,
+            per_look,
+            ceildiv(own, per_look),
         )
 
     @always_inline
-    def fetch(self, chunk: Int):
-        """Fetch some lines into the second-level cache.
+    def fetch(self, look: Int):
+        """Fetch a run into the second-level cache, if there is one more.
 
         Args:
-            chunk: How many times this was done before.
+            look: How many times this was done before.
         """
-        var first = self.first + chunk * self.per_chunk
-        for line in range(first, first + self.per_chunk):
-            var row, column = divmod(line, self.row_lines)
-            prefetch[
-                PrefetchOptions().for_read().medium_locality().to_data_cache()
-            ](self.base.unsafe_offset(row * self.stride + column * LINE))
+        if look < self.looks:
+            var run = self.first.unsafe_offset(look * self.stride)
+            for line in range(self.lines):
+                prefetch[
+                    PrefetchOptions()
+                    .for_read()
+                    .medium_locality()
+                    .to_data_cache()
+                ](run.unsafe_offset(line * LINE))
