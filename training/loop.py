@@ -29,7 +29,7 @@ from engine.weights.tensors import DECAY_RANGE
 from training.data import IGNORED
 from training.model import LanguageModel
 from training.processes import Processes, spread
-from training.text.whole_files import whole
+from training.text.whole_files import is_sealed, seal, whole
 
 Part = TypeVar("Part")
 Precision = Literal["bfloat16", "float16", "float32"]
@@ -243,9 +243,14 @@ class Run:
             run["best"] = self._best
             with whole(self._saved) as partial:
                 torch.save(run, partial)
+                seal(partial)
 
     def _resume(self) -> None:
         try:
+            if not is_sealed(self._saved):
+                raise ConfigError(
+                    f"{self._saved} is damaged, as its SHA-256 says: remove it or change output"
+                )
             run = torch.load(self._saved, weights_only=True, map_location="cpu")
         except (OSError, RuntimeError, EOFError, LookupError, ValueError, UnpicklingError) as error:
             raise ConfigError(

@@ -161,8 +161,7 @@ def pretrain(config: PretrainConfig) -> Losses:
     torch.manual_seed(config.seed)
     if config.threads:
         torch.set_num_threads(config.threads)
-    config.output.mkdir(parents=True, exist_ok=True)
-    with processes(config.device) as own:
+    with processes(config.device) as own, own.alone_in(config.output):
         with own.first_alone():
             tokenizer = _tokenizer(config)
             batches, evaluation, source = _batches(config, tokenizer)

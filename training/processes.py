@@ -7,10 +7,12 @@ with weights and optimizer, by `fully_shard`. Sums go over nccl on GPUs, and ove
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, distributed, nn
@@ -46,6 +48,26 @@ class Processes:
         yield
         if self.count > 1 and self.is_first:
             distributed.barrier()
+
+    @contextmanager
+    def alone_in(self, folder: Path) -> Iterator[None]:
+        """Keep other runs out of a folder, which is made, until this one leaves it or dies.
+
+        Raises ConfigError if another run is in it, or it cannot be written.
+        """
+        with ExitStack() as held:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                if self.is_first:
+                    file = held.enter_context((folder / "run.lock").open("w"))
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"output: another run is in {folder}: wait for its end or change output"
+                ) from None
+            except OSError as error:
+                raise ConfigError(f"output: {folder}: {error.strerror}") from error
+            yield
 
     def total(self, value: Tensor) -> float:
         """Return the sum of a number over all processes."""

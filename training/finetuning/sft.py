@@ -125,7 +125,7 @@ def sft(config: SFTConfig) -> Losses:
         torch.set_num_threads(config.threads)
     base = read_model(config.model)
     data = prepared(config, Text(config.model))
-    with processes(config.device) as own:
+    with processes(config.device) as own, own.alone_in(config.output):
         if config.batch_rows % (config.micro_batches * own.count):
             raise ConfigError(
                 f"batch_rows must be a multiple of micro_batches = {config.micro_batches} times "
@@ -133,7 +133,6 @@ def sft(config: SFTConfig) -> Losses:
             )
         if data.left_out and own.is_first:
             log.warning("%d rows have more tokens than max_length: left out", data.left_out)
-        config.output.mkdir(parents=True, exist_ok=True)
         settings = {"model": base.fingerprint}
         settings |= {name: getattr(config, name) for name in ("seed", "batch_rows", "shots")}
         settings["rows"] = digest(data.train, data.evaluation)

@@ -3,11 +3,12 @@ begin and an end token.
 
 `NAME.bin` has the ids, of two bytes where the vocabulary allows it, else of four, and `NAME.json`
 says what they are: it is written last, so a file without it is not whole. Ids of another tokenizer
-or other texts are never taken for these.
+or other texts are never taken for these, nor ids of which a bit has changed.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -34,6 +35,8 @@ class About(msgspec.Struct, frozen=True):
     dtype: str
     tokens: int
     documents: int
+    sha256: str
+    """Of the ids, in hexadecimal."""
 
 
 def token_file(
@@ -46,7 +49,8 @@ def token_file(
 ) -> tuple[About, Ids]:
     """Return the ids of these texts: those that lie at `path`, or else written there first.
 
-    `tell` hears of documents and tokens written so far. Raises ConfigError where there is no token.
+    `tell` hears of documents and tokens written so far. Raises ConfigError where there is no token,
+    and for a file that is damaged.
     """
     note, ids = path.with_suffix(".json"), path.with_suffix(".bin")
     about = _read(note, ids, source)
@@ -63,7 +67,12 @@ def _read(note: Path, ids: Path, source: str) -> About | None:
         is_whole = ids.stat().st_size == about.tokens * np.dtype(about.dtype).itemsize
     except (OSError, msgspec.DecodeError, TypeError):
         return None
-    return about if is_whole and about.source == source else None
+    if not is_whole or about.source != source:
+        return None
+    with ids.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != about.sha256:
+            raise ConfigError(f"{ids} is damaged, as its SHA-256 says: remove it to have it anew")
+    return about
 
 
 def _write(
@@ -76,17 +85,19 @@ def _write(
 ) -> About:
     dtype = "<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4"
     documents = tokens = 0
+    digest = hashlib.sha256()
     with whole(path) as partial, partial.open("wb") as file:
         for some in _batched(texts):
             for encoding in tokenizer.encode_batch_fast(some):
                 ids = np.array([*encoding.ids, end_id], dtype)
                 file.write(ids.tobytes())
+                digest.update(ids.tobytes())
                 tokens += len(ids)
             documents += len(some)
             tell(documents, tokens)
     if not tokens:
         raise ConfigError("texts: there is no text in them")
-    return About(source, dtype, tokens, documents)
+    return About(source, dtype, tokens, documents, digest.hexdigest())
 
 
 def _batched(texts: Iterable[str]) -> Iterator[list[str]]:

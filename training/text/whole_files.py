@@ -1,10 +1,15 @@
-"""Files that appear whole or not at all, and replace in one step what was there."""
+"""Files that appear whole or not at all, and replace in one step what was there; and such that
+notice when a bit of them has changed."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_BLOCK = 1 << 20
 
 
 @contextmanager
@@ -12,6 +17,8 @@ def whole(path: Path) -> Iterator[Path]:
     """Give a path to write to; what is there then replaces `path` in one step."""
     partial = path.with_name(path.name + ".partial")
     yield partial
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())  # before the name is there, also where the power fails
     partial.replace(path)
 
 
@@ -19,3 +26,22 @@ def write_whole(path: Path, content: bytes) -> None:
     """Replace `path` by `content` in one step."""
     with whole(path) as partial:
         partial.write_bytes(content)
+
+
+def seal(path: Path) -> None:
+    """Append the SHA-256 of a file to it, which readers of zip files pass over."""
+    with path.open("rb+") as file:
+        digest = hashlib.file_digest(file, "sha256").digest()
+        file.seek(0, os.SEEK_END)
+        file.write(digest)
+
+
+def is_sealed(path: Path) -> bool:
+    """Return whether a file ends with the SHA-256 of all that stands before."""
+    found = hashlib.sha256()
+    left = path.stat().st_size - found.digest_size
+    with path.open("rb") as file:
+        while left > 0 and (block := file.read(min(left, _BLOCK))):
+            found.update(block)
+            left -= len(block)
+        return file.read() == found.digest()

@@ -134,7 +134,7 @@ def test_texts_are_trained_on_and_others_kept_for_evaluation(texts: Path, tmp_pa
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and no more", b"\x80\x02."])
 def test_a_damaged_run_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "run.pt").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"run\.pt cannot be read: remove it"):
+    with pytest.raises(ConfigError, match=r"run\.pt is damaged, as its SHA-256 says: remove it"):
         _run(tmp_path, steps=2)
 
 

@@ -1,0 +1,133 @@
+"""A run that is killed goes on as if it had not been, alone in its folder; damage is noticed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.errors import ConfigError
+from engine.records import ROOT
+from training.pretrain import PretrainConfig, pretrain
+from training.tasks import problems
+from training.text.whole_files import is_sealed, seal
+
+KILLED = """
+import signal, sys
+from pathlib import Path
+from tests.unit.training.test_interrupted_runs import config
+from training import loop
+from training.pretrain import pretrain
+
+rate, save = loop.Schedule.rate, loop.torch.save
+saves = 0
+
+def reached():
+    print("reached", flush=True)
+    signal.pause()
+
+def rate_of(schedule, step):
+    if step == 7:
+        reached()
+    return rate(schedule, step)
+
+def half_saved(run, path):
+    global saves
+    save(run, path)
+    saves += 1
+    if saves == 2:
+        path.write_bytes(path.read_bytes()[:1000])
+        reached()
+
+if sys.argv[1] == "in a step":
+    loop.Schedule.rate = rate_of
+else:
+    loop.torch.save = half_saved
+pretrain(config(Path(sys.argv[2]), Path(sys.argv[3])))
+"""
+"""Is told where to stop; says so when it is there, and waits to be killed."""
+
+
+def config(texts: Path, output: Path) -> PretrainConfig:
+    """Ten steps on texts, saved at every third, with evaluations between."""
+    return PretrainConfig(
+        output=output, texts=(texts,), d_model=16, num_layers=2, num_heads=2, n_ctx=32, steps=10,
+        batch_tokens=128, warmup_steps=2, max_vocab_size=300, threads=1, save_every=3,
+        evaluate_every=4, evaluation_share=0.1,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "texts.txt"
+    path.write_text("\n".join(p.prompt + p.solution for p in islice(problems("train", 0), 60)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    pretrain(config(texts, folder))
+    return folder
+
+
+@pytest.mark.parametrize(("place", "saved"), [("in a step", 6), ("in a save", 3)])
+def test_a_killed_run_goes_on_to_the_same_bits(
+    place: str, saved: int, texts: Path, whole: Path, tmp_path: Path
+) -> None:
+    """While it lives no other run enters its folder; once it is dead nothing is in the way."""
+    command = [sys.executable, "-c", KILLED, place, str(texts), str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        try:
+            assert "reached\n" in iter(run.stdout.readline, "")
+            with pytest.raises(ConfigError, match=f"output: another run is in {tmp_path}: wait"):
+                pretrain(config(texts, tmp_path))
+        finally:
+            run.kill()
+    found = torch.load(tmp_path / "run.pt", weights_only=True)
+    assert len(found["losses"]["steps"]) == saved
+    pretrain(config(texts, tmp_path))
+    for name in ("model.safetensors", "losses.json", "evaluation_losses.json", "loss.svg"):
+        assert (tmp_path / name).read_bytes() == (whole / name).read_bytes(), name
+    one, other = (torch.load(folder / "run.pt", weights_only=True) for folder in (whole, tmp_path))
+    assert one["optimizer"]["state"].keys() == other["optimizer"]["state"].keys()
+    for name, state in one["optimizer"]["state"].items():
+        for part, value in state.items():
+            assert torch.equal(value, other["optimizer"]["state"][name][part]), (name, part)
+
+
+@pytest.mark.parametrize("name", ["run.pt", "tokens.bin"])
+def test_a_flipped_bit_is_noticed_and_its_file_named(whole: Path, texts: Path, name: str) -> None:
+    path = whole / name
+    sound = path.read_bytes()
+    try:
+        for place in range(5, 8 * len(sound), 8 * len(sound) // 20 | 1):
+            changed = bytearray(sound)
+            changed[place // 8] ^= 1 << place % 8
+            path.write_bytes(changed)
+            with pytest.raises(ConfigError, match=rf"{path} is damaged, as its SHA-256 says"):
+                pretrain(config(texts, whole))
+    finally:
+        path.write_bytes(sound)
+
+
+@pytest.mark.parametrize("content", [b"", b"a", bytes(31), bytes(3_000_000)])
+def test_a_seal_is_of_what_stands_before_it(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    assert not is_sealed(path)
+    seal(path)
+    assert is_sealed(path) and path.read_bytes()[:-32] == content
+    path.write_bytes(path.read_bytes()[:-1])
+    assert not is_sealed(path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(texts: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"output: .*texts\.txt/run: Not a directory"):
+        pretrain(config(texts, texts / "run"))
