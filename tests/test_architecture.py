@@ -63,10 +63,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("server.schema", "server.text"),
     ),
     "training.baselines": ("training",),
-    "training.passk": (
-        *("engine", "training"),
-        *("training.text", "training.questions", "training.statistics"),
-    ),
+    "training.passk": ("engine", "training", "training.questions", "training.statistics"),
     "experiments": ("engine", "training", "training.text", "training.baselines"),
     "deploy": ("server", "server.supervise", "engine"),
     "deploy.ray": (

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from engine.errors import ConfigError, SRMError
-from engine.records import new_record, settings_of
+from engine.records import new_record, settings_of, write_record
 from engine.settings import load
 from training.passk.config import PassKConfig
 from training.passk.journal import Answer, Journal
@@ -21,7 +20,6 @@ from training.passk.results import Results, page, results_of
 from training.passk.sampling import Sampling, choices_of
 from training.passk.server import CompletionsServer
 from training.questions.rewards import load_reward, rewarded
-from training.text.whole_files import whole, write_whole
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as a shell expects it."""
@@ -86,18 +84,12 @@ def _write(config: PassKConfig, command: str, about: dict[str, Any], results: Re
         "sampled": about,
         **msgspec.to_builtins(results),
     }
-    output: Path = config.output
-    write_whole(output / "result.json", msgspec.json.format(msgspec.json.encode(record), indent=1))
-    with whole(output / "coverage.svg") as path:
-        draw(results, path)
     drawing = f"until {config.until} are right, at most " if config.until else ""
     told = (
-        f"`{command}` at {record['commit']}, {record['machine']}.\n\n"
         f"{len(results.problems):,} problems, {drawing}{config.samples:,} samples of each, "
         f"{about['n']:,} a request, of {about['model']}: temperature {config.temperature:g}, top_p "
         f"{config.top_p:g}, at most {config.max_tokens:,} tokens; right by {config.reward}."
     )
-    text = f"# pass@k of {about['model']}, {record['date']}\n\n"
-    text += page(results, told, "coverage.svg")
-    write_whole(output / "result.md", text.encode())
-    sys.stdout.write(f"{text}\n{output / 'result.json'}\n")
+    picture = f"{record['date']}-{record['commit']}-passk.svg"
+    write_record(record, "passk", page(results, told, picture), config.output)
+    draw(results, config.output / picture)

@@ -122,13 +122,15 @@ def run(url: str, folder: Path, **settings: Any) -> int:
     return srm.main(["evaluate", "passk", *given])
 
 
-def result(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "out" / "result.json").read_bytes())
+def result(output: Path) -> dict[str, Any]:
+    (path,) = output.glob("*-passk.json")
+    found: dict[str, Any] = json.loads(path.read_bytes())
+    assert path.with_suffix(".svg").name in path.with_suffix(".md").read_text()
     return found
 
 
 def tallies(folder: Path) -> list[tuple[int, int]]:
-    return [(one["drawn"], one["right"]) for one in result(folder)["problems"]]
+    return [(one["drawn"], one["right"]) for one in result(folder / "out")["problems"]]
 
 
 def expected(foreign: Foreign, body: dict[str, Any], digit: int) -> int:
@@ -153,16 +155,17 @@ def test_our_server_counts_what_it_draws(
         seed = int.from_bytes(hashlib.sha256(f"0 {number}".encode()).digest()[:4], "big") % 2**31
         drawn = complete(server, prompt=prompt, n=300, max_tokens=2, seed=seed, stop=["Question:"])
         right = sum(any(one in choice["text"] for one in "aeiou") for choice in drawn["choices"])
-        found = result(folder)["problems"][number]
+        found = result(folder / "out")["problems"][number]
         assert (found["drawn"], found["right"]) == (300, right) and 0 < right < 300
         assert found["completion_tokens"] == drawn["usage"]["completion_tokens"]
-    written = result(folder)
+    written = result(folder / "out")
     assert written["points"][0]["coverage"] == pytest.approx(
         sum(right for _, right in tallies(folder)) / 600
     )
     assert written["points"][-1]["k"] == 300 and written["commit"] and written["machine"]
     assert "| 100 | " in said.out and "2 of 2 problems" in said.err
-    assert (folder / "out/coverage.svg").read_text().startswith("<?xml")
+    (picture,) = (folder / "out").glob("*.svg")
+    assert picture.read_text().startswith("<?xml")
 
 
 def test_drawing_ends_early_in_the_same_way_here_and_on_the_server(
@@ -173,7 +176,7 @@ def test_drawing_ends_early_in_the_same_way_here_and_on_the_server(
     for match in ("", "[aeiou]"):
         own = folder / f"of {match}"
         assert run(server.url, folder, output=own, match=match, until=20, **settings) == 0
-        problems = json.loads((own / "result.json").read_bytes())["problems"]
+        problems = result(own)["problems"]
         assert all(one["is_until"] and one["right"] == 20 < one["drawn"] for one in problems)
         found.append([one["drawn"] for one in problems])
         assert len((own / "journal.jsonl").read_text().splitlines()) > 3  # several parts
@@ -225,9 +228,7 @@ def test_a_run_goes_on_behind_what_it_has(
     journal.write_bytes(journal.read_bytes()[:-9])  # killed while it wrote
     assert run(url, folder, **settings) == 0
     assert len(foreign.bodies) == 10 + 1  # of the line that was damaged
-    whole, resumed = (
-        json.loads((folder / name / "result.json").read_bytes()) for name in ("whole", "out")
-    )
+    whole, resumed = (result(folder / name) for name in ("whole", "out"))
     assert resumed["problems"] == whole["problems"] and resumed["points"] == whole["points"]
     assert (whole["totals"]["sessions"], resumed["totals"]["sessions"]) == (1, 2)
     foreign.bodies.clear()
@@ -378,5 +379,5 @@ def test_without_a_file_there_are_word_problems(
     (body,) = foreign.bodies
     assert body["prompt"].count("\nAnswer:") == 3 and body["prompt"].endswith("\nAnswer:")
     assert "| 3 | " in capsys.readouterr().out
-    assert result(tmp_path)["points"][0]["over_problems"] is None  # of one problem
+    assert result(tmp_path / "out")["points"][0]["over_problems"] is None  # of one problem
     assert srm.main(["evaluate", "passk", *flags, "--problems=0"]) == 2
