@@ -62,6 +62,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("training", "training.text", "training.questions", "engine", "engine.weights"),
         *("server.schema", "server.text"),
     ),
+    "training.grpo": (
+        *("training", "training.text", "training.questions", "training.statistics"),
+        *("engine", "engine.steps", "engine.weights", "engine.device", "engine.process"),
+    ),
     "training.baselines": ("training",),
     "training.passk": ("engine", "training", "training.questions", "training.statistics"),
     "experiments": ("engine", "training", "training.text", "training.baselines"),

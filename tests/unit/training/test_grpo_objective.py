@@ -1,0 +1,208 @@
+"""What GRPO learns from: which rollouts, how much of each token, and in which direction."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from training.data import IGNORED
+from training.grpo.objective import (
+    Correction,
+    Objective,
+    Row,
+    log_probabilities,
+    loss,
+    side_by_side,
+)
+from training.grpo.resampling import GOOD, Resampling, advantages, chosen
+
+CPU = torch.device("cpu")
+REWARDS = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=24, max_size=24)
+
+
+@given(rewards=REWARDS, size=st.integers(2, 12), pool=st.booleans(), in_order=st.booleans())
+def test_half_of_a_group_is_good_where_there_are_so_many(
+    rewards: list[float], size: int, pool: bool, in_order: bool
+) -> None:
+    table = np.array(rewards).reshape(2, 12)
+    rules = Resampling(size, pool, in_order)
+    groups = chosen(table, rules, np.random.default_rng(3))
+    pools = [np.arange(24)] if pool else [np.arange(12), np.arange(12, 24)]
+    assert len(groups) == len(pools)
+    for group, own in zip(groups, pools, strict=True):
+        assert len(set(group.tolist())) == size
+        assert set(group.tolist()) <= set(own.tolist())
+        good = int((table.ravel()[own] >= GOOD).sum())
+        kept = int((table.ravel()[group] >= GOOD).sum())
+        assert kept == max(min(good, size // 2), size - (len(own) - good))
+
+
+def test_in_order_the_first_ones_of_all_questions_are_kept_as_published() -> None:
+    table = np.array([[0.0, 1, 1, 0, 1], [1.0, 0, 0, 1, 0]])
+    (group,) = chosen(table, Resampling(6, pool=True, in_order=True), np.random.default_rng(0))
+    assert group.tolist() == [1, 2, 4, 0, 3, 6]
+
+
+def test_at_random_every_rollout_has_its_chance_and_a_seed_repeats_it() -> None:
+    table = np.array([[1.0] * 6 + [0.0] * 6])
+    drawn = [chosen(table, Resampling(4), np.random.default_rng(seed))[0] for seed in range(200)]
+    counts = np.bincount(np.concatenate(drawn), minlength=12)
+    assert counts.sum() == 800
+    assert counts.min() > 30  # 67 expected, of 200; the seeds are fixed
+    again = chosen(table, Resampling(4), np.random.default_rng(7))[0]
+    assert again.tolist() == drawn[7].tolist()
+
+
+def test_without_resampling_a_question_is_a_group() -> None:
+    groups = chosen(np.zeros((2, 3)), Resampling(0), np.random.default_rng(0))
+    assert [group.tolist() for group in groups] == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_advantages_are_rewards_over_their_unbiased_deviation() -> None:
+    found = advantages(np.array([1.0, 0.0, 0.0, 1.0]))
+    expected = 0.5 / (math.sqrt(4 * 0.25 / 3) + 1e-4)
+    assert found.tolist() == pytest.approx([expected, -expected, -expected, expected], rel=1e-12)
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1])
+def test_a_group_of_equal_rewards_teaches_nothing(reward: float) -> None:
+    assert advantages(np.full(7, reward)).tolist() == [0.0] * 7
+
+
+VOCAB = 11
+PROMPTS = [[0, 5, 3], [0, 2, 9, 4, 4], [0]]
+COMPLETIONS = [[7, 1], [6, 6, 2, 1], [3, 8, 10]]
+ADVANTAGES = [1.5, -0.75, 0.5]
+
+
+def _logits(seed: int) -> NDArray[np.float64]:
+    return np.random.default_rng(seed).normal(0, 2, (3, 8, VOCAB))
+
+
+def _lp(logits: NDArray[np.float64], temperature: float) -> list[list[float]]:
+    """Of each completion's tokens, one by one: token i of a row from what follows token i - 1."""
+    found = []
+    for row, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
+        own = []
+        for offset, token in enumerate(completion):
+            scaled = [float(x) / temperature for x in logits[row, len(prompt) + offset - 1]]
+            top = max(scaled)
+            own.append(scaled[token] - top - math.log(sum(math.exp(x - top) for x in scaled)))
+        found.append(own)
+    return found
+
+
+def _weight(ratio: float, advantage: float, rules: Objective) -> float:
+    match rules.correction:
+        case "none":
+            return 1.0
+        case "truncate":
+            return min(ratio, rules.most_weight)
+        case "clip":
+            clipped = min(max(ratio, 1 - rules.clip_range), 1 + rules.clip_range)
+            gained = min(ratio * advantage, clipped * advantage)
+            if advantage < 0:
+                gained = max(gained, rules.most_weight * advantage)
+            return gained / advantage
+
+
+def _by_hand(
+    policy: NDArray[np.float64], old: list[list[float]], rules: Objective, weigh: Any = None
+) -> float:
+    """Minus the objective, summed over rows; `weigh` takes the place of the weights."""
+    lps, refs = _lp(policy, rules.temperature), _lp(_logits(2), rules.temperature)
+    total = 0.0
+    for row, advantage in enumerate(ADVANTAGES):
+        gained = []
+        for i, (lp, ref) in enumerate(zip(lps[row], refs[row], strict=True)):
+            weight = _weight(math.exp(lp - old[row][i]), advantage, rules)
+            weight = weigh(row, i, lp) if weigh else weight
+            k3 = math.exp(ref - lp) - (ref - lp) - 1
+            gained.append(weight * advantage - rules.kl_weight * k3)
+        total -= sum(gained) / len(gained)
+    return total
+
+
+def _rules(correction: str) -> Objective:
+    return Objective(
+        temperature=0.7,
+        kl_weight=0.04,
+        correction=cast(Correction, correction),
+        clip_range=0.2,
+        most_weight=2.0,
+    )
+
+
+@pytest.mark.parametrize("correction", ["none", "truncate", "clip"])
+def test_loss_and_gradient_are_those_computed_by_hand(correction: str) -> None:
+    rules, policy = _rules(correction), _logits(1)
+    lps = _lp(policy, rules.temperature)
+    # ratios below and above both limits, and between them
+    steps = iter([0.0, 0.5, -0.5, 1.5, -1.5, 0.1, -0.1, 0.9, -0.3])
+    old = [[lp - next(steps) for lp in own] for own in lps]
+    rows = side_by_side(
+        [
+            Row(prompt, np.array(completion, np.int32), np.array(own, np.float32), advantage)
+            for prompt, completion, own, advantage in zip(
+                PROMPTS, COMPLETIONS, old, ADVANTAGES, strict=True
+            )
+        ],
+        CPU,
+    )
+    assert rows.inputs.shape == (3, 8)
+    assert (rows.targets != IGNORED).sum(1).tolist() == [2, 4, 3]
+    logits = torch.tensor(policy, requires_grad=True)
+    reference = log_probabilities(torch.tensor(_logits(2)), rows.targets, rules.temperature)
+    total, sums = loss(rows, logits, reference, rules)
+    total.backward()  # type: ignore[no-untyped-call]
+    assert float(total.detach()) == pytest.approx(_by_hand(policy, old, rules), rel=1e-6)
+    assert sums.tokens == 9
+    assert sums.gap == pytest.approx(0.0 + 0.5 + 0.5 + 1.5 + 1.5 + 0.1 + 0.1 + 0.9 + 0.3, rel=1e-5)
+    assert sums.limited == {"none": 0, "truncate": 2, "clip": 5}[correction]
+
+    constants = [
+        [_weight(math.exp(lp - o), a, rules) for lp, o in zip(*pair, strict=True)]
+        for *pair, a in zip(lps, old, ADVANTAGES, strict=True)
+    ]
+
+    def with_constant_weights(row: int, i: int, lp: float) -> float:
+        """w times a 1 whose gradient is that of lp."""
+        return constants[row][i] * math.exp(lp - lps[row][i])
+
+    weigh = None if correction == "clip" else with_constant_weights
+    assert logits.grad is not None
+    for place in [(0, 2, 7), (0, 3, 4), (1, 4, 6), (1, 6, 2), (1, 7, 1), (2, 0, 3), (2, 2, 10)]:
+        ends = []
+        for sign in (1, -1):
+            moved = policy.copy()
+            moved[place] += sign * 1e-5
+            ends.append(_by_hand(moved, old, rules, weigh))
+        slope = (ends[0] - ends[1]) / 2e-5
+        assert float(logits.grad[place]) == pytest.approx(slope, rel=1e-4, abs=1e-7), place
+    for silent in [(0, 0), (0, 1), (0, 4), (1, 3), (2, 3)]:  # prompts and padding
+        assert not logits.grad[silent].any()
+
+
+def test_rows_one_by_one_have_the_loss_of_all_together() -> None:
+    rules, policy = _rules("truncate"), torch.tensor(_logits(1))
+    rows = [
+        Row(prompt, np.array(completion, np.int32), np.zeros(len(completion), np.float32), a)
+        for prompt, completion, a in zip(PROMPTS, COMPLETIONS, ADVANTAGES, strict=True)
+    ]
+    together, sums = loss(side_by_side(rows, CPU), policy, None, rules)
+    apart = []
+    for index, row in enumerate(rows):
+        one = side_by_side([row], CPU)
+        found, own = loss(one, policy[index : index + 1, : one.inputs.shape[1]], None, rules)
+        apart.append(float(found))
+        assert own.kl == 0.0
+        assert own.tokens == len(row.completion)
+    assert sum(apart) == pytest.approx(float(together), rel=1e-9)
+    assert sums.tokens == 9

@@ -1,0 +1,1 @@
+"""Learning from rewarded completions by GRPO: sample, choose, update, and again."""
