@@ -92,7 +92,7 @@ SETTINGS = """
   output texts suffix text_member evaluation_share evaluate_every evaluation_batches
   steps batch_tokens micro_batches learning_rate warmup_steps decline weight_decay clip_norm
   save_every precision compile decay seed
-  train evaluation shots max_length epochs batch_rows warmup_share
+  train evaluation shots max_length epochs batch_rows warmup_share tensorboard
   d_model num_layers num_heads n_ctx max_vocab_size threads seeds learning_rates
   problems samples temperature
   examples reward until match keep_texts

@@ -262,7 +262,9 @@ def test_what_is_to_be_installed_is_on_an_index() -> None:
     packages = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     known = {re.split(r"[>=<\[]", package)[0] for package in packages}
     sources = [
-        path for name in ("engine", "server", "loadtest") for path in (ROOT / name).rglob("*.py")
+        path
+        for name in ("engine", "server", "loadtest", "training")
+        for path in (ROOT / name).rglob("*.py")
     ]
     for path in (*PAGES, *sources):
         for said in re.findall(r"pip install ([^`\"\n:]*)", path.read_text()):

@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from engine.errors import ConfigError
 from engine.weights.tensors import DECAY_RANGE
 from training.data import IGNORED
+from training.events import Events, events_in
 from training.model import LanguageModel
 from training.processes import Processes, spread
 from training.text.whole_files import is_sealed, seal, whole
@@ -65,6 +66,8 @@ class Schedule(msgspec.Struct, frozen=True):
     precision: Precision = "bfloat16"
     compile: bool = False
     shard: bool = False
+    tensorboard: bool = False
+    """Whether losses, learning rates and tokens per second are events for TensorBoard too."""
 
     def rate(self, step: int) -> float:
         """Return a step's learning rate: linear up over the warm-up, then down to zero."""
@@ -114,6 +117,9 @@ class Run:
         self._scaler = torch.amp.GradScaler(own.device.type, enabled=is_scaled)
         if self._saved.exists():
             self._resume()
+        self._events: Events | None = None
+        if schedule.tensorboard and own.is_first:
+            self._events = events_in(folder, len(self.losses.steps))
 
     def train(self, batches: TrainingBatches, evaluation: list[tuple[Tensor, Tensor]]) -> None:
         """Make the steps that are left; losses are added as they come.
@@ -132,6 +138,7 @@ class Run:
                 loss = self.update(self._parts(inputs, targets), self._mean_over(targets))
                 rate = inputs.numel() / (time.monotonic() - started)
                 progress.update(bar, advance=1, loss=loss, rate=rate)
+                self._tell("tokens per second", rate)
                 done, is_last = step + 1, step + 1 == schedule.steps
                 said = f"step {done} of {schedule.steps}: loss {loss:.3f}, {rate:,.0f} tok/s"
                 every = schedule.evaluate_every
@@ -161,6 +168,7 @@ class Run:
         self._check(found, f"evaluation loss after step {done}")
         least = min((loss for _, loss in self.losses.evaluations), default=math.inf)
         self.losses.evaluations.append((done, found))
+        self._tell("evaluation loss", found)
         if self._schedule.keep_best and found < least:
             self._best = {name: value.clone() for name, value in self._last().items()}
 
@@ -194,6 +202,8 @@ class Run:
                 if name.endswith("decay_value"):
                     parameter.clamp_(*DECAY_RANGE)
         self.losses.steps.append(total)
+        self._tell("loss", total)
+        self._tell("learning rate", self._schedule.rate(step))
         return total
 
     def logits(self, inputs: Tensor) -> Tensor:
@@ -201,6 +211,10 @@ class Run:
         with autocast(self._schedule.precision, inputs.device):
             logits: Tensor = self._forward(inputs)
         return logits.float()
+
+    def _tell(self, name: str, value: float) -> None:
+        if self._events is not None:
+            self._events.add_scalar(name, value, len(self.losses.steps))
 
     def _check(self, loss: float, which: str) -> None:
         if not math.isfinite(loss):
@@ -244,6 +258,8 @@ class Run:
             with whole(self._saved) as partial:
                 torch.save(run, partial)
                 seal(partial)
+        if self._events is not None:
+            self._events.flush()
 
     def _resume(self) -> None:
         try:

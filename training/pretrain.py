@@ -18,6 +18,7 @@ from engine.errors import ConfigError
 from engine.settings import build
 from training.checkpoint import read_tokenizer, save_model
 from training.data import ProblemBatches, problem_kinds
+from training.events import check_events
 from training.loop import Losses, Precision, Run, Schedule, TrainingBatches
 from training.loss_files import write_losses
 from training.model import SRM
@@ -100,6 +101,8 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What trains."""
     shard: bool = False
     """Whether several processes share out weights and optimizer, instead of each having them."""
+    tensorboard: bool = False
+    """Whether losses are written for TensorBoard too, into `tensorboard` of the folder."""
     seed: int = 0
     """Of weights, problems and the order of texts."""
     d_model: int = 256
@@ -158,6 +161,7 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def pretrain(config: PretrainConfig) -> Losses:
     """Train, or resume the run in `config.output`; leaves a model folder there."""
+    check_events(config.tensorboard)
     torch.manual_seed(config.seed)
     if config.threads:
         torch.set_num_threads(config.threads)

@@ -18,6 +18,7 @@ from engine.settings import build
 from engine.weights.checkpoint import read_model
 from server.text.text import Text
 from training.checkpoint import load_model, save_model
+from training.events import check_events
 from training.finetuning.conversations import Chats, Told, read
 from training.finetuning.examples import (
     Example,
@@ -81,6 +82,8 @@ class SFTConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What trains."""
     shard: bool = False
     """Whether several processes share out weights and optimizer, instead of each having them."""
+    tensorboard: bool = False
+    """Whether losses are written for TensorBoard too, into `tensorboard` of the folder."""
     seed: int = 0
     """Of the order of rows, of those held back and of shots."""
     threads: int = 0
@@ -120,6 +123,7 @@ def sft(config: SFTConfig) -> Losses:
         raise ConfigError("train must be files .jsonl or .parquet, got none")
     if config.output.resolve() == config.model.resolve():
         raise ConfigError(f"output must be another folder than model, got {config.output} for both")
+    check_events(config.tensorboard)
     torch.manual_seed(config.seed)
     if config.threads:
         torch.set_num_threads(config.threads)

@@ -48,7 +48,7 @@ def _parquet(path: Path, setting: str, column: str) -> Iterator[tuple[int, Row]]
     try:
         arrow, parquet = map(import_module, ("pyarrow", "pyarrow.parquet"))
     except ImportError as error:
-        raise ConfigError(f"{setting}: {path} needs pyarrow: pip install 'srm[parquet]'") from error
+        raise ConfigError(f"{setting}: {path} needs pyarrow: pip install pyarrow") from error
     try:
         with parquet.ParquetFile(path) as table:
             names = table.schema_arrow.names

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 
 from engine.errors import ConfigError
 from engine.records import ROOT
+from training.loop import Schedule
 from training.pretrain import PretrainConfig, pretrain
 from training.tasks import problems
 from training.text.whole_files import is_sealed, seal
@@ -131,3 +133,44 @@ def test_a_seal_is_of_what_stands_before_it(tmp_path: Path, content: bytes) -> N
 def test_a_folder_that_cannot_be_written_is_named(texts: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"output: .*texts\.txt/run: Not a directory"):
         pretrain(config(texts, texts / "run"))
+
+
+def test_events_for_tensorboard_are_those_of_the_run(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps that a killed run made after its last save are shown once."""
+    read = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    settings = structs.replace(config(texts, tmp_path), tensorboard=True)
+    rate = Schedule.rate
+
+    def stop_at_eight(schedule: Schedule, step: int) -> float:
+        if step == 7:
+            raise KeyboardInterrupt
+        return rate(schedule, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Schedule, "rate", stop_at_eight)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(settings)
+    losses = pretrain(settings)
+    events = read.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    for name, wanted in (
+        ("loss", list(enumerate(losses.steps, 1))),
+        ("evaluation loss", losses.evaluations),
+        ("learning rate", None),
+        ("tokens per second", None),
+    ):
+        found = [(one.step, one.value) for one in events.Scalars(name)]
+        steps = range(1, 11) if wanted is None else dict(wanted)
+        assert [step for step, _ in found] == list(steps)
+        assert wanted is None or dict(found) == pytest.approx(dict(wanted))
+
+
+def test_events_without_the_package_are_refused_before_any_work(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    settings = structs.replace(config(texts, tmp_path / "run"), tensorboard=True)
+    with pytest.raises(ConfigError, match="tensorboard = true needs the package tensorboard: pip"):
+        pretrain(settings)
+    assert not (tmp_path / "run").exists()
