@@ -108,7 +108,7 @@ class Sampling:
             "max_tokens": config.max_tokens,
             "temperature": config.temperature,
             "top_p": config.top_p,
-            "seed": _seed(config.seed, problem, part),
+            "seed": _seed(config.seed, problem, part * self._n),
         }
         if config.stop:
             body["stop"] = list(config.stop)
@@ -203,7 +203,11 @@ class Sampling:
             )
 
 
-def _seed(seed: int, problem: int, part: int) -> int:
-    """Return a seed that no other part of the problem has: 31 bits, which every server takes."""
+def _seed(seed: int, problem: int, first: int) -> int:
+    """Return the seed of a request whose first sample is the problem's `first`; 31 bits.
+
+    Seeds of a problem are as far apart as samples, since some servers, vLLM among them, give choice
+    i of a request the seed + i, and would draw the same samples again for neighbouring seeds.
+    """
     drawn = hashlib.sha256(f"{seed} {problem}".encode()).digest()
-    return (int.from_bytes(drawn[:4], "big") + part) % 2**31
+    return (int.from_bytes(drawn[:4], "big") + first) % 2**31

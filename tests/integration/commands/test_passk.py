@@ -23,7 +23,7 @@ LINES = '{"question": "a cat", "answer": "#### 1"}\n{"question": "a mat", "answe
 
 class Foreign:
     """An OpenAI-style server of its own kind: the completion is a number below ten, and the same
-    for the same prompt, seed and index. `faults` are met first, one by each request."""
+    for the same prompt and seed + index. `faults` are met first, one by each request."""
 
     def __init__(self) -> None:
         self.faults: list[Any] = []
@@ -37,7 +37,8 @@ class Foreign:
     def completion(self, body: dict[str, Any]) -> dict[str, Any]:
         choices = []
         for index in range(body["n"]):
-            drawn = hashlib.sha256(f"{body['prompt']} {body['seed']} {index}".encode()).digest()
+            seed = body["seed"] + index  # as vLLM has it
+            drawn = hashlib.sha256(f"{body['prompt']} {seed}".encode()).digest()
             choices.append({"index": index, "text": f"#### {drawn[0] % 10}", "logprobs": None})
         usage = {"prompt_tokens": 5, "completion_tokens": 3 * body["n"], "total_tokens": 0}
         return {"choices": choices[::-1], "usage": usage, "object": "text_completion"}
@@ -188,7 +189,8 @@ def test_drawing_ends_early_in_the_same_way_here_and_on_the_server(
 def test_any_other_server_is_asked_for_choices(foreign: Foreign, url: str, folder: Path) -> None:
     assert run(url, folder, n=7, top_p=0.9, stop="", max_tokens=9) == 0
     assert [body["n"] for body in foreign.bodies].count(7) == 4  # and 6, of both problems
-    assert len({(body["prompt"], body["seed"]) for body in foreign.bodies}) == 6
+    seeds = [(one["prompt"], one["seed"] + i) for one in foreign.bodies for i in range(one["n"])]
+    assert len(set(seeds)) == 40  # no sample is drawn twice
     for number, digit in enumerate((1, 2)):
         own = [one for one in foreign.bodies if ("mat" in one["prompt"]) == bool(number)]
         right = sum(expected(foreign, body, digit) for body in own)
