@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +18,7 @@ from typing import Any
 import pytest
 
 import srm
-from tests.serving import Server, complete
+from tests.serving import ROOT, Server, complete
 
 REWARD = "def vowel(text, question):\n    return any(one in text for one in 'aeiou')\n"
 LINES = '{"question": "a cat", "answer": "#### 1"}\n{"question": "a mat", "answer": "#### 2"}\n'
@@ -27,9 +30,11 @@ class Foreign:
 
     def __init__(self) -> None:
         self.faults: list[Any] = []
-        """A status with a message; `cut`, the end of the connection; or a member of the reply."""
+        """A status with a message; `cut`, the end of the connection; `hold`, none before
+        `released`; or members of the reply."""
         self.bodies: list[dict[str, Any]] = []
         """Of the requests that were answered well."""
+        self.held, self.released = threading.Event(), threading.Event()
         self.owner = "somebody"
         self.retry_after_s = 0
         self.lock = threading.Lock()
@@ -61,7 +66,10 @@ def listening(foreign: Foreign) -> Iterator[str]:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             with foreign.lock:
                 fault = foreign.faults.pop(0) if foreign.faults else {}
-                if fault == "cut":
+                if fault == "hold":
+                    foreign.held.set()
+                    foreign.released.wait(120)
+                if fault in ("cut", "hold"):
                     self.close_connection = True
                 elif isinstance(fault, tuple):
                     self.answer(fault[0], {"error": {"message": fault[1]}})
@@ -109,7 +117,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(url: str, folder: Path, **settings: Any) -> int:
+def arguments(url: str, folder: Path, **settings: Any) -> list[str]:
     flags = {
         "url": url,
         "output": folder / "out",
@@ -120,7 +128,11 @@ def run(url: str, folder: Path, **settings: Any) -> int:
         **settings,
     }
     given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
-    return srm.main(["evaluate", "passk", *given])
+    return ["evaluate", "passk", *given]
+
+
+def run(url: str, folder: Path, **settings: Any) -> int:
+    return srm.main(arguments(url, folder, **settings))
 
 
 def result(output: Path) -> dict[str, Any]:
@@ -236,6 +248,27 @@ def test_a_run_goes_on_behind_what_it_has(
     foreign.bodies.clear()
     assert run(url, folder, **settings) == 0
     assert not foreign.bodies
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)]
+)
+def test_a_run_that_is_killed_goes_on(
+    foreign: Foreign, url: str, folder: Path, number: signal.Signals, code: int
+) -> None:
+    foreign.faults = [{}, {}, {}, "hold"]
+    settings = {"n": 4, "concurrency": 1}
+    command = [sys.executable, "srm.py", *arguments(url, folder, **settings)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert foreign.held.wait(120)
+        process.send_signal(number)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == code
+    assert ("3 replies are in" in said) == (number == signal.SIGINT)
+    foreign.released.set()
+    assert run(url, folder, **settings) == 0
+    assert len(foreign.bodies) == 10
+    assert len({(body["prompt"], body["seed"]) for body in foreign.bodies}) == 10
 
 
 def test_damage_and_another_runs_journal_are_named(
