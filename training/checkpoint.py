@@ -11,12 +11,13 @@ from pathlib import Path
 
 import msgspec
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from engine.config import ModelConfig
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, ConfigError
 from engine.weights.checkpoint import read_model
 from engine.weights.tensors import is_scalar
 from training.model import SRM
@@ -31,7 +32,12 @@ def save_model(config: ModelConfig, weights: Mapping[str, Tensor], folder: Path)
         for name, value in weights.items()
     }
     with whole(folder / "model.safetensors") as partial:
-        save_file(tensors, partial, metadata={"format": "pt"})
+        try:
+            save_file(tensors, partial, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise ConfigError(
+                f"{folder / 'model.safetensors'} cannot be written: {error}"
+            ) from error
     written = msgspec.json.format(msgspec.json.encode(config), indent=2)
     write_whole(folder / "config.json", written + b"\n")
 

@@ -256,7 +256,12 @@ class Run:
             run |= {"scaler": self._scaler.state_dict(), "losses": msgspec.to_builtins(self.losses)}
             run["best"] = self._best
             with whole(self._saved) as partial:
-                torch.save(run, partial)
+                try:
+                    torch.save(run, partial)
+                except RuntimeError as error:  # its writer says no more
+                    raise ConfigError(
+                        f"{self._saved} cannot be written, is the disk full? {error}"
+                    ) from error
                 seal(partial)
         if self._events is not None:
             self._events.flush()

@@ -9,17 +9,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from engine.errors import ConfigError
+
 _BLOCK = 1 << 20
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Give a path to write to; what is there then replaces `path` in one step."""
+    """Give a path to write to; what is there then replaces `path` in one step.
+
+    Raises ConfigError if the disk refuses it; what was there stays.
+    """
     partial = path.with_name(path.name + ".partial")
-    yield partial
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())  # before the name is there, also where the power fails
-    partial.replace(path)
+    try:
+        yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())  # before the name is there, also where the power fails
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from itertools import islice
@@ -174,3 +175,27 @@ def test_events_without_the_package_are_refused_before_any_work(
     with pytest.raises(ConfigError, match="tensorboard = true needs the package tensorboard: pip"):
         pretrain(settings)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["run.pt", "tokens.bin", "model.safetensors"])
+def test_a_disk_that_takes_no_more_ends_the_run_and_keeps_what_was_there(
+    texts: Path, tmp_path: Path, name: str
+) -> None:
+    """A limit on this process's files stands for it; when there is room the run goes on."""
+    settings = structs.replace(config(texts, tmp_path), steps=3)
+    pretrain(settings)
+    path = tmp_path / name
+    before = path.read_bytes()
+    if name == "run.pt":
+        settings = structs.replace(settings, steps=6)
+    elif name == "tokens.bin":
+        (tmp_path / "tokens.json").unlink()  # so that they are made anew
+    own, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) - 1, most))
+    try:
+        with pytest.raises(ConfigError, match=f"{path} cannot be written"):
+            pretrain(settings)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (own, most))
+    assert path.read_bytes() == before and not list(tmp_path.glob("*.partial"))
+    assert len(pretrain(settings).steps) == settings.steps
