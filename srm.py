@@ -27,7 +27,8 @@ USAGE = """usage: srm COMMAND [options]
   snapshot  have a running server write how far its batches are to disk, now
   score     log-probabilities of given texts: `srm score in.jsonl -o out.jsonl`
   train     `srm train pretrain`: a model, on texts or generated problems; `srm train sft`: a
-            model that answers, from prompts and completions; `srm train tokenizer`
+            model that answers, from prompts and completions; `srm train grpo`: a better one,
+            by rewards of what it samples; `srm train tokenizer`
   evaluate  greedy accuracy and pass@k on held-out problems; `srm evaluate passk`: pass@k with
             intervals and power law, of samples of any OpenAI-compatible server
   loadtest  load any OpenAI-compatible server: `srm loadtest run`, `sweep`, `offline`,
@@ -93,6 +94,8 @@ SETTINGS = """
   steps batch_tokens micro_batches learning_rate warmup_steps decline weight_decay clip_norm
   save_every precision compile decay seed
   train evaluation shots max_length epochs batch_rows warmup_share tensorboard
+  questions rollouts group_size pool in_order kl_weight ahead correction clip_range
+  most_weight evaluation_questions evaluation_samples gpu_memory
   d_model num_layers num_heads n_ctx max_vocab_size threads seeds learning_rates
   problems samples temperature
   examples reward until match keep_texts

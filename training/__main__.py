@@ -11,6 +11,8 @@ from engine.errors import ConfigError
 from engine.settings import load
 from training.evaluate import EvaluateConfig, evaluate
 from training.finetuning.sft import SFTConfig, sft
+from training.grpo.command import grpo
+from training.grpo.config import GRPOConfig
 from training.pretrain import PretrainConfig, pretrain
 from training.text.tokenizer import TokenizerConfig, make_tokenizer
 
@@ -29,12 +31,20 @@ def main(argv: list[str]) -> int:
         if _is_first():
             done, least = min(evaluations, key=lambda one: one[1])
             print(f"{tuning.output}: least evaluation loss {least:.4f}, after {done} steps")
+    elif command == "train" and settings[:1] == ["grpo"]:
+        learning = load(GRPOConfig, settings[1:], prog="srm train grpo")
+        times = grpo(learning).summary
+        print(
+            f"{learning.output}: {times.updates} updates, {times.rollout_tokens_per_s:,.0f} tok/s "
+            f"sampled, {times.learned_tokens_per_s:,.0f} learned, {times.waiting_share:.0%} of the "
+            "time waited for rollouts"
+        )
     elif command == "train" and settings[:1] == ["tokenizer"]:
         made = load(TokenizerConfig, settings[1:], prog="srm train tokenizer")
         print(f"{made.output}: {make_tokenizer(made).get_vocab_size()} entries")
     elif command == "train":
         raise ConfigError(
-            f"srm train has the commands pretrain, sft and tokenizer; got {settings[:1]}"
+            f"srm train has the commands pretrain, sft, grpo and tokenizer; got {settings[:1]}"
         )
     elif command == "evaluate":
         found = evaluate(load(EvaluateConfig, settings, prog="srm evaluate"))

@@ -50,6 +50,14 @@ def load_model(folder: Path) -> SRM:
     return model
 
 
+def copy_text_files(model: Path, folder: Path) -> None:
+    """Copy tokenizer and chat template, as far as the model's folder has them, for a model that was
+    trained from it."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (model / name).exists():
+            write_whole(folder / name, (model / name).read_bytes())
+
+
 def read_tokenizer(path: Path) -> Tokenizer:
     """Load a tokenizer.json. Raises CheckpointError if there is none, or it is damaged."""
     try:

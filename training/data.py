@@ -1,4 +1,4 @@
-"""Batches of problems as token ids.
+"""Batches of problems as token ids, and of items in epochs.
 
 Batch i is a function of (seed, i) alone, so a run resumes exactly where it stopped, and no batch
 needs the ones before it.
@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
+from typing import Generic, TypeVar
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -20,6 +22,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from training.tasks import Problem, problems
 from training.text.tokenizer import END_ID
+
+Item = TypeVar("Item")
 
 PACKED_EVERY = 8
 IGNORED = -100
@@ -56,6 +60,27 @@ class ProblemBatches:
                 ids += row
         rows = torch.tensor(ids[:wanted]).view(count, self._n_ctx + 1)
         return rows[:, :-1], rows[:, 1:]
+
+
+class EpochBatches(Generic[Item]):
+    """Batches of `size` items, each of which comes once an epoch, in an order drawn anew.
+
+    A batch may lie in two epochs, so all have as many items.
+    """
+
+    def __init__(self, items: Sequence[Item], size: int, seed: int) -> None:
+        self._items, self._size, self._seed = items, size, seed
+        self._epoch, self._order = -1, np.empty(0, np.int64)
+
+    def __getitem__(self, index: int) -> list[Item]:
+        places = range(index * self._size, (index + 1) * self._size)
+        return [self._at(*divmod(place, len(self._items))) for place in places]
+
+    def _at(self, epoch: int, place: int) -> Item:
+        if epoch != self._epoch:
+            order = np.random.default_rng((self._seed, epoch)).permutation(len(self._items))
+            self._epoch, self._order = epoch, order
+        return self._items[int(self._order[place])]
 
 
 def problem_kinds(steps: int) -> dict[str, Sequence[int]]:

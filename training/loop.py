@@ -138,7 +138,7 @@ class Run:
                 loss = self.update(self._parts(inputs, targets), self._mean_over(targets))
                 rate = inputs.numel() / (time.monotonic() - started)
                 progress.update(bar, advance=1, loss=loss, rate=rate)
-                self._tell("tokens per second", rate)
+                self.tell("tokens per second", rate)
                 done, is_last = step + 1, step + 1 == schedule.steps
                 said = f"step {done} of {schedule.steps}: loss {loss:.3f}, {rate:,.0f} tok/s"
                 every = schedule.evaluate_every
@@ -168,7 +168,7 @@ class Run:
         self._check(found, f"evaluation loss after step {done}")
         least = min((loss for _, loss in self.losses.evaluations), default=math.inf)
         self.losses.evaluations.append((done, found))
-        self._tell("evaluation loss", found)
+        self.tell("evaluation loss", found)
         if self._schedule.keep_best and found < least:
             self._best = {name: value.clone() for name, value in self._last().items()}
 
@@ -202,8 +202,8 @@ class Run:
                 if name.endswith("decay_value"):
                     parameter.clamp_(*DECAY_RANGE)
         self.losses.steps.append(total)
-        self._tell("loss", total)
-        self._tell("learning rate", self._schedule.rate(step))
+        self.tell("loss", total)
+        self.tell("learning rate", self._schedule.rate(step))
         return total
 
     def logits(self, inputs: Tensor) -> Tensor:
@@ -212,7 +212,8 @@ class Run:
             logits: Tensor = self._forward(inputs)
         return logits.float()
 
-    def _tell(self, name: str, value: float) -> None:
+    def tell(self, name: str, value: float) -> None:
+        """Tell TensorBoard a value after the updates that were made, if it is told anything."""
         if self._events is not None:
             self._events.add_scalar(name, value, len(self.losses.steps))
 

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from engine.errors import ConfigError
 from server.text.text import Text
-from training.data import IGNORED
+from training.data import IGNORED, EpochBatches
 from training.finetuning.conversations import Piece, Told
 
 BETWEEN = "\n\n"
@@ -125,22 +125,10 @@ def in_order(examples: Sequence[Example], rows: int) -> list[tuple[Tensor, Tenso
 
 
 class ExampleBatches:
-    """Inputs and targets, int64 [rows, length], right-padded.
-
-    Each example comes once an epoch, in an order drawn anew; a batch may lie in two epochs, so all
-    have as many rows.
-    """
+    """Inputs and targets, int64 [rows, length], right-padded, of examples in epochs."""
 
     def __init__(self, examples: Sequence[Example], rows: int, seed: int) -> None:
-        self._examples, self._rows, self._seed = examples, rows, seed
-        self._epoch, self._order = -1, np.empty(0, np.int64)
+        self._batches = EpochBatches(examples, rows, seed)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        places = range(index * self._rows, (index + 1) * self._rows)
-        return padded([self._at(*divmod(place, len(self._examples))) for place in places])
-
-    def _at(self, epoch: int, place: int) -> Example:
-        if epoch != self._epoch:
-            order = np.random.default_rng((self._seed, epoch)).permutation(len(self._examples))
-            self._epoch, self._order = epoch, order
-        return self._examples[int(self._order[place])]
+        return padded(self._batches[index])

@@ -17,7 +17,7 @@ from engine.errors import ConfigError
 from engine.settings import build
 from engine.weights.checkpoint import read_model
 from server.text.text import Text
-from training.checkpoint import load_model, save_model
+from training.checkpoint import copy_text_files, load_model, save_model
 from training.events import check_events
 from training.finetuning.conversations import Chats, Told, read
 from training.finetuning.examples import (
@@ -32,12 +32,8 @@ from training.finetuning.examples import (
 from training.loop import Losses, Precision, Run, Schedule
 from training.loss_files import write_losses
 from training.processes import processes
-from training.text.whole_files import write_whole
 
 log = logging.getLogger(__name__)
-
-_COPIED = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-"""Files of the model's folder that the new model needs too, where there are any."""
 
 
 class SFTConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -147,9 +143,7 @@ def sft(config: SFTConfig) -> Losses:
         )
         weights = run.weights()
         if own.is_first:
-            for name in _COPIED:
-                if (config.model / name).exists():
-                    write_whole(config.output / name, (config.model / name).read_bytes())
+            copy_text_files(config.model, config.output)
             save_model(base.config, weights, config.output)
             write_losses(run.losses, config.output)
     return run.losses

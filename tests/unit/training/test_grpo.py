@@ -1,0 +1,269 @@
+"""Rollouts are rewarded and learned from, by the weights that made them or by the next ones."""
+
+from __future__ import annotations
+
+import json
+import math
+import string
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models
+from tokenizers.processors import TemplateProcessing
+
+from engine.config import ModelConfig
+from engine.errors import ConfigError
+from engine.messages import SamplingParams
+from engine.settings import load
+from engine.weights.checkpoint import load_checkpoint
+from tests.engines.making import engine_of
+from tests.engines.numpy_runner import SMALL
+from tests.engines.numpy_runner import TINY as TINY_MODEL
+from training.checkpoint import load_model, read_tokenizer, save_model
+from training.grpo.asked import questions
+from training.grpo.command import grpo
+from training.grpo.config import GRPOConfig
+from training.grpo.record import Evaluation, Lines, Update, evaluated
+from training.grpo.rollouts import EngineSampler
+from training.loop import Schedule
+from training.model import SRM
+from training.text.tokenizer import BEGIN, BEGIN_ID, END, END_ID
+
+REWARD = """
+def wanted(completion, question):
+    return float(any(one in "01234" for one in completion))
+"""
+TINY: dict[str, Any] = {
+    "questions": 2, "rollouts": 16, "group_size": 8, "max_tokens": 6, "top_p": 1.0,
+    "temperature": 1.0, "learning_rate": 3e-3, "clip_norm": 1.0, "evaluate_every": 0,
+    "precision": "float32", "threads": 1, "save_every": 2,
+}  # fmt: skip
+
+
+def by_characters() -> Tokenizer:
+    """A tokenizer of 97 entries, for the model shape that other tests have compiled."""
+    characters = "\n" + string.printable[:93] + " "
+    vocab = {BEGIN: BEGIN_ID, END: END_ID} | {one: i for i, one in enumerate(characters, 2)}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([BEGIN, END])
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{BEGIN} $A", special_tokens=[(BEGIN, BEGIN_ID)]
+    )
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder that knows nothing, questions and a reward."""
+    folder = tmp_path_factory.mktemp("base")
+    asked = [{"question": f"{a}?", "answer": str(a)} for a in range(5)]
+    (folder / "train.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in asked))
+    (folder / "reward.py").write_text(REWARD)
+    tokenizer = by_characters()
+    (folder / "tokenizer.json").write_text(tokenizer.to_str())
+    assert tokenizer.get_vocab_size() == SMALL.vocab_size
+    torch.manual_seed(0)
+    model = SRM(SMALL)
+    with torch.no_grad():
+        model.output_layer.weight.mul_(0.1)  # so that anything may be sampled
+    save_model(model.config, model.state_dict(), folder)
+    return folder
+
+
+def settings(base: Path, output: Path, **changes: Any) -> GRPOConfig:
+    files = {"model": base, "output": output, "train": (base / "train.jsonl",)}
+    return GRPOConfig(**{**files, "reward": f"{base}/reward.py:wanted", **TINY, **changes})
+
+
+def updates(folder: Path) -> list[Update]:
+    return Lines(folder / "updates.jsonl", Update, 10_000)
+
+
+def test_what_is_rewarded_is_sampled_more_often(base: Path, tmp_path: Path) -> None:
+    evaluation = {"evaluation": (base / "train.jsonl",), "evaluation_questions": 5}
+    config = settings(base, tmp_path, steps=24, evaluate_every=12, **evaluation)
+    trained = grpo(config)
+    made = updates(tmp_path)
+    assert [one.weights_version for one in made] == list(range(1, 25))
+    assert made[0].kl == 0.0
+    assert made[-1].kl > 0.0
+    assert np.mean([one.reward for one in made[-4:]]) > made[0].reward + 0.3
+    assert all(one.gap < 1e-4 for one in made), "the trainer's log-probabilities are the engine's"
+    first, _, last = trained.evaluations
+    assert [one.step for one in trained.evaluations] == [0, 12, 24]
+    assert last.weights_version == 25
+    assert last.gain > 3 * last.gain_error > 0
+    assert last.gain == pytest.approx(last.pass_at["1"] - first.pass_at["1"])
+    assert trained.summary.updates == 24
+    assert trained.summary.overlap_share == 0.0
+    assert load_checkpoint(tmp_path).config == load_model(base).config
+    for name in ("tokenizer.json", "summary.json", "grpo.svg"):
+        assert (tmp_path / name).stat().st_size
+    # A run that has ended is not run again.
+    before = (tmp_path / "model.safetensors").read_bytes()
+    assert grpo(config).evaluations == trained.evaluations
+    assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_a_resumed_run_equals_one_that_never_stopped(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grpo(settings(base, tmp_path / "whole", steps=5))
+    reached = Schedule.rate
+
+    def stop_at_three(schedule: Schedule, step: int) -> float:
+        if step == 3:
+            raise KeyboardInterrupt
+        return reached(schedule, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Schedule, "rate", stop_at_three)
+        with pytest.raises(KeyboardInterrupt):
+            grpo(settings(base, tmp_path / "halves", steps=5))
+    assert len(updates(tmp_path / "halves")) == 3  # of which the third was not saved
+    grpo(settings(base, tmp_path / "halves", steps=5))
+    whole, halves = ((tmp_path / name / "model.safetensors").read_bytes()
+                     for name in ("whole", "halves"))  # fmt: skip
+    assert whole == halves
+    said = [
+        [(one.step, one.reward, one.loss, one.kl) for one in updates(tmp_path / name)]
+        for name in ("whole", "halves")
+    ]
+    assert said[0] == said[1]
+    with pytest.raises(ConfigError, match="a run of another rollouts, 16 and not 17"):
+        grpo(settings(base, tmp_path / "halves", steps=6, rollouts=17))
+    (tmp_path / "halves" / "updates.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"must have the 5 updates of run.pt, got 0"):
+        grpo(settings(base, tmp_path / "halves", steps=6))
+
+
+@pytest.mark.parametrize("correction", ["auto", "clip"])
+def test_rollouts_ahead_are_of_the_weights_before(
+    base: Path, tmp_path: Path, correction: str
+) -> None:
+    grpo(settings(base, tmp_path, steps=24, ahead=True, correction=correction))
+    made = updates(tmp_path)
+    assert [one.weights_version for one in made] == [1, 1, *range(2, 24)]
+    assert made[0].gap < 1e-4 < made[1].gap
+    assert np.mean([one.reward for one in made[-4:]]) > made[0].reward + 0.3
+    assert any(one.limited for one in made) == (correction == "clip")
+
+
+def test_weights_change_hands_in_memory_and_are_counted() -> None:
+    """And rollouts are a function of weights and seed."""
+    sampler = EngineSampler(engine_of(num_slots=8), lambda: None)
+    asked = SamplingParams(n=3, max_tokens=4, seed=5)
+    first = sampler.sample([[1, 2], [3]], asked)
+    assert [len(one) for one in first] == [3, 3]
+    assert {one.weights_version for own in first for one in own} == {1}
+    torch.manual_seed(1)
+    model = SRM(TINY_MODEL)
+    sampler.load(model.state_dict())
+    with torch.no_grad():  # the engine has copies
+        model.input_layer.weight.zero_()
+    second = sampler.sample([[1, 2], [3]], asked)
+    assert {one.weights_version for own in second for one in own} == {2}
+    again = sampler.sample([[1, 2], [3]], asked)
+    for own, others, before in zip(second, again, first, strict=True):
+        for one, other, old in zip(own, others, before, strict=True):
+            assert one.token_ids.tolist() == other.token_ids.tolist()
+            assert one.logprobs.tolist() == other.logprobs.tolist() != old.logprobs.tolist()
+            assert len(one.logprobs) == len(one.token_ids)
+
+
+def test_questions_come_once_an_epoch_and_long_ones_never(base: Path, tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    lines = [{"question": f"{a}?", "answer": "1"} for a in range(4)]
+    lines.append({"question": "so long " * 5, "answer": "1"})
+    file.write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    config = settings(base, tmp_path, train=(file,))
+    model, tokenizer = load_model(base).config, read_tokenizer(base / "tokenizer.json")
+    found = questions(config, model, tokenizer)
+    for epoch in range(2):
+        drawn = [one.question.question for half in (0, 1) for one in found.train[2 * epoch + half]]
+        assert sorted(drawn) == ["0?", "1?", "2?", "3?"]
+    assert found.evaluation == []
+    with pytest.raises(ConfigError, match=r"evaluation_questions must be at most 4, .* got 100"):
+        questions(
+            msgspec.structs.replace(config, evaluate_every=1, evaluation=(file,)), model, tokenizer
+        )
+    with pytest.raises(ConfigError, match=r"max_tokens must be below .* 64 tokens, got 64"):
+        questions(msgspec.structs.replace(config, max_tokens=64), model, tokenizer)
+    with pytest.raises(ConfigError, match="train: all prompts have more than 1 tokens"):
+        questions(msgspec.structs.replace(config, max_tokens=63), model, tokenizer)
+
+
+def test_generated_problems_are_new_in_each_update_and_others_held_out(base: Path) -> None:
+    wide = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=512, vocab_size=270)
+    config = settings(base, base, train=(), evaluate_every=1, evaluation_questions=3)
+    tokenizer = read_tokenizer(base / "tokenizer.json")
+    found, again = (questions(config, wide, tokenizer) for _ in range(2))
+    drawn = [[one.question.question for one in found.train[index]] for index in range(3)]
+    assert len({one for own in drawn for one in own}) == 6
+    assert [one.question.question for one in again.train[2]] == drawn[2]
+    assert [one.question for one in found.evaluation] == [one.question for one in again.evaluation]
+    assert len(found.evaluation) == 3
+    assert found.evaluation[0].question.answer.rpartition("####")[2].strip().isdigit()
+
+
+def test_an_evaluation_is_compared_with_the_first_one_question_by_question() -> None:
+    first = evaluated(0, 1, 4, [0, 2, 4], None)
+    assert first.pass_at == pytest.approx({"1": 0.5, "2": (0 + 5 / 6 + 1) / 3, "4": 2 / 3})
+    assert (first.gain, first.gain_error) == (0.0, 0.0)
+    assert first.pass_at_1_error == pytest.approx(math.sqrt(0.25) / math.sqrt(3))
+    later = evaluated(9, 10, 4, [1, 3, 4], first)
+    assert later.gain == pytest.approx((0.25 + 0.25) / 3)
+    assert later.gain_error == pytest.approx(np.std([0.25, 0.25, 0], ddof=1) / math.sqrt(3))
+
+
+def test_lines_of_a_run_that_was_cut_off_are_dropped(tmp_path: Path) -> None:
+    lines = Lines(tmp_path / "lines.jsonl", Evaluation, 0)
+    for step in (0, 5, 10):
+        lines.add(evaluated(step, step + 1, 2, [1], None))
+    kept = Lines(tmp_path / "lines.jsonl", Evaluation, 5)
+    assert kept == lines[:2]
+    kept.add(lines[2])
+    assert Lines(tmp_path / "lines.jsonl", Evaluation, 10) == lines
+    (tmp_path / "lines.jsonl").write_text('{"step":')
+    with pytest.raises(ConfigError, match=r"lines.jsonl is damaged"):
+        Lines(tmp_path / "lines.jsonl", Evaluation, 5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--temperature=0", "temperature must be above 0 and at most 100, got 0.0"),
+        ("--top-p=0", r"top_p must lie in \(0, 1\], got 0.0"),
+        ("--rollouts=1", "rollouts must be at least 2, got 1"),
+        ("--group-size=51", "group_size must be 0 or 2 … 50, .* got 51"),
+        ("--group-size=1", "group_size must be 0 or 2 … 50, .* got 1"),
+        ("--pool --group-size=401", "group_size must be 0 or 2 … 400, .* got 401"),
+        ("--pool --micro-batches=17", "micro_batches must be at most the 16 rollouts .* got 17"),
+        ("--micro-batches=129", "micro_batches must be at most the 128 rollouts .* got 129"),
+        ("--group-size=0 --micro-batches=401", "at most the 400 rollouts of an update, got 401"),
+        ("--most-weight=0.5", "most_weight must be at least 1, got 0.5"),
+        ("--clip-norm=0", "clip_norm must be above 0, got 0.0"),
+        ("--warmup-share=2", r"warmup_share must lie in \[0, 1\], got 2.0"),
+        ("--evaluation-questions=0", "evaluation_questions must be at least 1 of generated"),
+        ("--correction=some", "correction = 'some': .* allowed are auto, none, truncate, clip"),
+    ],
+)
+def test_settings_out_of_range_are_named(flags: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(GRPOConfig, flags.split(), {})
+
+
+def test_what_cannot_be_done_is_refused_before_any_work(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="output must be another folder than model"):
+        grpo(settings(base, base))
+    failing = tmp_path / "fails.py"
+    failing.write_text("def reward(completion, question):\n    return 'much'\n")
+    with pytest.raises(ConfigError, match="reward failed for"):
+        grpo(settings(base, tmp_path / "run", reward=f"{failing}:reward"))

@@ -1,0 +1,115 @@
+"""The questions of a run: those of each update, and those it is evaluated on, as token ids."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from tokenizers import Tokenizer
+
+from engine.config import ModelConfig
+from engine.errors import ConfigError
+from training.data import EpochBatches
+from training.grpo.config import GRPOConfig
+from training.questions.questions import Question, read_questions
+from training.tasks import Split, problems
+
+log = logging.getLogger(__name__)
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A question and its prompt's token ids."""
+
+    question: Question
+    token_ids: list[int]
+
+
+class QuestionBatches(Protocol):
+    """The questions of an update, by the number of updates before it."""
+
+    def __getitem__(self, index: int) -> list[Asked]: ...
+
+
+class ProblemQuestions:
+    """Generated word problems, new ones for each update."""
+
+    def __init__(self, tokenizer: Tokenizer, count: int, seed: int) -> None:
+        self._tokenizer, self._count, self._seed = tokenizer, count, seed
+
+    def __getitem__(self, index: int) -> list[Asked]:
+        drawn = islice(_generated("train", (self._seed << 32) + index), self._count)
+        return [_asked(one, self._tokenizer) for one in drawn]
+
+
+class Questions(msgspec.Struct, frozen=True):
+    """All questions of a run."""
+
+    train: QuestionBatches
+    evaluation: list[Asked]
+    source: str
+    """Tells them from others."""
+
+
+def questions(config: GRPOConfig, model: ModelConfig, tokenizer: Tokenizer) -> Questions:
+    """Return what the settings ask for. Raises ConfigError for files that are none or too few.
+
+    Questions that leave less than `max_tokens` of the context to their completions are left out.
+    """
+    if config.max_tokens >= model.n_ctx:
+        raise ConfigError(
+            f"max_tokens must be below the model's context of {model.n_ctx} tokens, got "
+            f"{config.max_tokens}"
+        )
+    most = model.n_ctx - config.max_tokens
+    evaluation: list[Asked] = []
+    if config.evaluate_every and (config.evaluation or not config.train):
+        if config.evaluation:
+            evaluation = _read("evaluation", config.evaluation, tokenizer, most)
+        else:
+            drawn = islice(_generated("held-out", config.seed), config.evaluation_questions or None)
+            evaluation = [_asked(one, tokenizer) for one in drawn]
+        if len(evaluation) < config.evaluation_questions:
+            raise ConfigError(
+                f"evaluation_questions must be at most {len(evaluation)}, what evaluation has, got "
+                f"{config.evaluation_questions}"
+            )
+        evaluation = evaluation[: config.evaluation_questions or None]
+    if not config.train:
+        batches = ProblemQuestions(tokenizer, config.questions, config.seed)
+        return Questions(batches, evaluation, f"problems {_digest(evaluation)}")
+    train = _read("train", config.train, tokenizer, most)
+    return Questions(
+        EpochBatches(train, config.questions, config.seed),
+        evaluation,
+        f"{_digest(train)} {_digest(evaluation)}",
+    )
+
+
+def _generated(split: Split, seed: int) -> Iterator[Question]:
+    return (Question(one.question, one.solution) for one in problems(split, seed))
+
+
+def _asked(question: Question, tokenizer: Tokenizer) -> Asked:
+    return Asked(question, tokenizer.encode(question.prompt()).ids)
+
+
+def _read(name: str, paths: tuple[Path, ...], tokenizer: Tokenizer, most: int) -> list[Asked]:
+    found = [_asked(one, tokenizer) for path in paths for one in read_questions(path)]
+    short = [one for one in found if len(one.token_ids) <= most]
+    if not short:
+        raise ConfigError(f"{name}: all prompts have more than {most} tokens: lower max_tokens")
+    if len(short) < len(found):
+        log.warning(
+            "%s: %d of %d prompts have more than %d tokens: left out",
+            *(name, len(found) - len(short), len(found), most),
+        )
+    return short
+
+
+def _digest(found: list[Asked]) -> str:
+    return hashlib.sha256(msgspec.json.encode(found)).hexdigest()[:16]

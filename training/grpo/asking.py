@@ -1,0 +1,135 @@
+"""The half that asks: a run's questions, their rollouts and rewards, and which are learned from.
+
+Knows no learner.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from engine.messages import SamplingParams
+from training.grpo.asked import Asked, Questions
+from training.grpo.config import GRPOConfig
+from training.grpo.objective import Row
+from training.grpo.record import Evaluation, evaluated
+from training.grpo.resampling import GOOD, Floats, Resampling, advantages, chosen
+from training.grpo.rollouts import Rollout, Sampler
+from training.questions.rewards import Reward, rewarded
+
+_SAMPLING, _CHOICE, _EVALUATION = 1, 2, 3
+"""Random streams; each update has its own of each, so that a run resumes exactly."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """The rollouts of one update, rewarded."""
+
+    asked: list[Asked]
+    rollouts: list[list[Rollout]]
+    rewards: Floats  # f64[questions, rollouts]
+    seconds: float
+    """What it took to make it."""
+
+    @property
+    def weights_version(self) -> int:
+        """The version of the weights that sampled them."""
+        return self.rollouts[0][0].weights_version
+
+    @property
+    def mixed(self) -> float:
+        """Share of questions with good and other rollouts."""
+        good = (self.rewards >= GOOD).mean(axis=1)
+        return float(((good > 0) & (good < 1)).mean())
+
+    @property
+    def ended(self) -> float:
+        """Share of rollouts that a token ended."""
+        return float(np.mean([one.is_ended for own in self.rollouts for one in own]))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that were sampled."""
+        return sum(len(one.token_ids) for own in self.rollouts for one in own)
+
+
+class Asking:
+    """A run's questions, who completes them, and the reward."""
+
+    def __init__(
+        self,
+        config: GRPOConfig,
+        asked: Questions,
+        tokenizer: Tokenizer,
+        reward: Reward,
+        sampler: Sampler,
+    ) -> None:
+        self._config, self._asked, self._tokenizer = config, asked, tokenizer
+        self._reward, self._sampler = reward, sampler
+
+    def batch(self, index: int) -> Batch:
+        """Return the rollouts of the update that has `index` before it. Raises ConfigError if the
+        reward fails."""
+        started = time.monotonic()
+        asked = self._asked.train[index]
+        rollouts, rewards = self._rewarded(asked, self._config.rollouts, _SAMPLING, index)
+        return Batch(asked, rollouts, rewards, time.monotonic() - started)
+
+    def evaluate(self, step: int, first: Evaluation | None) -> Evaluation:
+        """Evaluate the sampler's weights after `step` updates, with the same seed every time."""
+        count = self._config.evaluation_samples
+        rollouts, rewards = self._rewarded(self._asked.evaluation, count, _EVALUATION, 0)
+        right = (rewards >= GOOD).sum(axis=1).tolist()
+        return evaluated(step, rollouts[0][0].weights_version, count, right, first)
+
+    @property
+    def can_evaluate(self) -> bool:
+        """Whether there is anything to evaluate on."""
+        return bool(self._asked.evaluation)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Go on with these weights, after the next update."""
+        self._sampler.load(weights)
+
+    def _rewarded(
+        self, asked: list[Asked], count: int, stream: int, index: int
+    ) -> tuple[list[list[Rollout]], Floats]:
+        config = self._config
+        sampling = SamplingParams(
+            n=count,
+            max_tokens=config.max_tokens,
+            temperature=config.temperature,
+            top_p=config.top_p,
+            seed=int(_seeds(config, stream, index).generate_state(1, np.uint64)[0]),
+        )
+        rollouts = self._sampler.sample([one.token_ids for one in asked], sampling)
+        rewards = np.empty((len(asked), count))
+        for number, (one, own) in enumerate(zip(asked, rollouts, strict=True)):
+            ids = [rollout.token_ids.tolist() for rollout in own]
+            texts = self._tokenizer.decode_batch(ids, skip_special_tokens=True)
+            rewards[number] = [rewarded(self._reward, text, one.question) for text in texts]
+        return rollouts, rewards
+
+
+def rows_of(batch: Batch, config: GRPOConfig, index: int) -> list[Row]:
+    """Choose the rollouts to learn from, by the random stream of the update."""
+    rules = Resampling(config.group_size, config.pool, config.in_order)
+    random = np.random.default_rng(_seeds(config, _CHOICE, index))
+    rewards = batch.rewards.ravel()
+    pairs = zip(batch.asked, batch.rollouts, strict=True)
+    rollouts = [(asked, one) for asked, own in pairs for one in own]
+    rows = []
+    for group in chosen(batch.rewards, rules, random):
+        for place, advantage in zip(group, advantages(rewards[group]), strict=True):
+            asked, rollout = rollouts[place]
+            rows.append(Row(asked.token_ids, rollout.token_ids, rollout.logprobs, float(advantage)))
+    return rows
+
+
+def _seeds(config: GRPOConfig, stream: int, index: int) -> np.random.SeedSequence:
+    return np.random.SeedSequence((config.seed, stream, index))

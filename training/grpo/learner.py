@@ -1,0 +1,69 @@
+"""The half that learns: updates a model from rewarded rows. Knows no sampler and no questions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from training.grpo.objective import (
+    Objective,
+    Row,
+    Rows,
+    Sums,
+    log_probabilities,
+    loss,
+    side_by_side,
+)
+from training.loop import Precision, Run, autocast
+from training.model import LanguageModel
+
+
+class Learner:
+    """A run, and the reference that its policy is kept near."""
+
+    def __init__(
+        self,
+        run: Run,
+        reference: LanguageModel | None,
+        rules: Objective,
+        device: torch.device,
+        precision: Precision,
+        micro_batches: int,
+    ) -> None:
+        """`reference` is needed unless `rules.kl_weight` is 0; it is moved to the device."""
+        self._run, self._rules = run, rules
+        self._reference = None if reference is None else reference.to(device)
+        self._device, self._precision = device, precision
+        self._micro_batches = micro_batches
+
+    def learn(self, rows: Sequence[Row]) -> Sums:
+        """Make one update of the mean over all rows; rows of about a length are computed together.
+
+        Raises ConfigError if the loss is no number.
+        """
+        ordered = sorted(rows, key=lambda row: len(row.prompt) + len(row.completion))
+        size = -(-len(rows) // self._micro_batches)
+        parts = [ordered[begin : begin + size] for begin in range(0, len(rows), size)]
+        sums = Sums()
+
+        def of_part(part: list[Row]) -> Tensor:
+            some = side_by_side(part, self._device)
+            found, own = loss(
+                some, self._run.logits(some.inputs), self._of_reference(some), self._rules
+            )
+            sums.add(own)
+            return found / len(rows)
+
+        self._run.update(parts, of_part)
+        return sums
+
+    def _of_reference(self, rows: Rows) -> Tensor | None:
+        """Return the reference's log-probabilities of the targets, or None without one."""
+        if self._reference is None:
+            return None
+        with torch.no_grad():
+            with autocast(self._precision, self._device):
+                logits = self._reference(rows.inputs)
+            return log_probabilities(logits.float(), rows.targets, self._rules.temperature)

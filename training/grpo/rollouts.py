@@ -1,0 +1,114 @@
+"""Rollouts: completions of prompts with their log-probabilities, and who samples them.
+
+A learner needs of a sampler what `Sampler` has and nothing else, so that a server or another engine
+can stand there. Knows no text and no rewards.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from torch import Tensor
+
+from engine.config import EngineConfig, ModelConfig
+from engine.device.runner import GPU_MEMORY, ModelRunner
+from engine.errors import StepFailed
+from engine.messages import Output, SamplingParams
+from engine.process.engine import Engine
+from engine.steps.batch import F32, I32
+from engine.weights.weights import Weights, fold
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rollout:
+    """One completion of a prompt."""
+
+    token_ids: I32  # i32[tokens], with the token that ended it
+    logprobs: F32  # f32[tokens], after temperature and before top_p
+    is_ended: bool
+    """Whether a token ended it, and not its length."""
+    weights_version: int
+    """Number of the weights that sampled it; the start weights have 1, and each update adds 1."""
+
+
+class Sampler(Protocol):
+    """Completes prompts with weights that it is given from time to time."""
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams
+    ) -> list[list[Rollout]]:
+        """Return `params.n` rollouts of each prompt; a function of weights and arguments."""
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on with these weights, of the next version; nothing is being sampled."""
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+
+class EngineSampler:
+    """Samples with our engine, in this process; weights go over in memory."""
+
+    def __init__(self, engine: Engine, close: Callable[[], None]) -> None:
+        """Take an engine that has no other work; `close` frees it."""
+        self._engine, self._close = engine, close
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams
+    ) -> list[list[Rollout]]:
+        """Prompt i is sampled with seed `params.seed + i`. Raises RequestError if one is refused,
+        StepFailed if the engine fails."""
+        version = self._engine.weights_version
+        asked = msgspec.structs.replace(params, logprobs=0)
+        found = self._engine.generate(prompts, asked)
+        return [[_rollout(output, version) for output in outputs] for outputs in found]
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        engine = self._engine
+        engine.load_weights(folded(engine.model, tensors, engine.weights_version + 1))
+
+    def close(self) -> None:
+        self._close()
+
+
+def engine_sampler(
+    model: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    config: EngineConfig,
+    version: int,
+    gpu_memory: float,
+) -> EngineSampler:
+    """Start an engine on these weights, which are number `version`.
+
+    On a GPU it reserves the share `gpu_memory` of the free memory, unless the environment says
+    otherwise; what trains has the rest.
+    """
+    variable, _ = GPU_MEMORY
+    if config.device == "gpu":
+        os.environ.setdefault(variable, str(round(100 * gpu_memory)))
+    weights = folded(model, tensors, version)
+    runner = ModelRunner(weights, config)
+    engine = Engine(model, runner, config, weights.fingerprint, weights_version=version)
+    return EngineSampler(engine, runner.close)
+
+
+def folded(model: ModelConfig, tensors: Mapping[str, Tensor], version: int) -> Weights:
+    """Return copies of a model's tensors as the engine's weights, named by their version."""
+    copies = {name: tensor.detach().float().numpy().copy() for name, tensor in tensors.items()}
+    return fold(model, copies, f"version-{version}")
+
+
+def _rollout(output: Output, version: int) -> Rollout:
+    if output.finish_reason not in {"stop", "length"}:
+        raise StepFailed(f"a rollout failed: {output.error}")
+    return Rollout(
+        token_ids=np.frombuffer(output.token_ids, "<i4"),
+        logprobs=np.frombuffer(output.logprobs, "<f4"),
+        is_ended=output.finish_reason == "stop",
+        weights_version=version,
+    )
