@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from engine.errors import ConfigError, SRMError
-from experiments import baselines, mixers
+from experiments import baselines, forms, mixers
 
-EXPERIMENTS = {"mixers": mixers.main, "baselines": baselines.main}
+EXPERIMENTS = {"mixers": mixers.main, "baselines": baselines.main, "forms": forms.main}
 
 
 def main(argv: list[str]) -> int:

@@ -60,9 +60,8 @@ class BaselinesConfig(Settings, frozen=True):
             raise ValueError(f"d_model must be a multiple of {2 * HEADS}, got {self.d_model}")
 
 
-def models(config: BaselinesConfig, vocab_size: int) -> dict[str, Make]:
-    """Return what makes the model of each case."""
-    layers, n = config.num_layers, config.n_ctx
+def models(layers: int, n: int, vocab_size: int) -> dict[str, Make]:
+    """Return what makes each model, of so many layers and for sequences of up to n tokens."""
     return {
         "SRM": lambda d: SRM(ModelConfig(d, layers, HEADS, n, vocab_size)),
         "Transformer": lambda d: Transformer(TransformerShape(d, layers, HEADS, 2 * d, vocab_size)),
@@ -88,7 +87,7 @@ class Trials:
 
     def __init__(self, config: BaselinesConfig, corpus: Corpus) -> None:
         self._config, self._corpus = config, corpus
-        self._make = models(config, corpus.vocab_size)
+        self._make = models(config.num_layers, config.n_ctx, corpus.vocab_size)
         wanted = sum(one.numel() for one in self._make[REFERENCE](config.d_model).parameters())
         self._widths = {
             name: width_of(make, wanted, 2 * config.d_model) for name, make in self._make.items()

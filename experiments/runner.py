@@ -114,7 +114,7 @@ def publish(
     told = f"torch {torch.__version__}; cases ran at {', '.join(commits)}."
     stem = f"experiment-{name}"
     picture = f"{record['date']}-{record['commit']}-{stem}.svg"
-    text = "\n".join([told, "", *lines, "", f"![ours beside the paper's]({picture})", ""])
+    text = "\n".join([told, "", *lines, "", f"![the same as a picture]({picture})", ""])
     page = write_record(record, stem, text, config.output)
     with mpl.rc_context({"svg.hashsalt": "srm"}):  # the same picture for the same numbers
         figure.tight_layout()

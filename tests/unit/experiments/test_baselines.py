@@ -38,7 +38,8 @@ def test_all_models_are_trained_and_shown(run_tiny: Experiment) -> None:
 
 @pytest.mark.parametrize("name", NAMES[1:])
 def test_widths_give_as_many_parameters(name: str) -> None:
-    make = models(BaselinesConfig(), vocab_size=1_024)
+    config = BaselinesConfig()
+    make = models(config.num_layers, config.n_ctx, vocab_size=1_024)
 
     def count(name: str, width: int) -> int:
         return sum(parameter.numel() for parameter in make[name](width).parameters())

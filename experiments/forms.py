@@ -1,0 +1,268 @@
+"""`python -m experiments forms`: what training costs by form and by length, in time and memory.
+
+Three forms of one SRM, and the models of `baselines` at its width. Every update has as many tokens,
+in fewer sequences where they are longer, so what changes along a row is the cost of length alone.
+The paper has no table of this; it names as a limitation that the memory of its parallel form grows
+with the square of the length.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.config import ModelConfig
+from engine.settings import load
+from experiments.baselines import HEADS, REFERENCE, models
+from experiments.kept import Numbers
+from experiments.runner import Results, publish, run_cases
+from experiments.settings import Settings
+from experiments.shown import number, table
+from training.forms import CHUNK
+
+VOCAB_SIZE = 1_024
+"""Of the ids, which are drawn at random."""
+GROWTH = 4
+"""No form takes more than so many times the time or memory where sequences are twice as long."""
+
+
+def _by_steps(model: Any, ids: Tensor) -> Tensor:
+    state, logits = model.empty_state(len(ids)), []
+    for position in range(ids.shape[1]):
+        found, state = model.step(ids[:, position], state, position)
+        logits.append(found)
+    return torch.stack(logits, 1)
+
+
+def _called(model: Any, ids: Tensor) -> Tensor:
+    logits: Tensor = model(ids)
+    return logits
+
+
+FORMS: dict[str, tuple[str, Callable[[Any, Tensor], Tensor]]] = {
+    "published": (REFERENCE, lambda model, ids: model(ids, chunk=ids.shape[1])),
+    "chunked": (REFERENCE, _called),
+    "recurrent": (REFERENCE, _by_steps),
+    "Transformer": ("Transformer", _called),
+    "masked mixer": ("masked mixer", _called),
+    "Mamba 2": ("Mamba 2", _called),
+}
+"""Of each form the model, and how it makes logits [rows, length, vocab] of ids [rows, length]."""
+
+
+class FormsConfig(Settings, frozen=True):
+    """Settings of `python -m experiments forms`."""
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """A process for each: they draw weights and ids."""
+    steps: int = 4
+    """Updates that are timed, after one that is not."""
+    rows: int = 1
+    """Sequences of `n_ctx` tokens in an update; of shorter ones it has as many more."""
+    n_ctx: int = 4_096
+    """Tokens of the longest sequences; each shorter length is half of the one before."""
+    shortest: int = 128
+    """No length is below it."""
+    forms: tuple[str, ...] = tuple(FORMS)
+    """What is measured."""
+    most_seconds: float = 120.0
+    """Processor seconds of an update above which a case is not wanted."""
+    most_gib: float = 4.0
+    """Memory above which a case is not wanted, in GiB."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if wrong := sorted(set(self.forms) - set(FORMS)) or (not self.forms and self.forms):
+            raise ValueError(f"forms must be some of {', '.join(FORMS)}, got {wrong}")
+        for name in ("most_seconds", "most_gib"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.shortest > self.n_ctx:
+            raise ValueError(f"shortest must be at most n_ctx = {self.n_ctx}, got {self.shortest}")
+        ModelConfig(self.d_model, self.num_layers, HEADS, self.n_ctx, VOCAB_SIZE)
+        for make in models(self.num_layers, self.shortest, VOCAB_SIZE).values():
+            with torch.device("meta"):  # reports an invalid width before any work
+                make(self.d_model)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Lengths, the shortest first."""
+        found = [self.n_ctx]
+        while found[0] % 2 == 0 and found[0] // 2 >= self.shortest:
+            found.insert(0, found[0] // 2)
+        return found
+
+
+def measure(config: FormsConfig, form: str, length: int, seed: int) -> Numbers:
+    """Run forward and backward passes in float32; return processor seconds of each, and bytes.
+
+    `bytes` is by how much the most memory this process ever had exceeds what it has after one pass
+    over a few tokens, which loads the code of the products. So it has to be a fresh one.
+    """
+    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    torch.manual_seed(seed)
+    _passes(config, form, rows=1, length=2, count=1)
+    before = _status("VmRSS")
+    rows = config.rows * config.n_ctx // length
+    first, *seconds = _passes(config, form, rows, length, 1 + config.steps)
+    tokens = rows * length
+    return {
+        "tokens": tokens,
+        "first_seconds": first,
+        "seconds": seconds,
+        "tokens_per_s": tokens / median(seconds),
+        "bytes": _status("VmHWM") - before,
+    }
+
+
+def _passes(config: FormsConfig, form: str, rows: int, length: int, count: int) -> list[float]:
+    """Make a model and run so many passes; return processor seconds of each."""
+    name, forward = FORMS[form]
+    model = models(config.num_layers, length, VOCAB_SIZE)[name](config.d_model)
+    ids = torch.randint(VOCAB_SIZE, (rows, length + 1))
+    inputs, targets = ids[:, :-1], ids[:, 1:]
+    seconds = []
+    for _ in range(count):
+        started = time.process_time()
+        loss = F.cross_entropy(forward(model, inputs).flatten(0, 1), targets.flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+        model.zero_grad()
+        seconds.append(time.process_time() - started)
+    return seconds
+
+
+def _status(name: str) -> int:
+    """Return a member of this process's memory in bytes; Linux tells it in kB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (kib,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
+    return 1024 * int(kib)
+
+
+def in_fresh_process(config: FormsConfig, form: str, length: int) -> Callable[[int], Numbers]:
+    """Return what measures a case in a process that is forked for it, from one that has loaded
+    torch and computed nothing."""
+    processes = get_context("forkserver")
+    processes.set_forkserver_preload([__name__])
+
+    def measured(seed: int) -> Numbers:
+        with ProcessPoolExecutor(1, processes) as pool:
+            return pool.submit(measure, config, form, length, seed).result()
+
+    return measured
+
+
+def is_followed(config: FormsConfig, found: list[Numbers]) -> bool:
+    """Whether a form that took so much at one length is run at twice the length."""
+    seconds = max(max(one["seconds"]) for one in found)
+    most = max(one["bytes"] for one in found)
+    limits = (config.most_seconds, config.most_gib * 2**30)
+    return all(GROWTH * one <= limit for one, limit in zip((seconds, most), limits, strict=True))
+
+
+def run_all(config: FormsConfig) -> dict[str, dict[int, list[Numbers]]]:
+    """Return the results of each form by length, up to the length at which it is not run."""
+    found: dict[str, dict[int, list[Numbers]]] = {form: {} for form in config.forms}
+    left = list(config.forms)
+    for length in config.lengths:
+        cases = {f"{form} {length}": in_fresh_process(config, form, length) for form in left}
+        results = run_cases("forms", config, cases, {})
+        for form in left:
+            found[form][length] = results[f"{form} {length}"]
+        left = [form for form in left if is_followed(config, found[form][length])]
+    return found
+
+
+def page(config: FormsConfig, found: Mapping[str, Mapping[int, list[Numbers]]]) -> list[str]:
+    """Return the record's text: two tables, what was not run, and what the paper says."""
+    lines = [
+        f"Forward and backward passes over {config.rows * config.n_ctx:,} tokens, in float32, each "
+        "case in a fresh process with each seed. Published, chunked and recurrent are forms of one "
+        f"SRM; the chunked one is the published one up to {CHUNK} tokens. Other models have its "
+        "width.",
+        "",
+    ]
+    for title, member, unit, shown in (
+        ("Tokens a processor second, the median of updates, mean of seeds", "tokens_per_s", 1, 0),
+        ("Memory above what the process had before, at its most, in MiB", "bytes", 2**20, 1),
+    ):
+        rows = (
+            [form, *(_mean(of.get(length), member, unit, shown) for length in config.lengths)]
+            for form, of in found.items()
+        )
+        heads = ["form", *(f"{length:,} tokens" for length in config.lengths)]
+        lines += [f"{title}:", "", *table(heads, rows), ""]
+    for form, of in found.items():
+        if (longest := max(of)) < config.n_ctx:
+            lines += [
+                f"Not run: {form} at {2 * longest:,} tokens and more. At {longest:,} it took "
+                f"{max(max(one['seconds']) for one in of[longest]):.1f} s an update and "
+                f"{max(one['bytes'] for one in of[longest]) / 2**30:.2f} GiB, and {GROWTH} times "
+                f"as much is above {config.most_seconds:g} s or {config.most_gib:g} GiB.",
+                "",
+            ]
+    return [*lines, limitation(found.get("published", {}))]
+
+
+def _mean(results: list[Numbers] | None, member: str, unit: int, digits: int) -> str:
+    return number(mean(one[member] for one in results) / unit if results else None, digits)
+
+
+def limitation(published: Mapping[int, list[Numbers]]) -> str:
+    """Say whether the memory of the published form grows as the paper says.
+
+    What a doubling of the length adds is told apart by the doubling before it: a square adds four
+    times as much, a line twice.
+    """
+    said = (
+        "The paper names as a limitation that the memory of its parallel form grows with the "
+        "square of the length."
+    )
+    most = [mean(one["bytes"] for one in published[length]) for length in sorted(published)]
+    if len(most) < 3:
+        return f"{said} Whether ours does takes three lengths of it."
+    added = [most[-1] - most[-2], most[-2] - most[-3]]
+    agrees = added[1] > 0 and added[0] >= 3 * added[1]
+    before, last = (f"{one / 2**20:,.0f} MiB" for one in (added[1], added[0]))
+    return (
+        f"{said} The last doubling added {last} to ours and the one before {before}: "
+        f"that {'agrees, a square adds' if agrees else 'does not agree, a square would add'} "
+        "four times as much."
+    )
+
+
+def drawn(found: Mapping[str, Mapping[int, list[Numbers]]]) -> Figure:
+    """Draw tokens a second and memory by length, a line for each form."""
+    figure, panels = plt.subplots(1, 2, figsize=(10, 4.5))
+    for axes, member, unit, label in (
+        (panels[0], "tokens_per_s", 1, "tokens a processor second"),
+        (panels[1], "bytes", 2**20, "MiB at the most"),
+    ):
+        for form, of in found.items():
+            values = [mean(one[member] for one in of[length]) / unit for length in of]
+            axes.plot(list(of), values, marker=".", label=form)
+        axes.set(xscale="log", yscale="log", xlabel="tokens of a sequence", ylabel=label)
+        axes.set_xscale("log", base=2)
+        axes.grid(linewidth=0.3)
+    panels[0].legend(fontsize=7)
+    return figure
+
+
+def main(argv: list[str]) -> int:
+    """Run all cases and write the record."""
+    config = load(FormsConfig, argv, prog="python -m experiments forms")
+    found = run_all(config)
+    results: Results = {f"{form} {n}": one for form, of in found.items() for n, one in of.items()}
+    publish("forms", argv, config, results, page(config, found), drawn(found))
+    return 0
