@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "loadtest.report": _REPORTS,
     "loadtest.commands": (*_REPORTS, "loadtest.workload", "loadtest.report"),
     "training.text": ("engine",),
-    "training.questions": ("engine",),
+    "training.questions": ("engine", "training.text"),
     "training.statistics": (),
     "training": (
         *("engine", "engine.steps", "engine.weights", "engine.device", "engine.process"),

@@ -92,6 +92,8 @@ def processes(device: str) -> Iterator[Processes]:
         distributed.init_process_group("nccl" if device == "gpu" else "gloo")
     try:
         yield Processes(rank, count, place)
+        if count > 1:
+            distributed.barrier()  # none closes its connections while another may need them
     finally:
         if count > 1:
             distributed.destroy_process_group()

@@ -132,7 +132,8 @@ def sft(config: SFTConfig) -> Losses:
                 f"the {own.count} processes, got {config.batch_rows}"
             )
         if data.left_out and own.is_first:
-            log.warning("%d rows have more tokens than max_length: left out", data.left_out)
+            total = len(data.train) + len(data.evaluation) + data.left_out
+            log.warning("%d of %d rows are left out: too many tokens", data.left_out, total)
         settings = {"model": base.fingerprint}
         settings |= {name: getattr(config, name) for name in ("seed", "batch_rows", "shots")}
         settings["rows"] = digest(data.train, data.evaluation)

@@ -25,7 +25,7 @@ class PassKConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output: Path = Path("runs/passk")
     """Folder of the journal and of the results; a run that is there goes on."""
     input: Path | None = None
-    """A file of JSON lines with `question` and `answer`. None: held-out word problems."""
+    """A file .jsonl or .parquet with `question` and `answer`. None: held-out word problems."""
     problems: int = 50
     """The first so many of them; 0: all of the file."""
     examples: Path | None = None

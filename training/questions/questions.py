@@ -1,4 +1,4 @@
-"""Questions and their answers, from JSON lines as GSM8K has them. Knows no tokens and no model."""
+"""Questions and their answers, as GSM8K has them. Knows no tokens and no model."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import UNDECODABLE, ConfigError
+from engine.errors import ConfigError
+from training.text.rows import rows
 
 PROMPT = "Question: {question}\nAnswer:"
 """The form of a prompt, that of the bundled model's problems and of lm-eval's GSM8K."""
 
 
 class Question(msgspec.Struct, frozen=True):
-    """One line; members besides these are ignored."""
+    """One row; members besides these are ignored."""
 
     question: str
     answer: str
@@ -25,22 +26,16 @@ class Question(msgspec.Struct, frozen=True):
 
 
 def read_questions(path: Path) -> list[Question]:
-    """Read a file of JSON lines; empty lines are skipped. Raises ConfigError, which names file and
-    line, also where there is no question at all."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(f"questions: cannot read {path}: {error.strerror}") from None
+    """Read a file .jsonl or .parquet. Raises ConfigError, which names file and row, also where
+    there is no question at all."""
     found = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                found.append(msgspec.json.decode(line, type=Question))
-            except UNDECODABLE as error:
-                raise ConfigError(
-                    f"questions: {path}, line {number}: {error}; a line is an object with the "
-                    "members question and answer, both text"
-                ) from None
+    for where, row in rows(path, "questions"):
+        try:
+            found.append(msgspec.convert(row, Question))
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"questions: {where}: {error}; a row has the members question and answer, both text"
+            ) from None
     if not found:
         raise ConfigError(f"questions: {path} has no question")
     return found

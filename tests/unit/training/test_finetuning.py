@@ -21,7 +21,6 @@ from engine.errors import ConfigError
 from engine.records import ROOT
 from engine.weights.checkpoint import load_checkpoint
 from server.text.text import Text
-from tests.serving import free_port
 from training.checkpoint import load_model, save_model
 from training.data import IGNORED
 from training.finetuning.conversations import Chats, Told, read
@@ -291,7 +290,7 @@ def test_two_processes_have_the_losses_and_the_best_weights_of_one(
     flags = {"epochs": 2, "batch_rows": 8, "micro_batches": 2, "evaluate_every": 3, "threads": 1,
              "precision": "float32", "shard": "true", "model": base, "train": config.train[0],
              "output": tmp_path / "two"}  # fmt: skip
-    start = ["torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    start = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [sys.executable, "-m", *start, str(ROOT / "srm.py"), "train", "sft"]
     given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
     subprocess.run([*command, *given], check=True, cwd=ROOT)
@@ -302,6 +301,13 @@ def test_two_processes_have_the_losses_and_the_best_weights_of_one(
     one, two = (load_model(folder).state_dict() for folder in (config.output, tmp_path / "two"))
     for name, tensor in one.items():
         assert torch.allclose(two[name], tensor, rtol=1e-2, atol=1e-4), name  # stored in bfloat16
+
+
+def test_rows_left_out_are_counted_in_a_message(
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sft(settings(base, tmp_path, *PAIRS[:8], {"prompt": "9" * 80, "completion": " 1"}))
+    assert [one.message for one in caplog.records] == ["1 of 9 rows are left out: too many tokens"]
 
 
 def test_settings_that_cannot_be_met_are_refused(base: Path, tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from engine.config import DEMO_MODEL
 from engine.errors import CheckpointError, ConfigError
 from engine.records import ROOT
 from engine.weights.checkpoint import load_checkpoint
-from tests.serving import free_port
 from training import pretrain as pretraining
 from training.checkpoint import load_model
 from training.data import IGNORED, PACKED_EVERY, ProblemBatches
@@ -182,7 +181,7 @@ def test_two_processes_have_the_losses_of_one(texts: Path, tmp_path: Path, shard
     sizes = {**SIZES, **ON_TEXTS, "batch_tokens": 256, "warmup_steps": 2, "max_vocab_size": 400}
     flags = {**sizes, "texts": texts, "precision": "float32", "threads": 1, "shard": shard}
     settings = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
-    start = ["torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    start = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [sys.executable, "-m", *start, str(ROOT / "srm.py"), "train", "pretrain", *settings]
     subprocess.run([*command, f"--output={tmp_path / 'two'}"], check=True, cwd=ROOT)
     losses = msgspec.json.decode((tmp_path / "two" / "losses.json").read_bytes())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from engine.errors import ConfigError
 from training.questions.questions import Question, read_questions
@@ -56,14 +58,16 @@ def test_reads_lines_and_makes_prompts(tmp_path: Path) -> None:
     assert one == Question("a {x}?", "1")
     assert one.prompt() == "Question: a {x}?\nAnswer:"
     assert one.prompt("{question} =") == "a {x}? ="
+    parquet.write_table(pa.table({"question": ["b"], "answer": ["2"]}), tmp_path / "some.parquet")
+    assert read_questions(tmp_path / "some.parquet") == [Question("b", "2")]
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ('{"question": "a", "answer": "1"}\n{"question": "a"}', "line 2: .*answer"),
-        ('{"question": "a", "answer": 1}', r"line 1: .*\$.answer"),
-        ("nonsense", "line 1"),
+        ('{"question": "a", "answer": "1"}\n{"question": "a"}', ":2: .*answer"),
+        ('{"question": "a", "answer": 1}', r":1: .*\$.answer"),
+        ("nonsense", ":1: "),
         ("\n", "has no question"),
     ],
 )
