@@ -95,7 +95,7 @@ SETTINGS = """
   save_every precision compile decay seed
   train evaluation shots max_length epochs batch_rows warmup_share tensorboard
   questions rollouts group_size pool in_order kl_weight ahead correction clip_range
-  most_weight evaluation_questions evaluation_samples gpu_memory
+  most_weight evaluation_questions evaluation_samples gpu_memory sampler
   d_model num_layers num_heads n_ctx max_vocab_size threads seeds learning_rates
   shortest forms most_seconds most_gib
   problems samples temperature

@@ -13,13 +13,12 @@ import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from engine.messages import SamplingParams
 from training.grpo.asked import Asked, Questions
 from training.grpo.config import GRPOConfig
 from training.grpo.objective import Row
 from training.grpo.record import Evaluation, evaluated
 from training.grpo.resampling import GOOD, Floats, Resampling, advantages, chosen
-from training.grpo.rollouts import Rollout, Sampler
+from training.grpo.rollouts import Rollout, Sampler, Sampling
 from training.questions.rewards import Reward, rewarded
 
 _SAMPLING, _CHOICE, _EVALUATION = 1, 2, 3
@@ -100,7 +99,7 @@ class Asking:
         self, asked: list[Asked], count: int, stream: int, index: int
     ) -> tuple[list[list[Rollout]], Floats]:
         config = self._config
-        sampling = SamplingParams(
+        sampling = Sampling(
             n=count,
             max_tokens=config.max_tokens,
             temperature=config.temperature,

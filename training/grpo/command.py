@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -13,8 +14,9 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 from rich.console import Console
+from torch import Tensor
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, ModelConfig
 from engine.errors import ConfigError
 from engine.settings import build
 from engine.weights.checkpoint import read_model
@@ -26,8 +28,10 @@ from training.grpo.config import GRPOConfig
 from training.grpo.learner import Learner
 from training.grpo.objective import Objective
 from training.grpo.record import Evaluation, Lines, Summary, Update, plot, summary
-from training.grpo.rollouts import engine_sampler
+from training.grpo.rollouts import Sampler, engine_sampler
+from training.grpo.torch_sampler import TorchSampler
 from training.loop import Run, Schedule
+from training.model import SRM
 from training.processes import processes
 from training.questions.rewards import load_reward
 from training.text.whole_files import write_whole
@@ -71,14 +75,7 @@ def grpo(config: GRPOConfig) -> Trained:
             run, reference, _objective(config), own.device, config.precision, config.micro_batches
         )
         done = len(run.losses.steps)
-        engine = EngineConfig(
-            model=config.model,
-            device=config.device,
-            dtype=config.dtype,
-            num_slots=config.questions * config.rollouts,
-            max_waiting=max(100_000, config.rollouts, config.evaluation_samples),
-        )
-        sampler = engine_sampler(base.config, run.weights(), engine, done + 1, config.gpu_memory)
+        sampler = _sampler(config, base.config, run.weights(), done + 1, own.device)
         with closing(sampler):
             asking = Asking(config, asked, tokenizer, reward, sampler)
             updates = Lines(config.output / "updates.jsonl", Update, done)
@@ -175,6 +172,28 @@ def _evaluation_line(one: Evaluation) -> str:
         f"after {one.step} updates: pass@1 {one.pass_at['1']:.4f} ± {one.pass_at_1_error:.4f}, "
         f"gained {one.gain:+.4f} ± {one.gain_error:.4f}, pass@{most} {one.pass_at[most]:.4f}"
     )
+
+
+def _sampler(
+    config: GRPOConfig,
+    model: ModelConfig,
+    weights: Mapping[str, Tensor],
+    version: int,
+    device: torch.device,
+) -> Sampler:
+    """Start what samples, with these weights, number `version`."""
+    if config.sampler == "torch":
+        copy = SRM(model)
+        copy.load_state_dict(weights)
+        return TorchSampler(copy, device, config.precision, version)
+    engine = EngineConfig(
+        model=config.model,
+        device=config.device,
+        dtype=config.dtype,
+        num_slots=config.questions * config.rollouts,
+        max_waiting=max(100_000, config.rollouts, config.evaluation_samples),
+    )
+    return engine_sampler(model, weights, engine, version, config.gpu_memory)
 
 
 def _told(config: GRPOConfig) -> dict[str, Any]:

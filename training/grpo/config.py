@@ -76,6 +76,8 @@ class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Updates between two saves of the run."""
     precision: Precision = "bfloat16"
     """Of the products in training; weights, sums and states stay float32."""
+    sampler: Literal["engine", "torch"] = "engine"
+    """What samples; `torch` is there to measure the engine against."""
     dtype: Literal["auto", "float32", "bfloat16", "float8"] = "auto"
     """Of the engine that samples, as `srm serve` has it."""
     device: Literal["cpu", "gpu"] = "cpu"

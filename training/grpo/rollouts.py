@@ -36,13 +36,24 @@ class Rollout:
     """Number of the weights that sampled it; the start weights have 1, and each update adds 1."""
 
 
+class Sampling(msgspec.Struct, frozen=True):
+    """How rollouts of a prompt are sampled, as in SamplingParams; nothing else changes them."""
+
+    n: int
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+
+
 class Sampler(Protocol):
     """Completes prompts with weights that it is given from time to time."""
 
-    def sample(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams
-    ) -> list[list[Rollout]]:
-        """Return `params.n` rollouts of each prompt; a function of weights and arguments."""
+    def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Rollout]]:
+        """Return `sampling.n` rollouts of each prompt: a function of weights and arguments.
+
+        Equal prompts have different ones.
+        """
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on with these weights, of the next version; nothing is being sampled."""
@@ -58,14 +69,12 @@ class EngineSampler:
         """Take an engine that has no other work; `close` frees it."""
         self._engine, self._close = engine, close
 
-    def sample(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams
-    ) -> list[list[Rollout]]:
-        """Prompt i is sampled with seed `params.seed + i`. Raises RequestError if one is refused,
+    def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Rollout]]:
+        """Prompt i is sampled with seed `sampling.seed + i`. Raises RequestError if one is refused,
         StepFailed if the engine fails."""
         version = self._engine.weights_version
-        asked = msgspec.structs.replace(params, logprobs=0)
-        found = self._engine.generate(prompts, asked)
+        params = SamplingParams(logprobs=0, **msgspec.structs.asdict(sampling))
+        found = self._engine.generate(prompts, params)
         return [[_rollout(output, version) for output in outputs] for outputs in found]
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:

@@ -17,7 +17,6 @@ from tokenizers.processors import TemplateProcessing
 
 from engine.config import ModelConfig
 from engine.errors import ConfigError
-from engine.messages import SamplingParams
 from engine.settings import load
 from engine.weights.checkpoint import load_checkpoint
 from tests.engines.making import engine_of
@@ -28,7 +27,8 @@ from training.grpo.asked import questions
 from training.grpo.command import grpo
 from training.grpo.config import GRPOConfig
 from training.grpo.record import Evaluation, Lines, Update, evaluated
-from training.grpo.rollouts import EngineSampler
+from training.grpo.rollouts import EngineSampler, Sampler, Sampling, folded
+from training.grpo.torch_sampler import TorchSampler
 from training.loop import Schedule
 from training.model import SRM
 from training.text.tokenizer import BEGIN, BEGIN_ID, END, END_ID
@@ -142,6 +142,14 @@ def test_a_resumed_run_equals_one_that_never_stopped(
         grpo(settings(base, tmp_path / "halves", steps=6))
 
 
+def test_torch_may_sample_what_is_learned_from(base: Path, tmp_path: Path) -> None:
+    grpo(settings(base, tmp_path, steps=24, sampler="torch"))
+    made = updates(tmp_path)
+    assert [one.weights_version for one in made] == list(range(1, 25))
+    assert all(one.gap < 1e-4 for one in made)
+    assert np.mean([one.reward for one in made[-4:]]) > made[0].reward + 0.3
+
+
 @pytest.mark.parametrize("correction", ["auto", "clip"])
 def test_rollouts_ahead_are_of_the_weights_before(
     base: Path, tmp_path: Path, correction: str
@@ -154,17 +162,31 @@ def test_rollouts_ahead_are_of_the_weights_before(
     assert any(one.limited for one in made) == (correction == "clip")
 
 
-def test_weights_change_hands_in_memory_and_are_counted() -> None:
+def torch_model(seed: int) -> SRM:
+    torch.manual_seed(seed)
+    return SRM(TINY_MODEL)
+
+
+def samplers() -> list[Sampler]:
+    """Both, with the same weights."""
+    model = torch_model(0)
+    engine = engine_of(folded(TINY_MODEL, model.state_dict(), 1), num_slots=8)
+    return [
+        EngineSampler(engine, lambda: None),
+        TorchSampler(model, torch.device("cpu"), "float32", 1),
+    ]
+
+
+@pytest.mark.parametrize("sampler", samplers(), ids=["engine", "torch"])
+def test_weights_change_hands_in_memory_and_are_counted(sampler: Sampler) -> None:
     """And rollouts are a function of weights and seed."""
-    sampler = EngineSampler(engine_of(num_slots=8), lambda: None)
-    asked = SamplingParams(n=3, max_tokens=4, seed=5)
+    asked = Sampling(n=3, max_tokens=4, temperature=1.0, top_p=1.0, seed=5)
     first = sampler.sample([[1, 2], [3]], asked)
     assert [len(one) for one in first] == [3, 3]
     assert {one.weights_version for own in first for one in own} == {1}
-    torch.manual_seed(1)
-    model = SRM(TINY_MODEL)
+    model = torch_model(1)
     sampler.load(model.state_dict())
-    with torch.no_grad():  # the engine has copies
+    with torch.no_grad():  # the sampler has copies
         model.input_layer.weight.zero_()
     second = sampler.sample([[1, 2], [3]], asked)
     assert {one.weights_version for own in second for one in own} == {2}
@@ -174,6 +196,27 @@ def test_weights_change_hands_in_memory_and_are_counted() -> None:
             assert one.token_ids.tolist() == other.token_ids.tolist()
             assert one.logprobs.tolist() == other.logprobs.tolist() != old.logprobs.tolist()
             assert len(one.logprobs) == len(one.token_ids)
+
+
+@pytest.mark.parametrize("sampler", samplers(), ids=["engine", "torch"])
+def test_samplers_say_the_models_own_log_probabilities_and_keep_to_top_p(sampler: Sampler) -> None:
+    prompt, model = [1, 2, 3], torch_model(0)
+    asked = Sampling(n=40, max_tokens=70, temperature=5.0, top_p=0.9, seed=5)
+    (found,) = sampler.sample([prompt], asked)
+    most = TINY_MODEL.n_ctx - len(prompt) + 1
+    assert {one.is_ended for one in found} == {True, False}
+    for one in found:
+        tokens = one.token_ids.tolist()
+        assert one.is_ended == (tokens[-1] == TINY_MODEL.eos_token_id)
+        assert one.is_ended or len(tokens) == most
+        assert TINY_MODEL.eos_token_id not in tokens[:-1]
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + tokens[:-1]]))[0, len(prompt) - 1 :]
+        logp = torch.log_softmax(logits / 5.0, -1)
+        own = logp.gather(1, torch.tensor(tokens)[:, None])
+        assert one.logprobs.tolist() == pytest.approx(own[:, 0].tolist(), abs=1e-4)
+        likelier = (logp.exp() * (logp > own)).sum(1)
+        assert (likelier < 0.9 + 1e-4).all()
 
 
 def test_questions_come_once_an_epoch_and_long_ones_never(base: Path, tmp_path: Path) -> None:
@@ -258,9 +301,7 @@ def test_settings_out_of_range_are_named(flags: str, message: str) -> None:
         load(GRPOConfig, flags.split(), {})
 
 
-def test_what_cannot_be_done_is_refused_before_any_work(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_done_is_refused(base: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="output must be another folder than model"):
         grpo(settings(base, base))
     failing = tmp_path / "fails.py"

@@ -1,0 +1,86 @@
+"""Samples with the trained model in torch, as training libraries do without an engine.
+
+The other `Sampler`, to measure the engine against: one question after the other, its rollouts side
+by side until the last one has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.grpo.rollouts import Rollout, Sampling
+from training.loop import Precision, autocast
+from training.model import SRM
+
+
+class TorchSampler:
+    """A copy of the model that feeds a token at a time."""
+
+    def __init__(
+        self, model: SRM, device: torch.device, precision: Precision, weights_version: int
+    ) -> None:
+        """Take a model for its own; products are computed in `precision`."""
+        self._model, self._device, self._precision = model.to(device), device, precision
+        self._version = weights_version
+
+    def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Rollout]]:
+        """Prompt i is sampled with seed `sampling.seed + i`."""
+        with torch.no_grad(), autocast(self._precision, self._device):
+            return [
+                self._complete(prompt, sampling, (sampling.seed + number) % 2**64)
+                for number, prompt in enumerate(prompts)
+            ]
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self._model.load_state_dict(tensors)
+        self._version += 1
+
+    def close(self) -> None:
+        del self._model
+
+    def _complete(self, prompt: Sequence[int], sampling: Sampling, seed: int) -> list[Rollout]:
+        random = torch.Generator(self._device).manual_seed(seed)
+        config, count = self._model.config, sampling.n
+        state, logits = self._model.empty_state(1), torch.empty(0)
+        for position, token in enumerate(prompt):
+            fed = torch.tensor([token], device=self._device)
+            logits, state = self._model.step(fed, state, position)
+        logits, state = logits.expand(count, -1), state.expand(-1, -1, count, -1)
+        ids: list[Tensor] = []
+        logprobs: list[Tensor] = []
+        ended = torch.zeros(count, dtype=torch.bool, device=self._device)
+        most = min(sampling.max_tokens, config.n_ctx - len(prompt) + 1)
+        for position in range(len(prompt), len(prompt) + most):
+            if ids:
+                logits, state = self._model.step(ids[-1], state, position - 1)
+            logp = torch.log_softmax(logits.float() / sampling.temperature, -1)
+            tokens = _drawn(logp, sampling.top_p, random)
+            ids.append(tokens)
+            logprobs.append(logp.gather(1, tokens[:, None])[:, 0])
+            ended |= tokens == config.eos_token_id
+            if ended.all():
+                break
+        return self._rollouts(
+            torch.stack(ids, 1).cpu().numpy().astype("<i4"), torch.stack(logprobs, 1).cpu().numpy()
+        )
+
+    def _rollouts(self, ids: np.ndarray, logprobs: np.ndarray) -> list[Rollout]:
+        """Cut rows [n, tokens] behind their first end token."""
+        is_end = ids == self._model.config.eos_token_id
+        lengths = np.where(is_end.any(1), is_end.argmax(1) + 1, ids.shape[1])
+        return [
+            Rollout(row[:length], lps[:length], bool(ends), self._version)
+            for row, lps, length, ends in zip(ids, logprobs, lengths, is_end.any(1), strict=True)
+        ]
+
+
+def _drawn(logprobs: Tensor, top_p: float, random: torch.Generator) -> Tensor:
+    """Draw a token of each row [rows, V], of the fewest likeliest ones that reach `top_p`."""
+    ordered, tokens = logprobs.exp().sort(-1, descending=True)
+    before = ordered.cumsum(-1) - ordered
+    kept = ordered.masked_fill(before >= top_p, 0.0)
+    return tokens.gather(1, torch.multinomial(kept, 1, generator=random))[:, 0]
