@@ -5,9 +5,14 @@ from __future__ import annotations
 import sys
 
 from engine.errors import ConfigError, SRMError
-from experiments import baselines, forms, mixers
+from experiments import baselines, copying, forms, mixers
 
-EXPERIMENTS = {"mixers": mixers.main, "baselines": baselines.main, "forms": forms.main}
+EXPERIMENTS = {
+    "mixers": mixers.main,
+    "baselines": baselines.main,
+    "forms": forms.main,
+    "copying": copying.main,
+}
 
 
 def main(argv: list[str]) -> int:

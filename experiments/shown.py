@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, stdev
 
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 
@@ -28,8 +29,16 @@ def number(value: float | None, digits: int = 3) -> str:
 def beside(
     ours: Mapping[str, Sequence[float]], paper: Mapping[str, float], quantity: str
 ) -> Figure:
-    """Draw a point for each case that the paper has: its figure, and the mean and range of ours."""
+    """Draw a point for each case that the paper has, as `points` does."""
     figure, axes = plt.subplots(figsize=(7, 5))
+    points(axes, ours, paper, quantity)
+    return figure
+
+
+def points(
+    axes: Axes, ours: Mapping[str, Sequence[float]], paper: Mapping[str, float], quantity: str
+) -> None:
+    """Draw a point for each case that the paper has: its figure, and the mean and range of ours."""
     for place, case in enumerate(name for name in ours if name in paper):
         middle = mean(ours[case])
         error = [[middle - min(ours[case])], [max(ours[case]) - middle]]
@@ -38,4 +47,3 @@ def beside(
     axes.set(xlabel=f"{quantity}, the paper's", ylabel=f"{quantity}, ours")
     axes.grid(linewidth=0.3)
     axes.legend(fontsize=7)
-    return figure

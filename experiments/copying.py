@@ -1,0 +1,249 @@
+"""`python -m experiments copying`: how well models repeat the first half of a sequence.
+
+As in the paper, the second half of each sequence is the first once more, and only its tokens are
+trained on and counted, each predicted from all before it. The paper's first halves are text, and
+some of a text can be guessed; ours are drawn at random from few ids, so what is right beyond chance
+was remembered. By variant and width, and by variant and copied length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from engine.config import ModelConfig
+from engine.settings import load
+from experiments.baselines import models
+from experiments.kept import Numbers
+from experiments.ordering import ordering
+from experiments.runner import Results, fit, publish, run_cases, values_of
+from experiments.settings import Settings
+from experiments.shown import number, points, spread, table
+from training.data import IGNORED
+from training.loop import Run
+from training.model import SRM, LanguageModel
+
+SRMS: dict[str, dict[str, Any]] = {
+    "mixed decay no projections": {"mixer": "mixed", "decay": True, "use_projections": False},
+    "mixed decay": {"mixer": "mixed", "decay": True},
+    "mixed no projections": {"mixer": "mixed", "use_projections": False},
+    "mixed": {"mixer": "mixed"},
+    "plain heads": {"mixer": "column_heads"},
+    "headless": {"mixer": "column"},
+    "kernel 4": {"mixer": "kernel", "kernel_size": 4},
+    "kernel 8": {"mixer": "kernel", "kernel_size": 8},
+}
+"""Settings of ModelConfig; without decay where it is not named, and projected with heads."""
+NARROW = "Mamba 2"
+"""Is half as wide as the others, as in the paper."""
+VARIANTS = (*SRMS, NARROW, "Transformer")
+HEADS = 4
+"""Of the variants that have heads; Mamba 2 has twice as many."""
+PAPER = {
+    "mixed decay no projections": (0.348, 0.689, 0.747),
+    "plain heads": (0.404, None, None),
+    "headless": (0.442, None, None),
+    "kernel 4": (0.492, 0.785, None),
+    "kernel 8": (None, 0.844, None),
+    "Mamba 2": (0.252, 0.512, 0.967),
+}
+"""Its accuracies at d 256, 512 and 1,024, of Mamba 2 at half of that: 256 tokens are copied."""
+PAPER_WIDTHS = ("the paper's, d 256", "d 512", "d 1,024")
+PAPER_FALLS = "from more than 0.9 to less than 0.3"
+"""So its accuracy goes at d 256 as more tokens are copied."""
+EVALUATION_BATCHES = 8
+
+
+class CopyingConfig(Settings, frozen=True):
+    """Settings of `python -m experiments copying`."""
+
+    steps: int = 1_000
+    """Updates of a case."""
+    rows: int = 32
+    """Sequences of an update."""
+    d_model: int = 32
+    """Width at which copied lengths are compared."""
+    num_layers: int = 2
+    """Blocks of the models."""
+    n_ctx: int = 32
+    """Tokens of a sequence where widths are compared; the second half repeats the first."""
+    widths: tuple[int, ...] = (32, 64, 128)
+    """Widths that are compared; the paper's are 256, 512 and 1,024. Mamba 2 has half of it."""
+    copied: tuple[int, ...] = (4, 8, 16, 32)
+    """Copied lengths that are compared."""
+    ids: int = 16
+    """Token ids that are drawn from, each as often."""
+    learning_rate: float = 5e-3
+    """Peak learning rate: reached after a tenth of the updates, then falling to 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.n_ctx % 2:
+            raise ValueError(f"n_ctx must be even, got {self.n_ctx}")
+        for name, value in (("widths", self.widths), ("copied", self.copied)):
+            if not value or min(value) < 1 or sorted(set(value)) != list(value):
+                raise ValueError(f"{name} must be one or more numbers ≥ 1 that rise, got {value}")
+        if self.ids < 2:
+            raise ValueError(f"ids must be at least 2, got {self.ids}")
+        for width in {self.d_model, *self.widths}:
+            if width % (4 * HEADS):
+                raise ValueError(
+                    f"widths and d_model must be multiples of {4 * HEADS}, got {width}"
+                )
+
+    @property
+    def grid(self) -> list[tuple[int, int]]:
+        """Width and copied length of the cases of each variant."""
+        by_width = [(width, self.n_ctx // 2) for width in self.widths]
+        return sorted({*by_width, *((self.d_model, copied) for copied in self.copied)})
+
+
+class Copies:
+    """Inputs and targets, int64 [rows, 2 * copied - 1], of step `index`: the targets of the first
+    half are ignored."""
+
+    def __init__(self, rows: int, copied: int, ids: int, seed: tuple[int, ...]) -> None:
+        self._shape, self._ids, self._seed = (rows, copied), ids, seed
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        drawn = np.random.default_rng((*self._seed, index)).integers(self._ids, size=self._shape)
+        ids = torch.from_numpy(np.tile(drawn, 2))
+        targets = ids[:, 1:].clone()
+        targets[:, : self._shape[1] - 1] = IGNORED
+        return ids[:, :-1], targets
+
+
+def model(config: CopyingConfig, variant: str, width: int, copied: int) -> LanguageModel:
+    """Make the model of a case."""
+    if variant not in SRMS:
+        make = models(config.num_layers, 2 * copied, config.ids)[variant]
+        return make(width // 2 if variant == NARROW else width)
+    is_headless = SRMS[variant]["mixer"] in {"column", "kernel"}
+    fixed = {"decay": False, "use_projections": not is_headless}
+    heads = 1 if is_headless else HEADS
+    sizes = (width, config.num_layers, heads, 2 * copied, config.ids)
+    return SRM(ModelConfig(*sizes, **(fixed | SRMS[variant])))
+
+
+def accuracy(run: Run, batches: list[tuple[Tensor, Tensor]]) -> float:
+    """Return the part of the targets that are the likeliest token."""
+    right = count = 0
+    with torch.no_grad():
+        for inputs, targets in batches:
+            is_counted = targets != IGNORED
+            likeliest = run.logits(inputs).argmax(-1)
+            right += int((likeliest == targets)[is_counted].sum())
+            count += int(is_counted.sum())
+    return right / count
+
+
+def copy(config: CopyingConfig, variant: str, width: int, copied: int, seed: int) -> Numbers:
+    """Train one case; return accuracy and loss in nats per copied token, on new sequences."""
+    batches = Copies(config.rows, copied, config.ids, (0, seed))
+    fresh = Copies(config.rows, copied, config.ids, (1,))
+    evaluation = [fresh[index] for index in range(EVALUATION_BATCHES)]
+    run, _, took = fit(
+        lambda: model(config, variant, width, copied),
+        batches,
+        seed,
+        config.steps,
+        config.learning_rate,
+    )
+    found = {"accuracy": accuracy(run, evaluation), "loss": run.evaluate(evaluation)}
+    return found | {"width": width, "copied": copied, **took}
+
+
+def case(variant: str, width: int, copied: int) -> str:
+    """Return what a case is called."""
+    return f"{variant} {width} {copied}"
+
+
+def paper(config: CopyingConfig) -> dict[str, float]:
+    """Return the paper's accuracies by our cases, its narrowest models beside our narrowest."""
+    return {
+        case(variant, width, config.n_ctx // 2): found
+        for variant, accuracies in PAPER.items()
+        for width, found in zip(config.widths, accuracies, strict=False)
+        if found is not None
+    }
+
+
+def page(config: CopyingConfig, results: Results) -> list[str]:
+    """Return the record's text: tables by width and by length, and what agrees."""
+    ours, theirs = values_of(results, "accuracy"), paper(config)
+    by_width = [
+        [variant, *(spread(ours[case(variant, w, config.n_ctx // 2)]) for w in config.widths)]
+        + [number(found) for found in PAPER.get(variant, (None, None, None))]
+        for variant in VARIANTS
+    ]
+    by_length = [
+        [variant, *(spread(ours[case(variant, config.d_model, n)]) for n in config.copied)]
+        for variant in VARIANTS
+    ]
+    spent = sum(sum(values) for values in values_of(results, "processor_seconds").values())
+    d_model, shortest, longest = config.d_model, config.copied[0], config.copied[-1]
+    rows = [(variant, *_ends(ours, variant, config)) for variant in VARIANTS]
+    falling = sum(last < first for _, first, last in rows)
+    return [
+        f"Accuracy on the second half of new sequences; chance is {1 / config.ids:.3f}. "
+        f"All cases took {spent / 60:.0f} processor minutes.",
+        "",
+        f"{config.n_ctx // 2} tokens copied, by width, and the paper's of 256 tokens; Mamba 2 is "
+        "half as wide, here and there:",
+        "",
+        *table(["variant", *(f"d {w}" for w in config.widths), *PAPER_WIDTHS], by_width),
+        "",
+        f"{ordering(ours, theirs).sentence()}",
+        "",
+        f"By tokens copied, at d {d_model}:",
+        "",
+        *table(["variant", *(str(copied) for copied in config.copied)], by_length),
+        "",
+        f"From {shortest} to {longest} copied tokens the accuracy of {falling} of {len(rows)} "
+        f"variants falls; the paper's falls {PAPER_FALLS} at d 256.",
+    ]
+
+
+def _ends(
+    ours: Mapping[str, list[float]], variant: str, config: CopyingConfig
+) -> tuple[float, float]:
+    first, last = (case(variant, config.d_model, config.copied[end]) for end in (0, -1))
+    return mean(ours[first]), mean(ours[last])
+
+
+def drawn(config: CopyingConfig, results: Results) -> Figure:
+    """Draw accuracies beside the paper's, and by copied length."""
+    ours = values_of(results, "accuracy")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5.5))
+    points(left, ours, paper(config), "accuracy")
+    for variant in VARIANTS:
+        means = [mean(ours[case(variant, config.d_model, n)]) for n in config.copied]
+        right.plot(config.copied, means, marker=".", label=variant)
+    right.set(xlabel=f"tokens copied, d {config.d_model}", ylabel="accuracy")
+    right.grid(linewidth=0.3)
+    right.legend(fontsize=7)
+    return figure
+
+
+def main(argv: list[str]) -> int:
+    """Run all cases and write the record."""
+    config = load(CopyingConfig, argv, prog="python -m experiments copying")
+
+    def case_of(variant: str, width: int, copied: int) -> Callable[[int], Numbers]:
+        return lambda seed: copy(config, variant, width, copied, seed)
+
+    cases = {
+        case(variant, *sizes): case_of(variant, *sizes)
+        for sizes in config.grid
+        for variant in VARIANTS
+    }
+    results = run_cases("copying", config, cases, {})
+    publish("copying", argv, config, results, page(config, results), drawn(config, results))
+    return 0
