@@ -10,7 +10,7 @@ import msgspec
 MOST = 1_000_000
 """Samples of a problem, and choices of a request."""
 ON_SRM, ELSEWHERE = 10_000, 100
-"""Choices of a request where `n` is 0 and replies are counts, and where they are choices."""
+"""Choices of a request where `n` is 0: of an SRM server that draws all, and else."""
 
 
 class PassKConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,7 +43,7 @@ class PassKConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A regular expression of right completions, `{answer}` standing for the number after ####, by
     which an SRM server itself ends the drawing. Only with `until`."""
     n: int = 0
-    """Choices of one request. 0: 10,000 where an SRM server counts equal ones, else 100."""
+    """Choices of one request. 0: 10,000 of an SRM server where `until` is 0, else 100."""
     concurrency: int = 4
     """Requests under way at any time."""
     max_tokens: int = 256

@@ -85,10 +85,12 @@ class Totals(msgspec.Struct, frozen=True):
 class Results(msgspec.Struct, frozen=True):
     """All that is computed of a run."""
 
+    fingerprints: list[str]
+    """Of the server's weights, as replies say; none if it does not."""
     totals: Totals
     points: list[Point]
     power_law: Law | None
-    """None where the coverage is the same at every k."""
+    """None of fewer than three k, and where the coverage is the same at all of them."""
     problems: list[Solved]
 
 
@@ -106,6 +108,7 @@ def results_of(
     over = intervals(many) if many is not None else [None] * len(ks)
     per_sample = float(np.mean([one.completion_tokens / one.sampled for one in solved]))
     return Results(
+        fingerprints=sorted({one.fingerprint for one in answers if one.fingerprint is not None}),
         totals=_totals(answers),
         points=[
             Point(k, float(coverage[at]), over[at], own[at], k * per_sample)
@@ -194,7 +197,9 @@ def page(results: Results, about: str, picture: str) -> str:
         )
     lines.append("")
     if law is None:
-        lines.append("Coverage is the same at every k: it has no power law.")
+        lines.append(
+            "Power law: none, which would need three values of k and a coverage that differs."
+        )
     else:
         lines.append(
             f"Power law: pass@k = exp(a · k^b), a = {law.a:.4f} ({_shown(law.a_interval)}), "

@@ -29,8 +29,7 @@ Texts = list[tuple[str, int]]
 
 def choices_of(config: PassKConfig, is_srm: bool) -> int:
     """Return the choices of a request."""
-    counts = is_srm and (not config.until or bool(config.match))
-    return min(config.samples, config.n or (ON_SRM if counts else ELSEWHERE))
+    return min(config.samples, config.n or (ON_SRM if is_srm and not config.until else ELSEWHERE))
 
 
 class Sampling:

@@ -172,6 +172,7 @@ def test_our_server_counts_what_it_draws(
         assert (found["drawn"], found["right"]) == (300, right) and 0 < right < 300
         assert found["completion_tokens"] == drawn["usage"]["completion_tokens"]
     written = result(folder / "out")
+    assert written["fingerprints"] == [drawn["system_fingerprint"]]
     assert written["points"][0]["coverage"] == pytest.approx(
         sum(right for _, right in tallies(folder)) / 600
     )
