@@ -9,6 +9,7 @@ import msgspec
 
 from engine.errors import ConfigError
 from engine.settings import load
+from server.commands.standard_output import INTERRUPTED
 from training.evaluate import EvaluateConfig, evaluate
 from training.finetuning.sft import SFTConfig, sft
 from training.grpo.command import grpo
@@ -19,6 +20,15 @@ from training.text.tokenizer import TokenizerConfig, make_tokenizer
 
 def main(argv: list[str]) -> int:
     """Run the command that argv names with the settings that follow; return the exit code."""
+    try:
+        return _command(argv)
+    except KeyboardInterrupt:
+        goes_on = "; the same command goes on from the last save" if argv[0] == "train" else ""
+        print(f"srm {argv[0]}: interrupted{goes_on}", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _command(argv: list[str]) -> int:
     command, settings = (argv[0], argv[1:]) if argv else ("", [])
     if command == "train" and settings[:1] == ["pretrain"]:
         config = load(PretrainConfig, settings[1:], prog="srm train pretrain")

@@ -29,7 +29,7 @@ from engine.weights.tensors import DECAY_RANGE
 from training.data import IGNORED
 from training.events import Events, events_in
 from training.model import LanguageModel
-from training.processes import Processes, spread
+from training.processes import Processes, spread, stop_asked
 from training.text.whole_files import is_sealed, seal, whole
 
 Part = TypeVar("Part")
@@ -124,11 +124,12 @@ class Run:
     def train(self, batches: TrainingBatches, evaluation: list[tuple[Tensor, Tensor]]) -> None:
         """Make the steps that are left; losses are added as they come.
 
-        The run is saved every `save_every` steps and at the end. Raises ConfigError if a loss is
-        no number; what was saved before stays.
+        The run is saved every `save_every` steps and at the end, and when a signal asks it to stop,
+        which raises KeyboardInterrupt. Raises ConfigError if a loss is no number; what was saved
+        before stays.
         """
         schedule, progress = self._schedule, self._progress()
-        with progress:
+        with progress, stop_asked() as asked:
             bar = progress.add_task(
                 "", total=schedule.steps, completed=len(self.losses.steps), loss=math.nan, rate=0.0
             )
@@ -145,10 +146,13 @@ class Run:
                 if evaluation and every and (done % every == 0 or is_last):
                     self._evaluated(done, self.evaluate(evaluation))
                     said += f", evaluation {self.losses.evaluations[-1][1]:.4f}"
-                if done % schedule.save_every == 0 or is_last:
+                is_over = self._own.total(torch.tensor(float(asked.is_set())).to(self._own.device))
+                if done % schedule.save_every == 0 or is_last or is_over:
                     if self._own.is_first and not progress.console.is_terminal:
                         progress.print(said)  # a log shows no bar
                     self.save()
+                if is_over and not is_last:
+                    raise KeyboardInterrupt
 
     def evaluate(self, batches: list[tuple[Tensor, Tensor]]) -> float:
         """Return the mean loss over the targets of all batches."""

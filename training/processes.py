@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import torch
 from torch import Tensor, distributed, nn
@@ -74,6 +77,27 @@ class Processes:
         if self.count > 1:
             distributed.all_reduce(value := value.detach().clone())
         return float(value)
+
+
+@contextmanager
+def stop_asked() -> Iterator[threading.Event]:
+    """Only note a first SIGTERM or SIGINT, for the run to be saved; a second one ends the process
+    as ever. Outside the main thread, which alone hears of signals, none is noted."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def note(number: int, _: FrameType | None) -> None:
+        signal.signal(number, before[signal.Signals(number)])
+        asked.set()
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 import subprocess
 import sys
 from itertools import islice
@@ -14,8 +15,10 @@ from msgspec import structs
 
 from engine.errors import ConfigError
 from engine.records import ROOT
+from training.__main__ import main
 from training.loop import Schedule
 from training.pretrain import PretrainConfig, pretrain
+from training.processes import stop_asked
 from training.tasks import problems
 from training.text.whole_files import is_sealed, seal
 
@@ -199,3 +202,41 @@ def test_a_disk_that_takes_no_more_ends_the_run_and_keeps_what_was_there(
         resource.setrlimit(resource.RLIMIT_FSIZE, (own, most))
     assert path.read_bytes() == before and not list(tmp_path.glob("*.partial"))
     assert len(pretrain(settings).steps) == settings.steps
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_told_to_stop_is_saved_first(
+    texts: Path, whole: Path, tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    settings = config(texts, tmp_path)
+    names = "d_model num_layers num_heads n_ctx steps batch_tokens warmup_steps max_vocab_size"
+    flags = [f"--{name.replace('_', '-')}={getattr(settings, name)}" for name in names.split()]
+    flags += ["--save-every=100", "--evaluate-every=4", "--evaluation-share=0.1", "--threads=1"]
+    command = ["train", "pretrain", f"--texts={texts}", f"--output={tmp_path}", *flags]
+    rate, handlers = Schedule.rate, [signal.getsignal(signal.SIGTERM), signal.getsignal(2)]
+
+    left = [number]
+
+    def signalled(schedule: Schedule, step: int) -> float:
+        if step == 4 and left:
+            signal.raise_signal(left.pop())
+        return rate(schedule, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Schedule, "rate", signalled)
+        assert main(command) == 130
+    assert "interrupted; the same command goes on from the last save" in capsys.readouterr().err
+    assert len(torch.load(tmp_path / "run.pt", weights_only=True)["losses"]["steps"]) == 5
+    assert [signal.getsignal(signal.SIGTERM), signal.getsignal(2)] == handlers
+    assert main(command) == 0
+    for name in ("model.safetensors", "losses.json"):
+        assert (tmp_path / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_a_second_signal_ends_a_run_at_once() -> None:
+    with stop_asked() as asked:
+        signal.raise_signal(signal.SIGINT)
+        assert asked.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
