@@ -7,7 +7,7 @@ import sys
 
 from engine import logs
 from engine.config import EngineConfig
-from engine.device.libc import keep_freed_memory
+from engine.device.libc import keep_freed_memory, wait_busily_for_less
 from engine.device.runner import ModelRunner
 from engine.errors import SRMError
 from engine.memory import collect_rarely
@@ -24,6 +24,7 @@ def main(argv: list[str]) -> int:
     """Run the engine process until it is told to stop; return its exit code."""
     logs.configure("info", "text")  # until it is known what is wanted
     keep_freed_memory()
+    wait_busily_for_less()
     try:
         config = load(EngineConfig, argv, prog="python -m engine")
         logs.configure(config.log_level, config.log_format)
