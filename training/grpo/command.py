@@ -32,7 +32,7 @@ from training.grpo.rollouts import Sampler, engine_sampler
 from training.grpo.torch_sampler import TorchSampler
 from training.loop import Run, Schedule
 from training.model import SRM
-from training.processes import processes
+from training.processes import processes, stop_asked
 from training.questions.rewards import load_reward
 from training.text.whole_files import write_whole
 
@@ -105,11 +105,12 @@ def alternate(
     """Make the updates that are left, each from rollouts of its own.
 
     In turn, these are sampled by the weights that learn from them. With `ahead`, another thread
-    samples those of the next update meanwhile, and weights change hands when both are done.
+    samples those of the next update meanwhile, and weights change hands when both are done. A
+    signal to stop ends the run after the update under way, with KeyboardInterrupt.
     """
     first, say = len(updates), partial(Console(highlight=False).print, soft_wrap=True)
     pending: Future[Batch] | None = None
-    with ThreadPoolExecutor(1, "rollouts") as thread:
+    with ThreadPoolExecutor(1, "rollouts") as thread, stop_asked() as asked:
         for done in range(first, config.steps + 1):
             started = time.monotonic()
             batch = None if pending is None else pending.result()
@@ -140,7 +141,7 @@ def alternate(
                     mixed=batch.mixed,
                     ended=batch.ended,
                     loss=run.losses.steps[-1],
-                    kl=sums.kl / sums.tokens,
+                    kl=sums.kl / sums.tokens if config.kl_weight else None,
                     gap=sums.gap / sums.tokens,
                     limited=sums.limited / sums.tokens,
                     learned_tokens=sums.tokens,
@@ -153,15 +154,20 @@ def alternate(
             )
             say(_update_line(updates[-1], config.steps))
             for name in ("reward", "mixed", "ended", "kl", "gap", "rollout_s", "waited_s"):
-                run.tell(name, getattr(updates[-1], name))
-            if (done + 1) % config.save_every == 0 or done + 1 == config.steps:
+                if (value := getattr(updates[-1], name)) is not None:
+                    run.tell(name, value)
+            is_last = done + 1 == config.steps
+            if (done + 1) % config.save_every == 0 or is_last or asked.is_set():
                 run.save()
+            if asked.is_set() and not is_last:
+                raise KeyboardInterrupt
 
 
 def _update_line(one: Update, steps: int) -> str:
+    kl = "" if one.kl is None else f"KL {one.kl:.4f}, "
     return (
         f"update {one.step} of {steps}: reward {one.reward:.3f}, {one.mixed:.0%} of questions "
-        f"mixed, KL {one.kl:.4f}, sampled {one.rollout_tokens:,} tokens in {one.rollout_s:.1f} s, "
+        f"mixed, {kl}sampled {one.rollout_tokens:,} tokens in {one.rollout_s:.1f} s, "
         f"waited {one.waited_s:.1f} s, learned {one.learned_tokens:,} in {one.learn_s:.1f} s"
     )
 

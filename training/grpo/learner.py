@@ -41,12 +41,15 @@ class Learner:
     def learn(self, rows: Sequence[Row]) -> Sums:
         """Make one update of the mean over all rows; rows of about a length are computed together.
 
-        Raises ConfigError if the loss is no number.
+        Without a reference, rows of no advantage are in the mean, but are not computed. Raises
+        ConfigError if the loss is no number.
         """
+        count, sums = len(rows), Sums()
+        if self._reference is None:
+            rows = [row for row in rows if row.advantage] or rows[:1]
         ordered = sorted(rows, key=lambda row: len(row.prompt) + len(row.completion))
         size = -(-len(rows) // self._micro_batches)
         parts = [ordered[begin : begin + size] for begin in range(0, len(rows), size)]
-        sums = Sums()
 
         def of_part(part: list[Row]) -> Tensor:
             some = side_by_side(part, self._device)
@@ -54,7 +57,7 @@ class Learner:
                 some, self._run.logits(some.inputs), self._of_reference(some), self._rules
             )
             sums.add(own)
-            return found / len(rows)
+            return found / count
 
         self._run.update(parts, of_part)
         return sums

@@ -38,11 +38,11 @@ class Update(Dated, frozen=True):
     ended: float
     """Share of rollouts that a token ended, and not their length."""
     loss: float
-    kl: float
-    """Mean over the tokens that were learned from, of k3, in nats."""
+    kl: float | None
+    """Mean over the tokens that were learned from, of k3, in nats; None without a reference."""
     gap: float
-    """Mean over these tokens of the difference between the log-probabilities of trainer and
-    sampler, in nats."""
+    """Mean over the tokens that were learned from, of the difference between the log-probabilities
+    of trainer and sampler, in nats."""
     limited: float
     """Share of these tokens whose weight was truncated or clipped."""
     learned_tokens: int
@@ -169,7 +169,8 @@ def plot(updates: Sequence[Update], evaluations: Sequence[Evaluation], path: Pat
                 label="pass@1 of other questions",
             )
         top.legend()
-        bottom.plot(steps, [one.kl for one in updates], linewidth=0.8)
+        kl = [(one.step, one.kl) for one in updates if one.kl is not None]
+        bottom.plot([step for step, _ in kl], [value for _, value in kl], linewidth=0.8)
         bottom.set(xlabel="updates", ylabel="KL (nats per token)")
         for axes in (top, bottom):
             axes.grid(linewidth=0.3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import string
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def test_what_is_rewarded_is_sampled_more_often(base: Path, tmp_path: Path) -> N
     made = updates(tmp_path)
     assert [one.weights_version for one in made] == list(range(1, 25))
     assert made[0].kl == 0.0
-    assert made[-1].kl > 0.0
+    assert made[-1].kl is not None and made[-1].kl > 0.0
     assert np.mean([one.reward for one in made[-4:]]) > made[0].reward + 0.3
     assert all(one.gap < 1e-4 for one in made), "the trainer's log-probabilities are the engine's"
     first, _, last = trained.evaluations
@@ -140,6 +141,30 @@ def test_a_resumed_run_equals_one_that_never_stopped(
     (tmp_path / "halves" / "updates.jsonl").unlink()
     with pytest.raises(ConfigError, match=r"must have the 5 updates of run.pt, got 0"):
         grpo(settings(base, tmp_path / "halves", steps=6))
+
+
+def test_a_run_that_is_told_to_stop_is_saved_first(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a reference too; what was learned from then are rows that teach something."""
+    changes: dict[str, Any] = {"steps": 4, "kl_weight": 0.0, "save_every": 100}
+    grpo(settings(base, tmp_path / "whole", **changes))
+    reached, left = Schedule.rate, [signal.SIGTERM]
+
+    def signalled(schedule: Schedule, step: int) -> float:
+        if step == 1 and left:
+            signal.raise_signal(left.pop())
+        return reached(schedule, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Schedule, "rate", signalled)
+        with pytest.raises(KeyboardInterrupt):
+            grpo(settings(base, tmp_path / "halves", **changes))
+    assert len(torch.load(tmp_path / "halves" / "run.pt")["losses"]["steps"]) == 2
+    grpo(settings(base, tmp_path / "halves", **changes))
+    whole, halves = (tmp_path / name / "model.safetensors" for name in ("whole", "halves"))
+    assert whole.read_bytes() == halves.read_bytes()
+    assert {one.kl for one in updates(tmp_path / "halves")} == {None}
 
 
 def test_torch_may_sample_what_is_learned_from(base: Path, tmp_path: Path) -> None:

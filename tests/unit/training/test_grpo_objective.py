@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tests.engines.numpy_runner import TINY
 from training.data import IGNORED
+from training.grpo.learner import Learner
 from training.grpo.objective import (
     Correction,
     Objective,
@@ -22,6 +26,9 @@ from training.grpo.objective import (
     side_by_side,
 )
 from training.grpo.resampling import GOOD, Resampling, advantages, chosen
+from training.loop import Run, Schedule
+from training.model import SRM
+from training.processes import Processes
 
 CPU = torch.device("cpu")
 REWARDS = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=24, max_size=24)
@@ -206,3 +213,36 @@ def test_rows_one_by_one_have_the_loss_of_all_together() -> None:
         assert own.tokens == len(row.completion)
     assert sum(apart) == pytest.approx(float(together), rel=1e-9)
     assert sums.tokens == 9
+
+
+@pytest.mark.parametrize("kl_weight", [0.0, 0.04])
+def test_rows_that_teach_nothing_count_in_the_mean(tmp_path: Path, kl_weight: float) -> None:
+    """And parts of an update are the same update; there may be rows of no advantage alone."""
+    found = []
+    for name, micro_batches, factor in (("one", 1, 1), ("parts", 3, 1), ("none", 1, 0)):
+        torch.manual_seed(0)
+        own = Processes(0, 1, CPU)
+        model, reference = SRM(TINY), SRM(TINY)
+        schedule = Schedule(
+            steps=2, learning_rate=1e-2, warmup_steps=1, weight_decay=0.0, save_every=1,
+            precision="float32",
+        )  # fmt: skip
+        (tmp_path / name).mkdir()
+        run = Run(model, schedule, tmp_path / name, own, {})
+        before = {key: value.clone() for key, value in run.weights().items()}
+        rules = msgspec.structs.replace(_rules("none"), kl_weight=kl_weight)
+        learner = Learner(
+            run, reference if kl_weight else None, rules, CPU, "float32", micro_batches
+        )
+        rows = [
+            Row([1, 2, 3], np.array([4, 5], np.int32), np.zeros(2, np.float32), factor * advantage)
+            for advantage in (1.0, 0.0, 0.0, -2.0)
+        ]
+        sums = learner.learn(rows)
+        assert sums.tokens == (8 if kl_weight else 4 if factor else 2)
+        found.append(run.losses.steps[0])
+        moved = any(not torch.equal(before[key], value) for key, value in run.weights().items())
+        assert moved == bool(factor or kl_weight)
+        if not kl_weight:
+            assert run.losses.steps[0] == pytest.approx(factor * 1.0 / 4)
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
