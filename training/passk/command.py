@@ -90,6 +90,7 @@ def _write(config: PassKConfig, command: str, about: dict[str, Any], results: Re
         f"{about['n']:,} a request, of {about['model']}: temperature {config.temperature:g}, top_p "
         f"{config.top_p:g}, at most {config.max_tokens:,} tokens; right by {config.reward}."
     )
-    picture = f"{record['date']}-{record['commit']}-passk.svg"
-    write_record(record, "passk", page(results, told, picture), config.output)
+    name = f"passk-until-{config.until}" if config.until else "passk"
+    picture = f"{record['date']}-{record['commit']}-{name}.svg"
+    write_record(record, name, page(results, told, picture), config.output)
     draw(results, config.output / picture)

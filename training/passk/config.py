@@ -29,7 +29,7 @@ class PassKConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     problems: int = 50
     """The first so many of them; 0: all of the file."""
     examples: Path | None = None
-    """A file like `input` whose first `shots` lines go before every question. None: word problems
+    """A file like `input` whose first `shots` rows go before every question. None: word problems
     of the training split, where `input` is none either."""
     shots: int = 0
     """Solved examples before every question."""

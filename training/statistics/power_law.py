@@ -1,8 +1,8 @@
 """The power law of coverage: c(k) = exp(a * k**b), with a < 0 and, where more samples help, b < 0.
 
-So the negative log of coverage is a power of k: equations 2 and 3 of "Large Language Monkeys"
-(Brown et al. 2024, https://arxiv.org/abs/2407.21787). As there, a and b are those of the least
-squared error of the coverage itself, over values of k that are evenly spaced on a log scale.
+So the negative log of coverage is a power of k: the exponentiated power law of "Large Language
+Monkeys" (Brown et al. 2024, https://arxiv.org/abs/2407.21787). Here a and b are those of the least
+squared error of the coverage itself: its logarithm would count most where coverage is least sure.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def run(url: str, folder: Path, **settings: Any) -> int:
 
 
 def result(output: Path) -> dict[str, Any]:
-    (path,) = output.glob("*-passk.json")
+    (path,) = output.glob("*-passk*.json")
     found: dict[str, Any] = json.loads(path.read_bytes())
     assert path.with_suffix(".svg").name in path.with_suffix(".md").read_text()
     return found
@@ -377,7 +377,7 @@ def test_what_the_server_cannot_take_is_its_own_words(
         ({"url": "http://127.0.0.1:1"}, "url: http://127.0.0.1:1 does not answer"),
         ({"url": "http://a:b"}, "url = 'http://a:b': Invalid port"),
         ({"reward": "nowhere"}, "reward must be module:function"),
-        ({"input": "/nowhere"}, "cannot read /nowhere"),
+        ({"input": "/nowhere.jsonl"}, "/nowhere.jsonl"),
     ],
 )
 def test_what_makes_no_run_is_refused_before_anything_is_drawn(
