@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 
 from engine.errors import ConfigError, SRMError
-from experiments import baselines, copying, forms, mixers
+from experiments import baselines, copying, forms, information, mixers
 
 EXPERIMENTS = {
     "mixers": mixers.main,
     "baselines": baselines.main,
     "forms": forms.main,
     "copying": copying.main,
+    "information": information.main,
 }
 
 

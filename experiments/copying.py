@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from statistics import mean
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,34 +17,31 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from engine.config import ModelConfig
 from engine.settings import load
-from experiments.baselines import models
 from experiments.kept import Numbers
 from experiments.ordering import ordering
 from experiments.runner import Results, fit, publish, run_cases, values_of
 from experiments.settings import Settings
 from experiments.shown import number, points, spread, table
+from experiments.variants import MULTIPLE, made
 from training.data import IGNORED
 from training.loop import Run
-from training.model import SRM, LanguageModel
+from training.model import LanguageModel
 
-SRMS: dict[str, dict[str, Any]] = {
-    "mixed decay no projections": {"mixer": "mixed", "decay": True, "use_projections": False},
-    "mixed decay": {"mixer": "mixed", "decay": True},
-    "mixed no projections": {"mixer": "mixed", "use_projections": False},
-    "mixed": {"mixer": "mixed"},
-    "plain heads": {"mixer": "column_heads"},
-    "headless": {"mixer": "column"},
-    "kernel 4": {"mixer": "kernel", "kernel_size": 4},
-    "kernel 8": {"mixer": "kernel", "kernel_size": 8},
-}
-"""Settings of ModelConfig; without decay where it is not named, and projected with heads."""
 NARROW = "Mamba 2"
 """Is half as wide as the others, as in the paper."""
-VARIANTS = (*SRMS, NARROW, "Transformer")
-HEADS = 4
-"""Of the variants that have heads; Mamba 2 has twice as many."""
+VARIANTS = (
+    "mixed decay no projections",
+    "mixed decay",
+    "mixed no projections",
+    "mixed",
+    "plain heads",
+    "headless",
+    "kernel 4",
+    "kernel 8",
+    NARROW,
+    "Transformer",
+)
 PAPER = {
     "mixed decay no projections": (0.348, 0.689, 0.747),
     "plain heads": (0.404, None, None),
@@ -93,9 +89,9 @@ class CopyingConfig(Settings, frozen=True):
         if self.ids < 2:
             raise ValueError(f"ids must be at least 2, got {self.ids}")
         for width in {self.d_model, *self.widths}:
-            if width % (4 * HEADS):
+            if width % (2 * MULTIPLE):
                 raise ValueError(
-                    f"widths and d_model must be multiples of {4 * HEADS}, got {width}"
+                    f"widths and d_model must be multiples of {2 * MULTIPLE}, got {width}"
                 )
 
     @property
@@ -122,14 +118,8 @@ class Copies:
 
 def model(config: CopyingConfig, variant: str, width: int, copied: int) -> LanguageModel:
     """Make the model of a case."""
-    if variant not in SRMS:
-        make = models(config.num_layers, 2 * copied, config.ids)[variant]
-        return make(width // 2 if variant == NARROW else width)
-    is_headless = SRMS[variant]["mixer"] in {"column", "kernel"}
-    fixed = {"decay": False, "use_projections": not is_headless}
-    heads = 1 if is_headless else HEADS
-    sizes = (width, config.num_layers, heads, 2 * copied, config.ids)
-    return SRM(ModelConfig(*sizes, **(fixed | SRMS[variant])))
+    width = width // 2 if variant == NARROW else width
+    return made(variant, width, config.num_layers, 2 * copied, config.ids)
 
 
 def accuracy(run: Run, batches: list[tuple[Tensor, Tensor]]) -> float:

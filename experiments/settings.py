@@ -7,8 +7,10 @@ from pathlib import Path
 import msgspec
 
 from engine.records import RECORDS
+from training.text.tokenizer import MIN_VOCAB_SIZE
 
-MAY_BE_0 = {"threads"}
+LEAST = {"threads": 0, "max_vocab_size": MIN_VOCAB_SIZE}
+"""Of settings that are not at least 1."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,5 +44,5 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 rates = value if isinstance(value, tuple) else (value,)
                 if not rates or not all(rate > 0 for rate in rates):
                     raise ValueError(f"{name} must be above 0, got {value}")
-            elif isinstance(value, int) and value < (least := 0 if name in MAY_BE_0 else 1):
+            elif isinstance(value, int) and value < (least := LEAST.get(name, 1)):
                 raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -8,10 +8,9 @@ from msgspec.structs import asdict
 
 from engine.errors import ConfigError
 from experiments.__main__ import main
+from experiments.baselines import HEADS
 from experiments.copying import (
-    HEADS,
     PAPER,
-    SRMS,
     VARIANTS,
     Copies,
     CopyingConfig,
@@ -22,6 +21,7 @@ from experiments.copying import (
     paper,
 )
 from experiments.kept import Numbers
+from experiments.variants import SRMS
 from tests.unit.experiments.conftest import Experiment
 from training.data import IGNORED
 from training.model import SRM

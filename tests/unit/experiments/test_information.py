@@ -1,0 +1,148 @@
+"""A decoder tells tokens from one embedding of an encoder, trained with it or not."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from engine.errors import ConfigError
+from experiments.__main__ import main
+from experiments.corpus import Corpus
+from experiments.information import (
+    CASES,
+    PAPER,
+    Autoencoder,
+    InformationConfig,
+    Repeated,
+    page,
+    trained_beside_untrained,
+    unigram_loss,
+    windows,
+)
+from experiments.runner import fit
+from experiments.variants import SRMS, made
+from tests.unit.experiments.conftest import Experiment
+from training.model import LanguageModel
+
+SIZES = (16, 1, 8, 12)
+"""Width, layers, tokens and ids."""
+KINDS = ["mixed decay", "Mamba 2", "masked mixer", "Transformer"]
+
+
+def test_all_cases_are_trained_and_shown(run_tiny: Experiment) -> None:
+    flags = ["--encoder-steps=1", "--max-vocab-size=300"]
+    record, text, picture = run_tiny("information", *flags)
+    assert list(record["results"]) == list(CASES)
+    for case, results in record["results"].items():
+        has_learned = case.startswith("retention") and not case.endswith("untrained")
+        for one in results:
+            assert ("encoder_loss" in one) == has_learned
+            assert_close(one["ratio"], 1 - one["loss"] / math.log(300), rtol=0.02, atol=0.02)
+    assert "<!-- capacity masked mixer -->" in picture
+    assert "of 21 pairs of cases" in text and "of 6 pairs of cases" in text
+
+
+@pytest.mark.parametrize("variant", KINDS)
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_only_a_trained_encoder_changes(variant: str, is_frozen: bool) -> None:
+    torch.manual_seed(0)
+    encoder = made(variant, *SIZES)
+    before = {name: value.clone() for name, value in encoder.mixer_blocks.state_dict().items()}
+
+    class Ids:
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+            ids = torch.randint(12, (2, 8), generator=torch.Generator().manual_seed(index))
+            return ids, ids
+
+    def make() -> LanguageModel:
+        return Autoencoder(encoder, made(variant, *SIZES), 16, is_frozen=is_frozen)
+
+    fit(make, Repeated(Ids()), seed=0, steps=2, learning_rate=0.1)
+    same = [
+        torch.equal(value, before[name])
+        for name, value in encoder.mixer_blocks.state_dict().items()
+    ]
+    assert (
+        all(same)
+        if is_frozen
+        else not any(
+            torch.equal(value, before[name])
+            for name, value in encoder.mixer_blocks.state_dict().items()
+            if name.endswith("weight") and value.ndim == 2 and "token_mixing" not in name
+        )
+    )
+
+
+@pytest.mark.parametrize("variant", [*SRMS, *KINDS[1:]])
+@pytest.mark.parametrize(("is_frozen", "unseen"), [(True, 1), (False, 0)])
+def test_the_embedding_is_of_one_position(variant: str, is_frozen: bool, unseen: int) -> None:
+    """The last position but one has seen all tokens but the last."""
+    torch.manual_seed(0)
+    model = Autoencoder(made(variant, *SIZES), made(variant, *SIZES), 16, is_frozen=is_frozen)
+    ids = torch.arange(8)[None]
+    first = model.embedding(ids)
+    assert first.shape == (1, 16) and model(ids).shape == (1, 8, 12)
+    for position in range(8):
+        other = ids.clone()
+        other[0, position] = 11
+        is_seen = not torch.equal(model.embedding(other), first)
+        assert is_seen == (position < 8 - unseen), position
+
+
+def test_windows_go_round() -> None:
+    embedding = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+    assert windows(embedding, 5).tolist() == [[[0, 1], [1, 2], [2, 3], [3, 0], [0, 1]]]
+
+
+def test_a_decoder_sees_nothing_but_the_embedding() -> None:
+    """Tokens whose embedding is the same have the same logits."""
+    torch.manual_seed(0)
+    model = Autoencoder(made("mixed", *SIZES), made("mixed", *SIZES), 16, is_frozen=True)
+    ids = torch.arange(8)[None]
+    other = ids.clone()
+    other[0, -1] = 11  # the frozen encoder's embedding is before it
+    assert torch.equal(model(ids), model(other))
+
+
+def test_the_page_says_what_learning_changes() -> None:
+    losses = {
+        case: [4.0 - 0.5 * case.endswith("untrained") + noise for noise in (0.0, 0.1)]
+        for case in CASES
+    }
+    assert trained_beside_untrained(losses, "mixed decay").endswith(
+        "by +0.500 nats per token, in the paper by +0.064: the same direction."
+    )
+    assert trained_beside_untrained(losses, "Mamba 2").endswith("by -0.251: another direction.")
+    results = {
+        case: [{"loss": one, "ratio": 0.25, "processor_seconds": 3.0} for one in found]
+        for case, found in losses.items()
+    }
+    text = "\n".join(page(InformationConfig(), results, 4.5))
+    assert "| Mamba 2 untrained | 3.550 ± 0.071 | 7.290 | 0.250 ± 0.000 | 0.193 | 3 |" in text
+    assert "| Transformer | 4.050 ± 0.071 | – | 0.250 ± 0.000 | – | 3 |" in text
+    assert set(PAPER) <= set(CASES) and "has a loss of 4.500." in text
+
+
+def test_frequencies_are_of_the_training_text() -> None:
+    training, held_out = np.array([0, 0, 1], np.uint16), np.array([1, 2], np.uint16)
+    corpus = Corpus(training, held_out, vocab_size=3, sha256="")
+    assert math.isclose(unigram_loss(corpus), -(math.log(2 / 6) + math.log(1 / 6)) / 2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--n-ctx=1"], "n_ctx must be at least 2, got 1"),
+        (["--d-model=12"], "d_model must be a multiple of 8, got 12"),
+        (["--max-vocab-size=257"], "max_vocab_size must be at least 258, got 257"),
+        (["--encoder-steps=0"], "encoder_steps must be at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_told_is_refused(flags: list[str], said: str, library: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        main(["information", *flags])
