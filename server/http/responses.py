@@ -28,11 +28,12 @@ CONNECT = "srm.connect"
 
 
 class WhileConnected(Response):
-    """Makes a reply and sends it; raises ClientDisconnect once the client is gone."""
+    """Makes a reply and sends it; raises ClientDisconnect once the client is gone, and the error of
+    a body that breaks the limits meanwhile."""
 
     def __init__(self, make: Callable[[], Awaitable[Response | msgspec.Struct]]) -> None:
         """`make` returns the reply, or the struct of its JSON. The request's body must have been
-        read: from here on, only a disconnect can come."""
+        read, if a reply depends on it: what comes from here on is dropped."""
         super().__init__()
         self._make = make
 
@@ -41,9 +42,10 @@ class WhileConnected(Response):
         assert task is not None
         has_left = False
 
-        def leave(_gone: asyncio.Task[None]) -> None:
+        def leave(gone: asyncio.Task[None]) -> None:
             nonlocal has_left
-            has_left = task.cancel()
+            if not gone.cancelled():  # as all tasks are when the loop ends
+                has_left = task.cancel()
 
         gone = asyncio.create_task(until_gone(receive))
         gone.add_done_callback(leave)
@@ -60,6 +62,7 @@ class WhileConnected(Response):
             if has_left:
                 task.uncancel()
         if has_left:  # what was being awaited may have held the cancellation back
+            gone.result()  # raises what is wrong with a body that nobody had read
             raise ClientDisconnect
 
 
