@@ -53,6 +53,9 @@ class Connection(HttpToolsProtocol):
         """Whether a request has begun that has not arrived whole."""
         self._has_ended = False
         """Whether a request ended in the last data, not all of which then belongs to the next."""
+        self._unanswered: list[RequestResponseCycle] = []
+        """Requests without a whole reply, the oldest first. uvicorn tells only the newest one that
+        its client has left."""
         self._head_bytes = 0
         self._refused_head = False
         self._receiving: asyncio.TimerHandle | None = None
@@ -87,6 +90,9 @@ class Connection(HttpToolsProtocol):
         self._stop_receiving()
         self._stop_sending()
         self._unset_keepalive_if_required()
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -117,6 +123,7 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = False
         self._stop_receiving()
         super().on_headers_complete()
+        self._unanswered.append(self.cycle)
         if self.parser.get_http_version() == "1.0":
             _speak_1_0(self.cycle, self.parser.should_keep_alive())
         else:
@@ -130,6 +137,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        self._unanswered.pop(0)
         super().on_response_complete()
         if self._has_begun and not self.transport.is_closing():  # and its body is not here whole
             self._unset_keepalive_if_required()

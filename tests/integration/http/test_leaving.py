@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from engine.config import DEMO_MODEL
-from tests.serving import CHATS, COMPLETIONS, Server
+from tests.engines.held_engine import held
+from tests.serving import CHATS, COMPLETIONS, SERVER_FLAGS, Server, wait_until
 
 POINTS = ("connecting", "headers", "body", "waiting", "computing", "streaming", "never")
 """When a client leaves: with nothing sent, within the headers or the body, at once or a while after
@@ -91,3 +94,20 @@ async def test_200_clients_that_leave_at_any_point_leave_nothing_behind(server: 
 async def test_1000_clients_that_leave_the_demo_model() -> None:
     with Server(DEMO_MODEL, "--num-slots=64", engine_module="engine", start_s=600) as running:
         await check(running, 1_000)
+
+
+def test_a_client_that_has_sent_its_next_request_can_leave_too(text_model: Path) -> None:
+    """The first one is what runs, and ends though the engine is held."""
+    with Server(text_model, *SERVER_FLAGS, engine_module="tests.engines.held_engine") as server:
+        address = urlsplit(server.url)
+        for fields in ({"stream": True}, {"stream": False}):
+            body = json.dumps({"prompt": [5], "max_tokens": 60, "ignore_eos": True, **fields})
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n"
+            whole = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+            with held(text_model):
+                with socket.create_connection((address.hostname, address.port)) as client:
+                    client.sendall(whole * 2)
+                    wait_until(lambda: server.metric("srm_engine_running_sequences") == 1)
+                server.wait_until_idle(60)
+        lines = "".join(server.lines)
+    assert lines.count("status=499") == 2 and "ERROR" not in lines
