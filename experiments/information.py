@@ -72,9 +72,9 @@ class InformationConfig(Settings, frozen=True):
 
     rows: int = 32
     """Sequences of an update."""
-    steps: int = 500
+    steps: int = 1_500
     """Updates of encoder and decoder, or of the decoder alone."""
-    encoder_steps: int = 250
+    encoder_steps: int = 500
     """Updates in which an encoder learns to predict text before it is frozen."""
     d_model: int = 64
     """Width of the models, and numbers of the embedding."""
