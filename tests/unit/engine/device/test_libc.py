@@ -18,10 +18,8 @@ from engine.device.libc import BUSY_WAIT, BUSY_WAIT_US, wait_busily_for_less
 def test_both_variables_say_the_same(
     given: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in BUSY_WAIT:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
+    # Not the real one: MAX aborts this process if its libraries read different values.
+    monkeypatch.setattr(os, "environ", dict(given))
     wait_busily_for_less()
     assert [os.environ[name] for name in BUSY_WAIT] == [expected, expected]
 
