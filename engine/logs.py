@@ -32,7 +32,7 @@ class TextLines(logging.Formatter):
     """`2026-01-31 12:00:00,000 INFO [api 0] server.http.request_middleware: message name=value`."""
 
     def __init__(self, process_name: str = "") -> None:
-        who = f"[{process_name}] " if process_name else ""
+        who = f"[{process_name}] ".replace("%", "%%") if process_name else ""
         super().__init__(f"%(asctime)s %(levelname)s {who}%(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # the library's name

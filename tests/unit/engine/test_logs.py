@@ -51,13 +51,13 @@ def test_lines_say_which_process_speaks(form: str) -> None:
         [sys.executable, "-c", script + "logging.info('hello')"],
         capture_output=True,
         check=True,
-        env={**os.environ, PROCESS_NAME: "engine 1"},
+        env={**os.environ, PROCESS_NAME: "engine 1%s"},
     )
     said = done.stderr.decode()
     if form == "json":
-        assert json.loads(said)["process_name"] == "engine 1"
+        assert json.loads(said)["process_name"] == "engine 1%s"
     else:
-        assert said.endswith(" INFO [engine 1] root: hello\n")
+        assert said.endswith(" INFO [engine 1%s] root: hello\n")
 
 
 def test_configuring_sets_level_and_form() -> None:
