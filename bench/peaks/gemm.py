@@ -42,7 +42,7 @@ from engine.device.runner import open_device
 from engine.settings import load
 from engine.steps.batch import F32
 
-ROWS = {"cpu": (256, 1024, 2048), "gpu": (2_048, 16_384, 65_536)}
+ROWS = {"cpu": (64, 256, 1024, 2048), "gpu": (2_048, 16_384, 65_536)}
 SHAPES = ((512, 2048), (1024, 4096))
 LEAST_S = 0.2
 """Least seconds of a repetition."""
