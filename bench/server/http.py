@@ -56,13 +56,16 @@ class HttpBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Tokens of each completion."""
     api_processes: int = 1
     """Processes that answer."""
+    max_prefill_shares: tuple[float, ...] = (EngineConfig().max_prefill_share,)
+    """The engine's setting of that name; each is measured."""
     repetitions: int = 3
     """Bursts, through HTTP and through the engine alone; the medians are compared."""
 
     @property
     def kind(self) -> str:
-        """Which models are measured."""
-        return "random" if self.random_widths else self.model.name
+        """Which models are measured, and whether that is of several shares."""
+        model = "random" if self.random_widths else self.model.name
+        return f"{model}-prefill-shares" if len(self.max_prefill_shares) > 1 else model
 
 
 class _Burst(msgspec.Struct, frozen=True):
@@ -116,20 +119,22 @@ def _cases(
         for requests, n, _ in bursts
     }
     flags = (f"--model={model}", f"--dtype={dtype}", f"--api-processes={config.api_processes}")
-    with serving(*flags) as server:
-        for requests, n, streamed in bursts:
-            for is_stream in streamed:
-                found = _bursts(server.url, config, requests=requests, n=n, stream=is_stream)
-                yield {
-                    "model": model.name,
-                    "dtype": dtype,
-                    "requests": requests,
-                    "n": n,
-                    "is_stream": is_stream,
-                    "engine_tokens_per_s": engine[requests, n],
-                    "http_tokens_per_s": [_rate(one) for one in found],
-                    "ttft_s": [_ttft(one) for one in found] if is_stream else [],
-                }
+    for share in config.max_prefill_shares:
+        with serving(*flags, f"--max-prefill-share={share}") as server:
+            for requests, n, streamed in bursts:
+                for is_stream in streamed:
+                    found = _bursts(server.url, config, requests=requests, n=n, stream=is_stream)
+                    yield {
+                        "model": model.name,
+                        "dtype": dtype,
+                        "max_prefill_share": share,
+                        "requests": requests,
+                        "n": n,
+                        "is_stream": is_stream,
+                        "engine_tokens_per_s": engine[requests, n],
+                        "http_tokens_per_s": [_rate(one) for one in found],
+                        "ttft_s": [_ttft(one) for one in found] if is_stream else [],
+                    }
 
 
 def _ask_engine(burst: _Burst) -> list[float]:
@@ -195,16 +200,19 @@ def markdown(record: Record) -> list[str]:
             if kind == "stream"
         ]
         rows.append(
-            f"{case['model']}, {case['dtype']} | {size} | {kind} | {engine:,.0f} | {http:,.0f} "
-            f"| {http / engine:.0%} | " + " / ".join(f"{one:.2f} s" for one in ttft)
+            f"{case['model']}, {case['dtype']} | {case['max_prefill_share']:g} | {size} | {kind} "
+            f"| {engine:,.0f} | {http:,.0f} | {http / engine:.0%} | "
+            + " / ".join(f"{one:.2f} s" for one in ttft)
         )
     return [
         f"Tokens a second, prompts of {settings['prompt_tokens']} tokens, completions of "
         f"{settings['max_tokens']}; medians of {settings['repetitions']}, and the ratio of these. "
-        "The client is that of `srm loadtest`, which reads every event.",
+        "The client is that of `srm loadtest`, which reads every event. *Share* is the engine's "
+        "`max_prefill_share`.",
         "",
         *table(
-            "model | requests × n | reply | engine tok/s | HTTP tok/s | part | TTFT p50 / p99", rows
+            "model | share | requests × n | reply | engine, tok/s | HTTP | part | TTFT p50 / p99",
+            rows,
         ),
     ]
 
