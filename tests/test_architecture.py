@@ -53,10 +53,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "loadtest.commands": (*_REPORTS, "loadtest.workload", "loadtest.report"),
     "training.text": ("engine",),
     "training.questions": ("engine", "training.text"),
+    "training.problems": (),
     "training.statistics": (),
     "training": (
         *("engine", "engine.steps", "engine.weights", "engine.device", "engine.process"),
-        *("training.text", "training.questions", "training.statistics"),
+        *("training.text", "training.questions", "training.statistics", "training.problems"),
     ),
     "training.finetuning": (
         *("training", "training.text", "training.questions", "engine", "engine.weights"),
@@ -64,10 +65,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "training.grpo": (
         *("training", "training.text", "training.questions", "training.statistics"),
-        *("engine", "engine.steps", "engine.weights", "engine.device", "engine.process"),
+        *("training.problems", "engine", "engine.steps", "engine.weights", "engine.device"),
+        "engine.process",
     ),
     "training.baselines": ("training",),
-    "training.passk": ("engine", "training", "training.questions", "training.statistics"),
+    "training.passk": (
+        *("engine", "training", "training.questions", "training.statistics", "training.problems"),
+    ),
     "experiments": ("engine", "training", "training.text", "training.baselines"),
     "deploy": ("server", "server.supervise", "engine"),
     "deploy.ray": (

@@ -3,14 +3,15 @@
 Batch i is a function of (seed, i) alone, so a run resumes exactly where it stopped, and no batch
 needs the ones before it.
 
-Most batches hold one problem per row, right-padded; every `PACKED_EVERY`-th fills whole contexts
-with consecutive problems, so that every position is trained and the model has seen several problems
-in one context.
+Every row is full of consecutive problems, of which the last one is cut, so nothing is padded and
+the model has seen several problems in one context. Most batches have short rows, so that many
+problems are the first of theirs, and train answers alone; every `WHOLE_EVERY`-th has whole contexts
+and trains every token, so that every position is trained and questions are known too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -18,14 +19,15 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from training.tasks import Problem, problems
+from training.problems.drawn import examples
 from training.text.tokenizer import END_ID
 
 Item = TypeVar("Item")
 
-PACKED_EVERY = 8
+WHOLE_EVERY = 4
+SHORT = 128
+"""Length of short rows, in tokens."""
 IGNORED = -100
 """The target that cross-entropy skips."""
 
@@ -38,28 +40,28 @@ class ProblemBatches:
         self._seed = seed
         self._tokens = tokens
         self._n_ctx = n_ctx
-        self._row_length = min(64, n_ctx)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if index % PACKED_EVERY == PACKED_EVERY - 1:
-            return self._packed(index)
-        count = self._tokens // self._row_length
-        drawn = islice(problems("train", (self._seed << 32) + index), count)
-        encoded = encode(self._tokenizer, list(drawn))
-        rows = [torch.tensor(ids[: self._row_length + 1]) for ids in encoded]
-        inputs = pad_sequence([row[:-1] for row in rows], batch_first=True, padding_value=END_ID)
-        return inputs, pad_sequence([row[1:] for row in rows], True, IGNORED)
+        is_whole = index % WHOLE_EVERY == WHOLE_EVERY - 1
+        length = self._n_ctx if is_whole else min(SHORT, self._n_ctx)
+        stream = self._encoded((self._seed << 32) + index)
+        rows, targets = [], []
+        for _ in range(max(1, self._tokens // length)):
+            ids: list[int] = []
+            is_answer: list[bool] = []
+            while len(ids) <= length:
+                prompt, solution = next(stream)
+                ids += prompt + solution
+                is_answer += [is_whole] * len(prompt) + [True] * len(solution)
+            row = torch.tensor(ids[: length + 1])
+            rows.append(row[:-1])
+            targets.append(row[1:].where(torch.tensor(is_answer[1 : length + 1]), IGNORED))
+        return torch.stack(rows), torch.stack(targets)
 
-    def _packed(self, index: int) -> tuple[Tensor, Tensor]:
-        count = max(1, self._tokens // self._n_ctx)
-        wanted = count * (self._n_ctx + 1)
-        stream = problems("train", (self._seed << 32) + index)
-        ids: list[int] = []
-        while len(ids) < wanted:
-            for row in encode(self._tokenizer, list(islice(stream, 64))):
-                ids += row
-        rows = torch.tensor(ids[:wanted]).view(count, self._n_ctx + 1)
-        return rows[:, :-1], rows[:, 1:]
+    def _encoded(self, seed: int) -> Iterator[tuple[list[int], list[int]]]:
+        stream = examples(seed)
+        while True:
+            yield from encode(self._tokenizer, list(islice(stream, 64)))
 
 
 class EpochBatches(Generic[Item]):
@@ -86,12 +88,14 @@ class EpochBatches(Generic[Item]):
 def problem_kinds(steps: int) -> dict[str, Sequence[int]]:
     """Return which of so many steps have which kind of batch."""
     return {
-        "one problem per row": [step for step in range(steps) if (step + 1) % PACKED_EVERY],
-        "whole contexts of problems": range(PACKED_EVERY - 1, steps, PACKED_EVERY),
+        "answers in short rows": [step for step in range(steps) if (step + 1) % WHOLE_EVERY],
+        "every token of whole contexts": range(WHOLE_EVERY - 1, steps, WHOLE_EVERY),
     }
 
 
-def encode(tokenizer: Tokenizer, batch: list[Problem]) -> list[list[int]]:
-    """Encode prompt and solution of each problem, from the begin token to the end token."""
-    texts = [problem.prompt + problem.solution for problem in batch]
-    return [[*encoding.ids, END_ID] for encoding in tokenizer.encode_batch(texts)]
+def encode(tokenizer: Tokenizer, batch: list[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+    """Encode prompts, from the begin token, and solutions, to the end token."""
+    prompts, solutions = zip(*batch, strict=True)
+    begun = tokenizer.encode_batch(prompts)
+    ended = tokenizer.encode_batch(solutions, add_special_tokens=False)
+    return [(one.ids, [*other.ids, END_ID]) for one, other in zip(begun, ended, strict=True)]

@@ -16,8 +16,9 @@ from engine.messages import Output, SamplingParams
 from engine.process.engine import Engine
 from engine.weights.checkpoint import load_checkpoint
 from training.checkpoint import read_tokenizer
+from training.problems.drawn import problems
+from training.problems.problem import Problem, reward
 from training.statistics.coverage import pass_at_k
-from training.tasks import Problem, problems, reward
 
 COMPLETION_TOKENS = 96
 """Greater than the length of any solution."""

@@ -22,8 +22,8 @@ from training.events import check_events
 from training.loop import Losses, Precision, Run, Schedule, TrainingBatches
 from training.loss_files import write_losses
 from training.model import SRM
+from training.problems.drawn import examples
 from training.processes import processes
-from training.tasks import problems
 from training.text.documents import documents, files
 from training.text.packed_batches import PackedBatches
 from training.text.token_file import token_file
@@ -39,12 +39,15 @@ from training.text.whole_files import write_whole
 
 TOKENIZER_PROBLEMS = 100_000
 
-CHAT_TEMPLATE = r"""{%- for message in messages -%}
-{%- if message.role == 'user' -%}
-{{- '<|begin_of_text|>Question: ' ~ message.content | trim -}}
+CHAT_TEMPLATE = r"""{%- set asked = namespace(system='') -%}
+{%- for message in messages -%}
+{%- if message.role == 'system' -%}
+{%- set asked.system = 'System: ' ~ message.content | trim ~ '\n' -%}
+{%- elif message.role == 'user' -%}
+{{- '<|begin_of_text|>' ~ asked.system ~ 'Question: ' ~ message.content | trim -}}
 {%- elif message.role == 'assistant' -%}
 {{- '\nAnswer: ' ~ message.content | trim ~ '<|end_of_text|>' -}}
-{%- elif message.role != 'system' -%}
+{%- else -%}
 {{- raise_exception('this model knows questions and answers, no messages of ' ~ message.role) -}}
 {%- endif -%}
 {%- endfor -%}
@@ -52,7 +55,8 @@ CHAT_TEMPLATE = r"""{%- for message in messages -%}
 {{- '\nAnswer:' -}}
 {%- endif -%}
 """
-"""Formats chats as the training problems: a begin token, a question, its answer, an end token."""
+"""Formats chats as the training problems: a begin token, the system message if there is one, a
+question, its answer, an end token."""
 
 
 class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,9 +79,9 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Updates between two evaluations on it; 0: none."""
     evaluation_batches: int = 16
     """Most batches of one evaluation."""
-    steps: int = 1_800
+    steps: int = 5_000
     """Updates in all, those of a run that goes on included."""
-    batch_tokens: int = 8_192
+    batch_tokens: int = 4_096
     """Tokens of one update, about, in all processes."""
     micro_batches: int = 1
     """Parts of a batch that are computed one after the other, where memory is short."""
@@ -197,8 +201,8 @@ def _tokenizer(config: PretrainConfig) -> Tokenizer:
         if config.texts:
             texts = documents(config.texts, config.suffix, config.text_member)
         else:
-            sample = islice(problems("train", config.seed), TOKENIZER_PROBLEMS)
-            texts = (p.prompt + p.solution for p in sample)
+            sample = islice(examples(config.seed), TOKENIZER_PROBLEMS)
+            texts = (prompt + solution for prompt, solution in sample)
             write_whole(config.output / "chat_template.jinja", CHAT_TEMPLATE.encode())
         trained = train_tokenizer(texts, config.max_vocab_size)
         write_whole(path, trained.to_str(pretty=True).encode())

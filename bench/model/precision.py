@@ -35,7 +35,7 @@ from training.checkpoint import load_model
 from training.data import encode
 from training.mixers import TokenMixer
 from training.model import Block
-from training.tasks import problems
+from training.problems.drawn import problems
 
 DEPTH = 32
 """Products of float8 that a tensor core adds at a time."""

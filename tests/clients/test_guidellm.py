@@ -9,7 +9,7 @@ import pytest
 
 from tests.clients.figures import guidellm
 from tests.serving import Server
-from training.tasks import problems
+from training.problems.drawn import problems
 
 NUM_REQUESTS, NUM_TOKENS = 24, 16
 

@@ -14,7 +14,7 @@ from engine.config import DEMO_MODEL
 from tests.clients.conftest import Run, write_tokenizer
 from tests.clients.expected import TOLERANCE, greedy, scores, tokenizer
 from tests.serving import Server
-from training.tasks import problems
+from training.problems.drawn import problems
 
 TASKS = Path(__file__).parent / "tasks"
 NUM_PROBLEMS = 12

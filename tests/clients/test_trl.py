@@ -10,7 +10,7 @@ import pytest
 from tests.clients.conftest import Printed
 from tests.clients.expected import TOLERANCE, scores
 from tests.serving import Server
-from training.tasks import problems
+from training.problems.drawn import problems
 
 
 def test_generation_scores_and_chats(demo: Server, printed: Printed) -> None:

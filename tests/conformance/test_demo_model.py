@@ -21,7 +21,8 @@ from engine.process.engine import Engine
 from engine.settings import load
 from tests.models.demo import START_S, TOKENIZER, afresh, engine_on_max
 from tests.serving import CHATS, ROOT, Server
-from training.tasks import extract_answer, problems, reward
+from training.problems.drawn import problems
+from training.problems.problem import extract_answer, reward
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +91,25 @@ def test_a_chat_is_the_problem_as_it_was_trained_on(demo_server: Server) -> None
     assert [choice["message"]["content"] for choice in chat["choices"]] == [
         choice["text"] for choice in plain["choices"]
     ]
+
+
+def test_a_system_message_chooses_the_style_and_a_second_question_is_as_a_first(
+    demo_server: Server,
+) -> None:
+    asked = "Ava has 6 boxes with 7 pears each. How many pears is that in all?"
+    first = [{"role": "user", "content": asked}, {"role": "assistant", "content": "#### 42"}]
+    last = {"role": "user", "content": "What is 3 + 4?"}
+
+    def answer(system: str) -> str:
+        before = [{"role": "system", "content": system}] if system else []
+        chat = {"messages": [*before, *first, last], "temperature": 0, "max_tokens": 96}
+        reply = demo_server.http.post(CHATS, json=chat).json()
+        text: str = reply["choices"][0]["message"]["content"]
+        return text.strip()
+
+    assert answer("") == "3 + 4 = 7\n#### 7"
+    assert answer("Only the number.").startswith("#### ")
+    assert re.fullmatch(r"[A-Z].* 3 \+ 4 = 7\.\n#### 7", answer("Explain in words."))
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from engine.process.engine import Engine
 from engine.settings import load
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.weights import Weights
-from training.tasks import problems
+from training.problems.drawn import problems
 
 TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
 START_S = 300

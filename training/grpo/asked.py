@@ -16,8 +16,8 @@ from engine.config import ModelConfig
 from engine.errors import ConfigError
 from training.data import EpochBatches
 from training.grpo.config import GRPOConfig
+from training.problems.drawn import Split, problems
 from training.questions.questions import Question, read_questions
-from training.tasks import Split, problems
 
 log = logging.getLogger(__name__)
 

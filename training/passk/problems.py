@@ -10,8 +10,8 @@ import msgspec
 
 from engine.errors import ConfigError
 from training.passk.config import PassKConfig
+from training.problems.drawn import Split, problems
 from training.questions.questions import Question, read_questions
-from training.tasks import Split, problems
 
 
 class Problem(msgspec.Struct, frozen=True):

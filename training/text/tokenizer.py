@@ -55,9 +55,17 @@ def make_tokenizer(config: TokenizerConfig) -> Tokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a tokenizer of at most `vocab_size` entries, every byte among them."""
+    """Train a tokenizer of at most `vocab_size` entries, every byte among them.
+
+    Every digit is a token, so that arithmetic can be learned by digits and not by heart.
+    """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(
         texts,

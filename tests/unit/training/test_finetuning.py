@@ -84,8 +84,8 @@ def test_each_form_is_told_apart_and_its_second_half_marked(base: Path, tmp_path
     (chat,) = told(base, lines(tmp_path / "chat.jsonl", {"messages": CHAT, "prompt": "ignored"}))
     assert [piece.text for piece in chat.pieces if piece.is_target] == [f" 2{END}", f" 4 é{END}"]
     assert "".join(piece.text for piece in chat.pieces) == (
-        f"{BEGIN}Question: What is 1 + 1?\nAnswer: 2{END}"
-        f"{BEGIN}Question: And 2 + 2?\nAnswer: 4 é{END}"
+        f"{BEGIN}System: Be brief.\nQuestion: What is 1 + 1?\nAnswer: 2{END}"
+        f"{BEGIN}System: Be brief.\nQuestion: And 2 + 2?\nAnswer: 4 é{END}"
     )
 
 
@@ -253,7 +253,8 @@ def test_the_weights_of_least_evaluation_loss_are_the_model(base: Path, tmp_path
 def test_a_resumed_run_has_the_best_weights_of_before(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = lines(tmp_path / "wrong.jsonl", *({**row, "completion": " 0"} for row in PAIRS[20:30]))
+    others = [{**row, "completion": "?!?!?!"} for row in PAIRS[20:30]]
+    wrong = lines(tmp_path / "wrong.jsonl", *others)
     changes = {"epochs": 4, "learning_rate": 1e-2, "clip_norm": 1.0, "evaluation": (wrong,)}
     whole = settings(base, tmp_path / "whole", *PAIRS[20:60], evaluate_every=5, **changes)
     expected = sft(whole)

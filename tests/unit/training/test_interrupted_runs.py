@@ -18,8 +18,8 @@ from engine.records import ROOT
 from training.__main__ import main
 from training.loop import Schedule
 from training.pretrain import PretrainConfig, pretrain
+from training.problems.drawn import problems
 from training.processes import stop_asked
-from training.tasks import problems
 from training.text.whole_files import is_sealed, seal
 
 KILLED = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from itertools import islice, pairwise
@@ -19,10 +20,10 @@ from engine.records import ROOT
 from engine.weights.checkpoint import load_checkpoint
 from training import pretrain as pretraining
 from training.checkpoint import load_model
-from training.data import IGNORED, PACKED_EVERY, ProblemBatches
+from training.data import IGNORED, SHORT, WHOLE_EVERY, ProblemBatches, encode
 from training.loop import Schedule
 from training.pretrain import CHAT_TEMPLATE, PretrainConfig, pretrain
-from training.tasks import problems
+from training.problems.drawn import examples, problems
 from training.text.tokenizer import BEGIN_ID, END_ID, train_tokenizer
 
 SIZES: dict[str, Any] = {"d_model": 16, "num_layers": 2, "num_heads": 2, "n_ctx": 64}
@@ -52,23 +53,39 @@ def test_tokenizer_begins_texts_and_gives_them_back(tokenizer: Tokenizer) -> Non
     assert tokenizer.decode(ids) == text
 
 
-def test_targets_are_the_next_tokens_and_padding_is_ignored(tokenizer: Tokenizer) -> None:
+def test_every_digit_is_a_token(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("12 and 345").tokens[1:3] == ["1", "2"]
+    assert tokenizer.encode(" 345").tokens[-3:] == ["3", "4", "5"]
+    assert not [token for token in tokenizer.get_vocab() if re.search(r"\d.|.\d", token)]
+
+
+def test_targets_are_the_next_tokens_and_of_short_rows_only_answers(tokenizer: Tokenizer) -> None:
     """And batches are a function of seed and index."""
-    batches, same = (ProblemBatches(tokenizer, seed=1, tokens=512, n_ctx=128) for _ in range(2))
+    batches, same = (ProblemBatches(tokenizer, seed=1, tokens=512, n_ctx=256) for _ in range(2))
     assert not torch.equal(batches[1][0][:2, :20], batches[2][0][:2, :20])
-    for index in (0, PACKED_EVERY - 1):
+    for index in (0, WHOLE_EVERY - 1):
         for first, again in zip(batches[index], same[index], strict=True):
             assert torch.equal(first, again)
-    for row, target in zip(*(part.tolist() for part in batches[0]), strict=True):
-        length = target.index(IGNORED) if IGNORED in target else len(target)
-        assert row[1:length] == target[: length - 1]
-        assert row[0] == BEGIN_ID
-        assert all(t == IGNORED for t in target[length:])
-        assert length == len(target) or target[length - 1] == END_ID
-    inputs, targets = batches[PACKED_EVERY - 1]  # whole contexts
-    assert inputs.shape == (4, 128)
+    inputs, targets = batches[0]
+    assert inputs.shape == targets.shape == (4, SHORT)
+    for row, target in zip(inputs.tolist(), targets.tolist(), strict=True):
+        is_answer = [token != IGNORED for token in target]
+        assert row[0] == BEGIN_ID and BEGIN_ID not in target
+        assert all(t == n for t, n, own in zip(target, row[1:], is_answer, strict=False) if own)
+        for place in (i for i, token in enumerate(row) if token == BEGIN_ID):
+            begun = is_answer.index(True, place) if True in is_answer[place:] else len(row)
+            asked = tokenizer.decode(row[place : begun + 1])
+            assert begun == len(row) or asked.endswith("\nAnswer:")
+    inputs, targets = batches[WHOLE_EVERY - 1]
+    assert inputs.shape == (2, 256)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     assert (inputs == END_ID).sum() > 4
+
+
+def test_prompt_and_solution_are_the_tokens_of_their_text(tokenizer: Tokenizer) -> None:
+    batch = list(islice(examples(0), 200))
+    for (prompt, solution), (begun, ended) in zip(batch, encode(tokenizer, batch), strict=True):
+        assert [*tokenizer.encode(prompt + solution).ids, END_ID] == begun + ended
 
 
 def test_training_learns_and_leaves_a_model_the_engine_loads(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from engine.config import DEMO_MODEL
 from server.text import template_process as template
 from server.text.template_process import TemplateFailed, compile_template, render
-from training.tasks import problems
+from training.problems.drawn import problems
 
 LLAMA = """{{- bos_token }}
 {%- if messages[0]['role'] == 'system' %}
@@ -79,8 +79,11 @@ def test_the_demo_template_is_the_form_it_was_trained_on() -> None:
     assert rendered(source, [*whole, *ask]) == shown + begin + problem.prompt
     with pytest.raises(TemplateFailed, match="no messages of tool"):
         rendered(source, [{"role": "tool", "content": "5"}])
-    always_sent = {"role": "system", "content": "Be kind."}
-    assert rendered(source, [always_sent, *ask]) == rendered(source, ask)
+    system = {"role": "system", "content": " Be kind. "}
+    asked = begin + problem.prompt_with("Be kind.")
+    assert rendered(source, [system, *ask]) == asked
+    answered = asked + problem.solution + end
+    assert rendered(source, [system, *whole, *ask]) == answered + asked
 
 
 def test_what_is_no_template_is_told_with_its_line() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import operator
+import random
 import re
 from itertools import islice
 
 import pytest
 
-from training.tasks import KINDS, Problem, Split, extract_answer, problems, reward
+from training.problems.drawn import KINDS, Split, examples, problems
+from training.problems.instructions import instruction
+from training.problems.problem import Problem, extract_answer, reward
 
 SPLITS: tuple[Split, Split] = ("train", "held-out")
 
@@ -30,10 +33,40 @@ def test_splits_share_no_problem() -> None:
 
 
 def test_every_kind_appears_about_equally_often() -> None:
-    kinds = [p.kind for p in _drawn("train", 0, 3_600)]
+    kinds = [p.kind for p in _drawn("train", 0, 4_000)]
     assert len(set(kinds)) == len(KINDS)
     for kind in set(kinds):
         assert 280 < kinds.count(kind) < 520
+
+
+def test_names_are_seldom_seen_twice() -> None:
+    asked = [p.question for p in _drawn("train", 0, 2_000) if p.kind == "three friends"]
+    names = [re.findall(r"\b[A-Z][a-z]+\b", question)[-2] for question in asked]
+    assert len(set(names)) > 0.5 * len(names)
+
+
+def test_a_system_message_chooses_the_style_of_the_answer() -> None:
+    (one,) = _drawn("train", 4, 1)
+    assert one.prompt_with("Explain.") == f"System: Explain.\n{one.prompt}"
+    assert one.solution == f" {chr(10).join(one.steps)}\n#### {one.answer}"
+    assert one.solution_in("number") == f" #### {one.answer}"
+    prose = one.solution_in("prose")
+    assert all(step in prose for step in one.steps)
+    assert prose.endswith(f".\n#### {one.answer}") and prose.count("\n") == 1
+    r = random.Random(0)
+    drawn = [instruction(r) for _ in range(2_000)]
+    styles = {style: {system for system, own in drawn if own == style} for _, style in drawn}
+    assert "" in styles["equations"]
+    assert not styles["prose"] & styles["number"] and not styles["equations"] & styles["prose"]
+    assert 800 < sum(not system for system, _ in drawn) < 1_200
+
+
+def test_examples_are_problems_in_every_style() -> None:
+    shown = list(islice(examples(3), 500))
+    assert shown == list(islice(examples(3), 500))
+    for problem, (prompt, solution) in zip(islice(problems("train", 3), 500), shown, strict=True):
+        assert prompt.endswith(problem.prompt)
+        assert solution in {problem.solution_in(s) for s in ("equations", "prose", "number")}
 
 
 def test_every_step_is_true_of_given_numbers_and_the_last_is_the_answer() -> None:

@@ -1,0 +1,64 @@
+"""The words that problems are made of: listed ones, and names and things that nobody has seen.
+
+A made name or thing is composed of syllables, so that a model learns to copy whatever stands there.
+"""
+
+from __future__ import annotations
+
+import random
+
+NAMES = (
+    "Ava Ben Cara Dan Ella Finn Grace Hugo Iris Jack Kate Liam Maya Noah Olive Paul Quinn Rosa "
+    "Sam Tara Uma Vera Will Zoe Adam Beth Carl Dora Eric Fay Gina Hans Ida Joel Karen Leo Mona "
+    "Nick Oscar Pia Ravi Sara Tom Vik Wendy Yara"
+).split()
+THINGS = (
+    "apples pears plums lemons shells stamps coins cards pens pencils books marbles buttons "
+    "stickers beads cakes muffins cookies eggs flowers pebbles candles ribbons balloons peaches "
+    "cherries nuts badges posters seeds bricks tiles roses bottles photos magnets keys stones"
+).split()
+HOLDERS = "boxes bags baskets shelves trays jars crates drawers packs bowls".split()
+GOODS = "ticket notebook lamp kite puzzle hat belt cup bell toy ball mug pillow rope".split()
+
+_ONSETS = "b br c ch cl d dr f fr g gr h j k kl l m n p pr qu r s sh st t th tr v w y z".split()
+_VOWELS = "a e i o u a e i o ai ea ee ia ie oo ou".split()
+_CODAS = ["", "", "", *"l ll m n nn r rt s sh ss t th ck ce nd x".split()]
+_MADE_NAMES, _MADE_THINGS = 0.5, 0.1
+"""Shares of names and things that are made."""
+
+
+def name(r: random.Random) -> str:
+    """Return a name with a capital letter."""
+    if r.random() >= _MADE_NAMES:
+        return r.choice(NAMES)
+    first = r.choice("aeiou") + r.choice("lnrmd") if r.random() < 0.25 else ""
+    return (first + "".join(_syllable(r) for _ in range(r.randint(1, 2)))).capitalize()
+
+
+def names(r: random.Random, count: int) -> list[str]:
+    """Return so many different names."""
+    found: set[str] = set()
+    while len(found) < count:
+        found.add(name(r))
+    return r.sample(sorted(found), count)
+
+
+def thing(r: random.Random) -> str:
+    """Return the plural of something that is counted."""
+    if r.random() >= _MADE_THINGS:
+        return r.choice(THINGS)
+    return "".join(_syllable(r) for _ in range(r.randint(1, 2))) + "s"
+
+
+def pronoun(r: random.Random) -> str:
+    """Draw one; who reads knows who is meant."""
+    return r.choice(["she", "he", "they"])
+
+
+def does(who: str) -> str:
+    """Return "does she" and "do they"."""
+    return f"do {who}" if who == "they" else f"does {who}"
+
+
+def _syllable(r: random.Random) -> str:
+    return r.choice(_ONSETS) + r.choice(_VOWELS) + r.choice(_CODAS)
