@@ -72,7 +72,8 @@ def _estimates(n: Ints, wrong: Ints, ks: Ints) -> Floats:
     n, wrong, k = n[:, None], wrong[:, None], ks[None, :]
     possible = k <= wrong  # to draw wrong ones only
     k = np.where(possible, k, 0)
-    log_ratio = logs[wrong] - logs[wrong - k] - logs[n] + logs[n - k]
+    # each difference is exactly 0 where all are wrong, so that their estimate is 0 too
+    log_ratio = (logs[wrong] - logs[n]) - (logs[wrong - k] - logs[n - k])
     return np.where(possible, -np.expm1(np.minimum(log_ratio, 0.0)), 1.0)
 
 

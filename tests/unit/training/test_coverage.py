@@ -127,3 +127,10 @@ def test_where_there_is_no_law_none_is_claimed() -> None:
     assert fits(ks, np.array([np.ones(len(ks)), law.coverage(ks)]), law) == [
         pytest.approx(law, rel=1e-6)
     ]
+
+
+def test_no_right_sample_is_exactly_no_coverage_at_any_k() -> None:
+    """Rounding once made a curve of it, which a power law was fitted to."""
+    ks = spaced(1_000)
+    assert not pass_table([Tally(1_000, 0)], ks).any()
+    assert fit(ks, pass_table([Tally(1_000, 0)], ks).mean(axis=0)) is None
