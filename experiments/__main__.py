@@ -5,7 +5,16 @@ from __future__ import annotations
 import sys
 
 from engine.errors import ConfigError, SRMError
-from experiments import baselines, copying, forms, information, mixers
+from experiments import (
+    baselines,
+    copying,
+    finetuning,
+    forms,
+    grpo,
+    information,
+    mixers,
+    rollouts,
+)
 
 EXPERIMENTS = {
     "mixers": mixers.main,
@@ -13,6 +22,9 @@ EXPERIMENTS = {
     "forms": forms.main,
     "copying": copying.main,
     "information": information.main,
+    "finetuning": finetuning.main,
+    "grpo": grpo.main,
+    "rollouts": rollouts.main,
 }
 
 

@@ -20,7 +20,7 @@ from experiments.corpus import Corpus, standard_library
 from experiments.kept import Numbers
 from experiments.ordering import ordering
 from experiments.runner import Results, fit, publish, run_cases, values_of
-from experiments.settings import Settings
+from experiments.settings import ModelSettings
 from experiments.shown import beside, number, spread, table
 from training.baselines.mamba2 import Mamba2, Mamba2Shape
 from training.baselines.masked_mixer import MaskedMixerModel, MaskedMixerShape
@@ -40,7 +40,7 @@ Make = Callable[[int], LanguageModel]
 """Makes a model of a width."""
 
 
-class BaselinesConfig(Settings, frozen=True):
+class BaselinesConfig(ModelSettings, frozen=True):
     """Settings of `python -m experiments baselines`."""
 
     rows: int = 16

@@ -21,7 +21,7 @@ from engine.settings import load
 from experiments.kept import Numbers
 from experiments.ordering import ordering
 from experiments.runner import Results, fit, publish, run_cases, values_of
-from experiments.settings import Settings
+from experiments.settings import ModelSettings
 from experiments.shown import number, points, spread, table
 from experiments.variants import MULTIPLE, made
 from training.data import IGNORED
@@ -57,7 +57,7 @@ PAPER_FALLS = "from more than 0.9 to less than 0.3"
 EVALUATION_BATCHES = 8
 
 
-class CopyingConfig(Settings, frozen=True):
+class CopyingConfig(ModelSettings, frozen=True):
     """Settings of `python -m experiments copying`."""
 
     steps: int = 1_000
@@ -72,7 +72,7 @@ class CopyingConfig(Settings, frozen=True):
     """Tokens of a sequence where widths are compared; the second half repeats the first."""
     widths: tuple[int, ...] = (32, 64, 128)
     """Widths that are compared; the paper's are 256, 512 and 1,024. Mamba 2 has half of it."""
-    copied: tuple[int, ...] = (4, 8, 16, 32)
+    copied: tuple[int, ...] = (4, 8, 16)
     """Copied lengths that are compared."""
     ids: int = 16
     """Token ids that are drawn from, each as often."""

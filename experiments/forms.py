@@ -28,7 +28,7 @@ from engine.settings import load
 from experiments.baselines import HEADS, REFERENCE, models
 from experiments.kept import Numbers
 from experiments.runner import Results, publish, run_cases
-from experiments.settings import Settings
+from experiments.settings import ModelSettings
 from experiments.shown import number, table
 from training.forms import CHUNK
 
@@ -62,7 +62,7 @@ FORMS: dict[str, tuple[str, Callable[[Any, Tensor], Tensor]]] = {
 """Of each form the model, and how it makes logits [rows, length, vocab] of ids [rows, length]."""
 
 
-class FormsConfig(Settings, frozen=True):
+class FormsConfig(ModelSettings, frozen=True):
     """Settings of `python -m experiments forms`."""
 
     seeds: tuple[int, ...] = (0, 1, 2)

@@ -24,7 +24,7 @@ from experiments.corpus import Corpus, standard_library
 from experiments.kept import Numbers
 from experiments.ordering import ordering
 from experiments.runner import Results, fit, publish, run_cases, values_of
-from experiments.settings import Settings
+from experiments.settings import ModelSettings
 from experiments.shown import beside, number, spread, table
 from experiments.variants import MULTIPLE, made
 from training.forms import CHUNK
@@ -67,7 +67,7 @@ FROZEN, TRAINED = -2, -1
 """Position of the embedding."""
 
 
-class InformationConfig(Settings, frozen=True):
+class InformationConfig(ModelSettings, frozen=True):
     """Settings of `python -m experiments information`."""
 
     rows: int = 32

@@ -16,7 +16,7 @@ from experiments.corpus import Corpus, standard_library
 from experiments.kept import Numbers
 from experiments.ordering import ordering
 from experiments.runner import Results, fit, model_of, publish, run_cases, values_of
-from experiments.settings import Settings
+from experiments.settings import ModelSettings
 from experiments.shown import beside, number, spread, table
 from training.model import SRM
 from training.text.tokenizer import MIN_VOCAB_SIZE
@@ -65,7 +65,7 @@ CHANGES = (
 """What is changed, from which case to which."""
 
 
-class MixersConfig(Settings, frozen=True):
+class MixersConfig(ModelSettings, frozen=True):
     """Settings of `python -m experiments mixers`."""
 
     learning_rate: float = 1e-2

@@ -14,7 +14,7 @@ LEAST = {"threads": 0, "max_vocab_size": MIN_VOCAB_SIZE}
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of every experiment: how large its models are and for how long they are trained."""
+    """Settings of every experiment."""
 
     output: Path = RECORDS
     """Folder that the record is written to."""
@@ -22,16 +22,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Folder where the result of each case is kept; a case that is there is not run again."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Each case is run with each of them: they draw weights and the order of texts."""
-    steps: int = 256
-    """Updates of a case."""
-    rows: int = 8
-    """Sequences of an update."""
-    d_model: int = 128
-    """Width of the models."""
-    num_layers: int = 4
-    """Blocks of the models."""
-    n_ctx: int = 256
-    """Tokens of a sequence."""
     threads: int = 1
     """CPU threads; 0 is as many as torch chooses."""
 
@@ -46,3 +36,19 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     raise ValueError(f"{name} must be above 0, got {value}")
             elif isinstance(value, int) and value < (least := LEAST.get(name, 1)):
                 raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+class ModelSettings(Settings, frozen=True):
+    """Settings of experiments that make models: how large they are and for how long they are
+    trained."""
+
+    steps: int = 256
+    """Updates of a case."""
+    rows: int = 8
+    """Sequences of an update."""
+    d_model: int = 128
+    """Width of the models."""
+    num_layers: int = 4
+    """Blocks of the models."""
+    n_ctx: int = 256
+    """Tokens of a sequence."""

@@ -72,7 +72,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "training.passk": (
         *("engine", "training", "training.questions", "training.statistics", "training.problems"),
     ),
-    "experiments": ("engine", "training", "training.text", "training.baselines"),
+    "experiments": (
+        *("engine", "engine.weights", "training", "training.text", "training.baselines"),
+        *("training.questions", "training.statistics", "training.finetuning", "training.grpo"),
+    ),
     "deploy": ("server", "server.supervise", "engine"),
     "deploy.ray": (
         *("engine", "engine.client", "server", "server.text", "server.storage", "server.routes"),

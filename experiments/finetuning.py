@@ -1,0 +1,294 @@
+"""`python -m experiments finetuning`: pass@k before and after fine-tuning on solved questions.
+
+`srm train sft` trains on the answers, by the paper's recipe but for what settings change; then the
+engine samples questions that were not trained on, from the model that training began with and from
+the one it made. Rows are files in GSM8K's form, or generated: word problems with a product and a
+sum, in words that the bundled model has not seen. The paper fine-tunes models a hundred times as
+large on GSM8K, and compares with a Transformer, which is not served here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from engine.config import DEMO_MODEL, EngineConfig
+from engine.settings import load
+from engine.weights.checkpoint import read_model
+from experiments.kept import Numbers
+from experiments.runner import Results, publish, run_cases
+from experiments.settings import Settings
+from experiments.shown import table
+from training.checkpoint import load_model, read_tokenizer
+from training.finetuning.sft import SFTConfig, sft
+from training.grpo.asked import questions
+from training.grpo.asking import Asking
+from training.grpo.config import GRPOConfig
+from training.grpo.rollouts import engine_sampler
+from training.questions.rewards import load_reward
+from training.statistics.coverage import (
+    Floats,
+    Interval,
+    Tally,
+    intervals,
+    pass_table,
+    resampled_means,
+    spaced,
+)
+from training.statistics.power_law import PowerLaw, fit, fits
+from training.text.whole_files import write_whole
+
+BEFORE, AFTER = "before", "after"
+RESAMPLED = 1_000
+"""How often questions are drawn again for intervals."""
+SLOTS = 2_048
+"""Samples that run at once."""
+
+
+class FinetuningConfig(Settings, frozen=True):
+    """Settings of `python -m experiments finetuning`."""
+
+    seeds: tuple[int, ...] = (0, 1)
+    """Of fine-tuning: the order of rows."""
+    model: Path = DEMO_MODEL
+    """Folder of the model that training begins with."""
+    train: tuple[Path, ...] = ()
+    """Files .jsonl and .parquet with question and answer; empty: generated ones."""
+    evaluation: tuple[Path, ...] = ()
+    """Such files for pass@k, where `train` has files."""
+    rows: int = 4_000
+    """Rows that are generated to train on."""
+    epochs: int = 4
+    """How often each row is trained on."""
+    batch_rows: int = 16
+    """Rows of an update."""
+    learning_rate: float = 1e-4
+    """Peak learning rate, as `srm train sft` has it."""
+    clip_norm: float = 0.1
+    """Largest norm of all gradients together."""
+    questions: int = 100
+    """The first so many questions are sampled."""
+    samples: int = 1_000
+    """Completions of each; the largest k."""
+    temperature: float = 0.7
+    """Of the samples."""
+    top_p: float = 0.9
+    """Of the samples."""
+    max_tokens: int = 128
+    """Longest completion in tokens."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.train) != bool(self.evaluation):
+            raise ValueError("train and evaluation must both have files, or neither")
+        self.sampling(()), self.tuning((), 0)  # report what these do not take
+
+    def sampling(self, evaluation: tuple[Path, ...]) -> GRPOConfig:
+        """Return how the questions for evaluation are sampled. Raises ValueError."""
+        return GRPOConfig(
+            model=self.model,
+            evaluation=evaluation,
+            evaluation_questions=self.questions,
+            evaluation_samples=self.samples,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            max_tokens=self.max_tokens,
+        )
+
+    def tuning(self, train: tuple[Path, ...], seed: int) -> SFTConfig:
+        """Return the settings of a run of `srm train sft`. Raises ValueError."""
+        return SFTConfig(
+            model=self.model,
+            output=self.results / "finetuning" / f"model-{seed}",
+            train=train,
+            epochs=self.epochs,
+            batch_rows=self.batch_rows,
+            learning_rate=self.learning_rate,
+            clip_norm=self.clip_norm,
+            seed=seed,
+            threads=self.threads,
+        )
+
+
+def generated(count: int, seed: int) -> Iterator[dict[str, str]]:
+    """Yield different questions, in GSM8K's form: calculations in marks, #### before the answer."""
+    seen: set[str] = set()
+    draw = random.Random(seed)
+    while len(seen) < count:
+        row = _problem(draw)
+        if row["question"] not in seen:
+            seen.add(row["question"])
+            yield row
+
+
+def _problem(draw: random.Random) -> dict[str, str]:
+    who = draw.choice("farmer baker teacher gardener driver tailor".split())
+    thing = draw.choice("eggs rolls chairs roses parcels buttons".split())
+    rows, each, more = draw.randint(2, 12), draw.randint(2, 12), draw.randint(2, 60)
+    first, total = rows * each, rows * each + more
+    return {
+        "question": f"A {who} counts {rows} rows of {each} {thing} in the morning, and {more} more "
+        f"{thing} after noon. What number of {thing} did the {who} count that day?",
+        "answer": f"The rows held {rows}*{each}=<<{rows}*{each}={first}>>{first} {thing}.\n"
+        f"The {who} counted {first}+{more}=<<{first}+{more}={total}>>{total} {thing}.\n"
+        f"#### {total}",
+    }
+
+
+def files(config: FinetuningConfig) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Return the files to train on and those for evaluation, generated ones written first."""
+    if config.train:
+        return config.train, config.evaluation
+    drawn = list(generated(config.rows + config.questions, seed=0))
+    folder = config.results / "finetuning"
+    folder.mkdir(parents=True, exist_ok=True)
+    train, evaluation = folder / "train.jsonl", folder / "evaluation.jsonl"
+    for path, rows in ((train, drawn[config.questions :]), (evaluation, drawn[: config.questions])):
+        write_whole(path, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    return (train,), (evaluation,)
+
+
+def solved(rules: GRPOConfig, model: Path) -> Numbers:
+    """Sample the questions for evaluation from the model in a folder, as rules say, by the engine.
+
+    Returns how many of each question's samples are right.
+    """
+    base = read_model(model).config
+    tokenizer = read_tokenizer(model / "tokenizer.json")
+    asked = questions(rules, base, tokenizer)
+    slots = min(SLOTS, len(asked.evaluation) * rules.evaluation_samples)
+    engine = EngineConfig(
+        model=model,
+        dtype=rules.dtype,
+        num_slots=slots,
+        max_waiting=max(100_000, rules.evaluation_samples),
+    )
+    weights = load_model(model).state_dict()
+    with closing(engine_sampler(base, weights, engine, 1, rules.gpu_memory)) as sampler:
+        asking = Asking(rules, asked, tokenizer, load_reward(rules.reward), sampler)
+        found = asking.evaluate(0, None)
+    return {"right": found.right, "samples": found.samples}
+
+
+def rates(results: Sequence[Numbers], ks: Sequence[int]) -> Floats:
+    """Return each question's estimate of pass@k, mean over seeds, [questions, ks]."""
+    tables = (
+        pass_table([Tally(one["samples"], right) for right in one["right"]], ks) for one in results
+    )
+    found: Floats = np.mean(list(tables), axis=0)
+    return found
+
+
+def powers(samples: int) -> list[int]:
+    """Return 1, 10, 100 … and the number of samples."""
+    return sorted({10**power for power in range(7) if 10**power <= samples} | {samples})
+
+
+def gain(before: Floats, after: Floats) -> str:
+    """Return the mean of the differences by question, and its standard error."""
+    gains = after - before
+    error = gains.std(ddof=1) / np.sqrt(len(gains)) if len(gains) > 1 else 0.0
+    return f"{gains.mean():+.4f} ± {error:.4f}"
+
+
+def tuned(
+    config: FinetuningConfig, train: tuple[Path, ...], rules: GRPOConfig, seed: int
+) -> Numbers:
+    """Fine-tune with a seed; return what is right then, and the losses."""
+    tuning = config.tuning(train, seed)
+    losses = sft(tuning)
+    return solved(rules, tuning.output) | {
+        "training_losses": losses.steps,
+        "evaluation_losses": losses.evaluations,
+    }
+
+
+def page(config: FinetuningConfig, results: Results) -> list[str]:
+    """Return the record's text: pass@k before and after, and the power laws."""
+    ks = powers(config.samples)
+    before, after = (rates(results[case], ks) for case in (BEFORE, AFTER))
+    rows = (
+        [f"{k:,}", *(f"{one.mean():.4f}" for one in both), gain(*both)]
+        for at, k in enumerate(ks)
+        for both in [(before[:, at], after[:, at])]
+    )
+    least = [min(loss for _, loss in one["evaluation_losses"]) for one in results[AFTER]]
+    lines = [
+        f"{len(before)} questions, {config.samples:,} samples of each at temperature "
+        f"{config.temperature:g} and top_p {config.top_p:g}; right is who has the number behind "
+        f"####. Fine-tuned with {len(config.seeds)} seeds, of which pass@k is the mean; least loss "
+        f"on rows that were held back {min(least):.3f} … {max(least):.3f} nats a token. Gains are "
+        "by question, with their standard error.",
+        "",
+        *table(["k", BEFORE, AFTER, "gain"], rows),
+        "",
+    ]
+    for case in (BEFORE, AFTER):
+        once = np.mean([np.mean(np.array(one["right"]) > 0) for one in results[case]])
+        lines += [f"{case.capitalize()}: {once:.0%} of the questions are solved at least once. "
+                  f"{law(results[case], config.samples)}", ""]  # fmt: skip
+    return lines[:-1]
+
+
+def law(results: Sequence[Numbers], samples: int) -> str:
+    """Say which power law pass@k follows, and how closely."""
+    ks = spaced(samples)
+    found = rates(results, ks)
+    fitted = fit(ks, found.mean(axis=0))
+    if fitted is None:
+        return "Its pass@k has no power law to see."
+    many = fits(ks, resampled_means(found, RESAMPLED, 0), fitted)
+    of_a, of_b = intervals(np.array(many))
+    away = np.abs(fitted.coverage(ks) - found.mean(axis=0)).max()
+    return (
+        f"pass@k = exp(a · k^b) with a = {_told(fitted.a, of_a)} and b = {_told(fitted.b, of_b)}, "
+        f"95 % over questions; it is at most {away:.3f} beside the curve."
+    )
+
+
+def _told(value: float, interval: Interval) -> str:
+    return f"{value:.3f} ({interval.low:.3f} … {interval.high:.3f})"
+
+
+def drawn(config: FinetuningConfig, results: Results) -> Figure:
+    """Draw pass@k before and after, each with its law and the middle 95 % over questions."""
+    figure, axes = plt.subplots(figsize=(7, 5))
+    ks = spaced(config.samples)
+    for case, colour in ((BEFORE, "C0"), (AFTER, "C1")):
+        found = rates(results[case], ks)
+        over = np.array(intervals(resampled_means(found, RESAMPLED, 0)))
+        axes.plot(ks, found.mean(axis=0), color=colour, label=case)
+        axes.fill_between(ks, over[:, 0], over[:, 1], color=colour, alpha=0.2)
+        fitted: PowerLaw | None = fit(ks, found.mean(axis=0))
+        if fitted is not None:
+            axes.plot(ks, fitted.coverage(ks), "--", color=colour)
+    axes.set(xlabel="samples of a question, k", ylabel="pass@k", xscale="log", ylim=(0, 1.02))
+    axes.grid(linewidth=0.3)
+    axes.legend()
+    return figure
+
+
+def main(argv: list[str]) -> int:
+    """Run both cases and write the record."""
+    config = load(FinetuningConfig, argv, prog="python -m experiments finetuning")
+    train, evaluation = files(config)
+    rules = config.sampling(evaluation)
+    read = b"".join(path.read_bytes() for path in (*train, *evaluation))
+    made_of = {
+        "model": read_model(config.model).fingerprint,
+        "rows": hashlib.sha256(read).hexdigest(),
+    }
+    cases = {BEFORE: lambda _: solved(rules, config.model)}
+    results = run_cases("finetuning", config, cases, made_of, config.seeds[:1])
+    cases = {AFTER: lambda seed: tuned(config, train, rules, seed)}
+    results |= run_cases("finetuning", config, cases, made_of)
+    publish("finetuning", argv, config, results, page(config, results), drawn(config, results))
+    return 0

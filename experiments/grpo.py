@@ -1,0 +1,220 @@
+"""`python -m experiments grpo`: what GRPO does to pass@1 and pass@k, plain and balanced.
+
+With 5, 50 and 200 rollouts a question, of as many questions fewer: an update samples as many
+rollouts in every case. Plain GRPO learns from all of them; balanced resampling from 16 of each
+question, or one less than there are, up to half of them good. Questions are those of files, or the
+word problems of `srm train grpo`; pass@k is of others than were trained on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+
+import msgspec
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from engine.config import DEMO_MODEL
+from engine.settings import load
+from engine.weights.checkpoint import read_model
+from experiments.finetuning import gain, powers, rates, solved
+from experiments.kept import Numbers
+from experiments.runner import Results, publish, run_cases
+from experiments.settings import Settings
+from experiments.shown import table
+from training.grpo.command import grpo
+from training.grpo.config import GRPOConfig
+from training.grpo.record import Lines, Update
+from training.statistics.coverage import Floats, spaced
+
+START, PLAIN, BALANCED = "start", "plain", "balanced"
+AVERAGED = 5
+"""First and last updates whose mean reward is shown."""
+
+
+class GRPOExperimentConfig(Settings, frozen=True):
+    """Settings of `python -m experiments grpo`."""
+
+    seeds: tuple[int, ...] = (0, 1)
+    """Of training: questions, sampling and choice."""
+    model: Path = DEMO_MODEL
+    """Folder of the model that training begins with."""
+    train: tuple[Path, ...] = ()
+    """Files of JSON lines with question and answer; empty: generated word problems."""
+    evaluation: tuple[Path, ...] = ()
+    """Such files for pass@k, where `train` has files; empty: held-out word problems."""
+    steps: int = 30
+    """Updates of a case."""
+    rollouts: tuple[int, ...] = (5, 50, 200)
+    """Rollouts of a question that are compared."""
+    sampled: int = 400
+    """Rollouts of an update, of all its questions."""
+    group_size: int = 16
+    """Rollouts of a question that balanced resampling learns from, where there are more."""
+    learning_rate: float = 2e-5
+    """Peak learning rate, as `srm train grpo` has it."""
+    kl_weight: float = 0.04
+    """How much the distance from the model that training began with counts."""
+    temperature: float = 0.7
+    """Of rollouts and of samples for pass@k."""
+    top_p: float = 0.9
+    """Of rollouts and of samples for pass@k."""
+    max_tokens: int = 96
+    """Longest completion in tokens."""
+    questions: int = 100
+    """The first so many questions for pass@k."""
+    samples: int = 256
+    """Completions of each of these; the largest k."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.train) != bool(self.evaluation):
+            raise ValueError("train and evaluation must both have files, or neither")
+        for count in self.rollouts:
+            if count < 3 or self.sampled % count:
+                raise ValueError(
+                    f"rollouts must each be at least 3 and divide sampled = {self.sampled}, got "
+                    f"{count}"
+                )
+        if sorted(set(self.rollouts)) != list(self.rollouts):
+            raise ValueError(f"rollouts must rise, got {self.rollouts}")
+        for case in self.cases:
+            self.training(case, 0)  # reports what it does not take
+
+    @property
+    def cases(self) -> list[str]:
+        """Names of the trained cases."""
+        return [f"{kind} {count}" for kind in (PLAIN, BALANCED) for count in self.rollouts]
+
+    def training(self, case: str, seed: int) -> GRPOConfig:
+        """Return the settings of `srm train grpo` for a case. Raises ValueError."""
+        kind, count = case.split()
+        rollouts = int(count)
+        return GRPOConfig(
+            model=self.model,
+            train=self.train,
+            evaluation=self.evaluation,
+            output=self.results / "grpo" / f"model-{kind}-{rollouts}-{seed}",
+            steps=self.steps,
+            questions=self.sampled // rollouts,
+            rollouts=rollouts,
+            group_size=0 if kind == PLAIN else min(self.group_size, rollouts - 1),
+            learning_rate=self.learning_rate,
+            kl_weight=self.kl_weight,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            max_tokens=self.max_tokens,
+            evaluate_every=0,
+            save_every=self.steps,
+            seed=seed,
+            threads=self.threads,
+        )
+
+    @property
+    def sampling(self) -> GRPOConfig:
+        """Return how held-out questions are sampled: the same ones with the same seed, always."""
+        changes = {"evaluation_questions": self.questions, "evaluation_samples": self.samples}
+        rules = self.training(f"{PLAIN} {self.rollouts[0]}", 0)
+        return msgspec.structs.replace(rules, evaluate_every=1, **changes)
+
+
+def learned(config: GRPOExperimentConfig, case: str, seed: int) -> Numbers:
+    """Train a case with a seed; return what is right then, and how its updates went."""
+    rules = config.training(case, seed)
+    summary = grpo(rules).summary
+    updates = Lines(rules.output / "updates.jsonl", Update, config.steps)
+    return solved(config.sampling, rules.output) | {
+        "rewards": [one.reward for one in updates],
+        "mixed": mean(one.mixed for one in updates),
+        "kl": updates[-1].kl,
+        "learned_tokens": sum(one.learned_tokens for one in updates),
+        "rollout_tokens": sum(one.rollout_tokens for one in updates),
+        "summary": msgspec.to_builtins(summary),
+    }
+
+
+def page(config: GRPOExperimentConfig, results: Results) -> list[str]:
+    """Return the record's text: a table of pass@k and gains, one of the training, what agrees."""
+    ks = powers(config.samples)
+    start = rates(results[START], ks)
+    gains, means = [], {}
+    for case in config.cases:
+        found = rates(results[case], ks)
+        means[case] = found.mean(axis=0) - start.mean(axis=0)
+        gains.append([case, *(gain(start[:, at], found[:, at]) for at in range(len(ks)))])
+    began = [START, *(f"{one:.4f}" for one in start.mean(axis=0))]
+    trained = []
+    for case in config.cases:
+        seeds, rules = results[case], config.training(case, 0)
+        rewards = (
+            f"{mean(mean(one['rewards'][part]) for one in seeds):.3f}"
+            for part in (slice(AVERAGED), slice(-AVERAGED, None))
+        )
+        mixed = f"{mean(one['mixed'] for one in seeds):.0%}"
+        tokens = f"{mean(one['learned_tokens'] for one in seeds):,.0f}"
+        trained.append([case, str(rules.questions), str(rules.rows), *rewards, mixed, tokens])
+    heads = ["case", "questions", "rows learned", f"reward of the first {AVERAGED} updates"]
+    heads += [f"of the last {AVERAGED}", "mixed", "tokens learned"]
+    return [
+        f"{len(start)} other questions, {config.samples:,} samples of each; after "
+        f"{config.steps} updates of {config.sampled} rollouts, with {len(config.seeds)} seeds, of "
+        "which pass@k is the mean. What pass@k has gained, by question, with its standard error:",
+        "",
+        *table(["case", *(f"pass@{k:,}" for k in ks)], [began, *gains]),
+        "",
+        *table(heads, trained),
+        "",
+        agreement(config, means),
+    ]
+
+
+def agreement(config: GRPOExperimentConfig, gained: dict[str, Floats]) -> str:
+    """Say whether pass@k moves as in the paper; `gained` has the mean gains of each case by k."""
+    most = config.rollouts[-1]
+    plain, balanced = (gained[f"{kind} {most}"][-1] for kind in (PLAIN, BALANCED))
+    as_there = {True: "as in the paper", False: "not as in the paper"}
+    return (
+        f"In the paper balanced resampling raises pass@k, and plain GRPO lowers it where groups "
+        f"are large. Here, with {most} rollouts, pass@{config.samples:,} goes by {balanced:+.4f} "
+        f"balanced ({as_there[balanced > 0]}) and by {plain:+.4f} plain ({as_there[plain < 0]})."
+    )
+
+
+def drawn(config: GRPOExperimentConfig, results: Results) -> Figure:
+    """Draw what pass@k has gained against k, by case."""
+    figure, axes = plt.subplots(figsize=(7, 5))
+    ks = spaced(config.samples)
+    start = rates(results[START], ks).mean(axis=0)
+    for case in config.cases:
+        style = "--" if case.startswith(PLAIN) else "-"
+        colour = f"C{config.rollouts.index(int(case.split()[1]))}"
+        gained = rates(results[case], ks).mean(axis=0) - start
+        axes.plot(ks, gained, style, color=colour, label=case)
+    axes.axhline(0, color="black", linewidth=0.5)
+    axes.set(xlabel="samples of a question, k", ylabel="gain of pass@k", xscale="log")
+    axes.grid(linewidth=0.3)
+    axes.legend(fontsize=7)
+    return figure
+
+
+def main(argv: list[str]) -> int:
+    """Run all cases and write the record."""
+    config = load(GRPOExperimentConfig, argv, prog="python -m experiments grpo")
+    files = b"".join(path.read_bytes() for path in (*config.train, *config.evaluation))
+    made_of = {
+        "model": read_model(config.model).fingerprint,
+        "questions": hashlib.sha256(files).hexdigest(),
+    }
+    begun = {START: lambda _: solved(config.sampling, config.model)}
+    results = run_cases("grpo", config, begun, made_of, config.seeds[:1])
+
+    def case_of(case: str) -> Callable[[int], Numbers]:
+        return lambda seed: learned(config, case, seed)
+
+    cases = {case: case_of(case) for case in config.cases}
+    results |= run_cases("grpo", config, cases, made_of)
+    publish("grpo", argv, config, results, page(config, results), drawn(config, results))
+    return 0

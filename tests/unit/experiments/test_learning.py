@@ -1,0 +1,168 @@
+"""Fine-tuning and GRPO are run, and what is right before and after them is set side by side."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.config import EngineConfig, ModelConfig
+from engine.errors import ConfigError
+from experiments import finetuning, grpo, rollouts
+from experiments.__main__ import main
+from experiments.finetuning import AFTER, BEFORE, gain, generated, law, powers, rates
+from experiments.grpo import BALANCED, PLAIN, START, GRPOExperimentConfig, agreement
+from experiments.kept import Numbers
+from experiments.rollouts import CASES
+from tests.engines.making import engine_of
+from training.checkpoint import save_model
+from training.grpo import command
+from training.grpo.rollouts import EngineSampler, folded
+from training.model import SRM
+from training.questions.questions import Question
+from training.questions.rewards import gsm8k_strict
+from training.statistics.coverage import spaced
+from training.statistics.power_law import fit
+from training.text.tokenizer import train_tokenizer
+
+Run = Callable[..., tuple[dict[str, list[Numbers]], str]]
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model folder that knows nothing; the numpy engine samples from it."""
+    folder = tmp_path / "base"
+    tokenizer = train_tokenizer((row["question"] for row in generated(50, 1)), 300)
+    torch.manual_seed(0)
+    model = SRM(ModelConfig(16, 1, 2, 256, tokenizer.get_vocab_size()))
+    save_model(model.config, model.state_dict(), folder)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str())
+
+    def sampler(
+        config: ModelConfig, tensors: Mapping[str, Tensor], _: EngineConfig, version: int, __: float
+    ) -> EngineSampler:
+        engine = engine_of(folded(config, tensors, version), max_waiting=1_000)
+        return EngineSampler(engine, lambda: None)
+
+    for module in (finetuning, command):
+        monkeypatch.setattr(module, "engine_sampler", sampler)
+    return folder
+
+
+@pytest.fixture
+def run(base: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """run(name, *flags): its results and page; twice, the second time from disk."""
+
+    def run(name: str, *flags: str) -> tuple[dict[str, list[Numbers]], str]:
+        folder = base.parent
+        places = [f"--output={folder / 'output'}", f"--results={folder / 'results'}"]
+        argv = [name, f"--model={base}", "--threads=1", "--seeds=0,1", *places, *flags]
+        assert main(argv) == 0
+        (page,) = (folder / "output").glob(f"*-experiment-{name}.md")
+        first = page.read_text()
+        for module, done in ((finetuning, "solved"), (grpo, "solved"), (rollouts, "grpo")):
+            monkeypatch.setattr(module, done, None)  # nothing is run again
+        assert main(argv) == 0
+        assert page.read_text() == first
+        assert f"]({page.with_suffix('.svg').name})" in first
+        record = json.loads(page.with_suffix(".json").read_text())
+        return record["results"], first
+
+    return run
+
+
+def test_models_are_fine_tuned_with_each_seed(run: Run) -> None:
+    sizes = ["--rows=12", "--questions=2", "--samples=10", "--max-tokens=4", "--epochs=1"]
+    results, page = run("finetuning", *sizes, "--batch-rows=4")
+    assert [len(results[case]) for case in (BEFORE, AFTER)] == [1, 2]
+    for one in (*results[BEFORE], *results[AFTER]):
+        assert len(one["right"]) == 2 and one["samples"] == 10
+    first, second = results[AFTER]
+    assert len(first["training_losses"]) == 3
+    assert first["training_losses"] != second["training_losses"]
+    assert page.count("Its pass@k has no power law to see.") == 2
+    assert "| 10 | 0.0000 | 0.0000 | +0.0000 ± 0.0000 |" in page
+
+
+def test_all_cases_of_grpo_sample_as_much(run: Run) -> None:
+    sizes = ["--steps=1", "--rollouts=3,6", "--sampled=6", "--group-size=4"]
+    few = ["--questions=2", "--samples=8", "--max-tokens=4"]
+    results, page = run("grpo", *sizes, *few)
+    cases = [f"{kind} {count}" for kind in (PLAIN, BALANCED) for count in (3, 6)]
+    assert list(results) == [START, *cases] and len(results[START]) == 1
+    assert {len(one["rewards"]) for case in cases for one in results[case]} == {1}
+    assert "| plain 3 | 2 | 6 | " in page and "| plain 6 | 1 | 6 | " in page
+    assert "| balanced 3 | 2 | 4 | " in page and "| balanced 6 | 1 | 4 | " in page
+    assert "Here, with 6 rollouts, pass@8 goes by" in page
+
+
+def test_rollouts_are_timed_by_who_samples(run: Run) -> None:
+    sizes = ["--steps=1", "--questions=1", "--rollouts=3", "--group-size=2", "--max-tokens=4"]
+    results, page = run("rollouts", *sizes)
+    assert list(results) == list(CASES)
+    for case, seeds in results.items():
+        assert {one["updates"] for one in seeds} == {1} and f"\n| {case} | " in page
+        assert all(one["rollout_tokens_per_s"] > 0 for one in seeds)
+    assert all(one["overlap_share"] == 0 for one in results["torch, in turn"])
+
+
+def test_generated_questions_are_different_and_their_answers_right() -> None:
+    rows = list(generated(300, seed=3))
+    assert len({row["question"] for row in rows}) == 300 and rows == list(generated(300, 3))
+    for row in rows:
+        question = Question(row["question"], row["answer"])
+        assert gsm8k_strict(row["answer"], question) == 1
+        lines = re.findall(r"<<([0-9+*]+)=([0-9]+)>>", row["answer"])
+        assert len(lines) == 2 and all(eval(sum_) == int(said) for sum_, said in lines)
+
+
+def test_gains_are_by_question_and_their_error_too() -> None:
+    """Two seeds after, whose mean counts; one question gains 0.5 and one 0.1."""
+    before = rates([{"right": [0, 4], "samples": 10}], [1])
+    seeds = [{"right": [4, 5], "samples": 10}, {"right": [6, 5], "samples": 10}]
+    assert gain(before[:, 0], rates(seeds, [1])[:, 0]) == "+0.3000 ± 0.2000"
+    assert powers(1_000) == [1, 10, 100, 1_000] and powers(256) == [1, 10, 100, 256]
+
+
+def test_a_power_law_is_found_where_there_is_one() -> None:
+    ks = spaced(1_000)
+    rights = np.random.default_rng(0).beta(0.4, 2, 200) * 1_000
+    one: Numbers = {"right": rights.astype(int).tolist(), "samples": 1_000}
+    said = law([one], 1_000)
+    fitted = fit(ks, rates([one], ks).mean(axis=0))
+    assert fitted is not None
+    assert f"a = {fitted.a:.3f} (" in said and f"b = {fitted.b:.3f} (" in said
+
+
+def test_the_paper_is_agreed_with_or_not() -> None:
+    config = GRPOExperimentConfig(rollouts=(5, 50))
+    gained = {"plain 50": np.array([0.1, -0.02]), "balanced 50": np.array([0.1, 0.01])}
+    said = agreement(config, gained)
+    assert said.count("(as in the paper)") == 2 and "pass@256 goes by +0.0100 balanced" in said
+    assert "by +0.0100 plain (not as in the paper)" in agreement(
+        config, gained | {"plain 50": np.array([0.1, 0.01])}
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["finetuning", "--train=a.jsonl"], "train and evaluation must both have files"),
+        (["finetuning", "--clip-norm=0"], "clip_norm must be above 0"),
+        (["finetuning", "--temperature=0"], "temperature must be above 0"),
+        (["grpo", "--evaluation=a.jsonl"], "train and evaluation must both have files"),
+        (["grpo", "--rollouts=7"], "rollouts must each be at least 3 and divide sampled = 400"),
+        (["grpo", "--rollouts=50,5"], "rollouts must rise"),
+        (["grpo", "--group-size=1"], "group_size must be 0 or 2 … 5"),
+        (["rollouts", "--group-size=51"], "group_size must be 0 or 2 … 50"),
+    ],
+)
+def test_what_cannot_be_learned_is_refused(argv: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        main(argv)
