@@ -1,0 +1,122 @@
+"""Every command of docs/training-guide.md runs, one after the other, only smaller."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import srm
+from server.commands import generate
+from tests.serving import ROOT, SERVER_FLAGS, Server, free_port
+
+ENGINE = "tests.engines.numpy_engine"
+URL, ADMIN_URL = "http://127.0.0.1:8000", "http://127.0.0.1:8001"
+_LIMIT_S = 600
+_SMALLER = (
+    (r"12_000", "200"),
+    (r"\b500\b", "20"),
+    (r'glob\("\*\.py"\)', 'glob("c*.py")'),
+    (r"--max-vocab-size \d+", "--max-vocab-size 300"),
+    (r"--d-model \d+", "--d-model 16"),
+    (r"--num-layers \d+", "--num-layers 1"),
+    (r"--batch-tokens \d+", "--batch-tokens 512"),
+    (r"--steps \d+", "--steps 2"),
+    (r"--epochs \d+", "--epochs 1"),
+    (r"--evaluate-every \d+", "--evaluate-every 1"),
+    (r"--(problems|evaluation-questions) \d+", r"--\1 3"),
+    (r"--(samples|evaluation-samples) \d+", r"--\1 8"),
+    (r"--questions \d+", "--questions 2"),
+    (r"--rollouts \d+", "--rollouts 4"),
+    (r"--group-size \d+", "--group-size 2"),
+    (r"--max-tokens \d+", "--max-tokens 8"),
+)
+
+
+def commands() -> list[str]:
+    """The blocks that are run, smaller."""
+    page = (ROOT / "docs/training-guide.md").read_text()
+    found: list[str] = re.findall(r"^```sh test\n(.*?)^```$", page, re.M | re.S)
+    for pattern, replacement in _SMALLER:
+        found = [re.sub(pattern, replacement, one) for one in found]
+    return found
+
+
+def check(folder: Path) -> None:
+    """What the commands have left."""
+    fingerprints = []
+    for name in ("base", "sft", "grpo"):
+        assert (folder / name / "model.safetensors").stat().st_size
+    for name in ("sft", "grpo"):
+        (record,) = (folder / f"passk-{name}").glob("*-passk.json")
+        found = json.loads(record.read_text())
+        assert {one["drawn"] for one in found["problems"]} == {8}
+        fingerprints += found["fingerprints"]
+    assert len(set(fingerprints)) == 2
+    updates = (folder / "grpo/updates.jsonl").read_text().splitlines()
+    assert len(updates) == 2
+
+
+def test_the_guide_has_ten_commands_and_shows_what_they_print() -> None:
+    page = (ROOT / "docs/training-guide.md").read_text()
+    assert re.findall(r"^## (\d+)\. ", page, re.M) == [str(number) for number in range(1, 11)]
+    sections = re.split(r"^## ", page, flags=re.M)[1:]
+    assert all(re.search(r"^```sh test\n", one, re.M) for one in sections)
+    assert all(re.search(r"^```(text|json)\n", one, re.M) for one in sections)
+
+
+def test_the_guide_runs_with_the_numpy_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, but for what serves; rollouts are sampled in torch."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of the engine of `srm generate`
+    monkeypatch.setenv("SRM_THREADS", "1")
+    monkeypatch.setenv("SRM_NUM_SLOTS", "16")
+    monkeypatch.setattr(generate, "main", partial(generate.main, engine_module=ENGINE))
+    with ExitStack() as stack:
+        server: Server | None = None
+        for command in commands():
+            if command.startswith("srm serve "):
+                model = tmp_path / re.findall(r"--model (\S+)", command)[0]
+                port = f"--admin-port={free_port()}"
+                server = stack.enter_context(Server(model, *SERVER_FLAGS, port))
+                monkeypatch.setenv("SRM_URL", server.url)  # what `srm evaluate passk` asks
+            elif command.startswith("srm "):
+                _, *argv = shlex.split(at(server, command).replace("\\\n", " "))
+                argv += ["--sampler=torch"] if argv[:2] == ["train", "grpo"] else []
+                assert srm.main(argv) == 0, command
+            else:
+                subprocess.run(["bash", "-euc", at(server, command)], check=True)
+    check(tmp_path / "runs/guide")
+
+
+def at(server: Server | None, command: str) -> str:
+    """The command, sent to this server."""
+    if server is None:
+        return command
+    return command.replace(ADMIN_URL, server.admin_url).replace(URL, server.url)
+
+
+@pytest.mark.slow
+def test_the_guide_runs_as_it_stands(tmp_path: Path) -> None:
+    """In one shell, with the real engine."""
+    script = "\n".join(commands())
+    port = free_port()
+    script = script.replace("8000", str(port)).replace("8001", str(free_port()))
+    environment = {**os.environ, "SRM_URL": f"http://127.0.0.1:{port}"}
+    program = f'srm() {{ "{sys.executable}" "{ROOT}/srm.py" "$@"; }}\ntrap \'kill $!\' EXIT\n'
+    shell = ["bash", "-euo", "pipefail", "-c", program + script]
+    place: dict[str, Any] = {"cwd": tmp_path, "env": environment, "timeout": _LIMIT_S}
+    done = subprocess.run(shell, check=False, capture_output=True, text=True, **place)
+    assert done.returncode == 0, f"{done.stdout[-3_000:]}\n{done.stderr[-3_000:]}"
+    check(tmp_path / "runs/guide")
