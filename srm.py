@@ -95,7 +95,7 @@ SETTINGS = """
   save_every precision compile decay seed
   train evaluation shots max_length epochs batch_rows warmup_share tensorboard
   questions rollouts group_size pool in_order kl_weight ahead correction clip_range
-  most_weight evaluation_questions evaluation_samples gpu_memory sampler
+  most_weight micro_batch_tokens evaluation_questions evaluation_samples gpu_memory sampler
   d_model num_layers num_heads n_ctx max_vocab_size threads seeds learning_rates
   shortest forms most_seconds most_gib copied ids encoder_steps sampled
   problems samples temperature
@@ -108,7 +108,7 @@ SETTINGS = """
   step_ms row_us at_once shares
   processors ghz gap_us
   sequences random_sequences folder lines
-  requests n max_tokens streams logprobs most token_us profile flame
+  requests n max_tokens streams logprobs most token_us profile flame max_prefill_shares
   leave step_s pause_s
   prompts header_tokens engines line_rates
   gpus gpu_tokens_per_s state_bytes router_rate mtbf_h stops_a_day restart_s days gpu_price

@@ -72,7 +72,12 @@ def grpo(config: GRPOConfig) -> Trained:
         run = Run(load_model(config.model), _schedule(config), config.output, own, settings)
         reference = load_model(config.model) if config.kl_weight else None
         learner = Learner(
-            run, reference, _objective(config), own.device, config.precision, config.micro_batches
+            run,
+            reference,
+            _objective(config),
+            own.device,
+            config.precision,
+            config.micro_batch_tokens,
         )
         done = len(run.losses.steps)
         sampler = _sampler(config, base.config, run.weights(), done + 1, own.device)

@@ -64,8 +64,9 @@ class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of AdamW."""
     clip_norm: float = 0.1
     """Largest norm of all gradients together; longer ones are shortened to it."""
-    micro_batches: int = 1
-    """Parts of an update that are computed one after the other, where memory is short."""
+    micro_batch_tokens: int = 8_192
+    """Most tokens that are computed at once, padding included, which bounds memory; of a row that
+    is longer, those of one row."""
     evaluate_every: int = 50
     """Updates between two evaluations; 0: none."""
     evaluation_questions: int = 100
@@ -93,7 +94,7 @@ class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         least: dict[str, float] = dict.fromkeys(
-            "steps questions max_tokens micro_batches save_every evaluation_samples "
+            "steps questions max_tokens micro_batch_tokens save_every evaluation_samples "
             "most_weight".split(),
             1,
         )
@@ -125,11 +126,6 @@ class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if not (self.evaluation_questions or self.evaluation or self.train):
             raise ValueError("evaluation_questions must be at least 1 of generated problems, got 0")
-        if self.micro_batches > self.rows:
-            raise ValueError(
-                f"micro_batches must be at most the {self.rows} rollouts of an update, got "
-                f"{self.micro_batches}"
-            )
 
     @property
     def rows(self) -> int:

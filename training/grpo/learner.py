@@ -30,13 +30,14 @@ class Learner:
         rules: Objective,
         device: torch.device,
         precision: Precision,
-        micro_batches: int,
+        micro_batch_tokens: int,
     ) -> None:
-        """`reference` is needed unless `rules.kl_weight` is 0; it is moved to the device."""
+        """`reference` is needed unless `rules.kl_weight` is 0; it is moved to the device. Of
+        `micro_batch_tokens`, padding included, are the parts that are computed one by one."""
         self._run, self._rules = run, rules
         self._reference = None if reference is None else reference.to(device)
         self._device, self._precision = device, precision
-        self._micro_batches = micro_batches
+        self._micro_batch_tokens = micro_batch_tokens
 
     def learn(self, rows: Sequence[Row]) -> Sums:
         """Make one update of the mean over all rows; rows of about a length are computed together.
@@ -47,9 +48,7 @@ class Learner:
         count, sums = len(rows), Sums()
         if self._reference is None:
             rows = [row for row in rows if row.advantage] or rows[:1]
-        ordered = sorted(rows, key=lambda row: len(row.prompt) + len(row.completion))
-        size = -(-len(rows) // self._micro_batches)
-        parts = [ordered[begin : begin + size] for begin in range(0, len(rows), size)]
+        parts = _parts(rows, self._micro_batch_tokens)
 
         def of_part(part: list[Row]) -> Tensor:
             some = side_by_side(part, self._device)
@@ -70,3 +69,14 @@ class Learner:
             with autocast(self._precision, self._device):
                 logits = self._reference(rows.inputs)
             return log_probabilities(logits.float(), rows.targets, self._rules.temperature)
+
+
+def _parts(rows: Sequence[Row], tokens: int) -> list[list[Row]]:
+    """Put rows of about a length together, of so many tokens at most with what pads them."""
+    parts: list[list[Row]] = [[]]
+    for row in sorted(rows, key=lambda row: len(row.prompt) + len(row.completion)):
+        length = len(row.prompt) + len(row.completion) - 1  # the longest of its part
+        if parts[-1] and (len(parts[-1]) + 1) * length > tokens:
+            parts.append([])
+        parts[-1].append(row)
+    return parts

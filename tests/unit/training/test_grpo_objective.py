@@ -219,7 +219,12 @@ def test_rows_one_by_one_have_the_loss_of_all_together() -> None:
 def test_rows_that_teach_nothing_count_in_the_mean(tmp_path: Path, kl_weight: float) -> None:
     """And parts of an update are the same update; there may be rows of no advantage alone."""
     found = []
-    for name, micro_batches, factor in (("one", 1, 1), ("parts", 3, 1), ("none", 1, 0)):
+    for name, tokens, factor in (
+        ("one", 1_000, 1),
+        ("parts", 9, 1),
+        ("each", 1, 1),
+        ("none", 8, 0),
+    ):
         torch.manual_seed(0)
         own = Processes(0, 1, CPU)
         model, reference = SRM(TINY), SRM(TINY)
@@ -231,9 +236,7 @@ def test_rows_that_teach_nothing_count_in_the_mean(tmp_path: Path, kl_weight: fl
         run = Run(model, schedule, tmp_path / name, own, {})
         before = {key: value.clone() for key, value in run.weights().items()}
         rules = msgspec.structs.replace(_rules("none"), kl_weight=kl_weight)
-        learner = Learner(
-            run, reference if kl_weight else None, rules, CPU, "float32", micro_batches
-        )
+        learner = Learner(run, reference if kl_weight else None, rules, CPU, "float32", tokens)
         rows = [
             Row([1, 2, 3], np.array([4, 5], np.int32), np.zeros(2, np.float32), factor * advantage)
             for advantage in (1.0, 0.0, 0.0, -2.0)
