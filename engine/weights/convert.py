@@ -157,8 +157,12 @@ def _write(
         raise ConfigError(f"--output {output} is the folder of {weights}, which stays as it is")
     try:
         output.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, target.with_suffix(".partial"), metadata={"format": "pt"})
-        target.with_suffix(".partial").replace(target)
+        partial = target.with_suffix(".partial")
+        partial.touch()
+        mode = partial.stat().st_mode
+        save_file(tensors, partial, metadata={"format": "pt"})
+        partial.chmod(mode)  # as the user's umask says; safetensors lets nobody else read
+        partial.replace(target)
         if tokenizer is not None:
             (output / "tokenizer.json").write_bytes(tokenizer)
         text = msgspec.json.format(msgspec.json.encode(config), indent=2)

@@ -22,7 +22,10 @@ def whole(path: Path) -> Iterator[Path]:
     """
     partial = path.with_name(path.name + ".partial")
     try:
+        partial.touch()
+        mode = partial.stat().st_mode
         yield partial
+        partial.chmod(mode)  # as the user's umask says; safetensors lets nobody else read
         with partial.open("rb") as file:
             os.fsync(file.fileno())  # before the name is there, also where the power fails
         partial.replace(path)

@@ -91,6 +91,8 @@ def test_prompt_and_solution_are_the_tokens_of_their_text(tokenizer: Tokenizer) 
 def test_training_learns_and_leaves_a_model_the_engine_loads(tmp_path: Path) -> None:
     losses = _run(tmp_path, steps=60, learning_rate=1e-2)
     assert sum(losses[-5:]) < 0.5 * sum(losses[:5])
+    modes = {(tmp_path / name).stat().st_mode for name in ("config.json", "model.safetensors")}
+    assert len(modes) == 1  # who may read one, as a container's user, may read the other
     weights, model = load_checkpoint(tmp_path), load_model(tmp_path)
     assert weights.config == model.config
     assert torch.equal(torch.from_numpy(weights.embedding), model.input_layer.weight)

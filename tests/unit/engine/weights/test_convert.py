@@ -229,6 +229,12 @@ def test_cut_and_foreign_files_are_named(files: Files) -> None:
         assert ("git lfs pull" in raised.value.message) == (content == pointer)
 
 
+def test_who_may_read_the_config_may_read_the_weights(files: Files) -> None:
+    converted(files)
+    names = ("config.json", "model.safetensors")
+    assert len({(files[2] / name).stat().st_mode for name in names}) == 1
+
+
 def test_a_file_is_not_converted_onto_itself(files: Files) -> None:
     weights = files[0].rename(files[0].parent / "model.safetensors")
     before = weights.read_bytes()
