@@ -39,19 +39,35 @@ from training.text.whole_files import write_whole
 
 TOKENIZER_PROBLEMS = 100_000
 
-CHAT_TEMPLATE = r"""{%- set asked = namespace(system='') -%}
+CHAT_TEMPLATE = r"""{%- set asked = namespace(system='', is_new=false, is_open=false) -%}
 {%- for message in messages -%}
-{%- if message.role == 'system' -%}
-{%- set asked.system = 'System: ' ~ message.content | trim ~ '\n' -%}
+{%- set content = message.content | trim -%}
+{%- if message.role not in ('system', 'user', 'assistant') or message.tool_calls -%}
+{{- raise_exception('this model knows questions and answers, no messages of '
+    ~ message.role ~ (' with tool calls' if message.tool_calls else '')) -}}
+{%- elif message.role != 'assistant' and asked.is_open -%}
+{{- raise_exception('a message of ' ~ message.role ~ ' between a question and its answer') -}}
+{%- elif message.role == 'system' -%}
+{%- set asked.system = ((asked.system if asked.is_new else '') ~ ' ' ~ content) | trim -%}
+{%- set asked.is_new = true -%}
 {%- elif message.role == 'user' -%}
-{{- '<|begin_of_text|>' ~ asked.system ~ 'Question: ' ~ message.content | trim -}}
-{%- elif message.role == 'assistant' -%}
-{{- '\nAnswer: ' ~ message.content | trim ~ '<|end_of_text|>' -}}
+{%- if not content -%}
+{{- raise_exception('a question has no text') -}}
+{%- endif -%}
+{{- '<|begin_of_text|>' ~ ('System: ' ~ asked.system ~ '\n' if asked.system else '')
+    ~ 'Question: ' ~ content -}}
+{%- set asked.is_new = false -%}
+{%- set asked.is_open = true -%}
+{%- elif asked.is_open -%}
+{{- '\nAnswer: ' ~ content ~ '<|end_of_text|>' -}}
+{%- set asked.is_open = false -%}
 {%- else -%}
-{{- raise_exception('this model knows questions and answers, no messages of ' ~ message.role) -}}
+{{- raise_exception('an answer has no question before it') -}}
 {%- endif -%}
 {%- endfor -%}
-{%- if add_generation_prompt -%}
+{%- if add_generation_prompt and not asked.is_open -%}
+{{- raise_exception('the last message is no question') -}}
+{%- elif add_generation_prompt -%}
 {{- '\nAnswer:' -}}
 {%- endif -%}
 """

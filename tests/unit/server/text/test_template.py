@@ -32,13 +32,13 @@ LLAMA = """{{- bos_token }}
 """
 
 
-def chat(*contents: str, first: str = "user") -> list[dict[str, str]]:
+def chat(*contents: str, first: str = "user") -> list[dict[str, Any]]:
     """Messages that take turns, behind a system message where `first` says so."""
     roles = ["system"] * (first == "system") + ["user", "assistant"] * len(contents)
     return [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
 
 
-def rendered(source: str, messages: list[dict[str, str]] | None = None, **variables: Any) -> str:
+def rendered(source: str, messages: list[dict[str, Any]] | None = None, **variables: Any) -> str:
     variables = {"add_generation_prompt": True, "messages": messages or chat("hi"), **variables}
     return render(compile_template(source), variables)
 
@@ -84,6 +84,29 @@ def test_the_demo_template_is_the_form_it_was_trained_on() -> None:
     assert rendered(source, [system, *ask]) == asked
     answered = asked + problem.solution + end
     assert rendered(source, [system, *whole, *ask]) == answered + asked
+    blank, kind, brief = ({"role": "system", "content": one} for one in (" ", "Be", "kind."))
+    assert rendered(source, [blank, *ask]) == begin + problem.prompt
+    assert rendered(source, [kind, blank, brief, *ask]) == asked
+    assert rendered(source, [brief, *whole, kind, brief, *ask]).endswith(end + asked)
+
+
+CALLING: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [{}]}
+NO_CHATS: dict[str, list[dict[str, Any]]] = {
+    "a message of user between a question and its answer": [*chat("hi"), *chat("hi")],
+    "a message of system between": [*chat("hi"), {"role": "system", "content": "x"}],
+    "no messages of assistant with tool calls": [*chat("hi"), CALLING, *chat("hi")],
+    "an answer has no question before it": [*chat("hi", "ho"), *chat("hi", "ho")[1:]],
+    "the last message is no question": chat("hi", "ho"),
+    "the last message is no": [{"role": "system", "content": "x"}],
+    "a question has no text": chat(" "),
+}
+
+
+@pytest.mark.parametrize("why", NO_CHATS)
+def test_the_demo_template_refuses_what_it_was_not_trained_on(why: str) -> None:
+    source = (DEMO_MODEL / "chat_template.jinja").read_text()
+    with pytest.raises(TemplateFailed, match=why):
+        rendered(source, NO_CHATS[why])
 
 
 def test_what_is_no_template_is_told_with_its_line() -> None:
