@@ -61,6 +61,11 @@ class HttpBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     repetitions: int = 3
     """Bursts, through HTTP and through the engine alone; the medians are compared."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for share in self.max_prefill_shares:
+            EngineConfig(max_prefill_share=share)  # reports what a server would not take
+
     @property
     def kind(self) -> str:
         """Which models are measured, and whether that is of several shares."""
