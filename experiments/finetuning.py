@@ -9,7 +9,6 @@ large on GSM8K, and compares with a Transformer, which is not served here.
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -23,7 +22,7 @@ from matplotlib.figure import Figure
 from engine.config import DEMO_MODEL, EngineConfig
 from engine.settings import load
 from engine.weights.checkpoint import read_model
-from experiments.kept import Numbers
+from experiments.kept import Numbers, digest
 from experiments.runner import Results, publish, run_cases
 from experiments.settings import Settings
 from experiments.shown import table
@@ -51,6 +50,8 @@ RESAMPLED = 1_000
 """How often questions are drawn again for intervals."""
 SLOTS = 2_048
 """Samples that run at once."""
+MOST_GENERATED = 200_000
+"""Of the 257,004 questions there are, so many are found soon."""
 
 
 class FinetuningConfig(Settings, frozen=True):
@@ -89,6 +90,11 @@ class FinetuningConfig(Settings, frozen=True):
         super().__post_init__()
         if bool(self.train) != bool(self.evaluation):
             raise ValueError("train and evaluation must both have files, or neither")
+        if not self.train and self.rows + self.questions > MOST_GENERATED:
+            raise ValueError(
+                f"rows and questions must be at most {MOST_GENERATED} together where train has no "
+                f"files, got {self.rows} and {self.questions}"
+            )
         self.sampling(()), self.tuning((), 0)  # report what these do not take
 
     def sampling(self, evaluation: tuple[Path, ...]) -> GRPOConfig:
@@ -281,10 +287,9 @@ def main(argv: list[str]) -> int:
     config = load(FinetuningConfig, argv, prog="python -m experiments finetuning")
     train, evaluation = files(config)
     rules = config.sampling(evaluation)
-    read = b"".join(path.read_bytes() for path in (*train, *evaluation))
     made_of = {
         "model": read_model(config.model).fingerprint,
-        "rows": hashlib.sha256(read).hexdigest(),
+        "rows": digest((*train, *evaluation)),
     }
     cases = {BEFORE: lambda _: solved(rules, config.model)}
     results = run_cases("finetuning", config, cases, made_of, config.seeds[:1])

@@ -8,7 +8,6 @@ word problems of `srm train grpo`; pass@k is of others than were trained on.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
@@ -21,7 +20,7 @@ from engine.config import DEMO_MODEL
 from engine.settings import load
 from engine.weights.checkpoint import read_model
 from experiments.finetuning import gain, powers, rates, solved
-from experiments.kept import Numbers
+from experiments.kept import Numbers, digest
 from experiments.runner import Results, publish, run_cases
 from experiments.settings import Settings
 from experiments.shown import table
@@ -79,8 +78,8 @@ class GRPOExperimentConfig(Settings, frozen=True):
                     f"rollouts must each be at least 3 and divide sampled = {self.sampled}, got "
                     f"{count}"
                 )
-        if sorted(set(self.rollouts)) != list(self.rollouts):
-            raise ValueError(f"rollouts must rise, got {self.rollouts}")
+        if not self.rollouts or sorted(set(self.rollouts)) != list(self.rollouts):
+            raise ValueError(f"rollouts must be one or more that rise, got {self.rollouts}")
         for case in self.cases:
             self.training(case, 0)  # reports what it does not take
 
@@ -203,10 +202,9 @@ def drawn(config: GRPOExperimentConfig, results: Results) -> Figure:
 def main(argv: list[str]) -> int:
     """Run all cases and write the record."""
     config = load(GRPOExperimentConfig, argv, prog="python -m experiments grpo")
-    files = b"".join(path.read_bytes() for path in (*config.train, *config.evaluation))
     made_of = {
         "model": read_model(config.model).fingerprint,
-        "questions": hashlib.sha256(files).hexdigest(),
+        "questions": digest((*config.train, *config.evaluation)),
     }
     begun = {START: lambda _: solved(config.sampling, config.model)}
     results = run_cases("grpo", config, begun, made_of, config.seeds[:1])

@@ -6,8 +6,9 @@ with a damaged byte is never taken for this one.
 
 from __future__ import annotations
 
+import hashlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,18 @@ def kept(path: Path, about: Mapping[str, Any], measure: Callable[[], Numbers]) -
     result = msgspec.json.decode(msgspec.json.encode(measure()))
     write_whole(path, msgspec.json.format(msgspec.json.encode(_File.of(plain, result))))
     return result  # type: ignore[no-any-return]
+
+
+def digest(paths: Iterable[Path]) -> str:
+    """Return what tells the content of files from others. Raises ConfigError for one that cannot be
+    read."""
+    found = hashlib.sha256()
+    for path in paths:
+        try:
+            found.update(path.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    return found.hexdigest()
 
 
 def _read(path: Path, about: dict[str, Any]) -> Numbers:
