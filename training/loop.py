@@ -221,10 +221,10 @@ class Run:
         if self._events is not None:
             self._events.add_scalar(name, value, len(self.losses.steps))
 
-    def _check(self, loss: float, which: str) -> None:
-        if not math.isfinite(loss):
+    def _check(self, found: float, which: str) -> None:
+        if not math.isfinite(found):
             raise ConfigError(
-                f"the {which} is {loss}: lower learning_rate, or take precision = float32; saved "
+                f"the {which} is {found}: lower learning_rate, or take precision = float32; saved "
                 f"is what {self._saved.parent} has"
             )
 
@@ -253,9 +253,12 @@ class Run:
 
     def save(self) -> None:
         """Save the run as it is, for the next one in the folder to go on from; all processes have
-        to."""
+        to. Raises ConfigError for weights that are no numbers, which no loss has told yet."""
         model, optimizer = states.get_state_dict(self._model, self._optimizer, options=_WHOLE)
         if self._own.is_first:
+            for name, tensor in cast(dict[str, Tensor], model).items():
+                if not bool(tensor.isfinite().all()):
+                    self._check(math.nan, f"{name} after step {len(self.losses.steps)}")
             run: dict[str, Any] = {"settings": self._settings, "model": model}
             run["optimizer"] = optimizer
             run |= {"scaler": self._scaler.state_dict(), "losses": msgspec.to_builtins(self.losses)}

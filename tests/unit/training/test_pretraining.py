@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -190,6 +191,9 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_what_was_saved(tmp_path
         ConfigError, match=r"the loss of step \d+ is (nan|inf): lower learning_rate"
     ):
         _run(tmp_path, steps=20, learning_rate=1e30, clip_norm=1e30)
+    assert (tmp_path / "run.pt").read_bytes() == saved
+    with pytest.raises(ConfigError, match=r"after step 5 is nan: lower learning_rate"):
+        _run(tmp_path, steps=5, learning_rate=math.inf)  # the last one, which no loss follows
     assert (tmp_path / "run.pt").read_bytes() == saved
 
 
