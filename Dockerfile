@@ -39,6 +39,7 @@ COPY --from=graphs /graphs graphs
 COPY --from=sbom /sbom.cdx.json .
 RUN chmod 755 srm.py \
  && mv models/demo /model \
+ && mv models/demo-grpo /model-grpo \
  && rm -r models deploy requirements.lock graphs/*.lock \
  && /opt/venv/bin/python -m compileall -q .
 
@@ -50,6 +51,7 @@ RUN if python3 -m pip --version; then python3 -m pip uninstall --yes --root-user
  && ln -s /opt/srm/srm.py /usr/local/bin/srm
 COPY --from=packages /opt/venv /opt/venv
 COPY --from=source /model /model
+COPY --from=source /model-grpo /model-grpo
 COPY --from=source /opt/srm /opt/srm
 ENV PATH=/opt/venv/bin:$PATH \
     HOME=/tmp \

@@ -15,6 +15,8 @@ from engine.errors import UNDECODABLE, CheckpointError, ConfigError
 
 DEMO_MODEL = Path(__file__).resolve().parents[1] / "models" / "demo"
 """The bundled checkpoint; the same place in a source tree and in an installed package."""
+GRPO_MODEL = DEMO_MODEL.with_name("demo-grpo")
+"""Other weights for the bundled model: what `srm train grpo` made of them."""
 
 
 Mixer = Literal[

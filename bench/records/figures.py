@@ -65,10 +65,32 @@ def _accuracy(folder: Path) -> list[str]:
     ]
 
 
+def _learning(folder: Path) -> list[str]:
+    """Render the first and the last evaluation of `srm train grpo`."""
+    lines = (folder / "evaluations.jsonl").read_bytes().splitlines()
+    found: list[dict[str, Any]] = [msgspec.json.decode(line) for line in lines]
+    first, last = found[0], found[-1]
+    most = list(last["pass_at"])[-1]
+    rows = [
+        f"| {one['step']} | {one['pass_at']['1']:.4f} ± {one['pass_at_1_error']:.4f} | "
+        f"{one['gain']:+.4f} ± {one['gain_error']:.4f} | {one['pass_at'][most]:.4f} |"
+        for one in (first, last)
+    ]
+    return [
+        f"{len(last['right'])} held-out problems, {last['samples']} samples each; ± is a standard "
+        "error over problems, of the gain over the differences of the same problems.",
+        "",
+        f"| updates | pass@1 | gained | pass@{most} |",
+        "|---|---|---|---|",
+        *rows,
+    ]
+
+
 CARD: dict[str, Callable[[Path], list[str]]] = {
     "model": _model,
     "training": _training,
     "accuracy": _accuracy,
+    "learning": _learning,
 }
 """By the name used in a card: the function that returns the lines for its folder."""
 

@@ -17,13 +17,13 @@ from typing import Any
 import msgspec
 
 from bench.records.figures import CARD, FIGURES, is_whole
-from engine.config import DEMO_MODEL
+from engine.config import DEMO_MODEL, GRPO_MODEL
 from engine.errors import ConfigError
 from engine.records import RECORDS, ROOT
 from engine.settings import load
 
 PAGES = (
-    *(ROOT / "README.md", DEMO_MODEL / "README.md"),
+    *(ROOT / "README.md", DEMO_MODEL / "README.md", GRPO_MODEL / "README.md"),
     *(ROOT / "docs" / f"{page}.md" for page in ("performance", "scale", "ray", "kubernetes")),
     ROOT / "docs" / "performance" / "gpu.md",
 )

@@ -22,7 +22,7 @@ LOCKS = ("requirements.lock", "requirements-dev.lock")
 MOST_MIB = 40
 """Most MiB that a call may carry. MAX's libraries alone compress to 36, most of it libmax and
 libMGPRT."""
-LEFT_OUT = ("models/demo", "docs", "requirements*.lock", "deploy/image", "tests/browser")
+LEFT_OUT = ("models", "docs", "requirements*.lock", "deploy/image", "tests/browser")
 """Of the source tree: what no part reads."""
 SMALL = ("msgspec",)
 """Packages that every call needs; of others the machine has its own."""

@@ -14,20 +14,21 @@ import numpy as np
 import psutil
 import pytest
 
-from engine.config import DEMO_MODEL, EngineConfig
+from engine.config import DEMO_MODEL, GRPO_MODEL, EngineConfig
 from engine.device import runner
 from engine.messages import Output, SamplingParams
 from engine.process.engine import Engine
 from engine.settings import load
 from tests.models.demo import START_S, TOKENIZER, afresh, engine_on_max
-from tests.serving import CHATS, ROOT, Server
+from tests.serving import CHATS, ROOT, Server, free_port
 from training.problems.drawn import problems
 from training.problems.problem import extract_answer, reward
 
 
 @pytest.fixture(scope="module")
 def demo_server() -> Iterator[Server]:
-    with Server(DEMO_MODEL, engine_module="engine", start_s=START_S) as running:
+    admin = f"--admin-port={free_port()}"
+    with Server(DEMO_MODEL, admin, engine_module="engine", start_s=START_S) as running:
         yield running
 
 
@@ -110,6 +111,20 @@ def test_a_system_message_chooses_the_style_and_a_second_question_is_as_a_first(
     assert answer("") == "3 + 4 = 7\n#### 7"
     assert answer("Only the number.").startswith("#### ")
     assert re.fullmatch(r"[A-Z].* 3 \+ 4 = \d+\.\n#### \d+", answer("Explain in words."))
+
+
+def test_the_sibling_of_the_bundled_model_takes_its_place_and_does_better(
+    demo_server: Server,
+) -> None:
+    drawn = list(islice(problems("held-out", 11), 100))
+    prompts, rates = [problem.prompt for problem in drawn], []
+    for folder in (GRPO_MODEL, DEMO_MODEL):
+        reply = demo_server.admin.post("/v1/admin/weights", json={"path": str(folder)})
+        assert reply.status_code == 200, reply.text
+        found = demo_server.post(prompt=prompts, max_tokens=96, temperature=1.0, seed=2, n=8).json()
+        right = [reward(drawn[one["index"] // 8], one["text"]) for one in found["choices"]]
+        rates.append(np.mean(right))
+    assert rates[0] > rates[1]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from bench.records import table as pages
 from bench.records.figures import CARD, FIGURES
 from bench.records.table import PAGES, newest, written
 from bench.server.http import HttpBenchConfig
-from engine.config import DEMO_MODEL
+from engine.config import DEMO_MODEL, GRPO_MODEL
 from engine.errors import ConfigError
 from engine.records import RECORDS
 from engine.weights.checkpoint import load_checkpoint
@@ -109,11 +109,17 @@ def test_the_pages_agree_with_their_records_and_show_every_figure() -> None:
     assert [name for name in (*FIGURES, *CARD) if f"<!-- figures: {name} -->" not in shown] == []
 
 
-def test_the_demo_models_evaluation_is_of_its_weights_and_worth_something() -> None:
-    found = msgspec.json.decode((DEMO_MODEL / "evaluation.json").read_bytes(), type=Evaluation)
-    assert found.fingerprint == load_checkpoint(DEMO_MODEL).fingerprint
-    assert 0.2 < found.pass_at["1"] < 0.7
-    assert found.pass_at["1000"] > 0.95
+def test_the_bundled_models_evaluations_are_of_their_weights_and_worth_something() -> None:
+    demo, sibling = (
+        msgspec.json.decode((folder / "evaluation.json").read_bytes(), type=Evaluation)
+        for folder in (DEMO_MODEL, GRPO_MODEL)
+    )
+    assert demo.fingerprint == load_checkpoint(DEMO_MODEL).fingerprint
+    assert sibling.fingerprint == load_checkpoint(GRPO_MODEL).fingerprint
+    assert 0.2 < demo.pass_at["1"] < 0.7 and sibling.pass_at["1"] > demo.pass_at["1"]
+    assert demo.pass_at["1000"] > 0.95
+    for name in ("config.json", "tokenizer.json", "chat_template.jinja"):  # `srm weights` takes it
+        assert (GRPO_MODEL / name).read_bytes() == (DEMO_MODEL / name).read_bytes()
 
 
 def test_the_newest_whole_record_is_shown_by_time_and_not_by_name(tmp_path: Path) -> None:
