@@ -132,8 +132,9 @@ def _solved_problems(folder: Path, count: int, seed: int) -> Tensor:
     size, stream = load_checkpoint(folder).config.n_ctx, problems("held-out", seed)
     tokenizer, ids = Tokenizer.from_file(str(folder / "tokenizer.json")), list[int]()
     while len(ids) < count * size:
-        for one in encode(tokenizer, list(islice(stream, 64))):
-            ids += one
+        drawn = [(one.prompt, one.solution) for one in islice(stream, 64)]
+        for prompt, solution in encode(tokenizer, drawn):
+            ids += prompt + solution
     return torch.tensor(ids[: count * size]).view(count, size)
 
 
