@@ -65,13 +65,21 @@ def _read(path: Path, about: dict[str, Any]) -> Numbers:
         raise ConfigError(f"results: {path} is damaged, remove it: {error}") from None
     if file != _File.of(file.about, file.result):
         raise ConfigError(f"results: {path} is damaged, remove it: its checksum is another one")
-    for name in _differing(file.about, about):
+    for name, was, wanted in _differing(file.about, about):
         raise ConfigError(
-            f"results: {path} is of another {name}, {file.about.get(name)!r:.200} and not "
-            f"{about.get(name)!r:.200}: remove it or change results"
+            f"results: {path} is of another {name}, {was!r:.200} and not {wanted!r:.200}: remove "
+            "it or change results"
         )
     return file.result
 
 
-def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
-    yield from (name for name in {**one, **other} if one.get(name) != other.get(name))
+def _differing(
+    one: Mapping[str, Any], other: Mapping[str, Any]
+) -> Iterator[tuple[str, object, object]]:
+    """Yield each member of which there is another value, of settings each one."""
+    for name in {**one, **other}:
+        was, wanted = one.get(name), other.get(name)
+        if isinstance(was, dict) and isinstance(wanted, dict):
+            yield from _differing(was, wanted)
+        elif was != wanted:
+            yield name, was, wanted

@@ -42,3 +42,10 @@ def test_no_changed_byte_is_read_as_another_result(tmp_path: Path) -> None:
     path.write_bytes(whole[:-9])
     with pytest.raises(ConfigError, match="is damaged, remove it"):
         kept(path, about, never)
+
+
+def test_the_setting_that_is_another_is_named_whatever_stands_before_it(tmp_path: Path) -> None:
+    path, many = tmp_path / "row-0.json", {f"setting {number}": number for number in range(99)}
+    kept(path, {"settings": {**many, "last": 1}}, dict)
+    with pytest.raises(ConfigError, match=r"is of another last, 1 and not 2: remove it"):
+        kept(path, {"settings": {**many, "last": 2}}, dict)
