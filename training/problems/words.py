@@ -25,6 +25,9 @@ _VOWELS = "a e i o u a e i o ai ea ee ia ie oo ou".split()
 _CODAS = ["", "", "", *"l ll m n nn r rt s sh ss t th ck ce nd x".split()]
 _MADE_NAMES, _MADE_THINGS = 0.5, 0.1
 """Shares of names and things that are made."""
+_BAD_PARTS = "arse cock coon cum dick fuck kike nazi paki piss sex shit tit".split()
+_OTHER_WORDS = set("do he me no she so the thee to we".split())
+"""What is made by chance and nobody's name: words that offend, and words of their own."""
 
 
 def name(r: random.Random) -> str:
@@ -32,7 +35,8 @@ def name(r: random.Random) -> str:
     if r.random() >= _MADE_NAMES:
         return r.choice(NAMES)
     first = r.choice("aeiou") + r.choice("lnrmd") if r.random() < 0.25 else ""
-    return (first + "".join(_syllable(r) for _ in range(r.randint(1, 2)))).capitalize()
+    made = first + "".join(_syllable(r) for _ in range(r.randint(1, 2)))
+    return made.capitalize() if _is_fit(made) else "Robin"
 
 
 def names(r: random.Random, count: int) -> list[str]:
@@ -47,7 +51,8 @@ def thing(r: random.Random) -> str:
     """Return the plural of something that is counted."""
     if r.random() >= _MADE_THINGS:
         return r.choice(THINGS)
-    return "".join(_syllable(r) for _ in range(r.randint(1, 2))) + "s"
+    made = "".join(_syllable(r) for _ in range(r.randint(1, 2)))
+    return made + "s" if _is_fit(made) else "things"
 
 
 def pronoun(r: random.Random) -> str:
@@ -58,6 +63,10 @@ def pronoun(r: random.Random) -> str:
 def does(who: str) -> str:
     """Return "does she" and "do they"."""
     return f"do {who}" if who == "they" else f"does {who}"
+
+
+def _is_fit(made: str) -> bool:
+    return made not in _OTHER_WORDS and not any(part in made for part in _BAD_PARTS)
 
 
 def _syllable(r: random.Random) -> str:

@@ -112,7 +112,8 @@ def test_the_guide_runs_as_it_stands(tmp_path: Path) -> None:
     """In one shell, with the real engine."""
     script = "\n".join(commands())
     port = free_port()
-    script = script.replace("8000", str(port)).replace("8001", str(free_port()))
+    ports = {"8000": str(port), "8001": str(free_port())}
+    script = re.sub(r"\b800[01]\b", lambda found: ports[found[0]], script)
     environment = {**os.environ, "SRM_URL": f"http://127.0.0.1:{port}"}
     program = f'srm() {{ "{sys.executable}" "{ROOT}/srm.py" "$@"; }}\ntrap \'kill $!\' EXIT\n'
     shell = ["bash", "-euo", "pipefail", "-c", program + script]

@@ -9,6 +9,7 @@ from itertools import islice
 
 import pytest
 
+from training.problems import words
 from training.problems.drawn import KINDS, Split, examples, problems
 from training.problems.instructions import instruction
 from training.problems.problem import Problem, extract_answer, reward
@@ -43,6 +44,13 @@ def test_names_are_seldom_seen_twice() -> None:
     asked = [p.question for p in _drawn("train", 0, 2_000) if p.kind == "three friends"]
     names = [re.findall(r"\b[A-Z][a-z]+\b", question)[-2] for question in asked]
     assert len(set(names)) > 0.5 * len(names)
+
+
+def test_made_words_neither_offend_nor_are_words_of_their_own() -> None:
+    r = random.Random(5)
+    made = {words.name(r).lower() for _ in range(30_000)} | {words.thing(r) for _ in range(30_000)}
+    assert not [one for one in made if re.search("shit|fuck|cock|dick|coon|nazi|sex|cum", one)]
+    assert not made & {"she", "he", "the", "we", "me"} and "robin" in made
 
 
 def test_a_system_message_chooses_the_style_of_the_answer() -> None:
