@@ -5,7 +5,9 @@ Knows no experiment.
 
 from __future__ import annotations
 
+import itertools
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,18 +52,18 @@ def run_cases(
     made_of = {"settings": settings, "torch": str(torch.__version__), **made_of}
     of_now = new_record("")
     by_case: Results = {case: [] for case in cases}
-    for seed in (
-        seeds or config.seeds
-    ):  # so that a run that is stopped has all cases with the first seeds
-        for case, measure in cases.items():
+    # Seed by seed, so that a run that is stopped has all cases with the first seeds.
+    runs = list(itertools.product(seeds or config.seeds, cases))
+    for number, (seed, case) in enumerate(runs, 1):
 
-            def measured(measure: Callable[[int], Numbers] = measure, seed: int = seed) -> Numbers:
-                found = {name: of_now[name] for name in ("commit", "machine")} | measure(seed)
-                return {"seed": seed} | found
+        def measured(seed: int = seed, case: str = case) -> Numbers:
+            found = {name: of_now[name] for name in ("commit", "machine")} | cases[case](seed)
+            return {"seed": seed} | found
 
-            path = config.results / name / f"{case.replace(' ', '_')}-{seed}.json"
-            about = {"case": case, "seed": seed, **made_of}
-            by_case[case].append(kept(path, about, measured))
+        sys.stderr.write(f"{name}: {number} of {len(runs)}: {case}, seed {seed}\n")
+        path = config.results / name / f"{case.replace(' ', '_')}-{seed}.json"
+        about = {"case": case, "seed": seed, **made_of}
+        by_case[case].append(kept(path, about, measured))
     return by_case
 
 
