@@ -110,9 +110,13 @@ class Journal:
     def _compare(self, found: dict[str, Any], about: dict[str, Any]) -> None:
         for name in {**found, **about}:
             if found.get(name) != about.get(name):
+                differing = (
+                    f"{name} = {found.get(name)!r:.200}, this one has {about.get(name)!r:.200}"
+                )
+                if name == "problems":  # a digest, which says nothing to who reads it
+                    differing = "other problems"
                 raise ConfigError(
-                    f"output: {self.path} is of a run with {name} = {found.get(name)!r:.200}, this "
-                    f"one has {about.get(name)!r:.200}: choose another output"
+                    f"output: {self.path} is of a run with {differing}: choose another output"
                 )
 
     def _write(self, content: bytes) -> None:

@@ -30,7 +30,8 @@ def files(paths: Sequence[Path], suffix: str = "") -> list[Path]:
     for path in paths:
         inside = sorted(one for one in path.rglob(f"*{suffix}") if one.is_file())
         if not path.exists() or (path.is_dir() and not inside):
-            raise ConfigError(f"texts: {path} is no file, nor a folder with files *{suffix}")
+            such = f"files *{suffix}" if suffix else "files"
+            raise ConfigError(f"texts: {path} is no file, nor a folder with {such}")
         found += inside if path.is_dir() else [path]
     return found
 

@@ -280,7 +280,7 @@ def test_damage_and_another_runs_journal_are_named(
     for settings, said in (
         ({"samples": 21}, "samples = 20, this one has 21"),
         ({"temperature": 0.5}, "temperature = 1.0, this one has 0.5"),
-        ({"problems": 1}, "with problems = '"),
+        ({"problems": 1}, "is of a run with other problems: choose"),
         ({"n": 3}, "n = 20, this one has 3"),
         ({"reward": f"{folder}/reward.py:vowel"}, "with reward = 'training.questions"),
     ):
