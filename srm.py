@@ -21,7 +21,7 @@ USAGE = """usage: srm COMMAND [options]
   serve     answer OpenAI-style requests over HTTP
   convert   make a model folder out of weights of the published code
   inspect   what a model is and what serving it takes
-  generate  completions of one prompt: `srm generate "2 + 2 ="`
+  generate  completions of one prompt: `srm generate $'Question: What is 6 * 7?\\nAnswer:'`
   batch     answers to a file of prompts: `srm batch in.jsonl -o out.jsonl`
   weights   other weights for a running server: `srm weights FOLDER`
   snapshot  have a running server write how far its batches are to disk, now
