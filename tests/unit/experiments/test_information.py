@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.testing import assert_close
 
 from engine.errors import ConfigError
 from experiments.__main__ import main
@@ -38,11 +37,14 @@ def test_all_cases_are_trained_and_shown(run_tiny: Experiment) -> None:
     flags = ["--encoder-steps=1", "--max-vocab-size=300"]
     record, text, picture = run_tiny("information", *flags)
     assert list(record["results"]) == list(CASES)
+    entries = set()
     for case, results in record["results"].items():
         has_learned = case.startswith("retention") and not case.endswith("untrained")
         for one in results:
             assert ("encoder_loss" in one) == has_learned
-            assert_close(one["ratio"], 1 - one["loss"] / math.log(300), rtol=0.02, atol=0.02)
+            entries.add(round(math.exp(one["loss"] / (1 - one["ratio"]))))
+    (vocab_size,) = entries  # of the tokenizer, which finds few merges in so little text
+    assert 258 < vocab_size <= 300
     assert "<!-- capacity masked mixer -->" in picture
     assert "of 21 pairs of cases" in text and "of 6 pairs of cases" in text
 
