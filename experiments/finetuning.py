@@ -51,14 +51,14 @@ RESAMPLED = 1_000
 SLOTS = 2_048
 """Samples that run at once."""
 MOST_GENERATED = 200_000
-"""Of the 257,004 questions there are, so many are found soon."""
+"""Most rows that are generated: drawing more of the 257,004 different questions takes long."""
 
 
 class FinetuningConfig(Settings, frozen=True):
     """Settings of `python -m experiments finetuning`."""
 
     seeds: tuple[int, ...] = (0, 1)
-    """Of fine-tuning: the order of rows."""
+    """Seeds of fine-tuning, which draw the order of rows."""
     model: Path = DEMO_MODEL
     """Folder of the model that training begins with."""
     train: tuple[Path, ...] = ()

@@ -38,7 +38,7 @@ class GRPOExperimentConfig(Settings, frozen=True):
     """Settings of `python -m experiments grpo`."""
 
     seeds: tuple[int, ...] = (0, 1)
-    """Of training: questions, sampling and choice."""
+    """Seeds of training, which draw questions, rollouts and groups."""
     model: Path = DEMO_MODEL
     """Folder of the model that training begins with."""
     train: tuple[Path, ...] = ()
