@@ -1,9 +1,9 @@
 """`python -m experiments baselines`: SRM, Transformer, masked mixer and Mamba 2, trained alike.
 
-Once with as many parameters, and once more for as much processor time, as SRM has. Each model takes
-the learning rate, of several, that gives it the least loss with the first seed: what suits one is
-too much for another. The paper's losses are of FineWeb-edu at widths near ours in proportion, and
-of FineMath 4+ at equal compute.
+They are trained once with as many parameters as SRM has, and once more for as much processor time.
+Each model takes the learning rate, of several, that gives it the least loss with the first seed:
+what suits one is too much for another. The paper measured its losses on FineWeb-edu, at widths near
+ours in proportion, and on FineMath 4+ at equal compute.
 """
 
 from __future__ import annotations
@@ -14,30 +14,19 @@ from statistics import mean, median
 
 import torch
 
-from engine.config import ModelConfig
 from engine.settings import load
-from experiments.corpus import Corpus, standard_library
-from experiments.kept import Numbers
-from experiments.ordering import ordering
-from experiments.runner import Results, fit, publish, run_cases, values_of
-from experiments.settings import ModelSettings
-from experiments.shown import beside, number, spread, table
-from training.baselines.mamba2 import Mamba2, Mamba2Shape
-from training.baselines.masked_mixer import MaskedMixerModel, MaskedMixerShape
-from training.baselines.transformer import Transformer, TransformerShape
-from training.model import SRM, LanguageModel
+from experiments.harness.corpus import Corpus, standard_library
+from experiments.harness.models import MULTIPLE, REFERENCE, MakeModel, model_makers
+from experiments.harness.ordering import ordering
+from experiments.harness.report import beside, number, spread, table
+from experiments.harness.result_cache import Numbers
+from experiments.harness.runner import Results, fit, publish, run_cases, values_of
+from experiments.harness.settings import ModelSettings
 
-REFERENCE = "SRM"
-"""The model whose parameters and time the others get."""
-HEADS = 4
-"""Of attention and mixers; Mamba 2 has twice as many, as in the paper, and half of d as state."""
 FINEWEB = {"SRM": 2.80, "Transformer": 2.573, "masked mixer": 2.628, "Mamba 2": 2.758}
 """The paper's losses at d 1,024, 512, 1,024 and 512."""
 FINEMATH = {"SRM": 1.614, "Transformer": 1.391, "masked mixer": 1.483, "Mamba 2": 2.989}
-"""Its losses at equal compute."""
-
-Make = Callable[[int], LanguageModel]
-"""Makes a model of a width."""
+"""The paper's losses at equal compute."""
 
 
 class BaselinesConfig(ModelSettings, frozen=True):
@@ -56,30 +45,18 @@ class BaselinesConfig(ModelSettings, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.d_model % (2 * HEADS):
-            raise ValueError(f"d_model must be a multiple of {2 * HEADS}, got {self.d_model}")
+        if self.d_model % MULTIPLE:
+            raise ValueError(f"d_model must be a multiple of {MULTIPLE}, got {self.d_model}")
 
 
-def models(layers: int, n: int, vocab_size: int) -> dict[str, Make]:
-    """Return what makes each model, of so many layers and for sequences of up to n tokens."""
-    return {
-        "SRM": lambda d: SRM(ModelConfig(d, layers, HEADS, n, vocab_size)),
-        "Transformer": lambda d: Transformer(TransformerShape(d, layers, HEADS, 2 * d, vocab_size)),
-        "masked mixer": lambda d: MaskedMixerModel(
-            MaskedMixerShape(d, layers, HEADS, n, vocab_size)
-        ),
-        "Mamba 2": lambda d: Mamba2(Mamba2Shape(d, layers, 2 * HEADS, d // 2, vocab_size)),
-    }
-
-
-def width_of(make: Make, parameters: int, most: int) -> int:
+def width_of(make: MakeModel, parameters: int, most: int) -> int:
     """Return the width, up to `most`, at which a model's parameters are nearest to so many."""
 
     def distance(width: int) -> int:
         with torch.device("meta"):
             return abs(sum(one.numel() for one in make(width).parameters()) - parameters)
 
-    return min(range(2 * HEADS, most + 1, 2 * HEADS), key=distance)
+    return min(range(MULTIPLE, most + 1, MULTIPLE), key=distance)
 
 
 class Trials:
@@ -87,7 +64,7 @@ class Trials:
 
     def __init__(self, config: BaselinesConfig, corpus: Corpus) -> None:
         self._config, self._corpus = config, corpus
-        self._make = models(config.num_layers, config.n_ctx, corpus.vocab_size)
+        self._make = model_makers(config.num_layers, config.n_ctx, corpus.vocab_size)
         wanted = sum(one.numel() for one in self._make[REFERENCE](config.d_model).parameters())
         self._widths = {
             name: width_of(make, wanted, 2 * config.d_model) for name, make in self._make.items()

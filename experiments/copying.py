@@ -3,7 +3,7 @@
 As in the paper, the second half of each sequence is the first once more, and only its tokens are
 trained on and counted, each predicted from all before it. The paper's first halves are text, and
 some of a text can be guessed; ours are drawn at random from few ids, so what is right beyond chance
-was remembered. By variant and width, and by variant and copied length.
+was remembered. Variants are compared by width, and by copied length.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from engine.settings import load
-from experiments.kept import Numbers
-from experiments.ordering import ordering
-from experiments.runner import Results, fit, publish, run_cases, values_of
-from experiments.settings import ModelSettings
-from experiments.shown import number, points, spread, table
-from experiments.variants import MULTIPLE, made
+from experiments.harness.models import MULTIPLE, make_variant
+from experiments.harness.ordering import ordering
+from experiments.harness.report import number, points, spread, table
+from experiments.harness.result_cache import Numbers
+from experiments.harness.runner import Results, fit, publish, run_cases, values_of
+from experiments.harness.settings import ModelSettings
 from training.data import IGNORED
 from training.loop import Run
 from training.model import LanguageModel
 
 NARROW = "Mamba 2"
-"""Is half as wide as the others, as in the paper."""
+"""This model is half as wide as the others, as in the paper."""
 VARIANTS = (
     "mixed decay no projections",
     "mixed decay",
@@ -50,10 +50,11 @@ PAPER = {
     "kernel 8": (None, 0.844, None),
     "Mamba 2": (0.252, 0.512, 0.967),
 }
-"""Its accuracies at d 256, 512 and 1,024, of Mamba 2 at half of that: 256 tokens are copied."""
+"""The paper's accuracies at d 256, 512 and 1,024, of Mamba 2 at half of that: 256 tokens are
+copied."""
 PAPER_WIDTHS = ("the paper's, d 256", "d 512", "d 1,024")
 PAPER_FALLS = "from more than 0.9 to less than 0.3"
-"""So its accuracy goes at d 256 as more tokens are copied."""
+"""The paper's accuracy goes so at d 256 as more tokens are copied."""
 EVALUATION_BATCHES = 8
 
 
@@ -119,7 +120,7 @@ class Copies:
 def model(config: CopyingConfig, variant: str, width: int, copied: int) -> LanguageModel:
     """Make the model of a case."""
     width = width // 2 if variant == NARROW else width
-    return made(variant, width, config.num_layers, 2 * copied, config.ids)
+    return make_variant(variant, width, config.num_layers, 2 * copied, config.ids)
 
 
 def accuracy(run: Run, batches: list[tuple[Tensor, Tensor]]) -> float:

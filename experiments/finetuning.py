@@ -22,10 +22,10 @@ from matplotlib.figure import Figure
 from engine.config import DEMO_MODEL, EngineConfig
 from engine.settings import load
 from engine.weights.checkpoint import read_model
-from experiments.kept import Numbers, digest
-from experiments.runner import Results, publish, run_cases
-from experiments.settings import Settings
-from experiments.shown import table
+from experiments.harness.report import table
+from experiments.harness.result_cache import Numbers, digest
+from experiments.harness.runner import Results, publish, run_cases
+from experiments.harness.settings import Settings
 from training.checkpoint import load_model, read_tokenizer
 from training.finetuning.sft import SFTConfig, sft
 from training.grpo.asked import questions
@@ -47,7 +47,7 @@ from training.text.whole_files import write_whole
 
 BEFORE, AFTER = "before", "after"
 RESAMPLED = 1_000
-"""How often questions are drawn again for intervals."""
+"""Questions are drawn again so often for intervals."""
 SLOTS = 2_048
 """Samples that run at once."""
 MOST_GENERATED = 200_000
@@ -80,9 +80,9 @@ class FinetuningConfig(Settings, frozen=True):
     samples: int = 1_000
     """Completions of each; the largest k."""
     temperature: float = 0.7
-    """Of the samples."""
+    """Completions are sampled with it."""
     top_p: float = 0.9
-    """Of the samples."""
+    """Completions are sampled with it."""
     max_tokens: int = 128
     """Longest completion in tokens."""
 
@@ -100,27 +100,19 @@ class FinetuningConfig(Settings, frozen=True):
     def sampling(self, evaluation: tuple[Path, ...]) -> GRPOConfig:
         """Return how the questions for evaluation are sampled. Raises ValueError."""
         return GRPOConfig(
-            model=self.model,
             evaluation=evaluation,
             evaluation_questions=self.questions,
             evaluation_samples=self.samples,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            max_tokens=self.max_tokens,
+            **self.only("model", "temperature", "top_p", "max_tokens"),
         )
 
     def tuning(self, train: tuple[Path, ...], seed: int) -> SFTConfig:
         """Return the settings of a run of `srm train sft`. Raises ValueError."""
         return SFTConfig(
-            model=self.model,
             output=self.results / "finetuning" / f"model-{seed}",
             train=train,
-            epochs=self.epochs,
-            batch_rows=self.batch_rows,
-            learning_rate=self.learning_rate,
-            clip_norm=self.clip_norm,
             seed=seed,
-            threads=self.threads,
+            **self.only("model", "epochs", "batch_rows", "learning_rate", "clip_norm", "threads"),
         )
 
 

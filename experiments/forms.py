@@ -1,7 +1,8 @@
 """`python -m experiments forms`: what training costs by form and by length, in time and memory.
 
-Three forms of one SRM, and the models of `baselines` at its width. Every update has as many tokens,
-in fewer sequences where they are longer, so what changes along a row is the cost of length alone.
+It measures three forms of one SRM, and the models of `baselines` at its width. Every update has as
+many tokens, in fewer sequences where they are longer, so what changes along a row is the cost of
+length alone.
 The paper has no table of this; it names as a limitation that the memory of its parallel form grows
 with the square of the length.
 """
@@ -25,15 +26,15 @@ from torch.nn import functional as F
 
 from engine.config import ModelConfig
 from engine.settings import load
-from experiments.baselines import HEADS, REFERENCE, models
-from experiments.kept import Numbers
-from experiments.runner import Results, publish, run_cases
-from experiments.settings import ModelSettings
-from experiments.shown import number, table
+from experiments.harness.models import HEADS, REFERENCE, model_makers
+from experiments.harness.report import number, table
+from experiments.harness.result_cache import Numbers
+from experiments.harness.runner import Results, publish, run_cases
+from experiments.harness.settings import ModelSettings
 from training.forms import CHUNK
 
 VOCAB_SIZE = 1_024
-"""Of the ids, which are drawn at random."""
+"""Ids are drawn at random from so many."""
 GROWTH = 4
 """No form takes more than so many times the time or memory where sequences are twice as long."""
 
@@ -59,7 +60,8 @@ FORMS: dict[str, tuple[str, Callable[[Any, Tensor], Tensor]]] = {
     "masked mixer": ("masked mixer", _called),
     "Mamba 2": ("Mamba 2", _called),
 }
-"""Of each form the model, and how it makes logits [rows, length, vocab] of ids [rows, length]."""
+"""Each form names its model, and how that makes logits [rows, length, vocab] of ids
+[rows, length]."""
 
 
 class FormsConfig(ModelSettings, frozen=True):
@@ -92,7 +94,7 @@ class FormsConfig(ModelSettings, frozen=True):
         if self.shortest > self.n_ctx:
             raise ValueError(f"shortest must be at most n_ctx = {self.n_ctx}, got {self.shortest}")
         ModelConfig(self.d_model, self.num_layers, HEADS, self.n_ctx, VOCAB_SIZE)
-        for make in models(self.num_layers, self.shortest, VOCAB_SIZE).values():
+        for make in model_makers(self.num_layers, self.shortest, VOCAB_SIZE).values():
             with torch.device("meta"):  # reports an invalid width before any work
                 make(self.d_model)
 
@@ -130,7 +132,7 @@ def measure(config: FormsConfig, form: str, length: int, seed: int) -> Numbers:
 def _passes(config: FormsConfig, form: str, rows: int, length: int, count: int) -> list[float]:
     """Make a model and run so many passes; return processor seconds of each."""
     name, forward = FORMS[form]
-    model = models(config.num_layers, length, VOCAB_SIZE)[name](config.d_model)
+    model = model_makers(config.num_layers, length, VOCAB_SIZE)[name](config.d_model)
     ids = torch.randint(VOCAB_SIZE, (rows, length + 1))
     inputs, targets = ids[:, :-1], ids[:, 1:]
     seconds = []

@@ -1,6 +1,6 @@
 """`python -m experiments grpo`: what GRPO does to pass@1 and pass@k, plain and balanced.
 
-With 5, 50 and 200 rollouts a question, of as many questions fewer: an update samples as many
+It compares 5, 50 and 200 rollouts a question, of as many questions fewer: an update samples as many
 rollouts in every case. Plain GRPO learns from all of them; balanced resampling from 16 of each
 question, or one less than there are, up to half of them good. Questions are those of files, or the
 word problems of `srm train grpo`; pass@k is of others than were trained on.
@@ -20,10 +20,10 @@ from engine.config import DEMO_MODEL
 from engine.settings import load
 from engine.weights.checkpoint import read_model
 from experiments.finetuning import gain, powers, rates, solved
-from experiments.kept import Numbers, digest
-from experiments.runner import Results, publish, run_cases
-from experiments.settings import Settings
-from experiments.shown import table
+from experiments.harness.report import table
+from experiments.harness.result_cache import Numbers, digest
+from experiments.harness.runner import Results, publish, run_cases
+from experiments.harness.settings import Settings
 from training.grpo.command import grpo
 from training.grpo.config import GRPOConfig
 from training.grpo.record import Lines, Update
@@ -31,7 +31,7 @@ from training.statistics.coverage import Floats, spaced
 
 START, PLAIN, BALANCED = "start", "plain", "balanced"
 AVERAGED = 5
-"""First and last updates whose mean reward is shown."""
+"""The mean reward of so many first and of so many last updates is shown."""
 
 
 class GRPOExperimentConfig(Settings, frozen=True):
@@ -58,9 +58,9 @@ class GRPOExperimentConfig(Settings, frozen=True):
     kl_weight: float = 0.04
     """How much the distance from the model that training began with counts."""
     temperature: float = 0.7
-    """Of rollouts and of samples for pass@k."""
+    """Rollouts are sampled with it, and completions for pass@k."""
     top_p: float = 0.9
-    """Of rollouts and of samples for pass@k."""
+    """Rollouts are sampled with it, and completions for pass@k."""
     max_tokens: int = 96
     """Longest completion in tokens."""
     questions: int = 100
@@ -93,23 +93,15 @@ class GRPOExperimentConfig(Settings, frozen=True):
         kind, count = case.split()
         rollouts = int(count)
         return GRPOConfig(
-            model=self.model,
-            train=self.train,
-            evaluation=self.evaluation,
             output=self.results / "grpo" / f"model-{kind}-{rollouts}-{seed}",
-            steps=self.steps,
             questions=self.sampled // rollouts,
             rollouts=rollouts,
             group_size=0 if kind == PLAIN else min(self.group_size, rollouts - 1),
-            learning_rate=self.learning_rate,
-            kl_weight=self.kl_weight,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            max_tokens=self.max_tokens,
             evaluate_every=0,
             save_every=self.steps,
             seed=seed,
-            threads=self.threads,
+            **self.only("model", "train", "evaluation", "steps", "learning_rate", "kl_weight"),
+            **self.only("temperature", "top_p", "max_tokens", "threads"),
         )
 
     @property

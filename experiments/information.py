@@ -1,11 +1,12 @@
 """`python -m experiments information`: how much of a text one embedding of a model has.
 
 A causal encoder turns n tokens into the embedding of one position; from it alone a decoder of the
-same kind and depth has to tell all of them. Retention: the encoder was trained to predict text, or
-has the weights it began with, and is not trained further. Capacity: it is trained with the decoder.
-As in the paper, the decoder's input at each position is a window of half the embedding's channels,
-which begins a channel further on at each next position and goes round, projected to its width; the
-embedding is that of the last position but one where the encoder is not trained, else of the last.
+same kind and depth has to tell all of them. For retention, the encoder was trained to predict text,
+or has the weights it began with, and is not trained further; for capacity, it is trained with the
+decoder. As in the paper, the decoder's input at each position is a window of half the embedding's
+channels, which begins a channel further on at each next position and goes round, projected to its
+width; the embedding is that of the last position but one where the encoder is not trained, else of
+the last.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from engine.settings import load
-from experiments.corpus import Corpus, standard_library
-from experiments.kept import Numbers
-from experiments.ordering import ordering
-from experiments.runner import Results, fit, publish, run_cases, values_of
-from experiments.settings import ModelSettings
-from experiments.shown import beside, number, spread, table
-from experiments.variants import MULTIPLE, made
+from experiments.harness.corpus import Corpus, standard_library
+from experiments.harness.models import MULTIPLE, make_variant
+from experiments.harness.ordering import ordering
+from experiments.harness.report import beside, number, spread, table
+from experiments.harness.result_cache import Numbers
+from experiments.harness.runner import Results, fit, publish, run_cases, values_of
+from experiments.harness.settings import ModelSettings
 from training.forms import CHUNK
 from training.loop import TrainingBatches
 from training.model import SRM, LanguageModel
@@ -60,11 +61,11 @@ PAPER = {
     "capacity Mamba 2": (3.357, 0.628),
     "capacity masked mixer": (0.440, 0.951),
 }
-"""Its losses and entropy ratios, all with d and n of 512."""
+"""The paper's losses and entropy ratios, all with d and n of 512."""
 PAPER_RETENTION = ("mixed decay", "Mamba 2")
-"""What it has both encoders of."""
+"""The paper has these with a trained encoder and with an untrained one."""
 FROZEN, TRAINED = -2, -1
-"""Position of the embedding."""
+"""The embedding is that of this position: of the last but one, or of the last."""
 
 
 class InformationConfig(ModelSettings, frozen=True):
@@ -122,7 +123,7 @@ class Autoencoder(LanguageModel):
         encoder.output_layer = decoder.input_layer = nn.Identity()  # neither is used
 
     def embedding(self, ids: Tensor) -> Tensor:
-        """Return that of one position, [rows, d], of ids int64 [rows, n]."""
+        """Return the embedding of one position, [rows, d], of ids int64 [rows, n]."""
         (encoder,) = self._encoder
         x = encoder.get_submodule("input_layer")(ids)
         return hidden(encoder, x)[:, self._position]
@@ -166,7 +167,7 @@ def told(config: InformationConfig, corpus: Corpus, case: str, seed: int) -> Num
     is_frozen, before = what == "retention", {}
 
     def make() -> LanguageModel:
-        return made(variant, *sizes)
+        return make_variant(variant, *sizes)
 
     def joined() -> LanguageModel:
         return Autoencoder(encoder or make(), make(), config.d_model, is_frozen=is_frozen)

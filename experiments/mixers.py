@@ -1,7 +1,7 @@
 """`python -m experiments mixers`: the loss of every token mixer after the same training.
 
-The paper's are of d 512, 16 layers and 13.1 billion tokens of FineWeb-edu (table 1 and the
-appendix); ours of small models and some hundred thousand tokens of Python.
+The paper trained models of d 512 and 16 layers on 13.1 billion tokens of FineWeb-edu (table 1 and
+the appendix); here small ones are trained on some hundred thousand tokens of Python.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 from engine.config import ModelConfig
 from engine.settings import load
-from experiments.corpus import Corpus, standard_library
-from experiments.kept import Numbers
-from experiments.ordering import ordering
-from experiments.runner import Results, fit, model_of, publish, run_cases, values_of
-from experiments.settings import ModelSettings
-from experiments.shown import beside, number, spread, table
+from experiments.harness.corpus import Corpus, standard_library
+from experiments.harness.ordering import ordering
+from experiments.harness.report import beside, number, spread, table
+from experiments.harness.result_cache import Numbers
+from experiments.harness.runner import Results, fit, publish, run_cases, values_of
+from experiments.harness.settings import ModelSettings
 from training.model import SRM
 from training.text.tokenizer import MIN_VOCAB_SIZE
 
@@ -36,7 +36,8 @@ CASES: dict[str, dict[str, Any]] = {
     "diagonal": {"mixer": "diagonal"},
     "diagonal decay": {"mixer": "diagonal", "decay": True},
 }
-"""Settings of ModelConfig; without decay where it is not named, and projected with heads."""
+"""The cases, as settings of ModelConfig: without decay where it is not named, and
+projected with heads."""
 PAPER = {
     "row": 3.465,
     "column": 3.357,
@@ -49,7 +50,7 @@ PAPER = {
     "diagonal": 3.243,
     "diagonal decay": 2.981,
 }
-"""Its losses; it has none of the others."""
+"""The paper's losses; it has none of the others."""
 CHANGES = (
     ("row to column", "row", "column"),
     ("heads, projected", "column", "column heads"),
@@ -62,7 +63,7 @@ CHANGES = (
     ("constant diagonal", "mixed", "diagonal"),
     ("constant diagonal, decay", "mixed decay", "diagonal decay"),
 )
-"""What is changed, from which case to which."""
+"""Each change has a name, the case before it and the case after it."""
 
 
 class MixersConfig(ModelSettings, frozen=True):
@@ -84,9 +85,9 @@ class MixersConfig(ModelSettings, frozen=True):
 def shape(case: str, config: MixersConfig, vocab_size: int) -> ModelConfig:
     """Return the model of a case."""
     is_headless = CASES[case]["mixer"] in {"row", "column"}
-    sizes = model_of(config, num_heads=1 if is_headless else config.num_heads)
     fixed = {"vocab_size": vocab_size, "decay": False, "use_projections": not is_headless}
-    return ModelConfig(**(sizes | fixed | CASES[case]))
+    fixed["num_heads"] = 1 if is_headless else config.num_heads
+    return ModelConfig(**(config.only("d_model", "num_layers", "n_ctx") | fixed | CASES[case]))
 
 
 def losses(case: str, config: MixersConfig, corpus: Corpus, seed: int) -> Numbers:

@@ -1,8 +1,8 @@
 """`python -m experiments rollouts`: how much of GRPO's time its rollouts take, by who samples them.
 
-The engine in turn with the trainer; the engine at the same time, a step ahead; and a plain sampler
-in torch, in turn, as training libraries have without an engine. All with one model and the same
-settings; the paper has no figures of it.
+They are sampled by the engine in turn with the trainer; by the engine at the same time, a step
+ahead; and by a plain sampler in torch, in turn, as training libraries have without an engine. All
+have one model and the same settings; the paper has no figures of it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from matplotlib.figure import Figure
 from engine.config import DEMO_MODEL
 from engine.settings import load
 from engine.weights.checkpoint import read_model
-from experiments.kept import Numbers
-from experiments.runner import Results, publish, run_cases, values_of
-from experiments.settings import Settings
-from experiments.shown import table
+from experiments.harness.report import table
+from experiments.harness.result_cache import Numbers
+from experiments.harness.runner import Results, publish, run_cases, values_of
+from experiments.harness.settings import Settings
 from training.grpo.command import grpo
 from training.grpo.config import GRPOConfig
 from training.grpo.record import Lines, Update, summary
@@ -32,9 +32,9 @@ CASES: dict[str, dict[str, Any]] = {
     "engine, ahead": {"ahead": True},
     "torch, in turn": {"sampler": "torch"},
 }
-"""Settings of `srm train grpo`."""
+"""The cases, as settings of `srm train grpo`."""
 WARMING = 2
-"""First updates, which are not measured: they start threads and fill caches."""
+"""So many first updates are not measured: they start threads and fill caches."""
 TIMES = ("waited_s", "learn_s", "load_s")
 """What an update's time goes to, one after the other."""
 RATES = ("rollout_tokens_per_s", "learned_tokens_per_s")
@@ -66,8 +66,6 @@ class RolloutsConfig(Settings, frozen=True):
 
     def training(self, case: str, seed: int) -> GRPOConfig:
         """Return the settings of `srm train grpo` for a case. Raises ValueError."""
-        sizes = {name: getattr(self, name) for name in ("model", "questions", "rollouts")}
-        sizes |= {name: getattr(self, name) for name in ("group_size", "max_tokens", "threads")}
         steps = self.steps + WARMING
         folder = self.results / "rollouts" / f"model-{case.replace(', ', '-').replace(' ', '-')}"
         return GRPOConfig(
@@ -76,7 +74,7 @@ class RolloutsConfig(Settings, frozen=True):
             save_every=steps,
             evaluate_every=0,
             seed=seed,
-            **sizes,
+            **self.only("model", "questions", "rollouts", "group_size", "max_tokens", "threads"),
             **CASES[case],
         )
 

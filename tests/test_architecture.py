@@ -72,8 +72,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "training.passk": (
         *("engine", "training", "training.questions", "training.statistics", "training.problems"),
     ),
+    "experiments.harness": ("engine", "training", "training.text", "training.baselines"),
     "experiments": (
-        *("engine", "engine.weights", "training", "training.text", "training.baselines"),
+        *("engine", "engine.weights", "training", "training.text", "experiments.harness"),
         *("training.questions", "training.statistics", "training.finetuning", "training.grpo"),
     ),
     "deploy": ("server", "server.supervise", "engine"),

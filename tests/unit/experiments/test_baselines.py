@@ -9,11 +9,11 @@ from experiments.baselines import (
     FINEWEB,
     BaselinesConfig,
     equal_time,
-    models,
     page,
     width_of,
 )
-from experiments.kept import Numbers
+from experiments.harness.models import model_makers
+from experiments.harness.result_cache import Numbers
 from tests.unit.experiments.conftest import Experiment
 
 NAMES = ["SRM", "Transformer", "masked mixer", "Mamba 2"]
@@ -39,7 +39,7 @@ def test_all_models_are_trained_and_shown(run_tiny: Experiment) -> None:
 @pytest.mark.parametrize("name", NAMES[1:])
 def test_widths_give_as_many_parameters(name: str) -> None:
     config = BaselinesConfig()
-    make = models(config.num_layers, config.n_ctx, vocab_size=1_024)
+    make = model_makers(config.num_layers, config.n_ctx, vocab_size=1_024)
 
     def count(name: str, width: int) -> int:
         return sum(parameter.numel() for parameter in make[name](width).parameters())

@@ -8,7 +8,6 @@ from msgspec.structs import asdict
 
 from engine.errors import ConfigError
 from experiments.__main__ import main
-from experiments.baselines import HEADS
 from experiments.copying import (
     PAPER,
     VARIANTS,
@@ -20,8 +19,8 @@ from experiments.copying import (
     page,
     paper,
 )
-from experiments.kept import Numbers
-from experiments.variants import SRMS
+from experiments.harness.models import HEADS, SRMS
+from experiments.harness.result_cache import Numbers
 from tests.unit.experiments.conftest import Experiment
 from training.data import IGNORED
 from training.model import SRM

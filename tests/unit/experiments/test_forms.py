@@ -18,7 +18,7 @@ from experiments.forms import (
     measure,
     page,
 )
-from experiments.kept import Numbers
+from experiments.harness.result_cache import Numbers
 from tests.unit.experiments.conftest import Experiment
 from training.model import SRM
 

@@ -11,7 +11,9 @@ import torch
 
 from engine.errors import ConfigError
 from experiments.__main__ import main
-from experiments.corpus import Corpus
+from experiments.harness.corpus import Corpus
+from experiments.harness.models import SRMS, make_variant
+from experiments.harness.runner import fit
 from experiments.information import (
     CASES,
     PAPER,
@@ -23,8 +25,6 @@ from experiments.information import (
     unigram_loss,
     windows,
 )
-from experiments.runner import fit
-from experiments.variants import SRMS, made
 from tests.unit.experiments.conftest import Experiment
 from training.model import LanguageModel
 
@@ -53,7 +53,7 @@ def test_all_cases_are_trained_and_shown(run_tiny: Experiment) -> None:
 @pytest.mark.parametrize("is_frozen", [True, False])
 def test_only_a_trained_encoder_changes(variant: str, is_frozen: bool) -> None:
     torch.manual_seed(0)
-    encoder = made(variant, *SIZES)
+    encoder = make_variant(variant, *SIZES)
     before = {name: value.clone() for name, value in encoder.mixer_blocks.state_dict().items()}
 
     class Ids:
@@ -62,7 +62,7 @@ def test_only_a_trained_encoder_changes(variant: str, is_frozen: bool) -> None:
             return ids, ids
 
     def make() -> LanguageModel:
-        return Autoencoder(encoder, made(variant, *SIZES), 16, is_frozen=is_frozen)
+        return Autoencoder(encoder, make_variant(variant, *SIZES), 16, is_frozen=is_frozen)
 
     fit(make, Repeated(Ids()), seed=0, steps=2, learning_rate=0.1)
     same = [
@@ -85,7 +85,9 @@ def test_only_a_trained_encoder_changes(variant: str, is_frozen: bool) -> None:
 def test_the_embedding_is_of_one_position(variant: str, is_frozen: bool, unseen: int) -> None:
     """The last position but one has seen all tokens but the last."""
     torch.manual_seed(0)
-    model = Autoencoder(made(variant, *SIZES), made(variant, *SIZES), 16, is_frozen=is_frozen)
+    model = Autoencoder(
+        make_variant(variant, *SIZES), make_variant(variant, *SIZES), 16, is_frozen=is_frozen
+    )
     ids = torch.arange(8)[None]
     first = model.embedding(ids)
     assert first.shape == (1, 16) and model(ids).shape == (1, 8, 12)
@@ -104,7 +106,9 @@ def test_windows_go_round() -> None:
 def test_a_decoder_sees_nothing_but_the_embedding() -> None:
     """Tokens whose embedding is the same have the same logits."""
     torch.manual_seed(0)
-    model = Autoencoder(made("mixed", *SIZES), made("mixed", *SIZES), 16, is_frozen=True)
+    model = Autoencoder(
+        make_variant("mixed", *SIZES), make_variant("mixed", *SIZES), 16, is_frozen=True
+    )
     ids = torch.arange(8)[None]
     other = ids.clone()
     other[0, -1] = 11  # the frozen encoder's embedding is before it

@@ -18,7 +18,7 @@ from experiments import finetuning, grpo, rollouts
 from experiments.__main__ import main
 from experiments.finetuning import AFTER, BEFORE, gain, generated, law, powers, rates
 from experiments.grpo import BALANCED, PLAIN, START, GRPOExperimentConfig, agreement
-from experiments.kept import Numbers
+from experiments.harness.result_cache import Numbers
 from experiments.rollouts import CASES
 from tests.engines.making import engine_of
 from training.checkpoint import save_model

@@ -9,7 +9,7 @@ import torch
 
 from engine.errors import ConfigError
 from experiments.__main__ import main
-from experiments.corpus import standard_library
+from experiments.harness.corpus import standard_library
 from experiments.mixers import CASES, CHANGES, PAPER, MixersConfig, page, shape
 from tests.unit.experiments.conftest import Experiment
 

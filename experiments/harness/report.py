@@ -1,4 +1,4 @@
-"""Tables and pictures that set our figures beside the paper's."""
+"""Makes tables and pictures that set our figures beside the paper's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether our figures stand in the order of the paper's, pair by pair."""
+"""Counts the pairs of cases whose figures stand in the order of the paper's."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ def ordering(ours: Mapping[str, Sequence[float]], paper: Mapping[str, float]) ->
 
 
 def standard_error(figures: Sequence[float]) -> float:
-    """Return that of their mean."""
+    """Return the standard error of their mean."""
     return stdev(figures) / math.sqrt(len(figures))

@@ -1,7 +1,4 @@
-"""What experiments share: cases that are run once, a training run, a record with table and picture.
-
-Knows no experiment.
-"""
+"""Runs cases once, trains their models, and writes a record with table and picture."""
 
 from __future__ import annotations
 
@@ -17,23 +14,22 @@ from typing import Any
 import matplotlib as mpl
 
 mpl.use("svg")  # no display needed
-import msgspec
 import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from engine.records import new_record, settings_of, write_record
-from experiments.kept import Numbers, kept
-from experiments.settings import Settings
+from experiments.harness.result_cache import Numbers, cached
+from experiments.harness.settings import Settings
 from training.loop import Run, Schedule, TrainingBatches
 from training.model import LanguageModel
 from training.processes import processes
 
 NOT_OF_A_RESULT = ("output", "results", "seeds")
-"""Settings that say nothing of how a case went."""
+"""What a case measures does not depend on these settings."""
 
 Results = dict[str, list[Numbers]]
-"""Of each case, the result with each seed."""
+"""Each case has a result with each seed."""
 
 
 def run_cases(
@@ -43,9 +39,9 @@ def run_cases(
     made_of: Mapping[str, Any],
     seeds: Sequence[int] = (),
 ) -> Results:
-    """Run each case with each seed, or read what is kept of it; `made_of` says of which data.
+    """Run each case with each seed, or read its result from disk; `made_of` says of which data.
 
-    Without `seeds`, they are all of the settings'.
+    Without `seeds`, those of the settings are taken.
     """
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     settings = {k: v for k, v in settings_of(config).items() if k not in NOT_OF_A_RESULT}
@@ -63,7 +59,7 @@ def run_cases(
         sys.stderr.write(f"{name}: {number} of {len(runs)}: {case}, seed {seed}\n")
         path = config.results / name / f"{case.replace(' ', '_')}-{seed}.json"
         about = {"case": case, "seed": seed, **made_of}
-        by_case[case].append(kept(path, about, measured))
+        by_case[case].append(cached(path, about, measured))
     return by_case
 
 
@@ -128,9 +124,3 @@ def publish(
 def values_of(results: Results, member: str) -> dict[str, list[float]]:
     """Return one number of each result, by case."""
     return {case: [one[member] for one in seeds] for case, seeds in results.items()}
-
-
-def model_of(config: msgspec.Struct, **changes: Any) -> dict[str, Any]:
-    """Return the sizes that the models of an experiment share, with changes."""
-    sizes = {name: getattr(config, name) for name in ("d_model", "num_layers", "n_ctx")}
-    return sizes | changes

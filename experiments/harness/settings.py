@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -10,7 +11,7 @@ from engine.records import RECORDS
 from training.text.tokenizer import MIN_VOCAB_SIZE
 
 LEAST = {"threads": 0, "max_vocab_size": MIN_VOCAB_SIZE}
-"""Of settings that are not at least 1."""
+"""Settings must be at least 1, but for these."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,6 +37,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     raise ValueError(f"{name} must be above 0, got {value}")
             elif isinstance(value, int) and value < (least := LEAST.get(name, 1)):
                 raise ValueError(f"{name} must be at least {least}, got {value}")
+
+    def only(self, *names: str) -> dict[str, Any]:
+        """Return these settings by name, for another command that has them too."""
+        return {name: getattr(self, name) for name in names}
 
 
 class ModelSettings(Settings, frozen=True):

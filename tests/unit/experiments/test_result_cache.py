@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ConfigError
-from experiments.kept import Numbers, kept
+from experiments.harness.result_cache import Numbers, cached
 
 
 def never() -> Numbers:
@@ -16,36 +16,36 @@ def never() -> Numbers:
 
 def test_a_result_is_measured_once_and_read_as_it_was(tmp_path: Path) -> None:
     path, about = tmp_path / "new" / "row-0.json", {"seeds": (0, 1), "steps": 3}
-    found = kept(path, about, lambda: {"loss": 0.1 + 0.2, "parts": (1, 2)})
-    assert found == {"loss": 0.1 + 0.2, "parts": [1, 2]} == kept(path, about, never)
+    found = cached(path, about, lambda: {"loss": 0.1 + 0.2, "parts": (1, 2)})
+    assert found == {"loss": 0.1 + 0.2, "parts": [1, 2]} == cached(path, about, never)
 
 
 def test_a_result_of_other_settings_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "row-0.json"
-    kept(path, {"steps": 3}, dict)
+    cached(path, {"steps": 3}, dict)
     with pytest.raises(ConfigError, match=r"row-0.json is of another steps, 3 and not 4"):
-        kept(path, {"steps": 4}, never)
+        cached(path, {"steps": 4}, never)
     with pytest.raises(ConfigError, match="another texts, None and not 'ab'"):
-        kept(path, {"steps": 3, "texts": "ab"}, never)
+        cached(path, {"steps": 3, "texts": "ab"}, never)
 
 
 def test_no_changed_byte_is_read_as_another_result(tmp_path: Path) -> None:
     path, about = tmp_path / "row-0.json", {"steps": 3}
-    found = kept(path, about, lambda: {"loss": 1.25})
+    found = cached(path, about, lambda: {"loss": 1.25})
     whole = path.read_bytes()
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         try:
-            assert kept(path, about, never) == found  # what changed was a blank
+            assert cached(path, about, never) == found  # what changed was a blank
         except ConfigError as error:
             assert str(path) in str(error)
     path.write_bytes(whole[:-9])
     with pytest.raises(ConfigError, match="is damaged, remove it"):
-        kept(path, about, never)
+        cached(path, about, never)
 
 
 def test_the_setting_that_is_another_is_named_whatever_stands_before_it(tmp_path: Path) -> None:
     path, many = tmp_path / "row-0.json", {f"setting {number}": number for number in range(99)}
-    kept(path, {"settings": {**many, "last": 1}}, dict)
+    cached(path, {"settings": {**many, "last": 1}}, dict)
     with pytest.raises(ConfigError, match=r"is of another last, 1 and not 2: remove it"):
-        kept(path, {"settings": {**many, "last": 2}}, dict)
+        cached(path, {"settings": {**many, "last": 2}}, dict)

@@ -1,4 +1,4 @@
-"""Results of cases on disk, a file each: an experiment that was stopped goes on at the next case.
+"""Keeps the result of each case in a file: an experiment that was stopped goes on at the next case.
 
 A file has what its result depends on and a checksum of both, so a result of other settings or
 with a damaged byte is never taken for this one.
@@ -18,7 +18,7 @@ from engine.errors import UNDECODABLE, ConfigError
 from training.text.whole_files import write_whole
 
 Numbers = dict[str, Any]
-"""What was measured in one case with one seed; JSON."""
+"""What one case has measured with one seed, as JSON."""
 
 
 class _File(msgspec.Struct):
@@ -31,7 +31,7 @@ class _File(msgspec.Struct):
         return cls(zlib.crc32(msgspec.json.encode([about, result])), about, result)
 
 
-def kept(path: Path, about: Mapping[str, Any], measure: Callable[[], Numbers]) -> Numbers:
+def cached(path: Path, about: Mapping[str, Any], measure: Callable[[], Numbers]) -> Numbers:
     """Return the result at `path`, or measure it and keep it there.
 
     `about` says in JSON what it depends on. Raises ConfigError for a file that is damaged or of
@@ -47,7 +47,7 @@ def kept(path: Path, about: Mapping[str, Any], measure: Callable[[], Numbers]) -
 
 
 def digest(paths: Iterable[Path]) -> str:
-    """Return what tells the content of files from others. Raises ConfigError for one that cannot be
+    """Return a hash of what files contain. Raises ConfigError for one that cannot be
     read."""
     found = hashlib.sha256()
     for path in paths:

@@ -1,0 +1,1 @@
+"""What the experiments share: settings, texts, models, cached results, training runs, records."""

@@ -1,0 +1,58 @@
+"""The models that are compared: variants of SRM, Transformer, masked mixer, Mamba 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.config import ModelConfig
+from training.baselines.mamba2 import Mamba2, Mamba2Shape
+from training.baselines.masked_mixer import MaskedMixerModel, MaskedMixerShape
+from training.baselines.transformer import Transformer, TransformerShape
+from training.model import SRM, LanguageModel
+
+REFERENCE = "SRM"
+"""The model that the others are set beside."""
+HEADS = 4
+"""Attention and mixers have so many; Mamba 2 has twice as many, as in the paper, and a state of
+half its width."""
+MULTIPLE = 2 * HEADS
+"""The width of every model is a multiple of it."""
+SRMS: dict[str, dict[str, Any]] = {
+    "mixed decay no projections": {"mixer": "mixed", "decay": True, "use_projections": False},
+    "mixed decay": {"mixer": "mixed", "decay": True},
+    "mixed no projections": {"mixer": "mixed", "use_projections": False},
+    "mixed": {"mixer": "mixed"},
+    "plain heads": {"mixer": "column_heads"},
+    "parallel heads": {"mixer": "parallel", "decay": True},
+    "headless": {"mixer": "column"},
+    "kernel 4": {"mixer": "kernel", "kernel_size": 4},
+    "kernel 8": {"mixer": "kernel", "kernel_size": 8},
+}
+"""The variants of SRM, as settings of ModelConfig: without decay where it is not named, and
+projected with heads."""
+
+MakeModel = Callable[[int], LanguageModel]
+"""Makes a model of a width."""
+
+
+def model_makers(layers: int, n: int, vocab_size: int) -> dict[str, MakeModel]:
+    """Return what makes each model, of so many layers and for sequences of up to n tokens."""
+    return {
+        REFERENCE: lambda d: SRM(ModelConfig(d, layers, HEADS, n, vocab_size)),
+        "Transformer": lambda d: Transformer(TransformerShape(d, layers, HEADS, 2 * d, vocab_size)),
+        "masked mixer": lambda d: MaskedMixerModel(
+            MaskedMixerShape(d, layers, HEADS, n, vocab_size)
+        ),
+        "Mamba 2": lambda d: Mamba2(Mamba2Shape(d, layers, 2 * HEADS, d // 2, vocab_size)),
+    }
+
+
+def make_variant(variant: str, width: int, layers: int, n: int, vocab_size: int) -> LanguageModel:
+    """Make a variant of SRM or another model, for sequences of up to n tokens."""
+    if variant not in SRMS:
+        return model_makers(layers, n, vocab_size)[variant](width)
+    is_headless = SRMS[variant]["mixer"] in {"column", "kernel"}
+    fixed = {"decay": False, "use_projections": not is_headless}
+    sizes = (width, layers, 1 if is_headless else HEADS, n, vocab_size)
+    return SRM(ModelConfig(*sizes, **(fixed | SRMS[variant])))
