@@ -2,13 +2,13 @@
 
 They are trained once with as many parameters as SRM has, and once more for as much processor time.
 Each model takes the learning rate, of several, that gives it the least loss with the first seed:
-what suits one is too much for another. The paper measured its losses on FineWeb-edu, at widths near
-ours in proportion, and on FineMath 4+ at equal compute.
+what suits one is too much for another. Where that is the least or the largest of them, rates beyond
+it are tried too. The paper measured its losses on FineWeb-edu, at widths near ours in proportion,
+and on FineMath 4+ at equal compute.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, median
 
@@ -38,8 +38,11 @@ class BaselinesConfig(ModelSettings, frozen=True):
     """Width of SRM; the others have what gives them about as many parameters."""
     n_ctx: int = 128
     """Tokens of a sequence."""
-    learning_rates: tuple[float, ...] = (2e-3, 6e-3, 1.2e-2)
+    learning_rates: tuple[float, ...] = (3e-3, 6e-3, 1.2e-2)
     """Peaks that are tried: reached after a tenth of the updates, then falling to 0."""
+    further_rates: int = 4
+    """Most rates that a model is tried with beyond these, each twice or half of the best one, as
+    long as that is the largest or the least."""
     max_vocab_size: int = 1_024
     """Entries of the tokenizer that is trained."""
 
@@ -91,14 +94,31 @@ class Trials:
         return measure
 
 
-def best_rates(config: BaselinesConfig, trials: Trials) -> dict[str, float]:
-    """Return the learning rate that gives each model the least loss with the first seed."""
-    names, best = list(FINEWEB), dict[str, tuple[float, float]]()
-    for rate in config.learning_rates:
-        of = dict.fromkeys(names, (rate, config.steps))
+def try_rates(config: BaselinesConfig, trials: Trials) -> dict[str, dict[float, Numbers]]:
+    """Train each model with all learning rates and the first seed; return its results by rate."""
+    tried: dict[str, dict[float, Numbers]] = {name: {} for name in FINEWEB}
+
+    def run(rates: Mapping[str, float]) -> None:
+        of = {name: (rate, config.steps) for name, rate in rates.items()}
         for name, (result,) in trials.run(of, config.seeds[:1]).items():
-            best[name] = min(best.get(name, (math.inf, 0.0)), (result["loss"], rate))
-    return {name: rate for name, (_, rate) in best.items()}
+            tried[name][rates[name]] = result
+
+    for rate in config.learning_rates:
+        run(dict.fromkeys(tried, rate))
+    for _ in range(config.further_rates):
+        run({name: rate for name, found in tried.items() if (rate := rate_beyond(found))})
+    return {name: dict(sorted(found.items())) for name, found in tried.items()}
+
+
+def best_rate(tried: Mapping[float, Numbers]) -> float:
+    """Return the learning rate of the least loss."""
+    return min(tried, key=lambda rate: tried[rate]["loss"])
+
+
+def rate_beyond(tried: Mapping[float, Numbers]) -> float:
+    """Return twice or half the best rate where that is the largest or the least, else 0."""
+    best = best_rate(tried)
+    return best * 2 if best == max(tried) else best / 2 if best == min(tried) else 0.0
 
 
 def equal_time(results: Results, steps: int) -> dict[str, int]:
@@ -109,9 +129,17 @@ def equal_time(results: Results, steps: int) -> dict[str, int]:
     return {name: max(1, round(steps * seconds[REFERENCE] / seconds[name])) for name in results}
 
 
-def page(parameters: Results, time: Results) -> list[str]:
-    """Return the record's text: a table, and for both comparisons what agrees."""
-    lines = []
+def page(
+    tried: Mapping[str, Mapping[float, Numbers]], parameters: Results, time: Results
+) -> list[str]:
+    """Return the record's text: losses by learning rate, and for both comparisons a table and what
+    agrees."""
+    lines = ["Losses by learning rate, with one seed:", ""]
+    for name, found in tried.items():
+        losses = ", ".join(f"{rate:g}: {one['loss']:.3f}" for rate, one in found.items())
+        side = "" if not rate_beyond(found) else "; the best is the last that was tried on its side"
+        lines += [f"- {name}: {losses}{side}"]
+    lines += [""]
     for title, results in (("parameters", parameters), ("processor time", time)):
         ours = values_of(results, "loss")
         seconds = values_of(results, "processor_seconds")
@@ -132,12 +160,16 @@ def main(argv: list[str]) -> int:
     """Run all cases and write the record."""
     config = load(BaselinesConfig, argv, prog="python -m experiments baselines")
     trials = Trials(config, standard_library(config.max_vocab_size))
-    rates = best_rates(config, trials)
+    tried = try_rates(config, trials)
+    rates = {name: best_rate(found) for name, found in tried.items()}
     parameters = trials.run({name: (rate, config.steps) for name, rate in rates.items()})
     steps = equal_time(parameters, config.steps)
     time = trials.run({name: (rate, steps[name]) for name, rate in rates.items()})
-    both = {f"{name}, equal parameters": found for name, found in parameters.items()}
-    both |= {f"{name}, equal time": found for name, found in time.items()}
+    results = {
+        f"{name}, rate {rate:g}": [one] for name, of in tried.items() for rate, one in of.items()
+    }
+    results |= {f"{name}, equal parameters": found for name, found in parameters.items()}
+    results |= {f"{name}, equal time": found for name, found in time.items()}
     figure = beside(values_of(time, "loss"), FINEMATH, "loss (nats per token), equal time")
-    publish("baselines", argv, config, both, page(parameters, time), figure)
+    publish("baselines", argv, config, results, page(tried, parameters, time), figure)
     return 0

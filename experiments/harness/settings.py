@@ -10,7 +10,7 @@ import msgspec
 from engine.records import RECORDS
 from training.text.tokenizer import MIN_VOCAB_SIZE
 
-LEAST = {"threads": 0, "max_vocab_size": MIN_VOCAB_SIZE}
+LEAST = {"threads": 0, "further_rates": 0, "max_vocab_size": MIN_VOCAB_SIZE}
 """Settings must be at least 1, but for these."""
 
 

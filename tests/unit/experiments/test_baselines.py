@@ -10,6 +10,7 @@ from experiments.baselines import (
     BaselinesConfig,
     equal_time,
     page,
+    rate_beyond,
     width_of,
 )
 from experiments.harness.models import model_makers
@@ -21,14 +22,21 @@ NAMES = ["SRM", "Transformer", "masked mixer", "Mamba 2"]
 
 def test_all_models_are_trained_and_shown(run_tiny: Experiment) -> None:
     flags = ["--d-model=16", "--max-vocab-size=300", "--learning-rates=1e-9,1e-2"]
-    record, text, picture = run_tiny("baselines", *flags)
+    record, text, picture = run_tiny("baselines", *flags, "--further-rates=1")
     results = record["results"]
-    assert list(results) == [f"{name}, equal {what}" for what in ("parameters", "time")
-                             for name in NAMES]  # fmt: skip
+    wanted = [f"{name}, rate {rate}" for name in NAMES for rate in ("1e-09", "0.01", "0.02")]
+    wanted += [f"{name}, equal {what}" for what in ("parameters", "time") for name in NAMES]
+    assert list(results) == wanted
     for name in NAMES:
+        tried = [found[0] for case, found in results.items() if case.startswith(f"{name}, rate ")]
+        best = min(tried, key=lambda one: one["loss"])["learning_rate"]
+        assert best != 1e-9  # which does nothing
+        losses = ", ".join(f"{one['learning_rate']:g}: {one['loss']:.3f}" for one in tried)
+        last = "; the best is the last that was tried on its side" if best == 2e-2 else ""
+        assert f"- {name}: {losses}{last}\n" in text
         same, as_long = results[f"{name}, equal parameters"], results[f"{name}, equal time"]
         assert len(same) == len(as_long) == 2
-        assert {one["learning_rate"] for one in same + as_long} == {1e-2}  # the other does nothing
+        assert {one["learning_rate"] for one in same + as_long} == {best}
         assert {one["steps"] for one in same} == {2}
         assert len(as_long[0]["training_losses"]) == as_long[0]["steps"] >= 1
         assert f"<!-- {name} -->" in picture
@@ -51,6 +59,16 @@ def test_widths_give_as_many_parameters(name: str) -> None:
     assert distances[width] < 0.06 * wanted
 
 
+def test_the_best_rate_is_looked_for_beyond_those_that_are_given() -> None:
+    def beyond(losses: dict[float, float]) -> float:
+        return rate_beyond({rate: {"loss": loss} for rate, loss in losses.items()})
+
+    assert beyond({1: 3.0, 2: 2.0, 4: 1.0}) == 8
+    assert beyond({1: 1.0, 2: 2.0, 4: 3.0}) == 0.5
+    assert beyond({1: 3.0, 2: 2.0, 4: 2.5}) == 0
+    assert beyond({2: 3.0}) == 4 and beyond({2: 3.0, 4: 4.0}) == 1
+
+
 def result(loss: float, seconds: float) -> Numbers:
     sizes = {"width": 8, "parameters": 1_000, "learning_rate": 0.006, "steps": 100}
     return {"loss": loss, "processor_seconds": seconds, **sizes}
@@ -70,7 +88,7 @@ def test_the_page_has_both_comparisons() -> None:
     turned = {
         name: [result(-loss - i / 99, 9.0) for i in range(2)] for name, loss in FINEMATH.items()
     }
-    text = "\n".join(page(found, turned))
+    text = "\n".join(page({}, found, turned))
     assert "| SRM | 8 | 1,000 | 0.006 | 100 | 9 | 1.619 ± 0.007 | 2.800 | 1.614 |" in text
     first, second = text.split("Equal processor time:")
     assert "Against FineMath: 6 of 6 pairs" in first and "Against FineWeb: 5 of 6 pairs" in first
