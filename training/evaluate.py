@@ -18,6 +18,7 @@ from engine.weights.checkpoint import load_checkpoint
 from training.checkpoint import read_tokenizer
 from training.problems.drawn import problems
 from training.problems.problem import Problem, reward
+from training.settings import check_numbers
 from training.statistics.coverage import pass_at_k
 
 COMPLETION_TOKENS = 96
@@ -41,9 +42,7 @@ class EvaluateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the problems and of the sampling."""
 
     def __post_init__(self) -> None:
-        for name in ("problems", "samples"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_numbers(self, {"problems": 1, "samples": 1, "temperature": 0})
 
 
 class Evaluation(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ from training.loss_files import write_losses
 from training.model import SRM
 from training.problems.drawn import examples
 from training.processes import processes
+from training.settings import check_numbers
 from training.text.documents import documents, files
 from training.text.packed_batches import PackedBatches
 from training.text.token_file import token_file
@@ -147,16 +148,8 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """CPU threads; 0 is as many as torch chooses."""
 
     def __post_init__(self) -> None:
-        least = dict.fromkeys(
-            "steps batch_tokens micro_batches warmup_steps save_every max_vocab_size "
-            "evaluation_batches".split(),
-            1,
-        ) | dict.fromkeys("learning_rate weight_decay seed threads evaluate_every".split(), 0)
-        for name, bound in least.items():
-            if not getattr(self, name) >= bound:
-                raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
-        if not self.clip_norm > 0:
-            raise ValueError(f"clip_norm must be above 0, got {self.clip_norm}")
+        least = "steps batch_tokens micro_batches warmup_steps max_vocab_size evaluation_batches"
+        check_numbers(self, dict.fromkeys(least.split(), 1))
         if not 0 <= self.evaluation_share < 1:
             raise ValueError(f"evaluation_share must lie in [0, 1), got {self.evaluation_share}")
         self.model(MIN_VOCAB_SIZE)  # reports an invalid shape before any work

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from engine.records import RECORDS
+from training.settings import MOST_SEED
 from training.text.tokenizer import MIN_VOCAB_SIZE
 
 LEAST = {"threads": 0, "further_rates": 0, "max_vocab_size": MIN_VOCAB_SIZE}
@@ -27,14 +29,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """CPU threads; 0 is as many as torch chooses."""
 
     def __post_init__(self) -> None:
-        if len(self.seeds) < 2 or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
-            raise ValueError(f"seeds must be two or more different numbers ≥ 0, got {self.seeds}")
+        seeds = set(self.seeds)
+        if len(seeds) < max(2, len(self.seeds)) or not 0 <= min(seeds) <= max(seeds) <= MOST_SEED:
+            raise ValueError(
+                f"seeds must be two or more different numbers of 0 … 2**64 - 1, got {self.seeds}"
+            )
         for name in self.__struct_fields__:
             value = getattr(self, name)
             if name.startswith("learning_rate"):
                 rates = value if isinstance(value, tuple) else (value,)
-                if not rates or not all(rate > 0 for rate in rates):
-                    raise ValueError(f"{name} must be above 0, got {value}")
+                if not rates or not all(0 < rate < math.inf for rate in rates):
+                    raise ValueError(f"{name} must be above 0 and finite, got {value}")
             elif isinstance(value, int) and value < (least := LEAST.get(name, 1)):
                 raise ValueError(f"{name} must be at least {least}, got {value}")
 

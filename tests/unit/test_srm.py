@@ -64,6 +64,14 @@ def test_the_usage_names_every_command(
         (["nonsense"], "srm nonsense: there is no such command"),
         (["train", "pretrain", "--num-heads=3"], "num_heads = 3 must divide d_model = 256"),
         (["train", "pretrain", "--threads=-1"], "threads must be at least 0, got -1"),
+        *(
+            ([*command.split(), f"--seed={seed}"], f"seed must be 0 … 2**64 - 1, got {seed}")
+            for command in ("train pretrain", "train sft", "train grpo", "evaluate")
+            for seed in (-1, 2**64)
+        ),
+        (["train", "pretrain", "--learning-rate=inf"], "learning_rate must be a finite number"),
+        (["train", "sft", "--weight-decay=inf"], "weight_decay must be a finite number, got inf"),
+        (["evaluate", "--temperature=nan"], "temperature must be a finite number, got nan"),
         (["evaluate", "--samples=0"], "samples must be at least 1, got 0"),
         (["bench", "engine", "--batch-sizes="], "batch_sizes must be one or more numbers"),
         (["bench", "engine", "--random-widths=510"], "random_widths must be multiples of 4"),

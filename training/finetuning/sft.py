@@ -32,6 +32,7 @@ from training.finetuning.examples import (
 from training.loop import Losses, Precision, Run, Schedule
 from training.loss_files import write_losses
 from training.processes import processes
+from training.settings import check_numbers
 
 log = logging.getLogger(__name__)
 
@@ -86,15 +87,8 @@ class SFTConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """CPU threads; 0 is as many as torch chooses."""
 
     def __post_init__(self) -> None:
-        least = dict.fromkeys("epochs batch_rows micro_batches save_every".split(), 1)
-        least |= dict.fromkeys(
-            "evaluate_every shots max_length learning_rate weight_decay seed threads".split(), 0
-        )
-        for name, bound in least.items():
-            if not getattr(self, name) >= bound:
-                raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
-        if not self.clip_norm > 0:
-            raise ValueError(f"clip_norm must be above 0, got {self.clip_norm}")
+        least = dict.fromkeys(("epochs", "batch_rows", "micro_batches"), 1)
+        check_numbers(self, least | {"shots": 0, "max_length": 0})
         if not 0 <= self.warmup_share <= 1:
             raise ValueError(f"warmup_share must lie in [0, 1], got {self.warmup_share}")
         if not 0 < self.evaluation_share < 1:

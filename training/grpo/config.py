@@ -10,6 +10,7 @@ import msgspec
 from engine.config import DEMO_MODEL
 from engine.messages import MAX_TEMPERATURE
 from training.loop import Precision
+from training.settings import check_numbers
 
 
 class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,19 +94,9 @@ class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """CPU threads of training; 0 is as many as torch chooses."""
 
     def __post_init__(self) -> None:
-        least: dict[str, float] = dict.fromkeys(
-            "steps questions max_tokens micro_batch_tokens save_every evaluation_samples "
-            "most_weight".split(),
-            1,
-        )
-        least |= {"rollouts": 2} | dict.fromkeys(
-            "evaluate_every evaluation_questions kl_weight learning_rate weight_decay seed "
-            "threads".split(),
-            0,
-        )
-        for name, bound in least.items():
-            if not getattr(self, name) >= bound:  # nor NaN
-                raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
+        least = "steps questions max_tokens micro_batch_tokens evaluation_samples most_weight"
+        also = {"rollouts": 2, "evaluation_questions": 0, "kl_weight": 0}
+        check_numbers(self, dict.fromkeys(least.split(), 1) | also)
         if not 0 < self.temperature <= MAX_TEMPERATURE:
             raise ValueError(
                 f"temperature must be above 0 and at most {MAX_TEMPERATURE:g}, got "
@@ -114,8 +105,6 @@ class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("top_p", "clip_range", "gpu_memory"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
-        if not self.clip_norm > 0:
-            raise ValueError(f"clip_norm must be above 0, got {self.clip_norm}")
         if not 0 <= self.warmup_share <= 1:
             raise ValueError(f"warmup_share must lie in [0, 1], got {self.warmup_share}")
         most = self.rollouts * (self.questions if self.pool else 1)

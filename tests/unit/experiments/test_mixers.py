@@ -69,6 +69,8 @@ def test_held_out_files_are_not_trained_on(library: Path) -> None:
         ([], "experiments are mixers"),
         (["mixer"], "experiments are mixers"),
         (["mixers", "--seeds=0"], "seeds must be two or more different numbers"),
+        (["mixers", f"--seeds=0,{2**64}"], "numbers of 0 … 2..64 - 1, got"),
+        (["mixers", "--learning-rate=inf"], "learning_rate must be above 0 and finite, got inf"),
         (["mixers", "--seeds=1,1"], "seeds must be two or more different numbers"),
         (["mixers", "--steps=0"], "steps must be at least 1, got 0"),
         (["mixers", "--learning-rate=0"], "learning_rate must be above 0"),

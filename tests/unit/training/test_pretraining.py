@@ -192,8 +192,10 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_what_was_saved(tmp_path
     ):
         _run(tmp_path, steps=20, learning_rate=1e30, clip_norm=1e30)
     assert (tmp_path / "run.pt").read_bytes() == saved
+    config = msgspec.structs.replace(TINY, output=tmp_path, steps=5)
+    msgspec.structs.force_setattr(config, "learning_rate", math.inf)  # refused of those who set it
     with pytest.raises(ConfigError, match=r"after step 5 is nan: lower learning_rate"):
-        _run(tmp_path, steps=5, learning_rate=math.inf)  # the last one, which no loss follows
+        pretrain(config)  # whose last step no loss follows
     assert (tmp_path / "run.pt").read_bytes() == saved
 
 
