@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import mean
 
 import msgspec
+import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
@@ -166,11 +167,12 @@ def agreement(config: GRPOExperimentConfig, gained: dict[str, Floats]) -> str:
     """Say whether pass@k moves as in the paper; `gained` has the mean gains of each case by k."""
     most = config.rollouts[-1]
     plain, balanced = (gained[f"{kind} {most}"][-1] for kind in (PLAIN, BALANCED))
-    as_there = {True: "as in the paper", False: "not as in the paper"}
+    agrees = {1: "as in the paper", 0: "unchanged, unlike in the paper", -1: "against the paper"}
+    as_there = agrees[np.sign(balanced)], agrees[-np.sign(plain)]
     return (
         f"In the paper balanced resampling raises pass@k, and plain GRPO lowers it where groups "
         f"are large. Here, with {most} rollouts, pass@{config.samples:,} goes by {balanced:+.4f} "
-        f"balanced ({as_there[balanced > 0]}) and by {plain:+.4f} plain ({as_there[plain < 0]})."
+        f"balanced ({as_there[0]}) and by {plain:+.4f} plain ({as_there[1]})."
     )
 
 
