@@ -335,6 +335,21 @@ async def test_a_stop_string_ends_a_choice_and_its_slot_though_nobody_woke(text:
     assert [(one["index"], one["stop_reason"]) for one in ends] == [(0, "cat m"), (1, "\n\n")]
 
 
+async def test_what_comes_while_a_client_does_not_read_is_one_event(text: Text) -> None:
+    """All that comes behind the event that waits for it, however much that is."""
+    served = Served(text)
+    replies = [(await begun(served))[0] for _ in range(2)]
+    replies[0].pause()
+    for token in (THE, CAT, MAT, THE, CAT):
+        served.say({(0, 0): token, (1, 0): token})
+        await turns()
+    assert texts(replies[0]) == [" the", " the"]
+    replies[0].resume()
+    await turns()
+    assert texts(replies[0]) == [" the", " the", " cat mat the cat"]
+    assert texts(replies[1]) == [" the", " the", " cat", " mat", " the", " cat"]
+
+
 @pytest.mark.parametrize("num_turns", range(12))
 async def test_nothing_is_written_before_what_came_while_the_client_was_slow(
     text: Text, num_turns: int
