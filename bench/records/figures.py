@@ -95,15 +95,18 @@ CARD: dict[str, Callable[[Path], list[str]]] = {
 """By the name used in a card: the function that returns the lines for its folder."""
 
 
-MODELS = {"demo", "random d 512"}
-"""Models that a record must have to be shown: one of a single model is no summary."""
+RANDOM = "random d 512"
+MODELS = {"demo", RANDOM}
+"""Models that a record must have to be shown: one of a single model is no summary, but of ops."""
 
 
 def is_whole(record: Record) -> bool:
     """Whether a record has all that its figures need."""
     if "models" in record:
         names = {model["name"] for model in record["models"]}
-        return names >= MODELS and all("runs" in model for model in record["models"])
+        runs = [model.get("runs", [{}]) for model in record["models"]]
+        is_of_ops = all("ops" in run for of_model in runs for run in of_model)
+        return [{}] not in runs and names >= ({RANDOM} if is_of_ops else MODELS)
     if "results" in record:  # of peers: one that has others to compare with
         return len({result["engine"] for result in record["results"] if result["points"]}) > 3
     return "cases" in record or "losses" in record
@@ -171,7 +174,7 @@ def _starts(record: Record) -> list[str]:
 
 def _kernels(record: Record) -> list[str]:
     """Render each op by rows, for the first random model: time, and fraction of its limit."""
-    ((model, run), *_) = ((m, r) for m, r in runs_of(record) if m["name"] == "random d 512")
+    ((model, run), *_) = ((m, r) for m, r in runs_of(record) if m["name"] == RANDOM)
     counts = sorted({entry["rows"] for entry in run["ops"]})
     ops: dict[str, list[str]] = {}
     for entry in sorted(run["ops"], key=lambda entry: int(entry["rows"])):

@@ -140,11 +140,22 @@ def test_the_newest_whole_record_is_shown_by_time_and_not_by_name(tmp_path: Path
 
 
 def test_one_model_alone_is_no_summary(tmp_path: Path) -> None:
-    models: list[dict[str, Any]] = [{"name": name, "runs": []} for name in ("demo", "random d 512")]
+    runs = [{"dtype": "float32"}]
+    models: list[dict[str, Any]]
+    models = [{"name": name, "runs": runs} for name in ("demo", "random d 512")]
     keep(tmp_path, "1-engine.json", {"date": "2026-01-01", "models": models})
     keep(tmp_path, "2-engine.json", {"date": "2026-01-02", "models": models[:1]})
     found = newest("engine", tmp_path)
     assert found is not None and found[0].name == "1-engine.json"
+
+
+@pytest.mark.parametrize(("name", "shown"), [("random d 512", 2), ("random d 1024", 1)])
+def test_ops_are_shown_of_one_model(name: str, shown: int, tmp_path: Path) -> None:
+    for at, of in ((1, "random d 512"), (2, name)):
+        models = [{"name": of, "runs": [{"dtype": "float32", "ops": []}]}]
+        keep(tmp_path, f"{at}-kernels.json", {"date": f"2026-01-0{at}", "models": models})
+    found = newest("kernels", tmp_path)
+    assert found is not None and found[0].name == f"{shown}-kernels.json"
 
 
 def test_the_command_writes_and_checks(

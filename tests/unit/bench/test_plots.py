@@ -14,7 +14,7 @@ from engine.records import RECORDS
 
 LABELS = {
     "engine": ["demo", "random d 512", "srm, float32", "PyTorch eager, float32"],
-    "kernels": ["demo, float32", "up", "mix", "1 rows", "4,096 rows"],
+    "kernels": ["random d 512, bfloat16", "up", "mix", "16 rows", "1,024 rows"],
     "prefill": ["one prompt, float32", "a full step, bfloat16", "fraction of GEMM peak"],
     "prefix-reuse": ["nothing kept", "prompt tokens fed"],
     "host": ["in one step, going on", "in turns, replaced after 128 tokens"],
