@@ -12,6 +12,9 @@ from engine.messages import MAX_TEMPERATURE
 from training.loop import Precision
 from training.settings import check_numbers
 
+LEAST_TEMPERATURE = 1e-3
+"""Logits divided by less overflow."""
+
 
 class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm train grpo`; the defaults are the paper's recipe for GSM8K."""
@@ -97,9 +100,9 @@ class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         least = "steps questions max_tokens micro_batch_tokens evaluation_samples most_weight"
         also = {"rollouts": 2, "evaluation_questions": 0, "kl_weight": 0}
         check_numbers(self, dict.fromkeys(least.split(), 1) | also)
-        if not 0 < self.temperature <= MAX_TEMPERATURE:
+        if not LEAST_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
             raise ValueError(
-                f"temperature must be above 0 and at most {MAX_TEMPERATURE:g}, got "
+                f"temperature must be {LEAST_TEMPERATURE} … {MAX_TEMPERATURE:g}, got "
                 f"{self.temperature}"
             )
         for name in ("top_p", "clip_range", "gpu_memory"):

@@ -57,8 +57,11 @@ class Journal:
         self.path = path
         self.answers: dict[tuple[int, int], Answer] = {}
         """By problem and part."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a+b")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b")
+        except OSError as error:
+            raise ConfigError(f"output: {path}: {error.strerror}") from error
         try:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

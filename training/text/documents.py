@@ -28,7 +28,8 @@ def files(paths: Sequence[Path], suffix: str = "") -> list[Path]:
     """Return these files and those of these folders. Raises ConfigError where there are none."""
     found: list[Path] = []
     for path in paths:
-        inside = sorted(one for one in path.rglob(f"*{suffix}") if one.is_file())
+        below = path.rglob("*") if path.is_dir() else ()
+        inside = sorted(one for one in below if one.name.endswith(suffix) and one.is_file())
         if not path.exists() or (path.is_dir() and not inside):
             such = f"files *{suffix}" if suffix else "files"
             raise ConfigError(f"texts: {path} is no file, nor a folder with {such}")

@@ -9,7 +9,7 @@ import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from engine.errors import ConfigError
-from training.text.documents import documents
+from training.text.documents import documents, files
 from training.text.whole_files import write_whole
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
@@ -17,6 +17,8 @@ BEGIN_ID, END_ID = 0, 1
 """Id 0 begins a text and is prepended by the tokenizer itself; id 1 ends a text and pads."""
 MIN_VOCAB_SIZE = 258
 """Every byte, and the begin and end tokens."""
+MAX_VOCAB_SIZE = 1_000_000
+"""The trainer reserves memory for all that it may make."""
 
 
 class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,14 +38,18 @@ class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.texts:
             raise ValueError("texts must be files or folders, got none")
-        if self.max_vocab_size < MIN_VOCAB_SIZE:
+        if not MIN_VOCAB_SIZE <= self.max_vocab_size <= MAX_VOCAB_SIZE:
             raise ValueError(
-                f"max_vocab_size must be at least {MIN_VOCAB_SIZE}, got {self.max_vocab_size}"
+                f"max_vocab_size must be {MIN_VOCAB_SIZE} … {MAX_VOCAB_SIZE}, got "
+                f"{self.max_vocab_size}"
             )
 
 
 def make_tokenizer(config: TokenizerConfig) -> Tokenizer:
-    """Train a tokenizer and write its file. Raises ConfigError for texts that cannot be read."""
+    """Train a tokenizer and write its file. Raises ConfigError for texts that cannot be read,
+    and for an output that is one of them."""
+    if config.output.resolve() in map(Path.resolve, files(config.texts, config.suffix)):
+        raise ConfigError(f"output must be another file than the texts, got {config.output}")
     texts = documents(config.texts, config.suffix, config.text_member)
     tokenizer = train_tokenizer(texts, config.max_vocab_size)
     try:

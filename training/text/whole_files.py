@@ -20,7 +20,7 @@ def whole(path: Path) -> Iterator[Path]:
 
     Raises ConfigError if the disk refuses it; what was there stays.
     """
-    partial = path.with_name(path.name + ".partial")
+    partial = path.parent / f"{path.name}.partial"
     try:
         partial.touch()
         mode = partial.stat().st_mode

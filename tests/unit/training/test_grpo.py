@@ -305,7 +305,7 @@ def test_lines_of_a_run_that_was_cut_off_are_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--temperature=0", "temperature must be above 0 and at most 100, got 0.0"),
+        ("--temperature=0", "temperature must be 0.001 … 100, got 0.0"),
         ("--top-p=0", r"top_p must lie in \(0, 1\], got 0.0"),
         ("--rollouts=1", "rollouts must be at least 2, got 1"),
         ("--group-size=51", "group_size must be 0 or 2 … 50, .* got 51"),

@@ -72,6 +72,8 @@ def test_what_is_not_there_is_named(folder: Path) -> None:
         list(documents([folder / "nowhere"]))
     with pytest.raises(ConfigError, match=r"nor a folder with files \*\.md"):
         list(documents([folder], ".md"))
+    with pytest.raises(ConfigError, match=r"nor a folder with files \*\*\.txt"):
+        list(documents([folder], "*.txt"))
     with pytest.raises(ConfigError, match=r"has no column 'body', but \['text', 'id'\]"):
         list(documents([folder / "c.parquet"], member="body"))
 
@@ -129,10 +131,22 @@ def test_a_tokenizer_is_made_of_texts(folder: Path) -> None:
     assert Tokenizer.from_file(str(config.output)).encode("é").ids[0] == BEGIN_ID
     with pytest.raises(ConfigError, match=r"output: .*File exists"):
         make_tokenizer(msgspec.structs.replace(config, output=folder / "b.jsonl" / "t.json"))
+    with pytest.raises(ConfigError, match="cannot be written: "):
+        make_tokenizer(msgspec.structs.replace(config, output=Path()))
     with pytest.raises(ValueError, match="texts must be files or folders, got none"):
         TokenizerConfig()
-    with pytest.raises(ValueError, match="max_vocab_size must be at least 258, got 257"):
+    with pytest.raises(ValueError, match="max_vocab_size must be 258 … 1000000, got 1000001"):
+        TokenizerConfig(texts=(folder,), max_vocab_size=1_000_001)
+    with pytest.raises(ValueError, match="max_vocab_size must be 258 … 1000000, got 257"):
         TokenizerConfig(texts=(folder,), max_vocab_size=257)
+
+
+def test_no_tokenizer_replaces_a_text_it_is_made_of(folder: Path) -> None:
+    before = (folder / "b.jsonl").read_bytes()
+    config = TokenizerConfig(texts=(folder,), output=folder / "new" / ".." / "b.jsonl")
+    with pytest.raises(ConfigError, match="output must be another file than the texts, got "):
+        make_tokenizer(config)
+    assert (folder / "b.jsonl").read_bytes() == before
 
 
 def test_an_epoch_has_each_window_once_and_the_next_another_order() -> None:
