@@ -7,12 +7,14 @@ over these and over micro-batches; `Run.update` makes one, of any loss.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from pickle import UnpicklingError
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeVar, cast
 
 import msgspec
@@ -30,7 +32,10 @@ from training.data import IGNORED
 from training.events import Events, events_in
 from training.model import LanguageModel
 from training.processes import Processes, spread, stop_asked
+from training.settings import MAY_CHANGE
 from training.text.whole_files import is_sealed, seal, whole
+
+log = logging.getLogger(__name__)
 
 Part = TypeVar("Part")
 Precision = Literal["bfloat16", "float16", "float32"]
@@ -97,9 +102,11 @@ class Run:
         schedule: Schedule,
         folder: Path,
         own: Processes,
-        settings: Mapping[str, Any],
+        source: Mapping[str, Any],
+        kept: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """`settings` say which run it is: all that its losses depend on, beside the schedule.
+        """`source` says what the run is made of, and `kept` has the settings that it keeps; a run
+        that was saved before one of these was kept takes it as it is now.
 
         Raises ConfigError if the run in the folder is another one, and names what differs.
         """
@@ -107,7 +114,8 @@ class Run:
         self._best: dict[str, Tensor] | None = None
         self._schedule, self._own = schedule, own
         self._saved = folder / "run.pt"
-        self._settings = {"config": msgspec.to_builtins(model.config), **settings}
+        self._kept = kept
+        self._source = {**source, "config": msgspec.to_builtins(model.config)}
         self._model = spread(model, own, schedule.shard)
         self._forward = torch.compile(self._model) if schedule.compile else self._model
         self._optimizer = torch.optim.AdamW(
@@ -187,6 +195,7 @@ class Run:
         step, own = len(self.losses.steps), self._own
         for group in self._optimizer.param_groups:
             group["lr"] = self._schedule.rate(step)
+            group["weight_decay"] = self._schedule.weight_decay  # an older run kept none
         losses = []
         for number, part in enumerate(parts, 1):
             self._sum_gradients(number == len(parts))
@@ -237,6 +246,8 @@ class Run:
     def _mean_over(self, targets: Tensor) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
         """Return the loss of micro-batches whose sum is the mean over all targets."""
         count = int((targets != IGNORED).sum())
+        if not count:
+            raise ConfigError("a batch has no token to learn: raise its size or n_ctx")
         return lambda part: self._loss(*part) / count
 
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -259,8 +270,8 @@ class Run:
             for name, tensor in cast(dict[str, Tensor], model).items():
                 if not bool(tensor.isfinite().all()):
                     self._check(math.nan, f"{name} after step {len(self.losses.steps)}")
-            run: dict[str, Any] = {"settings": self._settings, "model": model}
-            run["optimizer"] = optimizer
+            run: dict[str, Any] = {"settings": self._source, "kept": dict(self._kept)}
+            run |= {"model": model, "optimizer": optimizer}
             run |= {"scaler": self._scaler.state_dict(), "losses": msgspec.to_builtins(self.losses)}
             run["best"] = self._best
             with whole(self._saved) as partial:
@@ -285,12 +296,25 @@ class Run:
             raise ConfigError(
                 f"{self._saved} cannot be read: remove it or change output: {error}"
             ) from error
-        for name, value in self._settings.items():
-            if run["settings"].get(name) != value:
+        source, kept = run["settings"], run.get("kept")
+        if kept is None:
+            kept = {name: source[name] for name in source.keys() - self._source.keys()}
+        unknown = sorted(self._kept.keys() - kept.keys())
+        found = [(name, source.get(name), value) for name, value in self._source.items()]
+        found[-1:-1] = [(name, kept.get(name, value), value) for name, value in self._kept.items()]
+        for name, was, value in found:  # the config last, whose sizes settings name
+            if was != value:
                 raise ConfigError(
-                    f"{self._saved} is a run of another {name}, {run['settings'].get(name)!r:.200} "
-                    f"and not {value!r:.200}: remove it or change output"
+                    f"{self._saved} is a run of another {name}, {was!r:.200} and not "
+                    f"{value!r:.200}: remove it or change output; {MAY_CHANGE}"
                 )
+        if len(run["losses"]["steps"]) > self._schedule.steps:
+            raise ConfigError(
+                f"{self._saved} has {len(run['losses']['steps'])} updates: steps, which epochs set "
+                f"too, must be at least these, got {self._schedule.steps}"
+            )
+        if unknown and self._own.is_first:
+            log.warning("%s does not say its %s: now as given", self._saved, ", ".join(unknown))
         states.set_state_dict(
             self._model,
             self._optimizer,
@@ -298,7 +322,8 @@ class Run:
             optim_state_dict=run["optimizer"],
             options=_WHOLE,
         )
-        self._scaler.load_state_dict(run["scaler"])
+        if run["scaler"]:  # empty where products were of another precision than float16
+            self._scaler.load_state_dict(run["scaler"])
         self.losses = msgspec.convert(run["losses"], Losses)
         self._best = run.get("best")
 

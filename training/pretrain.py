@@ -24,7 +24,7 @@ from training.loss_files import write_losses
 from training.model import SRM
 from training.problems.drawn import examples
 from training.processes import processes
-from training.settings import check_numbers
+from training.settings import check_numbers, kept
 from training.text.documents import documents, files
 from training.text.packed_batches import PackedBatches
 from training.text.token_file import token_file
@@ -33,6 +33,7 @@ from training.text.tokenizer import (
     BEGIN_ID,
     END,
     END_ID,
+    MAX_VOCAB_SIZE,
     MIN_VOCAB_SIZE,
     train_tokenizer,
 )
@@ -150,9 +151,18 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         least = "steps batch_tokens micro_batches warmup_steps max_vocab_size evaluation_batches"
         check_numbers(self, dict.fromkeys(least.split(), 1))
+        if self.max_vocab_size > MAX_VOCAB_SIZE:
+            raise ValueError(
+                f"max_vocab_size must be at most {MAX_VOCAB_SIZE}, got {self.max_vocab_size}"
+            )
         if not 0 <= self.evaluation_share < 1:
             raise ValueError(f"evaluation_share must lie in [0, 1), got {self.evaluation_share}")
         self.model(MIN_VOCAB_SIZE)  # reports an invalid shape before any work
+
+    @property
+    def held_out(self) -> float:
+        """Part of the texts' tokens that is not trained on."""
+        return self.evaluation_share if self.texts and self.evaluate_every else 0.0
 
     def model(self, vocab_size: int) -> ModelConfig:
         """Return the model's configuration. Raises ValueError for an invalid shape."""
@@ -184,8 +194,8 @@ def pretrain(config: PretrainConfig) -> Losses:
             batches, evaluation, source = _batches(config, tokenizer)
         model = SRM(config.model(tokenizer.get_vocab_size()))
         schedule = build(Schedule, msgspec.structs.asdict(config))
-        settings = {name: getattr(config, name) for name in ("seed", "batch_tokens")}
-        run = Run(model, schedule, config.output, own, {**settings, "texts": source})
+        settings = kept(config) | {"evaluation_share": config.held_out}
+        run = Run(model, schedule, config.output, own, {"texts": source}, settings)
         run.train(batches, evaluation)
         weights = run.weights()
         if own.is_first:
@@ -205,7 +215,13 @@ def _tokenizer(config: PretrainConfig) -> Tokenizer:
                 f"tokenizer: {config.tokenizer} must have {BEGIN} as token {BEGIN_ID} and {END} as "
                 f"token {END_ID}, as `srm train tokenizer` makes it"
             )
-        write_whole(path, wanted.to_str(pretty=True).encode())
+        content = wanted.to_str(pretty=True).encode()
+        if (config.output / "run.pt").exists() and path.read_bytes() != content:
+            raise ConfigError(
+                f"tokenizer: {config.output} has a run of another one than {config.tokenizer}: "
+                "leave it out or change output"
+            )
+        write_whole(path, content)
     elif not path.exists():
         if config.texts:
             texts = documents(config.texts, config.suffix, config.text_member)
@@ -237,7 +253,7 @@ def _batches(
         END_ID,
     )
     rows = max(1, config.batch_tokens // config.n_ctx)
-    held_out = int(len(ids) * config.evaluation_share) if config.evaluate_every else 0
+    held_out = int(len(ids) * config.held_out)
     batches = PackedBatches(ids[: len(ids) - held_out], rows, config.n_ctx, config.seed)
     if not held_out:
         return batches, [], source

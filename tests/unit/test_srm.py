@@ -63,6 +63,10 @@ def test_the_usage_names_every_command(
     [
         (["nonsense"], "srm nonsense: there is no such command"),
         (["train", "pretrain", "--num-heads=3"], "num_heads = 3 must divide d_model = 256"),
+        (
+            ["train", "sft", "--threads=10000000000"],
+            "threads must be at most 4096, got 10000000000",
+        ),
         (["train", "pretrain", "--threads=-1"], "threads must be at least 0, got -1"),
         *(
             ([*command.split(), f"--seed={seed}"], f"seed must be 0 … 2**64 - 1, got {seed}")
@@ -70,6 +74,10 @@ def test_the_usage_names_every_command(
             for seed in (-1, 2**64)
         ),
         (["train", "pretrain", "--learning-rate=inf"], "learning_rate must be a finite number"),
+        (
+            ["train", "grpo", "--learning-rate=1e39"],
+            "learning_rate must be at most 1e+18, got 1e+39",
+        ),
         (["train", "sft", "--weight-decay=inf"], "weight_decay must be a finite number, got inf"),
         (["evaluate", "--temperature=nan"], "temperature must be a finite number, got nan"),
         (["evaluate", "--samples=0"], "samples must be at least 1, got 0"),

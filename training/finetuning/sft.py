@@ -32,7 +32,7 @@ from training.finetuning.examples import (
 from training.loop import Losses, Precision, Run, Schedule
 from training.loss_files import write_losses
 from training.processes import processes
-from training.settings import check_numbers
+from training.settings import check_numbers, kept
 
 log = logging.getLogger(__name__)
 
@@ -128,10 +128,9 @@ def sft(config: SFTConfig) -> Losses:
         if data.left_out and own.is_first:
             total = len(data.train) + len(data.evaluation) + data.left_out
             log.warning("%d of %d rows are left out: too many tokens", data.left_out, total)
-        settings = {"model": base.fingerprint}
-        settings |= {name: getattr(config, name) for name in ("seed", "batch_rows", "shots")}
-        settings["rows"] = digest(data.train, data.evaluation)
-        run = Run(load_model(config.model), _schedule(config, data), config.output, own, settings)
+        source = {"model": base.fingerprint, "rows": digest(data.train, data.evaluation)}
+        model, schedule = load_model(config.model), _schedule(config, data)
+        run = Run(model, schedule, config.output, own, source, kept(config))
         run.train(
             ExampleBatches(data.train, config.batch_rows, config.seed),
             in_order(data.evaluation, config.batch_rows),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -34,13 +34,8 @@ from training.loop import Run, Schedule
 from training.model import SRM
 from training.processes import processes, stop_asked
 from training.questions.rewards import load_reward
+from training.settings import kept
 from training.text.whole_files import write_whole
-
-_MAY_CHANGE = {
-    *("output", "train", "evaluation", "evaluate_every", "steps", "learning_rate", "warmup_share"),
-    *("save_every", "threads", "device", "gpu_memory", "model", "tensorboard"),
-}
-"""Settings that a run which goes on may have others of; model and questions are told by content."""
 
 
 class Trained(NamedTuple):
@@ -68,8 +63,9 @@ def grpo(config: GRPOConfig) -> Trained:
     with processes(config.device) as own, own.alone_in(config.output):
         if own.count > 1:
             raise ConfigError(f"srm train grpo runs in one process, got {own.count} of torchrun")
-        settings = _told(config) | {"model": base.fingerprint, "questions": asked.source}
-        run = Run(load_model(config.model), _schedule(config), config.output, own, settings)
+        source = {"model": base.fingerprint, "questions": asked.source}
+        model, schedule = load_model(config.model), _schedule(config)
+        run = Run(model, schedule, config.output, own, source, kept(config))
         reference = load_model(config.model) if config.kl_weight else None
         learner = Learner(
             run,
@@ -205,12 +201,6 @@ def _sampler(
         max_waiting=max(100_000, config.rollouts, config.evaluation_samples),
     )
     return engine_sampler(model, weights, engine, version, config.gpu_memory)
-
-
-def _told(config: GRPOConfig) -> dict[str, Any]:
-    """The settings that the weights of a run depend on."""
-    found: dict[str, Any] = msgspec.to_builtins(config, enc_hook=str)
-    return {name: value for name, value in found.items() if name not in _MAY_CHANGE}
 
 
 def _schedule(config: GRPOConfig) -> Schedule:

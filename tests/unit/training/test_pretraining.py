@@ -99,7 +99,7 @@ def test_training_learns_and_leaves_a_model_the_engine_loads(tmp_path: Path) -> 
     assert torch.equal(torch.from_numpy(weights.embedding), model.input_layer.weight)
     with pytest.raises(CheckpointError, match="cannot read"):
         load_model(tmp_path / "other")
-    with pytest.raises(ConfigError, match="another config"):
+    with pytest.raises(ConfigError, match="another d_model"):
         _run(tmp_path, steps=61, d_model=32)
     assert (DEMO_MODEL / "chat_template.jinja").read_text() == CHAT_TEMPLATE
 
@@ -190,7 +190,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_what_was_saved(tmp_path
     with pytest.raises(
         ConfigError, match=r"the loss of step \d+ is (nan|inf): lower learning_rate"
     ):
-        _run(tmp_path, steps=20, learning_rate=1e30, clip_norm=1e30)
+        _run(tmp_path, steps=20, learning_rate=1e18)
     assert (tmp_path / "run.pt").read_bytes() == saved
     config = msgspec.structs.replace(TINY, output=tmp_path, steps=5)
     msgspec.structs.force_setattr(config, "learning_rate", math.inf)  # refused of those who set it
