@@ -155,7 +155,7 @@ def test_the_paper_is_agreed_with_or_not() -> None:
     [
         (["finetuning", "--train=a.jsonl"], "train and evaluation must both have files"),
         (["finetuning", "--clip-norm=0"], "clip_norm must be above 0"),
-        (["finetuning", "--temperature=0"], "temperature must be above 0"),
+        (["finetuning", "--temperature=0"], "temperature must be 0.001"),
         (["grpo", "--evaluation=a.jsonl"], "train and evaluation must both have files"),
         (["grpo", "--rollouts=7"], "rollouts must each be at least 3 and divide sampled = 400"),
         (["grpo", "--rollouts=50,5"], "rollouts must be one or more that rise"),
