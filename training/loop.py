@@ -300,9 +300,9 @@ class Run:
         if kept is None:
             kept = {name: source[name] for name in source.keys() - self._source.keys()}
         unknown = sorted(self._kept.keys() - kept.keys())
-        found = [(name, source.get(name), value) for name, value in self._source.items()]
-        found[-1:-1] = [(name, kept.get(name, value), value) for name, value in self._kept.items()]
-        for name, was, value in found:  # the config last, whose sizes settings name
+        *made_of, config = ((name, source.get(name), now) for name, now in self._source.items())
+        settings = [(name, kept.get(name, now), now) for name, now in self._kept.items()]
+        for name, was, value in (*made_of, *settings, config):  # settings name the config's sizes
             if was != value:
                 raise ConfigError(
                     f"{self._saved} is a run of another {name}, {was!r:.200} and not "

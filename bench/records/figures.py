@@ -97,16 +97,17 @@ CARD: dict[str, Callable[[Path], list[str]]] = {
 
 RANDOM = "random d 512"
 MODELS = {"demo", RANDOM}
-"""Models that a record must have to be shown: one of a single model is no summary, but of ops."""
+"""A record is shown if it has these models; one of single operations needs only the second."""
 
 
 def is_whole(record: Record) -> bool:
     """Whether a record has all that its figures need."""
     if "models" in record:
         names = {model["name"] for model in record["models"]}
-        runs = [model.get("runs", [{}]) for model in record["models"]]
-        is_of_ops = all("ops" in run for of_model in runs for run in of_model)
-        return [{}] not in runs and names >= ({RANDOM} if is_of_ops else MODELS)
+        if not all("runs" in model for model in record["models"]):
+            return False
+        is_of_ops = all("ops" in run for model in record["models"] for run in model["runs"])
+        return names >= ({RANDOM} if is_of_ops else MODELS)
     if "results" in record:  # of peers: one that has others to compare with
         return len({result["engine"] for result in record["results"] if result["points"]}) > 3
     return "cases" in record or "losses" in record

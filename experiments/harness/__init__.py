@@ -1,1 +1,1 @@
-"""What the experiments share: settings, texts, models, cached results, training runs, records."""
+"""Modules that the experiments share: they train models, cache results and write records."""

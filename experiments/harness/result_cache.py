@@ -18,7 +18,7 @@ from engine.errors import UNDECODABLE, ConfigError
 from training.text.whole_files import write_whole
 
 Numbers = dict[str, Any]
-"""What one case has measured with one seed, as JSON."""
+"""The result of one case with one seed: names and values that JSON can hold."""
 
 
 class _File(msgspec.Struct):

@@ -26,7 +26,7 @@ from training.model import LanguageModel
 from training.processes import processes
 
 NOT_OF_A_RESULT = ("output", "results", "seeds")
-"""What a case measures does not depend on these settings."""
+"""A cached result is used whatever these settings are."""
 
 Results = dict[str, list[Numbers]]
 """Each case has a result with each seed."""

@@ -140,9 +140,7 @@ def test_the_newest_whole_record_is_shown_by_time_and_not_by_name(tmp_path: Path
 
 
 def test_one_model_alone_is_no_summary(tmp_path: Path) -> None:
-    runs = [{"dtype": "float32"}]
-    models: list[dict[str, Any]]
-    models = [{"name": name, "runs": runs} for name in ("demo", "random d 512")]
+    models: list[dict[str, Any]] = [{"name": name, "runs": []} for name in ("demo", "random d 512")]
     keep(tmp_path, "1-engine.json", {"date": "2026-01-01", "models": models})
     keep(tmp_path, "2-engine.json", {"date": "2026-01-02", "models": models[:1]})
     found = newest("engine", tmp_path)

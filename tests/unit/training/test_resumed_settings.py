@@ -21,7 +21,7 @@ from training.text.tokenizer import train_tokenizer
 from training.text.whole_files import seal
 
 ADDED = {"weight_decay", "clip_norm", "max_vocab_size", "evaluation_share"}
-"""Of the settings that are kept, some of those that older runs do not have."""
+"""Runs that earlier versions saved lack these settings."""
 
 
 @pytest.fixture
