@@ -41,6 +41,7 @@ from training.statistics.coverage import (
     pass_table,
     resampled_means,
     spaced,
+    standard_errors,
 )
 from training.statistics.power_law import PowerLaw, fit, fits
 from training.text.whole_files import write_whole
@@ -193,8 +194,7 @@ def powers(samples: int) -> list[int]:
 def gain(before: Floats, after: Floats) -> str:
     """Return the mean of the differences by question, and its standard error."""
     gains = after - before
-    error = gains.std(ddof=1) / np.sqrt(len(gains)) if len(gains) > 1 else 0.0
-    return f"{gains.mean():+.4f} ± {error:.4f}"
+    return f"{gains.mean():+.4f} ± {standard_errors(gains[:, None])[0]:.4f}"
 
 
 def tuned(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from itertools import islice
 from pathlib import Path
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer
 
 from engine.config import DEMO_MODEL, EngineConfig
 from engine.device.runner import ModelRunner
+from engine.errors import UNDECODABLE, ConfigError
 from engine.messages import Output, SamplingParams
 from engine.process.engine import Engine
 from engine.weights.checkpoint import load_checkpoint
@@ -19,7 +21,7 @@ from training.checkpoint import read_tokenizer
 from training.problems.drawn import problems
 from training.problems.problem import Problem, reward
 from training.settings import check_numbers
-from training.statistics.coverage import pass_at_k
+from training.statistics.coverage import Floats, Tally, pass_table, standard_errors
 
 COMPLETION_TOKENS = 96
 """Greater than the length of any solution."""
@@ -40,9 +42,23 @@ class EvaluateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the samples; the greedy completion has none."""
     seed: int = 0
     """Of the problems and of the sampling."""
+    against: Path | None = None
+    """Output of this command for another model, whose pass@k is subtracted, problem by problem."""
 
     def __post_init__(self) -> None:
         check_numbers(self, {"problems": 1, "samples": 1, "temperature": 0})
+
+
+class Gains(msgspec.Struct, frozen=True):
+    """pass@k less that of another model on the same problems."""
+
+    than: str
+    """The other model."""
+    fingerprint: str
+    pass_at: dict[str, float]
+    """The difference by k, mean over problems."""
+    pass_at_error: dict[str, float]
+    """Its standard error over problems."""
 
 
 class Evaluation(msgspec.Struct, frozen=True):
@@ -51,23 +67,37 @@ class Evaluation(msgspec.Struct, frozen=True):
     model: str
     fingerprint: str
     problems: int
+    digest: str
+    """Tells these problems from others."""
     samples: int
     temperature: float
     greedy: float
+    right: list[int]
+    """Right samples of each problem."""
     pass_at: dict[str, float]
-    """pass@k by k."""
+    """pass@k by k, mean over problems."""
+    pass_at_error: dict[str, float]
+    """Its standard error over problems."""
     pass_at_1_by_kind: dict[str, float]
     generated_tokens: int
     seconds: float
+    gains: Gains | None = None
+    """Compared with `against`."""
 
 
 def evaluate(config: EvaluateConfig) -> Evaluation:
-    """Sample every held-out problem `samples` times, and once greedily."""
+    """Sample every held-out problem `samples` times, and once greedily.
+
+    Raises ConfigError for a model that cannot be read, and if `against` has other problems or
+    fewer samples.
+    """
+    drawn = list(islice(problems("held-out", config.seed), config.problems))
+    digest = hashlib.sha256(msgspec.json.encode([one.prompt for one in drawn])).hexdigest()[:16]
+    other = None if config.against is None else _read(config.against, digest, config.samples)
     weights = load_checkpoint(config.model)
     tokenizer = read_tokenizer(config.model / "tokenizer.json")
     engine_config = EngineConfig(model=config.model)
     engine = Engine(weights.config, ModelRunner(weights, engine_config), engine_config)
-    drawn = list(islice(problems("held-out", config.seed), config.problems))
     prompts = [tokenizer.encode(problem.prompt).ids for problem in drawn]
 
     greedily = SamplingParams(max_tokens=COMPLETION_TOKENS, temperature=0.0)
@@ -81,22 +111,64 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     rates: dict[str, list[float]] = {}
     for problem, count in sorted(zip(drawn, right, strict=True), key=lambda one: one[0].kind):
         rates.setdefault(problem.kind, []).append(count / config.samples)
+    table = _table(config.samples, right, config.samples)
+    pass_at, pass_at_error = _by_k(table)
+    gains = None
+    if other is not None:
+        less = _by_k(table - _table(other.samples, other.right, config.samples))
+        gains = Gains(other.model, other.fingerprint, *less)
     return Evaluation(
         model=config.model.name,
         fingerprint=weights.fingerprint,
         problems=config.problems,
+        digest=digest,
         samples=config.samples,
         temperature=config.temperature,
         greedy=sum(count_right(tokenizer, drawn, greedy)) / len(drawn),
-        pass_at={
-            str(k): float(np.mean([pass_at_k(config.samples, c, k) for c in right]))
-            for k in KS
-            if k <= config.samples
-        },
+        right=right,
+        pass_at=pass_at,
+        pass_at_error=pass_at_error,
         pass_at_1_by_kind={kind: float(np.mean(found)) for kind, found in rates.items()},
         generated_tokens=sum(len(o.token_ids) // 4 for outputs in sampled for o in outputs),
         seconds=seconds,
+        gains=gains,
     )
+
+
+def _read(path: Path, digest: str, samples: int) -> Evaluation:
+    """Read what `srm evaluate` printed of the same problems."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Evaluation)
+    except OSError as error:
+        raise ConfigError(f"against: {path} cannot be read: {error.strerror}") from error
+    except UNDECODABLE as error:
+        raise ConfigError(f"against: {path} is no output of srm evaluate: {error}") from None
+    if found.digest != digest:
+        raise ConfigError(
+            f"against: {path} has {found.problems} problems {found.digest}, not those of problems "
+            f"and seed, which are {digest}"
+        )
+    if found.samples < samples:
+        raise ConfigError(
+            f"against: {path} must have at least {samples} samples of each problem, got "
+            f"{found.samples}"
+        )
+    if len(found.right) != found.problems or not all(0 <= n <= found.samples for n in found.right):
+        raise ConfigError(f"against: {path} must have the right samples of each problem")
+    return found
+
+
+def _table(samples: int, right: list[int], most: int) -> Floats:
+    """Return each problem's estimate of pass@k, for k up to `most`, [problems, ks]."""
+    ks = [k for k in KS if k <= most]
+    return pass_table([Tally(samples, count) for count in right], ks)
+
+
+def _by_k(table: Floats) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the mean of each column, and its standard error, by k."""
+    columns = table.mean(axis=0).tolist(), standard_errors(table).tolist()
+    means, errors = ({str(k): x for k, x in zip(KS, column, strict=False)} for column in columns)
+    return means, errors
 
 
 def count_right(

@@ -49,15 +49,25 @@ def _accuracy(folder: Path) -> list[str]:
     """Render the result of `srm evaluate`."""
     found: dict[str, Any] = msgspec.json.decode((folder / "evaluation.json").read_bytes())
     ks = [f"pass@{int(k):,}" for k in found["pass_at"]]
-    rates = [found["greedy"], *found["pass_at"].values()]
+    errors = found["pass_at_error"]
+    rates = [f"{rate:.3f} ± {errors[k]:.3f}" for k, rate in found["pass_at"].items()]
+    compared = []
+    if gains := found["gains"]:
+        more = (
+            f"{more:+.3f} ± {gains['pass_at_error'][k]:.3f}" for k, more in gains["pass_at"].items()
+        )
+        compared = [f"| more than {gains['than']} | {' | '.join(more)} |"]
     kinds = found["pass_at_1_by_kind"].items()
     return [
         f"{found['problems']:,} held-out problems, {found['samples']:,} samples each at "
-        f"temperature {found['temperature']:g}, by the weights {found['fingerprint']}.",
+        f"temperature {found['temperature']:g}, by the weights {found['fingerprint']}; greedy "
+        f"{found['greedy']:.3f}. ± is a standard error over problems, of a difference over the "
+        "differences of the same problems.",
         "",
-        f"| greedy | {' | '.join(ks)} |",
+        f"| | {' | '.join(ks)} |",
         "|---|" + "---|" * len(ks),
-        f"| {' | '.join(f'{rate:.3f}' for rate in rates)} |",
+        f"| {found['model']} | {' | '.join(rates)} |",
+        *compared,
         "",
         "| kind of problem | pass@1 |",
         "|---|---|",

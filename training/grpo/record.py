@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 
 from engine.errors import UNDECODABLE, ConfigError
-from training.statistics.coverage import Tally, pass_table
+from training.statistics.coverage import Tally, pass_table, standard_errors
 from training.text.whole_files import write_whole
 
 KS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192)
@@ -96,20 +96,17 @@ def evaluated(
     table = pass_table([Tally(samples, count) for count in right], ks)
     rates = table[:, 0]
     gains = rates - (rates if first is None else np.array(first.right) / first.samples)
+    rate_error, gain_error = standard_errors(np.stack([rates, gains], axis=1)).tolist()
     return Evaluation(
         step=step,
         weights_version=weights_version,
         samples=samples,
         right=right,
         pass_at={str(k): float(mean) for k, mean in zip(ks, table.mean(axis=0), strict=True)},
-        pass_at_1_error=_error(rates),
+        pass_at_1_error=rate_error,
         gain=float(gains.mean()),
-        gain_error=_error(gains),
+        gain_error=gain_error,
     )
-
-
-def _error(values: np.ndarray) -> float:
-    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def summary(updates: Sequence[Update]) -> Summary:

@@ -77,6 +77,14 @@ def _estimates(n: Ints, wrong: Ints, ks: Ints) -> Floats:
     return np.where(possible, -np.expm1(np.minimum(log_ratio, 0.0)), 1.0)
 
 
+def standard_errors(table: Floats) -> Floats:
+    """Return the standard error of each column's mean over problems; 0 of a single problem."""
+    if len(table) == 1:
+        return np.zeros(table.shape[1])
+    found: Floats = table.std(axis=0, ddof=1) / np.sqrt(len(table))
+    return found
+
+
 def spaced(largest: int) -> list[int]:
     """Return k from 1 to `largest`, ten of them in each power of ten, evenly on a log scale."""
     powers = range(math.floor(10 * math.log10(largest)) + 1)

@@ -1,0 +1,63 @@
+"""`srm evaluate` of the bundled model on a few problems, and against an earlier output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import srm
+from training.evaluate import EvaluateConfig, Evaluation, Gains, evaluate
+
+ARGS = ["evaluate", "--problems=3", "--samples=20"]
+
+
+@pytest.fixture(scope="module")
+def found() -> Evaluation:
+    return evaluate(EvaluateConfig(problems=3, samples=20))
+
+
+def test_an_evaluation_is_compared_with_another_problem_by_problem(
+    found: Evaluation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fewer = [max(n - 10, 0) for n in found.right]
+    other = msgspec.structs.replace(found, model="other", right=fewer)
+    (tmp_path / "other.json").write_bytes(msgspec.json.encode(other))
+    assert srm.main([*ARGS, f"--against={tmp_path}/other.json"]) == 0
+    again = msgspec.json.decode(capsys.readouterr().out, type=Evaluation)
+    assert again.right == found.right and any(found.right)
+    assert isinstance(again.gains, Gains) and again.gains.than == "other"
+    assert list(again.pass_at) == list(again.gains.pass_at_error) == ["1", "10"]
+    differences = [(a - b) / 20 for a, b in zip(found.right, fewer, strict=True)]
+    assert again.gains.pass_at["1"] == pytest.approx(sum(differences) / 3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"digest": "0"}, "not those of problems and seed"),
+        ({"samples": 19}, "must have at least 20 samples of each problem, got 19"),
+        ({"right": [21, 0, 0]}, "must have the right samples of each problem"),
+        ({"right": [0]}, "must have the right samples of each problem"),
+        ({"right": "?"}, "is no output of srm evaluate: Expected `array`"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    found: Evaluation,
+    changed: dict[str, object],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other = msgspec.to_builtins(found) | changed
+    (tmp_path / "other.json").write_bytes(msgspec.json.encode(other))
+    assert srm.main([*ARGS, f"--against={tmp_path}/other.json"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_missing_file_to_compare_with_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert srm.main([*ARGS, f"--against={tmp_path}/none.json"]) == 2
+    assert "none.json cannot be read: No such file" in capsys.readouterr().err
