@@ -98,7 +98,7 @@ SETTINGS = """
   most_weight micro_batch_tokens evaluation_questions evaluation_samples gpu_memory sampler
   d_model num_layers num_heads n_ctx max_vocab_size threads seeds learning_rates
   shortest forms most_seconds most_gib copied ids encoder_steps sampled further_rates
-  problems samples temperature
+  problems samples temperature against
   examples reward until match keep_texts
   demo_model random_widths dtypes repetitions seconds
   rows check
