@@ -65,7 +65,7 @@ def _command(argv: list[str]) -> int:
 
 
 def _is_first() -> bool:
-    """Whether this is the one of several processes that says what all have done."""
+    """Whether this process, of those of one run, is the one that prints the result."""
     return os.environ.get("RANK", "0") == "0"
 
 

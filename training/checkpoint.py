@@ -51,8 +51,8 @@ def load_model(folder: Path) -> SRM:
 
 
 def copy_text_files(model: Path, folder: Path) -> None:
-    """Copy tokenizer and chat template, as far as the model's folder has them, for a model that was
-    trained from it."""
+    """Copy the tokenizer and the chat template, if there are any, from a model's folder to that of
+    a model trained from it."""
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if (model / name).exists():
             write_whole(folder / name, (model / name).read_bytes())

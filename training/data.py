@@ -29,7 +29,7 @@ WHOLE_EVERY = 4
 SHORT = 128
 """Length of short rows, in tokens."""
 IGNORED = -100
-"""The target that cross-entropy skips."""
+"""Target of a token that the loss leaves out."""
 
 
 class ProblemBatches:
@@ -67,7 +67,7 @@ class ProblemBatches:
 class EpochBatches(Generic[Item]):
     """Batches of `size` items, each of which comes once an epoch, in an order drawn anew.
 
-    A batch may lie in two epochs, so all have as many items.
+    A batch may span two epochs, so that all batches have `size` items.
     """
 
     def __init__(self, items: Sequence[Item], size: int, seed: int) -> None:
@@ -86,7 +86,7 @@ class EpochBatches(Generic[Item]):
 
 
 def problem_kinds(steps: int) -> dict[str, Sequence[int]]:
-    """Return which of so many steps have which kind of batch."""
+    """Return the kinds of batches, each with those of the first `steps` steps that use it."""
     return {
         "answers in short rows": [step for step in range(steps) if (step + 1) % WHOLE_EVERY],
         "every token of whole contexts": range(WHOLE_EVERY - 1, steps, WHOLE_EVERY),

@@ -24,7 +24,7 @@ from training.settings import check_numbers
 from training.statistics.coverage import Floats, Tally, pass_table, standard_errors
 
 COMPLETION_TOKENS = 96
-"""Greater than the length of any solution."""
+"""Most tokens of a completion, more than any solution needs."""
 KS = (1, 10, 100, 1_000, 10_000)
 """The values of k for pass@k, up to the number of samples."""
 
@@ -37,28 +37,29 @@ class EvaluateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     problems: int = 200
     """Held-out problems to solve."""
     samples: int = 1_000
-    """Completions of each problem, besides the greedy one; the largest k of pass@k."""
+    """Sampled completions of each problem, besides the greedy one; the largest k of pass@k."""
     temperature: float = 1.0
-    """Of the samples; the greedy completion has none."""
+    """Sampling temperature; the greedy completion is taken without one."""
     seed: int = 0
-    """Of the problems and of the sampling."""
+    """Seed of the problems and of the sampling."""
     against: Path | None = None
-    """Output of this command for another model, whose pass@k is subtracted, problem by problem."""
+    """File with this command's output for another model, whose pass@k is subtracted problem by
+    problem."""
 
     def __post_init__(self) -> None:
         check_numbers(self, {"problems": 1, "samples": 1, "temperature": 0})
 
 
 class Gains(msgspec.Struct, frozen=True):
-    """pass@k less that of another model on the same problems."""
+    """Gain in pass@k over another model on the same problems."""
 
     than: str
     """The other model."""
     fingerprint: str
     pass_at: dict[str, float]
-    """The difference by k, mean over problems."""
+    """Difference in pass@k for each k, mean over problems."""
     pass_at_error: dict[str, float]
-    """Its standard error over problems."""
+    """Standard error over problems, for each k."""
 
 
 class Evaluation(msgspec.Struct, frozen=True):
@@ -68,21 +69,21 @@ class Evaluation(msgspec.Struct, frozen=True):
     fingerprint: str
     problems: int
     digest: str
-    """Tells these problems from others."""
+    """Hash that identifies these problems."""
     samples: int
     temperature: float
     greedy: float
     right: list[int]
-    """Right samples of each problem."""
+    """Number of right samples of each problem."""
     pass_at: dict[str, float]
-    """pass@k by k, mean over problems."""
+    """pass@k for each k, mean over problems."""
     pass_at_error: dict[str, float]
-    """Its standard error over problems."""
+    """Standard error over problems, for each k."""
     pass_at_1_by_kind: dict[str, float]
     generated_tokens: int
     seconds: float
     gains: Gains | None = None
-    """Compared with `against`."""
+    """Gain over the model of `against`; null without it."""
 
 
 def evaluate(config: EvaluateConfig) -> Evaluation:
@@ -136,7 +137,8 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
 
 
 def _read(path: Path, digest: str, samples: int) -> Evaluation:
-    """Read what `srm evaluate` printed of the same problems."""
+    """Read what `srm evaluate` printed for another model. Raises ConfigError if it cannot be read
+    or has other problems or fewer samples."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Evaluation)
     except OSError as error:

@@ -10,7 +10,7 @@ from engine.errors import ConfigError
 
 
 class Events(Protocol):
-    """The part of torch's SummaryWriter that is used."""
+    """The methods of torch's SummaryWriter that are used."""
 
     def add_scalar(self, name: str, value: float, step: int) -> None: ...
 
@@ -20,14 +20,14 @@ class Events(Protocol):
 def events_in(folder: Path, done: int) -> Events:
     """Return a writer to `folder/tensorboard` of a run that has made so many updates.
 
-    What an earlier process wrote of later ones is not shown, as they are made again. Raises
-    ConfigError without the package.
+    Events that an earlier process wrote for later updates are hidden, since those updates are made
+    again. Raises ConfigError without the package.
     """
     return cast(Events, _tensorboard().SummaryWriter(folder / "tensorboard", purge_step=done + 1))
 
 
 def check_events(wanted: bool) -> None:
-    """Raise ConfigError if events are wanted and the package is not there."""
+    """Raise ConfigError if events are wanted and TensorBoard is not installed."""
     if wanted:
         _tensorboard()
 

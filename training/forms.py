@@ -1,4 +1,4 @@
-"""The two forms of a unit: over whole sequences, and one token at a time.
+"""The two forms of a recurrent unit: over whole sequences, and one token at a time.
 
 A unit is a decaying sum with weights on its inputs and outputs,
 
@@ -24,7 +24,7 @@ CHUNK = 256
 
 @dataclass(frozen=True)
 class TorchMixerUnit:
-    """One unit: H = heads, n = n_ctx. A column unit has α_in = 1, a row unit α_out = 1."""
+    """A recurrent unit: H = heads, n = n_ctx. A column unit has α_in = 1, a row unit α_out = 1."""
 
     alpha_in: Tensor  # [H, n]
     alpha_out: Tensor  # [H, n]
@@ -46,7 +46,7 @@ class Form(Protocol):
 class Parallel:
     """Runs units over x [batch, length, H, e], from position 0 on.
 
-    One matrix spans `chunk` ≥ 2 tokens; what they sum up to is carried on to the next ones. So time
+    One matrix covers `chunk` ≥ 2 tokens; their decayed sum is carried into the next chunk, so time
     and memory are linear in length. With chunk = length it is the published form (paper eq. 1-4).
     """
 

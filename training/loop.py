@@ -43,7 +43,7 @@ _WHOLE = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
-    """Have the products of a block computed in `precision`."""
+    """Compute the matrix products within a `with` block in `precision`."""
     dtype = torch.bfloat16 if precision == "float32" else getattr(torch, precision)
     return torch.autocast(device.type, dtype, enabled=precision != "float32")
 
@@ -66,13 +66,13 @@ class Schedule(msgspec.Struct, frozen=True):
     decline: Literal["linear", "cosine"] = "linear"
     evaluate_every: int = 0
     keep_best: bool = False
-    """Whether the weights of least evaluation loss are the run's, and not the last ones."""
+    """Whether the run's result is the weights of least evaluation loss instead of the last ones."""
     micro_batches: int = 1
     precision: Precision = "bfloat16"
     compile: bool = False
     shard: bool = False
     tensorboard: bool = False
-    """Whether losses, learning rates and tokens per second are events for TensorBoard too."""
+    """Whether losses, learning rates and tokens per second are also written for TensorBoard."""
 
     def rate(self, step: int) -> float:
         """Return a step's learning rate: linear up over the warm-up, then down to zero."""
@@ -88,13 +88,13 @@ class Losses(msgspec.Struct):
     """Losses in nats per target."""
 
     steps: list[float]
-    """Of each step's batch, before its update."""
+    """Loss of each step's batch, before its update."""
     evaluations: list[tuple[int, float]]
-    """Number of updates, and the mean loss of the batches for evaluation after them."""
+    """Updates before each evaluation, and the mean loss that it found on the evaluation batches."""
 
 
 class Run:
-    """A training run in `folder`, that which is saved there included."""
+    """A training run in `folder`; a run saved there is resumed."""
 
     def __init__(
         self,
@@ -105,10 +105,10 @@ class Run:
         source: Mapping[str, Any],
         kept: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """`source` says what the run is made of, and `kept` has the settings that it keeps; a run
-        that was saved before one of these was kept takes it as it is now.
+        """`source` and `kept` identify the run: its data, and the settings that may not change. A
+        run saved by a version that did not store one of `kept` takes its current value.
 
-        Raises ConfigError if the run in the folder is another one, and names what differs.
+        Raises ConfigError if the folder has a different run, and names what differs.
         """
         self.losses = Losses([], [])
         self._best: dict[str, Tensor] | None = None
@@ -130,7 +130,7 @@ class Run:
             self._events = events_in(folder, len(self.losses.steps))
 
     def train(self, batches: TrainingBatches, evaluation: list[tuple[Tensor, Tensor]]) -> None:
-        """Make the steps that are left; losses are added as they come.
+        """Make the remaining steps; losses are appended as they come.
 
         The run is saved every `save_every` steps and at the end, and when a signal asks it to stop,
         which raises KeyboardInterrupt. Raises ConfigError if a loss is no number; what was saved
@@ -176,7 +176,7 @@ class Run:
         return total / count
 
     def _evaluated(self, done: int, found: float) -> None:
-        """Note an evaluation loss. Raises ConfigError if it is no number."""
+        """Append an evaluation loss. Raises ConfigError if it is not finite."""
         self._check(found, f"evaluation loss after step {done}")
         least = min((loss for _, loss in self.losses.evaluations), default=math.inf)
         self.losses.evaluations.append((done, found))
@@ -185,12 +185,12 @@ class Run:
             self._best = {name: value.clone() for name, value in self._last().items()}
 
     def update(self, parts: Sequence[Part], loss: Callable[[Part], Tensor]) -> float:
-        """Make the next step and note its loss, which is returned: the sum of `loss` over the parts
-        of all processes.
+        """Make the next step; append and return its loss, the sum of `loss` over the parts of all
+        processes.
 
-        `parts` are the micro-batches of this process, of which there is one at least; each is
-        computed, and what its backward pass needs freed, before the next one. Raises ConfigError if
-        the loss is no number.
+        `parts` are the micro-batches of this process, at least one. Each runs forward and backward
+        before the next, so only one's activations are in memory. Raises ConfigError if the loss is
+        not finite.
         """
         step, own = len(self.losses.steps), self._own
         for group in self._optimizer.param_groups:
@@ -226,7 +226,7 @@ class Run:
         return logits.float()
 
     def tell(self, name: str, value: float) -> None:
-        """Tell TensorBoard a value after the updates that were made, if it is told anything."""
+        """Write a value for TensorBoard at the current update, if that is on."""
         if self._events is not None:
             self._events.add_scalar(name, value, len(self.losses.steps))
 
@@ -244,27 +244,28 @@ class Run:
         return list(zip(*parts, strict=True))
 
     def _mean_over(self, targets: Tensor) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
-        """Return the loss of micro-batches whose sum is the mean over all targets."""
+        """Return the loss function of micro-batches; their losses add up to the mean over all
+        targets."""
         count = int((targets != IGNORED).sum())
         if not count:
             raise ConfigError("a batch has no token to learn: raise its size or n_ctx")
         return lambda part: self._loss(*part) / count
 
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the sum over the targets."""
+        """Return the sum of the losses of the targets."""
         flat = self.logits(inputs).flatten(0, 1)
         return F.cross_entropy(flat, targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
     def _sum_gradients(self, is_last: bool) -> None:
-        """Whether the next backward pass exchanges gradients with the other processes."""
+        """Set whether the next backward pass exchanges gradients with the other processes."""
         if isinstance(self._model, DistributedDataParallel):
             self._model.require_backward_grad_sync = is_last
         elif isinstance(self._model, FSDPModule):
             self._model.set_requires_gradient_sync(is_last)
 
     def save(self) -> None:
-        """Save the run as it is, for the next one in the folder to go on from; all processes have
-        to. Raises ConfigError for weights that are no numbers, which no loss has told yet."""
+        """Save the run, so that it can be resumed; all processes must call it. Raises ConfigError
+        for weights that are not finite, which the losses so far did not show."""
         model, optimizer = states.get_state_dict(self._model, self._optimizer, options=_WHOLE)
         if self._own.is_first:
             for name, tensor in cast(dict[str, Tensor], model).items():
@@ -328,9 +329,9 @@ class Run:
         self._best = run.get("best")
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the whole model's tensors on the host; all processes have to ask.
+        """Return the whole model's tensors on the host; all processes must call it.
 
-        They are those of least evaluation loss with `keep_best`, else the last ones.
+        With `keep_best` they are those of least evaluation loss, else the last ones.
         """
         return self._last() if self._best is None else self._best
 

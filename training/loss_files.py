@@ -18,8 +18,8 @@ def write_losses(
 ) -> None:
     """Write `losses.json`, `loss.svg` and, if there were any, `evaluation_losses.json`.
 
-    Losses are in nats per target. `kinds` names kinds of batches and the steps that had them; each
-    is a line of the plot, whose losses have a log scale.
+    Losses are in nats per target. `kinds` maps kinds of batches to the steps that used them; each
+    is a line of the plot, on a log scale.
     """
     write_whole(folder / "losses.json", msgspec.json.encode(losses.steps))
     steps = range(len(losses.steps))

@@ -1,4 +1,4 @@
-"""Token mixers in torch: every variant once, of the units that `forms.py` runs in two forms."""
+"""Token mixers in torch: every variant, built of the units that `forms.py` runs in two forms."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ class TokenMixer(nn.Module):
         return y
 
     def _alpha(self, row: int = 0, stage: str = "") -> Tensor:
-        """Return one row of α, [H, n]: heads with two units have two, a kernel k, others one."""
+        """Return one row of α, [H, n]. Heads with two units have two rows, kernels `kernel_size`,
+        others one."""
         weight = self._stacked(stage + "weight")
         return weight.reshape(self.config.num_heads, -1, self.config.n_ctx)[:, row]
 

@@ -21,9 +21,9 @@ class LanguageModel(nn.Module):
     """What the training loop trains: ids int64 [batch, length] -> logits [batch, length, vocab]."""
 
     config: msgspec.Struct
-    """Its sizes; a saved run is resumed by a model of the same ones only."""
+    """Sizes of the model; a saved run can only be resumed by a model of the same sizes."""
     mixer_blocks: nn.ModuleList
-    """The parts that several processes share out."""
+    """The blocks, which are divided among processes when training is sharded."""
 
 
 class Block(nn.Module):

@@ -81,72 +81,75 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm train pretrain`; the defaults are those of the bundled demo model."""
 
     output: Path = Path("runs/demo")
-    """Folder of the run and of the model; a run that is there goes on."""
+    """Folder of the run and of the model; an existing run is resumed."""
     texts: tuple[Path, ...] = ()
-    """Files and folders of text: .jsonl, .parquet, any other file is one text. Empty: generated
+    """Files and folders of text: .jsonl, .parquet; any other file is one text. Empty: generated
     word problems."""
     suffix: str = ""
     """End of the names of the files that are read in folders of `texts`; empty: all."""
     text_member: str = "text"
-    """Member of a .jsonl line, or column of a .parquet file, that has the text."""
+    """Name of the .jsonl member or .parquet column that has the text."""
     tokenizer: str = ""
-    """A tokenizer.json; empty: one is trained on the texts."""
+    """Path of a tokenizer.json; empty: a tokenizer is trained on the texts."""
     evaluation_share: float = 0.01
-    """Part of the texts' tokens, at their end, that is kept for evaluation."""
+    """Fraction of the texts' tokens, taken from the end, that is kept for evaluation."""
     evaluate_every: int = 200
-    """Updates between two evaluations on it; 0: none."""
+    """Updates between two evaluations on the held-out texts; 0: none."""
     evaluation_batches: int = 16
     """Most batches of one evaluation."""
     steps: int = 5_000
-    """Updates in all, those of a run that goes on included."""
+    """Total updates, including those that a resumed run has made."""
     batch_tokens: int = 4_096
-    """Tokens of one update, about, in all processes."""
+    """Approximate tokens of one update, all processes together."""
     micro_batches: int = 1
-    """Parts of a batch that are computed one after the other, where memory is short."""
+    """Parts into which a batch is split, computed one after the other to save memory."""
     learning_rate: float = 1.5e-3
     """Peak learning rate: reached after the warm-up, then falling to 0."""
     warmup_steps: int = 200
     """Updates over which the learning rate rises."""
     decline: Literal["linear", "cosine"] = "linear"
-    """How it falls."""
+    """How the learning rate falls after the warm-up."""
     weight_decay: float = 0.01
-    """Of AdamW."""
+    """Weight decay of the AdamW optimizer."""
     clip_norm: float = 1.0
-    """Largest norm of all gradients together; longer ones are shortened to it."""
+    """Largest norm of all gradients together; larger gradients are scaled down to it."""
     save_every: int = 100
     """Updates between two saves of the run."""
     precision: Precision = "bfloat16"
-    """Of the products in training; weights, sums and states stay float32."""
+    """Precision of the matrix products in training; weights, sums and states stay float32."""
     compile: bool = False
     """Whether `torch.compile` compiles the model first."""
     device: Literal["cpu", "gpu"] = "cpu"
-    """What trains."""
+    """Device that trains the model."""
     shard: bool = False
-    """Whether several processes share out weights and optimizer, instead of each having them."""
+    """Whether weights and optimizer state are divided among the processes (FSDP) instead of copied
+    to each."""
     tensorboard: bool = False
-    """Whether losses are written for TensorBoard too, into `tensorboard` of the folder."""
+    """Whether losses are also written for TensorBoard, into the folder `tensorboard` of
+    `output`."""
     seed: int = 0
-    """Of weights, problems and the order of texts."""
+    """Seed of the weights, the problems and the order of texts."""
     d_model: int = 256
     """Width of the model; num_heads must divide it."""
     num_layers: int = 8
-    """Blocks of the model."""
+    """Number of blocks of the model."""
     num_heads: int = 4
-    """Heads of a token mixer; some mixers need an even number."""
+    """Number of heads of a token mixer; some mixers need an even number."""
     n_ctx: int = 512
     """Context of the model, in tokens."""
     mixer: Mixer = "mixed"
     """Token mixer of the blocks."""
     use_projections: bool = True
-    """Whether heads are projected in and out."""
+    """Whether a linear projection stands before the heads of a token mixer, and another one behind
+    them."""
     decay: bool = True
-    """Whether states decay, each head at a rate that is learned."""
+    """Whether states decay, each head at a learned rate."""
     kernel_size: int = 1
-    """Neighbouring channels that mixer = kernel joins."""
+    """Number of neighbouring channels that mixer = kernel mixes."""
     max_vocab_size: int = 2_048
-    """Most entries of a tokenizer that is trained; every byte and two special tokens are in it."""
+    """Most entries of a trained tokenizer, which always has every byte and two special tokens."""
     threads: int = 0
-    """CPU threads; 0 is as many as torch chooses."""
+    """CPU threads; 0: torch chooses."""
 
     def __post_init__(self) -> None:
         least = "steps batch_tokens micro_batches warmup_steps max_vocab_size evaluation_batches"
@@ -161,7 +164,7 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def held_out(self) -> float:
-        """Part of the texts' tokens that is not trained on."""
+        """Fraction of the texts' tokens that is held out from training."""
         return self.evaluation_share if self.texts and self.evaluate_every else 0.0
 
     def model(self, vocab_size: int) -> ModelConfig:
@@ -206,7 +209,7 @@ def pretrain(config: PretrainConfig) -> Losses:
 
 
 def _tokenizer(config: PretrainConfig) -> Tokenizer:
-    """Return the run's own, which is the one that is asked for, or trained first."""
+    """Return the run's tokenizer; a new run takes the one asked for, or trains one."""
     path = config.output / "tokenizer.json"
     if config.tokenizer:
         wanted = read_tokenizer(Path(config.tokenizer))
@@ -237,7 +240,7 @@ def _tokenizer(config: PretrainConfig) -> Tokenizer:
 def _batches(
     config: PretrainConfig, tokenizer: Tokenizer
 ) -> tuple[TrainingBatches, list[tuple[Tensor, Tensor]], str]:
-    """Return batches to train on, those for evaluation, and what they are made of."""
+    """Return the batches for training, those for evaluation, and a description of their source."""
     if not config.texts:
         made = ProblemBatches(tokenizer, config.seed, config.batch_tokens, config.n_ctx)
         return made, [], "problems"

@@ -28,7 +28,7 @@ from training.model import LanguageModel
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those of the run."""
+    """This process and its rank among those of the run."""
 
     rank: int
     count: int
@@ -36,7 +36,7 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the one that says and writes what is of all."""
+        """Whether this process is the one that prints and writes for all."""
         return self.rank == 0
 
     def part(self, batch: Tensor) -> Tensor:
@@ -45,7 +45,8 @@ class Processes:
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
-        """Let the first process go ahead of the others, which find what it has written."""
+        """Let the first process run the block before the others, which then find what it has
+        written."""
         if self.count > 1 and not self.is_first:
             distributed.barrier()
         yield
@@ -81,8 +82,9 @@ class Processes:
 
 @contextmanager
 def stop_asked() -> Iterator[threading.Event]:
-    """Only note a first SIGTERM or SIGINT, for the run to be saved; a second one ends the process
-    as ever. Outside the main thread, which alone hears of signals, none is noted."""
+    """Yield an event that the first SIGTERM or SIGINT sets, so that the run can be saved; a second
+    signal ends the process as usual. Outside the main thread, which alone gets signals, it is
+    never set."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked
@@ -124,7 +126,7 @@ def processes(device: str) -> Iterator[Processes]:
 
 
 def spread(model: LanguageModel, own: Processes, shard: bool) -> nn.Module:
-    """Return the model as it is run by all processes together.
+    """Return the model wrapped so that all processes train it together.
 
     With `shard`, each holds a part of every block's weights, gradients and optimizer state.
     """

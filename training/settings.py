@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 MOST_SEED = 2**64 - 1
-"""torch takes no larger seed."""
+"""Largest seed that torch takes."""
 MOST_FLOAT = 1e18
-"""The product of two such numbers still is one of float32, in which the optimizer computes."""
+"""Largest number; the product of two of them still fits float32, in which the optimizer
+computes."""
 _MOST = {"threads": 4_096}
 _MAY_CHANGE = {
     *("steps", "epochs", "learning_rate", "warmup_steps", "warmup_share", "decline"),
@@ -23,7 +24,7 @@ MAY_CHANGE = (
     "only steps or epochs, learning_rate, its warm-up and decline, save_every, evaluate_every, "
     "tensorboard, precision, micro-batches and what it runs on may change"
 )
-"""The same for a reader of errors, but for the files, which are told by what is in them."""
+"""`_MAY_CHANGE` in words for error messages, without files, which are compared by content."""
 _LEAST = {"save_every": 1} | dict.fromkeys(
     "learning_rate weight_decay evaluate_every threads".split(), 0
 )
@@ -33,7 +34,7 @@ def check_numbers(config: msgspec.Struct, least: Mapping[str, float]) -> None:
     """Raise ValueError for a number that is not finite or below its least, and for a `seed` or a
     `clip_norm` that is out of range.
 
-    `least` is by name, and adds to what all commands have.
+    `least` gives lower bounds by name, besides those that all commands share.
     """
     bounds = {**_LEAST, **least}
     for name in config.__struct_fields__:
@@ -53,6 +54,6 @@ def check_numbers(config: msgspec.Struct, least: Mapping[str, float]) -> None:
 
 
 def kept(config: msgspec.Struct) -> dict[str, Any]:
-    """Return the settings that a run keeps from its beginning to its end."""
+    """Return the settings that may not change when a run is resumed."""
     found: dict[str, Any] = msgspec.to_builtins(config, enc_hook=str)
     return {name: value for name, value in found.items() if name not in _MAY_CHANGE}

@@ -17,15 +17,15 @@ from torch.nn import functional as F
 from training.model import LanguageModel
 
 CHUNK = 64
-"""Tokens that one matrix spans."""
+"""Tokens covered by one lower-triangular matrix."""
 EXPANSION = 2
 """Inner channels for each channel of the model."""
 TAPS = 4
 """Tokens that the convolution before the scan sees."""
 STEP_RANGE = (1e-3, 1e-1)
-"""Of the time steps at the start, drawn evenly on a log scale; decay rates lie in 1 … 16."""
+"""Range of the initial time steps, drawn evenly on a log scale; decay rates lie in 1 … 16."""
 INITIAL_DEVIATION = 0.02
-"""Of the embedding and the output layer at the start."""
+"""Standard deviation of the initial embedding and output layer."""
 
 
 class Mamba2Shape(msgspec.Struct, frozen=True):
@@ -120,7 +120,7 @@ class Mamba2Mixer(nn.Module):
 
 
 class Mamba2Block(nn.Module):
-    """x + mix(norm(x)): the mixer has channels and tokens in one."""
+    """x + mix(norm(x)); the mixer mixes channels and tokens at once."""
 
     def __init__(self, shape: Mamba2Shape) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from training.model import LanguageModel
 ROTATION_BASE = 10_000.0
 """The longest period of a rotation, in units of 2π tokens."""
 INITIAL_DEVIATION = 0.02
-"""Of every matrix at the start."""
+"""Standard deviation of every initial matrix."""
 
 
 class TransformerShape(msgspec.Struct, frozen=True):

@@ -1,1 +1,1 @@
-"""`srm train sft`: rows of prompts and completions, and the training on completions alone."""
+"""`srm train sft`: reads rows of prompts and completions, and trains on the completions alone."""

@@ -1,4 +1,4 @@
-"""Rows of files as the texts that a model reads, each marked as trained on or not.
+"""Turns rows of files into pieces of text, each marked as trained on or not.
 
 Of a row of `prompt` and `completion`, or of `question` and `answer`, the second is trained on and
 the end token behind it. Of a row of `messages` every turn of the assistant is: what the model's
@@ -23,11 +23,11 @@ FORMS: tuple[tuple[str, ...], ...] = (
     ("prompt", "completion"),
     ("question", "answer"),
 )
-"""Members of a row that say of which form it is."""
+"""Names of the members that identify each form of row."""
 
 
 class Piece(NamedTuple):
-    """A part of a row that is made tokens of by itself."""
+    """A part of a row that is tokenized by itself."""
 
     text: str
     is_target: bool
@@ -38,11 +38,11 @@ class Told(NamedTuple):
 
     pieces: tuple[Piece, ...]
     is_chat: bool
-    """Whether a template has written all of it, special tokens too."""
+    """Whether the chat template wrote the text, special tokens included."""
 
 
 class Chats:
-    """The chat template of a model folder, which need not have one until a chat is to be read."""
+    """The chat template of a model folder; it may be missing as long as no chat is read."""
 
     def __init__(self, folder: Path, special_tokens: Mapping[str, str]) -> None:
         """Raises ConfigError for a template that is invalid."""
@@ -54,7 +54,7 @@ class Chats:
             raise ConfigError(f"model: the chat template of {folder} is not one: {error}") from None
 
     def pieces(self, row: Row) -> tuple[Piece, ...]:
-        """Return the chat in pieces. Raises ConfigError for one that cannot be trained on."""
+        """Return a chat as pieces. Raises ConfigError if it cannot be trained on."""
         if row.get("tools"):
             raise ConfigError("tools must be absent: no tool is shown to the model")
         try:

@@ -1,4 +1,4 @@
-"""Rows as token ids, those that are trained on marked, and batches of them.
+"""Encodes rows as token ids, marks those that are trained on, and makes batches.
 
 Batch i is a function of (examples, seed, i) alone, so a run resumes exactly where it stopped and
 several processes agree on it without a word.
@@ -22,11 +22,11 @@ from training.data import IGNORED, EpochBatches
 from training.finetuning.conversations import Piece, Told
 
 BETWEEN = "\n\n"
-"""Between an example before a prompt and what follows, as lm-eval has it."""
+"""Text between two examples, and between the last one and the prompt, as in lm-eval."""
 
 
 class Example(NamedTuple):
-    """One row: ids int32 [length], and which of them are trained on, bool [length]."""
+    """One row: token ids int32 [length], and bool [length] that marks the ones trained on."""
 
     ids: npt.NDArray[np.int32]
     is_target: npt.NDArray[np.bool_]
@@ -35,7 +35,7 @@ class Example(NamedTuple):
 def with_shots(
     told: Sequence[Told], others: Sequence[Told], shots: int, seed: int, setting: str
 ) -> list[Told]:
-    """Put `shots` of the others before each prompt, drawn with the seed, never the row itself.
+    """Put `shots` other rows, drawn with the seed, before each prompt; never the row itself.
 
     Raises ConfigError where there are too few others, and for chats.
     """
@@ -60,8 +60,9 @@ def with_shots(
 def encode(told: Sequence[Told], text: Text) -> list[Example]:
     """Return the rows as token ids.
 
-    Each piece is made tokens of by itself, as the server does with prompts: one that is not a
-    chat's gets what the tokenizer adds, such as a begin token. A row ends with the end token.
+    Each piece is tokenized by itself, as the server does with prompts. The first piece of a row
+    that is no chat gets what the tokenizer adds, such as a begin token. A row ends with the end
+    token.
     """
     first = [row.pieces[0].text for row in told if not row.is_chat]
     others = [piece.text for row in told for piece in row.pieces[not row.is_chat :]]
@@ -81,7 +82,7 @@ def encode(told: Sequence[Told], text: Text) -> list[Example]:
 
 
 def fitting(examples: Sequence[Example], most: int, setting: str) -> list[Example]:
-    """Return those of at most so many tokens. Raises ConfigError if there are none."""
+    """Return the examples of at most `most` tokens. Raises ConfigError if there are none."""
     found = [one for one in examples if len(one.ids) <= most]
     if not found:
         least = min(len(one.ids) for one in examples)
@@ -93,7 +94,7 @@ def fitting(examples: Sequence[Example], most: int, setting: str) -> list[Exampl
 
 
 def digest(*parts: Sequence[Example]) -> str:
-    """Return a SHA-256 of all that the examples are."""
+    """Return the SHA-256 of all token ids and marks."""
     found = hashlib.sha256()
     for examples in parts:
         found.update(len(examples).to_bytes(8, "little"))
@@ -103,7 +104,8 @@ def digest(*parts: Sequence[Example]) -> str:
 
 
 def padded(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets, int64 [rows, length]; targets are IGNORED but where trained on."""
+    """Return inputs and targets, int64 [rows, length]; targets that are not trained on are
+    IGNORED."""
     ids = [torch.from_numpy(one.ids.astype(np.int64)) for one in examples]
     inputs = pad_sequence([row[:-1] for row in ids], batch_first=True)
     targets = [
@@ -114,8 +116,8 @@ def padded(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
 
 
 def in_order(examples: Sequence[Example], rows: int) -> list[tuple[Tensor, Tensor]]:
-    """Return all examples in batches of so many rows; the last one is filled with rows that have
-    no target, for each process to have as many."""
+    """Return all examples in batches of `rows`. The last batch is filled up with rows without
+    targets, so that every process has equally many."""
     batches = []
     for begin in range(0, len(examples), rows):
         some = examples[begin : begin + rows]

@@ -1,4 +1,4 @@
-"""`srm train sft`: trains a model on the completions of rows, and on nothing of their prompts."""
+"""`srm train sft`: trains a model on the completions of rows; prompts have no loss."""
 
 from __future__ import annotations
 
@@ -41,50 +41,54 @@ class SFTConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm train sft`; the defaults are the paper's recipe for GSM8K."""
 
     model: Path = DEMO_MODEL
-    """Folder with config.json, model.safetensors and tokenizer.json; what training begins with."""
+    """Folder of the model that training begins with: config.json, model.safetensors,
+    tokenizer.json."""
     output: Path = Path("runs/sft")
-    """Folder of the run and of the new model; a run that is there goes on."""
+    """Folder of the run and of the new model; an existing run is resumed."""
     train: tuple[Path, ...] = ()
-    """Files .jsonl and .parquet, whose rows have messages, prompt and completion, or question and
+    """Files .jsonl and .parquet whose rows have messages, prompt and completion, or question and
     answer."""
     evaluation: tuple[Path, ...] = ()
-    """Such files for evaluation; empty: rows of `train` are held back."""
+    """Files like those of `train` for evaluation; empty: rows of `train` are held back."""
     evaluation_share: float = 0.05
-    """Part of the rows of `train` that is held back where `evaluation` is empty."""
+    """Fraction of the rows of `train` that is held back for evaluation where `evaluation` is
+    empty."""
     evaluate_every: int = 0
-    """Updates between two evaluations; 0: those of an epoch."""
+    """Updates between two evaluations; 0: one evaluation an epoch."""
     shots: int = 0
-    """Other rows of `train`, drawn with the seed, that stand before each prompt."""
+    """Number of other rows of `train`, drawn with the seed, put before each prompt as examples."""
     max_length: int = 0
-    """Most tokens of a row, which is left out if it has more; 0: the model's context."""
+    """Most tokens of a row; longer rows are left out. 0: the model's context."""
     epochs: int = 4
-    """How often each row is trained on."""
+    """Number of times that each row is trained on."""
     batch_rows: int = 16
-    """Rows of one update, in all processes."""
+    """Rows of one update, all processes together."""
     micro_batches: int = 1
-    """Parts of a batch that are computed one after the other, where memory is short."""
+    """Parts into which a batch is split, computed one after the other to save memory."""
     learning_rate: float = 1e-4
     """Peak learning rate: reached after the warm-up, then falling to 0 along a cosine."""
     warmup_share: float = 0.1
-    """Part of the updates over which the learning rate rises."""
+    """Fraction of the updates over which the learning rate rises."""
     weight_decay: float = 0.1
-    """Of AdamW."""
+    """Weight decay of the AdamW optimizer."""
     clip_norm: float = 0.1
-    """Largest norm of all gradients together; longer ones are shortened to it."""
+    """Largest norm of all gradients together; larger gradients are scaled down to it."""
     save_every: int = 100
     """Updates between two saves of the run."""
     precision: Precision = "bfloat16"
-    """Of the products in training; weights, sums and states stay float32."""
+    """Precision of the matrix products in training; weights, sums and states stay float32."""
     device: Literal["cpu", "gpu"] = "cpu"
-    """What trains."""
+    """Device that trains the model."""
     shard: bool = False
-    """Whether several processes share out weights and optimizer, instead of each having them."""
+    """Whether weights and optimizer state are divided among the processes (FSDP) instead of copied
+    to each."""
     tensorboard: bool = False
-    """Whether losses are written for TensorBoard too, into `tensorboard` of the folder."""
+    """Whether losses are also written for TensorBoard, into the folder `tensorboard` of
+    `output`."""
     seed: int = 0
-    """Of the order of rows, of those held back and of shots."""
+    """Seed of the order of rows, the choice of rows held back and the choice of shots."""
     threads: int = 0
-    """CPU threads; 0 is as many as torch chooses."""
+    """CPU threads; 0: torch chooses."""
 
     def __post_init__(self) -> None:
         least = dict.fromkeys(("epochs", "batch_rows", "micro_batches"), 1)
@@ -101,7 +105,7 @@ class Data(NamedTuple):
     train: list[Example]
     evaluation: list[Example]
     left_out: int
-    """Rows that are too long."""
+    """Number of rows left out because they are too long."""
 
 
 def sft(config: SFTConfig) -> Losses:
@@ -156,7 +160,7 @@ def _schedule(config: SFTConfig, data: Data) -> Schedule:
 
 
 def prepared(config: SFTConfig, text: Text) -> Data:
-    """Read the rows and make tokens of them. Raises ConfigError, which names the place."""
+    """Read and tokenize the rows. Raises ConfigError for rows that cannot be used."""
     n_ctx = text.model.n_ctx
     if config.max_length > n_ctx:
         raise ConfigError(
@@ -181,7 +185,7 @@ def prepared(config: SFTConfig, text: Text) -> Data:
 
 
 def _held_back(told: Sequence[Told], config: SFTConfig) -> tuple[list[Told], list[Told]]:
-    """Return the rows to train on and the others, both in their order."""
+    """Return the rows to train on and the rows held back, both in file order."""
     count = max(1, round(config.evaluation_share * len(told)))
     if count >= len(told):
         raise ConfigError(

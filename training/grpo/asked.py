@@ -1,4 +1,4 @@
-"""The questions of a run: those of each update, and those it is evaluated on, as token ids."""
+"""The questions of a run as token ids: those of each update, and those for evaluation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class QuestionBatches(Protocol):
-    """The questions of an update, by the number of updates before it."""
+    """The questions of each update; the index is the number of updates before it."""
 
     def __getitem__(self, index: int) -> list[Asked]: ...
 
@@ -52,11 +52,11 @@ class Questions(msgspec.Struct, frozen=True):
     train: QuestionBatches
     evaluation: list[Asked]
     source: str
-    """Tells them from others."""
+    """Hash that identifies the questions."""
 
 
 def questions(config: GRPOConfig, model: ModelConfig, tokenizer: Tokenizer) -> Questions:
-    """Return what the settings ask for. Raises ConfigError for files that are none or too few.
+    """Return the questions of the settings. Raises ConfigError for bad files and too few questions.
 
     Questions that leave less than `max_tokens` of the context to their completions are left out.
     """

@@ -1,4 +1,4 @@
-"""The half that asks: a run's questions, their rollouts and rewards, and which are learned from.
+"""Has questions completed and rewarded, and chooses the rollouts to learn from.
 
 Knows no learner.
 """
@@ -33,7 +33,7 @@ class Batch:
     rollouts: list[list[Rollout]]
     rewards: Floats  # f64[questions, rollouts]
     seconds: float
-    """What it took to make it."""
+    """Seconds taken to sample, decode and reward the rollouts."""
 
     @property
     def weights_version(self) -> int:
@@ -42,23 +42,23 @@ class Batch:
 
     @property
     def mixed(self) -> float:
-        """Share of questions with good and other rollouts."""
+        """Fraction of the questions that have both good and bad rollouts."""
         good = (self.rewards >= GOOD).mean(axis=1)
         return float(((good > 0) & (good < 1)).mean())
 
     @property
     def ended(self) -> float:
-        """Share of rollouts that a token ended."""
+        """Fraction of the rollouts that ended with a token, not at the length limit."""
         return float(np.mean([one.is_ended for own in self.rollouts for one in own]))
 
     @property
     def tokens(self) -> int:
-        """Tokens that were sampled."""
+        """Number of sampled tokens."""
         return sum(len(one.token_ids) for own in self.rollouts for one in own)
 
 
 class Asking:
-    """A run's questions, who completes them, and the reward."""
+    """A run's questions, the sampler that completes them, and the reward function."""
 
     def __init__(
         self,
@@ -72,8 +72,8 @@ class Asking:
         self._reward, self._sampler = reward, sampler
 
     def batch(self, index: int) -> Batch:
-        """Return the rollouts of the update that has `index` before it. Raises ConfigError if the
-        reward fails."""
+        """Return the rewarded rollouts of the update that `index` updates precede. Raises
+        ConfigError if the reward function fails."""
         started = time.monotonic()
         asked = self._asked.train[index]
         rollouts, rewards = self._rewarded(asked, self._config.rollouts, _SAMPLING, index)
@@ -88,11 +88,11 @@ class Asking:
 
     @property
     def can_evaluate(self) -> bool:
-        """Whether there is anything to evaluate on."""
+        """Whether there are questions for evaluation."""
         return bool(self._asked.evaluation)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Go on with these weights, after the next update."""
+        """Have the sampler use these weights from now on."""
         self._sampler.load(weights)
 
     def _rewarded(
@@ -116,7 +116,7 @@ class Asking:
 
 
 def rows_of(batch: Batch, config: GRPOConfig, index: int) -> list[Row]:
-    """Choose the rollouts to learn from, by the random stream of the update."""
+    """Choose the rollouts to learn from; `index` is the number of updates before."""
     rules = Resampling(config.group_size, config.pool, config.in_order)
     random = np.random.default_rng(_seeds(config, _CHOICE, index))
     rewards = batch.rewards.ravel()

@@ -39,7 +39,7 @@ from training.text.whole_files import write_whole
 
 
 class Trained(NamedTuple):
-    """What a run has written down."""
+    """The records of a run."""
 
     evaluations: list[Evaluation]
     summary: Summary
@@ -188,7 +188,7 @@ def _sampler(
     version: int,
     device: torch.device,
 ) -> Sampler:
-    """Start what samples, with these weights, number `version`."""
+    """Start the sampler with these weights, which are version `version`."""
     if config.sampler == "torch":
         copy = SRM(model)
         copy.load_state_dict(weights)

@@ -13,88 +13,92 @@ from training.loop import Precision
 from training.settings import check_numbers
 
 LEAST_TEMPERATURE = 1e-3
-"""Logits divided by less overflow."""
+"""Least sampling temperature; dividing logits by less overflows."""
 
 
 class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm train grpo`; the defaults are the paper's recipe for GSM8K."""
 
     model: Path = DEMO_MODEL
-    """Folder with config.json, model.safetensors and tokenizer.json; what training begins with, and
-    the reference."""
+    """Folder of the model that training begins with, which is also the reference: config.json,
+    model.safetensors, tokenizer.json."""
     output: Path = Path("runs/grpo")
-    """Folder of the run and of the new model; a run that is there goes on."""
+    """Folder of the run and of the new model; an existing run is resumed."""
     train: tuple[Path, ...] = ()
     """Files of JSON lines with question and answer; empty: generated word problems."""
     evaluation: tuple[Path, ...] = ()
-    """Such files for evaluation; empty: held-out word problems, or none where `train` has files."""
+    """Files like those of `train` for evaluation; empty: held-out word problems, or no evaluation
+    where `train` has files."""
     reward: str = "training.questions.rewards:gsm8k_strict"
-    """`module:function` or `file.py:function` of completion and question; 1 or more is good."""
+    """Reward function of completion and question, as `module:function` or `file.py:function`; a
+    reward of 1 or more is good."""
     steps: int = 200
-    """Updates in all, those of a run that goes on included; each has rollouts of its own."""
+    """Total updates, including those that a resumed run has made; each has rollouts of its own."""
     questions: int = 8
     """Questions of one update."""
     rollouts: int = 50
-    """Completions that are sampled of each question."""
+    """Completions sampled for each question."""
     group_size: int = 16
     """Rollouts of each question that are learned from, up to half of them good; 0: all."""
     pool: bool = False
-    """Whether the group is one of all questions together, as in the published code."""
+    """Whether all questions' rollouts form one group, as in the published code."""
     in_order: bool = False
-    """Whether a group has the first rollouts, as in the published code, and not random ones."""
+    """Whether a group takes the first rollouts, as in the published code, instead of random
+    ones."""
     temperature: float = 0.7
-    """Of the sampling, and of the log-probabilities that are learned."""
+    """Temperature of the sampling and of the log-probabilities that are learned."""
     top_p: float = 0.9
-    """Of the sampling."""
+    """Top-p of the sampling."""
     max_tokens: int = 256
     """Longest completion in tokens."""
     kl_weight: float = 0.04
-    """How much the distance from the reference counts (β); 0: no reference."""
+    """Weight of the KL divergence from the reference (β); 0: no reference."""
     ahead: bool = False
-    """Whether the rollouts of the next update are sampled during this one, by weights that are one
+    """Whether the next update's rollouts are sampled during the current update, by weights one
     update older."""
     correction: Literal["auto", "none", "truncate", "clip"] = "auto"
-    """What makes up for rollouts of other weights: nothing, truncated importance weights of tokens,
-    or PPO's clipped ones. auto: `truncate` with `ahead`, else none."""
+    """Correction for rollouts sampled by older weights: none, truncated importance weights of
+    tokens, or PPO's clipped weights. auto: `truncate` with `ahead`, else `none`."""
     clip_range: float = 0.2
-    """Of `correction` = clip: how far a token's weight may be from 1."""
+    """With `correction` = clip, how far a token's importance weight may be from 1."""
     most_weight: float = 2.0
-    """Most weight of a token whose probability has grown since it was sampled."""
+    """Largest importance weight of a token whose probability has grown since it was sampled."""
     learning_rate: float = 2e-5
     """Peak learning rate: reached after the warm-up, then falling to 0 along a cosine."""
     warmup_share: float = 0.1
-    """Part of the updates over which the learning rate rises."""
+    """Fraction of the updates over which the learning rate rises."""
     weight_decay: float = 0.1
-    """Of AdamW."""
+    """Weight decay of the AdamW optimizer."""
     clip_norm: float = 0.1
-    """Largest norm of all gradients together; longer ones are shortened to it."""
+    """Largest norm of all gradients together; larger gradients are scaled down to it."""
     micro_batch_tokens: int = 8_192
-    """Most tokens that are computed at once, padding included, which bounds memory; of a row that
-    is longer, those of one row."""
+    """Most tokens computed at once, padding included, which bounds memory; a longer row is computed
+    alone."""
     evaluate_every: int = 50
     """Updates between two evaluations; 0: none."""
     evaluation_questions: int = 100
-    """The first so many questions are evaluated on; 0: all of `evaluation`."""
+    """Number of questions to evaluate on, the first ones; 0: all of `evaluation`."""
     evaluation_samples: int = 64
-    """Completions of each of them, sampled as rollouts are."""
+    """Completions of each evaluation question, sampled like rollouts."""
     save_every: int = 50
     """Updates between two saves of the run."""
     precision: Precision = "bfloat16"
-    """Of the products in training; weights, sums and states stay float32."""
+    """Precision of the matrix products in training; weights, sums and states stay float32."""
     sampler: Literal["engine", "torch"] = "engine"
-    """What samples; `torch` is there to measure the engine against."""
+    """Sampler of the rollouts; `torch` is a plain one to measure the engine against."""
     dtype: Literal["auto", "float32", "bfloat16", "float8"] = "auto"
-    """Of the engine that samples, as `srm serve` has it."""
+    """Dtype of the engine that samples, as in `srm serve`."""
     device: Literal["cpu", "gpu"] = "cpu"
-    """What trains and samples."""
+    """Device that trains and samples."""
     gpu_memory: float = 0.3
-    """Share of a GPU's free memory that the engine reserves; training has the rest."""
+    """Fraction of a GPU's free memory that the engine reserves; the rest is for training."""
     tensorboard: bool = False
-    """Whether rewards are written for TensorBoard too, into `tensorboard` of the folder."""
+    """Whether rewards are also written for TensorBoard, into the folder `tensorboard` of
+    `output`."""
     seed: int = 0
-    """Of questions, sampling and choice."""
+    """Seed of the questions, of the sampling and of the choice of rollouts."""
     threads: int = 0
-    """CPU threads of training; 0 is as many as torch chooses."""
+    """CPU threads for training; 0: torch chooses."""
 
     def __post_init__(self) -> None:
         least = "steps questions max_tokens micro_batch_tokens evaluation_samples most_weight"

@@ -1,4 +1,4 @@
-"""The half that learns: updates a model from rewarded rows. Knows no sampler and no questions."""
+"""Updates a model from rewarded rows. Knows no sampler and no questions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from training.model import LanguageModel
 
 
 class Learner:
-    """A run, and the reference that its policy is kept near."""
+    """A training run, and the reference model that its policy is kept near."""
 
     def __init__(
         self,
@@ -32,18 +32,19 @@ class Learner:
         precision: Precision,
         micro_batch_tokens: int,
     ) -> None:
-        """`reference` is needed unless `rules.kl_weight` is 0; it is moved to the device. Of
-        `micro_batch_tokens`, padding included, are the parts that are computed one by one."""
+        """`reference` is needed unless `rules.kl_weight` is 0; it is moved to the device. Parts of
+        at most `micro_batch_tokens` tokens, padding included, are computed one by one."""
         self._run, self._rules = run, rules
         self._reference = None if reference is None else reference.to(device)
         self._device, self._precision = device, precision
         self._micro_batch_tokens = micro_batch_tokens
 
     def learn(self, rows: Sequence[Row]) -> Sums:
-        """Make one update of the mean over all rows; rows of about a length are computed together.
+        """Make one update on the mean loss over all rows; rows of similar length are computed
+        together.
 
-        Without a reference, rows of no advantage are in the mean, but are not computed. Raises
-        ConfigError if the loss is no number.
+        Without a reference, rows with advantage 0 count in the mean but are not computed. Raises
+        ConfigError if the loss is not finite.
         """
         count, sums = len(rows), Sums()
         if self._reference is None:
@@ -72,7 +73,7 @@ class Learner:
 
 
 def _parts(rows: Sequence[Row], tokens: int) -> list[list[Row]]:
-    """Put rows of about a length together, of so many tokens at most with what pads them."""
+    """Group rows of similar length into parts of at most `tokens` tokens, padding included."""
     parts: list[list[Row]] = [[]]
     for row in sorted(rows, key=lambda row: len(row.prompt) + len(row.completion)):
         length = len(row.prompt) + len(row.completion) - 1  # the longest of its part

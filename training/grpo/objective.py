@@ -31,9 +31,9 @@ class Objective(msgspec.Struct, frozen=True):
     """Parameters of the objective."""
 
     temperature: float
-    """Logits are divided by it, as when the rows were sampled."""
+    """Temperature that the rows were sampled with; logits are divided by it."""
     kl_weight: float
-    """β; 0 needs no reference."""
+    """Weight of the KL term (β); 0: no reference is needed."""
     correction: Correction
     """`none`: w is 1, and its gradient that of lp: for rows that these weights have sampled.
     `truncate`: w is exp(lp - old) as a constant, at most `most_weight`, times the same.
@@ -45,7 +45,7 @@ class Objective(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """What is learned from one rollout."""
+    """One rollout to learn from."""
 
     prompt: Sequence[int]
     completion: I32  # i32[tokens], at least one
@@ -96,11 +96,12 @@ class Sums(msgspec.Struct):
 
     tokens: int = 0
     kl: float = 0.0
-    """Of k3, in nats; 0 without a reference."""
+    """Sum of k3 in nats; 0 without a reference."""
     gap: float = 0.0
-    """Of abs(lp - old), in nats: how far the policy is from what the sampler says of it."""
+    """Sum of abs(lp - old) in nats: how far the trainer's log-probabilities are from the
+    sampler's."""
     limited: int = 0
-    """Tokens whose weight `correction` has truncated or clipped."""
+    """Number of tokens whose weight `correction` truncated or clipped."""
 
     def add(self, other: Sums) -> None:
         """Add the sums over other rows."""

@@ -1,4 +1,4 @@
-"""What a run writes down: a line for each update and each evaluation, and a picture of both."""
+"""The records of a run: a line for each update and each evaluation, and a plot of both."""
 
 from __future__ import annotations
 
@@ -20,40 +20,42 @@ KS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192)
 
 
 class Dated(msgspec.Struct, frozen=True):
-    """What has its place in a run."""
+    """A record with its place in the run."""
 
     step: int
-    """Updates made until then, that of an Update included."""
+    """Number of updates made so far; an Update counts itself."""
 
 
 class Update(Dated, frozen=True):
     """One update; times in seconds."""
 
     weights_version: int
-    """That of its rollouts. In turn it is `step`, the weights before the update."""
+    """Version of the weights that sampled the rollouts. Without `ahead` it is `step`: the weights
+    before this update."""
     reward: float
-    """Mean over all rollouts."""
+    """Mean reward of all rollouts."""
     mixed: float
-    """Share of questions with good and other rollouts."""
+    """Fraction of the questions that have both good and bad rollouts."""
     ended: float
-    """Share of rollouts that a token ended, and not their length."""
+    """Fraction of the rollouts that ended with a token, not at the length limit."""
     loss: float
     kl: float | None
-    """Mean over the tokens that were learned from, of k3, in nats; None without a reference."""
+    """Mean k3 (estimated KL divergence from the reference) of the tokens learned from, in nats;
+    None without a reference."""
     gap: float
-    """Mean over the tokens that were learned from, of the difference between the log-probabilities
-    of trainer and sampler, in nats."""
+    """Mean absolute difference between the log-probabilities of trainer and sampler over the tokens
+    learned from, in nats."""
     limited: float
-    """Share of these tokens whose weight was truncated or clipped."""
+    """Fraction of the tokens learned from whose importance weight was truncated or clipped."""
     learned_tokens: int
     rollout_tokens: int
     rollout_s: float
-    """Spent to sample, decode and reward the rollouts."""
+    """Seconds to sample, decode and reward the rollouts."""
     waited_s: float
-    """Of it, while nothing else was done."""
+    """The part of `rollout_s` in which the trainer waited."""
     learn_s: float
     load_s: float
-    """Spent to hand the weights before this update over to the sampler."""
+    """Seconds to hand the weights to the sampler before this update."""
 
 
 class Evaluation(Dated, frozen=True):
@@ -61,17 +63,17 @@ class Evaluation(Dated, frozen=True):
 
     weights_version: int
     samples: int
-    """Of each question."""
+    """Samples of each question."""
     right: list[int]
-    """How many of each question's were."""
+    """Number of right samples of each question."""
     pass_at: dict[str, float]
-    """pass@k by k, without bias, mean over questions."""
+    """Unbiased estimate of pass@k for each k, mean over questions."""
     pass_at_1_error: float
     """Standard error of pass@1 over questions."""
     gain: float
-    """pass@1 less that of the first evaluation."""
+    """Difference between this pass@1 and that of the first evaluation."""
     gain_error: float
-    """Standard error of `gain`, by the differences of the same questions."""
+    """Standard error of `gain`, from the differences question by question."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -79,19 +81,21 @@ class Summary(msgspec.Struct, frozen=True):
 
     updates: int
     rollout_tokens_per_s: float
-    """While sampling."""
+    """Sampled tokens per second of sampling."""
     learned_tokens_per_s: float
-    """While learning: tokens of completions, whose prompts are computed too."""
+    """Completion tokens per second of learning; their prompts are computed too but not counted."""
     waiting_share: float
-    """Of the time of waiting, learning and handing over, that of waiting for rollouts."""
+    """Waiting for rollouts as a fraction of the time spent waiting, learning and handing over
+    weights."""
     overlap_share: float
-    """Of the time that sampling took, that in which the trainer worked too."""
+    """Fraction of the sampling time in which the trainer worked too."""
 
 
 def evaluated(
     step: int, weights_version: int, samples: int, right: list[int], first: Evaluation | None
 ) -> Evaluation:
-    """Make the record of an evaluation; `first` is that of the run, None if this is it."""
+    """Make the record of an evaluation; `first` is the run's first one, None if this is the
+    first."""
     ks = [k for k in KS if k <= samples]
     table = pass_table([Tally(samples, count) for count in right], ks)
     rates = table[:, 0]
@@ -110,7 +114,7 @@ def evaluated(
 
 
 def summary(updates: Sequence[Update]) -> Summary:
-    """Return the run's rates; there is one update at least."""
+    """Return the run's rates; at least one update is needed."""
     rollout, waited, learn, load = (
         sum(getattr(one, name) for one in updates)
         for name in ("rollout_s", "waited_s", "learn_s", "load_s")
@@ -128,10 +132,11 @@ Line = TypeVar("Line", bound=Dated)
 
 
 class Lines(list[Line]):
-    """Lines of a file of JSON lines, which is written as they come."""
+    """A list kept in a file of JSON lines, which is rewritten at each `add`."""
 
     def __init__(self, path: Path, kind: type[Line], most: int) -> None:
-        """Read those of at most `most` updates; others, of a run that was cut off, are dropped.
+        """Read the lines of the first `most` updates; later lines, of a run that was cut off, are
+        dropped.
 
         Raises ConfigError if the file is damaged.
         """
@@ -144,7 +149,7 @@ class Lines(list[Line]):
         self[:] = [line for line in self if line.step <= most]
 
     def add(self, line: Line) -> None:
-        """Append a line, in the file too."""
+        """Append a line, also to the file."""
         self.append(line)
         write_whole(self._path, b"".join(msgspec.json.encode(one) + b"\n" for one in self))
 

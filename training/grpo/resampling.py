@@ -1,4 +1,4 @@
-"""Which rollouts are learned from, and how much better each is than the others of its group.
+"""Chooses the rollouts to learn from, and computes their advantages within each group.
 
 Balanced resampling: of many rollouts of a question, few are kept, and up to half of these are good,
 however rare good ones are. Knows no tokens and no model.
@@ -16,24 +16,24 @@ Ints = NDArray[np.int64]
 GOOD = 1.0
 """A rollout is good whose reward is at least this."""
 _STEADY = 1e-4
-"""Added to the standard deviation of rewards, which is 0 where all are equal."""
+"""Added to the standard deviation of rewards, so that it is not 0."""
 
 
 class Resampling(msgspec.Struct, frozen=True):
-    """How rollouts are chosen. Published code has both `pool` and `in_order`."""
+    """Rules for choosing rollouts. The published code uses both `pool` and `in_order`."""
 
     group_size: int
-    """Rollouts that are kept of each question, or of all with `pool`; 0: all of each question."""
+    """Rollouts kept of each question, or of all questions together with `pool`; 0: all."""
     pool: bool = False
     """Whether all questions' rollouts are one group."""
     in_order: bool = False
-    """Whether the first ones are kept, and not ones drawn at random."""
+    """Whether the first rollouts are kept instead of random ones."""
 
 
 def chosen(rewards: Floats, rules: Resampling, random: np.random.Generator) -> list[Ints]:
     """Return the groups to learn from, as indices into the flat f64[questions, rollouts].
 
-    No rollout is in a group twice. Needs as many rollouts as a group has.
+    No rollout is in a group twice. Needs at least as many rollouts as a group has.
     """
     flat = rewards.ravel()
     groups = np.arange(flat.size).reshape(1 if rules.pool else len(rewards), -1)
@@ -55,8 +55,8 @@ def _balanced(is_good: NDArray[np.bool_], size: int, random: np.random.Generator
 
 
 def advantages(rewards: Floats) -> Floats:
-    """Return (r - mean) / (standard deviation + 1e-4) of a group of two or more, without bias; 0
-    where all rewards are equal."""
+    """Return (r - mean) / (unbiased standard deviation + 1e-4) for a group of two or more; 0 where
+    all rewards are equal."""
     away = rewards - rewards.mean()
     if np.ptp(rewards) == 0:
         return np.zeros_like(away)

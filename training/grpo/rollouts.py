@@ -1,4 +1,5 @@
-"""Rollouts: completions of prompts with their log-probabilities, and who samples them.
+"""Rollouts, which are completions of prompts with their log-probabilities, and the samplers that
+make them.
 
 A learner needs of a sampler what `Sampler` has and nothing else, so that a server or another engine
 can stand there. Knows no text and no rewards.
@@ -31,7 +32,7 @@ class Rollout:
     token_ids: I32  # i32[tokens], with the token that ended it
     logprobs: F32  # f32[tokens], after temperature and before top_p
     is_ended: bool
-    """Whether a token ended it, and not its length."""
+    """Whether a token ended it, not the length limit."""
     weights_version: int
     """Number of the weights that sampled it; the start weights have 1, and each update adds 1."""
 
@@ -47,23 +48,24 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Sampler(Protocol):
-    """Completes prompts with weights that it is given from time to time."""
+    """Completes prompts; its weights are replaced from time to time."""
 
     def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Rollout]]:
-        """Return `sampling.n` rollouts of each prompt: a function of weights and arguments.
+        """Return `sampling.n` rollouts of each prompt, determined by weights and arguments alone.
 
-        Equal prompts have different ones.
+        Equal prompts get different rollouts.
         """
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on with these weights, of the next version; nothing is being sampled."""
+        """Use these weights from now on, as the next version. Called only while nothing is being
+        sampled."""
 
     def close(self) -> None:
         """Free what it holds."""
 
 
 class EngineSampler:
-    """Samples with our engine, in this process; weights go over in memory."""
+    """Samples with our engine in this process; weights are passed in memory."""
 
     def __init__(self, engine: Engine, close: Callable[[], None]) -> None:
         """Take an engine that has no other work; `close` frees it."""
@@ -94,8 +96,8 @@ def engine_sampler(
 ) -> EngineSampler:
     """Start an engine on these weights, which are number `version`.
 
-    On a GPU it reserves the share `gpu_memory` of the free memory, unless the environment says
-    otherwise; what trains has the rest.
+    On a GPU it reserves the fraction `gpu_memory` of the free memory, unless the environment says
+    otherwise; the rest is for training.
     """
     variable, _ = GPU_MEMORY
     if config.device == "gpu":

@@ -18,7 +18,7 @@ from training.model import SRM
 
 
 class TorchSampler:
-    """A copy of the model that feeds a token at a time."""
+    """Samples from a copy of the model, one token at a time."""
 
     def __init__(
         self, model: SRM, device: torch.device, precision: Precision, weights_version: int
@@ -79,7 +79,8 @@ class TorchSampler:
 
 
 def _drawn(logprobs: Tensor, top_p: float, random: torch.Generator) -> Tensor:
-    """Draw a token of each row [rows, V], of the fewest likeliest ones that reach `top_p`."""
+    """Draw a token for each row [rows, V] among the fewest likeliest tokens whose probabilities
+    reach `top_p`."""
     ordered, tokens = logprobs.exp().sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered
     kept = ordered.masked_fill(before >= top_p, 0.0)

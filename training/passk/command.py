@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
 async def _sampled(
     config: PassKConfig, problems: list[Problem]
 ) -> tuple[dict[str, Any], list[Answer]]:
-    """Return what the journal is of, and all answers."""
+    """Return the journal's description of the run, and all answers."""
     reward = load_reward(config.reward)
     for problem in problems:  # a reward that fails, or an answer that it cannot read
         rewarded(reward, problem.question.answer, problem.question)

@@ -8,58 +8,59 @@ from pathlib import Path
 import msgspec
 
 MOST = 1_000_000
-"""Samples of a problem, and choices of a request."""
+"""Most samples of a problem, and most choices of a request."""
 ON_SRM, ELSEWHERE = 10_000, 100
-"""Choices of a request where `n` is 0: of an SRM server that draws all, and else."""
+"""Choices of a request where `n` is 0: of an SRM server that draws all samples, and otherwise."""
 
 
 class PassKConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm evaluate passk`."""
 
     url: str = "http://127.0.0.1:8000"
-    """Where the server is; with or without /v1 at its end."""
+    """Server's address, with or without /v1 at its end."""
     served_model_name: str = ""
-    """The `model` of every request. Empty: the first that /v1/models names."""
+    """Name sent as `model` in every request; empty: the first model of /v1/models."""
     api_key_env: str = "OPENAI_API_KEY"
-    """The environment variable that holds the key to send, if it is set."""
+    """Environment variable with the API key to send; no key is sent where it is not set."""
     output: Path = Path("runs/passk")
-    """Folder of the journal and of the results; a run that is there goes on."""
+    """Folder of the journal and of the results; an existing run is resumed."""
     input: Path | None = None
-    """A file .jsonl or .parquet with `question` and `answer`. None: held-out word problems."""
+    """File .jsonl or .parquet with `question` and `answer`; None: held-out word problems."""
     problems: int = 50
-    """The first so many of them; 0: all of the file."""
+    """Number of problems, the first ones; 0: all of the file."""
     examples: Path | None = None
-    """A file like `input` whose first `shots` rows go before every question. None: word problems
-    of the training split, where `input` is none either."""
+    """File like `input` whose first `shots` rows are put before every question; None: word problems
+    of the training split, only where `input` is None too."""
     shots: int = 0
-    """Solved examples before every question."""
+    """Number of solved examples before every question."""
     reward: str = "training.questions.rewards:gsm8k_strict"
-    """`module:function` or `file.py:function` of completion and question; 1 or more is right."""
+    """Reward function of completion and question, as `module:function` or `file.py:function`; a
+    reward of 1 or more is right."""
     samples: int = 1_000
     """Completions of each problem; the largest k."""
     until: int = 0
-    """Right completions after which no more of a problem are drawn. 0: all are drawn."""
+    """Number of right completions of a problem after which no more are drawn; 0: all are drawn."""
     match: str = ""
-    """A regular expression of right completions, `{answer}` standing for the number after ####, by
-    which an SRM server itself ends the drawing. Only with `until`."""
+    """Regular expression of right completions, by which an SRM server itself stops drawing;
+    `{answer}` stands for the number after ####. Only with `until`."""
     n: int = 0
-    """Choices of one request. 0: 10,000 of an SRM server where `until` is 0, else 100."""
+    """Choices of one request; 0: 10,000 of an SRM server where `until` is 0, else 100."""
     concurrency: int = 4
     """Requests under way at any time."""
     max_tokens: int = 256
     """Longest completion in tokens."""
     temperature: float = 1.0
-    """Sent as it is."""
+    """Sampling temperature sent with every request."""
     top_p: float = 1.0
-    """Sent as it is."""
+    """Top-p sent with every request."""
     stop: tuple[str, ...] = ("Question:",)
     """Texts that end a completion."""
     seed: int = 0
-    """Of word problems, of every request's own seed and of resampling."""
+    """Seed of the word problems, of every request's own seed and of resampling."""
     timeout_s: float = 3_600.0
-    """Seconds in which a request must be answered, its repetitions included."""
+    """Seconds within which a request must be answered, retries included."""
     keep_texts: bool = False
-    """Whether the journal keeps the different texts of each reply, with counts and rewards."""
+    """Whether the journal keeps each reply's distinct texts, with counts and rewards."""
 
     def __post_init__(self) -> None:
         most: dict[str, tuple[float, float]] = {

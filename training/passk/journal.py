@@ -1,4 +1,5 @@
-"""The journal of a run: what it is of, and a line for each reply, so that a killed run goes on.
+"""The journal of a run: its description, and a line for each reply, so that a killed run can be
+resumed.
 
 A line is a checksum and JSON. Each is on the disk before the next request of its problem is sent. A
 last line that is damaged was being written, and is dropped; its samples are drawn again.
@@ -18,45 +19,45 @@ from engine.errors import UNDECODABLE, ConfigError
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What came of one request."""
+    """The result of one request."""
 
     problem: int
     """Index of the problem, from 0."""
     part: int
     """Index of the request among those of its problem, from 0."""
     drawn: int
-    """Samples that estimates are made of: those behind the last right one that was wanted are not
-    among them."""
+    """Number of samples that estimates use; samples after the last right one that was wanted are
+    not counted."""
     right: int
     sampled: int
-    """Samples whose tokens are counted."""
+    """Number of samples whose tokens `completion_tokens` counts."""
     completion_tokens: int
     prompt_tokens: int
     texts_scored: int
-    """Different texts."""
+    """Number of distinct texts that were scored."""
     session: int
-    """Which start of the command it came in, from 0."""
+    """Index of the session (start of the command) that it came in, from 0."""
     session_s: float
     """Seconds from the first request of that session to this reply."""
     is_enough: bool = False
-    """Whether drawing ended with the last sample of these, because `until` are right."""
+    """Whether drawing ended with these samples, because `until` are right."""
     fingerprint: str | None = None
-    """Of the server's weights, if it says so."""
+    """Fingerprint of the server's weights, if the reply has one."""
     texts: list[tuple[str, int, float]] = []
-    """With `keep_texts`: text, count and reward."""
+    """Text, count and reward of each distinct text; empty without `keep_texts`."""
 
 
 class Journal:
     """The open journal of a run; closed by `with`."""
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
-        """Open the journal at `path`, or begin one; `about` says in JSON what the samples are of.
+        """Open the journal at `path`, or begin one; `about` describes the run as JSON.
 
-        Raises ConfigError if it is another run's, is damaged, or is being written.
+        Raises ConfigError if it is a different run's, is damaged, or another process is writing it.
         """
         self.path = path
         self.answers: dict[tuple[int, int], Answer] = {}
-        """By problem and part."""
+        """Answers by problem and part."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b")

@@ -1,4 +1,4 @@
-"""The picture of coverage: against samples, with its power law, and against tokens."""
+"""Plots coverage against samples, with its power law, and against tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ except ImportError:
 
 
 def draw(results: Results, path: Path) -> None:
-    """Write the picture as SVG, the same for the same results."""
+    """Write the plot as SVG; equal results give equal bytes."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     against_samples, against_tokens = figure.subplots(1, 2, sharey=True)
     points = results.points

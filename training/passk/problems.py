@@ -1,4 +1,4 @@
-"""The problems of a run: prompts, and the questions that rewards are given. Knows no server."""
+"""The problems of a run: prompts, and the questions that reward functions get. Knows no server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def read_problems(config: PassKConfig) -> list[Problem]:
-    """Return the problems that the settings ask for. Raises ConfigError, also for too few."""
+    """Return the problems that the settings ask for. Raises ConfigError for unreadable files and
+    for too few problems."""
     examples = _first("shots", config.shots, config.examples, "train", config.seed)
     before = "".join(f"{one.prompt()} {one.answer.strip()}\n\n" for one in examples)
     questions = _first("problems", config.problems, config.input, "held-out", config.seed)
@@ -30,7 +31,7 @@ def read_problems(config: PassKConfig) -> list[Problem]:
 
 
 def digest(found: list[Problem]) -> str:
-    """Return what tells these problems from others."""
+    """Return a hash that identifies these problems."""
     return hashlib.sha256(msgspec.json.encode(found)).hexdigest()[:16]
 
 

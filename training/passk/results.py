@@ -24,7 +24,7 @@ from training.statistics.coverage import (
 from training.statistics.power_law import PowerLaw, fit, fits
 
 RESAMPLED = 1_000
-"""How often problems, and samples, are drawn again for the intervals."""
+"""Number of bootstrap resamples for the intervals."""
 
 
 class Solved(msgspec.Struct, frozen=True):
@@ -46,30 +46,32 @@ class Point(msgspec.Struct, frozen=True):
     k: int
     coverage: float
     over_problems: Interval | None
-    """If problems were drawn again, and samples with them; None of a single problem."""
+    """Interval if problems, and their samples, were drawn again; None where there is one
+    problem."""
     over_samples: Interval
-    """If the samples of these problems were drawn again."""
+    """Interval if the samples of the same problems were drawn again."""
     completion_tokens: float
-    """Of k samples of a problem, on average."""
+    """Mean number of completion tokens in k samples of a problem."""
 
 
 class Law(msgspec.Struct, frozen=True):
-    """The power law c(k) = exp(a k^b) of the curve."""
+    """The power law c(k) = exp(a k^b) fitted to the coverage."""
 
     a: float
     b: float
     a_interval: Interval | None
     b_interval: Interval | None
-    """Over problems, as those of points; None of a single problem."""
+    """Interval of b if problems were drawn again; None where there is one problem."""
     largest_error: float
-    """Of the law, at any point."""
+    """Largest difference between law and coverage at any point."""
     resampled: int
     without_law: int
-    """Of so many resampled curves; these are the same at every k, and left out of the intervals."""
+    """Number of resampled curves without a law, being constant in k; they are left out of the
+    intervals."""
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """What the run took."""
+    """Totals of the run."""
 
     requests: int
     sampled: int
@@ -77,7 +79,7 @@ class Totals(msgspec.Struct, frozen=True):
     prompt_tokens: int
     texts_scored: int
     sampling_s: float
-    """Of all sessions, from their first request to their last reply."""
+    """Seconds from first request to last reply, summed over sessions."""
     tokens_per_s: float
     sessions: int
 
@@ -86,11 +88,11 @@ class Results(msgspec.Struct, frozen=True):
     """All that is computed of a run."""
 
     fingerprints: list[str]
-    """Of the server's weights, as replies say; none if it does not."""
+    """Fingerprints of the server's weights that replies gave; empty if they gave none."""
     totals: Totals
     points: list[Point]
     power_law: Law | None
-    """None of fewer than three k, and where the coverage is the same at all of them."""
+    """None for fewer than three values of k, and where the coverage is the same at all of them."""
     problems: list[Solved]
 
 

@@ -24,16 +24,17 @@ from training.questions.questions import Question
 from training.questions.rewards import Reward, rewarded
 
 Texts = list[tuple[str, int]]
-"""Texts and how often each came; in the order of the samples, where they are not counted."""
+"""Texts with their counts; if the server does not count, each has count 1, in the order of the
+samples."""
 
 
 def choices_of(config: PassKConfig, is_srm: bool) -> int:
-    """Return the choices of a request."""
+    """Return the number of choices to ask for in a request."""
     return min(config.samples, config.n or (ON_SRM if is_srm and not config.until else ELSEWHERE))
 
 
 class Sampling:
-    """One session of drawing: from what the journal has to all samples of all problems."""
+    """One session of sampling: draws all samples that the journal does not have yet."""
 
     def __init__(
         self,
@@ -55,14 +56,14 @@ class Sampling:
         self._scoring = asyncio.Lock()
         self._right = [0] * len(problems)
         self._left = [self._parts] * len(problems)
-        """Requests of each problem that are still to be answered."""
+        """Number of requests of each problem still to be answered."""
         self._fingerprints: set[str | None] = set()
         self._tokens = 0
         for answer in journal.answers.values():
             self._count(answer)
 
     async def run(self) -> None:
-        """Draw what is missing. Raises SRMError; what has come until then is in the journal."""
+        """Draw the missing samples. Raises SRMError; replies received before are in the journal."""
         chains = list(self._chains())
         coming = iter(chains)
 
@@ -132,7 +133,7 @@ class Sampling:
         return {"return": "counts", "until": {"match": pattern, "count": wanted}}
 
     def _check(self, reply: Reply, count: int, is_counted: bool) -> None:
-        """Raise ConfigError for a reply that is not what was asked for."""
+        """Raise ConfigError for a reply that does not fit the request."""
         if is_counted:
             got = [one.drawn for one in reply.samples]
             if len(got) != 1 or sum(one.count for one in reply.samples[0].counts) != got[0]:
@@ -152,8 +153,8 @@ class Sampling:
             )
 
     def _scored(self, problem: int, part: int, reply: Reply, wanted: int) -> Answer:
-        """Score each different text once. With `wanted`, samples behind so many right ones are
-        left out."""
+        """Score each distinct text once. With `wanted`, samples after that many right ones are left
+        out."""
         counted = reply.samples[0] if reply.samples else None
         texts: Texts
         if counted is not None:
@@ -203,7 +204,8 @@ class Sampling:
 
 
 def _seed(seed: int, problem: int, first: int) -> int:
-    """Return the seed of a request whose first sample is the problem's `first`; 31 bits.
+    """Return the seed, of 31 bits, of a request whose first sample has index `first` in its
+    problem.
 
     Seeds of a problem are as far apart as samples, since some servers, vLLM among them, give choice
     i of a request the seed + i, and would draw the same samples again for neighbouring seeds.

@@ -1,4 +1,4 @@
-"""CompletionsServer: POST /v1/completions of any OpenAI-style server, asked until it answers.
+"""CompletionsServer: calls POST /v1/completions of any OpenAI-style server, with retries.
 
 Knows no problems and no rewards.
 """
@@ -19,7 +19,7 @@ from engine.errors import UNDECODABLE, ConfigError, SRMError
 
 _LONGEST_PAUSE_S = 30.0
 _SHOWN = 300
-"""Characters of a refusal that an error quotes."""
+"""Number of characters of a server's error reply that an error message quotes."""
 
 
 class _Choice(msgspec.Struct):
@@ -47,14 +47,14 @@ class _Usage(msgspec.Struct):
 
 
 class Reply(msgspec.Struct):
-    """A completion, as far as it is used."""
+    """The fields of a completion that are used."""
 
     choices: list[_Choice]
     usage: _Usage
     samples: list[Samples] = []
     system_fingerprint: str | None = None
     first_weights_version: int | None = None
-    """Of the weights that its first token was made with, if they were changed meanwhile."""
+    """Version of the weights that made its first token, if they were changed during the reply."""
 
 
 class _Model(msgspec.Struct):
@@ -67,12 +67,13 @@ class _Models(msgspec.Struct):
 
 
 class CompletionsServer:
-    """A server; opened and closed by `async with`, which asks it what it serves."""
+    """A connection to a server; `async with` opens it, asks which model it serves, and closes
+    it."""
 
     def __init__(self, url: str, model: str, api_key_env: str, timeout_s: float) -> None:
         """An empty `model` becomes the first of /v1/models.
 
-        Raises ConfigError for a key that cannot be sent, and for a url that is none.
+        Raises ConfigError for an API key that cannot be sent, and for an invalid url.
         """
         key = os.environ.get(api_key_env, "") if api_key_env else ""
         if not key.isprintable() or not key.isascii():
@@ -90,7 +91,7 @@ class CompletionsServer:
         self._timeout_s = timeout_s
         self.model = model
         self.is_srm = False
-        """Whether it can count equal samples and end drawing by itself."""
+        """Whether it is an SRM server, which can count equal samples and stop drawing by itself."""
 
     async def __aenter__(self) -> CompletionsServer:
         try:
@@ -169,7 +170,7 @@ def _decoded(reply: httpx.Response) -> Reply:
 
 
 def _may_succeed_later(reply: httpx.Response) -> bool:
-    """As OpenAI's clients have it."""
+    """Whether to retry, by the rules of OpenAI's clients."""
     if reply.headers.get("x-should-retry") == "false":
         return False
     return reply.status_code in {408, 409, 429} or reply.status_code >= 500

@@ -1,1 +1,1 @@
-"""Word problems in arithmetic that are made, not collected, and the styles of their answers."""
+"""Generated word problems in arithmetic, and the styles of their answers."""

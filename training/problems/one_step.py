@@ -108,7 +108,7 @@ def groups_then_change(r: random.Random) -> Problem:
 
 
 def plain(r: random.Random) -> Problem:
-    """A sum without a story."""
+    """A calculation without a story."""
     sign = r.choice("+-*/")
     a, b = number(r), number(r)
     if sign == "-":

@@ -17,7 +17,7 @@ HELD_OUT_SHARE = 64
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 
 Step = tuple[int, str, int, str]
-"""First number, sign, second number, and a sentence with `{}` where the equation stands."""
+"""First number, operator, second number, and a sentence with `{}` for the equation."""
 
 
 @dataclass(frozen=True)

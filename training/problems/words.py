@@ -27,7 +27,8 @@ _MADE_NAMES, _MADE_THINGS = 0.5, 0.1
 """Shares of names and things that are made."""
 _BAD_PARTS = "arse cock coon cum dick fuck kike nazi paki piss sex shit tit".split()
 _OTHER_WORDS = set("do he me no she so the thee to we".split())
-"""What is made by chance and nobody's name: words that offend, and words of their own."""
+"""`_BAD_PARTS` offend and `_OTHER_WORDS` are words already: a made name or thing may contain none
+of the former and be none of the latter."""
 
 
 def name(r: random.Random) -> str:
@@ -40,7 +41,7 @@ def name(r: random.Random) -> str:
 
 
 def names(r: random.Random, count: int) -> list[str]:
-    """Return so many different names."""
+    """Return `count` different names."""
     found: set[str] = set()
     while len(found) < count:
         found.add(name(r))
@@ -48,7 +49,7 @@ def names(r: random.Random, count: int) -> list[str]:
 
 
 def thing(r: random.Random) -> str:
-    """Return the plural of something that is counted."""
+    """Return the plural noun of a thing to count."""
     if r.random() >= _MADE_THINGS:
         return r.choice(THINGS)
     made = "".join(_syllable(r) for _ in range(r.randint(1, 2)))
@@ -56,12 +57,12 @@ def thing(r: random.Random) -> str:
 
 
 def pronoun(r: random.Random) -> str:
-    """Draw one; who reads knows who is meant."""
+    """Draw a pronoun at random."""
     return r.choice(["she", "he", "they"])
 
 
 def does(who: str) -> str:
-    """Return "does she" and "do they"."""
+    """Return "does she" or "do they", as the pronoun requires."""
     return f"do {who}" if who == "they" else f"does {who}"
 
 

@@ -10,7 +10,7 @@ from engine.errors import ConfigError
 from training.text.rows import rows
 
 PROMPT = "Question: {question}\nAnswer:"
-"""The form of a prompt, that of the bundled model's problems and of lm-eval's GSM8K."""
+"""Template of a prompt, the same as for the bundled model's problems and in lm-eval's GSM8K."""
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -18,7 +18,8 @@ class Question(msgspec.Struct, frozen=True):
 
     question: str
     answer: str
-    """What rewards compare with: of GSM8K a solution that ends with the line `#### <number>`."""
+    """The right answer, which rewards compare with; in GSM8K a solution that ends with the line
+    `#### <number>`."""
 
     def prompt(self, form: str = PROMPT) -> str:
         """Return the text to complete: `form` with `{question}` replaced."""

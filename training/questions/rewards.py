@@ -70,7 +70,8 @@ def _own(completion: str) -> str:
 
 
 def _answer(question: Question) -> Decimal:
-    """The value after `####`, or of the whole answer. Raises ValueError if it is no number."""
+    """Return the value after `####`, or of the whole answer. Raises ValueError if it is no
+    number."""
     found = _value(question.answer.rpartition("####")[2])
     if found is None:
         raise ValueError(f"the answer of {question.question!r:.100} ends with no number")

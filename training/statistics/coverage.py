@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 CONFIDENCE = 0.95
-"""Of all intervals."""
+"""Confidence level of all intervals."""
 
 
 class Tally(NamedTuple):
@@ -31,11 +31,12 @@ class Tally(NamedTuple):
     drawn: int
     right: int
     is_until: bool = False
-    """Whether drawing ended because `right` were right; the last one drawn then is."""
+    """Whether drawing stopped as soon as `right` samples were right; then the last sample is
+    right."""
 
 
 class Interval(NamedTuple):
-    """Ends of an interval that holds the true value with probability `CONFIDENCE`, about."""
+    """Ends of an interval that contains the true value with a probability of about `CONFIDENCE`."""
 
     low: float
     high: float
@@ -78,7 +79,7 @@ def _estimates(n: Ints, wrong: Ints, ks: Ints) -> Floats:
 
 
 def standard_errors(table: Floats) -> Floats:
-    """Return the standard error of each column's mean over problems; 0 of a single problem."""
+    """Return the standard error of each column's mean over problems; 0 for a single problem."""
     if len(table) == 1:
         return np.zeros(table.shape[1])
     found: Floats = table.std(axis=0, ddof=1) / np.sqrt(len(table))

@@ -15,9 +15,9 @@ import numpy as np
 from training.statistics.coverage import Floats
 
 _STEPS = 100
-"""More than any fit of a curve that rises has needed."""
+"""Most steps of a fit, more than any fit of a rising curve has needed."""
 _SMALLEST = 1e-12
-"""Damping of the steps, relative to the curvature, at which a fit has settled."""
+"""Damping, relative to the curvature, below which a fit has converged."""
 
 
 class PowerLaw(NamedTuple):
@@ -27,7 +27,7 @@ class PowerLaw(NamedTuple):
     b: float
 
     def coverage(self, ks: Sequence[int]) -> Floats:
-        """Return the coverage at each k; k may be beyond those that were fitted."""
+        """Return the coverage at each k, which may lie beyond the fitted range."""
         found: Floats = np.exp(self.a * np.array(ks, float) ** self.b)
         return found
 
@@ -35,8 +35,8 @@ class PowerLaw(NamedTuple):
 def fit(ks: Sequence[int], coverage: Floats, start: PowerLaw | None = None) -> PowerLaw | None:
     """Fit the law to the coverage at each k, by Levenberg and Marquardt's method.
 
-    Returns None where there is no such law to see: fewer than three values of k, or a coverage that
-    is the same at all of them.
+    Returns None where no law can be fitted: fewer than three values of k, or the same coverage at
+    all of them.
     """
     if len(ks) < 3 or np.ptp(coverage) == 0:
         return None
@@ -71,6 +71,6 @@ def _error(at: Floats, x: Floats, coverage: Floats) -> float:
 
 
 def fits(ks: Sequence[int], means: Floats, start: PowerLaw) -> list[PowerLaw]:
-    """Fit each row of resampled coverage; rows without a law to see are left out."""
+    """Fit each row of resampled coverage; rows that no law can be fitted to are left out."""
     found = (fit(ks, row, start) for row in means)
     return [one for one in found if one is not None]

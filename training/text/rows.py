@@ -15,7 +15,7 @@ from engine.errors import UNDECODABLE, ConfigError
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".parquet")
 _AT_ONCE = 1_024
-"""Rows of Parquet in memory at once."""
+"""Number of Parquet rows in memory at once."""
 
 
 def rows(path: Path, setting: str, column: str = "") -> Iterator[tuple[str, Row]]:

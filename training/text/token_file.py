@@ -22,21 +22,21 @@ from engine.errors import ConfigError
 from training.text.whole_files import whole, write_whole
 
 _DOCUMENTS = 256
-"""Encoded at once, on all cores."""
+"""Number of documents encoded at once, on all cores."""
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 
 class About(msgspec.Struct, frozen=True):
-    """What a token file has."""
+    """Description of a token file."""
 
     source: str
-    """Made of the tokenizer and of the texts' names, sizes and times."""
+    """Hash of the tokenizer and of the texts' names, sizes and times."""
     dtype: str
     tokens: int
     documents: int
     sha256: str
-    """Of the ids, in hexadecimal."""
+    """SHA-256 of the ids, in hexadecimal."""
 
 
 def token_file(
@@ -47,7 +47,7 @@ def token_file(
     end_id: int,
     tell: Callable[[int, int], None] = lambda *_: None,
 ) -> tuple[About, Ids]:
-    """Return the ids of these texts: those that lie at `path`, or else written there first.
+    """Return the ids of these texts from the file at `path`, which is written first if need be.
 
     `tell` hears of documents and tokens written so far. Raises ConfigError where there is no token,
     and for a file that is damaged.

@@ -16,24 +16,24 @@ BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 BEGIN_ID, END_ID = 0, 1
 """Id 0 begins a text and is prepended by the tokenizer itself; id 1 ends a text and pads."""
 MIN_VOCAB_SIZE = 258
-"""Every byte, and the begin and end tokens."""
+"""Least entries of a tokenizer: every byte, and the begin and end tokens."""
 MAX_VOCAB_SIZE = 1_000_000
-"""The trainer reserves memory for all that it may make."""
+"""Most entries of a tokenizer; the trainer reserves memory for all of them."""
 
 
 class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm train tokenizer`."""
 
     texts: tuple[Path, ...] = ()
-    """Files and folders of text: .jsonl, .parquet, any other file is one text."""
+    """Files and folders of text: .jsonl, .parquet; any other file is one text."""
     suffix: str = ""
     """End of the names of the files that are read in folders of `texts`; empty: all."""
     text_member: str = "text"
-    """Member of a .jsonl line, or column of a .parquet file, that has the text."""
+    """Name of the .jsonl member or .parquet column that has the text."""
     max_vocab_size: int = 8_000
-    """Most entries; every byte and two special tokens are in it."""
+    """Most entries of the tokenizer, which always has every byte and two special tokens."""
     output: Path = Path("tokenizer.json")
-    """File that is written."""
+    """File that the tokenizer is written to."""
 
     def __post_init__(self) -> None:
         if not self.texts:

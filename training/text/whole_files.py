@@ -1,5 +1,4 @@
-"""Files that appear whole or not at all, and replace in one step what was there; and such that
-notice when a bit of them has changed."""
+"""Writes files atomically, and seals files with a SHA-256 that shows damage."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ _BLOCK = 1 << 20
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Give a path to write to; what is there then replaces `path` in one step.
+    """Yield a path to write to; the finished file then replaces `path` in one step.
 
-    Raises ConfigError if the disk refuses it; what was there stays.
+    Raises ConfigError if it cannot be written; the old file stays.
     """
     partial = path.parent / f"{path.name}.partial"
     try:
