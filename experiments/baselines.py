@@ -33,18 +33,18 @@ class BaselinesConfig(ModelSettings, frozen=True):
     """Settings of `python -m experiments baselines`."""
 
     rows: int = 16
-    """Sequences of an update."""
+    """Sequences in one update."""
     d_model: int = 96
-    """Width of SRM; the others have what gives them about as many parameters."""
+    """Width of SRM; other models get the width that gives them about as many parameters."""
     n_ctx: int = 128
-    """Tokens of a sequence."""
+    """Tokens in a sequence."""
     learning_rates: tuple[float, ...] = (3e-3, 6e-3, 1.2e-2)
-    """Peaks that are tried: reached after a tenth of the updates, then falling to 0."""
+    """Peak learning rates to try: reached after a tenth of the updates, then falling to 0."""
     further_rates: int = 4
-    """Most rates that a model is tried with beyond these, each twice or half of the best one, as
-    long as that is the largest or the least."""
+    """Most further rates to try for a model: while its best rate is the largest or least one tried,
+    twice or half of it is tried too."""
     max_vocab_size: int = 1_024
-    """Entries of the tokenizer that is trained."""
+    """Most entries of the tokenizer that is trained."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,7 +53,8 @@ class BaselinesConfig(ModelSettings, frozen=True):
 
 
 def width_of(make: MakeModel, parameters: int, most: int) -> int:
-    """Return the width, up to `most`, at which a model's parameters are nearest to so many."""
+    """Return the width, up to `most`, whose model has the number of parameters nearest to
+    `parameters`."""
 
     def distance(width: int) -> int:
         with torch.device("meta"):
@@ -76,7 +77,8 @@ class Trials:
     def run(
         self, of: Mapping[str, tuple[float, int]], seeds: Sequence[int] = ()
     ) -> dict[str, list[Numbers]]:
-        """Return the results of each model named, with that rate and number of steps."""
+        """Return each model's results with the learning rate and the number of steps that `of`
+        gives it."""
         names = {f"{name} {rate:g} {steps}": name for name, (rate, steps) in of.items()}
         cases = {case: self._case(name, *of[name]) for case, name in names.items()}
         found = run_cases("baselines", self._config, cases, {"texts": self._corpus.sha256}, seeds)
@@ -111,18 +113,20 @@ def try_rates(config: BaselinesConfig, trials: Trials) -> dict[str, dict[float, 
 
 
 def best_rate(tried: Mapping[float, Numbers]) -> float:
-    """Return the learning rate of the least loss."""
+    """Return the learning rate with the least loss."""
     return min(tried, key=lambda rate: tried[rate]["loss"])
 
 
 def rate_beyond(tried: Mapping[float, Numbers]) -> float:
-    """Return twice or half the best rate where that is the largest or the least, else 0."""
+    """Return the next rate to try: twice or half the best one if it is the largest or least, else
+    0."""
     best = best_rate(tried)
     return best * 2 if best == max(tried) else best / 2 if best == min(tried) else 0.0
 
 
 def equal_time(results: Results, steps: int) -> dict[str, int]:
-    """Return how many steps each model makes in the processor time of the reference's."""
+    """Return how many steps each model makes in the processor time that the reference takes for
+    `steps`."""
     seconds = {
         name: median(times) for name, times in values_of(results, "processor_seconds").items()
     }

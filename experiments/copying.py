@@ -29,7 +29,7 @@ from training.loop import Run
 from training.model import LanguageModel
 
 NARROW = "Mamba 2"
-"""This model is half as wide as the others, as in the paper."""
+"""Model that is half as wide as the others, as in the paper."""
 VARIANTS = (
     "mixed decay no projections",
     "mixed decay",
@@ -54,7 +54,7 @@ PAPER = {
 copied."""
 PAPER_WIDTHS = ("the paper's, d 256", "d 512", "d 1,024")
 PAPER_FALLS = "from more than 0.9 to less than 0.3"
-"""The paper's accuracy goes so at d 256 as more tokens are copied."""
+"""How the paper's accuracy falls at d 256 as more tokens are copied."""
 EVALUATION_BATCHES = 8
 
 
@@ -62,21 +62,21 @@ class CopyingConfig(ModelSettings, frozen=True):
     """Settings of `python -m experiments copying`."""
 
     steps: int = 1_000
-    """Updates of a case."""
+    """Updates in each case."""
     rows: int = 32
-    """Sequences of an update."""
+    """Sequences in one update."""
     d_model: int = 32
-    """Width at which copied lengths are compared."""
+    """Width of the models for which copied lengths are compared."""
     num_layers: int = 2
-    """Blocks of the models."""
+    """Number of blocks of the models."""
     n_ctx: int = 32
-    """Tokens of a sequence where widths are compared; the second half repeats the first."""
+    """Tokens in a sequence where widths are compared; the second half repeats the first."""
     widths: tuple[int, ...] = (32, 64, 128)
-    """Widths that are compared; the paper's are 256, 512 and 1,024. Mamba 2 has half of it."""
+    """Widths to compare; the paper's are 256, 512 and 1,024. Mamba 2 gets half of each."""
     copied: tuple[int, ...] = (4, 8, 16)
-    """Copied lengths that are compared."""
+    """Copied lengths to compare, in tokens."""
     ids: int = 16
-    """Token ids that are drawn from, each as often."""
+    """Number of token ids that sequences are drawn from, each equally likely."""
     learning_rate: float = 5e-3
     """Peak learning rate: reached after a tenth of the updates, then falling to 0."""
 
@@ -97,13 +97,13 @@ class CopyingConfig(ModelSettings, frozen=True):
 
     @property
     def grid(self) -> list[tuple[int, int]]:
-        """Width and copied length of the cases of each variant."""
+        """Pairs of width and copied length; each variant has a case for each pair."""
         by_width = [(width, self.n_ctx // 2) for width in self.widths]
         return sorted({*by_width, *((self.d_model, copied) for copied in self.copied)})
 
 
 class Copies:
-    """Inputs and targets, int64 [rows, 2 * copied - 1], of step `index`: the targets of the first
+    """Batches of inputs and targets, int64 [rows, 2 * copied - 1], by step; targets in the first
     half are ignored."""
 
     def __init__(self, rows: int, copied: int, ids: int, seed: tuple[int, ...]) -> None:
@@ -124,7 +124,7 @@ def model(config: CopyingConfig, variant: str, width: int, copied: int) -> Langu
 
 
 def accuracy(run: Run, batches: list[tuple[Tensor, Tensor]]) -> float:
-    """Return the part of the targets that are the likeliest token."""
+    """Return the fraction of the targets that the model finds the likeliest token."""
     right = count = 0
     with torch.no_grad():
         for inputs, targets in batches:
@@ -152,12 +152,13 @@ def copy(config: CopyingConfig, variant: str, width: int, copied: int, seed: int
 
 
 def case(variant: str, width: int, copied: int) -> str:
-    """Return what a case is called."""
+    """Return the name of a case."""
     return f"{variant} {width} {copied}"
 
 
 def paper(config: CopyingConfig) -> dict[str, float]:
-    """Return the paper's accuracies by our cases, its narrowest models beside our narrowest."""
+    """Return the paper's accuracies by our cases, matching its widths with ours from the narrowest
+    up."""
     return {
         case(variant, width, config.n_ctx // 2): found
         for variant, accuracies in PAPER.items()
@@ -210,7 +211,7 @@ def _ends(
 
 
 def drawn(config: CopyingConfig, results: Results) -> Figure:
-    """Draw accuracies beside the paper's, and by copied length."""
+    """Plot accuracies beside the paper's, and by copied length."""
     ours = values_of(results, "accuracy")
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5.5))
     points(left, ours, paper(config), "accuracy")

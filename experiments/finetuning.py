@@ -48,44 +48,45 @@ from training.text.whole_files import write_whole
 
 BEFORE, AFTER = "before", "after"
 RESAMPLED = 1_000
-"""Questions are drawn again so often for intervals."""
+"""Number of bootstrap resamples of the questions for the intervals."""
 SLOTS = 2_048
-"""Samples that run at once."""
+"""Number of samples that run at once."""
 MOST_GENERATED = 200_000
-"""Most rows that are generated: drawing more of the 257,004 different questions takes long."""
+"""Most rows to generate: there are 257,004 different questions, and drawing many more new ones
+takes long."""
 
 
 class FinetuningConfig(Settings, frozen=True):
     """Settings of `python -m experiments finetuning`."""
 
     seeds: tuple[int, ...] = (0, 1)
-    """Seeds of fine-tuning, which draw the order of rows."""
+    """Seeds of fine-tuning; each draws another order of the rows."""
     model: Path = DEMO_MODEL
     """Folder of the model that training begins with."""
     train: tuple[Path, ...] = ()
-    """Files .jsonl and .parquet with question and answer; empty: generated ones."""
+    """Files .jsonl and .parquet with question and answer; empty: generated rows."""
     evaluation: tuple[Path, ...] = ()
-    """Such files for pass@k, where `train` has files."""
+    """Files like those of `train` for pass@k; needed where `train` has files."""
     rows: int = 4_000
-    """Rows that are generated to train on."""
+    """Number of generated rows to train on."""
     epochs: int = 4
-    """How often each row is trained on."""
+    """Number of times that each row is trained on."""
     batch_rows: int = 16
-    """Rows of an update."""
+    """Rows in one update."""
     learning_rate: float = 1e-4
-    """Peak learning rate, as `srm train sft` has it."""
+    """Peak learning rate, as in `srm train sft`."""
     clip_norm: float = 0.1
-    """Largest norm of all gradients together."""
+    """Largest norm of all gradients together, as in `srm train sft`."""
     questions: int = 100
-    """The first so many questions are sampled."""
+    """Number of questions to sample, the first ones."""
     samples: int = 1_000
-    """Completions of each; the largest k."""
+    """Completions of each question; the largest k."""
     temperature: float = 0.7
-    """Completions are sampled with it."""
+    """Temperature of the completions."""
     top_p: float = 0.9
-    """Completions are sampled with it."""
+    """Top-p of the completions."""
     max_tokens: int = 128
-    """Longest completion in tokens."""
+    """Longest completion, in tokens."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,9 +157,9 @@ def files(config: FinetuningConfig) -> tuple[tuple[Path, ...], tuple[Path, ...]]
 
 
 def solved(rules: GRPOConfig, model: Path) -> Numbers:
-    """Sample the questions for evaluation from the model in a folder, as rules say, by the engine.
+    """Complete the evaluation questions with the engine and the model in a folder.
 
-    Returns how many of each question's samples are right.
+    Returns the number of right samples of each question.
     """
     base = read_model(model).config
     tokenizer = read_tokenizer(model / "tokenizer.json")
@@ -187,12 +188,12 @@ def rates(results: Sequence[Numbers], ks: Sequence[int]) -> Floats:
 
 
 def powers(samples: int) -> list[int]:
-    """Return 1, 10, 100 … and the number of samples."""
+    """Return the powers of ten up to the number of samples, and that number."""
     return sorted({10**power for power in range(7) if 10**power <= samples} | {samples})
 
 
 def gain(before: Floats, after: Floats) -> str:
-    """Return the mean of the differences by question, and its standard error."""
+    """Return the mean difference over questions, and its standard error."""
     gains = after - before
     return f"{gains.mean():+.4f} ± {standard_errors(gains[:, None])[0]:.4f}"
 
@@ -200,7 +201,8 @@ def gain(before: Floats, after: Floats) -> str:
 def tuned(
     config: FinetuningConfig, train: tuple[Path, ...], rules: GRPOConfig, seed: int
 ) -> Numbers:
-    """Fine-tune with a seed; return what is right then, and the losses."""
+    """Fine-tune with a seed; return the right samples of each question afterwards, and the
+    losses."""
     tuning = config.tuning(train, seed)
     losses = sft(tuning)
     return solved(rules, tuning.output) | {
@@ -257,7 +259,7 @@ def _told(value: float, interval: Interval) -> str:
 
 
 def drawn(config: FinetuningConfig, results: Results) -> Figure:
-    """Draw pass@k before and after, each with its law and the middle 95 % over questions."""
+    """Plot pass@k before and after, each with its law and a 95 % interval over questions."""
     figure, axes = plt.subplots(figsize=(7, 5))
     ks = spaced(config.samples)
     for case, colour in ((BEFORE, "C0"), (AFTER, "C1")):

@@ -34,9 +34,9 @@ from experiments.harness.settings import ModelSettings
 from training.forms import CHUNK
 
 VOCAB_SIZE = 1_024
-"""Ids are drawn at random from so many."""
+"""Number of token ids that random inputs are drawn from."""
 GROWTH = 4
-"""No form takes more than so many times the time or memory where sequences are twice as long."""
+"""Most by which time or memory of any form is multiplied where sequences are twice as long."""
 
 
 def _by_steps(model: Any, ids: Tensor) -> Tensor:
@@ -60,29 +60,29 @@ FORMS: dict[str, tuple[str, Callable[[Any, Tensor], Tensor]]] = {
     "masked mixer": ("masked mixer", _called),
     "Mamba 2": ("Mamba 2", _called),
 }
-"""Each form names its model, and how that makes logits [rows, length, vocab] of ids
-[rows, length]."""
+"""By form: the name of its model, and the function from model and ids [rows, length] to logits
+[rows, length, vocab]."""
 
 
 class FormsConfig(ModelSettings, frozen=True):
     """Settings of `python -m experiments forms`."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
-    """A process for each: they draw weights and ids."""
+    """Seeds of weights and token ids; each is run in a process of its own."""
     steps: int = 4
-    """Updates that are timed, after one that is not."""
+    """Number of timed updates, after a first one that is not timed."""
     rows: int = 1
-    """Sequences of `n_ctx` tokens in an update; of shorter ones it has as many more."""
+    """Sequences of `n_ctx` tokens in one update; shorter sequences are proportionally more."""
     n_ctx: int = 4_096
-    """Tokens of the longest sequences; each shorter length is half of the one before."""
+    """Tokens in the longest sequences; every shorter length is half of the one before."""
     shortest: int = 128
-    """No length is below it."""
+    """Least length to measure, in tokens."""
     forms: tuple[str, ...] = tuple(FORMS)
-    """What is measured."""
+    """Forms to measure."""
     most_seconds: float = 120.0
-    """Processor seconds of an update above which a case is not wanted."""
+    """Most processor seconds of an update; a case expected to take more is not run."""
     most_gib: float = 4.0
-    """Memory above which a case is not wanted, in GiB."""
+    """Most memory in GiB; a case expected to take more is not run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,8 +110,8 @@ class FormsConfig(ModelSettings, frozen=True):
 def measure(config: FormsConfig, form: str, length: int, seed: int) -> Numbers:
     """Run forward and backward passes in float32; return processor seconds of each, and bytes.
 
-    `bytes` is by how much the most memory this process ever had exceeds what it has after one pass
-    over a few tokens, which loads the code of the products. So it has to be a fresh one.
+    `bytes` is this process's peak memory less what it has after one pass over a few tokens, which
+    loads the code of the matrix products. So each call needs a fresh process.
     """
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     torch.manual_seed(seed)
@@ -130,7 +130,7 @@ def measure(config: FormsConfig, form: str, length: int, seed: int) -> Numbers:
 
 
 def _passes(config: FormsConfig, form: str, rows: int, length: int, count: int) -> list[float]:
-    """Make a model and run so many passes; return processor seconds of each."""
+    """Make a model and run `count` passes; return the processor seconds of each."""
     name, forward = FORMS[form]
     model = model_makers(config.num_layers, length, VOCAB_SIZE)[name](config.d_model)
     ids = torch.randint(VOCAB_SIZE, (rows, length + 1))
@@ -146,14 +146,14 @@ def _passes(config: FormsConfig, form: str, rows: int, length: int, count: int) 
 
 
 def _status(name: str) -> int:
-    """Return a member of this process's memory in bytes; Linux tells it in kB."""
+    """Return a member of /proc/self/status in bytes; Linux gives it in kB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (kib,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
     return 1024 * int(kib)
 
 
 def in_fresh_process(config: FormsConfig, form: str, length: int) -> Callable[[int], Numbers]:
-    """Return what measures a case in a process that is forked for it, from one that has loaded
+    """Return a function that measures a case in a new process, forked from one that has loaded
     torch and computed nothing."""
     processes = get_context("forkserver")
     processes.set_forkserver_preload([__name__])
@@ -166,7 +166,7 @@ def in_fresh_process(config: FormsConfig, form: str, length: int) -> Callable[[i
 
 
 def is_followed(config: FormsConfig, found: list[Numbers]) -> bool:
-    """Whether a form that took so much at one length is run at twice the length."""
+    """Whether a form with these results at one length is run at twice the length."""
     seconds = max(max(one["seconds"]) for one in found)
     most = max(one["bytes"] for one in found)
     limits = (config.most_seconds, config.most_gib * 2**30)
@@ -174,7 +174,7 @@ def is_followed(config: FormsConfig, found: list[Numbers]) -> bool:
 
 
 def run_all(config: FormsConfig) -> dict[str, dict[int, list[Numbers]]]:
-    """Return the results of each form by length, up to the length at which it is not run."""
+    """Return the results of each form by length, up to the longest length at which it is run."""
     found: dict[str, dict[int, list[Numbers]]] = {form: {} for form in config.forms}
     left = list(config.forms)
     for length in config.lengths:
@@ -224,8 +224,8 @@ def _mean(results: list[Numbers] | None, member: str, unit: int, digits: int) ->
 def limitation(published: Mapping[int, list[Numbers]]) -> str:
     """Say whether the memory of the published form grows as the paper says.
 
-    What a doubling of the length adds is told apart by the doubling before it: a square adds four
-    times as much, a line twice.
+    The memory added by the last doubling of the length is compared with that of the doubling
+    before: quadratic growth adds four times as much, linear growth twice.
     """
     said = (
         "The paper names as a limitation that the memory of its parallel form grows with the "
@@ -245,7 +245,7 @@ def limitation(published: Mapping[int, list[Numbers]]) -> str:
 
 
 def drawn(found: Mapping[str, Mapping[int, list[Numbers]]]) -> Figure:
-    """Draw tokens a second and memory by length, a line for each form."""
+    """Plot tokens a second and memory by length, a line for each form."""
     figure, panels = plt.subplots(1, 2, figsize=(10, 4.5))
     for axes, member, unit, label in (
         (panels[0], "tokens_per_s", 1, "tokens a processor second"),

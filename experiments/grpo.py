@@ -32,42 +32,43 @@ from training.statistics.coverage import Floats, spaced
 
 START, PLAIN, BALANCED = "start", "plain", "balanced"
 AVERAGED = 5
-"""The mean reward of so many first and of so many last updates is shown."""
+"""Number of first and of last updates whose mean reward is shown."""
 
 
 class GRPOExperimentConfig(Settings, frozen=True):
     """Settings of `python -m experiments grpo`."""
 
     seeds: tuple[int, ...] = (0, 1)
-    """Seeds of training, which draw questions, rollouts and groups."""
+    """Seeds of training; each draws other questions, rollouts and groups."""
     model: Path = DEMO_MODEL
     """Folder of the model that training begins with."""
     train: tuple[Path, ...] = ()
     """Files of JSON lines with question and answer; empty: generated word problems."""
     evaluation: tuple[Path, ...] = ()
-    """Such files for pass@k, where `train` has files; empty: held-out word problems."""
+    """Files like those of `train` for pass@k; needed where `train` has files. Empty: held-out word
+    problems."""
     steps: int = 30
-    """Updates of a case."""
+    """Updates in each case."""
     rollouts: tuple[int, ...] = (5, 50, 200)
-    """Rollouts of a question that are compared."""
+    """Numbers of rollouts of a question to compare."""
     sampled: int = 400
-    """Rollouts of an update, of all its questions."""
+    """Rollouts in one update, all its questions together."""
     group_size: int = 16
-    """Rollouts of a question that balanced resampling learns from, where there are more."""
+    """Rollouts of a question that balanced resampling learns from, if there are more."""
     learning_rate: float = 2e-5
-    """Peak learning rate, as `srm train grpo` has it."""
+    """Peak learning rate, as in `srm train grpo`."""
     kl_weight: float = 0.04
-    """How much the distance from the model that training began with counts."""
+    """Weight of the KL divergence from the model that training began with (β)."""
     temperature: float = 0.7
-    """Rollouts are sampled with it, and completions for pass@k."""
+    """Temperature of the rollouts and of the completions for pass@k."""
     top_p: float = 0.9
-    """Rollouts are sampled with it, and completions for pass@k."""
+    """Top-p of the rollouts and of the completions for pass@k."""
     max_tokens: int = 96
-    """Longest completion in tokens."""
+    """Longest completion, in tokens."""
     questions: int = 100
-    """The first so many questions for pass@k."""
+    """Number of questions for pass@k, the first ones."""
     samples: int = 256
-    """Completions of each of these; the largest k."""
+    """Completions of each of these questions; the largest k."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,14 +108,15 @@ class GRPOExperimentConfig(Settings, frozen=True):
 
     @property
     def sampling(self) -> GRPOConfig:
-        """Return how held-out questions are sampled: the same ones with the same seed, always."""
+        """Return how held-out questions are sampled: always with the same seed."""
         changes = {"evaluation_questions": self.questions, "evaluation_samples": self.samples}
         rules = self.training(f"{PLAIN} {self.rollouts[0]}", 0)
         return msgspec.structs.replace(rules, evaluate_every=1, **changes)
 
 
 def learned(config: GRPOExperimentConfig, case: str, seed: int) -> Numbers:
-    """Train a case with a seed; return what is right then, and how its updates went."""
+    """Train a case with a seed; return the right samples of each question afterwards, and the
+    record of its updates."""
     rules = config.training(case, seed)
     summary = grpo(rules).summary
     updates = Lines(rules.output / "updates.jsonl", Update, config.steps)
@@ -164,7 +166,7 @@ def page(config: GRPOExperimentConfig, results: Results) -> list[str]:
 
 
 def agreement(config: GRPOExperimentConfig, gained: dict[str, Floats]) -> str:
-    """Say whether pass@k moves as in the paper; `gained` has the mean gains of each case by k."""
+    """Say whether pass@k changes as in the paper; `gained` has the mean gains of each case by k."""
     most = config.rollouts[-1]
     plain, balanced = (gained[f"{kind} {most}"][-1] for kind in (PLAIN, BALANCED))
     agrees = {1: "as in the paper", 0: "unchanged, unlike in the paper", -1: "against the paper"}
@@ -177,7 +179,7 @@ def agreement(config: GRPOExperimentConfig, gained: dict[str, Floats]) -> str:
 
 
 def drawn(config: GRPOExperimentConfig, results: Results) -> Figure:
-    """Draw what pass@k has gained against k, by case."""
+    """Plot the gain in pass@k against k, a line for each case."""
     figure, axes = plt.subplots(figsize=(7, 5))
     ks = spaced(config.samples)
     start = rates(results[START], ks).mean(axis=0)

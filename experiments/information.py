@@ -63,28 +63,29 @@ PAPER = {
 }
 """The paper's losses and entropy ratios, all with d and n of 512."""
 PAPER_RETENTION = ("mixed decay", "Mamba 2")
-"""The paper has these with a trained encoder and with an untrained one."""
+"""Cases that the paper has both with a trained encoder and with an untrained one."""
 FROZEN, TRAINED = -2, -1
-"""The embedding is that of this position: of the last but one, or of the last."""
+"""Position of the embedding: the last but one if the encoder is frozen, the last if it is
+trained."""
 
 
 class InformationConfig(ModelSettings, frozen=True):
     """Settings of `python -m experiments information`."""
 
     rows: int = 32
-    """Sequences of an update."""
+    """Sequences in one update."""
     steps: int = 1_500
-    """Updates of encoder and decoder, or of the decoder alone."""
+    """Updates of encoder and decoder together, or of the decoder alone."""
     encoder_steps: int = 500
     """Updates in which an encoder learns to predict text before it is frozen."""
     d_model: int = 64
-    """Width of the models, and numbers of the embedding."""
+    """Width of the models, which is the size of the embedding."""
     num_layers: int = 2
-    """Blocks of the encoder, and of the decoder."""
+    """Number of blocks of the encoder, and of the decoder."""
     n_ctx: int = 32
-    """Tokens that are to be told from one embedding."""
+    """Number of tokens to reconstruct from one embedding."""
     max_vocab_size: int = 512
-    """Entries of the tokenizer that is trained."""
+    """Most entries of the tokenizer that is trained."""
     learning_rate: float = 5e-3
     """Peak learning rate: reached after a tenth of the updates, then falling to 0."""
 
@@ -97,7 +98,7 @@ class InformationConfig(ModelSettings, frozen=True):
 
 
 def hidden(model: LanguageModel, x: Tensor) -> Tensor:
-    """Return what the output layer is applied to, [rows, length, d], of embedded tokens x."""
+    """Return the input of the output layer, [rows, length, d], for embedded tokens x."""
     for block in model.mixer_blocks:
         x = block(x, CHUNK) if isinstance(model, SRM) else block(x)
     normed: Tensor = dict(model.named_children()).get("norm", nn.Identity())(x)
@@ -110,7 +111,8 @@ class Autoencoder(LanguageModel):
     def __init__(
         self, encoder: LanguageModel, decoder: LanguageModel, width: int, *, is_frozen: bool
     ) -> None:
-        """`is_frozen`: the encoder is used as it is, and is none of this model's parameters."""
+        """With `is_frozen` the encoder is not trained, and its weights are no parameters of this
+        model."""
         super().__init__()
         self.config: msgspec.Struct = decoder.config
         self._encoder, self._position = (encoder,), FROZEN  # modules in a tuple are not this one's
@@ -137,8 +139,8 @@ class Autoencoder(LanguageModel):
 
 
 def windows(embedding: Tensor, count: int) -> Tensor:
-    """Return [rows, count, d // 2] of an embedding [rows, d]: window i has channels i … i + d // 2,
-    those beyond the last one from the first on."""
+    """Return windows [rows, count, d // 2] of an embedding [rows, d]: window i begins at channel i
+    and wraps around after the last channel."""
     width = embedding.shape[-1]
     starts = torch.arange(count, device=embedding.device)[:, None]
     channels = torch.arange(width // 2, device=embedding.device)
@@ -159,7 +161,7 @@ class Repeated:
 def told(config: InformationConfig, corpus: Corpus, case: str, seed: int) -> Numbers:
     """Train a case; return its loss on held-out text in nats per token, and its entropy ratio.
 
-    The ratio is 1 - loss / ln(entries of the tokenizer): 0 where nothing is known of the tokens.
+    The ratio is 1 - loss / ln(vocabulary size): 0 where nothing is known of the tokens.
     """
     what, variant = case.removesuffix(UNTRAINED).split(" ", 1)
     batches = corpus.batches(config.rows, config.n_ctx, seed)
@@ -186,7 +188,7 @@ def told(config: InformationConfig, corpus: Corpus, case: str, seed: int) -> Num
 def page(config: InformationConfig, results: Results, unigram: float) -> list[str]:
     """Return the record's text: a table for each part, and what agrees.
 
-    `unigram` is the loss of who knows how often each token is, and nothing of a sequence.
+    `unigram` is the loss of a model that knows the frequency of each token and nothing else.
     """
     losses, ratios = values_of(results, "loss"), values_of(results, "ratio")
     seconds = values_of(results, "processor_seconds")
@@ -230,7 +232,8 @@ def trained_beside_untrained(losses: Mapping[str, list[float]], variant: str) ->
 
 
 def unigram_loss(corpus: Corpus) -> float:
-    """Return the loss on held-out text, in nats, of the frequencies of tokens in training text."""
+    """Return the loss on held-out text, in nats per token, of the token frequencies of the training
+    text."""
     counts = np.bincount(corpus.training, minlength=corpus.vocab_size) + 1
     return float(-np.log(counts / counts.sum())[np.asarray(corpus.held_out)].mean())
 

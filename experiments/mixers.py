@@ -50,7 +50,7 @@ PAPER = {
     "diagonal": 3.243,
     "diagonal decay": 2.981,
 }
-"""The paper's losses; it has none of the others."""
+"""The paper's losses, for the cases that it has."""
 CHANGES = (
     ("row to column", "row", "column"),
     ("heads, projected", "column", "column heads"),
@@ -72,9 +72,9 @@ class MixersConfig(ModelSettings, frozen=True):
     learning_rate: float = 1e-2
     """Peak learning rate: reached after a tenth of the updates, then falling to 0."""
     num_heads: int = 4
-    """Heads of the mixers that have them."""
+    """Number of heads of the mixers that have heads."""
     max_vocab_size: int = 1_024
-    """Entries of the tokenizer that is trained."""
+    """Most entries of the tokenizer that is trained."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -34,9 +34,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 """The cases, as settings of `srm train grpo`."""
 WARMING = 2
-"""So many first updates are not measured: they start threads and fill caches."""
+"""Number of first updates that are not measured: they start threads and fill caches."""
 TIMES = ("waited_s", "learn_s", "load_s")
-"""What an update's time goes to, one after the other."""
+"""Parts of an update's time, one after the other."""
 RATES = ("rollout_tokens_per_s", "learned_tokens_per_s")
 SHARES = ("waiting_share", "overlap_share")
 
@@ -45,19 +45,19 @@ class RolloutsConfig(Settings, frozen=True):
     """Settings of `python -m experiments rollouts`."""
 
     threads: int = 0
-    """CPU threads of training; 0 is as many as torch chooses. The engine has all cores."""
+    """CPU threads for training; 0: all cores. The engine always has all cores."""
     model: Path = DEMO_MODEL
     """Folder of the model."""
     steps: int = 8
-    """Updates that are measured, after two that are not."""
+    """Number of measured updates, after two that are not measured."""
     questions: int = 8
-    """Questions of an update."""
+    """Questions in one update."""
     rollouts: int = 50
     """Rollouts of each question."""
     group_size: int = 16
     """Rollouts of each question that are learned from."""
     max_tokens: int = 96
-    """Longest completion in tokens."""
+    """Longest completion, in tokens."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,7 +80,7 @@ class RolloutsConfig(Settings, frozen=True):
 
 
 def timed(rules: GRPOConfig) -> Numbers:
-    """Train a case; return the rates and shares of its updates but the first ones."""
+    """Train a case; return rates and shares of its updates without the first ones."""
     grpo(rules)
     updates = Lines(rules.output / "updates.jsonl", Update, rules.steps)[WARMING:]
     seconds = {name: sum(getattr(one, name) for one in updates) for name in (*TIMES, "rollout_s")}
@@ -122,7 +122,7 @@ def _spent(one: Numbers) -> float:
 
 
 def drawn(config: RolloutsConfig, results: Results) -> Figure:
-    """Draw what an update's seconds go to."""
+    """Plot the parts of an update's seconds."""
     figure, axes = plt.subplots(figsize=(7, 3))
     left = [0.0] * len(results)
     for name, label in zip(

@@ -15,9 +15,9 @@ from training.text.token_file import Ids
 from training.text.tokenizer import END_ID, train_tokenizer
 
 HELD_OUT_EVERY = 10
-"""One in so many files, in the order of their names, is for evaluation."""
+"""One file in this many, in the order of their names, is held out for evaluation."""
 EVALUATION_TOKENS = 65_536
-"""About so many tokens of these files are evaluated, drawn in windows."""
+"""Approximate number of held-out tokens to evaluate on, drawn in windows."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Corpus:
     held_out: Ids
     vocab_size: int
     sha256: str
-    """It tells these texts from those of other versions of Python."""
+    """Hash that identifies the texts, which differ between versions of Python."""
 
     def batches(self, rows: int, n_ctx: int, seed: int) -> PackedBatches:
         """Return batches to train on, int64 [rows, n_ctx] each."""

@@ -12,12 +12,12 @@ from training.baselines.transformer import Transformer, TransformerShape
 from training.model import SRM, LanguageModel
 
 REFERENCE = "SRM"
-"""The model that the others are set beside."""
+"""Model that the others are compared with."""
 HEADS = 4
-"""Attention and mixers have so many; Mamba 2 has twice as many, as in the paper, and a state of
-half its width."""
+"""Heads of attention and mixers; Mamba 2 has twice as many, as in the paper, and a state of half
+its width."""
 MULTIPLE = 2 * HEADS
-"""The width of every model is a multiple of it."""
+"""Number that the width of every model is a multiple of."""
 SRMS: dict[str, dict[str, Any]] = {
     "mixed decay no projections": {"mixer": "mixed", "decay": True, "use_projections": False},
     "mixed decay": {"mixer": "mixed", "decay": True},
@@ -33,11 +33,12 @@ SRMS: dict[str, dict[str, Any]] = {
 projected with heads."""
 
 MakeModel = Callable[[int], LanguageModel]
-"""Makes a model of a width."""
+"""Function from a width to a new model."""
 
 
 def model_makers(layers: int, n: int, vocab_size: int) -> dict[str, MakeModel]:
-    """Return what makes each model, of so many layers and for sequences of up to n tokens."""
+    """Return by name the functions that make the models, with `layers` blocks and for sequences of
+    up to n tokens."""
     return {
         REFERENCE: lambda d: SRM(ModelConfig(d, layers, HEADS, n, vocab_size)),
         "Transformer": lambda d: Transformer(TransformerShape(d, layers, HEADS, 2 * d, vocab_size)),

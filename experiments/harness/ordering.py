@@ -11,7 +11,8 @@ from statistics import mean, stdev
 
 @dataclass(frozen=True)
 class Ordering:
-    """Pairs of cases that the paper tells apart, and how many of them we find in its order."""
+    """Number of pairs of cases that differ in the paper, and how many of them stand in its order in
+    ours."""
 
     pairs: int
     in_order: int
@@ -20,7 +21,7 @@ class Ordering:
     clear_in_order: int
 
     def sentence(self) -> str:
-        """Return it in words."""
+        """Return the counts as a sentence."""
         return (
             f"{self.in_order} of {self.pairs} pairs of cases stand in the paper's order; of the "
             f"{self.clear} whose means differ by more than twice their standard error, "
@@ -45,5 +46,5 @@ def ordering(ours: Mapping[str, Sequence[float]], paper: Mapping[str, float]) ->
 
 
 def standard_error(figures: Sequence[float]) -> float:
-    """Return the standard error of their mean."""
+    """Return the standard error of the figures' mean."""
     return stdev(figures) / math.sqrt(len(figures))

@@ -22,7 +22,7 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Return a figure of the paper; a dash where it has none."""
+    """Render a figure with `digits` decimals, and None as a dash."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 

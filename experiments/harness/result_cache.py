@@ -1,7 +1,7 @@
 """Keeps the result of each case in a file: an experiment that was stopped goes on at the next case.
 
-A file has what its result depends on and a checksum of both, so a result of other settings or
-with a damaged byte is never taken for this one.
+A file also has everything that its result depends on, and a checksum of both, so that a result of
+other settings or with a damaged byte is never used.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _File(msgspec.Struct):
 def cached(path: Path, about: Mapping[str, Any], measure: Callable[[], Numbers]) -> Numbers:
     """Return the result at `path`, or measure it and keep it there.
 
-    `about` says in JSON what it depends on. Raises ConfigError for a file that is damaged or of
-    something else, which it names.
+    `about` says in JSON what the result depends on. Raises ConfigError for a file that is damaged
+    or was made of something else, and names what differs.
     """
     plain = msgspec.json.decode(msgspec.json.encode(dict(about)))
     if path.exists():
@@ -47,8 +47,7 @@ def cached(path: Path, about: Mapping[str, Any], measure: Callable[[], Numbers])
 
 
 def digest(paths: Iterable[Path]) -> str:
-    """Return a hash of what files contain. Raises ConfigError for one that cannot be
-    read."""
+    """Return a hash of the contents of files. Raises ConfigError for one that cannot be read."""
     found = hashlib.sha256()
     for path in paths:
         try:
@@ -76,7 +75,8 @@ def _read(path: Path, about: dict[str, Any]) -> Numbers:
 def _differing(
     one: Mapping[str, Any], other: Mapping[str, Any]
 ) -> Iterator[tuple[str, object, object]]:
-    """Yield each member of which there is another value, of settings each one."""
+    """Yield name and both values of each member that differs; dicts are compared member by
+    member."""
     for name in {**one, **other}:
         was, wanted = one.get(name), other.get(name)
         if isinstance(was, dict) and isinstance(wanted, dict):

@@ -26,10 +26,10 @@ from training.model import LanguageModel
 from training.processes import processes
 
 NOT_OF_A_RESULT = ("output", "results", "seeds")
-"""A cached result is used whatever these settings are."""
+"""Settings that results do not depend on: a cached result is used whatever they are."""
 
 Results = dict[str, list[Numbers]]
-"""Each case has a result with each seed."""
+"""Results of each case, one for each seed."""
 
 
 def run_cases(
@@ -39,7 +39,7 @@ def run_cases(
     made_of: Mapping[str, Any],
     seeds: Sequence[int] = (),
 ) -> Results:
-    """Run each case with each seed, or read its result from disk; `made_of` says of which data.
+    """Run each case with each seed, or read its result from disk; `made_of` identifies the data.
 
     Without `seeds`, those of the settings are taken.
     """
@@ -70,7 +70,7 @@ def fit(
     steps: int,
     learning_rate: float,
 ) -> tuple[Run, LanguageModel, Numbers]:
-    """Train a model that is made with this seed; return its run, it, and what it took.
+    """Train a model made with this seed; return its run, the model, and what training took.
 
     The learning rate rises over a tenth of the steps and falls to 0 over the others. Processor
     seconds are those of all threads, and leave out what evaluation takes.
@@ -105,7 +105,7 @@ def publish(
     lines: Iterable[str],
     figure: Figure,
 ) -> Path:
-    """Write the record, its page and its picture; print the page. Returns the page's path."""
+    """Write the record, its page and its plot; print the page. Returns the page's path."""
     record = new_record(" ".join(["python -m experiments", name, *argv]))
     record |= {"settings": settings_of(config), "torch": str(torch.__version__), "results": results}
     commits = sorted({one["commit"] for seeds in results.values() for one in seeds})
@@ -122,5 +122,5 @@ def publish(
 
 
 def values_of(results: Results, member: str) -> dict[str, list[float]]:
-    """Return one number of each result, by case."""
+    """Return one number, `member`, of each result, by case."""
     return {case: [one[member] for one in seeds] for case, seeds in results.items()}

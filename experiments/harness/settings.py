@@ -13,7 +13,7 @@ from training.settings import MOST_SEED
 from training.text.tokenizer import MIN_VOCAB_SIZE
 
 LEAST = {"threads": 0, "further_rates": 0, "max_vocab_size": MIN_VOCAB_SIZE}
-"""Settings must be at least 1, but for these."""
+"""Least values of the settings that need not be at least 1."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,11 +22,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output: Path = RECORDS
     """Folder that the record is written to."""
     results: Path = Path("runs/experiments")
-    """Folder where the result of each case is kept; a case that is there is not run again."""
+    """Folder where the result of each case is kept; a case with a result there is not run again."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """Each case is run with each of them: they draw weights and the order of texts."""
+    """Seeds of weights and of the order of texts; each case is run with each seed."""
     threads: int = 1
-    """CPU threads; 0 is as many as torch chooses."""
+    """CPU threads; 0: all cores."""
 
     def __post_init__(self) -> None:
         seeds = set(self.seeds)
@@ -44,21 +44,20 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} must be at least {least}, got {value}")
 
     def only(self, *names: str) -> dict[str, Any]:
-        """Return these settings by name, for another command that has them too."""
+        """Return the named settings as a dict, for another command that has them too."""
         return {name: getattr(self, name) for name in names}
 
 
 class ModelSettings(Settings, frozen=True):
-    """Settings of experiments that make models: how large they are and for how long they are
-    trained."""
+    """Settings of experiments that make models: their size, and the length of their training."""
 
     steps: int = 256
-    """Updates of a case."""
+    """Updates in each case."""
     rows: int = 8
-    """Sequences of an update."""
+    """Sequences in one update."""
     d_model: int = 128
     """Width of the models."""
     num_layers: int = 4
-    """Blocks of the models."""
+    """Number of blocks of the models."""
     n_ctx: int = 256
-    """Tokens of a sequence."""
+    """Tokens in a sequence."""
