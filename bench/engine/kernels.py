@@ -39,7 +39,7 @@ class KernelsBenchConfig(BenchConfig, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench kernels`."""
 
     rows: tuple[int, ...] = (1, 64, 1024, 4096)
-    """Rows of a call; of prompts, their tokens."""
+    """Rows of a call; for ops that mix prompts, their tokens."""
 
 
 def main(argv: list[str]) -> int:

@@ -26,21 +26,21 @@ class BenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of every benchmark of models."""
 
     demo_model: Path = DEMO_MODEL
-    """A checkpoint to measure; left out where the folder is missing."""
+    """Checkpoint to measure; left out where the folder is missing."""
     random_widths: tuple[int, ...] = (512, 1024)
-    """d_model of further models, with random weights."""
+    """Values of d_model of further models, which have random weights."""
     device: Literal["cpu", "gpu"] = "cpu"
-    """What is measured: the processor, or the first GPU."""
+    """Device to measure: the processor, or the first GPU."""
     dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
-    """What matrices and activations are kept in; each is measured."""
+    """Dtypes of matrices and activations; each is measured."""
     product: ProductSetting = "auto"
-    """Matrix product of a GPU, as the engine's setting of that name."""
+    """Matrix product of a GPU, same as the engine's setting of this name."""
     repetitions: int = 5
-    """Measurements of each figure; the median is reported, the record has them all."""
+    """Measurements of each figure; the median is reported, the record has all."""
     seconds: float = 1.0
-    """Least time of one repetition."""
+    """Least time of one repetition, in seconds."""
     cache_dir: Path = EngineConfig().cache_dir
-    """Where compiled graphs are kept between runs."""
+    """Folder where compiled graphs are kept between runs."""
 
     def __post_init__(self) -> None:
         if not self.dtypes:

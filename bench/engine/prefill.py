@@ -45,11 +45,11 @@ class PrefillBenchConfig(BenchConfig, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench prefill`."""
 
     prompt_lengths: tuple[int, ...] = (1, 4, 16, 64, 256, 512)
-    """Tokens of a prompt; cut to the context of a model."""
+    """Prompt lengths in tokens, cut to the model's context."""
     step_tokens: int = 2_048
-    """Tokens of a step of many prompts."""
+    """Tokens in a step of many prompts."""
     prompt_tokens: int = 500
-    """Length of the prompt that is also fed token by token; cut to the context."""
+    """Length of the prompt that is also fed token by token, cut to the model's context."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

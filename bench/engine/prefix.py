@@ -30,15 +30,15 @@ class PrefixBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench prefix`."""
 
     model: Path = DEMO_MODEL
-    """A checkpoint; its weights hardly matter, its shape does."""
+    """Checkpoint to measure; its shape matters, its weights hardly."""
     prompts: int = 1_000
-    """Prompts, each with a question of its own behind the header."""
+    """Number of prompts, each with a question of its own behind the header."""
     header_tokens: int = 400
-    """Tokens that all prompts begin with."""
+    """Number of tokens that all prompts begin with."""
     max_tokens: int = 16
-    """Tokens sampled for each prompt."""
+    """Number of tokens sampled for each prompt."""
     repetitions: int = 3
-    """Measurements of each figure; the median is reported, the record has them all."""
+    """Measurements of each figure; the median is reported, the record has all."""
 
 
 def main(argv: list[str]) -> int:

@@ -34,17 +34,17 @@ class SnapshotBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench snapshot`."""
 
     model: Path = DEMO_MODEL
-    """A checkpoint; its weights hardly matter, its shape does."""
+    """Checkpoint to measure; its shape matters, its weights hardly."""
     device: Literal["cpu", "gpu"] = "cpu"
-    """What the model runs on: the processor, or the first GPU."""
+    """Device that the model runs on: the processor, or the first GPU."""
     sequences: tuple[int, ...] = (5_000,)
-    """Sequences that run when a snapshot is taken, each a request of its own."""
+    """Numbers of sequences that run when a snapshot is taken, each a request of its own."""
     max_tokens: int = 200
-    """Tokens of each sequence; snapshots are taken when a quarter has been sampled."""
+    """Tokens in each sequence; snapshots are taken when a quarter of them has been sampled."""
     repetitions: int = 3
-    """Measurements of each figure; the median is reported, the record has them all."""
+    """Measurements of each figure; the median is reported, the record has all."""
     folder: str = ""
-    """Where snapshots are written; empty: where the system has temporary files."""
+    """Folder that snapshots are written to; empty: the system's folder for temporary files."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

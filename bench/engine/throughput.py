@@ -37,19 +37,21 @@ class EngineBenchConfig(BenchConfig, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench engine`."""
 
     batch_sizes: tuple[int, ...] = (1, 4, 16, 64, 256, 1024, 2048, 4096)
-    """Sequences that decode at once."""
+    """Numbers of sequences that decode at once."""
     pytorch: bool = True
-    """Measure models of plain mixers as a PyTorch recurrence too, where torch is installed."""
+    """Whether models of plain mixers are also measured as a PyTorch recurrence, where torch is
+    installed."""
     pytorch_rows: int = 65_536
-    """Most sequences that the PyTorch recurrence decodes at once: it needs more memory."""
+    """Most sequences that the PyTorch recurrence decodes at once, as it needs more memory."""
     top_p: float = 1.0
-    """Of the sampling, at temperature 1, where tokens a second are measured."""
+    """Top-p of the sampling, at temperature 1, where tokens a second are measured."""
     turn_rows: int = 1_048_576
-    """Rows of a step where sequences take turns; fewer running sequences take none."""
+    """Most rows in a step; more running sequences than this take turns."""
     fill_memory: bool = False
-    """Measure also with as many running sequences as there are slots where num_slots is 0."""
+    """Whether to measure also with as many running sequences as num_slots = 0 gives slots."""
     cold_start: bool = True
-    """Measure a start with empty caches too, which compiles; else graphs must be in cache_dir."""
+    """Whether to measure also a start with empty caches, which compiles; if not, graphs must be in
+    cache_dir."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -73,19 +73,19 @@ class CountedConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench counted`. The defaults are an H200 as measured by torch."""
 
     widths: tuple[int, ...] = (1024, 512)
-    """d_model of the models, of 8 layers and 8,192 tokens."""
+    """Values of d_model; each model has 8 layers and a vocabulary of 8,192 tokens."""
     step_rows: tuple[int, ...] = (65_536, 4_096)
-    """Rows of a step."""
+    """Rows in a step."""
     tflops: float = 790.0
-    """Matrix products in bfloat16 that the device does, in TFLOP/s."""
+    """Device's rate of matrix products in bfloat16, in TFLOP/s."""
     tb_per_s: float = 4.3
-    """Bytes that its memory moves, in TB/s."""
+    """Bandwidth of the device's memory, in TB/s."""
     processors: int = 132
-    """Multiprocessors of the device."""
+    """Number of multiprocessors of the device."""
     ghz: float = 1.755
-    """Clocks of one, in GHz."""
+    """Clock rate of a multiprocessor, in GHz."""
     gap_us: float = 1.0
-    """Between a kernel and the next, in microseconds: assumed."""
+    """Assumed time between a kernel and the next, in microseconds."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

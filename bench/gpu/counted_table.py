@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.frame import Record, table
 
 GOALS = {1024: 3.4e6, 512: 10e6}
-"""Tokens a second, by width."""
+"""Goals in tokens a second, by width."""
 
 
 def markdown(record: Record) -> list[str]:

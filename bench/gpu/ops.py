@@ -36,7 +36,7 @@ Found = tuple[F64, F64, F64]
 
 PRODUCTS = {"up", "down", "proj_in", "proj_out", "head"}
 RESIDUAL = {"down", "proj_out"}
-"""Those that a residual is added to."""
+"""Products that a residual is added to."""
 LOST_OF_SUMS = 2.0**-11
 """Largest error of a product in FLOAT8, as a part of the magnitudes that are summed: tensor cores
 are said to keep 14 bits of a sum, and K is 4,096."""

@@ -29,7 +29,7 @@ from engine.device.products import choose_product
 from engine.device.runner import open_device
 
 COPIES = (4 * 2**10, 8 * 4_096, 8 * 65_536)
-"""Bytes: next to nothing, what a step of 4,096 rows and of 65,536 uploads."""
+"""Bytes to copy: next to nothing, then the upload of a step of 4,096 rows and of 65,536 rows."""
 
 
 def main(argv: list[str]) -> int:

@@ -19,7 +19,7 @@ from bench.gpu.task import Lines, Task, read_task
 METRIC = "gpu__time_duration.sum"
 NS = {"ns": 1.0, "nsecond": 1.0, "us": 1e3, "usecond": 1e3, "ms": 1e6, "msecond": 1e6}
 STEP = "embed"
-"""In the name of a step's first kernel."""
+"""Part of the name of a step's first kernel."""
 
 
 def main(argv: list[str]) -> int:

@@ -20,18 +20,18 @@ from engine.config import Dtype, ModelConfig, ProductSetting
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One measurement of a random model: each uses those of the settings that it needs."""
+    """A measurement of a random model; each uses those of the settings that it needs."""
 
     part: str
-    """Its name in the lines."""
+    """Name of the part in the lines."""
     lines: str
     """The file that lines are appended to."""
     device: Literal["cpu", "gpu"]
     cache_dir: str
-    """Where compiled graphs are."""
+    """Folder of compiled graphs."""
     dtype: Dtype = "bfloat16"
     product: ProductSetting = "auto"
-    """The engine's setting of this name: which kernel multiplies matrices on a GPU."""
+    """Kernel that multiplies matrices on a GPU: the engine's setting of this name."""
     d_model: int = 1024
     num_layers: int = 8
     num_heads: int = 4
@@ -48,13 +48,13 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     slots: int = 0
     """Slots of the state pool; 0: as many as rows need."""
     products: tuple[tuple[int, int, int], ...] = ()
-    """Matrix products [rows, inner] x [inner, columns], whose peak is wanted."""
+    """Matrix products [rows, inner] x [inner, columns] to measure the peak of."""
     forms: tuple[str, ...] = ()
     """Forms of the PyTorch recurrence to time: see `bench.model.recurrence_rate`."""
     gib: float = 4.0
-    """Size of the copy that is timed."""
+    """Size of the timed copy, in GiB."""
     seconds: float = 1.0
-    """Least time of a repetition."""
+    """Least time of a repetition, in seconds."""
     repetitions: int = 3
 
     @property

@@ -38,15 +38,15 @@ class TuneConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm tune`."""
 
     model: Path = DEMO_MODEL
-    """The checkpoint whose shapes are measured."""
+    """Checkpoint whose shapes are measured."""
     cache_dir: Path = EngineConfig().cache_dir
-    """Where compiled graphs are kept, and what is found: the engine's setting of that name."""
+    """Folder of compiled graphs and of the result: the engine's setting of this name."""
     rows: tuple[int, ...] = (64, 1024, 4096, 16_384)
-    """Rows of a step; all weigh the same."""
+    """Rows of a step to measure; all count equally."""
     repetitions: int = 5
     """Measurements of each op; the median counts."""
     seconds: float = 0.1
-    """Least time of one repetition."""
+    """Least time of one repetition, in seconds."""
 
     def __post_init__(self) -> None:
         for name in ("rows", "repetitions", "seconds"):

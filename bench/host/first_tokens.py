@@ -22,32 +22,33 @@ from engine.steps.batch import Batch, StepResult
 
 SLOTS, N_CTX = 2_048, 512
 BEFORE: dict[str, Any] = {"prefill_step_tokens": 4_096, "max_prefill_share": 0.5}
-"""With at most 2,048 running sequences: all of them decode, and prompts fill the step."""
+"""Settings under which, with at most 2,048 running sequences, all of them decode and prompts fill
+the step."""
 
 
 class FirstTokensConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench first-tokens`. The defaults are float32 on 2 cores."""
 
     widths: tuple[int, ...] = (256, 512)
-    """d_model of the models, of 8 layers and 8,192 tokens."""
+    """Values of d_model; each model has 8 layers and a vocabulary of 8,192 tokens."""
     step_ms: tuple[float, ...] = (5.0, 7.1)
-    """Milliseconds that a step of each model takes besides its rows."""
+    """Milliseconds that a step takes besides its rows, for each width."""
     row_us: tuple[float, ...] = (101.0, 450.0)
-    """Microseconds that a decoded row of each model takes."""
+    """Microseconds that a decoded row takes, for each width."""
     at_once: tuple[int, ...] = (1_024, 256)
-    """Requests that are sent at once."""
+    """Numbers of requests sent at once."""
     loads: tuple[float, ...] = (0.3, 0.8)
-    """Parts of what the device can do at most that arrive, at random times."""
+    """Loads that arrive at random times, as fractions of the most that the device can do."""
     requests: int = 2_000
-    """Requests of such a load."""
+    """Number of requests in each of these loads."""
     prompt_tokens: int = 32
-    """Length of a prompt."""
+    """Length of a prompt, in tokens."""
     output_tokens: int = 128
-    """Length of a completion."""
+    """Length of a completion, in tokens."""
     step_tokens: tuple[int, ...] = (256, 512, 1_024, 2_048, 4_096)
-    """Values of `prefill_step_tokens` that are tried."""
+    """Values of `prefill_step_tokens` to try."""
     shares: tuple[float, ...] = (0.25, 0.5, 0.75, 0.9, 0.95, 1.0)
-    """Values of `max_prefill_share` that are tried."""
+    """Values of `max_prefill_share` to try."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,7 +70,7 @@ class FirstTokensConfig(Settings, frozen=True, forbid_unknown_fields=True):
 
 
 class Device(NamedTuple):
-    """Seconds that the parts of a step take."""
+    """Seconds that each part of a step takes."""
 
     step_s: float
     row_s: float
@@ -125,7 +126,7 @@ def _limits(tokens: int, share: float) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Times:
-    """When each request's tokens came, in seconds."""
+    """The times at which each request's tokens came, in seconds."""
 
     first: F64
     last: F64

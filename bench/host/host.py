@@ -33,21 +33,22 @@ class HostBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench host`."""
 
     running: tuple[int, ...] = (1_000, 10_000, 100_000, 500_000, 1_000_000)
-    """Sequences that run at once."""
+    """Numbers of sequences that run at once."""
     turn_rows: int = 65_536
-    """Rows of a step where sequences take turns; fewer running sequences take none."""
+    """Most rows in a step; more running sequences than this take turns."""
     length: int = 128
-    """Tokens of each sequence where sequences end and are replaced."""
+    """Tokens in each sequence where sequences end and are replaced."""
     samples: int = 64
-    """Completions of each request then."""
+    """Completions of each request where sequences end and are replaced."""
     repetitions: int = 3
-    """Measurements of each figure; the median is reported, the record has them all."""
+    """Measurements of each figure; the median is reported, the record has all."""
     seconds: float = 1.0
-    """Least time of one repetition."""
+    """Least time of one repetition, in seconds."""
     model: Path = DEMO_MODEL
-    """Whose step the host's time is a part of, on the processor; none if the folder is missing."""
+    """Checkpoint whose step on the processor the host's time is compared with; none if the folder
+    is missing."""
     cache_dir: Path = EngineConfig().cache_dir
-    """Where compiled graphs are kept between runs."""
+    """Folder where compiled graphs are kept between runs."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

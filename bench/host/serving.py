@@ -23,7 +23,7 @@ _STOP_S = 20.0
 _SERVE = """import sys; from server.supervise.launch import main
 sys.exit(main(sys.argv[2:], engine_module=sys.argv[1]))"""
 _SAID = 600
-"""Characters of its log that an error shows."""
+"""Number of characters of a server's log that an error message shows."""
 
 
 def free_port() -> int:
@@ -103,7 +103,7 @@ class Serving(NamedTuple):
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Base URL of the server."""
         return f"http://{self.host}:{self.port}"
 
 

@@ -24,34 +24,34 @@ from engine.steps.batch import Batch
 
 HOST = ("add", "schedule", "enqueue", "complete")
 RESULT_BYTES = 8
-"""Of a decode row: a token and its log-probability."""
+"""Bytes of a decode row's result: a token and its log-probability."""
 
 
 class SimulationConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench simulate`. The defaults are an H200 as measured by torch."""
 
     widths: tuple[int, ...] = (512, 1024)
-    """d_model of the models, of 8 layers and 8,192 tokens."""
+    """Values of d_model; each model has 8 layers and a vocabulary of 8,192 tokens."""
     running: int = 1_000_000
     """Sequences that run at once."""
     step_rows: tuple[int, ...] = (8_192, 65_536)
-    """Rows of a step."""
+    """Rows in a step."""
     length: int = 128
-    """Tokens of each sequence; those that end are replaced."""
+    """Tokens in each sequence; sequences that end are replaced."""
     samples: int = 64
     """Completions of each request."""
     tflops: float = 790.0
-    """Matrix products in bfloat16 that the device does, in TFLOP/s."""
+    """Device's rate of matrix products in bfloat16, in TFLOP/s."""
     tb_per_s: float = 4.3
-    """Bytes that its memory moves, in TB/s."""
+    """Bandwidth of the device's memory, in TB/s."""
     gb_per_s: float = 50.0
-    """Bytes that go between host and device, in GB/s, either way."""
+    """Bandwidth between host and device in each direction, in GB/s."""
     launch_us: float = 200.0
-    """Time in which the host launches a step's kernels, in microseconds."""
+    """Time that the host takes to launch a step's kernels, in microseconds."""
     efficiencies: tuple[float, ...] = (0.6, 1.0)
-    """Shares of both rates that the step reaches."""
+    """Fractions of both rates that the step reaches."""
     seconds: float = 10.0
-    """Least time of one measurement."""
+    """Least time of one measurement, in seconds."""
 
 
 def main(argv: list[str]) -> int:

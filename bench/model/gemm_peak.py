@@ -30,7 +30,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shapes: tuple[tuple[int, int], ...]
     repetitions: int
     threads: int = 0
-    """0: as many as torch chooses."""
+    """CPU threads; 0: torch chooses."""
 
 
 def main(argv: list[str]) -> int:

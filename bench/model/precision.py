@@ -62,17 +62,19 @@ class PrecisionConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench precision`."""
 
     demo_model: Path = DEMO_MODEL
-    """A checkpoint to measure, with a tokenizer; left out where the folder is missing."""
+    """Checkpoint to measure, with a tokenizer; left out where the folder is missing."""
     random_widths: tuple[int, ...] = (1024,)
-    """d_model of further models, with random weights: 8 layers, context 512, vocabulary 8192."""
+    """Values of d_model of further models, with random weights, 8 layers, context 512 and
+    vocabulary 8192."""
     sequences: int = 4
-    """Sequences of its whole context fed to the checkpoint: held-out problems, solved."""
+    """Number of sequences fed to the checkpoint, each a whole context of solved held-out
+    problems."""
     random_sequences: int = 1
-    """Sequences of random tokens fed to each model with random weights."""
+    """Number of sequences of random tokens fed to each model with random weights."""
     threads: int = 0
-    """CPU threads; 0 is as many as torch chooses."""
+    """CPU threads; 0: torch chooses."""
     seed: int = 0
-    """Seeds the random weights, tokens and problems."""
+    """Seed of the random weights, tokens and problems."""
 
 
 def main(argv: list[str]) -> int:

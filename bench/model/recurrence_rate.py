@@ -30,9 +30,9 @@ FORMS = {
     "captured": "PyTorch captured",
     "compiled captured": "PyTorch compiled, captured",
 }
-"""By form, its name in a record."""
+"""Name of each form in a record."""
 WARM_STEPS = 3
-"""Before a capture, which must not be the first step."""
+"""Number of steps before a capture, which must not be the first step."""
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

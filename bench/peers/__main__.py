@@ -33,7 +33,7 @@ USAGE = """usage: python -m bench.peers COMMAND [options]
 `python -m bench.peers run --help` explains the options.
 """
 _ROWS, _SHAPES = (256, 2048), ((512, 2048), (1024, 4096))
-"""Rows, and inner by columns, of the products that tell the machine's peak."""
+"""Rows, and pairs of inner and columns, of the products that measure the machine's peak."""
 
 
 def main(argv: list[str]) -> int:

@@ -16,13 +16,13 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     name: str
     engine: str
-    """As named in tables."""
+    """Name of the engine in tables."""
     how: Literal["http", "offline"]
     """http: loaded by `srm loadtest`; offline: a timed program in the engine's environment."""
     package: str = ""
     """The package whose version is recorded; ours has none."""
     environment: str = ""
-    """One of `making.ENVIRONMENTS`; empty: this one."""
+    """Name of its environment in `making.ENVIRONMENTS`; empty: our own."""
     model: str
     """The name of a shape (`shapes.py`)."""
     suffix: str = ""
@@ -39,7 +39,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ignores_eos: bool = True
     """Whether it takes `ignore_eos`; else samples may end early, with random weights rarely."""
     task: dict[str, Any] = {}
-    """Further members of its program's task."""
+    """Further members of the task given to its program."""
     has_text: bool = False
     """Whether its prompts must be texts, not token ids."""
     is_narrow: bool = True
@@ -54,27 +54,28 @@ class PeersConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `python -m bench.peers`."""
 
     peers_dir: Path = Path("~/.cache/srm-peers")
-    """Folder of the other engines' environments and of all models; some 8 GB."""
+    """Folder of the other engines' environments and of all models, which takes some 8 GB."""
     peers: tuple[str, ...] = ()
-    """Which to run, by name or by what names begin with. Empty: all."""
+    """Peers to run, by name or by how names begin; empty: all."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of weights and activations, where an engine computes in it on a CPU; else float32."""
+    """Dtype of weights and activations, for engines that compute in it on a CPU; others use
+    float32."""
     prompt_tokens: int = 32
-    """Of each prompt, random ids."""
+    """Tokens in each prompt, which are random ids."""
     output_tokens: int = 128
-    """Of each completion, greedy, none ended early."""
+    """Tokens in each completion, which is greedy and not ended early."""
     seconds: float = 6.0
-    """Whole waves of requests are measured, at least one, about so long for each concurrency."""
+    """Approximate seconds to measure at each concurrency: whole waves of requests, at least one."""
     threads: int = 0
-    """That every engine computes with; 0: as many as there are cores."""
+    """CPU threads of every engine; 0: one for each core."""
     start_s: float = 300.0
-    """How long a server may take until it answers."""
+    """Most seconds until a server answers."""
     timeout_s: float = 200.0
-    """How long all measurements of one peer may take; those that are done then are kept."""
+    """Most seconds for all measurements of one peer; those done by then are kept."""
     memory_gib: float = 8.0
-    """Memory that sequences running at once are counted into."""
+    """Memory in GiB for which the sequences that fit at once are counted."""
     results: Path = Path("runs/peers")
-    """Folder of what each peer gave; who has a result there is not run again."""
+    """Folder of each peer's result; a peer with a result there is not run again."""
 
     @property
     def folder(self) -> Path:

@@ -10,7 +10,7 @@ import msgspec
 
 KINDS = ("srm", "llama", "mamba", "mamba2", "rwkv4", "rwkv7")
 LAYERS, HEADS, VOCAB_SIZE, N_CTX = 8, 4, 8192, 512
-"""The same in every model, as in the paper."""
+"""Sizes that are the same in every model, as in the paper."""
 
 _MAMBA_STATE, _MAMBA_CONV, _MAMBA2_HEADS = 16, 4, 8
 _RWKV_HEAD, _RWKV_RANK = 64, 64
@@ -20,7 +20,8 @@ class Shape(msgspec.Struct, frozen=True):
     """The shape of one model."""
 
     kind: str
-    """One of KINDS. `mamba2` has the paper's state of d_model / 2 in 8 heads, `mamba` one of 16."""
+    """Kind of model, one of KINDS. `mamba2` has the paper's state of d_model / 2 in 8 heads,
+    `mamba` one of 16."""
     d_model: int
 
     @property

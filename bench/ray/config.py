@@ -9,13 +9,13 @@ class RayDataConfig(Settings, frozen=True):
     """Settings of `python -m bench.ray data`."""
 
     lines: int = 20_000
-    """Lines of the input."""
+    """Number of lines in the input."""
     shard_lines: int = 500
-    """Most lines of a shard."""
+    """Most lines in a shard."""
     nodes: int = 3
-    """Nodes of the cluster, of which one is killed midway."""
+    """Number of nodes of the cluster, one of which is killed midway."""
     max_step_rows: int = 512
-    """The setting of every engine."""
+    """Engine setting `max_step_rows` of every engine."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -27,10 +27,10 @@ class RayServeConfig(Settings, frozen=True):
     """Settings of `python -m bench.ray serve`."""
 
     concurrency: int = 8
-    """Clients that wait for whole replies, one request after the other."""
+    """Number of clients that wait for whole replies, one request after the other."""
     streams: int = 4
-    """Clients that read streams."""
+    """Number of clients that read streams."""
     max_tokens: int = 64
     """Tokens of each request."""
     seconds: float = 30.0
-    """How long they ask; a third of it has passed when one of two replicas is killed."""
+    """Seconds that clients send requests; after a third of them one of two replicas is killed."""

@@ -102,7 +102,7 @@ CARD: dict[str, Callable[[Path], list[str]]] = {
     "accuracy": _accuracy,
     "learning": _learning,
 }
-"""By the name used in a card: the function that returns the lines for its folder."""
+"""Functions that return a card's lines for its folder, by the name used in the card."""
 
 
 RANDOM = "random d 512"
@@ -341,4 +341,4 @@ FIGURES: dict[str, tuple[str, Callable[[Record], list[str]]]] = {
     "ray-data": ("ray-data", ray_data),
     "ray-serve": ("ray-serve", ray_serve),
 }
-"""By the name used in a page: the kind of record, and the function that returns the lines."""
+"""Kind of record and function that returns the lines, by the name used in a page."""

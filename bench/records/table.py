@@ -35,7 +35,7 @@ class TableConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench table`."""
 
     check: bool = False
-    """Write nothing; say which page does not agree with its records."""
+    """Whether to write nothing, and only say which page does not agree with its records."""
 
 
 def main(argv: list[str]) -> int:

@@ -24,26 +24,26 @@ _EVENT = (
     b"\n\n"
 )
 _MARK = b"data: {"
-"""Begins an event."""
+"""Bytes that begin an event."""
 _READ_BYTES = 65_536
 _SPAWN = multiprocessing.get_context("spawn")
 
 
 class Bare(NamedTuple):
-    """What the bare program took, beside the reader."""
+    """The times of the bare program, besides those of the reader."""
 
     user_us: float
-    """Of an event, as the next one."""
+    """Microseconds of processor time that the program took for an event, outside the kernel."""
     system_us: float
     events_per_s: float
 
 
 class Reading(NamedTuple):
-    """What a reader counted and took."""
+    """The counts and times of a reader."""
 
     events: int
     seconds: float
-    """From its first byte to its last."""
+    """Seconds from its first byte to its last."""
     cpu_s: float
 
 

@@ -35,7 +35,7 @@ class FleetBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench fleet`."""
 
     engines: tuple[int, ...] = (1, 2, 4, 8)
-    """Servers, the one that has the batch included."""
+    """Numbers of servers, including the one that has the batch."""
     line_rates: tuple[float, ...] = (100.0, 400.0, 1600.0)
     """Lines a second that one engine alone would answer."""
     running: int = 64
@@ -43,7 +43,7 @@ class FleetBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     max_tokens: int = 16
     """Tokens of each line."""
     seconds: float = 10.0
-    """How long all engines together would take for the batch."""
+    """Seconds that all engines together would take for the batch."""
 
 
 class _Counts(NamedTuple):
@@ -211,4 +211,4 @@ def markdown(record: Record) -> list[str]:
 
 
 KINDS = ("owner jobs", "owner engine", "others api", "others engine")
-"""Kinds of processes that a line takes the time of."""
+"""Kinds of processes whose time a line takes."""

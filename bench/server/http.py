@@ -41,25 +41,25 @@ class HttpBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     model: Path = DEMO_MODEL
     """Folder with config.json, model.safetensors and tokenizer.json."""
     random_widths: tuple[int, ...] = ()
-    """d_model of models with random weights, to measure instead of `model`."""
+    """Values of d_model of models with random weights, to measure instead of `model`."""
     dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32",)
-    """What matrices and activations are kept in; each is measured."""
+    """Dtypes of matrices and activations; each is measured."""
     streams: tuple[int, ...] = (1, 64, 256, 1_024)
-    """Streams of one completion each that are read at once."""
+    """Numbers of streams read at once, of one completion each."""
     requests: int = 10
-    """Requests for many completions, sent at once, streamed and whole."""
+    """Number of requests for many completions, sent at once, streamed and whole."""
     n: int = 1_000
-    """Completions of each of these; 0: leave them out."""
+    """Completions of each of these requests; 0: they are left out."""
     prompt_tokens: int = 32
     """Tokens of each prompt."""
     max_tokens: int = 128
     """Tokens of each completion."""
     api_processes: int = 1
-    """Processes that answer."""
+    """Number of API processes."""
     max_prefill_shares: tuple[float, ...] = (EngineConfig().max_prefill_share,)
-    """The engine's setting of that name; each is measured."""
+    """Values of the engine's `max_prefill_share`; each is measured."""
     repetitions: int = 3
-    """Bursts, through HTTP and through the engine alone; the medians are compared."""
+    """Bursts through HTTP and through the engine alone; the medians are compared."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,13 +68,13 @@ class HttpBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
 
     @property
     def kind(self) -> str:
-        """Which models are measured, and whether that is of several shares."""
+        """Name of the record: which models are measured, and whether at several shares."""
         model = "random" if self.random_widths else self.model.name
         return f"{model}-prefill-shares" if len(self.max_prefill_shares) > 1 else model
 
 
 class _Burst(msgspec.Struct, frozen=True):
-    """What a process with the engine alone is asked for."""
+    """The measurement that a process with the engine alone is asked for."""
 
     model: Path
     dtype: Literal["float32", "bfloat16"]

@@ -27,7 +27,8 @@ _FOLDERS = {
     "server/http/": "requests",
 }
 PARTS = ("system call", "engine message", "decoding", "rendering", "requests", "loop")
-"""What a sample may be of; the first of its frames that a folder claims decides, and none: loop."""
+"""Activities that a sample may belong to, decided by its innermost frame from a known folder;
+without one it is `loop`."""
 
 
 @contextmanager

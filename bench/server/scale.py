@@ -22,18 +22,19 @@ from engine.records import RECORDS
 
 _DAY_S = 24 * 3600
 _PROMPT_COST = 167.8 / 184.5
-"""Operations of a prompt's token as a part of a decoded one's, d 1,024 (docs/performance.md)."""
+"""Operations of a prompt's token as a fraction of those of a decoded one, at d 1,024
+(docs/performance.md)."""
 
 
 class ScaleConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench scale`; all but the records' figures are assumptions."""
 
     gpus: tuple[int, ...] = (8, 64, 1_000)
-    """GPUs, each with a server of its own."""
+    """Numbers of GPUs, each with a server of its own."""
     gpu_tokens_per_s: tuple[float, ...] = (1.8e6, 3.4e6)
     """Least and most tokens a second of one GPU."""
     running: int = 65_536
-    """Sequences that a GPU runs at once."""
+    """Sequences that one GPU runs at once."""
     state_bytes: int = 32_768
     """Bytes of a sequence's state."""
     router_rate: float = 2_000.0
@@ -41,15 +42,15 @@ class ScaleConfig(Settings, frozen=True, forbid_unknown_fields=True):
     mtbf_h: float = 50_000.0
     """Mean hours between two failures of a GPU."""
     stops_a_day: float = 1.0
-    """Times that each replica is stopped on purpose, a day."""
+    """Planned stops of each replica, a day."""
     restart_s: float = 120.0
     """Seconds until a replica is back."""
     days: float = 30.0
-    """Simulated days."""
+    """Number of simulated days."""
     gpu_price: float = 3.0
-    """Dollars of a GPU an hour, with its host."""
+    """Price of a GPU with its host, in dollars an hour."""
     core_price: float = 0.04
-    """Dollars of a processor core an hour, beyond the GPUs' hosts."""
+    """Price of a processor core beyond the GPUs' hosts, in dollars an hour."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,7 +59,7 @@ class ScaleConfig(Settings, frozen=True, forbid_unknown_fields=True):
 
 
 class _Load(NamedTuple):
-    """One kind of requests."""
+    """A kind of request that loads the fleet."""
 
     name: str
     prompt_tokens: int

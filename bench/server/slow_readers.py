@@ -36,19 +36,20 @@ class SlowReadersBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench slow-readers`."""
 
     streams: int = 8_192
-    """Streams of one completion each; in the second part every other one reads slowly."""
+    """Number of streams, of one completion each; in the second part every other one reads
+    slowly."""
     leave: int = 1_000
-    """Streams that leave in the second part, at random moments."""
+    """Number of streams that leave in the second part, at random moments."""
     max_tokens: int = 300
     """Tokens of each completion."""
     logprobs: int = 5
-    """Alternatives that each token comes with, so that there is much to read; 0: none."""
+    """Alternatives returned with each token, so that there is much to read; 0: none."""
     step_s: float = 0.4
-    """Seconds of a step of the engine."""
+    """Seconds that a step of the engine takes."""
     pause_s: float = 5.0
     """Seconds between two reads of a slow reader, while others run."""
     seed: int = 0
-    """Of who leaves, and when."""
+    """Seed of which streams leave, and when."""
 
 
 def main(argv: list[str]) -> int:

@@ -28,29 +28,31 @@ from bench.server.load import send
 from bench.server.profile import PARTS, divided, sampled
 
 _TOKEN_S = 60e-6
-"""Time of the sleeping engine a token: less than half of a core for each process, it is hoped."""
+"""Seconds a token of the sleeping engine, chosen so that each process should need less than half a
+core."""
 _LEAST_STEP_S = 0.002
 _LEAST_TOKENS = 4_096
-"""Of a burst; the operating system counts in hundredths of a second."""
+"""Least tokens of a burst, as the operating system counts time in hundredths of a second."""
 
 
 class StreamsBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm bench streams`."""
 
     streams: tuple[int, ...] = (1, 16, 256, 1_024, 8_192)
-    """Streams of one completion each that are read at once."""
+    """Numbers of streams read at once, of one completion each."""
     max_tokens: int = 128
     """Tokens of each completion."""
     logprobs: int = 0
-    """Alternatives that each token comes with; 0: no log-probabilities."""
+    """Alternatives returned with each token; 0: no log-probabilities."""
     repetitions: int = 3
-    """Bursts of each number of streams; the medians are shown."""
+    """Bursts with each number of streams; the medians are shown."""
     most: int = 1_024
-    """Streams of the second part, where the engine is fast."""
+    """Number of streams in the second part, where the engine is fast."""
     token_us: tuple[float, ...] = (40.0, 30.0, 25.0, 20.0)
-    """Microseconds in which that engine makes a token."""
+    """Microseconds in which the fast engine makes a token."""
     profile: bool = False
-    """Whether one more burst of each number of streams is sampled by py-spy, to divide the time."""
+    """Whether one more burst with each number of streams is sampled by py-spy, to show where the
+    time goes."""
     flame: Path | None = None
     """An SVG file for a flame graph of the API process, of the last number of streams."""
 
@@ -171,7 +173,7 @@ def _api(server: Serving) -> int:
 
 
 KINDS = ("api", "system", "engine", "client")
-"""Whose time a token takes; `system` is a part of the API's."""
+"""Processes whose time a token takes; `system` is a part of the API's time."""
 
 
 def markdown(record: Record) -> list[str]:

@@ -51,7 +51,7 @@ class Decoder:
         llama_cpp.llama_free(self._context)
 
     def generate(self, prompts: Any, num_tokens: int) -> int:
-        """Greedy tokens for i32[sequences, length]; how many there are in all."""
+        """Generate greedy tokens for i32[sequences, length]; return the total number."""
         count, length = map(int, prompts.shape)
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         newest = np.zeros(count, np.int32)
@@ -69,7 +69,7 @@ class Decoder:
         return count * num_tokens
 
     def _decode(self, tokens: Any, positions: Any, sequences: Any, wanted: Any) -> Any:
-        """The likeliest next token of each position that is wanted."""
+        """Return the likeliest next token at each wanted position."""
         batch, count = self._batch, len(tokens)
         batch.n_tokens = count
         columns = {"token": tokens, "pos": positions, "n_seq_id": 1, "logits": wanted}

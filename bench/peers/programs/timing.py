@@ -26,21 +26,22 @@ from typing import Any
 
 Prompts = list[list[int]]
 Prepare = Callable[[Prompts], Callable[[int], int]]
-"""From prompts to what has n tokens generated for each, and says how many came of it in all."""
+"""A function from prompts to a function that generates n tokens for each and returns the total
+number."""
 
 FIRST_TOKEN = 3
-"""Ids below are special ones."""
+"""Least id of ordinary tokens; lower ids are special."""
 WARM_TOKENS = 4
 
 
 def read_task() -> dict[str, Any]:
-    """The first argument."""
+    """Return the task given as the first argument."""
     task: dict[str, Any] = json.loads(sys.argv[1])
     return task
 
 
 def random_prompts(task: dict[str, Any], count: int) -> Prompts:
-    """The same for the same count."""
+    """Return random prompts, always the same for the same count."""
     rng = random.Random(count)
     vocab_size = task["shape"]["vocab_size"]
     return [
@@ -50,7 +51,8 @@ def random_prompts(task: dict[str, Any], count: int) -> Prompts:
 
 
 def measure(task: dict[str, Any], prepare: Prepare) -> None:
-    """Every concurrency in turn. A generation of another length than asked for ends the program."""
+    """Measure each concurrency in turn. A generation of another length than asked for ends the
+    program."""
     for concurrency in task["concurrency"]:
         generate = prepare(random_prompts(task, concurrency))
         generate(min(task.get("warm_tokens", WARM_TOKENS), task["output_tokens"]))
