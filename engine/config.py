@@ -46,12 +46,12 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     d_model: int
     num_layers: int
     num_heads: int
-    """1 for a model without heads."""
+    """Heads of a token mixer; 1 for a model without heads."""
     n_ctx: int
     """Longest sequence that can be fed, in tokens."""
     vocab_size: int
     use_projections: bool = True
-    """Whether heads are projected in and out; never without heads."""
+    """Whether linear projections stand before and after the heads; never without heads."""
     decay: bool = True
     decay_constant: int = 1
     """The exponent's divisor c: a source s is weighed by lambda ** ((t - s) / c)."""
@@ -59,9 +59,10 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eos_token_id: int = 1
     mixer: Mixer = "mixed"
     kernel_size: int = 1
-    """Neighbouring channels that "kernel" mixes."""
+    """Number of neighbouring channels that the mixer "kernel" mixes."""
     combined_row_quirk: bool = False
-    """Of "combined": row units divide their values by c instead of the exponent, as published."""
+    """Whether row units of the mixer "combined" divide values by c instead of the exponent, as
+    published."""
     format: Literal["srm"] = "srm"
     format_version: Literal[1] = 1
 
@@ -125,7 +126,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def channel_flops_per_token(self) -> int:
-        """Those of `flops_per_token` that channel mixers take."""
+        """The part of `flops_per_token` that channel mixers take."""
         return 2 * self.num_layers * 8 * self.d_model**2
 
     def misfit(self, inputs: int, outputs: int) -> str:
@@ -161,7 +162,7 @@ def parse_model_config(path: Path, data: bytes) -> ModelConfig:
 
 Dtype = Literal["float32", "bfloat16", "float8"]
 FLOAT8_MULTIPLES = (512, 256)
-"""What inputs and outputs of every matrix are multiples of where a model can have float8."""
+"""Numbers that a matrix's inputs and outputs must be multiples of in float8."""
 ProductSetting = Literal["auto", "own", "linalg", "max"]
 AUTO_DTYPES: dict[str, Dtype] = {"cpu": "float32", "gpu": "bfloat16"}
 """The dtype that `auto` stands for on each device."""
@@ -190,34 +191,38 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: Path = DEMO_MODEL
     """Folder with config.json, model.safetensors and tokenizer.json."""
     device: Literal["cpu", "gpu"] = "cpu"
-    """What the model runs on: the processor, or a GPU."""
+    """Device that the model runs on: the processor, or a GPU."""
     devices: tuple[int, ...] = ()
-    """Numbers of the GPUs to run on, an engine on each; empty: the first ones, as are needed."""
+    """Numbers of the GPUs to run on, an engine on each; empty: the first ones, as many as
+    needed."""
     dtype: Literal["auto", "float32", "bfloat16", "float8"] = "auto"
-    """Weights and activations; auto is float32 on a CPU, bfloat16 on a GPU; float8: H100, H200."""
+    """Dtype of weights and activations; auto: float32 on a CPU, bfloat16 on a GPU. float8 needs an
+    H100 or H200."""
     product: ProductSetting = "auto"
     """Matrix product of a GPU: ours, MAX's sm_90 kernel, MAX's default; auto is the fastest that
     `srm tune` found, else ours if it fits."""
     num_slots: int = 0
-    """Sequences that run at once; 0 is as many as fit, on a CPU at most 16384."""
+    """Sequences that run at once; 0: as many as fit, on a CPU at most 16384."""
     max_slots: int = 0
-    """Most that num_slots = 0 chooses; 0: as many as fit."""
+    """Most slots that num_slots = 0 chooses; 0: as many as fit."""
     memory_fraction: float = 0.9
-    """Of the memory that is free at the start, what slots may take where num_slots is 0."""
+    """Fraction of the memory free at the start that slots may take where num_slots is 0."""
     prefix_slots: int = 1_024
-    """States of prompts, besides those of sequences, that others can begin from."""
+    """Slots for states of prompts, besides those of sequences, that later requests can begin
+    from."""
     prefix_cache: bool = True
-    """Keep these states for later requests, the least recently used making room for new ones."""
+    """Whether states of prompts are kept for later requests; the least recently used make room for
+    new ones."""
     max_step_rows: int = 0
-    """Most sequences that one step decodes; others take turns. 0 is chosen by device and model."""
+    """Most sequences that one step decodes; others take turns. 0: chosen by device and model."""
     max_step_tokens: int = 0
-    """Most tokens that one step feeds: decoded ones, then prompts; 0 is twice max_step_rows."""
+    """Most tokens that one step feeds: decoded ones, then prompts; 0: twice max_step_rows."""
     prefill_step_tokens: int = 0
-    """Most tokens of a step that feeds prompts, so that first tokens come soon; 0 is chosen by
-    device and model."""
+    """Most tokens of a step that feeds prompts, so that first tokens come soon; 0: chosen by device
+    and model."""
     max_prefill_share: float = 0.9
-    """Most of such a step that prompts take from running sequences; their first tokens come
-    first."""
+    """Largest fraction of a step with prompts that prompts take from running sequences; their first
+    tokens come first."""
     max_waiting: int = 100_000
     """Most sequences that wait for a slot; a request beyond them is refused with 503."""
     max_waiting_bytes: int = 1024**3
@@ -225,33 +230,35 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_parked_bytes: int = 4 * 1024**3
     """Most bytes of sequences that gave up their slots to others; none are parked beyond them."""
     request_timeout_s: float = 0.0
-    """Longest that a request may wait and run, in seconds; 0, and in batches: as it takes."""
+    """Most seconds that a request may wait and run; 0, and for batches: no limit."""
     cache_dir: Path = Path("~/.cache/srm")
-    """Where compiled step graphs are kept between starts."""
+    """Folder where compiled step graphs are kept between starts."""
     graphs_dir: str = ""
-    """Folder of graphs that were compiled ahead, read before `cache_dir`; empty: the release's."""
+    """Folder of graphs compiled ahead, read before `cache_dir`; empty: the release's folder."""
     overlap: bool = True
-    """Schedule a step while the one before it runs; the tokens are the same without."""
+    """Whether a step is scheduled while the one before it runs; the tokens are the same without."""
     endpoint: str = "tcp://127.0.0.1:8765"
-    """Where API processes reach the engine process: `ipc://PATH` or a loopback `tcp://`."""
+    """Address where API processes reach the engine process: `ipc://PATH` or a loopback `tcp://`."""
     weights_note: str = ""
-    """File that says which weights were put to use since, for an engine that is started again."""
+    """File that records which weights were loaded while serving, for an engine that is
+    restarted."""
     step_timeout_s: float = 300.0
-    """A step that takes so long, in seconds, ends the engine, which is started again; 0: never."""
+    """Seconds after which a step that has not ended ends the engine, which is restarted; 0:
+    never."""
     drain_s: float = 30.0
-    """How long a stop waits for running requests, in seconds; not for those of batches."""
+    """Seconds that a stop waits for running requests, but not for those of batches."""
     snapshot_dir: str = ""
     """Folder of the snapshot of batches' requests; empty: no snapshots."""
     snapshot_interval_s: float = 600.0
-    """Time between two snapshots while batches run, in seconds; 0: none but at a stop."""
+    """Seconds between two snapshots while batches run; 0: a snapshot only at a stop."""
     snapshot_s: float = 60.0
-    """How long a stop may take for its snapshot, besides drain_s, in seconds."""
+    """Seconds that a stop may take for its snapshot, besides drain_s."""
     heartbeat: str = ""
     """File that the engine touches several times a second while it serves; empty: none."""
     log_level: LogLevel = "info"
-    """The least that is logged."""
+    """Least level of messages that are logged."""
     log_format: LogFormat = "text"
-    """Lines for a person, or a JSON object each."""
+    """Format of log messages: lines for people, or a JSON object each."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_slots < 2**31:

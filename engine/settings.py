@@ -115,7 +115,8 @@ def of_values(kind: type[T], values: Mapping[str, Any], source: str) -> T:
 
 @cache  # Python parses the whole file to find a class
 def field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """The string under each field, on one line. Python does not keep it, so the source is read."""
+    """Return the string under each field, on one line. Python does not keep it, so the source is
+    read."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(definition, ast.ClassDef)
     (parent,) = kind.__bases__
@@ -183,7 +184,8 @@ def _apply(
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
-    """The values that a setting, or one of a list, must be among; none if these are not listed."""
+    """Return the allowed values of a setting, or of each item of a list; empty if they are not
+    listed."""
     kind = get_args(hint)[0] if get_origin(hint) is tuple else hint
     return get_args(kind) if get_origin(kind) is Literal else ()
 

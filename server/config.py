@@ -28,22 +28,23 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How requests are received."""
 
     model: Path = DEMO_MODEL
-    """Folder with config.json and tokenizer.json; the weights are the engine's business."""
+    """Folder with config.json and tokenizer.json; only the engine reads the weights."""
     served_model_name: str = ""
-    """What requests call the model; empty: the folder's name."""
+    """Name of the model in requests; empty: the folder's name."""
     chat_template: str = ""
-    """File with the Jinja template of chats; empty: the model folder's own, if it has one."""
+    """File with the Jinja template of chats; empty: that of the model folder, if it has one."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 is every IPv4 address of the machine."""
     port: int = 8000
     """TCP port to listen on; 0 takes any free one."""
     api_processes: int = 0
-    """Processes that answer requests, all on the same socket; each takes a core at most. 0: one for
-    every four cores, at most 8."""
+    """Number of processes that answer requests on the same socket; each takes at most a core. 0:
+    one for every four cores, at most 8."""
     engines: int = 1
-    """Engine processes, each with the whole model; samples of requests are spread over them."""
+    """Number of engine processes, each with the whole model; samples of requests are spread over
+    them."""
     endpoint: str = EngineConfig().endpoint
-    """Where the engine listens, as ZeroMQ spells it; with commas between those of several."""
+    """ZeroMQ address of the engine; several engines' addresses have commas between them."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Largest request body, in bytes."""
     max_waiting_bytes: int = EngineConfig().max_waiting_bytes
@@ -53,65 +54,71 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_header_bytes: int = 32 * 1024
     """Largest request line with all headers, in bytes; 431 beyond it."""
     receive_timeout_s: float = 30.0
-    """How long headers may take, and a body besides a second for each 16 KiB, in seconds."""
+    """Seconds that headers may take to arrive; a body has as many, and one more for each 16 KiB."""
     send_timeout_s: float = 60.0
-    """How long a client may take none of a reply before it is taken for gone, in seconds."""
+    """Seconds without reading its reply after which a client counts as gone."""
     retry_grace_s: float = 2.0
-    """How long a request waits for the retry of an SDK that timed out, in seconds; 0: never."""
+    """Seconds that a request waits for the retry of an SDK that timed out; 0: it does not wait."""
     stream_max_rate: float = 0.0
-    """Most times a second that a stream is sent what is new; 0: any number."""
+    """Most times a second that a stream is sent new tokens; 0: no limit."""
     api_keys_file: str = ""
-    """File of the keys that requests must have, one a line; empty: none but SRM_API_KEYS."""
+    """File of the API keys that requests must have, one a line; empty: only those of
+    SRM_API_KEYS."""
     requests_per_minute: float = 0.0
-    """Requests that each key may make; 0: any number."""
+    """Most requests a minute with one API key; 0: no limit."""
     tokens_per_minute: float = 0.0
-    """Tokens of each key's prompts and completions over HTTP, not in batches; 0: any number."""
+    """Most tokens a minute in one API key's prompts and completions over HTTP, batches excluded; 0:
+    no limit."""
     cors_origins: tuple[str, ...] = ()
-    """Origins whose pages may send requests, such as https://example.org; * is every one."""
+    """Origins whose pages may send requests, such as https://example.org; *: all."""
     admin_port: int = 0
-    """Another port, the only one that then has metrics, the page and /v1/admin; 0: none."""
+    """Second port, which alone then has metrics, the page and /v1/admin; 0: none."""
     admin_host: str = "127.0.0.1"
     """Address that `admin_port` listens on."""
     weights_dir: str = ""
     """Folder that other weights may be loaded from while serving; empty: any folder."""
     otlp_endpoint: str = ""
-    """Where OpenTelemetry traces are sent, as http://HOST:4318/v1/traces; empty: nowhere."""
+    """URL that OpenTelemetry traces are sent to, such as http://HOST:4318/v1/traces; empty: none
+    are sent."""
     data_dir: str = ""
     """Folder of files, batches and snapshots; empty: one for the model, in ~/.local/share/srm."""
     max_file_bytes: int = 8 * 1024**3
     """Largest file that may be uploaded, in bytes."""
     max_store_bytes: int = 64 * 1024**3
-    """Most bytes of a key's files after an upload, at least 4096 for each; 0: any number."""
+    """Most bytes of one API key's files after an upload, each counted as at least 4096; 0: no
+    limit."""
     max_batches: int = 0
-    """Most batches that each key may have waiting or running; 0: any number."""
+    """Most batches that one API key may have waiting or running; 0: no limit."""
     max_batch_lines: int = 0
-    """Most lines of a batch's input file; 0: any number."""
+    """Most lines of a batch's input file; 0: no limit."""
     batch_fsync_s: float = 1.0
-    """How long results of batches may wait to be written together, in seconds; 0: not at all."""
+    """Seconds that results of batches may wait to be written together; 0: they do not wait."""
     max_batch_lines_in_flight: int = 16_384
     """Most lines of all batches that are being answered; each takes some 20 KiB of memory."""
     batch_workers: tuple[str, ...] = ()
-    """Servers that are sent lines of batches too, as http://HOST:PORT; of each address of HOST."""
+    """Other servers that answer lines of batches too, as http://HOST:PORT; one server at each
+    address of HOST."""
     batch_worker_key_file: str = ""
-    """File with the API key that is sent to them; empty: none."""
+    """File with the API key that is sent to `batch_workers`; empty: none is sent."""
     log_level: LogLevel = EngineConfig().log_level
-    """The least that is logged."""
+    """Least level of messages that are logged."""
     log_format: LogFormat = EngineConfig().log_format
-    """Lines for a person, or a JSON object each."""
+    """Format of log messages: lines for people, or a JSON object each."""
     stall_s: float = 5.0
-    """How long an engine with work may take for a step, in seconds, before `/ready` says 503."""
+    """Seconds that an engine with work may take for a step before `/ready` answers 503."""
     drain_s: float = EngineConfig().drain_s
-    """How long a stop waits for running requests, in seconds."""
+    """Seconds that a stop waits for running requests."""
     listen_fd: int = -1
-    """A listening socket inherited from the supervisor, instead of host and port."""
+    """Listening socket inherited from the supervisor, used instead of host and port; -1: none."""
     admin_fd: int = -1
-    """The same for `admin_host` and `admin_port`."""
+    """Listening socket used instead of admin_host and admin_port; -1: none."""
     limits_fd: int = -1
-    """Memory inherited from the supervisor, in which API processes count for all of them."""
+    """Memory inherited from the supervisor, in which API processes count rate limits together; -1:
+    none."""
     model_id: str = ""
-    """Which model `model` has, to tell its batches from those of others."""
+    """Identifier of the model, which tells its batches from those of other models."""
     why_no_jobs: str = ""
-    """File that says why no batches run, while they cannot."""
+    """File that says why batches cannot run, while they cannot."""
 
     def __post_init__(self) -> None:
         for name in ("port", "admin_port"):

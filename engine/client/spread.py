@@ -28,7 +28,7 @@ class Part:
     """Samples of a request that one engine runs."""
 
     request: Request
-    """What the engine is sent."""
+    """Request that the engine is sent."""
     place: int
     """Place of the whole request in its stream."""
     engine: int

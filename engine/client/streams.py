@@ -54,7 +54,7 @@ class Stream:
     def __init__(self, streams: Streams, requests: Sequence[Request], number: int) -> None:
         self.n = requests[0].params.n
         self.cached_tokens = [0] * len(requests)
-        """By request: cached prompt tokens; known from its first token on."""
+        """Cached prompt tokens of each request, known from its first token on."""
         self.unfinished = self.n * len(requests)
         """Completions whose end has not been taken."""
         self._streams = streams
@@ -91,7 +91,7 @@ class Stream:
 
     @property
     def numbers(self) -> range:
-        """What a step's rows know its completions by."""
+        """Numbers of its completions in a step's rows."""
         return range(self._first, self._first + self._size)
 
     def set_direct(self, is_direct: bool) -> None:
@@ -284,7 +284,7 @@ class Streams:
         self._places: dict[str, tuple[Stream, Part]] = {}  # by the id that an engine knows
         self._write: Write | None = None
         self.weights_version = 0
-        """Of the last columns."""
+        """Version of the weights that made the last columns."""
 
     def hand_out(self, write: Write) -> None:
         """Have `write` called for each step with the new tokens of streams that are direct; the end

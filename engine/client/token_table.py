@@ -70,7 +70,7 @@ UNUSED_READERS = 2**16
 """How many other numbers are given out before one is reused: so tokens still on their way to its
 old reader do not reach the new one."""
 CLOSED, NO_ROWS = -2, -1
-"""In place of a reader's first row: the reader has closed, or nothing has come for it yet."""
+"""Values in place of a reader's first row: it has closed, or nothing has come for it yet."""
 NOBODY = -1
 
 
@@ -82,7 +82,7 @@ class StepRows(NamedTuple):
     """-1: none."""
     reasons: U8
     logprobs: F32
-    """Of those that asked; none where nobody did."""
+    """Log-probabilities of the rows that asked for them; empty where none did."""
     top_ids: I32
     """i32[first rows, k]: alternatives of those that asked for some; -1 behind them."""
     top_logprobs: F32
@@ -110,7 +110,7 @@ class Arrived(NamedTuple):
     readers: I64
     """Readers that have new tokens to take, maybe twice."""
     direct: StepRows | None
-    """What is handed out, if anything is."""
+    """Rows that are handed out, if there are any."""
 
 
 class TokenTable:

@@ -14,7 +14,8 @@ from engine.errors import ConfigError
 OLDEST = 80
 """The architecture `sm_80` of NVIDIA's GPUs: earlier ones do not multiply bfloat16."""
 LEAST_FREE = 0.1
-"""Of a GPU's memory: with less, others are meant to have it."""
+"""Least fraction of a GPU's memory that must be free; with less, other processes are meant to have
+it."""
 GIB = 2**30
 
 

@@ -29,36 +29,37 @@ from engine.weights.checkpoint import read_model
 
 
 class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which model shape to compile, and for what."""
+    """Settings of `python -m engine.device.precompile`: the model shape and the device to compile
+    for."""
 
     model: Path | None = None
-    """A checkpoint, whose shape is compiled; without one it is that of the settings below."""
+    """Checkpoint whose shape is compiled; None: the shape given by the settings."""
     d_model: int = 1024
     """Width of the model; num_heads must divide it."""
     num_layers: int = 8
-    """Blocks of the model."""
+    """Number of blocks of the model."""
     mixer: Mixer = "mixed"
     """Token mixer of the model."""
     num_heads: int = 4
-    """Heads of a token mixer, as many as it allows; 1 for a model without heads."""
+    """Number of heads, which the token mixer must allow; 1 for a model without heads."""
     use_projections: bool = True
-    """Whether heads are projected in and out; never without heads."""
+    """Whether linear projections stand before and after the heads; never without heads."""
     kernel_size: int = 1
-    """Neighbouring channels that the mixer "kernel" mixes."""
+    """Number of neighbouring channels that the mixer "kernel" mixes."""
     n_ctx: int = 512
     """Context of the model, in tokens."""
     vocab_size: int = 8192
     """Entries of the model's vocabulary."""
     device: Literal["gpu", "cpu"] = "gpu"
-    """A GPU, which need not be here, or processors."""
+    """Device to compile for: a GPU, which need not be here, or processors."""
     dtype: Literal["auto", "float32", "bfloat16", "float8"] = "auto"
-    """Weights and activations; auto is float32 on a processor, bfloat16 on a GPU."""
+    """Dtype of weights and activations; auto: float32 on a processor, bfloat16 on a GPU."""
     product: ProductSetting = "auto"
-    """Matrix product of a GPU, as the engine's setting of that name."""
+    """Matrix product of a GPU, same as the engine's setting of this name."""
     gpu_arch: str = "sm_90a"
     """Architecture of the GPU, as the CUDA toolchain names it; sm_90a is H100 and H200."""
     host_cpu: str = ""
-    """Processor as LLVM names it; empty: this machine's level, or x86-64-v3 beside a GPU."""
+    """Processor's name in LLVM; empty: this machine's level, or x86-64-v3 beside a GPU."""
     output: Path = Path("build/graphs")
     """Folder that the compiled graph is written to."""
 

@@ -16,7 +16,8 @@ from max import driver
 _V3 = frozenset("avx avx2 bmi1 bmi2 f16c fma abm movbe xsave".split())
 _V4 = _V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())
 LEVELS = {"cooperlake": _V4 | {"avx512_bf16", "avx512_vnni"}, "x86-64-v4": _V4, "x86-64-v3": _V3}
-"""By LLVM's name, highest first: the flags in /proc/cpuinfo that a processor of it has."""
+"""Flags in /proc/cpuinfo that a processor of each level has, by LLVM's name of the level, highest
+first."""
 
 
 def compile_for_level() -> None:

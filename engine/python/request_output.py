@@ -36,9 +36,9 @@ class Completion:
     """One sample of a prompt."""
 
     prompt: int
-    """Which of the prompts it completes, in the order given, from 0."""
+    """Index of the prompt that it completes, from 0, in the order given."""
     index: int
-    """Which sample of the prompt, 0 … n - 1."""
+    """Index of the sample among those of the prompt, 0 … n - 1."""
     token_ids: I32
     """i32[tokens], read-only; includes the token that ended it."""
     finish_reason: FinishReason

@@ -28,7 +28,7 @@ from engine.steps.token_edits import EditList
 
 NOTHING: I32 = np.empty(0, np.int32)
 FED, FOLLOWING = np.array([FROM_DEVICE], np.int32), np.array([SAMPLED], np.int32)
-"""What stands for the decode rows."""
+"""Token ids and targets that stand for all decode rows."""
 
 
 class PromptChunk(NamedTuple):

@@ -134,7 +134,7 @@ class Parking:
                 yield group, piece.rest()[0]
 
     def indices(self, group: SequenceGroup) -> I64:
-        """Which samples of the group are parked, in no order."""
+        """Return which samples of the group are parked, in no order."""
         pieces = [piece.rest()[0].indices for piece in self._pieces.get(group, ())]
         return np.concatenate([np.empty(0, np.int64), *pieces])
 

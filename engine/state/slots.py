@@ -60,7 +60,7 @@ NO_LOGPROBS = -1
 """Number of alternatives where not even the sampled token's log-probability is wanted."""
 FINAL, DELTA, COLUMNS = range(3)
 EMITS = {"final": FINAL, "delta": DELTA, "columns": COLUMNS}
-"""When and how a sequence speaks: `Request.emit`."""
+"""Codes of `Request.emit`, which says when and how a sequence reports its tokens."""
 
 
 class SlotTable:

@@ -220,7 +220,7 @@ def padded(batch: Batch, spare_slot: int) -> Batch:
 
 
 def unpadded(result: StepResult, batch: Batch) -> StepResult:
-    """What the step gives, of the result of the same step `padded`."""
+    """Return the step's result from the result of the same step `padded`."""
     decode, scored = batch.num_decode, len(batch.score_rows)
     scores = (getattr(result.scores, field.name)[:scored] for field in fields(Scores))
     return StepResult(result.token_ids[:decode], result.logprobs[:decode], Scores(*scores))

@@ -29,10 +29,10 @@ Array = npt.NDArray[Any]
 U8 = npt.NDArray[np.uint8]
 
 LARGEST = 448.0
-"""Of e4m3."""
+"""Largest value of e4m3."""
 SMALLEST_NORMAL = 2.0**-6
 INNER = np.arange(64).reshape(8, 4, 2).transpose(1, 0, 2).ravel()
-"""Which of 64 channels lies at each place."""
+"""Index of the channel, of 64, that lies at each place."""
 CHANNEL_MIXER = {
     f"{name}_{part}" for name in ("channel_norm", "up", "down") for part in ("weight", "bias")
 }

@@ -22,7 +22,7 @@ from engine.weights.tensors import DECAY_RANGE
 GB = 10**9
 GIB = 2**30
 TFLOPS, TB_PER_S = 790.0, 4.3
-"""What torch reaches on an H200: bfloat16 products, a copy within its memory."""
+"""Rates that torch reaches on an H200: bfloat16 matrix products, and a copy within its memory."""
 GpuDtype = Literal["bfloat16", "float8"]
 FLOAT32 = 4  # bytes of a float32
 

@@ -65,7 +65,7 @@ class ConcurrencyLimiter:
 
 
 class LimiterShare:
-    """One job's part of the room."""
+    """The part of a limiter's room that one job has."""
 
     granted: asyncio.Future[bool]
 

@@ -58,7 +58,7 @@ class Fleet:
     def __init__(self, answerers: Mapping[str, Answerer], sending: EngineRetry) -> None:
         self.own = OwnEngine(answerers)
         self.workers: dict[str, RemoteWorker] = {}
-        """By their addresses."""
+        """Other servers by their addresses."""
         self._sending = sending
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._unresolved: set[str] = set()

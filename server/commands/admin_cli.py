@@ -28,9 +28,10 @@ class WeightsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str = ""
     """Model folder on the server's machine, named with or without the flag."""
     running: Literal["continue", "drop", "finish"] = "finish"
-    """What becomes of sequences that run: they go on, end with an error, or are waited for."""
+    """Treatment of running sequences: they continue with the new weights, are dropped with an
+    error, or finish before the change."""
     url: str = _URL
-    """The server's address, or that of its admin_port where it has one."""
+    """Address of the server, or of its admin_port where it has one."""
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -41,7 +42,7 @@ class SnapshotConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm snapshot`."""
 
     url: str = _URL
-    """The server's address, or that of its admin_port where it has one."""
+    """Address of the server, or of its admin_port where it has one."""
 
 
 def weights(argv: list[str]) -> int:

@@ -13,28 +13,30 @@ class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm batch`, besides those of the engine."""
 
     input: str = "-"
-    """Requests, a line each: a path or URL, with or without the flag; .jsonl, .gz, .zst or .parquet
-    by its end; - is standard input."""
+    """Path or URL of the requests, one a line, with or without the flag; .jsonl, .gz, .zst or
+    .parquet by its end; -: standard input."""
     output: str = "-"
-    """Path or URL for the results; -o for short; the same formats; - is standard output."""
+    """Path or URL for the results, in the same formats; -o for short; -: standard output."""
     errors: str = ""
-    """Path or URL for the results of lines that failed; empty: they are in the output."""
+    """Path or URL for the results of lines that failed; empty: they go to the output."""
     work_dir: str = ""
-    """Folder for results until they are uploaded to URLs; empty: srm-batch where it is started."""
+    """Folder that keeps results until they are uploaded to URLs; empty: srm-batch in the current
+    folder."""
     resume: bool = False
-    """Go on with the output of a run that ended early; without, one that is there is refused."""
+    """Whether to continue the output of a run that ended early; if not, an existing output is
+    refused."""
     shard: str = "1/1"
-    """i/k: answer every k-th line, beginning with the i-th."""
+    """Part of the lines to answer, as i/k: every k-th line, beginning with the i-th."""
     seed: int = 0
-    """Requests that give no seed get one made of this and their line's number."""
+    """Seed of requests that give none: theirs is made of it and the line's number."""
     served_model_name: str = ""
-    """What requests call the model; empty: the folder's name."""
+    """Name of the model in requests; empty: the folder's name."""
     chat_template: str = ""
-    """File with the Jinja template of chats; empty: the model folder's own, if it has one."""
+    """File with the Jinja template of chats; empty: that of the model folder, if it has one."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Longest line, in bytes; longer ones fail."""
     snapshot_interval_s: float = 60.0
-    """Time between two snapshots of the lines under way, in seconds; 0: none but at a stop."""
+    """Seconds between two snapshots of the lines in flight; 0: a snapshot only at a stop."""
 
     def __post_init__(self) -> None:
         index, slash, count = self.shard.partition("/")

@@ -32,33 +32,33 @@ class GenerateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm generate`, besides those of the engine. None is the field's default."""
 
     prompt: str = "-"
-    """The prompt, with or without the flag; - is standard input, less a newline at its end."""
+    """Prompt, with or without the flag; -: standard input, less a newline at its end."""
     token_ids: bool = False
-    """The prompt is token ids, with spaces or commas between them."""
+    """Whether the prompt is token ids, with spaces or commas between them."""
     json: bool = False
-    """Print the reply that the server would give, instead of text."""
+    """Whether to print the JSON reply that the server would give, instead of text."""
     n: int = 1
-    """Completions; several are printed each behind its number."""
+    """Number of completions; several are printed each behind its number."""
     max_tokens: int = 128
     """Longest completion in tokens."""
     temperature: float | None = None
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     top_k: int | None = None
-    """Sample among the k likeliest tokens."""
+    """Top-k: sample among the k likeliest tokens."""
     top_p: float | None = None
-    """Sample among the fewest tokens whose probabilities reach it."""
+    """Top-p: sample among the fewest likeliest tokens whose probabilities reach it."""
     min_p: float | None = None
-    """Sample among tokens at least so likely, against the likeliest."""
+    """Min-p: sample among tokens at least so likely, relative to the likeliest."""
     seed: int | None = None
-    """Of the random stream; drawn if none is given."""
+    """Seed of the sampling; None: a random one."""
     stop: tuple[str, ...] = ()
     """Texts that end a completion."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a completion."""
     ignore_eos: bool = False
-    """Do not end at the end-of-text token."""
+    """Whether completions go on at the end-of-text token."""
     extra_body: str = "{}"
-    """Further fields of the request, as a JSON object; they beat flags."""
+    """Further fields of the request, as a JSON object; they override flags."""
 
 
 def main(argv: list[str], engine_module: str = "engine") -> int:

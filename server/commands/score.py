@@ -41,9 +41,9 @@ class ScoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm score`, besides those of the engine."""
 
     input: Path = _STANDARD
-    """JSON lines to score, named with or without the flag; - is standard input."""
+    """File of JSON lines to score, named with or without the flag; -: standard input."""
     output: Path = _STANDARD
-    """File for the results, a line for each of the input; -o for short; - is standard output."""
+    """File for the results, a line for each line of the input; -o for short; -: standard output."""
 
 
 @dataclass

@@ -70,7 +70,7 @@ class Around(NamedTuple):
 
 
 class Outlet:
-    """Where the events of one request go."""
+    """Destination of the events of one request."""
 
     def __init__(self, started: float) -> None:
         self.reply: ChunkedReply | None = None
@@ -78,9 +78,9 @@ class Outlet:
         self.rendering: Rendering | None = None
         """None before the first event."""
         self.kinds: bytearray | None = None
-        """By token: CLEAN where its text is sent as it is; None: that is so of all."""
+        """Per token, CLEAN where its text is sent as it is; None: that holds for all tokens."""
         self.last = started
-        """When the last event was written, or the request began."""
+        """Time at which the last event was written, or the request began."""
         self.num_tokens = 0
         """Tokens that were written here without being rendered."""
         self.stream: Stream | None = None
@@ -95,7 +95,7 @@ class Outlet:
 
 
 class _Line:
-    """Where the events of one choice go."""
+    """Destination of the events of one choice."""
 
     __slots__ = ("around", "index", "kinds", "num_top", "outlet")
 

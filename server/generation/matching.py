@@ -30,7 +30,7 @@ class Mark(NamedTuple):
 
 
 class Pattern:
-    """One expression, compiled."""
+    """A regular expression, compiled."""
 
     def __init__(self, source: str, wants_group: bool) -> None:
         """Raises InvalidRequest with the reason if `source` is invalid or too large."""

@@ -39,7 +39,8 @@ class WeightsRequest(Fields, frozen=True, kw_only=True):
     path: Annotated[str, Meta(min_length=1, max_length=4096, description="a folder's path")]
     """Model folder on the server's machine, of the architecture that is served."""
     running: Annotated[Running, Meta(description=f"one of {_CHOICES}")] = "finish"
-    """What becomes of sequences that run."""
+    """How running sequences are treated: they continue, are dropped with an error, or finish before
+    the change."""
 
 
 class WeightsReply(msgspec.Struct, kw_only=True):
@@ -93,8 +94,9 @@ class EngineState(OneEngine, kw_only=True):
     """The engine's last report of its state, at most a second old."""
 
     engines: list[OneEngine | None] | UnsetType = UNSET
-    """Of each engine, where there are several; null for one that cannot be reached. Then the others
-    here are sums, and `weights_version` and `fingerprint` those of the newest weights."""
+    """State of each engine, where there are several; null for one that cannot be reached. The other
+    fields are then sums, but `weights_version` and `fingerprint` are those of the newest
+    weights."""
 
 
 OPERATIONS = (

@@ -29,7 +29,7 @@ class Health(msgspec.Struct):
     status: str
     """`ok` or `ready`."""
     engines: list[str] | UnsetType = UNSET
-    """Of each engine, where there are several: `ready`, or why it would not answer."""
+    """State of each engine, where there are several: `ready`, or why it would not answer."""
 
 
 class Version(msgspec.Struct):

@@ -17,7 +17,7 @@ class TopLogprob(msgspec.Struct):
     token: str
     logprob: float
     bytes: list[int] | None
-    """Of its text; null for a special token, which has none."""
+    """UTF-8 bytes of its text; null for a special token, which has none."""
 
 
 class TokenLogprob(msgspec.Struct):
@@ -51,7 +51,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     matched: bool | UnsetType = UNSET
     """Whether its text matches `until.match`."""
     count: int | UnsetType = UNSET
-    """With `return` = "unique": how many samples it stands for."""
+    """Number of samples that this choice stands for; only with `return` = "unique"."""
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -67,20 +67,20 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     usage: Usage
     system_fingerprint: str | None = None
     weights_version: int | None = None
-    """Of the weights that the last token was made with: 1, and one more for each change."""
+    """Version of the weights that made the last token: 1, and one more for each change."""
     first_weights_version: int | UnsetType = UNSET
-    """Of those that the first token was made with, if they were others."""
+    """Version of the weights that made the first token, if it is another one."""
     prompt_token_ids: TokenIdsJson | UnsetType = UNSET
     prompt_logprobs: PromptLogprobsJson | UnsetType = UNSET
     samples: list[Samples] | UnsetType = UNSET
-    """With `until`, or another `return` than "choices"."""
+    """What came of the samples drawn; only with `until`, or another `return` than "choices"."""
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
     """The new part of a message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
-    """In the first chunk of a choice."""
+    """Role of the message, in the first chunk of a choice only."""
     content: str | UnsetType = UNSET
 
 
@@ -106,9 +106,9 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | None = None
     weights_version: int | None = None
-    """Of the weights that the last token of this was made with."""
+    """Version of the weights that made the last token of this chunk."""
     prompt_token_ids: TokenIdsJson | UnsetType = UNSET
     prompt_logprobs: PromptLogprobsJson | UnsetType = UNSET
-    """In the first one."""
+    """Log-probabilities of the prompt's tokens, in the first chunk only."""
     samples: list[Samples] | UnsetType = UNSET
-    """In the last one, with `until`."""
+    """What came of the samples drawn, in the last chunk only and only with `until`."""

@@ -75,9 +75,9 @@ class Choice(msgspec.Struct, kw_only=True):
     matched: bool | UnsetType = UNSET
     """Whether its text matches `until.match`."""
     count: int | UnsetType = UNSET
-    """With `return` = "unique": how many samples it stands for."""
+    """Number of samples that this choice stands for; only with `return` = "unique"."""
     packed: Packed | UnsetType = UNSET
-    """Instead of text, logprobs and token_ids."""
+    """Columns that stand instead of text, logprobs and token_ids."""
     packed_prompt: Annotated[Raw, Meta(extra_json_schema=reference(Packed))] | UnsetType = UNSET
     """A Packed, instead of prompt_token_ids and prompt_logprobs."""
 
@@ -96,37 +96,38 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
     """Absent in batches: a result is the same bytes whatever was kept when it was made."""
     discarded_tokens: int | UnsetType = UNSET
-    """With `until.count`: tokens that had come of samples that are not in the reply. How many there
-    are depends on time."""
+    """Number of tokens made for samples that are not in the reply, which depends on timing; only
+    with `until.count`."""
 
 
 class Counted(msgspec.Struct, kw_only=True):
     """Samples of one prompt that read the same."""
 
     text: str | None
-    """Theirs, or with `count_by` = "group" what the group took; null of those without."""
+    """Text of the samples, or with `count_by` = "group" the text of the group; null for those
+    without a group."""
     count: int
     matched: int | UnsetType = UNSET
-    """How many of them match."""
+    """Number of these samples that match."""
 
 
 class Samples(msgspec.Struct, kw_only=True):
     """How many samples of one prompt were drawn, and what came of them."""
 
     requested: int
-    """n."""
+    """The request's n."""
     drawn: int
-    """Those that the reply is of: the first so many."""
+    """Number of samples that the reply covers, which are the first ones."""
     matched: int | UnsetType = UNSET
-    """Of those drawn."""
+    """Number of drawn samples that match."""
     reached: bool | UnsetType = UNSET
     """Whether `until.count` of them match; if not, all n were drawn."""
     distinct: int | UnsetType = UNSET
-    """With `return` = "unique" or "counts": different texts, or groups."""
+    """Number of distinct texts, or of groups; only with `return` = "unique" or "counts"."""
     finished_by: dict[str, int]
-    """How many of those drawn ended with each finish_reason."""
+    """Number of drawn samples by finish_reason."""
     counts: list[Counted] | UnsetType = UNSET
-    """With `return` = "counts": the most frequent first."""
+    """Counts of equal samples, the most frequent first; only with `return` = "counts"."""
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -141,13 +142,15 @@ class Completion(msgspec.Struct, kw_only=True):
     """Each a Choice, encoded when it was ready."""
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | None = None
-    """Of the weights of `weights_version`."""
+    """Fingerprint of the weights of `weights_version`."""
     weights_version: int | None = None
-    """Of the weights that the last token of this was made with: 1, and one more for each change."""
+    """Version of the weights that made the last token of this reply or event: 1, and one more for
+    each change."""
     first_weights_version: int | UnsetType = UNSET
-    """Of those that its first token was made with, in a whole reply, if they were others."""
+    """Version of the weights that made the first token of a whole reply, if it is another one."""
     samples: list[Samples] | UnsetType = UNSET
-    """With `until`, or another `return` than "choices": of each prompt."""
+    """What came of the samples of each prompt; only with `until`, or another `return` than
+    "choices"."""
 
 
 class ModelCard(msgspec.Struct, kw_only=True):

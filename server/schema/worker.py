@@ -17,14 +17,14 @@ Url = Literal["/v1/completions", "/v1/chat/completions"]
 MAX_LINES = 64
 """Most lines of a request, each of which is a task of its own."""
 Identity = dict[str, str]
-"""What must be the same on two servers for a line to have the same answer on both, by name."""
+"""By name, all that must be equal on two servers for a line to have the same answer on both."""
 
 
 class WorkerStatus(msgspec.Struct):
     """A server that answers lines, and what it runs."""
 
     instance: str
-    """Of this server alone, so that others know it by whichever address they reach it."""
+    """Identifier of this server, by which others recognise it at any of its addresses."""
     identity: Identity
     num_slots: int
     max_waiting: int
@@ -47,7 +47,7 @@ class LinesRequest(Fields, frozen=True, kw_only=True):
 
     url: Annotated[Url, Meta(description=f"one of {', '.join(get_args(Url))}")]
     identity: Annotated[Identity, Meta(description="an object of strings")]
-    """The sender's, which must be that of this server."""
+    """Identity of the sender, which must equal this server's."""
     share: Annotated[
         str,
         Meta(
@@ -57,9 +57,9 @@ class LinesRequest(Fields, frozen=True, kw_only=True):
     """Name of the batch: see `server.generation.engine_request.RequestOwner`."""
     weight: Annotated[float, Meta(ge=MIN_WEIGHT, le=MAX_WEIGHT)]
     priority: Annotated[int, Meta(ge=-(2**31), le=-1)]
-    """As the engine has it: higher is first, and people, who have 0, come before all batches."""
+    """Priority in the engine: higher is first, and people, who have 0, come before all batches."""
     created_unix: Annotated[int, Meta(ge=0, le=2**53)]
-    """When the batch was made, which replies have as `created`."""
+    """Unix time at which the batch was made, which is `created` in replies."""
     lines: Annotated[
         list[WorkerLine],
         Meta(

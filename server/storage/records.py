@@ -67,7 +67,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     status: BatchStatus = "validating"
     created_at: int
     expires_at: int
-    """When lines that are not done are given up."""
+    """Time at which lines that are not done are given up."""
     in_progress_at: int | None = None
     finalizing_at: int | None = None
     completed_at: int | None = None
