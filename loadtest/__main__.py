@@ -50,15 +50,15 @@ class ReportConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of `srm loadtest report`."""
 
     folder: Path = Path("runs/loadtest")
-    """What a run or a sweep wrote."""
+    """Folder that a run or a sweep wrote."""
     window: tuple[float, ...] = ()
-    """The part to measure: from, to, in seconds since the start. Empty: as the scenario says."""
+    """Window to measure, as from,to in seconds since the start; empty: as the scenario says."""
     objectives: tuple[str, ...] = ()
-    """Instead of those of the scenario. Empty: those."""
+    """Objectives in place of those of the scenario; empty: those of the scenario."""
     fail_if: tuple[str, ...] = ()
-    """Instead of those of the scenario. Empty: those."""
+    """Conditions in place of those of the scenario; empty: those of the scenario."""
     output: Path | None = None
-    """The folder that reports are written to; without, the same."""
+    """Folder that reports are written to; None: `folder`."""
 
     def __post_init__(self) -> None:
         if self.window and (len(self.window) != 2 or not 0 <= self.window[0] < self.window[1]):

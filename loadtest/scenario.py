@@ -40,13 +40,13 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     url: str = "http://127.0.0.1:8000"
-    """Where the server is; paths such as /v1/completions are put behind it."""
+    """Address of the server, to which paths such as /v1/completions are appended."""
     api: Literal["completions", "chat"] = "completions"
-    """Which of the server's routes is asked."""
+    """Route of the server that requests are sent to."""
     served_model_name: str = ""
-    """The `model` of every request. Empty: the first that /v1/models names."""
+    """Name sent as `model` in every request; empty: the first model of /v1/models."""
     api_key_env: str = "OPENAI_API_KEY"
-    """The environment variable that holds the key to send, if it is set."""
+    """Environment variable with the API key to send; no key is sent where it is not set."""
     stream: bool = True
     """Whether tokens are streamed. Whole replies have no TTFT and no ITL."""
 
@@ -54,35 +54,38 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Closed loops: synchronous (one request at a time), concurrent. Open loops, whose times are
     fixed before the run: constant, poisson, ramp (from `rate` to `rate_end`), trace."""
     concurrency: int = 16
-    """Of a concurrent run: requests under way at any time."""
+    """Requests in flight at any time; for concurrent arrivals."""
     rate: float = 10.0
-    """Of constant, poisson and ramp: requests a second."""
+    """Requests a second; for constant, poisson and ramp arrivals."""
     rate_end: float = 0.0
-    """Of a ramp: the rate that it ends with."""
+    """Requests a second at the end of a ramp."""
     trace: Path | None = None
-    """Of a trace: a file of times and, if it likes, lengths: JSONL of our own or Mooncake's, or
-    Azure's CSV."""
+    """File of times and, optionally, lengths, for trace arrivals: JSONL of our own or Mooncake's,
+    or Azure's CSV."""
     trace_scale: float = 1.0
-    """What times of the trace are multiplied by: 0.5 replays it twice as fast."""
+    """Factor that times of the trace are multiplied by: 0.5 replays it twice as fast."""
     duration_s: float = 30.0
-    """Requests begin before this time after the start. 0: no limit, where there is another."""
+    """Time after the start from which no request begins; 0: no limit, allowed where there is
+    another limit."""
     requests: int = 0
-    """At most so many requests. 0: no limit but `duration_s` or the end of the trace."""
+    """Most requests to send; 0: no limit but `duration_s` or the end of the trace."""
     warmup_s: float = 0.0
     """Requests planned, and tokens received, in the first seconds are not measured."""
     cooldown_s: float = 0.0
-    """Nor are those in the last seconds before the last request may begin."""
+    """Requests planned, and tokens received, in the last seconds before the last request may begin
+    are not measured."""
     grace_s: float = 30.0
-    """How long requests under way may go on after that; the rest are cut, and counted as such."""
+    """Time that requests in flight may take after the last request may begin; then they are cut,
+    and counted as cut."""
     timeout_s: float = 600.0
-    """How long a request may take, from the time it was planned for."""
+    """Most time that a request may take, from the time it was planned for."""
     retries: int = 0
-    """How often a request that was refused with 429 or 503 is sent again, after Retry-After."""
+    """Times that a request refused with 429 or 503 is sent again, after Retry-After."""
     seed: int = 0
-    """Of all that is random. Two runs with one scenario send the same bytes."""
+    """Seed of all that is random; two runs of one scenario send the same bytes."""
 
     prompt_tokens: str = "32"
-    """The distribution of prompt lengths, shared prefix included."""
+    """Distribution of prompt lengths, shared prefix included."""
     output_tokens: str = "128"
     """The distribution of `max_tokens`."""
     n: str = "1"
@@ -96,32 +99,34 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab_size: int = 256
     """Token ids of prompts are below this, where there is no tokenizer."""
     prefixes: int = 0
-    """How many different prefixes requests share. 0: none."""
+    """Number of different prefixes that requests share; 0: none."""
     prefix_tokens: int = 0
-    """The length of each of them."""
+    """Length of each shared prefix, in tokens."""
     prefix_share: float = 1.0
-    """The share of requests that begin with one of them."""
+    """Fraction of the requests that begin with a shared prefix."""
     temperature: float = 1.0
-    """Sent with every request, as are the following where they are given."""
+    """Temperature sent with every request."""
     top_p: float | None = None
-    """Sent as it is."""
+    """Top-p sent with every request; None: not sent."""
     top_k: int | None = None
-    """Sent as it is."""
+    """Top-k sent with every request; None: not sent."""
     ignore_eos: bool = True
-    """Sent as it is, so that outputs have the length asked for. Not sent if false."""
+    """Whether `ignore_eos` is sent with every request, so that outputs have the length asked
+    for."""
     extra_body: str = "{}"
-    """A JSON object whose members are put into every request, in place of others."""
+    """JSON object whose members are put into every request, replacing others of the same name."""
 
     workers: int = 1
     """Client processes; they share one clock and deal out requests in turn."""
     objectives: tuple[str, ...] = ()
-    """What a good request meets, such as `ttft<0.5,tpot<0.05,e2e<10`: goodput counts them."""
+    """Objectives of a good request, such as `ttft<0.5,tpot<0.05,e2e<10`; goodput counts the
+    requests that meet all."""
     fail_if: tuple[str, ...] = ()
     """Conditions on the summary, such as `ttft_p99>0.5`: the exit code is 1 if one holds."""
     metrics_url: str = ""
-    """Whose /metrics are sampled meanwhile. Empty: the server's; `none`: no sampling."""
+    """URL whose /metrics are sampled during the run; empty: the server's; `none`: no sampling."""
     output: Path = Path("runs/loadtest")
-    """The folder that reports are written to."""
+    """Folder that reports are written to."""
 
     @property
     def open_loop(self) -> bool:

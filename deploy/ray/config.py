@@ -18,15 +18,16 @@ class RayBatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output_format: Literal["jsonl", "jsonl.gz", "jsonl.zst", "parquet"] = "jsonl"
     """Format of the results."""
     resume: bool = False
-    """Go on with the output of a run that ended early; without, one that is there is refused."""
+    """Whether to continue the output of a run that ended early; if not, an existing output is
+    refused."""
     shard_lines: int = 1_000
-    """Most lines of a shard, which is what a lost engine has to answer again."""
+    """Most lines in a shard, the unit that is answered again if an engine is lost."""
     actors: int = 1
-    """Engines to begin with, each in an actor of its own."""
+    """Number of engines to begin with, each in an actor of its own."""
     max_actors: int = 0
     """Most engines, where the cluster has or gets room for more; 0: as many as `actors`."""
     cpus_per_actor: float = 1.0
-    """Processors that Ray sets aside for an engine; one on a GPU has a GPU besides."""
+    """Processors that Ray reserves for each engine; an engine on a GPU gets a GPU too."""
 
     def __post_init__(self) -> None:
         for name in ("input", "output"):

@@ -44,7 +44,7 @@ class Job(NamedTuple):
     input: str
     output: str
     suffix: str
-    """What output files end with, which says their format."""
+    """Suffix of output files, which tells their format."""
     batch: BatchConfig
     engine: EngineConfig
     engine_module: str

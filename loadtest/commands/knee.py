@@ -30,7 +30,7 @@ class Point(msgspec.Struct, frozen=True):
     throughput: float
     """Output tokens a second, or requests a second if no tokens were counted."""
     good_share: float
-    """NaN without objectives."""
+    """Fraction of the requests that met the objectives; NaN without objectives."""
 
 
 class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,19 +42,20 @@ class SweepConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loads: tuple[float, ...] = ()
     """These and no others. Empty: doubled until the server is full, then what lies between."""
     first_load: float = 1.0
-    """The load to begin with, without `loads`."""
+    """Load to begin with, where `loads` is empty."""
     max_load: float = 1024.0
-    """The largest load, without `loads`."""
+    """Largest load, where `loads` is empty."""
     settle_s: float = 2.0
     """Seconds that each step runs before its `warmup_s` and `duration_s` begin."""
     resolution: float = 0.2
-    """How near the two loads must be between which the server gets full, as a part of the lower."""
+    """Largest gap between the two loads between which the server gets full, as a fraction of the
+    lower."""
     repeats: int = 3
-    """How often the loads that decide are measured. The median counts."""
+    """Measurements of each load that decides; the median counts."""
     knee_share: float = 0.9
-    """The knee is the smallest load that brings this share of the most throughput."""
+    """Fraction of the largest throughput that the knee, the smallest such load, must reach."""
     good_share: float = 0.99
-    """With objectives: the share of requests that must meet them."""
+    """Fraction of the requests that must meet the objectives, where there are any."""
 
     def __post_init__(self) -> None:
         for name in ("first_load", "max_load", "resolution"):

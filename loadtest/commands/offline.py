@@ -34,7 +34,7 @@ FORMS: dict[str, tuple[bool, dict[str, Any]]] = {
     "stream_whole": (True, {"stream_whole": True}),
     "packed": (False, {"return_packed": True}),
 }
-"""By `form`: whether the reply is streamed, and further members of the body."""
+"""For each `form`, whether the reply is streamed, and further members of the request's body."""
 
 
 class OfflineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,12 +45,12 @@ class OfflineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     /v1/files and /v1/batches. Arrivals, durations and `n` of the scenario are not used for the
     former, nor is `stream`; the latter also has no use for `retries` and `workers`."""
     samples: int = 100_000
-    """Of kind samples: `n` of the request."""
+    """Value of `n` in the request; for kind samples."""
     form: Literal["stream", "whole", "stream_whole", "packed"] = "stream"
     """How samples come back: token by token, or in one reply. The rest are fields of this server:
     each when it has ended, or all in one reply, as arrays in base64 without text."""
     lines: int = 1000
-    """Of kind batch: requests in the file."""
+    """Number of requests in the file; for kind batch."""
 
     def __post_init__(self) -> None:
         for name in ("samples", "lines"):
@@ -91,17 +91,18 @@ class Offline(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     prompt_tokens: int
     output_tokens: int
-    """As the server says; -1: it does not."""
+    """Number of output tokens that the server reports; -1: it reports none."""
     num_bytes: int
     """Bytes received."""
     first_sample_s: float | None = None
-    """When the first sample was whole. None: unknown, since the reply was not streamed."""
+    """Time at which the first sample was whole; None: unknown, since the reply was not streamed."""
     upload_s: float | None = None
-    """In a batch, seconds until the file was uploaded."""
+    """Seconds until the file was uploaded; None but for a batch."""
     run_s: float | None = None
-    """In a batch, seconds from the upload until the end, polled every quarter second."""
+    """Seconds from the upload until the batch's end, polled every quarter second; None but for a
+    batch."""
     download_s: float | None = None
-    """In a batch, seconds that reading the results took."""
+    """Seconds that reading the results took; None but for a batch."""
     seconds: float
     """Seconds until everything was received."""
     output_tokens_per_s: float | None

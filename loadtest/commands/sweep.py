@@ -31,7 +31,7 @@ class Saved(msgspec.Struct, frozen=True):
     config: SweepConfig
     names: list[str]
     folders: list[str]
-    """One per step."""
+    """Folder of each step."""
 
 
 class Swept(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class Swept(msgspec.Struct, frozen=True):
     config: SweepConfig
     objectives: tuple[str, ...]
     points: list[Point]
-    """One per step, in the order in which they ran."""
+    """Measurement of each step, in the order in which they ran."""
     knee: float | None
     """The load at the knee; None: nothing was answered."""
     knee_may_lie_beyond: bool
