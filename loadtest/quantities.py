@@ -18,7 +18,7 @@ class Measure(NamedTuple):
     """One number of a summary."""
 
     key: str
-    """As in the columns of summary.csv, without the unit."""
+    """Name in the columns of summary.csv, without the unit."""
     label: str
     kind: Kind
     better: int

@@ -36,7 +36,7 @@ GPU_GRAPHS = {
     "ops of d 1,024, MAX's products": f"{OPS} --d-model 1024 --dtype bfloat16 --product max",
     "ops of d 512, MAX's products": f"{OPS} --d-model 512 --dtype bfloat16 --product max",
 }
-"""Those that a GPU alone has."""
+"""Graphs that only a GPU has."""
 
 
 def main(argv: list[str]) -> int:

@@ -23,7 +23,7 @@ MOST_MIB = 40
 """Most MiB that a call may carry. MAX's libraries alone compress to 36, most of it libmax and
 libMGPRT."""
 LEFT_OUT = ("models", "docs", "requirements*.lock", "deploy/image", "tests/browser")
-"""Of the source tree: what no part reads."""
+"""Parts of the source tree that no call reads."""
 SMALL = ("msgspec",)
 """Packages that every call needs; of others the machine has its own."""
 MAX = ("max", "max-core", "max-shmem-libs", "mojo-compiler", "exceptiongroup", "taskgroup")
@@ -31,10 +31,10 @@ LIBRARIES = (
     *("libmax", "libMGPRT", "libAsyncRTMojoBindings", "libAsyncRTRuntimeGlobals"),
     *("libKGENCompilerRTShared", "libMSupportGlobals", "libmax_profiler_shim", "libnixl"),
 )
-"""Of MAX, those that run a compiled graph. Left out are the compiler of Mojo, the debugger, and the
-assembler of PTX, libNVPTX: a compiled graph holds machine code, and nothing asks for it."""
+"""MAX's libraries that run a compiled graph. Mojo's compiler, the debugger and the assembler of
+PTX, libNVPTX, are left out: a compiled graph holds machine code and needs none of them."""
 UNUSED = ("pipelines", "serve", "benchmark", "_entrypoints", "nn", "experimental", "include")
-"""Of the Python package `max`."""
+"""Parts of the Python package `max` that are left out."""
 TREE, RUNTIME, GRAPHS = "tree.tar.xz", "max.tar.xz", "graphs.tar.xz"
 CARRIED = {1: (TREE,), 2: (TREE, RUNTIME, GRAPHS), 3: (TREE, RUNTIME, GRAPHS)}
 XZ = ["xz", "--threads=1", "--x86", "--lzma2=preset=9e,dict=256MiB"]

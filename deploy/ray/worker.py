@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Job(NamedTuple):
-    """What all shards have in common."""
+    """Settings that all shards share."""
 
     name: str
     input: str

@@ -65,8 +65,8 @@ class EngineClient:
         self.is_closed = False
         """Whether `close` was called: nothing is received any more."""
         self.status: Status | None = None
-        """What all engines that can be reached last said, together; None while there is none, and
-        at first until all have answered, or ENGINE_TIMEOUT_S after one."""
+        """Last status of all reachable engines, combined; None while none is reachable, and at the
+        start until all have answered, or until ENGINE_TIMEOUT_S after the first answer."""
         self._heard_at: float | None = None  # when the first engine answered
         self._has_begun = False
         self._fingerprints: dict[int, str] = {}  # by weights_version

@@ -59,7 +59,7 @@ class Part:
 
 
 class Spread:
-    """What is known of each engine, and who is to have what."""
+    """Decides which engine gets which samples, from what is known of each engine."""
 
     def __init__(self, count: int) -> None:
         self.count = count

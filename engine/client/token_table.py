@@ -105,7 +105,7 @@ class StepRows(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """What `TokenTable.put` did with a step's rows."""
+    """The result of `TokenTable.put`: where a step's rows went."""
 
     readers: I64
     """Readers that have new tokens to take, maybe twice."""

@@ -154,6 +154,7 @@ def _pinned(device: Device, size: int) -> Buffer:
 
 
 def _places(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where each of so many bytes begins if they lie one behind the other, and the end of all."""
+    """Return the offset of each part if parts of these sizes lie one behind the other, and the end
+    of all."""
     begins = [0, *accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)]
     return begins[:-1], begins[-1]

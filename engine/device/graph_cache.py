@@ -53,7 +53,7 @@ class GraphNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ProductChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `srm tune` found of one model shape, dtype and GPU, with kernels as they are."""
+    """Result of `srm tune` for one model shape, dtype and GPU, and the current kernels."""
 
     product: Product
     seconds: dict[Product, dict[int, float]]  # of a step's products and norms, by its rows

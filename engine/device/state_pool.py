@@ -27,8 +27,9 @@ GIB = 2**30
 
 
 class StatePool:
-    """Of each slot `states` f32[state_width], `last_token` i32 and `sampling`, a record of SAMPLING
-    as i32[6], which a sequence's first row in the slot brings along; each contiguous."""
+    """Device arrays with an entry for each slot: `states` f32[state_width], `last_token` i32 and
+    `sampling`, a record of SAMPLING as i32[6], which a sequence's first row in the slot sets. Each
+    array is contiguous."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ class Target(msgspec.Struct, frozen=True):
     """Request line and headers, up to the value of content-length."""
     model: str
     server_version: str
-    """As /version or the `server` header says; empty: neither does."""
+    """Version given by /version or the `server` header; empty: neither gives one."""
 
     def context(self) -> ssl.SSLContext | None:
         """Return a TLS context; None without TLS. SSL_CERT_FILE names further authorities."""

@@ -48,7 +48,7 @@ class Words:
             )
         text = self.text(self.words)
         self.num_special = self.count(text, special=True) - self.count(text)
-        """How many tokens the tokenizer adds to a text, such as one for its beginning."""
+        """Number of tokens that the tokenizer adds to a text, such as a begin token."""
 
     def text(self, words: Iterable[str]) -> str:
         """Join the words to a text of as many tokens."""

@@ -35,8 +35,8 @@ class RequestPlan(msgspec.Struct, frozen=True):
     n: int
     """Samples asked for."""
     prompt_tokens: int
-    """As the server should count them, special tokens included; in a chat, of the messages' content
-    alone, without the template; -1: unknown."""
+    """Prompt tokens as the server should count them, special tokens included; in a chat, of the
+    messages' content without the template; -1: unknown."""
     max_tokens: int
     """Tokens asked for in each sample."""
 

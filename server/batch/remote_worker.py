@@ -79,7 +79,7 @@ class RemoteWorker:
         self.used = 0
         """Sequences that it has been given and that have not ended."""
         self.instance = ""
-        """What it says that it is, while it takes lines."""
+        """The `instance` that the server reports, while it takes lines; else empty."""
         self.answerers = {path: _Route(self, path) for path in get_args(Url)}
         self._why = ""  # it was closed, as the log has it
         self._http = http

@@ -81,14 +81,14 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
 
 @dataclass(frozen=True)
 class _Files:
-    """What is read and written. Results that are to be objects are in local files until all of them
-    are there."""
+    """Files that are read and written. Results that are to become objects are kept in local files
+    until they are complete."""
 
     input: Source
     output: Path
     errors: Path | None
     objects: dict[Path, StoredObject]
-    """What becomes of local files."""
+    """Objects that local files are uploaded to."""
 
 
 @dataclass

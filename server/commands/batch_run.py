@@ -46,7 +46,7 @@ class _Numbered(RequestOwner):
 
 
 class LineService(NamedTuple):
-    """What the lines of a job need of one engine."""
+    """One engine as the lines of a job use it."""
 
     answer: Callable[[BatchLine], Awaitable[LineResult]]
     """Raises SRMError if the line cannot be answered, however often it is sent."""

@@ -18,7 +18,7 @@ CHUNK = 1024 * 1024
 
 
 class Codec(NamedTuple):
-    """How a frame is made and read."""
+    """Functions that make and read a compressed frame."""
 
     compress: Callable[[bytes], bytes]
     """A whole frame, with a checksum; the same data makes the same bytes."""

@@ -49,7 +49,7 @@ class Score(msgspec.Struct):
 
 
 class Failure(msgspec.Struct):
-    """In place of the result of a line that cannot be scored."""
+    """Written in place of the result of a line that cannot be scored."""
 
     id: str | int
     error: dict[str, str | None]

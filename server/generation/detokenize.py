@@ -45,7 +45,7 @@ class Detokenizer:
         return deltas
 
     def feed_one(self, index: int, new: CompletionTokens) -> list[Delta]:
-        """As `feed`, of one sample."""
+        """Feed one sample's tokens, as `feed` does for several."""
         if self._is_over[index]:  # ended at a stop string before this came, or not needed
             if self._is_over[index] == _CUT:
                 self.num_tokens += len(new.token_ids) // 4

@@ -69,17 +69,17 @@ class Encoder(ABC):
         return None
 
     def score_columns(self) -> ScoreColumns | None:
-        """What renders scores straight from arrays; None if they are not asked for."""
+        """Return the renderer of scores straight from arrays; None if scores are not asked for."""
         if self.request.logprobs is None:
             return None
         return score_columns(self.scores, self.text, self.request.return_tokens_as_token_ids)
 
     @abstractmethod
     def around_text(self, index: int) -> tuple[bytes, bytes]:
-        """What a choice that only goes on has around its text."""
+        """Return the bytes before and after the text of a choice that has not ended."""
 
     def around(self, text: tuple[bytes, bytes], usage: UsageField) -> tuple[bytes, bytes]:
-        """What an event that is sent now has around the text of its only choice."""
+        """Return the bytes before and after the text of an event's only choice."""
         begin, end = self._frame(usage)
         return b"data: " + begin + text[0], text[1] + end + b"\n\n"
 
@@ -106,7 +106,8 @@ class Encoder(ABC):
         return b"%b%b%b" % (begin, b",".join(map(bytes, choices)), end)
 
     def _frame(self, usage: UsageField, samples: SamplesField = UNSET) -> tuple[bytes, bytes]:
-        """What an event has around its choices, which is the same while the weights are."""
+        """Return the bytes before and after an event's choices, which change only with the
+        weights."""
         if self.generation.weights_version != self._version:
             self._frames.clear()
             self._version = self.generation.weights_version

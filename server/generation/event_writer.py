@@ -57,7 +57,7 @@ class Rendering(Protocol):
 
 
 class Around(NamedTuple):
-    """What an event of one token has besides its text and scores, which are looked up."""
+    """The bytes of a one-token event around its text and scores, which are looked up."""
 
     begin: bytes
     end: bytes
@@ -66,7 +66,8 @@ class Around(NamedTuple):
     """None: it has no scores."""
     before_scores: bytes = b""
     counts: Callable[[], tuple[int, int]] | None = None
-    """What is formatted into `end`, if anything is: tokens so far, with and without prompts."""
+    """Returns the values formatted into `end`, if there are any: tokens so far, with and without
+    prompts."""
 
 
 class Outlet:

@@ -25,7 +25,8 @@ LONGEST_S = 120
 """Most seconds that a client is told to wait: it would not wait longer, and not come back."""
 _ROUNDING_S = 1e-6
 _FULL_AT = struct.Struct("=dd")
-"""When a key's two buckets are full again, by the monotonic clock that all processes share."""
+"""Times at which a key's two buckets are full again, by the monotonic clock that all processes
+share."""
 
 
 class Limits:

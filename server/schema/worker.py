@@ -1,4 +1,4 @@
-"""What a server that runs a batch and one that answers lines of it say to each other.
+"""Messages between a server that runs a batch and one that answers lines of it.
 
 Knows no files, no lines of files, and no engine.
 """

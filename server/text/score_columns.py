@@ -23,7 +23,7 @@ I32 = npt.NDArray[np.int32]
 
 
 class _Remembered(dict[int, bytes]):
-    """What is said of each token, made when it is first asked for."""
+    """The bytes of each token, made when they are first asked for."""
 
     def __init__(self, make: Callable[[int], bytes]) -> None:
         super().__init__()
