@@ -6,9 +6,8 @@ from here on inwards become replies here, so CORS headers, which are made outsid
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,6 +24,7 @@ from server.config import ServerConfig
 from server.http.bodies import BodyLimits, CountedBody, is_upload
 from server.http.cors import Origins, is_loopback
 from server.http.draining import READING, Draining
+from server.http.headers import headers_of
 from server.http.keys import ApiKey, Keys
 from server.http.limits import Limits
 from server.http.request_log import CURRENT
@@ -108,7 +108,7 @@ class Auth:
         path: str = scope["path"]
         if path in PROBES:
             return
-        headers = Headers(scope=scope)
+        headers = headers_of(scope)
         is_admin_port = bool(self._admin_port) and scope["server"][1] == self._admin_port
         if self._is_admin_local if is_admin_port else self._is_local and not self._keys:
             self._origins.check_host(headers.get("host", ""))
@@ -164,7 +164,7 @@ def _check_name(path: str, key: ApiKey, name: str) -> None:
 
 
 def _check_operator(
-    scope: Scope, headers: Headers, key: ApiKey | None, is_admin_port: bool
+    scope: Scope, headers: Mapping[str, str], key: ApiKey | None, is_admin_port: bool
 ) -> None:
     """Raise NotPermitted unless the operator asks. With keys, that takes the operator's key;
     without, the client must be on this machine and use `admin_port`, since a request to the other

@@ -8,7 +8,7 @@ of our own origin, and the name in `Host` gives it away. Refusals have our error
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -35,7 +35,7 @@ class Origins:
         own = (_name(_authority(origin)) for origin in allowed)
         self._names = frozenset({"", "localhost", *map(str.lower, hosts), *own})
 
-    def check(self, headers: Headers) -> None:
+    def check(self, headers: Mapping[str, str]) -> None:
         """Raises NotPermitted for a page of an origin that is neither ours nor allowed."""
         origin = headers.get("origin")
         if origin is None or self._allowed & {origin, "*"}:

@@ -14,11 +14,12 @@ import time
 import uuid
 from http import HTTPStatus
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server import errors, metrics
+from server.http.headers import headers_of
 from server.http.request_log import CURRENT, LogEntry
 from server.http.traces import Tracer
 
@@ -45,7 +46,7 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
+        given = headers_of(scope).get("x-request-id", "")
         entry = LogEntry(given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex)
         CURRENT.set(entry)
         started = time.monotonic()

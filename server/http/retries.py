@@ -24,12 +24,12 @@ import asyncio
 import math
 from collections import defaultdict
 
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import TimedOut
 from server.http.bodies import is_upload
+from server.http.headers import headers_of
 from server.http.request_log import CURRENT
 from server.http.responses import until_gone
 
@@ -209,7 +209,7 @@ def _read_timeout_s(scope: Scope) -> float | None:
     """Return the seconds of silence after which the client of a POST gives up, if it says so."""
     if scope["type"] != "http" or scope["method"] != "POST":
         return None
-    headers = Headers(scope=scope)
+    headers = headers_of(scope)
     given = headers.get("x-stainless-read-timeout") or headers.get("x-stainless-timeout") or ""
     try:
         seconds = float(given)
@@ -219,7 +219,7 @@ def _read_timeout_s(scope: Scope) -> float | None:
 
 
 def _is_retry(scope: Scope) -> bool:
-    count = Headers(scope=scope).get("x-stainless-retry-count", "")
+    count = headers_of(scope).get("x-stainless-retry-count", "")
     return count.isdecimal() and int(count[:9]) > 0
 
 

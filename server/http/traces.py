@@ -10,10 +10,10 @@ import time
 from importlib import import_module
 from typing import Any
 
-from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from engine.errors import ConfigError
+from server.http.headers import headers_of
 from server.http.request_log import LogEntry
 
 _INVALID_STATUS = 500
@@ -49,7 +49,7 @@ class Tracer:
         self, scope: Scope, route: str, status: int, started_ns: int, entry: LogEntry
     ) -> None:
         """Record the span of a request that ends now and began at `started_ns`, Unix time."""
-        parent = self._parents.extract(dict(Headers(scope=scope)))
+        parent = self._parents.extract(headers_of(scope))
         span = self._tracer.start_span(
             f"{scope['method']} {route}",
             context=parent,

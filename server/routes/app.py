@@ -14,6 +14,7 @@ from functools import partial
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 
 from engine.client.client import EngineClient
 from engine.errors import SRMError
@@ -40,6 +41,7 @@ from server.routes import (
     tokenize,
     worker,
 )
+from server.routes.endpoint import PastRouter
 from server.routes.services import services
 from server.storage.gauges import update_gauges
 from server.storage.store import Store
@@ -108,20 +110,14 @@ def create_app(
 
     # FastAPI's own document says nothing of bodies; a redirect leads nowhere behind a proxy.
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
-    app.add_middleware(Retries, grace_s=config.retry_grace_s)  # the innermost
-    app.add_middleware(
-        Auth, config=config, keys=keys, retry_after_s=retry_after_s, draining=draining
-    )
-    if config.cors_origins:
-        app.add_middleware(Cors, origins=config.cors_origins, operations=OPERATIONS)
-    app.add_middleware(RequestMiddleware, tracer=tracer)
     app.add_exception_handler(SRMError, errors.srm_error)
     app.add_exception_handler(HTTPException, errors.framework_error)
     served, completing, chatting = services(
         client, text, config.model_name, template, config.stream_max_rate
     )
+    generating = [one.route(config.max_body_bytes) for one in (completing, chatting)]
+    app.router.routes += generating
     tokenizing = tokenize.Tokenizing(text, served, template)
-    app.router.routes += [one.route(config.max_body_bytes) for one in (completing, chatting)]
     app.include_router(tokenize.routes(tokenizing, config.max_body_bytes))
     kept = files.Files(store, threads, config.max_file_bytes, config.max_store_bytes)
     jobs = batches.Batches(store, threads, config, has_chats=template is not None)
@@ -135,4 +131,11 @@ def create_app(
     app.include_router(scrape.routes(config.model_name, partial(update_gauges, store)))
     app.include_router(pages.dashboard())
     app.include_router(pages.reference(OPERATIONS))
+
+    routed = PastRouter(app.build_middleware_stack(), generating)
+    retried = Retries(routed, config.retry_grace_s)
+    allowed: ASGIApp = Auth(retried, config, keys, retry_after_s, draining)
+    if config.cors_origins:
+        allowed = Cors(allowed, config.cors_origins, OPERATIONS)
+    app.middleware_stack = RequestMiddleware(allowed, tracer)
     return app

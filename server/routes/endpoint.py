@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.generation.encoding import Encoder
 from server.generation.engine_request import RequestOwner, of_current_request
@@ -63,3 +64,22 @@ class _BodyRoute(Route):
         """As FastAPI's routes: the scope says which route it is, by which metrics are counted."""
         match, child = super().matches(scope)
         return match, {**child, "route": self}
+
+
+class PastRouter:
+    """ASGI middleware that hands a POST to one of these routes, past FastAPI and its router, which
+    take a seventh of the time that a short stream needs here."""
+
+    def __init__(self, app: ASGIApp, routes: Iterable[Route]) -> None:
+        self._app = app
+        self._routes = {route.path: route for route in routes}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = None
+        if scope["type"] == "http" and scope["method"] == "POST":
+            route = self._routes.get(scope["path"])
+        if route is None:
+            await self._app(scope, receive, send)
+        else:
+            scope["route"] = route
+            await route.app(scope, receive, send)
