@@ -76,15 +76,15 @@ def _accuracy(folder: Path) -> list[str]:
 
 
 def _learning(folder: Path) -> list[str]:
-    """Render the first and the last evaluation of `srm train grpo`."""
+    """Render the evaluations of `srm train grpo`."""
     lines = (folder / "evaluations.jsonl").read_bytes().splitlines()
     found: list[dict[str, Any]] = [msgspec.json.decode(line) for line in lines]
-    first, last = found[0], found[-1]
+    last = found[-1]
     most = list(last["pass_at"])[-1]
     rows = [
         f"| {one['step']} | {one['pass_at']['1']:.4f} ± {one['pass_at_1_error']:.4f} | "
         f"{one['gain']:+.4f} ± {one['gain_error']:.4f} | {one['pass_at'][most]:.4f} |"
-        for one in (first, last)
+        for one in found
     ]
     return [
         f"{len(last['right'])} held-out problems, {last['samples']} samples each; ± is a standard "

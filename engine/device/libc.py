@@ -28,6 +28,15 @@ def keep_freed_memory() -> None:
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
+def give_back_freed_memory() -> None:
+    """Give all that the process has freed back to the system, until it takes it anew.
+
+    Arrays of ever other sizes leave gaps between those that live, which only grow.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def let_timers_be_late() -> None:
     """Let timed waits of this thread, and of those it starts from now on, be 10 ms late.
 

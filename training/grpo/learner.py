@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engine.device.libc import give_back_freed_memory
 from training.grpo.objective import (
     Objective,
     Row,
@@ -60,6 +61,7 @@ class Learner:
             return found / count
 
         self._run.update(parts, of_part)
+        give_back_freed_memory()  # no two parts have rows of one length
         return sums
 
     def _of_reference(self, rows: Rows) -> Tensor | None:

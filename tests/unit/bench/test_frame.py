@@ -116,8 +116,11 @@ def test_the_bundled_models_evaluations_are_of_their_weights_and_worth_something
     )
     assert demo.fingerprint == load_checkpoint(DEMO_MODEL).fingerprint
     assert sibling.fingerprint == load_checkpoint(GRPO_MODEL).fingerprint
-    assert 0.2 < demo.pass_at["1"] < 0.7 and sibling.pass_at["1"] > demo.pass_at["1"]
-    assert demo.pass_at["1000"] > 0.95
+    assert 0.2 < demo.pass_at["1"] < 0.7 and demo.pass_at["1000"] > 0.95
+    gains = sibling.gains
+    assert gains is not None and gains.fingerprint == demo.fingerprint
+    assert gains.pass_at["1"] > 3 * gains.pass_at_error["1"]
+    assert gains.pass_at["1000"] >= -gains.pass_at_error["1000"]
     for name in ("config.json", "tokenizer.json", "chat_template.jinja"):  # `srm weights` takes it
         assert (GRPO_MODEL / name).read_bytes() == (DEMO_MODEL / name).read_bytes()
 
