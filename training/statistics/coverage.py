@@ -42,13 +42,6 @@ class Interval(NamedTuple):
     high: float
 
 
-def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Return the probability that one of k samples is right, when `right` of `samples` were."""
-    if not 0 <= right <= samples or not 1 <= k <= samples:
-        raise ValueError(f"needs 0 ≤ right ≤ samples and 1 ≤ k ≤ samples: {right}, {samples}, {k}")
-    return 1 - math.comb(samples - right, k) / math.comb(samples, k)
-
-
 def pass_table(tallies: Sequence[Tally], ks: Sequence[int]) -> Floats:
     """Return each problem's estimate of pass@k, of shape [problems, ks].
 

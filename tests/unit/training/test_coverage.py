@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import combinations, product
 
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 from training.statistics.coverage import (
     Tally,
     intervals,
-    pass_at_k,
     pass_table,
     redrawn_means,
     resampled_means,
@@ -25,17 +25,17 @@ def test_pass_at_k_equals_the_share_of_subsets_with_a_right_sample(samples: int)
         for k in range(1, samples + 1):
             subsets = list(combinations([True] * right + [False] * (samples - right), k))
             expected = sum(any(subset) for subset in subsets) / len(subsets)
-            assert pass_at_k(samples, right, k) == pytest.approx(expected)
-    for right, k in ((samples + 1, 1), (-1, 1), (1, samples + 1), (1, 0)):
-        with pytest.raises(ValueError, match="needs"):
-            pass_at_k(samples, right, k)
+            assert pass_table([Tally(samples, right)], [k])[0, 0] == pytest.approx(expected)
 
 
 def test_the_table_is_of_the_exact_numbers() -> None:
     ks = spaced(10_000)
     assert (ks[0], ks[-1], len(ks)) == (1, 10_000, len(set(ks)))
     tallies = [Tally(10_000, right) for right in (0, 1, 7, 4_321, 9_999, 10_000)]
-    expected = [[pass_at_k(one.drawn, one.right, k) for k in ks] for one in tallies]
+    expected = [
+        [1 - math.comb(one.drawn - one.right, k) / math.comb(one.drawn, k) for k in ks]
+        for one in tallies
+    ]
     np.testing.assert_allclose(pass_table(tallies, ks), expected, atol=1e-9, rtol=0)
 
 
