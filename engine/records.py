@@ -19,6 +19,8 @@ from typing import Any
 
 import msgspec
 
+from engine.errors import ConfigError
+
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "docs" / "benchmarks"
 
@@ -48,16 +50,20 @@ def settings_of(config: msgspec.Struct) -> dict[str, Any]:
 def write_record(record: dict[str, Any], name: str, table: str, folder: Path) -> Path:
     """Write `<date>-<commit>-<name>.json` and `.md` into `folder`, and print the latter.
 
-    Returns the Markdown's path; a picture of the record stands beside it.
+    Returns the Markdown's path; a picture of the record stands beside it. Raises ConfigError if the
+    folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     stem = f"{record['date']}-{record['commit']}-{name}"
     content = msgspec.json.format(msgspec.json.encode(record), indent=1)
-    (folder / f"{stem}.json").write_bytes(content + b"\n")
     heading = f"# {name}, {record['date']}\n\n`{record['command']}` at {record['commit']}, "
     path = folder / f"{stem}.md"
     text = f"{heading}{record['machine']}.\n\n{table}"
-    path.write_text(text)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".json").write_bytes(content + b"\n")
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"output: {path}: {error.strerror}") from error
     sys.stdout.write(f"{text}\n{path}\n")
     return path
 

@@ -70,7 +70,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "training.baselines": ("training",),
     "training.passk": (
-        *("engine", "training", "training.questions", "training.statistics", "training.problems"),
+        *("engine", "training", "training.text", "training.questions", "training.statistics"),
+        "training.problems",
     ),
     "experiments.harness": ("engine", "training", "training.text", "training.baselines"),
     "experiments": (

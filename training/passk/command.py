@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import signal
 import sys
 from typing import Any
 
@@ -19,10 +20,8 @@ from training.passk.problems import Problem, digest, read_problems
 from training.passk.results import Results, page, results_of
 from training.passk.sampling import Sampling, choices_of
 from training.passk.server import CompletionsServer
-from training.questions.rewards import load_reward, rewarded
+from training.questions.rewards import Reward, load_reward, rewarded
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as a shell expects it."""
 OF_SAMPLES = (
     *("samples", "until", "match", "max_tokens", "temperature", "top_p", "stop", "seed", "reward"),
     "keep_texts",
@@ -33,23 +32,19 @@ OF_SAMPLES = (
 def main(argv: list[str]) -> int:
     """Sample what is missing and print the results; return the exit code. Raises SRMError."""
     config = load(PassKConfig, argv, prog="srm evaluate passk")
-    problems = read_problems(config)
-    try:
-        about, answers = asyncio.run(_sampled(config, problems))
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    problems, reward = read_problems(config), load_reward(config.reward)
+    for problem in problems:  # a reward that fails, or an answer that it cannot read
+        rewarded(reward, problem.question.answer, problem.question)
+    about, answers = asyncio.run(_sampled(config, problems, reward))
     command = shlex.join(["srm", "evaluate", "passk", *argv])
     _write(config, command, about, results_of(config, problems, answers))
     return 0
 
 
 async def _sampled(
-    config: PassKConfig, problems: list[Problem]
+    config: PassKConfig, problems: list[Problem], reward: Reward
 ) -> tuple[dict[str, Any], list[Answer]]:
     """Return the journal's description of the run, and all answers."""
-    reward = load_reward(config.reward)
-    for problem in problems:  # a reward that fails, or an answer that it cannot read
-        rewarded(reward, problem.question.answer, problem.question)
     async with CompletionsServer(
         config.url, config.served_model_name, config.api_key_env, config.timeout_s
     ) as server:
@@ -69,7 +64,9 @@ async def _sampled(
         with Journal(config.output / "journal.jsonl", about) as journal:
             try:
                 await Sampling(config, problems, reward, server, journal).run()
-            except (SRMError, asyncio.CancelledError):
+            except (SRMError, asyncio.CancelledError) as end:
+                if not isinstance(end, SRMError):  # Ctrl-C; a reward may never return: the next
+                    signal.signal(signal.SIGINT, signal.SIG_DFL)  # one ends the process at once
                 sys.stderr.write(
                     f"{len(journal.answers):,} replies are in {journal.path}; the same command "
                     "goes on with the others\n"

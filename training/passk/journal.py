@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ class Journal:
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         """Open the journal at `path`, or begin one; `about` describes the run as JSON.
 
-        Raises ConfigError if it is a different run's, is damaged, or another process is writing it.
+        A run without an answer may go on with any settings. Raises ConfigError if it is a different
+        run's, is damaged, another process is writing it, or the disk refuses it.
         """
         self.path = path
         self.answers: dict[tuple[int, int], Answer] = {}
@@ -70,7 +72,7 @@ class Journal:
                 raise ConfigError(f"output: another run is writing {path}") from None
             self._read(msgspec.json.decode(msgspec.json.encode(about)))
         except ConfigError:
-            self._file.close()
+            self.__exit__()
             raise
 
     @property
@@ -86,7 +88,8 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        with suppress(OSError):  # of a line that the disk refused, which was said
+            self._file.close()
 
     def _read(self, about: dict[str, Any]) -> None:
         self._file.seek(0)
@@ -95,7 +98,7 @@ class Journal:
         for number, line in enumerate(lines, 1):
             content = _checked(line)
             if content is None:
-                if number < len(lines):
+                if number < len(lines) or (number == 1 and line.endswith(b"\n")):
                     raise ConfigError(
                         f"output: {self.path}, line {number} is damaged: its checksum is another "
                         "one. Remove it and what is behind it, and the samples are drawn again"
@@ -103,12 +106,13 @@ class Journal:
                 self._file.truncate(at)
                 break
             at += len(line)
-            if number == 1:
+            if number == 1 < len(lines):
                 self._compare(msgspec.json.decode(content), about)
-            else:
+            elif number > 1:
                 answer = msgspec.json.decode(content, type=Answer)
                 self.answers[answer.problem, answer.part] = answer
-        if at == 0:
+        if not self.answers:
+            self._file.truncate(0)
             self._write(msgspec.json.encode(about))
 
     def _compare(self, found: dict[str, Any], about: dict[str, Any]) -> None:
@@ -124,9 +128,12 @@ class Journal:
                 )
 
     def _write(self, content: bytes) -> None:
-        self._file.write(b"%08x %b\n" % (zlib.crc32(content), content))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            self._file.write(b"%08x %b\n" % (zlib.crc32(content), content))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise ConfigError(f"output: {self.path} cannot be written: {error.strerror}") from error
 
 
 def _checked(line: bytes) -> bytes | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from engine.errors import ConfigError
 from training.passk.results import Point, Results
 from training.statistics.power_law import PowerLaw
+from training.text.whole_files import whole
 
 try:
     import matplotlib as mpl
@@ -38,8 +39,8 @@ def draw(results: Results, path: Path) -> None:
         axes.set_xscale("log")
         axes.grid(alpha=0.3)
         axes.legend(loc="lower right")
-    with mpl.rc_context({"svg.hashsalt": "srm"}):
-        figure.savefig(path, format="svg", metadata={"Date": None})
+    with mpl.rc_context({"svg.hashsalt": "srm"}), whole(path) as partial:
+        figure.savefig(partial, format="svg", metadata={"Date": None})
 
 
 def _curve(axes: Axes, xs: Sequence[float], points: Sequence[Point]) -> None:

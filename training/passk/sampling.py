@@ -59,6 +59,8 @@ class Sampling:
         """Number of requests of each problem still to be answered."""
         self._fingerprints: set[str | None] = set()
         self._tokens = 0
+        self._is_over = False
+        """Whether the session has ended, and what is still being scored is not wanted."""
         for answer in journal.answers.values():
             self._count(answer)
 
@@ -79,6 +81,8 @@ class Sampling:
                     group.create_task(work())
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
+        finally:
+            self._is_over = True
 
     def _chains(self) -> Iterator[list[tuple[int, int]]]:
         """Yield lists of requests that are sent one after the other, as problem and part."""
@@ -162,7 +166,12 @@ class Sampling:
         else:
             texts = [(one.text, 1) for one in sorted(reply.choices, key=lambda one: one.index)]
         question = self._problems[problem].question
-        rewards = {text: rewarded(self._reward, text, question) for text in dict(texts)}
+        rewards: dict[str, float] = {}
+        for text, _ in texts:
+            if self._is_over:  # the process waits for this thread
+                raise asyncio.CancelledError
+            if text not in rewards:
+                rewards[text] = rewarded(self._reward, text, question)
         drawn = right = 0
         for text, count in texts:
             drawn += count

@@ -18,6 +18,7 @@ import msgspec
 from engine.errors import UNDECODABLE, ConfigError, SRMError
 
 _LONGEST_PAUSE_S = 30.0
+MOST_PORT = 2**16 - 1
 _SHOWN = 300
 """Number of characters of a server's error reply that an error message quotes."""
 
@@ -87,6 +88,8 @@ class CompletionsServer:
             )
         except httpx.InvalidURL as error:
             raise ConfigError(f"url = {url!r}: {error}") from None
+        if (port := self._http.base_url.port) and port > MOST_PORT:
+            raise ConfigError(f"url = {url!r}: the port must be at most {MOST_PORT}, got {port}")
         self._url = url
         self._timeout_s = timeout_s
         self.model = model
@@ -116,6 +119,9 @@ class CompletionsServer:
             raise ConfigError(f"url: {self._url} does not answer: {_told(error)}") from None
         if reply.status_code in {401, 403}:
             raise ConfigError(f"{_refusal(reply)}; api_key_env names the variable with the key")
+        has_no_list = self.model and reply.status_code in {404, 405, 501}
+        if not reply.is_success and not has_no_list:
+            raise ConfigError(f"url: {_refusal(reply)}")
         try:
             models = msgspec.json.decode(reply.content, type=_Models).data
         except UNDECODABLE:
@@ -143,6 +149,10 @@ class CompletionsServer:
                         )
                     except httpx.TransportError as error:
                         last = f"{self._url}: {_told(error)}"
+                    except httpx.DecodingError as error:
+                        raise ConfigError(
+                            f"{self._url} answered with what cannot be unpacked: {_told(error)}"
+                        ) from None
                     else:
                         if reply.is_success:
                             return _decoded(reply)

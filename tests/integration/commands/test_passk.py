@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -37,6 +38,7 @@ class Foreign:
         self.held, self.released = threading.Event(), threading.Event()
         self.owner = "somebody"
         self.retry_after_s = 0
+        self.list_status = 200
         self.lock = threading.Lock()
 
     def completion(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +61,8 @@ def listening(foreign: Foreign) -> Iterator[str]:
 
         def do_GET(self) -> None:
             assert self.path == "/v1/models"
-            self.answer(200, {"data": [{"id": "other", "owned_by": foreign.owner}]})
+            listed = {"data": [{"id": "other", "owned_by": foreign.owner}]}
+            self.answer(foreign.list_status, listed)
 
         def do_POST(self) -> None:
             assert self.path == "/v1/completions"
@@ -69,7 +72,9 @@ def listening(foreign: Foreign) -> Iterator[str]:
                 if fault == "hold":
                     foreign.held.set()
                     foreign.released.wait(120)
-                if fault in ("cut", "hold"):
+                if fault == "packed":
+                    self.answer(200, {}, encoding="gzip")
+                elif fault in ("cut", "hold"):
                     self.close_connection = True
                 elif isinstance(fault, tuple):
                     self.answer(fault[0], {"error": {"message": fault[1]}})
@@ -77,9 +82,10 @@ def listening(foreign: Foreign) -> Iterator[str]:
                     foreign.bodies.append(body)
                     self.answer(200, foreign.completion(body) | fault)
 
-        def answer(self, status: int, content: dict[str, Any]) -> None:
+        def answer(self, status: int, content: dict[str, Any], encoding: str = "identity") -> None:
             data = json.dumps(content).encode()
             self.send_response(status)
+            self.send_header("content-encoding", encoding)
             self.send_header("content-length", str(len(data)))
             self.send_header("retry-after", str(foreign.retry_after_s))
             self.end_headers()
@@ -293,6 +299,80 @@ def test_damage_and_another_runs_journal_are_named(
     journal.write_bytes(b"\0" * 5)  # nothing of it was written yet
     assert run(url, folder) == 0
     assert journal.read_bytes().split(b"\n")[0] == whole.split(b"\n")[0]
+    journal.write_bytes(b"a diary\n")
+    assert run(url, folder) == 2
+    assert "journal.jsonl, line 1 is damaged" in capsys.readouterr().err
+    assert journal.read_bytes() == b"a diary\n"
+
+
+def test_a_run_that_was_refused_goes_on_with_what_is_not(
+    foreign: Foreign, url: str, folder: Path
+) -> None:
+    foreign.faults = [(400, "temperature must be at most 2")]
+    assert run(url, folder, temperature=3, concurrency=1) == 2
+    assert run(url, folder, temperature=1) == 0
+    assert (
+        json.loads((folder / "out/journal.jsonl").read_bytes()[9:].splitlines()[0])
+        == (result(folder / "out")["sampled"])
+    )
+
+
+def test_a_disk_that_takes_no_more_is_named_and_what_it_has_stays(
+    foreign: Foreign, url: str, folder: Path
+) -> None:
+    settings = {"n": 1, "samples": 40}
+    program = f"import resource, srm, sys\nresource.setrlimit({resource.RLIMIT_FSIZE}, (3000, -1))"
+    command = [sys.executable, "-c", f"{program}\nsys.exit(srm.main(sys.argv[1:]))"]
+    ended = subprocess.run(
+        [*command, *arguments(url, folder, **settings)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "out/journal.jsonl cannot be written: File too large" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    foreign.bodies.clear()
+    assert run(url, folder, **settings) == 0
+    assert 0 < len(foreign.bodies) < 80
+    for suffix in ("json", "md", "svg"):
+        (written,) = (folder / "out").glob(f"*-passk.{suffix}")
+        written.unlink()
+        written.mkdir()
+        assert run(url, folder, **settings) == 2
+        written.rmdir()
+
+
+@pytest.mark.parametrize("ends_by_itself", [True, False])
+def test_a_slow_reward_ends_with_the_text_it_has_or_by_a_second_signal(
+    foreign: Foreign, url: str, folder: Path, ends_by_itself: bool
+) -> None:
+    counted = "import pathlib, time\n\ndef slow(text, question):\n"
+    counted += f"    pathlib.Path('{folder}/calls').open('a').write('.')\n"
+    counted += f"    while pathlib.Path('{folder}/held').exists(): time.sleep(0.01)\n    return 1\n"
+    (folder / "slow.py").write_text(counted)
+    (folder / "calls").touch()
+    settings = {"reward": f"{folder}/slow.py:slow", "concurrency": 1}
+    command = [sys.executable, "srm.py", *arguments(url, folder, **settings)]
+    foreign.faults = ["hold"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert foreign.held.wait(120)
+        asked = (folder / "calls").stat().st_size  # of answers, before anything was drawn
+        (folder / "held").touch()
+        foreign.released.set()
+        while (folder / "calls").stat().st_size == asked:
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert "0 replies are in" in process.stderr.readline()
+        if ends_by_itself:
+            (folder / "held").unlink()
+        else:
+            process.send_signal(signal.SIGINT)
+        process.wait(120)
+    assert process.returncode == (130 if ends_by_itself else -signal.SIGINT)
+    assert (folder / "calls").stat().st_size == asked + 1
 
 
 def test_what_passes_is_waited_for(foreign: Foreign, url: str, folder: Path) -> None:
@@ -315,6 +395,7 @@ def test_a_server_that_stays_away_is_named(
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
+        ("packed", "answered with what cannot be unpacked"),
         ((401, "no such key"), "refused with 401: no such key"),
         ((404, "no such model"), "refused with 404: no such model"),
         ({"choices": [{"index": 0, "text": "1"}]}, "n = 20 choices were asked for, and 1 came"),
@@ -365,7 +446,7 @@ def test_what_the_server_cannot_take_is_its_own_words(
     ("settings", "said"),
     [
         ({"samples": 0}, "samples must be 1 … 1000000, got 0"),
-        ({"problems": -1}, "problems must be at least 0, got -1"),
+        ({"problems": -1}, "problems must be 0 … 1000000, got -1"),
         ({"problems": 3}, "problems = 3, but .*questions.jsonl has 2 questions"),
         ({"temperature": "nan"}, "temperature must be 0 … 100, got nan"),
         ({"top_p": "nan"}, "top_p must be .* got nan"),
@@ -376,6 +457,9 @@ def test_what_the_server_cannot_take_is_its_own_words(
         ({"url": "somewhere"}, "url must begin with http"),
         ({"url": "http://127.0.0.1:1"}, "url: http://127.0.0.1:1 does not answer"),
         ({"url": "http://a:b"}, "url = 'http://a:b': Invalid port"),
+        ({"url": "http://a:65536"}, "the port must be at most 65535, got 65536"),
+        ({"problems": 10**9}, "problems must be 0 … 1000000, got 1000000000"),
+        ({"shots": 10**9}, "shots must be 0 … 1000, got 1000000000"),
         ({"reward": "nowhere"}, "reward must be module:function"),
         ({"input": "/nowhere.jsonl"}, "/nowhere.jsonl"),
     ],
@@ -391,6 +475,21 @@ def test_what_makes_no_run_is_refused_before_anything_is_drawn(
     assert run(**{"url": url, "folder": folder, **settings}) == 2
     assert re.search(said, capsys.readouterr().err)
     assert not foreign.bodies and not (folder / "out").exists()
+
+
+@pytest.mark.parametrize(("status", "code"), [(503, 2), (404, 0)])
+def test_a_server_may_have_no_list_of_models_but_not_fail(
+    url: str,
+    folder: Path,
+    foreign: Foreign,
+    status: int,
+    code: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    foreign.list_status = status
+    assert run(url, folder, served_model_name="other") == code
+    assert run(url, folder, output=folder / "new") == 2
+    assert f"/v1/models refused with {status}" in capsys.readouterr().err
 
 
 def test_match_is_for_servers_that_know_it(
