@@ -129,6 +129,8 @@ SETTINGS = """
 """Of every command. A test holds this against the structs, which would import torch here."""
 
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as a shell expects it."""
 VARIABLES = {"SRM_API_KEYS"}
 """Of the environment alone: a flag would be seen by whoever lists the machine's processes."""
 
@@ -144,6 +146,8 @@ def main(argv: list[str] | None = None) -> int:
         if error.message:  # else who made it has said it
             print(f"srm {command}: {error.message}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:  # what can go on has said so
+        return INTERRUPTED
 
 
 def check_environment(environ: Mapping[str, str]) -> None:

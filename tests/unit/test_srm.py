@@ -98,6 +98,14 @@ def test_what_a_command_cannot_do_is_said_before_any_work(
     assert message in capsys.readouterr().err
 
 
+def test_an_interrupted_command_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(command: str, args: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(srm, "_run", interrupted)
+    assert srm.main(["evaluate", "passk"]) == 130
+
+
 def test_what_can_be_measured_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     for argv, code in ((["--help"], 0), ([], 2), (["nonsense"], 2)):
         assert srm.main(["bench", *argv]) == code

@@ -45,7 +45,7 @@ def load_reward(name: str) -> Reward:
             found = runpy.run_path(place).get(function)
         else:
             found = getattr(import_module(place), function, None)
-    except Exception as error:  # it is the user's code
+    except (Exception, SystemExit) as error:  # it is the user's code
         raise ConfigError(f"reward: {place} cannot be imported: {error!r}") from error
     if not callable(found):
         raise ConfigError(f"reward: {place} has no function {function!r}")
@@ -58,7 +58,7 @@ def rewarded(reward: Reward, completion: str, question: Question) -> float:
     number."""
     try:
         found = float(reward(completion, question))
-    except Exception as error:  # it is the user's code
+    except (Exception, SystemExit) as error:  # it is the user's code
         raise ConfigError(f"reward failed for {completion!r:.200}: {error!r}") from error
     if not math.isfinite(found):
         raise ConfigError(f"reward must be a finite number, got {found} for {completion!r:.200}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from importlib import import_module
 from itertools import chain
@@ -30,16 +31,17 @@ def rows(path: Path, setting: str, column: str = "") -> Iterator[tuple[str, Row]
     try:
         for number, row in read:
             yield f"{path}:{number}", row
-    except OSError as error:
-        raise ConfigError(f"{setting}: {path}: {error.strerror}") from error
+    except OSError as error:  # pyarrow's for damage has nothing but a text
+        raise ConfigError(f"{setting}: {path}: {error.strerror or error}") from error
 
 
 def _lines(path: Path, setting: str) -> Iterator[tuple[int, Row]]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                if line.strip():
-                    yield number, msgspec.json.decode(line, type=Row)
+                content = line.removeprefix(BOM_UTF8) if number == 1 else line
+                if content.strip():
+                    yield number, msgspec.json.decode(content, type=Row)
             except UNDECODABLE as error:
                 raise ConfigError(f"{setting}: {path}:{number}: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -80,6 +81,23 @@ def test_names_what_cannot_be_read(tmp_path: Path, content: str, said: str) -> N
         read_questions(tmp_path / "none.jsonl")
 
 
+def test_a_byte_order_mark_is_no_part_of_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text('{"question": "a", "answer": "1"}\r\n', "utf-8-sig")
+    assert read_questions(path) == [Question("a", "1")]
+
+
+def test_what_is_damaged_in_parquet_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "some.parquet"
+    parquet.write_table(pa.table({"question": ["a", "b"], "answer": ["1", "2"]}), path)
+    content = bytearray(path.read_bytes())
+    content[60] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"some.parquet: .*[a-z]{4}") as refused:
+        read_questions(path)
+    assert "None" not in str(refused.value)
+
+
 def test_rewards_are_loaded_by_name(tmp_path: Path) -> None:
     assert load_reward("training.questions.rewards:gsm8k_strict") is gsm8k_strict
     (tmp_path / "mine.py").write_text("def short(text, question):\n    return -len(text)\n")
@@ -99,6 +117,14 @@ def test_rewards_are_loaded_by_name(tmp_path: Path) -> None:
 def test_names_a_reward_that_is_none(name: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_reward(name)
+
+
+def test_a_reward_that_ends_the_program_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"reward failed for 'abc': SystemExit\(0\)"):
+        rewarded(lambda text, one: sys.exit(0), "abc", question("1"))
+    (tmp_path / "ends.py").write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(ConfigError, match="cannot be imported: SystemExit"):
+        load_reward(f"{tmp_path}/ends.py:f")
 
 
 def test_a_reward_must_be_a_finite_number() -> None:
