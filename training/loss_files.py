@@ -10,7 +10,7 @@ import msgspec
 from matplotlib import pyplot as plt
 
 from training.loop import Losses
-from training.text.whole_files import write_whole
+from training.text.whole_files import whole, write_whole
 
 
 def write_losses(
@@ -41,5 +41,6 @@ def write_losses(
         axes.grid(which="both", linewidth=0.3)
         axes.legend()
         figure.tight_layout()
-        figure.savefig(folder / "loss.svg", metadata={"Date": None})
+        with whole(folder / "loss.svg") as partial:
+            figure.savefig(partial, format="svg", metadata={"Date": None})
         plt.close(figure)

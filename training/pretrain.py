@@ -193,7 +193,7 @@ def pretrain(config: PretrainConfig) -> Losses:
         torch.set_num_threads(config.threads)
     with processes(config.device) as own, own.alone_in(config.output):
         with own.first_alone():
-            tokenizer = _tokenizer(config)
+            tokenizer = _tokenizer(config, own.is_first)
             batches, evaluation, source = _batches(config, tokenizer)
         model = SRM(config.model(tokenizer.get_vocab_size()))
         schedule = build(Schedule, msgspec.structs.asdict(config))
@@ -208,9 +208,13 @@ def pretrain(config: PretrainConfig) -> Losses:
     return run.losses
 
 
-def _tokenizer(config: PretrainConfig) -> Tokenizer:
-    """Return the run's tokenizer; a new run takes the one asked for, or trains one."""
-    path = config.output / "tokenizer.json"
+def _tokenizer(config: PretrainConfig, is_first: bool) -> Tokenizer:
+    """Return the run's tokenizer; a new run takes the one asked for, or the first process trains
+    one.
+
+    Raises ConfigError if a new run's folder already has a different one.
+    """
+    path, saved = config.output / "tokenizer.json", config.output / "run.pt"
     if config.tokenizer:
         wanted = read_tokenizer(Path(config.tokenizer))
         if (wanted.token_to_id(BEGIN), wanted.token_to_id(END)) != (BEGIN_ID, END_ID):
@@ -219,21 +223,26 @@ def _tokenizer(config: PretrainConfig) -> Tokenizer:
                 f"token {END_ID}, as `srm train tokenizer` makes it"
             )
         content = wanted.to_str(pretty=True).encode()
-        if (config.output / "run.pt").exists() and path.read_bytes() != content:
+        if saved.exists() and path.read_bytes() != content:
             raise ConfigError(
                 f"tokenizer: {config.output} has a run of another one than {config.tokenizer}: "
                 "leave it out or change output"
             )
         write_whole(path, content)
-    elif not path.exists():
+    elif is_first and not (path.exists() and saved.exists()):
         if config.texts:
             texts = documents(config.texts, config.suffix, config.text_member)
         else:
             sample = islice(examples(config.seed), TOKENIZER_PROBLEMS)
             texts = (prompt + solution for prompt, solution in sample)
             write_whole(config.output / "chat_template.jinja", CHAT_TEMPLATE.encode())
-        trained = train_tokenizer(texts, config.max_vocab_size)
-        write_whole(path, trained.to_str(pretty=True).encode())
+        trained = train_tokenizer(texts, config.max_vocab_size).to_str(pretty=True).encode()
+        if path.is_file() and path.read_bytes() != trained:
+            raise ConfigError(
+                f"tokenizer: {path} is another one than these texts and max_vocab_size = "
+                f"{config.max_vocab_size} make: give it as tokenizer, remove it or change output"
+            )
+        write_whole(path, trained)
     return read_tokenizer(path)
 
 

@@ -24,6 +24,7 @@ from experiments.harness.settings import Settings
 from training.loop import Run, Schedule, TrainingBatches
 from training.model import LanguageModel
 from training.processes import processes
+from training.text.whole_files import whole
 
 NOT_OF_A_RESULT = ("output", "results", "seeds")
 """Settings that results do not depend on: a cached result is used whatever they are."""
@@ -116,7 +117,8 @@ def publish(
     page = write_record(record, stem, text, config.output)
     with mpl.rc_context({"svg.hashsalt": "srm"}):  # the same picture for the same numbers
         figure.tight_layout()
-        figure.savefig(page.with_name(picture), metadata={"Date": None})
+        with whole(page.with_name(picture)) as partial:
+            figure.savefig(partial, format="svg", metadata={"Date": None})
         plt.close(figure)
     return page
 

@@ -148,7 +148,13 @@ def sft(config: SFTConfig) -> Losses:
 
 
 def _schedule(config: SFTConfig, data: Data) -> Schedule:
-    steps = math.ceil(config.epochs * len(data.train) / config.batch_rows)
+    most = config.epochs * len(data.train)
+    if config.batch_rows > most:
+        raise ConfigError(
+            f"batch_rows must be at most epochs = {config.epochs} times the {len(data.train)} rows "
+            f"of train, got {config.batch_rows}"
+        )
+    steps = math.ceil(most / config.batch_rows)
     derived = {
         "steps": steps,
         "warmup_steps": math.ceil(config.warmup_share * steps),

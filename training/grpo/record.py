@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 
 from engine.errors import UNDECODABLE, ConfigError
 from training.statistics.coverage import Tally, pass_table, standard_errors
-from training.text.whole_files import write_whole
+from training.text.whole_files import whole, write_whole
 
 KS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192)
 """The values of k for pass@k, up to the number of samples."""
@@ -177,5 +177,6 @@ def plot(updates: Sequence[Update], evaluations: Sequence[Evaluation], path: Pat
         for axes in (top, bottom):
             axes.grid(linewidth=0.3)
         figure.tight_layout()
-        figure.savefig(path, metadata={"Date": None})
+        with whole(path) as partial:
+            figure.savefig(partial, format="svg", metadata={"Date": None})
         plt.close(figure)

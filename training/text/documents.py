@@ -17,11 +17,18 @@ def documents(paths: Sequence[Path], suffix: str = "", member: str = "text") -> 
     """Yield the documents of these files and folders; those with no text are left out.
 
     Of a folder, only files that end with `suffix`, whatever they are called where it is empty.
-    Raises ConfigError, with file and line, for what cannot be read or is no text.
+    Raises ConfigError, with file and line, for what cannot be read or is no text, and where there
+    is no text in all of them.
     """
+    is_empty = True
     for path in files(paths, suffix):
         found = _members(path, member) if path.suffix in SUFFIXES else _text(path)
-        yield from filter(None, found)
+        for text in filter(None, found):
+            is_empty = False
+            yield text
+    if is_empty:
+        names = ", ".join(map(str, paths))
+        raise ConfigError(f"texts: there is no text in {names:.300}")
 
 
 def files(paths: Sequence[Path], suffix: str = "") -> list[Path]:

@@ -307,8 +307,8 @@ def test_two_processes_have_the_losses_and_the_best_weights_of_one(
 def test_rows_left_out_are_counted_in_a_message(
     base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sft(settings(base, tmp_path, *PAIRS[:8], {"prompt": "9" * 80, "completion": " 1"}))
-    assert [one.message for one in caplog.records] == ["1 of 9 rows are left out: too many tokens"]
+    sft(settings(base, tmp_path, *PAIRS[:9], {"prompt": "9" * 80, "completion": " 1"}))
+    assert [one.message for one in caplog.records] == ["1 of 10 rows are left out: too many tokens"]
 
 
 def test_settings_that_cannot_be_met_are_refused(base: Path, tmp_path: Path) -> None:
@@ -316,6 +316,10 @@ def test_settings_that_cannot_be_met_are_refused(base: Path, tmp_path: Path) -> 
     for changes, said in (
         ({"train": ()}, r"train must be files \.jsonl or \.parquet, got none"),
         ({"output": base}, "output must be another folder than model"),
+        (
+            {"batch_rows": 10**6},
+            r"batch_rows must be at most epochs = 1 times the \d+ rows of train",
+        ),
         ({"micro_batches": 3}, "batch_rows must be a multiple of micro_batches = 3 times the 1"),
     ):
         with pytest.raises(ConfigError, match=said):

@@ -20,6 +20,7 @@ from training.loop import Schedule
 from training.pretrain import PretrainConfig, pretrain
 from training.problems.drawn import problems
 from training.processes import stop_asked
+from training.text.tokenizer import TokenizerConfig, make_tokenizer
 from training.text.whole_files import is_sealed, seal
 
 KILLED = """
@@ -178,6 +179,29 @@ def test_events_without_the_package_are_refused_before_any_work(
     with pytest.raises(ConfigError, match="tensorboard = true needs the package tensorboard: pip"):
         pretrain(settings)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_picture_that_cannot_be_written_is_named(texts: Path, tmp_path: Path) -> None:
+    (tmp_path / "loss.svg").mkdir()
+    with pytest.raises(ConfigError, match=r"loss\.svg cannot be written: Is a directory"):
+        pretrain(structs.replace(config(texts, tmp_path), steps=1))
+
+
+def test_a_tokenizer_of_other_texts_is_not_taken_for_that_of_a_new_run(
+    texts: Path, tmp_path: Path
+) -> None:
+    settings = structs.replace(config(texts, tmp_path / "run"), steps=1)
+    own = tmp_path / "run" / "tokenizer.json"
+    (tmp_path / "other.txt").write_text("zwei drei vier " * 9)
+    make_tokenizer(TokenizerConfig(texts=(tmp_path / "other.txt",), output=own))
+    before = own.read_bytes()
+    with pytest.raises(ConfigError, match="max_vocab_size = 300 make: give it as tokenizer"):
+        pretrain(settings)
+    assert own.read_bytes() == before
+    pretrain(structs.replace(settings, tokenizer=str(own)))  # as it says
+    make_tokenizer(TokenizerConfig(texts=(texts,), max_vocab_size=300, output=own))
+    (tmp_path / "run" / "run.pt").unlink()  # as a run is before its first save
+    assert len(pretrain(settings).steps) == 1
 
 
 @pytest.mark.parametrize("name", ["run.pt", "tokens.bin", "model.safetensors"])

@@ -125,6 +125,15 @@ def test_texts_without_a_token_are_refused(tmp_path: Path, tokenizer: Tokenizer)
         token_file(tmp_path / "tokens", "one", lambda: [], tokenizer, END_ID)
 
 
+def test_no_tokenizer_is_made_of_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "b.jsonl").write_text('{"text": ""}\n')
+    config = TokenizerConfig(texts=(tmp_path,), output=tmp_path / "t.json")
+    with pytest.raises(ConfigError, match=f"texts: there is no text in {tmp_path}"):
+        make_tokenizer(config)
+    assert not config.output.exists()
+
+
 def test_a_tokenizer_is_made_of_texts(folder: Path) -> None:
     config = TokenizerConfig(texts=(folder,), max_vocab_size=260, output=folder / "new" / "t.json")
     assert make_tokenizer(config).get_vocab_size() == 260
