@@ -16,6 +16,8 @@ from experiments import (
     rollouts,
 )
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as a shell expects it."""
 EXPERIMENTS = {
     "mixers": mixers.main,
     "baselines": baselines.main,
@@ -41,4 +43,7 @@ if __name__ == "__main__":
     except SRMError as error:
         print(f"experiments: {error.message}", file=sys.stderr)
         code = error.exit_code
+    except KeyboardInterrupt:
+        print("experiments: interrupted; the same command goes on at this case", file=sys.stderr)
+        code = INTERRUPTED
     sys.exit(code)

@@ -24,7 +24,7 @@ from engine.settings import load
 from engine.weights.checkpoint import read_model
 from experiments.harness.report import table
 from experiments.harness.result_cache import Numbers, digest
-from experiments.harness.runner import Results, publish, run_cases
+from experiments.harness.runner import Results, check_writable, publish, run_cases
 from experiments.harness.settings import Settings
 from training.checkpoint import load_model, read_tokenizer
 from training.finetuning.sft import SFTConfig, sft
@@ -149,7 +149,7 @@ def files(config: FinetuningConfig) -> tuple[tuple[Path, ...], tuple[Path, ...]]
         return config.train, config.evaluation
     drawn = list(generated(config.rows + config.questions, seed=0))
     folder = config.results / "finetuning"
-    folder.mkdir(parents=True, exist_ok=True)
+    check_writable("results", folder)
     train, evaluation = folder / "train.jsonl", folder / "evaluation.jsonl"
     for path, rows in ((train, drawn[config.questions :]), (evaluation, drawn[: config.questions])):
         write_whole(path, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))

@@ -33,7 +33,6 @@ from training.text.tokenizer import (
     BEGIN_ID,
     END,
     END_ID,
-    MAX_VOCAB_SIZE,
     MIN_VOCAB_SIZE,
     train_tokenizer,
 )
@@ -154,10 +153,6 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         least = "steps batch_tokens micro_batches warmup_steps max_vocab_size evaluation_batches"
         check_numbers(self, dict.fromkeys(least.split(), 1))
-        if self.max_vocab_size > MAX_VOCAB_SIZE:
-            raise ValueError(
-                f"max_vocab_size must be at most {MAX_VOCAB_SIZE}, got {self.max_vocab_size}"
-            )
         if not 0 <= self.evaluation_share < 1:
             raise ValueError(f"evaluation_share must lie in [0, 1), got {self.evaluation_share}")
         self.model(MIN_VOCAB_SIZE)  # reports an invalid shape before any work

@@ -8,12 +8,14 @@ from typing import Any
 
 import msgspec
 
+from training.text.tokenizer import MAX_VOCAB_SIZE
+
 MOST_SEED = 2**64 - 1
 """Largest seed that torch takes."""
 MOST_FLOAT = 1e18
 """Largest number; the product of two of them still fits float32, in which the optimizer
 computes."""
-_MOST = {"threads": 4_096}
+_MOST = {"threads": 4_096, "max_vocab_size": MAX_VOCAB_SIZE}
 _MAY_CHANGE = {
     *("steps", "epochs", "learning_rate", "warmup_steps", "warmup_share", "decline"),
     *("save_every", "evaluate_every", "tensorboard", "output"),

@@ -18,6 +18,7 @@ import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
+from engine.errors import ConfigError
 from engine.records import new_record, settings_of, write_record
 from experiments.harness.result_cache import Numbers, cached
 from experiments.harness.settings import Settings
@@ -42,8 +43,11 @@ def run_cases(
 ) -> Results:
     """Run each case with each seed, or read its result from disk; `made_of` identifies the data.
 
-    Without `seeds`, those of the settings are taken.
+    Without `seeds`, those of the settings are taken. Raises ConfigError before any work if
+    `results` or `output` cannot be written.
     """
+    for setting, folder in (("results", config.results / name), ("output", config.output)):
+        check_writable(setting, folder)
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     settings = {k: v for k, v in settings_of(config).items() if k not in NOT_OF_A_RESULT}
     made_of = {"settings": settings, "torch": str(torch.__version__), **made_of}
@@ -62,6 +66,15 @@ def run_cases(
         about = {"case": case, "seed": seed, **made_of}
         by_case[case].append(cached(path, about, measured))
     return by_case
+
+
+def check_writable(setting: str, folder: Path) -> None:
+    """Make the folder where it is absent. Raises ConfigError if no file can be made in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ConfigError(f"{setting}: {folder}: {error.strerror}") from error
 
 
 def fit(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from engine.records import RECORDS
-from training.settings import MOST_SEED
+from training.settings import MOST_FLOAT, MOST_SEED, check_numbers
 from training.text.tokenizer import MIN_VOCAB_SIZE
 
 LEAST = {"threads": 0, "further_rates": 0, "max_vocab_size": MIN_VOCAB_SIZE}
@@ -40,8 +40,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 rates = value if isinstance(value, tuple) else (value,)
                 if not rates or not all(0 < rate < math.inf for rate in rates):
                     raise ValueError(f"{name} must be above 0 and finite, got {value}")
+                if max(rates) > MOST_FLOAT:
+                    raise ValueError(f"{name} must be at most {MOST_FLOAT:g}, got {value}")
             elif isinstance(value, int) and value < (least := LEAST.get(name, 1)):
                 raise ValueError(f"{name} must be at least {least}, got {value}")
+        check_numbers(self, {})
 
     def only(self, *names: str) -> dict[str, Any]:
         """Return the named settings as a dict, for another command that has them too."""

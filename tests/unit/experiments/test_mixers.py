@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from engine.errors import ConfigError
+from engine.records import ROOT
 from experiments.__main__ import main
+from experiments.harness import runner
 from experiments.harness.corpus import standard_library
 from experiments.mixers import CASES, CHANGES, PAPER, MixersConfig, page, shape
 from tests.unit.experiments.conftest import Experiment
@@ -72,6 +76,9 @@ def test_held_out_files_are_not_trained_on(library: Path) -> None:
         (["mixers", f"--seeds=0,{2**64}"], "numbers of 0 … 2..64 - 1, got"),
         (["mixers", "--learning-rate=inf"], "learning_rate must be above 0 and finite, got inf"),
         (["mixers", "--seeds=1,1"], "seeds must be two or more different numbers"),
+        (["mixers", "--learning-rate=1e19"], "learning_rate must be at most 1e.18, got 1e.19"),
+        (["mixers", "--threads=5000"], "threads must be at most 4096, got 5000"),
+        (["mixers", f"--max-vocab-size={10**12}"], "max_vocab_size must be at most 1000000, got"),
         (["mixers", "--steps=0"], "steps must be at least 1, got 0"),
         (["mixers", "--learning-rate=0"], "learning_rate must be above 0"),
         (["mixers", "--num-heads=3"], "num_heads = 3 must divide d_model = 128"),
@@ -83,3 +90,29 @@ def test_held_out_files_are_not_trained_on(library: Path) -> None:
 def test_what_cannot_be_run_is_refused(argv: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         main(argv)
+
+
+@pytest.mark.parametrize("setting", ["results", "output"])
+@pytest.mark.parametrize("name", ["mixers", "finetuning"])
+def test_a_folder_that_cannot_be_written_is_named_before_any_work(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, setting: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(runner, "cached", None)  # no case is run
+    places = {"results": tmp_path / "results", "output": tmp_path / "out"}
+    places[setting] = tmp_path / "file" / "folder"
+    with pytest.raises(ConfigError, match=f"{setting}: .*: Not a directory"):
+        main([name, *(f"--{one}={folder}" for one, folder in places.items())])
+
+
+def test_an_interrupted_experiment_says_that_it_goes_on(tmp_path: Path) -> None:
+    program = "import runpy, sys\nfrom experiments import mixers\n\ndef interrupted(argv):\n"
+    program += (
+        "    raise KeyboardInterrupt\n\nmixers.main = interrupted\nsys.argv[1:] = ['mixers']\n"
+    )
+    program += "runpy.run_module('experiments', run_name='__main__')\n"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 130
+    assert ended.stderr == "experiments: interrupted; the same command goes on at this case\n"
