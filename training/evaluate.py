@@ -27,6 +27,9 @@ COMPLETION_TOKENS = 96
 """Most tokens of a completion, more than any solution needs."""
 KS = (1, 10, 100, 1_000, 10_000)
 """The values of k for pass@k, up to the number of samples."""
+MOST = {"problems": 100_000, "samples": 100_000, "temperature": 100}
+"""Largest values of settings; the engine takes no more samples of a prompt, and no higher
+temperature."""
 
 
 class EvaluateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,6 +51,9 @@ class EvaluateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         check_numbers(self, {"problems": 1, "samples": 1, "temperature": 0})
+        for name, most in MOST.items():
+            if getattr(self, name) > most:
+                raise ValueError(f"{name} must be at most {most}, got {getattr(self, name)}")
 
 
 class Gains(msgspec.Struct, frozen=True):

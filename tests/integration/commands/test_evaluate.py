@@ -61,3 +61,18 @@ def test_a_missing_file_to_compare_with_is_named(
 ) -> None:
     assert srm.main([*ARGS, f"--against={tmp_path}/none.json"]) == 2
     assert "none.json cannot be read: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--problems=100001", "problems must be at most 100000, got 100001"),
+        ("--samples=100001", "samples must be at most 100000, got 100001"),
+        ("--temperature=101", "temperature must be at most 100, got 101.0"),
+    ],
+)
+def test_what_the_engine_does_not_take_is_refused_before_any_work(
+    flag: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert srm.main(["evaluate", flag]) == 2
+    assert said in capsys.readouterr().err
