@@ -153,8 +153,8 @@ def _read(path: Path, digest: str, samples: int) -> Evaluation:
         raise ConfigError(f"against: {path} is no output of srm evaluate: {error}") from None
     if found.digest != digest:
         raise ConfigError(
-            f"against: {path} has {found.problems} problems {found.digest}, not those of problems "
-            f"and seed, which are {digest}"
+            f"against: {path} has {found.problems} problems that are not those of problems and "
+            "seed here: give both as they were for that file"
         )
     if found.samples < samples:
         raise ConfigError(
