@@ -16,6 +16,8 @@ import httpx2
 import openai
 import pytest
 
+from engine.client.client import EngineClient
+from engine.errors import TimedOut
 from engine.messages import Request
 from tests.engines.held_engine import HeldEngine, held
 from tests.engines.served_app import Headers, Visit, application
@@ -46,8 +48,9 @@ class Noting(HeldEngine):
 class Place:
     """The application, and the engine that it asks."""
 
-    def __init__(self, app: Any, served: Served, folder: Path) -> None:
+    def __init__(self, app: Any, client: EngineClient, served: Served, folder: Path) -> None:
         self.app = app
+        self.client = client
         assert isinstance(served.engine, Noting)
         self.engine = served.engine
         self.folder = folder
@@ -82,8 +85,8 @@ def opened(serve: Serve, endpoint: str, tiny_folder: Path) -> Open:
     @asynccontextmanager
     async def open_it(grace_s: float = 3_600) -> AsyncIterator[Place]:
         served = serve(make_engine=Noting, model=tiny_folder)
-        async with application(endpoint, tiny_folder, retry_grace_s=grace_s) as (app, _):
-            yield Place(app, served, tiny_folder)
+        async with application(endpoint, tiny_folder, retry_grace_s=grace_s) as (app, client):
+            yield Place(app, client, served, tiny_folder)
 
     return open_it
 
@@ -112,6 +115,18 @@ async def test_the_retry_of_what_timed_out_gets_its_reply(opened: Open) -> None:
         assert num_choices(await place.sent(600, count=2, prompt=[9]).reply()) == BODY["n"]
         assert len(place.engine.added) == 2
         assert not place.engine.aborted
+
+
+async def test_the_retry_of_what_timed_out_gets_its_refusal_too(opened: Open) -> None:
+    async with opened() as place:
+        with held(place.folder):
+            await place.given_up()
+            place.client._streams.refuse(place.engine.added[-1], TimedOut("it took too long"))
+            await soon()
+            retry = place.sent(600, count=1)
+            await soon()
+            assert retry.task.done() and len(place.engine.added) == 1
+        assert (await retry.reply())[0] == 504
 
 
 async def test_a_stream_that_had_not_begun_is_taken_over(opened: Open) -> None:
