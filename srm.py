@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from engine.errors import ConfigError, SRMError
+from server.commands.standard_output import INTERRUPTED
 
 USAGE = """usage: srm COMMAND [options]
 
@@ -129,8 +130,6 @@ SETTINGS = """
 """Of every command. A test holds this against the structs, which would import torch here."""
 
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as a shell expects it."""
 VARIABLES = {"SRM_API_KEYS"}
 """Of the environment alone: a flag would be seen by whoever lists the machine's processes."""
 

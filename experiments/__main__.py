@@ -15,9 +15,8 @@ from experiments import (
     mixers,
     rollouts,
 )
+from server.commands.standard_output import INTERRUPTED
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as a shell expects it."""
 EXPERIMENTS = {
     "mixers": mixers.main,
     "baselines": baselines.main,

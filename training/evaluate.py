@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from engine.config import DEMO_MODEL, EngineConfig
 from engine.device.runner import ModelRunner
 from engine.errors import UNDECODABLE, ConfigError
-from engine.messages import Output, SamplingParams
+from engine.messages import MAX_TEMPERATURE, Output, SamplingParams
 from engine.process.engine import Engine
 from engine.weights.checkpoint import load_checkpoint
 from training.checkpoint import read_tokenizer
@@ -27,7 +27,7 @@ COMPLETION_TOKENS = 96
 """Most tokens of a completion, more than any solution needs."""
 KS = (1, 10, 100, 1_000, 10_000)
 """The values of k for pass@k, up to the number of samples."""
-MOST = {"problems": 100_000, "samples": 100_000, "temperature": 100}
+MOST = {"problems": 100_000, "samples": 100_000, "temperature": MAX_TEMPERATURE}
 """Largest values of settings; the engine takes no more samples of a prompt, and no higher
 temperature."""
 

@@ -73,7 +73,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_token_ids: TokenIdsJson | UnsetType = UNSET
     prompt_logprobs: PromptLogprobsJson | UnsetType = UNSET
     samples: list[Samples] | UnsetType = UNSET
-    """What came of the samples drawn; only with `until`, or another `return` than "choices"."""
+    """Counts of the samples drawn; only with `until`, or another `return` than "choices"."""
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
@@ -111,4 +111,4 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobsJson | UnsetType = UNSET
     """Log-probabilities of the prompt's tokens, in the first chunk only."""
     samples: list[Samples] | UnsetType = UNSET
-    """What came of the samples drawn, in the last chunk only and only with `until`."""
+    """Counts of the samples drawn, in the last chunk only and only with `until`."""

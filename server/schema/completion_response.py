@@ -112,7 +112,7 @@ class Counted(msgspec.Struct, kw_only=True):
 
 
 class Samples(msgspec.Struct, kw_only=True):
-    """How many samples of one prompt were drawn, and what came of them."""
+    """Counts of the samples drawn of one prompt."""
 
     requested: int
     """The request's n."""
@@ -149,7 +149,7 @@ class Completion(msgspec.Struct, kw_only=True):
     first_weights_version: int | UnsetType = UNSET
     """Version of the weights that made the first token of a whole reply, if it is another one."""
     samples: list[Samples] | UnsetType = UNSET
-    """What came of the samples of each prompt; only with `until`, or another `return` than
+    """Counts of the samples of each prompt; only with `until`, or another `return` than
     "choices"."""
 
 
