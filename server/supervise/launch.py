@@ -200,7 +200,8 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno == errno.EADDRINUSE:
-            reason += f"; take another, with --port {port + 1} or PORT={port + 1} make serve"
+            other = port + 10 if port < 60_000 else port - 10  # the next one may be admin_port
+            reason += f"; take another, with --port {other} or PORT={other} make serve"
         raise ConfigError(f"host = {host!r}, port = {port}: cannot listen: {reason}") from None
 
 
