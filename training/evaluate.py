@@ -53,7 +53,7 @@ class EvaluateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check_numbers(self, {"problems": 1, "samples": 1, "temperature": 0})
         for name, most in MOST.items():
             if getattr(self, name) > most:
-                raise ValueError(f"{name} must be at most {most}, got {getattr(self, name)}")
+                raise ValueError(f"{name} must be at most {most:g}, got {getattr(self, name)}")
 
 
 class Gains(msgspec.Struct, frozen=True):
