@@ -39,6 +39,17 @@ VALID: dict[str, Sequence[dict[str, Any]]] = {
     ),
     "TokenizeRequest": ({"prompt": "the cat"}, {"messages": MESSAGES}),
     "DetokenizeRequest": ({"tokens": [1, 2, 3]},),
+    "LinesRequest": (
+        {
+            "url": "/v1/completions",
+            "lines": [{"id": "batch_x-1", "body": '{"prompt": "the cat"}'}],
+            "share": "x",
+            "weight": 1.0,
+            "priority": -1,
+            "created_unix": 0,
+            "identity": {},
+        },
+    ),
 }
 _POST = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n%b"
 GARBAGE = (

@@ -1,8 +1,8 @@
 """`make attack`: a server is asked everything, killed, filled up and damaged for half an hour.
 
-Own server, on loopback alone. Rounds: some seconds of random requests of every route while
-processes are killed, the disk is full or the clock jumps; then quiet, in which everything must be
-as it should; then a restart, before which one bit of what is stored is flipped. Exit code 1 if
+Own server of two engines, on loopback alone. Rounds: some seconds of random requests of every route
+with a trouble of `TROUBLES` beside them; then quiet, in which everything must be as it should; then
+a restart, before which one bit of what is stored is flipped. Exit code 1 if
 
 * a process gave up, or a traceback is in the log,
 * a 5xx was answered that is neither 503 with Retry-After nor 507 of a full disk, or nothing for
@@ -10,7 +10,7 @@ as it should; then a restart, before which one bit of what is stored is flipped.
 * a slot or a waiting sequence is left over, or an accepted line of a batch has not one answer.
 
 Requests and damage are drawn from `seed`; what meets what is up to the machine. Needs root, for the
-small disk.
+small disks.
 """
 
 from __future__ import annotations
@@ -35,17 +35,33 @@ from engine.settings import load
 from tests.attack.damage import Clock, Disk, flip_bit
 from tests.attack.ledger import Ledger
 from tests.attack.requests import GARBAGE, Call, random_call
+from tests.attack.troubles import Troubles
 from tests.chaos.jobs import KilledServer
-from tests.chaos.run import WHO, table
-from tests.serving import SERVER_FLAGS, free_port, write_text_model
+from tests.chaos.run import table
+from tests.serving import MAX_WAITING, NUM_SLOTS, free_port, write_text_model
 
-TROUBLES = ("none", "kills", "full disk", "clock", "all")
+TROUBLES: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "kills": ("kill",),
+    "leavers and large bodies": ("leave", "send_large"),
+    "full disk": ("fill_disk",),
+    "frozen processes": ("freeze",),
+    "full temp folder": ("fill_temp",),
+    "other weights": ("change_weights",),
+    "clock": ("turn_clock", "leave"),
+    "all": ("kill", "leave", "send_large", "fill_disk", "freeze", "change_weights", "turn_clock"),
+}
+"""Methods of `Troubles` that a round has beside its requests, by the round's name."""
+SERVER_FLAGS = (
+    *(f"--num-slots={NUM_SLOTS}", f"--max-step-rows={NUM_SLOTS}", f"--max-waiting={MAX_WAITING}"),
+    *("--engines=2", "--api-processes=2", "--drain-s=2", "--snapshot-interval-s=5"),
+    *("--step-timeout-s=10", "--stall-s=1000"),
+)
 ANSWER_S = 300.0
 """How long a reply may take where hundreds of long ones are ahead of it: longer is a hang."""
 SETTLE_S = 60.0
 """How long a batch may show no progress when all is quiet."""
 BATCH_LINES = 150
-_DAY_S = 86_400
 _FAULTY_LOG = re.compile(r"Traceback|giving up|Task exception was never|was never awaited")
 
 
@@ -60,6 +76,8 @@ class AttackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Requests under way at once."""
     disk_mib: int = 320
     """Size of the disk for what the server stores, of which uploads leave 256 MiB."""
+    temp_mib: int = 32
+    """Size of the disk for temporary files."""
     seed: int = 0
     """Seed from which requests and damage are drawn."""
     output: Path = RECORDS
@@ -69,13 +87,11 @@ class AttackConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Attack:
     """One run: the server, what was done to it, and what it did wrong."""
 
-    def __init__(self, config: AttackConfig, folder: Path, disk: Disk) -> None:
+    def __init__(self, config: AttackConfig, folder: Path, disk: Disk, temp: Disk) -> None:
         self.config = config
         self.rng = random.Random(config.seed)
-        self.disk = disk
         self.data = disk.folder / "data"
-        self.clock = Clock(folder / "clock")
-        self.done: Counter[str] = Counter()
+        clock = Clock(folder / "clock")
         self.statuses: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.ledger = Ledger()
@@ -94,11 +110,18 @@ class Attack:
             self.data,
             *SERVER_FLAGS,
             *(f"--port={self.port}", f"--admin-port={self.admin_port}"),
-            *("--api-processes=2", "--drain-s=2", "--snapshot-interval-s=5", "--stall-s=5"),
             log=self.log,
-            environment={**os.environ, **self.clock.environment},
+            environment={**os.environ, **clock.environment, "TMPDIR": str(temp.folder)},
         )
         self._log_at = 0
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=config.clients)
+        url = f"http://127.0.0.1:{self.admin_port}"  # which has all routes
+        self.http = httpx.AsyncClient(base_url=url, timeout=ANSWER_S, limits=limits)
+        self.troubles = Troubles(
+            *(self.server, self.rng, disk, temp, clock, self.port, self.http),
+            *(str(same), self.fault),
+        )
+        self.done = self.troubles.done
 
     def fault(self, text: str) -> None:
         """Note what the server did wrong."""
@@ -108,12 +131,10 @@ class Attack:
     async def run(self) -> None:
         """Rounds until the time is over."""
         until = time.monotonic() + self.config.minutes * 60
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.config.clients)
-        url = f"http://127.0.0.1:{self.admin_port}"  # which has all routes
-        async with httpx.AsyncClient(base_url=url, timeout=ANSWER_S, limits=limits) as self.http:
+        async with self.http:
             await self.until_ready()
             while time.monotonic() < until:
-                trouble = TROUBLES[self.done["rounds"] % len(TROUBLES)]
+                trouble = list(TROUBLES)[self.done["rounds"] % len(TROUBLES)]
                 await self.round(trouble)
                 self.done["rounds"] += 1
                 sys.stderr.write(
@@ -130,10 +151,8 @@ class Attack:
             for _ in range(self.config.clients):
                 group.create_task(self.ask(done, random.Random(self.rng.random())))
             group.create_task(self.make_batches(done, random.Random(self.rng.random())))
-            troubles = {"kills": self.kill, "full disk": self.fill_disk, "clock": self.turn_clock}
-            for name, task in troubles.items():
-                if trouble in {name, "all"}:
-                    group.create_task(task(done))
+            for name in TROUBLES[trouble]:
+                group.create_task(getattr(self.troubles, name)(done))
             await asyncio.sleep(self.config.round_s)
             done.set()
         await self.until_ready()
@@ -198,28 +217,6 @@ class Attack:
                     self.done["cancels"] += 1
                     await self.ledger.cancel(self.http, rng)
             await asyncio.sleep(rng.expovariate(0.5))
-
-    async def kill(self, done: asyncio.Event) -> None:
-        """Processes, one in three seconds or so."""
-        while not done.is_set():
-            await asyncio.sleep(self.rng.expovariate(1 / 3))
-            who = self.rng.choice(WHO)
-            self.done[f"kills of {who}"] += await asyncio.to_thread(self.server.kill, who)
-
-    async def fill_disk(self, done: asyncio.Event) -> None:
-        while not done.is_set():
-            await asyncio.sleep(self.rng.expovariate(1 / 2))
-            self.disk.fill()
-            self.done["times that the disk was full"] += 1
-            await asyncio.sleep(self.rng.expovariate(1 / 2))
-            self.disk.free()
-
-    async def turn_clock(self, done: asyncio.Event) -> None:
-        while not done.is_set():
-            self.clock.turn(self.rng.choice((-90, -1, 1, 90)) * _DAY_S)
-            self.done["jumps of the clock"] += 1
-            await asyncio.sleep(self.rng.expovariate(1 / 3))
-        self.clock.turn(0)
 
     async def restart(self) -> None:
         """Stop it with a batch under way, flip a bit, start it."""
@@ -308,14 +305,15 @@ def main(argv: list[str]) -> int:
     config = load(AttackConfig, argv, prog="python -m tests.attack.run")
     with tempfile.TemporaryDirectory(prefix="srm-attack-") as name:
         folder = Path(name)
-        disk = Disk(folder / "disk", config.disk_mib)
+        disks = Disk(folder / "disk", config.disk_mib), Disk(folder / "temp", config.temp_mib)
         try:
-            attack = Attack(config, folder, disk)
+            attack = Attack(config, folder, *disks)
             with attack.server:
                 asyncio.run(attack.run())
             attack.read_log()
         finally:
-            disk.close()
+            for disk in disks:
+                disk.close()
     record = new_record("make attack") | {
         "settings": settings_of(config),
         "done": dict(sorted(attack.done.items())),

@@ -7,6 +7,7 @@ folder, taken when the batch is new, is the same batch again.
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -133,17 +134,21 @@ class KilledServer:
                 self._command, cwd=ROOT, env=self._environment, stdout=log, stderr=log
             )
 
-    def find(self, who: str) -> psutil.Process | None:
-        """`engine`, `api`, `jobs` or `supervisor`, if it is there now."""
+    def find(self, who: str, rng: random.Random | None = None) -> psutil.Process | None:
+        """`engine`, `api`, `jobs` or `supervisor`, if it is there now: the first of several, or
+        any with `rng`."""
         if who == "supervisor":
             return psutil.Process(self.process.pid) if self.process.poll() is None else None
         words = [self._engine_module] if who == "engine" else ["server", who]
+        found = []
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.process.pid).children():
                 with suppress(psutil.NoSuchProcess):
                     if child.cmdline()[3 : 3 + len(words)] == words:
-                        return child
-        return None
+                        found.append(child)
+        if not found:
+            return None
+        return found[0] if rng is None else rng.choice(found)
 
     def kill(self, who: str) -> bool:
         """SIGKILL; whether it was there. A supervisor takes all others along, and is started
