@@ -37,7 +37,7 @@ USAGE = """usage: srm COMMAND [options]
   tune      which matrix product is the fastest for a model on this machine's GPU
   bench     measure: `srm bench kernels`, `engine`, `prefill`, `host`, `simulate`,
             `first-tokens`, `counted`, `prefix`, `precision`, `snapshot`, `http`, `streams`,
-            `slow-readers`, `fleet` or `scale`; `srm bench table` shows the records
+            `slow-readers`, `fleet`, `scale` or `against`; `srm bench table` shows the records
 
 `srm COMMAND --help` explains each, `srm --version` says which this is.
 """
@@ -74,6 +74,7 @@ BENCHMARKS = {
     "slow-readers": "bench.server.slow_readers",
     "fleet": "bench.server.fleet",
     "scale": "bench.server.scale",
+    "against": "bench.server.against",
     "table": "bench.records.table",
 }
 """`srm bench NAME` and the module whose `main` it is."""

@@ -108,15 +108,15 @@ class Serving(NamedTuple):
 
 
 @contextmanager
-def serving(*flags: str, engine_module: str = "engine") -> Iterator[Serving]:
+def serving(*flags: str, engine_module: str = "engine", root: Path = ROOT) -> Iterator[Serving]:
     """Start `srm serve` with these flags; stop it at the end. Raises ConfigError if that fails.
 
-    `python -m engine_module` is its engine.
+    `python -m engine_module` is its engine; `root` has its source tree.
     """
     with subprocess.Popen(
         [sys.executable, "-P", "-c", _SERVE, engine_module, *flags, "--port=0"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

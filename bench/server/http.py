@@ -137,7 +137,7 @@ def _cases(
                         "n": n,
                         "is_stream": is_stream,
                         "engine_tokens_per_s": engine[requests, n],
-                        "http_tokens_per_s": [_rate(one) for one in found],
+                        "http_tokens_per_s": [rate_of(one) for one in found],
                         "ttft_s": [_ttft(one) for one in found] if is_stream else [],
                     }
 
@@ -179,7 +179,7 @@ def _bursts(
     return [send(url, output_tokens=tokens, seed=i, **sizes) for i in range(config.repetitions)]
 
 
-def _rate(recording: Recording) -> float:
+def rate_of(recording: Recording) -> float:
     """Return the tokens a second from the first byte sent to the last reply's end."""
     requests = recording.requests
     seconds = float(requests["ended"].max() - requests["sent"].min())
