@@ -18,7 +18,7 @@ from engine.errors import ConfigError, SRMError
 from engine.memory import collect_rarely
 from engine.settings import load
 from server.batch import jobs
-from server.config import ServerConfig
+from server.config import ServerConfig, within_open_files
 from server.http.connection import Connection
 from server.http.draining import Draining, DrainingServer
 from server.http.keys import Keys
@@ -37,6 +37,7 @@ def serve_api(argv: list[str]) -> int:
     config = load(ServerConfig, argv, prog="python -m server api")
     logs.configure(config.log_level, config.log_format)
     allow_open_files()
+    config = within_open_files(config)
     text = Text(config.model)
     if not text.has_tokenizer:
         logging.info("%s has no tokenizer.json: prompts are token ids", config.model)

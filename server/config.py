@@ -5,7 +5,9 @@ Loaded by `engine.settings.load` like every other setting; nothing changes after
 
 from __future__ import annotations
 
+import logging
 import re
+import resource
 from ipaddress import IPv6Address
 from pathlib import Path
 
@@ -13,13 +15,23 @@ import msgspec
 
 from engine.client.client import HEARTBEAT_S
 from engine.config import DEMO_MODEL, EngineConfig, LogFormat, LogLevel
+from engine.errors import ConfigError
 from server.model_identity import digest
+
+log = logging.getLogger(__name__)
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 """Browser extensions and desktop programs have schemes of their own."""
 
 MAX_API_PROCESSES = 256
 MAX_ENGINES = 64
+SPARE_FILES = 16
+"""Open files that connections leave to the rest of an API process, such as its store."""
+_OWN_FILES = 24
+_FILES_OF_ENGINE = 8
+"""Files that an API process without connections has open, by `ls /proc/PID/fd`; and for each
+engine."""
+_MOST_REFUSED = 256
 _DATA = Path("~/.local/share/srm")
 _WORKER = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^/?#\s@:]+)(?::(\d{1,5}))?")
 
@@ -186,6 +198,29 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def model_name(self) -> str:
         return self.served_model_name or self.model.resolve().name
+
+
+def within_open_files(config: ServerConfig) -> ServerConfig:
+    """Return the settings with no more connections than this process's limit of open files allows,
+    and room for those that are answered 503; say so if that is fewer. Raises ConfigError for a
+    limit below what a process needs for itself."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:
+        return config
+    own = _OWN_FILES + _FILES_OF_ENGINE * config.engines + SPARE_FILES
+    room = most - own
+    allowed = room - min(room // 2, _MOST_REFUSED)
+    if allowed < 1:
+        raise ConfigError(
+            f"the limit of open files (ulimit -n) must be at least {own + 1}, got {most}"
+        )
+    if allowed >= config.max_connections:
+        return config
+    log.warning(
+        "max_connections = %d is lowered to %d: the limit of open files (ulimit -n) is %d",
+        *(config.max_connections, allowed, most),
+    )
+    return msgspec.structs.replace(config, max_connections=allowed)
 
 
 def _is_worker(url: str) -> bool:

@@ -7,10 +7,14 @@ what nobody reads. What is not HTTP at all is answered in our error shape. Knows
 from __future__ import annotations
 
 import asyncio
+import logging
+import resource
+import time
 import uuid
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from math import inf
+from typing import Any, ClassVar
 
 import msgspec
 from starlette.types import Message
@@ -22,13 +26,19 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
-from server.config import ServerConfig
+from server.config import SPARE_FILES, ServerConfig
 from server.errors import ErrorBody, ErrorDetail
 from server.http.auth import TOO_MANY_CONNECTIONS
 from server.http.responses import CONNECT
 
+log = logging.getLogger(__name__)
+
 LINGER_S = 2.0
 """Seconds for which the rest of a body is read after its reply, which could get lost otherwise."""
+
+REFUSAL_S = 2.0
+"""Seconds that a connection too many has to ask and be refused: others wait for its place."""
+_SAY_AGAIN_S = 60.0
 
 MAX_PIPELINED = 16
 """Requests that a client may send before the first is answered. Each takes some memory."""
@@ -36,6 +46,9 @@ MAX_PIPELINED = 16
 
 class Connection(HttpToolsProtocol):
     """The connection of one client."""
+
+    _said_at: ClassVar[float] = -inf
+    """When the log was last told that there are too many."""
 
     def __init__(
         self,
@@ -79,12 +92,19 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # asyncio's own habit
         super().connection_made(transport)
+        seconds = self._settings.receive_timeout_s
         excess = len(self.connections) - self._settings.max_connections
-        if excess > self._settings.max_connections:
+        # Of open files the lowest free number is taken: beyond these there is no room for others.
+        file = transport.get_extra_info("socket").fileno()
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if excess > self._settings.max_connections or 0 <= most - SPARE_FILES <= file:
+            self._say_too_many(f"closed unread (file {file} of {most})")
             transport.abort()
         elif excess > 0:
+            self._say_too_many("answered 503")
             self.app_state = {**self.app_state, TOO_MANY_CONNECTIONS: True}
-        self._limit_receiving(self._settings.receive_timeout_s)
+            seconds = min(seconds, REFUSAL_S)
+        self._limit_receiving(seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_receiving()
@@ -164,6 +184,15 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._stop_sending()
         super().resume_writing()
+
+    def _say_too_many(self, what: str) -> None:
+        now = time.monotonic()
+        if now - Connection._said_at >= _SAY_AGAIN_S:
+            Connection._said_at = now
+            log.warning(
+                "there are %d connections, and max_connections = %d: more are %s",
+                *(len(self.connections), self._settings.max_connections, what),
+            )
 
     def _limit_receiving(self, seconds: float) -> None:
         self._stop_receiving()

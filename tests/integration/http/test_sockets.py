@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import resource
+import signal
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from email.message import Message
-from http.client import HTTPResponse
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
 import pytest
 
-from tests.serving import MAX_BODY_BYTES, SERVER_FLAGS, Server, connect, wait_until
+from tests.serving import MAX_BODY_BYTES, SERVER_FLAGS, Server, children, connect, wait_until
 
 MAX_HEADER_BYTES = 4_096
 MAX_CONNECTIONS = 40
@@ -233,3 +236,33 @@ def test_beyond_the_connections_there_is_a_503_and_probes_are_answered(edge: Ser
         probe.send(b"GET /health" + END)
         assert probe.reply()[0] == 200
     assert edge.get("/v1/models").status_code == 200
+
+
+def test_more_connections_than_open_files_are_answered_503_and_the_log_says_so(
+    text_model: Path,
+) -> None:
+    """Nobody was answered for as long as others idled, and no line said why."""
+    with Server(
+        text_model, *SERVER_FLAGS, "--api-processes=1", "--receive-timeout-s=1000"
+    ) as server:
+        # Its successor has this limit too.
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (64, 64))
+        os.kill(children(server)["api"], signal.SIGKILL)
+        wait_until(lambda: "max_connections = 16384 is lowered to 8" in "".join(server.lines))
+        with ExitStack() as idle:
+            for _ in range(200):
+                idle.enter_context(Raw(server))
+            wait_until(lambda: _status(server) == 503)
+        wait_until(lambda: _status(server) == 200)
+        said = [line for line in server.lines if "max_connections = 8" in line]
+        assert len(said) == 1 and re.search(r"there are \d+ connections", said[0]), said
+
+
+def _status(server: Server) -> int:
+    """0 if the connection is closed unread."""
+    try:
+        with Raw(server) as client:
+            client.send(b"GET /v1/models" + END)
+            return client.reply()[0]
+    except (ConnectionError, HTTPException):
+        return 0
