@@ -1,8 +1,8 @@
 """Every metric of the engine, declared once; updated per step and per finished sequence.
 
-With `PROMETHEUS_MULTIPROC_DIR` set before this is imported (the supervisor does), values live in
-files of that directory, from where any API process answers for all. A restarted engine replaces the
-gauges of the one before it, and the gauges of one that is gone are taken away.
+Under a supervisor, values live in memory that all processes share (`engine.metrics_memory`), from
+where any API process answers for all. A restarted engine goes on from the counts of the one before
+it, and the gauges of one that is gone are taken away.
 
 Nothing is observed token by token: `observe` and `observe_counts` take many values at once. Bucket
 bounds hold those of vLLM, whose names `server.routes.scrape` gives to the same numbers, and go on
@@ -17,6 +17,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 from prometheus_client import Counter, Gauge, Histogram
+
+from engine import metrics_memory
+
+metrics_memory.join()
 
 _LATENCY_SECONDS = (
     *(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50),

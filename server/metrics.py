@@ -10,6 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from prometheus_client import Counter, Gauge, Histogram
 
+from engine import metrics_memory
+
+metrics_memory.join()
+
 F64 = npt.NDArray[np.float64]
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)

@@ -8,9 +8,12 @@ library. There is one clock in a process.
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import time
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 REARM_S = 0.25  # least seconds between two resets of the clock: each one starts a thread
 
@@ -42,19 +45,35 @@ class Heartbeat:
     works.
 
     From it, whoever started the process sees what no process sees of itself: that it is frozen.
+    What happens to the file or its disk is no concern of the process: it goes on, and makes the
+    file again once it can.
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._path = path
         self._beat_at = -REARM_S
-        self._has_stepped = False
+        self._is_failing = False
+        self._beat(0)
 
     def beat(self, steps: int) -> None:
         """Note progress: `steps` steps by now."""
         now = time.monotonic()
         if now - self._beat_at >= REARM_S:
             self._beat_at = now
-            if steps and not self._has_stepped:
-                self._has_stepped = True
-                os.write(self._file, b"+")
-            os.utime(self._file)
+            self._beat(steps)
+
+    def _beat(self, steps: int) -> None:
+        try:
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.utime(file)  # first: it needs no room
+                if steps:
+                    os.ftruncate(file, 1)  # a hole: it needs a full disk's last block no more
+            finally:
+                os.close(file)
+        except OSError as error:
+            if not self._is_failing:
+                logger.warning("%s: cannot show that this process lives: %s", self._path, error)
+            self._is_failing = True
+        else:
+            self._is_failing = False

@@ -1,32 +1,32 @@
 """GET /metrics: what all processes measured, under our names and under vLLM's.
 
-With `PROMETHEUS_MULTIPROC_DIR` set, all processes write to that folder and any API process answers
-for all of them, the engine included; without it a process answers for itself. Everything is
-measured once: the second names are given here, while answering. Of several engines each writes to
-a folder of its own, and its samples have its number as the label `engine`. The event loop does not
-wait: one thread reads for all who ask at the same time.
+Under a supervisor any API process answers for all processes, the engine included, out of the memory
+that they share (`engine.metrics_memory`); else a process answers for itself. Everything is measured
+once: the second names are given here, while answering. Of several engines each one's samples have
+its number as the label `engine`. The event loop does not wait: one thread reads for all who ask at
+the same time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     REGISTRY,
-    CollectorRegistry,
     generate_latest,
-    multiprocess,
 )
 from prometheus_client.metrics_core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from engine import metrics_memory
+from engine.metrics_memory import Read, Region
 from server.schema.openapi import Operation
 
 OPERATIONS = (
@@ -94,26 +94,38 @@ class Scrape:
 
 def read_families() -> list[Metric]:
     """Everything measured, merged over processes."""
-    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-        return list(REGISTRY.collect())
-    folder = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
-    families = {family.name: family for family in _read_folder(folder)}
-    for own in sorted(folder.glob("engine-*")):  # there are none where there is one engine
-        label = {"engine": own.name.removeprefix("engine-")}
-        for family in _read_folder(own):
-            samples = [one._replace(labels={**one.labels, **label}) for one in family.samples]
+    region = metrics_memory.own_region()
+    return list(REGISTRY.collect()) if region is None else merged(region)
+
+
+def merged(region: Region) -> list[Metric]:
+    """What all processes of the memory measured: those without a label as one, others beside it."""
+    by_label: defaultdict[str, list[list[Read]]] = defaultdict(list)
+    for label, values in region.read():
+        by_label[label].append(values)
+    families: dict[str, Metric] = {}
+    for engine, processes in sorted(by_label.items()):
+        own = {"engine": engine} if engine else {}
+        for family in _sums(processes):
+            samples = [one._replace(labels={**one.labels, **own}) for one in family.samples]
             if family.name not in families:
                 families[family.name] = Metric(family.name, family.documentation, family.type)
             families[family.name].samples += samples
     return list(families.values())
 
 
-def _read_folder(folder: Path) -> Iterable[Metric]:
-    """Everything that processes measured and wrote into this folder."""
-    merged = CollectorRegistry()
-    collect = multiprocess.MultiProcessCollector
-    collect(merged, str(folder))  # type: ignore[no-untyped-call]  # untyped library
-    return merged.collect()
+def _sums(processes: list[list[Read]]) -> Iterable[Metric]:
+    """Make one of the values of several processes, as the library does of those in its files."""
+    families: dict[str, Metric] = {}
+    for number, values in enumerate(processes):
+        for key, value, timestamp in values:
+            if key.family not in families:
+                families[key.family] = family = Metric(key.family, key.meaning, key.kind)
+                family._multiprocess_mode = key.mode  # type: ignore[attr-defined]  # its own habit
+            labels = (*key.labels, ("pid", str(number))) if key.kind == "gauge" else key.labels
+            families[key.family].add_sample(key.name, labels, value, timestamp)  # type: ignore[arg-type]  # so does it
+    found: Iterable[Metric] = MultiProcessCollector._accumulate_metrics(families, accumulate=True)  # type: ignore[no-untyped-call]
+    return found
 
 
 def with_vllm_names(families: Iterable[Metric], model_name: str) -> list[Metric]:

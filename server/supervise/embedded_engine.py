@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Set
 from math import inf
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -21,7 +19,8 @@ from engine.client.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import EngineUnavailable
 from engine.settings import build, read_settings
-from server.supervise.launch import child_environment, python_module
+from server.supervise.ends import told
+from server.supervise.launch import child_environment, private_folder, python_module
 from server.supervise.supervisor import FATAL_CODES, Child
 
 log = logging.getLogger(__name__)
@@ -78,11 +77,10 @@ async def with_engine(
     `progress` returns how much is done: with it, the engine is restarted when it crashes. Raises
     EngineUnavailable, with the exit code to leave with, if the engine ends for good before.
     """
-    with tempfile.TemporaryDirectory(prefix="srm-") as name:
-        folder = Path(name)
+    with private_folder() as folder:
         # When it is told to stop, all is done or nobody waits any more.
         config = msgspec.structs.replace(config, endpoint=f"ipc://{folder}/engine", drain_s=0.0)
-        child = Child("engine", python_module(module, config), child_environment(folder), folder)
+        child = Child("engine", python_module(module, config), child_environment())
         # Its process shows whether it lives: on a busy machine it may be slow to answer.
         client = EngineClient(config.endpoint, engine_timeout_s=inf)
         await client.connect()
@@ -122,13 +120,13 @@ async def _keep(child: Child, progress: Callable[[], int]) -> int:
             log.error("the engine ended %d times with nothing done in between", crashes)
             return code
         pause = min(0.1 * 2**crashes, _LONGEST_PAUSE_S)
-        log.warning("the engine ended (exit code %d): restart in %g s", code, pause)
+        log.warning("the engine ended (%s): restart in %g s", told(code), pause)
         await asyncio.sleep(pause)
 
 
 def _ended(code: int) -> EngineUnavailable:
     # The engine itself has reported errors in settings and files: nothing is added to that.
-    said = "" if code in FATAL_CODES else f"the engine process ended, exit code {code}"
+    said = "" if code in FATAL_CODES else f"the engine process ended, {told(code)}"
     error = EngineUnavailable(said)
     error.exit_code = code if code > 0 else 1
     return error

@@ -13,18 +13,20 @@ import os
 import socket
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
-from engine import logs
+from engine import logs, metrics_memory
 from engine.config import EngineConfig
 from engine.cores import available_cores
 from engine.errors import ConfigError
+from engine.metrics_memory import Region
 from engine.settings import build, read_settings
-from server.config import ServerConfig
+from server.config import ServerConfig, within_open_files
 from server.http.keys import VARIABLE, load_keys, read_key
 from server.http.limits import check_limits, memory
 from server.model_identity import model_id
@@ -43,6 +45,10 @@ QUESTION = '"Question: Ava has 6 boxes with 7 pears each. How many pears is that
 """The README's prompt, as JSON: the bundled model knows the answer."""
 _MOST_BY_DEFAULT = 8
 """API processes, whatever the number of cores."""
+_LONGEST_SOCKET = 107
+"""Bytes of the path of a Unix socket, by the kernel."""
+_TOUCH_S = 3600.0
+_HEARTBEAT = "heartbeat"
 _MARGIN_S = 5.0
 """Seconds beyond `step_timeout_s` that an engine may be silent before it is taken for frozen."""
 
@@ -54,6 +60,7 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
     """
     server, engine = load_settings(argv)
     logs.configure(server.log_level, server.log_format)
+    server = within_open_files(server)  # and said once
     check_limits(server, load_keys(server.api_keys_file, os.environ))  # before anything is started
     read_key(server.batch_worker_key_file)
     read_model_config(server.model)  # and said once
@@ -67,12 +74,12 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
             admin = opened.enter_context(listen(server.admin_host, server.admin_port))
             server = msgspec.structs.replace(server, admin_fd=admin.fileno())
             listeners.append(admin)
-        folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="srm-"))
-        supervisor = _supervisor(server, engine, engine_module, listeners, Path(folder))
+        folder = opened.enter_context(private_folder())
+        supervisor = _supervisor(server, engine, engine_module, listeners, folder)
         prompt = QUESTION if (server.model / "tokenizer.json").exists() else "[0]"
         url = url_of(server.host, listener)
         page = url_of(server.admin_host, listeners[-1]) if server.admin_port else url
-        meanwhile = announce(server.model_name, url, page, prompt)
+        meanwhile = _meanwhile(folder, server.model_name, url, page, prompt)
         return asyncio.run(supervisor.run(meanwhile))
 
 
@@ -83,9 +90,12 @@ def _supervisor(
     listeners: list[socket.socket],
     folder: Path,
 ) -> Supervisor:
-    metrics = folder / "metrics"
-    metrics.mkdir()
     numbers = range(server.engines)
+    num_apis = server.api_processes or _default_api_processes()
+    # Only where there are several engines are they told from each other.
+    labels = [str(number) if server.engines > 1 else "" for number in numbers]
+    regions = metrics_memory.create([*labels, *("" for _ in range(num_apis + 1))])
+    of_engines, of_apis = regions[: len(numbers)], regions[len(numbers) : -1]
     endpoints = [f"ipc://{folder}/engine{number or ''}" for number in numbers]
     why_no_jobs = folder / "why_no_jobs"
     server = msgspec.structs.replace(
@@ -101,28 +111,70 @@ def _supervisor(
         weights_note=str(folder / "weights"),
         snapshot_dir=engine.snapshot_dir or str(server.data_folder / "snapshots"),
     )
-    environment = child_environment(metrics)
+    environment, folders = child_environment(), (folder, server.data_folder)
     without_keys = {name: value for name, value in environment.items() if name != VARIABLE}
     # Millions of lines pass through several threads: with memory of its own for each, none is ever
     # given back.
     frugal = {**without_keys, "MALLOC_ARENA_MAX": "1"}
     api, jobs = (python_module("server", server, name) for name in ("api", "jobs"))
     engines = [
-        _engine(engine, engine_module, number, endpoints, without_keys) for number in numbers
+        _engine(engine, engine_module, number, endpoints, without_keys, folder, of_engines[number])
+        for number in numbers
     ]
     for one in engines:
+        one.folders = (folder, Path(engine.snapshot_dir).expanduser())
         one.substitutes = [other for other in engines if other is not one]
     return Supervisor(
         engines=engines,
         apis=[
-            Child(f"api {number}", api, environment, metrics, listeners, fds=(server.limits_fd,))
-            for number in range(server.api_processes or _default_api_processes())
+            Child(
+                *(f"api {number}", api, environment, region, listeners, (server.limits_fd,)),
+                folders=folders,
+            )
+            for number, region in enumerate(of_apis)
         ],
         drain_s=server.drain_s,
-        others=[Child("jobs", jobs, frugal, metrics, why_away=why_no_jobs)],
+        others=[Child("jobs", jobs, frugal, regions[-1], why_away=why_no_jobs, folders=folders)],
         snapshot_s=engine.snapshot_s,
         passes_hangups=bool(server.api_keys_file),
     )
+
+
+@contextmanager
+def private_folder() -> Iterator[Path]:
+    """Make a folder in the temp folder for sockets and notes, which is gone afterwards.
+
+    Raises ConfigError if there is no place for one.
+    """
+    try:
+        made = tempfile.TemporaryDirectory(prefix="srm-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise ConfigError(
+            f"no folder for sockets can be made in the temp folder: {error.strerror}; TMPDIR names "
+            "another one"
+        ) from None
+    with made as name:
+        if len(os.fsencode(name)) + len("/engine00") > _LONGEST_SOCKET:
+            raise ConfigError(
+                f"TMPDIR = {tempfile.gettempdir()}: too long, since paths of sockets have at most "
+                f"{_LONGEST_SOCKET} bytes"
+            )
+        yield Path(name)
+
+
+def touch_all(folder: Path) -> None:
+    """Make the folder and what is in it young, but for heartbeats, which say something else."""
+    for path in (folder, *folder.glob("*")):
+        if not path.name.startswith(_HEARTBEAT):
+            with suppress(OSError):  # it has just gone, or nothing can be written
+                os.utime(path)
+
+
+async def _meanwhile(folder: Path, model_name: str, url: str, page: str, prompt: str) -> None:
+    await announce(model_name, url, page, prompt)
+    while True:  # or a sweeper of temp folders would take what nobody has written for days
+        await asyncio.sleep(_TOUCH_S)
+        touch_all(folder)
 
 
 def _default_api_processes() -> int:
@@ -136,15 +188,14 @@ def _engine(
     number: int,
     endpoints: list[str],
     environment: dict[str, str],
+    folder: Path,
+    metrics: Region,
 ) -> Child:
     """Return one of the engines, which all have the same weights, and the same note of them."""
-    name, metrics = "engine", Path(environment["PROMETHEUS_MULTIPROC_DIR"])
-    heartbeat = metrics.parent / f"heartbeat{number or ''}"
+    name = "engine" if len(endpoints) == 1 else f"engine {number}"
+    heartbeat = folder / f"{_HEARTBEAT}{number or ''}"
     own: dict[str, object] = {"endpoint": endpoints[number], "heartbeat": str(heartbeat)}
     if len(endpoints) > 1:
-        name, metrics = f"engine {number}", metrics / f"engine-{number}"
-        metrics.mkdir()
-        environment = {**environment, "PROMETHEUS_MULTIPROC_DIR": str(metrics)}
         if number:
             own["snapshot_dir"] = str(Path(config.snapshot_dir) / f"engine-{number}")
         if config.device == "cpu":
@@ -164,11 +215,10 @@ def python_module(module: str, config: msgspec.Struct, *arguments: str) -> list[
     return [sys.executable, "-P", "-m", module, *arguments, *flags(config)]
 
 
-def child_environment(metrics: Path) -> dict[str, str]:
-    """Return the environment of our processes, which leave their metrics in the folder."""
+def child_environment() -> dict[str, str]:
+    """Return the environment of our processes."""
     return {
         **os.environ,
-        "PROMETHEUS_MULTIPROC_DIR": str(metrics),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])),
     }
 

@@ -2,8 +2,9 @@
 
 A child that crashes is started again, after a pause if it has not come to work before; one that
 says that its settings or files are wrong, or that keeps crashing like that, ends the whole, unless
-the others can do without it, as an engine's can while one of them serves. One that has a heartbeat
-is killed when it falls silent. A stop is in order: first the API, which lets running requests
+the others can do without it, as an engine's can while one of them serves. While a disk that it
+writes to is full, or the like, it is never given up. One that has a heartbeat is killed when it
+falls silent. A stop is in order: first the API, which lets running requests
 finish, and whoever else asks the engine, then the engine they need. Knows nothing of what the
 children do.
 """
@@ -22,10 +23,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prometheus_client import multiprocess
-
 from engine.errors import CheckpointError, ConfigError
 from engine.logs import PROCESS_NAME
+from engine.metrics_memory import Region
+from server.supervise.ends import passing_cause, told
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ _MAX_FAILURES = 6
 _STEADY_S = 60.0
 """Seconds after which a child without a heartbeat counts as having come to work."""
 _LONGEST_PAUSE_S = 10.0
+_HOPELESS_FACTOR = 6
+"""How much longer pauses may be once the others are left to do without it."""
 _KILL_AFTER_S = 10.0
 """Seconds a child may take to leave, beyond the time its requests may take."""
 _TICK_S = 0.25
@@ -50,8 +53,8 @@ class Child:
     name: str
     command: list[str]
     environment: dict[str, str]
-    metrics: Path
-    """Folder of the metrics that processes leave behind."""
+    metrics: Region | None = None
+    """Where it has its metrics, as had those before it; None: nobody reads them."""
     listeners: Sequence[socket.socket] = ()
     fds: Sequence[int] = ()
     """Further files it inherits."""
@@ -61,6 +64,8 @@ class Child:
     """Seconds it may go without touching that file; 0: no limit."""
     why_away: Path | None = None
     """File that says why it cannot run, while it cannot: the others go on without it."""
+    folders: Sequence[Path] = ()
+    """What it writes to: while there is no room there, its ends are no fault of its own."""
     substitutes: Sequence[Child] = ()
     """Others that do the same work: while one of them serves or is restarted, this one may be away,
     once it has served at all."""
@@ -76,18 +81,24 @@ class Child:
         """Keep it running, for ever if the others can do without it; else returns an exit code once
         restarting it has no point."""
         while True:
-            started = time.monotonic()
+            started, refused = time.monotonic(), None
             try:
                 code = await self.run_once()
             except OSError as error:
                 log.error("%s cannot be started: %s", self.name, error)
-                code = 1
+                code, refused = 1, error
             has_worked = self._has_worked(code, time.monotonic() - started)
             self.failures = 0 if has_worked else self.failures + 1
-            self.has_served |= self.heartbeat is not None and self.heartbeat.exists()
+            self.has_served |= self.heartbeat is not None and _stat(self.heartbeat) is not None
             self.is_hopeless = code in FATAL_CODES or self.failures >= _MAX_FAILURES
+            end, cause = told(code), await passing_cause(self.folders, refused)
+            if cause:
+                end = f"{end}; {cause}"
+                if self.why_away is None:
+                    self.is_hopeless = False
+                    self.failures = min(self.failures, _MAX_FAILURES - 1)
             if self.is_hopeless:
-                why = f"{self.name} ended {max(self.failures, 1)} times (exit code {code})"
+                why = f"{self.name} ended {max(self.failures, 1)} times ({end})"
                 if self.why_away is not None:
                     self._say_why_away(f"{why}; the server's log says why")
                 elif not self.has_served or not any(one.may_serve for one in self.substitutes):
@@ -95,8 +106,9 @@ class Child:
                         return code
                     log.error("%s: giving up", why)
                     return 1
-            pause = min(0.25 * 2 ** min(self.failures, 10), _LONGEST_PAUSE_S)
-            log.warning("%s ended (exit code %d): restart in %g s", self.name, code, pause)
+            longest = _LONGEST_PAUSE_S * (_HOPELESS_FACTOR if self.is_hopeless else 1)
+            pause = min(0.25 * 2 ** min(self.failures, 10), longest)
+            log.warning("%s ended (%s): restart in %g s", self.name, end, pause)
             await asyncio.sleep(pause)
 
     async def run_once(self) -> int:
@@ -116,17 +128,19 @@ class Child:
             code = await self.process.wait()
         finally:
             watch.cancel()
-        mark_dead = multiprocess.mark_process_dead
-        mark_dead(self.process.pid, str(self.metrics))  # type: ignore[no-untyped-call]  # untyped
+        if self.metrics is not None:
+            self.metrics.forget_gauges()
         return code
 
     async def _start(self) -> None:
+        shown = self.metrics.environment if self.metrics is not None else {}
+        fds = [*self.fds] if self.metrics is None else [*self.fds, self.metrics.fd]
         self.process = await asyncio.create_subprocess_exec(
             *self.command,
-            env={**self.environment, PROCESS_NAME: self.name},
+            env={**self.environment, **shown, PROCESS_NAME: self.name},
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # a terminal's Ctrl-C is for us, who stop them in order
-            pass_fds=[*(listener.fileno() for listener in self.listeners), *self.fds],
+            pass_fds=[*(listener.fileno() for listener in self.listeners), *fds],
             preexec_fn=_die_with(os.getpid()),
         )
 
@@ -146,7 +160,7 @@ class Child:
     def may_serve(self) -> bool:
         """Whether it has come so far as to make its heartbeat, or has before and is restarted."""
         is_running = self.process is not None and self.process.returncode is None
-        is_up = is_running and self.heartbeat is not None and self.heartbeat.exists()
+        is_up = is_running and self.heartbeat is not None and _stat(self.heartbeat) is not None
         return is_up or (self.has_served and not self.is_hopeless)
 
     def _has_worked(self, code: int, lived_s: float) -> bool:
@@ -167,7 +181,10 @@ class Child:
         """Kill it when it falls silent; remove `why_away` once it runs steadily."""
         if self.why_away is not None:
             await asyncio.sleep(_STEADY_S)
-            self.why_away.unlink(missing_ok=True)
+            try:
+                self.why_away.unlink(missing_ok=True)
+            except OSError as error:
+                log.error("%s: %s", self.why_away, error)
         if self.heartbeat is None or not self.silence_s:
             return
         silent_s, last = 0.0, None
@@ -177,6 +194,8 @@ class Child:
             # Counted in our own ticks: where the whole machine slept, so did we.
             is_silent = beat is not None and beat.st_mtime_ns == last
             silent_s = silent_s + _TICK_S if is_silent else 0.0
+            if silent_s > self.silence_s and not _can_touch(self.heartbeat):
+                silent_s = 0.0  # nobody can, so that says nothing of the process
             last = beat.st_mtime_ns if beat is not None else None
         assert self.process is not None
         log.error(
@@ -197,8 +216,17 @@ class Child:
 def _stat(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
-    except FileNotFoundError:
+    except OSError:  # as of a disk that is gone
         return None
+
+
+def _can_touch(path: Path) -> bool:
+    try:
+        os.utime(path)
+    except OSError as error:
+        log.error("%s: %s: whether its process lives cannot be seen", path, error.strerror)
+        return False
+    return True
 
 
 def _state(pid: int) -> str:

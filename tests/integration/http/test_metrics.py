@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
 import threading
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
 import pytest
 from prometheus_client.metrics_core import Metric
-from prometheus_client.multiprocess import mark_process_dead
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.metrics_memory import COUNTS_BYTES, GAUGES_BYTES, Region, create
 from server.routes import scrape
 from tests.serving import NUM_SLOTS, ROOT, TEXT_MODEL, Server, error_of
 
@@ -115,33 +117,62 @@ def test_paths_and_methods_of_callers_make_no_series(server: Server) -> None:
     assert len(text.splitlines()) - before <= 5 * (1 + 20)
 
 
-def test_processes_add_up_and_the_dead_leave_only_what_they_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = (
-        "import os\nfrom server import metrics\n"
-        "metrics.HTTP_REQUESTS.labels('/', 'GET', '200').inc(3)\n"
-        "metrics.HTTP_IN_FLIGHT.inc()\n"
-        "metrics.TIME_TO_FIRST_TOKEN.observe(0.3)\n"
-        "print(os.getpid())\n"
+COUNTING = """
+import sys
+from server import metrics
+metrics.HTTP_REQUESTS.labels('/', 'GET', '200').inc(3)
+metrics.HTTP_IN_FLIGHT.inc()
+metrics.TIME_TO_FIRST_TOKEN.observe(0.3)
+print("counted", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def counting(region: Region) -> Iterator[None]:
+    """A process that has counted, and is killed afterwards."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", COUNTING],
+        cwd=ROOT,
+        env={**os.environ, **region.environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=[region.fd],
     )
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    command = [sys.executable, "-c", script]
-    pids = [
-        int(subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout)
-        for _ in range(2)
-    ]
-    for alive in (2, 1, 0):
-        found = {family.name: family for family in scrape.read_families()}
-        assert value(found, "http_requests", "http_requests_total", handler="/") == 6
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"counted\n"
+        yield
+        process.kill()
+    region.forget_gauges()
+
+
+def test_processes_add_up_and_those_after_the_dead_count_on() -> None:
+    """Each crash left two or three files, which were never merged or removed."""
+
+    def requests_and_gauge() -> tuple[float, list[float]]:
+        found = {family.name: family for family in scrape.merged(regions[0])}
+        total = value(found, "http_requests", "http_requests_total", handler="/")
         bucket = "srm_time_to_first_token_seconds_bucket"
         assert value(found, "srm_time_to_first_token_seconds", bucket, le="0.25") == 0
-        assert value(found, "srm_time_to_first_token_seconds", bucket, le="0.5") == 2
+        assert value(found, "srm_time_to_first_token_seconds", bucket, le="0.5") == total / 3
         in_flight = found.get("http_requests_in_flight")
-        samples = in_flight.samples if in_flight else []
-        assert [sample.value for sample in samples] == ([alive] if alive else [])
-        if alive:
-            mark_process_dead(pids.pop(), str(tmp_path))  # type: ignore[no-untyped-call]
+        return total, [sample.value for sample in in_flight.samples] if in_flight else []
+
+    regions = create(["", ""])
+    try:
+        with counting(regions[0]):
+            assert requests_and_gauge() == (3, [1])
+            with counting(regions[1]):
+                assert requests_and_gauge() == (6, [2])
+            assert requests_and_gauge() == (6, [1])
+            for crashes in range(1, 6):
+                with counting(regions[1]):
+                    assert requests_and_gauge() == (6 + 3 * crashes, [2])
+        assert requests_and_gauge() == (21, [])
+        assert os.fstat(regions[0].fd).st_size == 2 * (COUNTS_BYTES + GAUGES_BYTES)
+    finally:
+        os.close(regions[0].fd)
 
 
 async def test_many_who_ask_at_once_cost_two_reads(monkeypatch: pytest.MonkeyPatch) -> None:

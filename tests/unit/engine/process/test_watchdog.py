@@ -1,13 +1,16 @@
-"""The watchdog ends what makes no progress, with stacks, and leaves alone what does."""
+"""The watchdog ends what makes no progress, with stacks, and leaves alone what does; the heartbeat
+ends nothing."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from engine.process.watchdog import REARM_S, Watchdog
+from engine.process import watchdog
+from engine.process.watchdog import REARM_S, Heartbeat, Watchdog
 from tests.serving import ROOT
 
 
@@ -40,3 +43,35 @@ def test_who_feeds_it_puts_its_end_off(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ends[-1] > now + 30 - 2 * REARM_S
         now += REARM_S / 3
     assert len(ends) < 20
+
+
+def test_a_heartbeat_on_a_full_disk_ends_nothing_and_says_that_the_process_works(
+    tmp_path: Path,
+) -> None:
+    """It wrote a byte, which a full disk refuses: the engine ended at its first step."""
+    path = tmp_path / "heartbeat"
+    full = run(
+        "import errno, os\nfrom pathlib import Path\nfrom engine.process.watchdog import *\n"
+        "def refuse(*_): raise OSError(errno.ENOSPC, 'No space left on device')\n"
+        f"os.write = refuse\nbeating = Heartbeat(Path({str(path)!r}))\nbeating.beat(1)\n"
+    )
+    assert (full.returncode, full.stderr) == (0, "")
+    assert path.stat().st_size > 0
+
+
+def test_a_heartbeat_that_cannot_be_made_is_said_once_and_made_when_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that a sweeper of temp folders took was never made again, and the engine not watched."""
+    monkeypatch.setattr(watchdog, "REARM_S", 0.0)
+    folder = tmp_path / "folder"
+    beating = Heartbeat(folder / "heartbeat")
+    for _ in range(3):
+        beating.beat(0)
+    assert caplog.text.count("cannot show that this process lives") == 1
+    folder.mkdir()
+    beating.beat(0)
+    assert (folder / "heartbeat").stat().st_size == 0
+    (folder / "heartbeat").unlink()
+    beating.beat(7)
+    assert (folder / "heartbeat").stat().st_size > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from unittest.mock import AsyncMock
 
@@ -11,7 +13,7 @@ import srm
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.settings import load
-from server.config import ServerConfig
+from server.config import ServerConfig, within_open_files
 from server.http.keys import load_keys
 from server.http.limits import check_limits
 from server.model_identity import model_id
@@ -109,6 +111,52 @@ def test_a_data_folder_that_cannot_be_written_into_is_said_at_the_start(
         flags = [f"--model={text_model}", "--port=0", f"--data-dir={folder}"]
         with pytest.raises(ConfigError, match=f"data_dir = {folder}: "):
             main(flags, "nothing is started")
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [("nowhere", "no folder for sockets can be made"), ("x" * 110, "too long, since paths")],
+)
+def test_a_temp_folder_that_is_none_or_too_long_is_said_at_the_start(
+    folder: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one was a traceback, the other an engine that gave up."""
+    if folder != "nowhere":
+        (tmp_path / folder).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / folder))
+    with pytest.raises(ConfigError, match=said) as refused, launch.private_folder():
+        pass
+    assert "TMPDIR" in refused.value.message
+
+
+def test_what_a_sweeper_of_temp_folders_would_take_is_kept_young(tmp_path: Path) -> None:
+    """The note of the weights in use went after ten days, and a restarted engine had others."""
+    for name in ("engine", "weights", "heartbeat1"):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1, 1))
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    launch.touch_all(tmp_path)
+    young = {path.name for path in tmp_path.iterdir() if path.lstat().st_mtime > 1}
+    assert young == {"engine", "weights", "gone"}  # a heartbeat says something else
+
+
+def test_connections_are_no_more_than_open_files_allow(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beyond it nobody was answered, and no line said why."""
+    for most, engines, allowed in (
+        *((-1, 1, 16_384), (20_000, 1, 16_384), (16_384, 1, 16_080), (1024, 1, 720)),
+        *((64, 1, 8), (1024, 64, 236), (50, 1, 1)),
+    ):
+        monkeypatch.setattr("server.config.resource.getrlimit", lambda _, most=most: (most, most))
+        caplog.clear()
+        config = within_open_files(ServerConfig(engines=engines))
+        assert config.max_connections == allowed
+        said = f"is lowered to {allowed}: the limit of open files (ulimit -n) is {most}"
+        assert (said in caplog.text) == (allowed < 16_384)
+    monkeypatch.setattr("server.config.resource.getrlimit", lambda _: (48, 48))
+    with pytest.raises(ConfigError, match=r"open files \(ulimit -n\) must be at least 49, got 48"):
+        within_open_files(ServerConfig())
 
 
 def test_a_model_of_another_library_is_said_to_be_none_once(

@@ -76,7 +76,7 @@ async def test_a_stop_says_what_is_waited_for_and_a_second_signal_leaves_at_once
     )
     command = [sys.executable, "-ISc", program]
     engine, api = (
-        Child(name, [*command, str(tmp_path / name)], dict(os.environ), tmp_path)
+        Child(name, [*command, str(tmp_path / name)], dict(os.environ))
         for name in ("engine", "api")
     )
     with caplog.at_level(logging.INFO):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -17,8 +19,9 @@ from unittest.mock import AsyncMock
 import psutil
 import pytest
 
-from server.supervise import embedded_engine, supervisor
+from server.supervise import embedded_engine, ends, supervisor
 from server.supervise.embedded_engine import MAX_CRASHES
+from server.supervise.ends import passing_cause, told
 from server.supervise.supervisor import Child
 from tests.engines.served_engine import until
 
@@ -46,7 +49,6 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeChild:
             "child",
             [sys.executable, "-ISc", program, *([str(heartbeat)] if beats else []), *arguments],
             dict(os.environ),
-            tmp_path,
             heartbeat=heartbeat if beats else None,
             silence_s=silence_s,
         )
@@ -196,6 +198,118 @@ async def test_one_whose_keeper_goes_while_it_starts_is_known_to_whoever_stops_i
 async def test_one_that_takes_its_time_to_start_is_not_silent(child: MakeChild) -> None:
     slow = child("import time; time.sleep(1); raise SystemExit(2)", silence_s=0.1)
     assert await slow.keep_running() == 2
+
+
+async def test_one_is_not_given_up_while_a_disk_is_full_and_comes_back_when_there_is_room(
+    child: MakeChild,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """ "api 0 ended 6 times (exit code -7): giving up", and the disk was named nowhere."""
+    free, real = [0], os.statvfs
+    monkeypatch.setattr(
+        "server.supervise.ends.os.statvfs",
+        lambda path: SimpleNamespace(
+            f_bavail=free[0], f_frsize=4096, f_flag=real(path).f_flag, f_files=0, f_favail=0
+        ),
+    )
+    ends = tmp_path / "ends"
+    failing = child(
+        f"import os; open({str(ends)!r}, 'a').write('+'); os.kill(os.getpid(), 7)", beats=False
+    )
+    failing.folders = (tmp_path / "not" / "there yet",)
+    keeper = asyncio.create_task(failing.keep_running())
+    await until(lambda: ends.exists() and ends.stat().st_size > supervisor._MAX_FAILURES + 2)
+    assert not keeper.done() and not failing.is_hopeless
+    assert (
+        "child ended (SIGBUS: a full disk or temp folder, or a file that was cut short while it "
+        f"was read; the disk of {tmp_path} is full, with 0 bytes left): restart in"
+    ) in caplog.text
+    free[0] = 2**20  # and it crashes all the same
+    assert await keeper == 1
+    assert "times (SIGBUS: " in caplog.text and "giving up" in caplog.text
+
+
+async def test_one_for_which_there_is_no_process_left_at_the_moment_is_tried_again(
+    child: MakeChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = [BlockingIOError(errno.EAGAIN, "no more")] * (supervisor._MAX_FAILURES + 2)
+    one = child("")
+    monkeypatch.setattr(one, "run_once", AsyncMock(side_effect=[*refused, 2]))
+    assert await one.keep_running() == 2
+
+
+async def test_pauses_of_one_that_others_do_without_grow_to_a_minute(
+    child: MakeChild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was started every 10 s, for ever."""
+    monkeypatch.undo()
+    one = child("", beats=False)
+    one.why_away = tmp_path / "why"
+    monkeypatch.setattr(one, "run_once", AsyncMock(side_effect=[-11] * 30 + [KeyError()]))
+    monkeypatch.setattr(asyncio, "sleep", sleep := AsyncMock())
+    monkeypatch.setattr(supervisor, "passing_cause", AsyncMock(return_value=""))
+    with pytest.raises(KeyError):
+        await one.keep_running()
+    pauses = [call.args[0] for call in sleep.await_args_list]
+    assert pauses == sorted(pauses) and len(pauses) == 30
+    assert pauses[supervisor._MAX_FAILURES - 2] < 10 < pauses[-1] == 60
+    assert "30 times (SIGSEGV: a fault of native code)" in one.why_away.read_text()
+
+
+async def test_a_heartbeat_that_nobody_can_touch_ends_no_process(
+    child: MakeChild, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a disk that had become read-only the engine, which served, was killed as frozen."""
+    beating = child(BEATING, "1", silence_s=0.1)
+    refuses = asyncio.Event()
+
+    def refuse(path: Path) -> None:
+        asyncio.get_running_loop().call_soon(refuses.set)
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    keeper = asyncio.create_task(beating.keep_running())
+    with monkeypatch.context() as read_only:
+        read_only.setattr("server.supervise.supervisor.os.utime", refuse)
+        pid = await started(beating)
+        os.kill(pid, signal.SIGSTOP)  # it touches nothing either
+        async with asyncio.timeout(120):
+            for _ in range(2):
+                await refuses.wait()
+                refuses.clear()
+        assert beating.process is not None and beating.process.returncode is None
+    await started(beating, other_than=pid)
+    assert "Read-only file system: whether its process lives cannot be seen" in caplog.text
+    assert "has given no sign of life" in caplog.text
+    await ended(keeper, beating)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (1, "exit code 1"),
+        (-7, "SIGBUS: a full disk or temp folder, or "),
+        (-9, "SIGKILL: out of memory, "),
+        (-11, "SIGSEGV: a fault of native code"),
+        (-29, "SIGIO"),
+        (-40, "signal 40"),
+    ],
+)
+def test_ends_are_told_by_the_signals_name(code: int, said: str) -> None:
+    assert told(code).startswith(said)
+
+
+async def test_a_disk_that_does_not_answer_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, disk = threading.Event(), os.statvfs(tmp_path)
+    monkeypatch.setattr(ends, "_LOOK_S", 0.0)
+    monkeypatch.setattr("server.supervise.ends.os.statvfs", lambda _: answers.wait() and disk)
+    try:
+        assert await passing_cause([tmp_path]) == f"one of these does not answer: {tmp_path}"
+    finally:
+        answers.set()
 
 
 # An engine of a command's own: how often it is started again
