@@ -3,8 +3,10 @@ finding again gives them as `extra={"fields": {...}}`."""
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import select
 import sys
 import time
 
@@ -15,17 +17,58 @@ from engine.config import LogFormat, LogLevel
 PROCESS_NAME = "LOG_PROCESS_NAME"
 """Environment variable: what lines call the process, where several write to one log."""
 
+PATIENCE_S = 1.0
+"""Seconds that whoever reads the log may leave a full pipe as it is, once, before lines are lost:
+whoever logs does not serve meanwhile."""
+
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 def configure(level: LogLevel, form: LogFormat) -> None:
     """Log to standard error from now on; what was configured before is replaced."""
     name = os.environ.get(PROCESS_NAME, "")
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(_PatientError())
     handler.setFormatter(JsonLines(name) if form == "json" else TextLines(name))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it says every request that it sends
     logging.captureWarnings(capture=True)
+
+
+class _PatientError(io.TextIOBase):
+    """Standard error. A full disk, or a pipe that nobody empties, costs lines, and holds up nobody
+    for longer than PATIENCE_S; how many is said once lines are taken again."""
+
+    def __init__(self) -> None:
+        self._lost = 0
+        self._is_torn = False
+        """Whether the last line that was lost was written in part."""
+
+    def write(self, text: str) -> int:
+        try:
+            file = sys.stderr.fileno()
+        except io.UnsupportedOperation:  # it is no file
+            return sys.stderr.write(text)
+        note = (
+            f"{self._lost} lines of the log were lost: they could not be written\n"
+            if self._lost
+            else ""
+        )
+        data = ("\n" * self._is_torn + note + text).encode(errors="backslashreplace")
+        ready, written = select.poll(), 0
+        ready.register(file, select.POLLOUT)
+        while written < len(data):
+            try:
+                if ready.poll(0 if self._lost else PATIENCE_S * 1000):
+                    # A pipe that is ready takes so much without waiting for its reader.
+                    written += os.write(file, data[written : written + select.PIPE_BUF])
+                    continue
+            except OSError:  # its reader is gone, or its disk full
+                pass
+            self._lost += 1
+            self._is_torn |= written > 0
+            return 0
+        self._lost, self._is_torn = 0, False
+        return len(text)
 
 
 class TextLines(logging.Formatter):

@@ -27,13 +27,21 @@ class Watchdog:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._armed_at = -REARM_S
+        self._is_failing = False
 
     def feed(self) -> None:
         """Note progress: start the time-out anew."""
         now = time.monotonic()
         if self._timeout_s and now - self._armed_at >= REARM_S:
             self._armed_at = now
-            faulthandler.dump_traceback_later(self._timeout_s, exit=True)
+            try:
+                faulthandler.dump_traceback_later(self._timeout_s, exit=True)
+            except RuntimeError as error:  # no thread is left, or no standard error
+                if not self._is_failing:
+                    logger.warning("nobody watches this process for now: %s", error)
+                self._is_failing = True
+            else:
+                self._is_failing = False
 
     def stop(self) -> None:
         """Stop watching."""

@@ -212,7 +212,7 @@ class Batches:
 def _read(file: str) -> str:
     try:
         return Path(file).read_text() if file else ""
-    except FileNotFoundError:
+    except OSError:  # there is none, or nobody can read it: what only informs ends nothing
         return ""
 
 

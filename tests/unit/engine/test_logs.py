@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 
 from engine.logs import PROCESS_NAME, JsonLines, TextLines
+from tests.serving import ROOT
 
 
 def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
@@ -67,3 +71,59 @@ def test_configuring_sets_level_and_form() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert json.loads(done.stderr)["message"] == "yes 1"
+
+
+LOGGING = """
+import logging, os, sys
+from engine import logs
+logs.configure("info", "text")
+for number in range(3_000):
+    logging.info("line %d: %s", number, "x" * (9_000 if number == 7 else 90))
+print("served", flush=True)
+sys.stdin.readline()
+logging.info("again")
+"""
+
+
+def test_a_log_that_nobody_reads_holds_up_nobody_and_says_what_was_lost() -> None:
+    """The process stood in its write, and answered nobody, until somebody read."""
+    command = [sys.executable, "-c", LOGGING]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    with process:
+        assert process.stdin and process.stdout and process.stderr
+        ended = threading.Timer(120, process.kill)
+        ended.start()
+        assert process.stdout.readline() == b"served\n"
+        # All that the pipe holds is read, as whoever comes back does.
+        seen = b""
+        while select.select([process.stderr], [], [], 0)[0]:
+            seen += os.read(process.stderr.fileno(), 65_536)
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        seen += process.stderr.read()
+        ended.cancel()
+    lost, last = seen.decode().splitlines()[-2:]
+    assert lost.endswith(" lines of the log were lost: they could not be written")
+    assert int(lost.split()[0]) > 1_000
+    assert last.endswith("root: again")
+
+
+@pytest.mark.parametrize("target", ["closed pipe", "full disk", "none"])
+def test_a_log_that_cannot_be_written_ends_nothing(target: str) -> None:
+    close = "os.close(2)\n" if target == "none" else ""
+    read, write = os.pipe()
+    os.close(read)
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", LOGGING.replace("logs.configure", close + "logs.configure")],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=full if target == "full disk" else write,
+            check=False,
+            timeout=600,
+        )
+    os.close(write)
+    assert done.stdout == b"served\n"

@@ -45,6 +45,22 @@ def test_who_feeds_it_puts_its_end_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(ends) < 20
 
 
+def test_a_watchdog_that_gets_no_thread_ends_nothing_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where others had taken all processes of a container, the engine ended."""
+
+    def refuse(timeout_s: float, exit: bool) -> None:
+        raise RuntimeError("unable to start watchdog thread")
+
+    monkeypatch.setattr(watchdog, "REARM_S", 0.0)
+    monkeypatch.setattr("faulthandler.dump_traceback_later", refuse)
+    dog = Watchdog(30)
+    for _ in range(3):
+        dog.feed()
+    assert caplog.text.count("nobody watches this process for now: unable to start") == 1
+
+
 def test_a_heartbeat_on_a_full_disk_ends_nothing_and_says_that_the_process_works(
     tmp_path: Path,
 ) -> None:
