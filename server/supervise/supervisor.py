@@ -90,13 +90,13 @@ class Child:
             has_worked = self._has_worked(code, time.monotonic() - started)
             self.failures = 0 if has_worked else self.failures + 1
             self.has_served |= self.heartbeat is not None and _stat(self.heartbeat) is not None
-            self.is_hopeless = code in FATAL_CODES or self.failures >= _MAX_FAILURES
             end, cause = told(code), await passing_cause(self.folders, refused)
             if cause:
                 end = f"{end}; {cause}"
-                if self.why_away is None:
-                    self.is_hopeless = False
-                    self.failures = min(self.failures, _MAX_FAILURES - 1)
+            waits = bool(cause) and self.why_away is None
+            if waits:
+                self.failures = min(self.failures, _MAX_FAILURES - 1)
+            self.is_hopeless = not waits and (code in FATAL_CODES or self.failures >= _MAX_FAILURES)
             if self.is_hopeless:
                 why = f"{self.name} ended {max(self.failures, 1)} times ({end})"
                 if self.why_away is not None:
