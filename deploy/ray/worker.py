@@ -119,7 +119,7 @@ class ShardWorker:
             local = rows.with_suffix(".jsonl") if job.suffix == PARQUET else rows
             part = open_part(local)
             try:
-                results = ResultFiles(part, part, _WRITE_S)
+                results = ResultFiles(part, part, _WRITE_S, job.name)
                 await LineRunner(
                     job=job.name,
                     source=iter([lines]),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -148,12 +149,18 @@ class BatchJob:
         path_of = self._store.path_of
         assert record.output_file_id and record.error_file_id
         output, errors = path_of(record.output_file_id), path_of(record.error_file_id)
-        results = ResultFiles(PartFile(output), PartFile(errors), self._config.batch_fsync_s)
-        try:
-            await asyncio.to_thread(results.recover)
-            if found := results.counts.completed + results.counts.failed:
-                log.info("%s: going on after %d of %d lines", self.id, found, record.total)
-            with self._store.path_of(record.input_file_id).open("rb") as file:
+        with path_of(record.input_file_id).open("rb") as file:
+            results = ResultFiles(
+                PartFile(output),
+                PartFile(errors),
+                self._config.batch_fsync_s,
+                self.id,
+                os.fstat(file.fileno()).st_size + 1,
+            )
+            try:
+                await asyncio.to_thread(results.recover)
+                if found := results.counts.completed + results.counts.failed:
+                    log.info("%s: going on after %d of %d lines", self.id, found, record.total)
                 self._runner = LineRunner(
                     job=self.id,
                     source=read_lines(file, self._config.max_body_bytes),
@@ -168,10 +175,10 @@ class BatchJob:
                     self._end(EXPIRED)
                 async with beside(self._watch(results)):
                     await self._runner.run()
-            await asyncio.to_thread(self._complete, results, self._runner.ended_with)
-        finally:
-            self._runner = None
-            results.close()
+                await asyncio.to_thread(self._complete, results, self._runner.ended_with)
+            finally:
+                self._runner = None
+                results.close()
 
     async def _watch(self, results: ResultFiles) -> None:
         """Update the counts in the store periodically, and end the batch when it expires."""

@@ -126,14 +126,22 @@ class Jobs:
             try:
                 if time.monotonic() >= tidy_at:
                     tidy_at = time.monotonic() + _TIDY_EVERY_S
-                    await asyncio.to_thread(self._store.expire, int(self._clock.now()))
-                    await asyncio.to_thread(self._clock.keep)
+                    await self._tidy()
                 records = await asyncio.to_thread(self._store.runnable_batches)
                 await self._look(records)
             except StoreError as error:
                 log.error("%s", error.message)
                 await asyncio.sleep(_AGAIN_AFTER_S)
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _tidy(self) -> None:
+        try:
+            await asyncio.to_thread(self._store.expire, int(self._clock.now()))
+        except StoreError as error:
+            log.error("%s", error.message)
+        except Exception:  # a bug of ours in what deletes must not stop batches
+            log.exception("files are not tidied up")
+        await asyncio.to_thread(self._clock.keep)
 
     async def _lock(self) -> None:
         """Wait for the lock on the model's batches, and hold it until this process ends."""
@@ -260,6 +268,9 @@ class Jobs:
                 return
             except (StoreError, OSError) as error:
                 why = _why(error)
+            except Exception as error:  # as above
+                log.exception("%s", job.id)
+                why = f"{type(error).__name__}: {error}"
         log.error("%s: cannot go on, tried again in %g s: %s", job.id, _AGAIN_AFTER_S, why)
         await asyncio.sleep(_AGAIN_AFTER_S)
 

@@ -8,23 +8,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import Annotated, BinaryIO, NamedTuple, Protocol
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 
 from engine.errors import UNDECODABLE, IdInUse, Overloaded, RequestError, SRMError, TimedOut
 from server.errors import INTERNAL, body_of, status_of
 from server.generation.engine_request import RequestOwner
-from server.schema.completion_response import Usage
 from server.schema.validation import fault_in
 from server.storage.records import LineError
 
 URLS = ("/v1/completions", "/v1/chat/completions")
 """URLs that a line may request."""
 MAX_CUSTOM_ID = 512
+MAX_LINES = 10**10
+"""Bound on the number of a line, each of which takes a bit of memory."""
 _CHUNK = 256 * 1024
 _BOM = b"\xef\xbb\xbf"
+_NUMBER = re.compile(r"_([1-9][0-9]{0,9})\Z")
 _FIELD = re.compile(r"field `([^`]*)`")
 _PLACE = re.compile(r" - at `\$\.([^`]*)`$")
 
@@ -106,12 +108,18 @@ class _Record(msgspec.Struct):
     error: _Error | None = None
 
 
+class _Used(msgspec.Struct):
+    prompt_tokens: Annotated[int, Meta(ge=0, le=2**53)]
+    completion_tokens: Annotated[int, Meta(ge=0, le=2**53)]
+
+
 class _UsedBody(msgspec.Struct):
-    usage: Usage | None = None
+    usage: _Used | None = None
 
 
 class _UsedResponse(msgspec.Struct):
     status_code: int
+    request_id: str
     body: _UsedBody
 
 
@@ -287,13 +295,19 @@ class Kept(NamedTuple):
 
 
 def kept(record: bytes) -> Kept | None:
-    """Decode a record of an earlier run; None if it is damaged."""
+    """Decode a record of an earlier run; None if it is damaged. What is in it twice is equal."""
     try:
+        record.decode()  # strings that are passed over are not looked at
         found = _decode_kept(record)
-        number = int(found.id.rpartition("_")[2])
     except UNDECODABLE:
         return None
-    response, code = found.response, found.error.code if found.error else ""
+    numbers = _NUMBER.search(found.id)
+    if numbers is None:
+        return None
+    number, response = int(numbers[1]), found.response
+    if response is not None and not response.request_id.endswith(f"-{number}"):
+        return None
+    code = found.error.code if found.error else ""
     is_failed = response is None or response.status_code != 200
     usage = NO_USAGE if response is None else _usage(response.body)
     return Kept(found.id, number, found.custom_id, is_failed, usage, code)

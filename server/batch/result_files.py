@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from server import metrics
-from server.batch.lines import NO_USAGE, LineResult, LineUsage, kept
+from server.batch.lines import MAX_LINES, NO_USAGE, LineResult, LineUsage, kept, record_id
 from server.batch.part_file import PartFile
 
 log = logging.getLogger(__name__)
@@ -59,8 +59,16 @@ class LineSet:
 class ResultFiles:
     """A job's output and error file. `counts` covers only what is durably on disk."""
 
-    def __init__(self, output: PartFile, errors: PartFile, fsync_s: float) -> None:
-        """`fsync_s` is how long results may wait to be written together, in seconds."""
+    def __init__(
+        self,
+        output: PartFile,
+        errors: PartFile,
+        fsync_s: float,
+        job: str,
+        last: int = MAX_LINES,
+    ) -> None:
+        """`fsync_s` is how long results may wait to be written together, in seconds. No line of the
+        job has a number beyond `last`: a result that says so is damaged."""
         self.output = output
         self.errors = errors
         self.counts = ResultCounts()
@@ -71,6 +79,8 @@ class ResultFiles:
         self.trouble = ""
         """Why the disk cannot be written; empty while it can."""
         self._fsync_s = fsync_s
+        self._job = job
+        self._last = last
         self._fresh = ResultCounts()  # of what was put and is not counted
         self._has_work = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -85,13 +95,15 @@ class ResultFiles:
         return self.output.num_pending_bytes + self.errors.num_pending_bytes
 
     def recover(self) -> None:
-        """Read what earlier runs have written and cut off a broken end. Raises OSError."""
+        """Read what earlier runs have written and cut off what is damaged. Raises OSError."""
         self.output.recover(partial(self._recall, False))
         self.errors.recover(partial(self._recall, True))
 
     def _recall(self, is_failed: bool, record: bytes) -> bool:
         found = kept(record)
-        if found is None or found.number in self.done:
+        if found is None or found.number > self._last or found.number in self.done:
+            return False
+        if found.id != record_id(self._job, found.number) or found.is_failed != is_failed:
             return False
         self.done.add(found.number)
         self.codes.add(found.code)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import UNDECODABLE
+from engine.errors import UNDECODABLE, StoreError
 from server.storage.records import BatchRecord
+from server.storage.seal import sealed, unsealed
 from server.storage.store import Store
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Starts:
     def load(self) -> None:
         """Read the counts of the processes before."""
         try:
-            self._counts = _decode(self._file.read_bytes())
+            self._counts = _decode(unsealed(self._file.read_bytes()))
         except FileNotFoundError:
             return
         except (OSError, *UNDECODABLE) as error:
@@ -106,7 +107,7 @@ class Starts:
         ids = [id for id in (record.output_file_id, record.error_file_id) if id]
         size = 0
         for id in ids:
-            with suppress(OSError):  # not there yet, or unreadable: running it says so
+            with suppress(OSError, StoreError):  # not there yet, or unreadable: running it says so
                 size += self._store.path_of(id).stat().st_size
         return f"{record.status} {size}"
 
@@ -114,7 +115,7 @@ class Starts:
         made = self._file.with_suffix(".making")
         try:
             with self._lock:
-                made.write_bytes(msgspec.json.encode(self._counts))
+                made.write_bytes(sealed(msgspec.json.encode(self._counts)))
                 made.rename(self._file)  # there whole, wherever the process is killed
         except OSError as error:
             log.warning("%s cannot be written: %s", self._file, error.strerror)

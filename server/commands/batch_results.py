@@ -51,8 +51,7 @@ class BatchResults(ResultFiles):
         fsync_s: float,
     ) -> None:
         self._config = config
-        self._job = job
-        super().__init__(output, errors or output, fsync_s)
+        super().__init__(output, errors or output, fsync_s, job)
         self._is_one = errors is None
         self._names: dict[int, int] = {}  # of some lines that are done: a checksum of custom_id
         self._last_done = 0

@@ -34,13 +34,12 @@ from server.schema.sampling_fields import (
     Metadata,
 )
 from server.schema.validation import Fields, checked, from_text, given_fields, refused, require
-from server.storage.records import BatchRecord, LineError, new_batch_id
+from server.storage.records import WINDOW, BatchRecord, LineError, new_batch_id
 from server.storage.store import Store
 
 MAX_LISTED = 100
 MAX_WINDOW_DAYS = 30
 MAX_BATCH_PRIORITY = 1000
-_WINDOW = r"^[1-9][0-9]{0,2}[hd]\Z"
 
 T = TypeVar("T")
 
@@ -61,7 +60,7 @@ class BatchRequest(Fields, frozen=True, kw_only=True):
     completion_window: Annotated[
         str,
         Meta(
-            pattern=_WINDOW,
+            pattern=WINDOW,
             description=f"hours or days, as 24h or 7d, at most {MAX_WINDOW_DAYS}d",
         ),
     ]

@@ -56,6 +56,8 @@ PRAGMA user_version = {VERSION};
 _NAME = re.compile(r"store(?:-(\d{1,9}))?\.sqlite3")
 _BUSY_S = 30
 """Seconds a transaction waits for those of other processes."""
+_ATTEMPTS = 4
+"""Most times that something is tried in a database that is damaged and then mended or made anew."""
 _DAMAGE_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 T = TypeVar("T")
@@ -67,17 +69,28 @@ class DamagedDatabase(Exception):
     """The open database is not one of ours, or is damaged; also raised by code that reads it."""
 
 
+class DamagedRecord(Exception):
+    """A record in the database is damaged; raised by code that reads it."""
+
+
 class Database:
     """One process's access to the database in a folder. May be used from several threads."""
 
-    def __init__(self, folder: Path, fill: Work[[], None], has_content: Callable[[], bool]) -> None:
-        """`fill` puts what the sidecars say into new tables; `has_content` returns whether they say
-        any.
+    def __init__(
+        self,
+        folder: Path,
+        fill: Work[[], None],
+        mend: Work[[], None],
+        has_content: Callable[[], bool],
+    ) -> None:
+        """`fill` puts what the sidecars say into new tables, `mend` in the place of damaged
+        records; `has_content` returns whether they say any.
 
         Does nothing until first used; makes the folder when something is written.
         """
         self._folder = folder
         self._fill = fill
+        self._mend = mend
         self._has_content = has_content
         self._connection: sqlite3.Connection | None = None
         self._number = 0
@@ -94,7 +107,7 @@ class Database:
     def write(self, work: Work[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the result of `work`, run in a transaction: all it did is on disk, or none of it.
 
-        It may be called twice, the second time in a new database. Raises StoreError.
+        It may be called again, after what was damaged has been made anew. Raises StoreError.
         """
         return self._run(lambda connection: work(connection, *args, **kwargs), is_writing=True)
 
@@ -105,18 +118,22 @@ class Database:
                 self._connection = None
 
     def _run(self, work: Work[[], T], is_writing: bool) -> T:
+        damage: Exception | None = None
         with self._lock, translated(self._folder):
-            try:
-                return self._attempt(work, is_writing)
-            except DamagedDatabase as damaged:
-                log.error("%s is damaged (%s): making it anew", self.path(self._number), damaged)
-                self._make_next(self._number)
-            try:
-                return self._attempt(work, is_writing)
-            except DamagedDatabase as damaged:  # the disk itself cannot be relied on
-                raise StoreError(
-                    f"the database in {self._folder} is damaged again: {damaged}; check the disk"
-                ) from None
+            for _ in range(_ATTEMPTS):
+                try:
+                    if isinstance(damage, DamagedRecord):
+                        self._attempt(self._mend, is_writing=True)
+                    return self._attempt(work, is_writing)
+                except DamagedRecord as error:
+                    damage = error
+                except DamagedDatabase as error:
+                    damage = error
+                    log.error("%s is damaged (%s): making it anew", self.path(self._number), error)
+                    self._make_next(self._number)
+            raise StoreError(  # the disk itself cannot be relied on
+                f"the database in {self._folder} is damaged again: {damage}; check the disk"
+            )
 
     def _attempt(self, work: Work[[], T], is_writing: bool) -> T:
         if not self._newest():

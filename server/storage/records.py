@@ -1,6 +1,7 @@
 """Records of files and batches, their states and their ids.
 
 Ids are made here and are purely random, so whatever a client calls a thing never gets into a path.
+A record is checked when it is read: ids, times and counts are what they can be, or it is damaged.
 Knows no database and no HTTP.
 """
 
@@ -8,9 +9,14 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
+
+from server.schema.sampling_fields import MAX_METADATA, Metadata
+from server.schema.worker import Url
+from server.storage.seal import sealed, unsealed
 
 Purpose = Literal["batch", "batch_output"]
 FileStatus = Literal["uploaded", "processed", "error"]
@@ -27,23 +33,31 @@ BatchStatus = Literal[
 RUNNABLE: frozenset[str] = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
 """States that a batch leaves by itself; it never leaves the others."""
 
-
-_FILE_ID = re.compile(r"file-[0-9a-f]{32}")
-_BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
+WINDOW = r"^[1-9][0-9]{0,2}[hd]\Z"
+"""What a completion window looks like: hours or days."""
+_FILE_ID = r"^file-[0-9a-f]{32}\Z"
+_BATCH_ID = r"^batch_[0-9a-f]{32}\Z"
+FileId = Annotated[str, Meta(pattern=_FILE_ID)]
+BatchId = Annotated[str, Meta(pattern=_BATCH_ID)]
+Time = Annotated[int, Meta(ge=0, le=2**40)]
+"""Unix seconds."""
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+Priority = Annotated[int, Meta(gt=-1_000_000, lt=1_000_000)]
+"""As far as batches stay behind people, whatever a request may ask for."""
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A file. Times are Unix seconds."""
 
-    id: str
+    id: FileId
     owner: str = ""
     """Name of the API key that it belongs to; empty without keys."""
     filename: str
     """The client's name for it."""
     purpose: Purpose
-    num_bytes: int
-    created_at: int
-    expires_at: int | None = None
+    num_bytes: Count
+    created_at: Time
+    expires_at: Time | None = None
     status: FileStatus = "processed"
 
 
@@ -52,40 +66,40 @@ class LineError(msgspec.Struct, frozen=True, kw_only=True):
 
     code: str
     message: str
-    line: int | None = None
+    line: Count | None = None
     param: str | None = None
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A batch. Times are Unix seconds."""
 
-    id: str
+    id: BatchId
     owner: str = ""
-    endpoint: str
-    input_file_id: str
-    completion_window: str
+    endpoint: Url
+    input_file_id: FileId
+    completion_window: Annotated[str, Meta(pattern=WINDOW)]
     status: BatchStatus = "validating"
-    created_at: int
-    expires_at: int
+    created_at: Time
+    expires_at: Time
     """Time at which lines that are not done are given up."""
-    in_progress_at: int | None = None
-    finalizing_at: int | None = None
-    completed_at: int | None = None
-    failed_at: int | None = None
-    expired_at: int | None = None
-    cancelling_at: int | None = None
-    cancelled_at: int | None = None
-    output_file_id: str | None = None
+    in_progress_at: Time | None = None
+    finalizing_at: Time | None = None
+    completed_at: Time | None = None
+    failed_at: Time | None = None
+    expired_at: Time | None = None
+    cancelling_at: Time | None = None
+    cancelled_at: Time | None = None
+    output_file_id: FileId | None = None
     """Set before the first line is answered. Clients see it when the file is there."""
-    error_file_id: str | None = None
-    total: int = 0
+    error_file_id: FileId | None = None
+    total: Count = 0
     """Lines of the input file, as far as they are counted."""
-    completed: int = 0
-    failed: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    metadata: dict[str, str] | None = None
+    completed: Count = 0
+    failed: Count = 0
+    input_tokens: Count = 0
+    output_tokens: Count = 0
+    cached_tokens: Count = 0
+    metadata: Annotated[Metadata, Meta(max_length=MAX_METADATA)] | None = None
     errors: list[LineError] | None = None
     model: str | None = None
     """The model name of the server that took it; in older records, set once it runs."""
@@ -93,9 +107,9 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Identifies that model; None in older records."""
     weight: float = 1.0
     """Its share of the slots, relative to other batches."""
-    priority: int = 0
+    priority: Priority = 0
     """Priority among batches; higher goes first."""
-    output_expires_after: int | None = None
+    output_expires_after: Time | None = None
     """Seconds from when the output files are there until they expire."""
 
     @property
@@ -109,6 +123,10 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.model_id == model_id
 
 
+Record = TypeVar("Record", bound=FileRecord | BatchRecord)
+KINDS: tuple[type[FileRecord | BatchRecord], ...] = (BatchRecord, FileRecord)
+
+
 def new_file_id() -> str:
     return f"file-{secrets.token_hex(16)}"
 
@@ -118,8 +136,20 @@ def new_batch_id() -> str:
 
 
 def is_file_id(text: str) -> bool:
-    return _FILE_ID.fullmatch(text) is not None
+    return re.match(_FILE_ID, text) is not None
 
 
 def is_batch_id(text: str) -> bool:
-    return _BATCH_ID.fullmatch(text) is not None
+    return re.match(_BATCH_ID, text) is not None
+
+
+def encode(record: FileRecord | BatchRecord) -> bytes:
+    """Return a record as it is stored: JSON, with a checksum."""
+    return sealed(msgspec.json.encode(record))
+
+
+def decode(data: object, kind: type[Record]) -> Record:
+    """Return the record of stored bytes. Raises one of UNDECODABLE if they are damaged."""
+    if not isinstance(data, bytes):
+        raise ValueError("it is no bytes")
+    return msgspec.json.decode(unsealed(data), type=kind)

@@ -2,62 +2,113 @@
 
 Fields that queries use have columns of their own; everything else is in the record, as JSON. Rows
 are numbered in the order in which they came, which is that of lists. A deleted file leaves its
-number for some time, so that a list can be continued after it. Knows no transactions.
+number for some time, so that a list can be continued after it. A record that is read is whole, and
+its columns are what it says, or DamagedRecord is raised. Knows no transactions.
 """
 
 from __future__ import annotations
 
 from sqlite3 import Connection
-from typing import TypeVar
-
-import msgspec
+from typing import Any, NamedTuple
 
 from engine.errors import UNDECODABLE
-from server.storage.database import DamagedDatabase
-from server.storage.records import RUNNABLE, BatchRecord, FileRecord
+from server.storage.database import DamagedRecord
+from server.storage.records import RUNNABLE, BatchRecord, FileRecord, Record, decode, encode
 
-Record = TypeVar("Record", FileRecord, BatchRecord)
 _RUNNABLE = ", ".join(f"'{status}'" for status in sorted(RUNNABLE))
-_TABLES = {FileRecord: "files", BatchRecord: "batches"}
-_ROWS = {FileRecord: "files WHERE deleted_at IS NULL AND", BatchRecord: "batches WHERE"}
+_TABLES: dict[type, str] = {FileRecord: "files", BatchRecord: "batches"}
+_ROWS: dict[type, str] = {
+    FileRecord: "files WHERE deleted_at IS NULL AND",
+    BatchRecord: "batches WHERE",
+}
 """Rows that are there for clients, as far as a query begins with it."""
 
 
-def put_file(connection: Connection, record: FileRecord) -> None:
-    """Add a file, or replace its record."""
+_COLUMNS: dict[type, tuple[str, ...]] = {
+    FileRecord: ("id", "owner", "purpose", "num_bytes", "expires_at"),
+    BatchRecord: ("id", "owner", "status", "input_file_id", "output_file_id", "error_file_id"),
+}
+"""Fields that queries use."""
+_AGAIN: dict[type, str] = {FileRecord: ", deleted_at = NULL", BatchRecord: ""}
+
+
+class Row(NamedTuple):
+    """A row that is not deleted, as it is there, whole or damaged."""
+
+    seq: int
+    id: str
+    record: object
+    columns: tuple[bytes | None, ...]
+
+    def decoded(self, kind: type[Record]) -> Record:
+        """Return what it says. Raises DamagedRecord if that is not what was put there."""
+        try:
+            found = decode(self.record, kind)
+        except UNDECODABLE as error:
+            raise DamagedRecord(f"the record of {self.id} is damaged: {error}") from None
+        said = [getattr(found, name) for name in _COLUMNS[kind]]
+        if self.columns != tuple(None if one is None else str(one).encode() for one in said):
+            raise DamagedRecord(f"the columns of {self.id} are not those of its record")
+        return found
+
+
+def put(connection: Connection, record: FileRecord | BatchRecord) -> None:
+    """Add a file or a batch, or replace its record."""
+    kind = type(record)
+    names = (*_COLUMNS[kind], "record")
+    changes = ", ".join(f"{name} = excluded.{name}" for name in names[1:])
     connection.execute(
-        "INSERT INTO files (id, owner, purpose, num_bytes, expires_at, record)"
-        " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET owner = excluded.owner,"
-        " purpose = excluded.purpose, num_bytes = excluded.num_bytes,"
-        " expires_at = excluded.expires_at, record = excluded.record, deleted_at = NULL",
-        (
-            *(record.id, record.owner, record.purpose, record.num_bytes, record.expires_at),
-            msgspec.json.encode(record),
-        ),
+        f"INSERT INTO {_TABLES[kind]} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+        f" ON CONFLICT (id) DO UPDATE SET {changes}{_AGAIN[kind]}",
+        (*(getattr(record, name) for name in names[:-1]), encode(record)),
     )
 
 
-def put_batch(connection: Connection, record: BatchRecord) -> None:
-    """Add a batch, or replace its record."""
-    connection.execute(
-        "INSERT INTO batches"
-        " (id, owner, status, input_file_id, output_file_id, error_file_id, record)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET status = excluded.status,"
-        " output_file_id = excluded.output_file_id, error_file_id = excluded.error_file_id,"
-        " record = excluded.record",
-        (
-            *(record.id, record.owner, record.status, record.input_file_id),
-            *(record.output_file_id, record.error_file_id, msgspec.json.encode(record)),
-        ),
-    )
+def put_at(connection: Connection, kind: type[Record], seq: int, record: Record | None) -> None:
+    """Put a record in the place of a row in lists; with None, remove the row."""
+    connection.execute(f"DELETE FROM {_TABLES[kind]} WHERE seq = ?", (seq,))
+    if record is not None:
+        put(connection, record)
+        connection.execute(f"UPDATE {_TABLES[kind]} SET seq = ? WHERE id = ?", (seq, record.id))
 
 
 def get(connection: Connection, kind: type[Record], id: str, owner: str | None) -> Record | None:
     """Return the record of an id; None if there is none, or it is not the given owner's."""
-    row = connection.execute(
-        f"SELECT record FROM {_ROWS[kind]} id = ?1 AND (?2 IS NULL OR owner = ?2)", (id, owner)
-    ).fetchone()
-    return _decoded(row[0], kind) if row else None
+    where = "id = ?1 AND (?2 IS NULL OR owner = ?2)"
+    found = _rows(connection, kind, where, (id, owner))
+    return found[0].decoded(kind) if found else None
+
+
+def following(
+    connection: Connection, kind: type[Record], after: int, limit: int
+) -> list[tuple[int, Record]]:
+    """Return at most `limit` records, or all if that is -1, that follow a number, with theirs."""
+    found = _rows(connection, kind, "seq > ? ORDER BY seq LIMIT ?", (after, limit))
+    return [(row.seq, row.decoded(kind)) for row in found]
+
+
+def damaged(connection: Connection, kind: type[Record]) -> list[tuple[Row, DamagedRecord]]:
+    """Return the rows that are damaged, with what they have."""
+    found = []
+    for row in _rows(connection, kind, "TRUE", ()):
+        try:
+            row.decoded(kind)
+        except DamagedRecord as error:
+            found.append((row, error))
+    return found
+
+
+def _rows(
+    connection: Connection, kind: type[Record], where: str, values: tuple[Any, ...]
+) -> list[Row]:
+    # As bytes: what is damaged may be no text, nor of its column's type. All at once: a statement
+    # that is under way when one is found damaged would keep whoever mends it from writing.
+    columns = ", ".join(f"CAST({name} AS BLOB)" for name in ("record", *_COLUMNS[kind]))
+    found = connection.execute(f"SELECT seq, {columns} FROM {_ROWS[kind]} {where}", values)
+    return [
+        Row(seq, (said[0] or b"").decode(errors="replace"), record, tuple(said))
+        for seq, record, *said in found.fetchall()
+    ]
 
 
 def has(connection: Connection, kind: type[FileRecord | BatchRecord], id: str) -> bool:
@@ -86,12 +137,12 @@ def list_of(
         start = row[0]
     order, beyond = ("ASC", ">") if is_ascending else ("DESC", "<")
     of_purpose = "purpose = ?4" if kind is FileRecord else "FALSE"
-    found = connection.execute(
-        f"SELECT record FROM {_ROWS[kind]} owner = ?1 AND (?2 = 0 OR seq {beyond} ?2)"
-        f" AND (?4 IS NULL OR {of_purpose}) ORDER BY seq {order} LIMIT ?3",
-        (owner, start, limit, purpose),
+    where = (
+        f"owner = ?1 AND (?2 = 0 OR seq {beyond} ?2)"
+        f" AND (?4 IS NULL OR {of_purpose}) ORDER BY seq {order} LIMIT ?3"
     )
-    return [_decoded(row[0], kind) for row in found]
+    found = _rows(connection, kind, where, (owner, start, limit, purpose))
+    return [row.decoded(kind) for row in found]
 
 
 def delete_file(connection: Connection, id: str, now: int) -> None:
@@ -114,10 +165,11 @@ def bytes_of(connection: Connection, owner: str | None, least: int) -> int:
 
 def expired_files(connection: Connection, now: int) -> list[str]:
     """Return the ids of expired files that no running batch needs."""
-    found = connection.execute(
-        "SELECT id FROM files WHERE deleted_at IS NULL AND expires_at <= ? ORDER BY seq", (now,)
-    ).fetchall()
-    return [id for (id,) in found if needed_by(connection, id) is None]
+    found = _rows(connection, FileRecord, "expires_at <= ? ORDER BY seq", (now,))
+    if found:  # a status that is damaged would say that nobody needs them
+        following(connection, BatchRecord, 0, -1)
+    ids = [row.decoded(FileRecord).id for row in found]
+    return [id for id in ids if needed_by(connection, id) is None]
 
 
 def needed_by(connection: Connection, id: str, is_written: bool = False) -> str | None:
@@ -133,10 +185,8 @@ def needed_by(connection: Connection, id: str, is_written: bool = False) -> str 
 
 def running_batches(connection: Connection) -> list[BatchRecord]:
     """Return every owner's unfinished batches, oldest first."""
-    found = connection.execute(
-        f"SELECT record FROM batches WHERE status IN ({_RUNNABLE}) ORDER BY seq"
-    )
-    return [_decoded(row[0], BatchRecord) for row in found]
+    found = _rows(connection, BatchRecord, f"status IN ({_RUNNABLE}) ORDER BY seq", ())
+    return [row.decoded(BatchRecord) for row in found]
 
 
 def count_running(connection: Connection, owner: str) -> int:
@@ -148,10 +198,3 @@ def count_running(connection: Connection, owner: str) -> int:
 
 def count_by_status(connection: Connection) -> dict[str, int]:
     return dict(connection.execute("SELECT status, COUNT(*) FROM batches GROUP BY status"))
-
-
-def _decoded(data: bytes, kind: type[Record]) -> Record:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except UNDECODABLE as error:
-        raise DamagedDatabase(f"a record is none: {error}") from None

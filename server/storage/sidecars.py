@@ -1,7 +1,8 @@
 """Small JSON files beside files and batches that say what the database says of them.
 
-A database that is lost is made again from these. Each is written whole or not at all, and before
-the transaction it belongs to is complete: they are never behind it. Knows no database.
+A database that is lost is made again from these, and a record in it that is damaged. Each is
+written whole or not at all, and before the transaction it belongs to is complete: they are never
+behind it. Knows no database.
 """
 
 from __future__ import annotations
@@ -10,18 +11,24 @@ import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
-
-import msgspec
 
 from engine.errors import UNDECODABLE
 from server.storage.database import sync_folder
-from server.storage.records import BatchRecord, FileRecord, is_batch_id, is_file_id
+from server.storage.records import (
+    BatchRecord,
+    FileRecord,
+    Record,
+    decode,
+    encode,
+    is_batch_id,
+    is_file_id,
+)
 
 log = logging.getLogger(__name__)
 
 _SUFFIX = ".json"
-Record = TypeVar("Record", FileRecord, BatchRecord)
+_ASIDE = ".damaged"
+"""What a sidecar that cannot be read is called, so that it is found, and told of once."""
 
 
 class Sidecars:
@@ -44,7 +51,7 @@ class Sidecars:
         made = folder / (record.id + ".making")
         try:
             with made.open("wb") as file:
-                file.write(msgspec.json.encode(record))
+                file.write(encode(record))
                 file.flush()
                 os.fsync(file.fileno())
             made.rename(path)
@@ -54,7 +61,9 @@ class Sidecars:
         sync_folder(folder)
 
     def has_file(self, id: str) -> bool:
-        return (self._folders[FileRecord] / (id + _SUFFIX)).exists()
+        """Return whether a file has a sidecar, or one that was set aside."""
+        folder = self._folders[FileRecord]
+        return any((folder / (id + suffix)).exists() for suffix in (_SUFFIX, _ASIDE))
 
     def remove(self, kind: type[FileRecord | BatchRecord], id: str) -> None:
         """Remove the sidecar of a file, or of a batch that could not be added."""
@@ -71,20 +80,39 @@ class Sidecars:
         is_id = is_file_id if kind is FileRecord else is_batch_id
         return [id for id in ids if is_id(id)]
 
+    def get(self, kind: type[Record], id: str) -> Record | None:
+        """Return a record; None if there is none. Raises OSError, and one of UNDECODABLE if it is
+        damaged."""
+        try:
+            record = decode((self._folders[kind] / (id + _SUFFIX)).read_bytes(), kind)
+        except FileNotFoundError:
+            return None
+        if record.id != id:
+            raise ValueError(f"it is that of {record.id}")
+        return record
+
+    def is_whole(self, record: FileRecord | BatchRecord) -> bool:
+        """Return whether a record's sidecar is there and not damaged. Raises OSError."""
+        try:
+            return self.get(type(record), record.id) is not None
+        except UNDECODABLE:
+            return False
+
     def read(self, kind: type[Record], ids: Iterable[str]) -> list[Record]:
-        """Return these records, oldest first, but for files whose bytes are not there."""
+        """Return these records, oldest first, but for files whose bytes are not there. What is
+        damaged is set aside: nothing has it any more."""
         found = []
         for id in ids:
             path = self._folders[kind] / (id + _SUFFIX)
             if kind is FileRecord and not path.with_suffix("").exists():
                 continue
             try:
-                record = msgspec.json.decode(path.read_bytes(), type=kind)
-            except FileNotFoundError:  # deleted since
-                continue
-            except (OSError, *UNDECODABLE) as error:
+                record = self.get(kind, id)
+            except OSError as error:
                 log.error("%s is left out: %s", path, error)
-                continue
-            if record.id == id:
-                found.append(record)
+            except UNDECODABLE as error:
+                log.error("%s is left out, and set aside as %s: %s", path, id + _ASIDE, error)
+                path.rename(path.with_suffix(_ASIDE))
+            else:
+                found += [record] if record is not None else []
         return sorted(found, key=lambda record: (record.created_at, record.id))

@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import Conflict, NotFound, QuotaExceeded, RateLimited
+from engine.errors import Conflict, NotFound, QuotaExceeded, RateLimited, StoreError
 from server.storage import rows, upkeep
 from server.storage.database import Database, sync_folder, translated
-from server.storage.records import RUNNABLE, BatchRecord, FileRecord, is_file_id, new_file_id
+from server.storage.records import KINDS, RUNNABLE, BatchRecord, FileRecord, is_file_id, new_file_id
 from server.storage.sidecars import Sidecars
 
 LEAST_BYTES = 4096
@@ -43,16 +43,18 @@ class Store:
         self.folder = folder.expanduser()
         self._files = self.folder / "files"
         self._sidecars = Sidecars(self.folder)
-        fill = partial(upkeep.add_missing, self._sidecars)
-        self._database = Database(self.folder, fill, self._sidecars.has_any)
+        fill, mend = (partial(one, self._sidecars) for one in (upkeep.add_missing, upkeep.mend))
+        self._database = Database(self.folder, fill, mend, self._sidecars.has_any)
+        self._looked_at: dict[type[FileRecord | BatchRecord], int] = {}
 
     def close(self) -> None:
         self._database.close()
 
     def path_of(self, file_id: str) -> Path:
-        """Return where the bytes of a file are, or are to be. Raises NotFound for an invalid id."""
+        """Return where the bytes of a file are, or are to be. Raises StoreError for an invalid id,
+        which no record has: it never becomes a path."""
         if not is_file_id(file_id):
-            raise NotFound(f"there is no file {file_id[:80]!r}")
+            raise StoreError(f"{file_id[:80]!r} is no id of a file")
         return self._files / file_id
 
     def upload_path(self, file_id: str) -> Path:
@@ -84,7 +86,7 @@ class Store:
                 self.upload_path(record.id).rename(path)
                 sync_folder(self._files)
             self._sidecars.write(record)
-            rows.put_file(connection, record)
+            rows.put(connection, record)
 
         try:
             self._database.write(add)
@@ -152,7 +154,7 @@ class Store:
                     _RETRY_S,
                 )
             self._sidecars.write(record)
-            rows.put_batch(connection, record)
+            rows.put(connection, record)
 
         try:
             self._database.write(add)
@@ -216,7 +218,7 @@ class Store:
                 return None
             for file in files:
                 self._sidecars.write(file)
-                rows.put_file(connection, file)
+                rows.put(connection, file)
             there = {file.id: file.id for file in files}
             ids = {name: there.get(getattr(batch, name)) for name in _OUTPUTS}
             return self._change(connection, id, RUNNABLE, {**ids, **fields, "status": status})
@@ -232,8 +234,13 @@ class Store:
     def expire(self, now: int) -> int:
         """Delete expired files that no running batch needs; returns how many.
 
-        Also restores what a new database lacks, and removes what crashes left.
+        Also restores what a new database lacks, mends what is damaged, and removes what crashes
+        left.
         """
+        with translated(self.folder):
+            for kind in KINDS:
+                after = self._looked_at.get(kind, 0)
+                self._looked_at[kind] = upkeep.look_at(self._database, self._sidecars, kind, after)
         return upkeep.expire(self._files, self._database, self._sidecars, now)
 
     def _change(
@@ -253,7 +260,7 @@ class Store:
         changed = msgspec.structs.replace(batch, **fields)
         if not fields.keys() <= _PROGRESS:
             self._sidecars.write(changed)
-        rows.put_batch(connection, changed)
+        rows.put(connection, changed)
         return changed
 
 

@@ -1,40 +1,92 @@
 """Regular upkeep of a store: expires files, restores lost records, removes what crashes left.
 
+A record is in two places. Where one of them is damaged, it is made again from the other.
+
 Knows no HTTP, and nothing of how a batch is run.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from sqlite3 import Connection
 
+from engine.errors import UNDECODABLE
 from server.storage import rows
 from server.storage.database import Database, translated
-from server.storage.records import BatchRecord, FileRecord, is_file_id
+from server.storage.records import KINDS, BatchRecord, FileRecord, Record, decode, is_file_id
 from server.storage.sidecars import Sidecars
+
+log = logging.getLogger(__name__)
 
 ABANDONED_S = 3600
 """Seconds without a write after which a file that no record names counts as left by a crash."""
 CURSORS_KEPT_S = 24 * 3600
 """Seconds for which a list can be continued after a deleted file."""
+LOOKED_AT = 10_000
+"""Most records of a kind that one `expire` looks at, whether they are damaged."""
 
 
 def add_missing(sidecars: Sidecars, connection: Connection) -> None:
     """Add to a database what the sidecars have and it lacks."""
     batch_ids, file_ids = _missing(sidecars, connection)
     for batch in sidecars.read(BatchRecord, batch_ids):
-        rows.put_batch(connection, batch)
+        rows.put(connection, batch)
     for file in sidecars.read(FileRecord, file_ids):
         if rows.needed_by(connection, file.id, is_written=True) is None:  # it is not whole yet
-            rows.put_file(connection, file)
+            rows.put(connection, file)
+
+
+def mend(sidecars: Sidecars, connection: Connection) -> None:
+    """Make damaged rows again from their sidecars; what has none is left out."""
+    for kind in KINDS:
+        for row, damage in rows.damaged(connection, kind):
+            found = _said(sidecars, kind, row)
+            how = (
+                "left out, since its sidecar is gone or damaged too" if found is None else "mended"
+            )
+            log.error("%s: %s", damage, how)
+            rows.put_at(connection, kind, row.seq, found)
+
+
+def _said(sidecars: Sidecars, kind: type[Record], row: rows.Row) -> Record | None:
+    """Return what a damaged row had: its sidecar says so, or its record if that is whole."""
+    try:
+        own = decode(row.record, kind)
+    except UNDECODABLE:
+        own = None
+    for id in (row.id, "" if own is None else own.id):
+        try:
+            found = sidecars.get(kind, id)
+        except UNDECODABLE:
+            continue
+        if found is not None:
+            return found
+    return own
+
+
+def look_at(database: Database, sidecars: Sidecars, kind: type[Record], after: int) -> int:
+    """Mend what is damaged of the next records after a number; return the number to go on after.
+    Columns that queries go by would otherwise hide a record for ever."""
+    found = database.read(rows.following, kind, after, LOOKED_AT)  # which mends rows
+
+    def write(connection: Connection, id: str) -> None:
+        record = rows.get(connection, kind, id, None)
+        if record is not None:
+            log.error("the sidecar of %s is gone or damaged: written anew", id)
+            sidecars.write(record)
+
+    for _, record in found:
+        if not sidecars.is_whole(record):
+            database.write(write, record.id)
+    return found[-1][0] if len(found) == LOOKED_AT else 0
 
 
 def _missing(sidecars: Sidecars, connection: Connection) -> list[list[str]]:
     """Return the ids of batches and of files that have sidecars and no rows."""
     return [
-        [id for id in sidecars.ids(kind) if not rows.has(connection, kind, id)]
-        for kind in (BatchRecord, FileRecord)
+        [id for id in sidecars.ids(kind) if not rows.has(connection, kind, id)] for kind in KINDS
     ]
 
 

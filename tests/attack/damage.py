@@ -7,6 +7,7 @@ import os
 import random
 import struct
 import subprocess
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -52,6 +53,16 @@ class Disk:
 
     def close(self) -> None:
         subprocess.run(["umount", "--lazy", self.folder], check=True)
+
+
+def flipped(data: bytes, most: int = 100) -> Iterator[bytes]:
+    """The content with one other bit each time: about so many, all eight places of a byte among
+    them; or each bit, with 0."""
+    step = max(1, 8 * len(data) // most) | 1 if most else 1
+    for place in range(0, 8 * len(data), step):
+        changed = bytearray(data)
+        changed[place // 8] ^= 1 << place % 8
+        yield bytes(changed)
 
 
 def flip_bit(folder: Path, rng: random.Random) -> Path | None:

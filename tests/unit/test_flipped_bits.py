@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from loadtest.report.report import SCHEMA, read_report
 from server.http.keys import load_keys
 from server.text.text import Text
 from server.text.tokenizer_files import chat_template, special_tokens
+from tests.attack.damage import flipped
 from tests.engines.numpy_runner import TINY, tiny_weights
 from tests.loads.recorded import recording as recorded
 from tests.serving import write_text_model
@@ -34,14 +35,6 @@ from tests.unit.engine.process.test_snapshot import read_all, write
 
 Case = tuple[Path, Callable[[], object]]
 """A file, and what reads it."""
-
-
-def flipped(data: bytes, most: int = 100) -> Iterator[bytes]:
-    """The content with one other bit each time, all eight places of a byte among them."""
-    for place in range(0, 8 * len(data), max(1, 8 * len(data) // most) | 1):
-        changed = bytearray(data)
-        changed[place // 8] ^= 1 << place % 8
-        yield bytes(changed)
 
 
 def made(path: Path, content: bytes) -> Path:

@@ -71,7 +71,7 @@ class Job:
         self.room = ConcurrencyLimiter(size, 1000)
         self.read = 0
         self.output, self.errors = folder / "output", folder / "errors"
-        self.results = ResultFiles(PartFile(self.output), PartFile(self.errors), 0.01)
+        self.results = ResultFiles(PartFile(self.output), PartFile(self.errors), 0.01, JOB)
         self.results.recover()
         client = SimpleNamespace(status=SimpleNamespace(state="ready"), losses=0, is_closed=False)
         self.sending = EngineRetry(cast(EngineClient, client))

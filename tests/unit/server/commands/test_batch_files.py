@@ -31,8 +31,8 @@ def record(number: int, is_failed: bool = False) -> bytes:
     status = 400 if is_failed else 200
     return (
         b'{"id":"batch_req_0123456789abcdef_%d","custom_id":"%d","response":'
-        b'{"status_code":%d,"request_id":"r","body":{"%s":1}},"error":null}'
-    ) % (number, number, status, b"x" * (number * 37 % 300))
+        b'{"status_code":%d,"request_id":"r-%d","body":{"%s":1}},"error":null}'
+    ) % (number, number, status, number, b"x" * (number * 37 % 300))
 
 
 def results(path: Path, job: str = JOB, shard: str = "1/1") -> BatchResults:

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from engine.errors import Conflict, NotFound, QuotaExceeded, RateLimited, StoreError, StoreFull
+from engine.errors import Conflict, QuotaExceeded, RateLimited, StoreError, StoreFull
 from server.storage import database
 from server.storage.records import BatchRecord, FileRecord, is_file_id, new_batch_id, new_file_id
 from server.storage.store import LEAST_BYTES, Store
@@ -41,8 +40,14 @@ def store(tmp_path: Path) -> Store:
 
 
 FILE = FileRecord(id="", filename="in.jsonl", purpose="batch", num_bytes=0, created_at=NOW)
-_BATCH = {"id": "", "endpoint": "/v1/completions", "input_file_id": "", "completion_window": "24h"}
-BATCH = msgspec.convert({**_BATCH, "created_at": NOW, "expires_at": NOW + 24 * 3600}, BatchRecord)
+BATCH = BatchRecord(
+    id="",
+    endpoint="/v1/completions",
+    input_file_id="",
+    completion_window="24h",
+    created_at=NOW,
+    expires_at=NOW + 24 * 3600,
+)
 
 
 def a_file(store: Store, data: bytes = b"{}\n", max_bytes: int = 0, **fields: Any) -> FileRecord:
@@ -102,7 +107,7 @@ NO_IDS = (
 
 def test_what_is_no_id_never_becomes_a_path(store: Store) -> None:
     for id in NO_IDS:
-        with pytest.raises(NotFound):
+        with pytest.raises(StoreError, match="is no id of a file"):
             store.path_of(id)
         assert not (is_file_id(id) or store.get_file(id) or store.delete_file(id, "")), id
 
@@ -261,7 +266,9 @@ def test_a_database_is_made_anew_with_all_results(
         assert all_of(one) == before
         assert one.path_of(done.output_file_id or "").read_bytes() == b"out\n"
     assert store.change_batch(running.id, "in_progress", completed=1) == other.get_batch(running.id)
-    assert damage == "gone" or "making it anew" in caplog.text
+    mended = {"no records", "records that are no UTF-8"}
+    told = "mended" if damage in mended else "making it anew"
+    assert damage == "gone" or told in caplog.text
 
 
 def all_of(store: Store) -> list[str]:
@@ -317,7 +324,7 @@ def test_a_transaction_that_was_lost_comes_back(store: Store) -> None:
     assert store.runnable_batches() == [batch]
 
 
-@pytest.mark.parametrize("full_at", ["os.fsync", "server.storage.rows.put_file"])
+@pytest.mark.parametrize("full_at", ["os.fsync", "server.storage.rows.put"])
 def test_a_full_disk_leaves_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch, full_at: str
 ) -> None:
@@ -330,7 +337,7 @@ def test_a_full_disk_leaves_nothing(
     monkeypatch.setattr(full_at, refuse)
     with pytest.raises(StoreFull, match=r"no space is left .* delete files"):
         a_file(store)
-    monkeypatch.setattr("server.storage.rows.put_batch", refuse)
+    monkeypatch.setattr("server.storage.rows.put", refuse)
     with pytest.raises(StoreFull):
         a_batch(store, kept)
     monkeypatch.undo()
