@@ -18,12 +18,12 @@ from functools import partial
 import httpx
 
 from engine.client.client import EngineClient
-from engine.errors import UNDECODABLE, IdInUse, Overloaded, SRMError
+from engine.errors import Overloaded
 from engine.tasks import task_group
 from server import metrics
 from server.batch.engine_retry import EngineRetry
 from server.batch.lines import Answerer, BatchLine, LineResult
-from server.batch.remote_worker import MAX_LINE_BYTES, NotTaken, RemoteWorker, new_http
+from server.batch.remote_worker import MAX_LINE_BYTES, NotTaken, RemoteWorker, StaysHere, new_http
 from server.config import ServerConfig
 from server.http.keys import read_key
 from server.routes.worker import WorkerIdentity
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 MAX_LOSSES = 2
 """Servers that may be lost with a line; then it stays here, where what kills engines is found."""
+MAX_ADDRESSES = 256
+"""Most addresses of a name that are looked at, the smallest ones."""
 _LOOK_EVERY_S = 2.0
 _RESOLVE_S = 5.0
 """Seconds that a name has to be resolved; others are resolved meanwhile."""
@@ -89,26 +91,44 @@ class Fleet:
             except (NotTaken, Overloaded):
                 place.room = 0  # until it is asked again
                 metrics.BATCH_REMOTE_LINES.labels("not_taken").inc()
-            except (SRMError, *UNDECODABLE) as error:  # what cannot be decoded is no answer
+            except Exception as error:  # of another server: whatever it is, it is no answer
                 if worker is None:
                     raise
                 losses += 1
-                stays = losses == MAX_LOSSES or isinstance(error, IdInUse)
+                stays = losses == MAX_LOSSES or isinstance(error, StaysHere)
                 metrics.BATCH_REMOTE_LINES.labels("lost").inc()
             finally:
                 place.used -= line.size
                 self._wake(1)
 
     async def watch(self, config: ServerConfig, client: EngineClient) -> None:
-        """Keep looking which servers there are and what room they have, until cancelled."""
-        identity, key = WorkerIdentity(config), read_key(config.batch_worker_key_file)
+        """Keep looking which servers there are and what room they have, until cancelled.
+
+        Whatever is wrong with that, what runs here goes on without them.
+        """
         self._has_looked.clear()  # lines wait for the first look, though not for a silent server
         asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._has_looked.set)
+        told = ""
+        while True:
+            try:
+                await self._watch(config, client)
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                if why != told:
+                    log.exception("batch_workers: other servers are sent no lines: %s", why)
+                told = why
+            for worker in self.workers.values():
+                worker.close("nobody looks what it is")
+            self._wake(len(self._waiting))
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _watch(self, config: ServerConfig, client: EngineClient) -> None:
+        identity, key = WorkerIdentity(config), read_key(config.batch_worker_key_file)
         async with new_http() as http:
             while True:
                 if (status := client.status) is not None:
                     await self._find(config.batch_workers, http)
-                    await self._look(identity.now(status), key, identity.instance)
+                    await self._look(identity.now(status), status.n_ctx, key, identity.instance)
                     metrics.BATCH_WORKERS.set(sum(one.room > 0 for one in self.workers.values()))
                     self._has_looked.set()
                     self._wake(len(self._waiting))
@@ -121,8 +141,6 @@ class Fleet:
         for text, answer in zip(urls, answers, strict=True):
             url = httpx.URL(text)
             if isinstance(answer, BaseException):
-                if not isinstance(answer, (OSError, UnicodeError)):  # TimeoutError is an OSError
-                    raise answer
                 why = getattr(answer, "strerror", None) or str(answer) or "no answer"
                 if text not in self._unresolved:
                     log.warning("batch_workers: %s cannot be resolved: %s", text, why)
@@ -130,17 +148,17 @@ class Fleet:
                 found |= {key: one for key, one in self.workers.items() if one.url == url}
                 continue
             self._unresolved.discard(text)
-            for address in answer:
+            for address in answer[:MAX_ADDRESSES]:
                 found[address] = self.workers.get(address) or RemoteWorker(http, address, url)
         self.workers = found
 
-    async def _look(self, identity: Identity, key: str, own: str) -> None:
+    async def _look(self, identity: Identity, n_ctx: int, key: str, own: str) -> None:
         """Ask all servers at once. Of several addresses of one, that in use stays in use."""
         known = {one.instance: one.address for one in self.workers.values() if one.instance}
         known[own] = "this server"
         async with task_group() as group:
             for worker in self.workers.values():
-                group.create_task(worker.look(identity, key, known))
+                group.create_task(worker.look(identity, n_ctx, key, known))
 
     async def _choose(self, size: int, stays: bool) -> RemoteWorker | None:
         """Wait until somebody has room; None stands for this server's engine."""
@@ -173,14 +191,15 @@ class Fleet:
 
 
 async def _resolved(text: str) -> list[str]:
-    """Return a URL with the numeric addresses of its host. Raises OSError and UnicodeError."""
+    """Return a URL with the numeric addresses of its host, in order. Raises OSError, UnicodeError
+    and httpx.InvalidURL."""
     url = httpx.URL(text)
     port = url.port or {"http": 80, "https": 443}[url.scheme]
     async with asyncio.timeout(_RESOLVE_S):
         answer = await asyncio.get_running_loop().getaddrinfo(
             url.host, port, type=socket.SOCK_STREAM
         )
-    return [str(url.copy_with(host=str(host), port=port)) for *_, (host, *_) in answer]
+    return sorted({str(url.copy_with(host=str(host), port=port)) for *_, (host, *_) in answer})
 
 
 def _is_sendable(body: bytes) -> bool:

@@ -20,17 +20,20 @@ Identity = dict[str, str]
 """By name, all that must be equal on two servers for a line to have the same answer on both."""
 
 
+Sequences = Annotated[int, Meta(ge=0, le=2**24)]
+
+
 class WorkerStatus(msgspec.Struct):
     """A server that answers lines, and what it runs."""
 
-    instance: str
+    instance: Annotated[str, Meta(min_length=1)]
     """Identifier of this server, by which others recognise it at any of its addresses."""
     identity: Identity
-    num_slots: int
-    max_waiting: int
-    running: int
+    num_slots: Sequences
+    max_waiting: Sequences
+    running: Sequences
     """Sequences that hold a slot."""
-    waiting: int
+    waiting: Sequences
     """Sequences accepted and not yet started."""
 
 

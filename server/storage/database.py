@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import sqlite3
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -58,6 +59,9 @@ _BUSY_S = 30
 """Seconds a transaction waits for those of other processes."""
 _ATTEMPTS = 4
 """Most times that something is tried in a database that is damaged and then mended or made anew."""
+_HEADER = struct.Struct(">18xBB24xI")
+"""The beginning of a database file: in which formats it is to be written, to be read, and to have
+its tables described."""
 _DAMAGE_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 T = TypeVar("T")
@@ -171,18 +175,20 @@ class Database:
             return self._connection
         self.close()
         self._number = newest
+        _check_format(self.path(newest))
         connection = self._connect(str(self.path(newest)))
         try:
             connection.execute("PRAGMA synchronous = FULL")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version > VERSION:
+            is_own = _tables(connection) == _own_tables()
+            if version > VERSION and not is_own:
                 raise StoreError(
                     f"{self.path(newest)} has version {version} and this program knows {VERSION}: "
                     "a newer one has made it; use that, or another data_dir"
                 )
-            if version < VERSION:
-                raise DamagedDatabase("it has no tables of ours")
-            if _tables(connection) != _own_tables():
+            if version != VERSION:
+                raise DamagedDatabase("it has no version of ours")
+            if not is_own:
                 raise DamagedDatabase("its tables are not as they were made")
             (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
             if found != "ok":
@@ -236,6 +242,17 @@ class Database:
             yield
         finally:
             os.close(file)
+
+
+def _check_format(path: Path) -> None:
+    """Raise DamagedDatabase for a format that SQLite would take for a newer one's: it would then
+    not write there, or not read."""
+    with path.open("rb") as file:
+        header = file.read(_HEADER.size)
+    if len(header) == _HEADER.size:  # else SQLite says that it is none
+        writes, reads, tables = _HEADER.unpack(header)
+        if max(writes, reads) > 2 or tables > 4:
+            raise DamagedDatabase("its format is none of SQLite's")
 
 
 def _tables(connection: sqlite3.Connection) -> list[tuple[str]]:

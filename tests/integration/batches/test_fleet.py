@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 import pytest
 
+from server.batch.worker_answers import Expected
+from server.schema.worker import LineAnswer, Url
 from tests.chaos.jobs import completion_line, results, submit, wait_for
 from tests.engines.held_engine import hold, release
 from tests.serving import SERVER_FLAGS, Server, error_of, wait_until
@@ -130,6 +134,59 @@ def test_servers_that_answer_otherwise_are_sent_nothing(text_model: Path, tmp_pa
         record = wait_for(data, batch, WITHIN_S)
         assert (record.completed, record.failed) == (294, 6)
         assert remote(first, "answered") == remote(first, "lost") == 0
+
+
+SHAPES: list[dict[str, Any]] = [
+    {},
+    {"n": 3, "max_tokens": 5, "stop": ["e", "a"]},
+    {"n": 2, "best_of": 4},
+    {"prompt": ["the cat", "sat", "on"], "n": 2},
+    {"prompt": [[5, 6], [7]], "max_tokens": 1},
+    {"echo": True, "max_tokens": 0},
+    {"echo": True, "logprobs": 5, "n": 2},
+    {"prompt_logprobs": 3, "logprobs": 20, "return_token_ids": True},
+    {"return_packed": True, "logprobs": 2, "prompt_logprobs": 1, "n": 2},
+    {"until": {"match": ".", "count": 2}, "n": 20},
+    {"until": {"match": "zzzzzz"}, "n": 3},
+    {"return": "counts", "n": 20},
+    {"return": "unique", "n": 20},
+    {"request_id": "mine", "max_tokens": 10_000, "truncate_prompt_tokens": 2},
+    {"stop_token_ids": [*range(64)], "min_tokens": 1},
+]
+CHATS: list[dict[str, Any]] = [
+    {},
+    {"n": 2, "max_tokens": 5},
+    {"max_completion_tokens": 3, "logprobs": True, "top_logprobs": 20},
+    {"prompt_logprobs": 2, "return_token_ids": True},
+    {"return": "counts", "n": 5},
+]
+
+
+def test_every_true_reply_is_taken_for_one(server: Server) -> None:
+    """Else a worker that tells the truth would be asked for nothing."""
+    n_ctx = server.get("/v1/models").json()["data"][0]["max_model_len"]
+    identity = server.get("/v1/worker").json()["identity"]
+    chat = {"messages": [{"role": "user", "content": "the cat"}]}
+    bodies = {
+        "/v1/completions": [{"prompt": "the cat", **one} for one in SHAPES],
+        "/v1/chat/completions": [chat | one for one in CHATS],
+    }
+    given = {"identity": identity, "share": "batch:1", "weight": 1, "priority": -5}
+    for path in get_args(Url):
+        texts = {f"{path[4:8]}-{at}": json.dumps(one) for at, one in enumerate(bodies[path])}
+        asked = {"lines": [{"id": id, "body": body} for id, body in texts.items()], "url": path}
+        reply = server.http.post("/v1/worker/lines", json={**asked, **given, "created_unix": 7})
+        events = [
+            msgspec.json.decode(event.removeprefix(b"data: "), type=LineAnswer)
+            for event in reply.content.split(b"\n\n")
+            if event.startswith(b"data: {")
+        ]
+        answers = {one.id: one for one in events if one.id}
+        assert answers.keys() == texts.keys()
+        for id, answer in answers.items():
+            assert answer.refusal is None, answer
+            named = id, 7, identity["served_model_name"], n_ctx
+            Expected(path, texts[id].encode(), *named).check(bytes(answer.body))
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,7 @@ def test_a_newer_database_is_refused_and_left_alone(store: Store) -> None:
     a_file(store)
     store.close()
     newer = database.VERSION + 1
+    execute(store, "ALTER TABLE files ADD COLUMN more TEXT")
     execute(store, f"PRAGMA user_version = {newer}")
     with pytest.raises(StoreError, match=rf"has version {newer} .* another data_dir"):
         store.list_files("", 10)
