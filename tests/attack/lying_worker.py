@@ -266,8 +266,9 @@ SELF_LIES |= {
 class LyingWorker:
     """The server, on a port of its own on loopback."""
 
-    def __init__(self, identity: dict[str, str], instance: str = "liar") -> None:
-        """`identity` is that of the server it lies to."""
+    def __init__(self, identity: dict[str, str], instance: str = "liar", port: int = 0) -> None:
+        """`identity` is that of the server it lies to; `port` 0 stands for any."""
+        self.port = port
         self.true = {"instance": instance, "identity": identity, **_SIZES}
         self.lie: Lie = ANSWERED["no end"]
         self.self_lie: Callable[[dict[str, Any]], Lie] = _sized()
@@ -279,8 +280,8 @@ class LyingWorker:
         """Bytes that were sent, or lie in the socket."""
 
     async def __aenter__(self) -> LyingWorker:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port: int = self._server.sockets[0].getsockname()[1]
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *_: object) -> None:

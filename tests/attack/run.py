@@ -34,6 +34,7 @@ from engine.records import RECORDS, new_record, settings_of, write_record
 from engine.settings import load
 from tests.attack.damage import Clock, Disk, flip_bit
 from tests.attack.ledger import Ledger
+from tests.attack.lying_worker import LIES, SELF_LIES, LyingWorker
 from tests.attack.requests import GARBAGE, Call, random_call
 from tests.attack.troubles import Troubles
 from tests.chaos.jobs import KilledServer
@@ -48,8 +49,12 @@ TROUBLES: dict[str, tuple[str, ...]] = {
     "frozen processes": ("freeze",),
     "full temp folder": ("fill_temp",),
     "other weights": ("change_weights",),
+    "lying worker": ("lie",),
     "clock": ("turn_clock", "leave"),
-    "all": ("kill", "leave", "send_large", "fill_disk", "freeze", "change_weights", "turn_clock"),
+    "all": (
+        *("kill", "leave", "send_large", "fill_disk", "freeze", "change_weights", "lie"),
+        "turn_clock",
+    ),
 }
 """Methods of `Troubles` that a round has beside its requests, by the round's name."""
 SERVER_FLAGS = (
@@ -104,12 +109,14 @@ class Attack:
         (bad / "config.json").write_bytes(b'{"d_model": "\xff"}')
         self.folders = [str(same), str(bad), str(folder / "none"), "\x00", "x" * 4096]
         self.port, self.admin_port = free_port(), free_port()
+        self.liar = LyingWorker({}, port=free_port())
         self.log = folder / "log"
         self.server = KilledServer(
             model,
             self.data,
             *SERVER_FLAGS,
             *(f"--port={self.port}", f"--admin-port={self.admin_port}"),
+            f"--batch-workers=http://127.0.0.1:{self.liar.port}",
             log=self.log,
             environment={**os.environ, **clock.environment, "TMPDIR": str(temp.folder)},
         )
@@ -119,7 +126,7 @@ class Attack:
         self.http = httpx.AsyncClient(base_url=url, timeout=ANSWER_S, limits=limits)
         self.troubles = Troubles(
             *(self.server, self.rng, disk, temp, clock, self.port, self.http),
-            *(str(same), self.fault),
+            *(self.liar, str(same), self.fault),
         )
         self.done = self.troubles.done
 
@@ -131,7 +138,8 @@ class Attack:
     async def run(self) -> None:
         """Rounds until the time is over."""
         until = time.monotonic() + self.config.minutes * 60
-        async with self.http:
+        self.liar.lie, self.liar.self_lie = LIES["nothing at all"], SELF_LIES["nothing at all"]
+        async with self.http, self.liar:
             await self.until_ready()
             while time.monotonic() < until:
                 trouble = list(TROUBLES)[self.done["rounds"] % len(TROUBLES)]
