@@ -45,7 +45,11 @@ def adopt(device: Device, folder: Path) -> int:
     for path, note in read_notes(folder).items():
         if note.code != current:
             raise ConfigError(f"{path} was compiled from code {note.code}, here is {current}")
-        wanted = cache_path(note.name, ast.literal_eval(note.shape), device, folder)
+        try:
+            shape = ast.literal_eval(note.shape)
+        except (SyntaxError, MemoryError, *UNDECODABLE) as error:
+            raise ConfigError(f"{path}: shape = {note.shape!r} is none: {error}") from None
+        wanted = cache_path(note.name, shape, device, folder)
         if wanted.exists():
             continue
         if device.is_host:

@@ -12,6 +12,8 @@ from typing import Protocol, cast
 
 import httptools
 
+MAX_HEAD_BYTES = 2**20
+"""Most bytes before a reply's body, those of 1xx replies included."""
 UNREAD = -1
 """The status while no reply has begun."""
 
@@ -44,6 +46,7 @@ class ClientConnection(asyncio.Protocol):
         self._until_closed = False
         self._is_whole = False
         self._now = 0.0
+        self._head_bytes = 0  # while there is no status
 
     @property
     def is_unanswered_reuse(self) -> bool:
@@ -59,6 +62,7 @@ class ClientConnection(asyncio.Protocol):
         self.headers = {}
         self._until_closed = self._is_whole = False
         self._now = 0.0
+        self._head_bytes = 0
         self._transport.write(data)
 
     def abort(self) -> None:
@@ -86,6 +90,10 @@ class ClientConnection(asyncio.Protocol):
             self.is_reusable = False  # bytes behind the reply
         if self._is_whole:
             self._end()
+        elif self.status == UNREAD:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._break("protocol", f"more than {MAX_HEAD_BYTES} bytes before a body")
 
     def connection_lost(self, error: Exception | None) -> None:
         self._on_lost(self)

@@ -25,6 +25,11 @@ class EventParser:
         self._is_first = True
         self.named_error = False
 
+    @property
+    def num_held(self) -> int:
+        """Bytes of an event that has not ended."""
+        return len(self._held)
+
     def feed(self, data: bytes) -> list[bytes]:
         """Return the data of events that these bytes complete, an event's lines joined by LF."""
         if self._after_cr or b"\r" in data:

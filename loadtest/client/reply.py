@@ -14,6 +14,8 @@ from engine.errors import UNDECODABLE
 from loadtest.client.event_stream import EventParser
 
 _NOTHING = {b"", b'""', b"null"}
+MAX_BYTES = 2**28
+"""Most bytes of a reply, or of an event of one, that are kept: more are a broken server's."""
 UNKNOWN = -1
 """The server does not say, or the client cannot count."""
 
@@ -80,13 +82,14 @@ class Reply:
     """The reply to one request; fed with its body as it comes."""
 
     __slots__ = tuple(
-        "_body _events _guessed _told is_done queue_s texts tokens usage_output_tokens "
+        "_body _events _guessed _num_bytes _told is_done queue_s texts tokens usage_output_tokens "
         "usage_prompt_tokens".split()
     )
 
     def __init__(self, stream: bool, keep_text: bool) -> None:
         self._events = EventParser() if stream else None
         self._body: list[bytes] = []
+        self._num_bytes = 0
         self._told = self._guessed = self.is_done = False
         self.texts: dict[int, list[str]] | None = {} if keep_text else None
         """The text of each choice, if text is kept."""
@@ -103,8 +106,13 @@ class Reply:
         """Take a piece of the body. Raises BadReply. Without a stream, only `finish` has news."""
         if self._events is None:
             self._body.append(data)
-            return []
-        return self._take(self._events.feed(data))
+            self._num_bytes += len(data)
+        else:
+            news = self._take(self._events.feed(data))
+            self._num_bytes = self._events.num_held
+        if self._num_bytes > MAX_BYTES:
+            raise BadReply(f"a reply of more than {MAX_BYTES} bytes")
+        return [] if self._events is None else news
 
     def finish(self) -> News:
         """Return the news at the body's end. Raises BadReply unless the reply is whole."""

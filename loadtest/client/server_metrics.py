@@ -103,7 +103,7 @@ class Sampling(AbstractContextManager["Sampling"]):
             # Servers that know this parameter, ours among them, send these families alone.
             reply = client.get(f"{self._url}/metrics", params={"name[]": FAMILIES})
             reply.raise_for_status()
-            values = read(reply.text)
+            values = read(reply.content.decode(errors="replace"))
         except (httpx.HTTPError, ValueError) as error:
             self.note = self.note or f"{self._url}/metrics: {error}".splitlines()[0]
             return

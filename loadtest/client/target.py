@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from engine.errors import ConfigError
+from engine.errors import UNDECODABLE, ConfigError
 from loadtest.scenario import Scenario
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -76,7 +76,7 @@ async def resolve(scenario: Scenario) -> Target:
             await _check_route(http, scenario, model)
         except httpx.TimeoutException:
             raise ConfigError(f"no answer from {base} within {_WITHIN_S:.0f} s") from None
-        except httpx.TransportError as error:
+        except httpx.HTTPError as error:
             raise ConfigError(f"no HTTP server answers at {base}: {error}") from None
     lines = [
         f"POST {urlsplit(base).path}{PATHS[scenario.api]} HTTP/1.1",
@@ -136,7 +136,7 @@ async def _first_model(http: httpx.AsyncClient) -> str:
     reply = await http.get("/v1/models")
     _check_key(reply)
     if reply.is_success:
-        with suppress(ValueError, LookupError, TypeError):
+        with suppress(*UNDECODABLE, LookupError, TypeError):
             return str(reply.json()["data"][0]["id"])
     raise ConfigError(
         f"GET {reply.url} names no model ({_shown(reply)}): give the name as served_model_name"
@@ -148,7 +148,7 @@ async def _version(http: httpx.AsyncClient) -> str:
     reply = await http.get("/version")
     try:
         return str(reply.json()["version"])
-    except (ValueError, LookupError, TypeError):
+    except (*UNDECODABLE, LookupError, TypeError):
         return str(reply.headers.get("server", ""))
 
 
@@ -172,4 +172,5 @@ def _check_key(reply: httpx.Response) -> None:
 
 
 def _shown(reply: httpx.Response) -> str:
-    return f"{reply.status_code}: {reply.text[:_SHOWN].strip()}"
+    said = reply.content[:_SHOWN].decode(errors="replace")  # whatever encoding it names
+    return f"{reply.status_code}: {said.strip()}"

@@ -135,7 +135,7 @@ class BatchClient:
         except (httpx.HTTPError, *UNDECODABLE) as error:
             raise ConfigError(f"{method} {self._url}{path}: {error}") from None
         if reply.status_code != 200:
-            said = reply.text[:300]
+            said = reply.content[:300].decode(errors="replace")
             raise ConfigError(f"{method} {self._url}{path}: {reply.status_code} {said}")
         return found
 

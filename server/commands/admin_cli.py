@@ -14,7 +14,7 @@ from typing import Any, Literal
 import httpx
 import msgspec
 
-from engine.errors import ConfigError, SRMError
+from engine.errors import UNDECODABLE, ConfigError, SRMError
 from engine.settings import build, read_settings
 from server.http.auth import OPERATOR_KEY
 from server.http.keys import key_to_send
@@ -70,11 +70,14 @@ def _post(url: str, path: str, body: dict[str, Any] | None) -> int:
         raise ConfigError(f"url = {url!r}: {error}") from None
     except httpx.TransportError as error:
         raise SRMError(f"{url} does not answer: {error}") from None
+    except httpx.HTTPError as error:
+        raise SRMError(f"{url} answered with what cannot be read: {error}") from None
+    reply.encoding = "utf-8"  # not what it says: that may be no encoding of text
     if reply.is_success:
         sys.stdout.write(reply.text + "\n")
         return 0
     try:
         why = reply.json()["error"]["message"]
-    except (ValueError, KeyError, TypeError):
+    except (*UNDECODABLE, LookupError, TypeError):
         why = reply.text[:200]
     raise SRMError(f"{url} refused with {reply.status_code}: {why}")

@@ -31,6 +31,8 @@ MAX_TEXT = 32 * 1024 * 1024
 """Most characters that a template may make of a chat."""
 MAX_MEMORY = 1024**3
 """Most address space of the process, in bytes."""
+_MAX_MESSAGE = 8 * MAX_TEXT
+"""Most bytes of a message: a text with every character escaped, and more."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -119,11 +121,12 @@ def send(stream: IO[bytes], message: object) -> None:
 
 
 def receive(stream: IO[bytes]) -> bytes | None:
-    """The next message as JSON; None if the other side is gone."""
+    """The next message as JSON; None if the other side is gone, or says what is none."""
     size = stream.read(8)
     if len(size) < 8:
         return None
-    length = int.from_bytes(size, "little")
+    if (length := int.from_bytes(size, "little")) > _MAX_MESSAGE:
+        return None
     body = stream.read(length)
     return body if len(body) == length else None
 

@@ -175,7 +175,7 @@ def _decoded(reply: httpx.Response) -> Reply:
         return msgspec.json.decode(reply.content, type=Reply)
     except UNDECODABLE as error:
         raise ConfigError(
-            f"{reply.url} answered with what is no completion: {error}: {reply.text[:_SHOWN]!r}"
+            f"{reply.url} answered with what is no completion: {error}: {_said(reply)!r}"
         ) from None
 
 
@@ -198,8 +198,13 @@ def _refusal(reply: httpx.Response) -> str:
     try:
         why = reply.json()["error"]["message"]
     except (*UNDECODABLE, LookupError, TypeError):
-        why = reply.text[:_SHOWN].strip()
+        why = _said(reply)
     return f"{reply.url} refused with {reply.status_code}: {why}"
+
+
+def _said(reply: httpx.Response) -> str:
+    """Return the beginning of a reply as text, whatever encoding it names."""
+    return reply.content[:_SHOWN].decode(errors="replace").strip()
 
 
 def _told(error: httpx.HTTPError) -> str:

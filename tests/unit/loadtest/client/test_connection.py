@@ -149,3 +149,18 @@ def test_what_comes_unasked_closes_an_idle_connection() -> None:
     connection.data_received(whole(b"", 408))
     assert pipe.aborted and not connection.is_reusable
     assert told.end.kind == "whole"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b"HTTP/1.1 100 Continue\r\n\r\n" * 100],
+        [b"HTTP/1.1 200 OK\r\n", b"a: " + b"x" * 1_000 + b"\r\n"],
+        [b"HTTP/1.1 200 OK\r\na: ", b"x" * 1_000],
+    ],
+    ids=["statuses", "headers", "a header"],
+)
+def test_a_head_without_end_is_no_reply(parts: list[bytes]) -> None:
+    begin, more = parts[0], parts[-1]
+    told, pipe, _ = exchange(begin, *[more] * 2_000)
+    assert told.end.kind == "protocol" and pipe.aborted

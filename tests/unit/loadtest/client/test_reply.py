@@ -143,3 +143,12 @@ def test_whole_replies_count_what_each_choice_says_or_share_out_their_usage() ->
 def test_replies_that_are_none_or_failed(stream: bool, parts: list[bytes]) -> None:
     with pytest.raises(BadReply):
         read(*parts, stream=stream)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_reply_without_end_is_none(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadtest.client.reply.MAX_BYTES", 1_000)
+    reply = Reply(stream, keep_text=False)
+    with pytest.raises(BadReply, match="more than 1000 bytes"):
+        for _ in range(100):
+            reply.feed(b"data: " + b"x" * 100)

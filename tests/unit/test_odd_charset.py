@@ -1,0 +1,49 @@
+"""A server that names an encoding that is none of text ends nothing that asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from engine.errors import ConfigError, SRMError
+from loadtest.client import server_metrics, target
+from server.commands.admin_cli import snapshot
+from training.passk import server as passk
+
+
+def odd(status: int) -> httpx.Response:
+    headers = {"content-type": "text/plain; charset=hex"}
+    request = httpx.Request("GET", "http://a")
+    return httpx.Response(status, headers=headers, content=b"why not", request=request)
+
+
+@pytest.mark.parametrize("say", [target._shown, passk._refusal])
+def test_of_a_refusal(say: Callable[[httpx.Response], str]) -> None:
+    assert "why not" in say(odd(500))
+
+
+def test_of_a_completion() -> None:
+    with pytest.raises(ConfigError, match="why not"):
+        passk._decoded(odd(200))
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_of_a_reply_to_the_operator(
+    status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(httpx, "post", lambda *_, **__: odd(status))
+    if status == 200:
+        assert snapshot([]) == 0 and capsys.readouterr().out == "why not\n"
+    else:
+        with pytest.raises(SRMError, match="refused with 500: why not"):
+            snapshot([])
+
+
+def test_of_metrics() -> None:
+    sampling = server_metrics.Sampling("")
+    with httpx.Client(transport=httpx.MockTransport(lambda _: odd(200))) as client:
+        sampling._url = "http://a"
+        sampling._read_one(client)
+    assert sampling.note
