@@ -41,6 +41,17 @@ msgspec's own errors and UnicodeDecodeError are ValueErrors; too deep nesting is
 """
 
 
+MAX_MESSAGE = 2_000
+"""Most characters of the message of an error that a caller makes. What it repeats is cut where it
+is made; this is for what was forgotten there."""
+MAX_PARAM = 128
+
+
+def cut(text: str, most: int) -> str:
+    """A text, or as much of its beginning as `most` allows and a mark of what is missing."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 class SRMError(Exception):
     """Base of all errors; `code` is stable and machine-readable, `message` is for a person."""
 
@@ -68,8 +79,8 @@ class RequestError(SRMError):
     code = "invalid_request"
 
     def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
+        super().__init__(cut(message, MAX_MESSAGE))
+        self.param = param and cut(param, MAX_PARAM)
 
 
 class InvalidRequest(RequestError):

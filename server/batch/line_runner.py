@@ -18,6 +18,7 @@ from engine.tasks import beside, task_group
 from server.batch.concurrency_limiter import LimiterShare
 from server.batch.lines import BatchLine, LineResult, RawLine, never_run, refused
 from server.batch.result_files import ResultFiles
+from server.http.bodies import parsed
 from server.storage.records import LineError
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class LineRunner:
                 task.cancel()
 
     async def _begin(self, group: asyncio.TaskGroup, number: int, raw: bytes | None) -> None:
-        line = self.parse(raw, number)
+        line = await parsed(lambda _: self.parse(raw, number), raw or b"")
         await self.results.wait_for_room()
         if isinstance(line, LineError):
             self.results.put(never_run(number, None, self.job, line.code, line.message))

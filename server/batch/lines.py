@@ -13,9 +13,20 @@ from typing import Annotated, BinaryIO, NamedTuple, Protocol
 import msgspec
 from msgspec import Meta, Raw
 
-from engine.errors import UNDECODABLE, IdInUse, Overloaded, RequestError, SRMError, TimedOut
+from engine.errors import (
+    MAX_MESSAGE,
+    MAX_PARAM,
+    UNDECODABLE,
+    IdInUse,
+    Overloaded,
+    RequestError,
+    SRMError,
+    TimedOut,
+    cut,
+)
 from server.errors import INTERNAL, body_of, status_of
 from server.generation.engine_request import RequestOwner
+from server.schema.json_parts import count_items
 from server.schema.validation import fault_in
 from server.storage.records import LineError
 
@@ -134,7 +145,6 @@ class _Kept(msgspec.Struct):
 
 _decode_line = msgspec.json.Decoder(_Line).decode
 _decode_size = msgspec.json.Decoder(_Size).decode
-_decode_raws = msgspec.json.Decoder(list[Raw]).decode
 _decode_used = msgspec.json.Decoder(_UsedBody).decode
 _decode_kept = msgspec.json.Decoder(_Kept).decode
 _encode = msgspec.json.Encoder().encode
@@ -207,24 +217,25 @@ def _shape_error(message: str, number: int) -> LineError:
         name = field[1]
         return _error("missing_required_parameter", number, f"{name} is missing", name)
     if field:
-        name = field[1]
+        name = cut(field[1], MAX_PARAM)
         known = ", ".join(_Line.__struct_fields__)
         return _error("unknown_parameter", number, f"{name} is none of {known}", name)
     return _error("invalid_type", number, message, place[1] if place else None)
 
 
 def _error(code: str, line: int, message: str, param: str | None = None) -> LineError:
-    return LineError(code=code, message=message, line=line, param=param)
+    return LineError(
+        code=code,
+        message=cut(message, MAX_MESSAGE),
+        line=line,
+        param=param and cut(param, MAX_PARAM),
+    )
 
 
 def _size(body: bytes) -> int:
     try:
         size = _decode_size(body)
-        prompts = 1
-        if bytes(size.prompt)[:1] == b"[":
-            items = _decode_raws(size.prompt)
-            if items and bytes(items[0])[:1] in b'"[':
-                prompts = len(items)
+        prompts = count_items(size.prompt)
     except UNDECODABLE:
         return 1  # whoever answers it says what is wrong
     return max(1, prompts * max(size.n or 1, size.best_of or 1))

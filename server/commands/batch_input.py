@@ -25,13 +25,13 @@ from server.batch.lines import BatchLine, RawLine, parse_line, read_lines
 from server.commands.batch_parquet import count_rows, is_parquet, read_rows
 from server.commands.compression import CHUNK, DamagedArchive, codec_of, decompressed
 from server.commands.object_storage import Source, StoredObject
+from server.schema.json_parts import MAX_FIELDS, TooManyFields, fields_of
 from server.storage.records import LineError
 
 STANDARD = Path("-")
 _LOOK_S = 0.2
 """Seconds between two checks whether standard input is still wanted, while waiting for it."""
 _LINE_FIELDS = {"custom_id", "method", "url", "body"}
-_decode = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -88,7 +88,10 @@ def parse(raw: bytes | None, number: int) -> BatchLine | LineError:
     """Parse a batch line, or the bare body of a request. `custom_id` is the line's number if none
     is given, and a body with messages is a chat request."""
     try:
-        fields = _decode(raw or b"")
+        fields = fields_of(raw or b"")
+    except TooManyFields:
+        message = f"a line must have at most {MAX_FIELDS} fields"
+        return LineError(code="too_many_fields", message=message, line=number)
     except UNDECODABLE:
         return parse_line(raw, number)  # which says what is wrong
     if fields.keys() >= _LINE_FIELDS:
@@ -111,7 +114,7 @@ def custom_id(raw: bytes | None, number: int) -> str | None:
 
 def _has_messages(body: Raw) -> bool:
     try:
-        return "messages" in _decode(bytes(body))
+        return "messages" in fields_of(body)
     except UNDECODABLE:
         return False
 

@@ -6,10 +6,10 @@ Knows no engine and no samples. A prompt is accepted whole or refused with the f
 from __future__ import annotations
 
 import asyncio
-from array import array
 from functools import cached_property
 
 import msgspec
+import numpy as np
 from msgspec import Raw
 
 from engine.errors import ContextTooLong, InvalidRequest
@@ -75,7 +75,6 @@ async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
     if not text.has_tokenizer:
         _refuse_text(request)
     strings = [prompt for prompt in request.prompt if isinstance(prompt, str)]
-    token_lists = [prompt for prompt in request.prompt if isinstance(prompt, list)]
     last = request.truncate_prompt_tokens
     for prompt in strings:
         _check_length(prompt, text, is_cut=last is not None)
@@ -84,13 +83,13 @@ async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
     elif strings:
         prompts = text.encode(strings, request.add_special_tokens)
     else:
-        for ids in token_lists:
-            if max(ids) >= text.model.vocab_size:
-                raise InvalidRequest(
-                    f"prompt has token id {max(ids)}; ids go from 0 to {text.model.vocab_size - 1}",
-                    "prompt",
-                )
-            prompts.append(array("i", ids).tobytes())
+        prompts = [prompt for prompt in request.prompt if isinstance(prompt, bytes)]
+        largest = int(np.frombuffer(b"".join(prompts), "<i4").max())
+        if largest >= text.model.vocab_size:
+            raise InvalidRequest(
+                f"prompt has token id {largest}; ids go from 0 to {text.model.vocab_size - 1}",
+                "prompt",
+            )
     if last is not None:
         prompts = [prompt[-4 * (limit if last < 0 else last) :] for prompt in prompts]
     for encoded in prompts:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -17,6 +19,11 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope
 
 from engine.errors import BodyTooLarge, BodyTooSlow, Overloaded, WrongContentType
+from server.schema.json_parts import SMALL
+
+T = TypeVar("T")
+_large_bodies = ThreadPoolExecutor(1, thread_name_prefix="large bodies")
+"""One thread, so that however many come at once the event loop shares the interpreter with one."""
 
 FORMS = {"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"}
 """Content types that a browser lets any page send to any server, without asking first."""
@@ -37,6 +44,14 @@ async def read_body(request: Request, limit: int) -> bytes:
         if len(body) > limit:
             raise BodyTooLarge(f"the body is larger than {limit} bytes")
     return bytes(body)
+
+
+async def parsed(parse: Callable[[bytes], T], body: bytes) -> T:
+    """Return what `parse` makes of a body; of a large one in a thread, while others are answered.
+    Raises what it raises."""
+    if len(body) <= SMALL:
+        return parse(body)
+    return await asyncio.get_running_loop().run_in_executor(_large_bodies, parse, body)
 
 
 def json_reply(reply: bytes | msgspec.Struct) -> Response:

@@ -23,7 +23,7 @@ from engine.errors import BatchesUnavailable, Conflict, InvalidRequest, NotFound
 from engine.messages import MAX_WEIGHT, MIN_WEIGHT
 from server.config import ServerConfig
 from server.generation.engine_request import of_current_request
-from server.http.bodies import json_reply, read_body
+from server.http.bodies import json_reply, parsed, read_body
 from server.routes import batch_replies as replies
 from server.routes.files import Anchor, Seconds
 from server.schema.openapi import BodySchema, Operation
@@ -133,7 +133,7 @@ class Batches:
 
     async def create(self, body: bytes) -> replies.Batch:
         """Raises the RequestError to answer with, or StoreError."""
-        asked = parse_batch(body)
+        asked = await parsed(parse_batch, body)
         if why := await self._run(partial(_read, self._config.why_no_jobs)):
             raise BatchesUnavailable(f"batches are not run now: {why}")
         if asked.endpoint == "/v1/chat/completions" and not self._has_chats:

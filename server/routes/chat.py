@@ -15,6 +15,7 @@ from engine.errors import InvalidRequest, RequestError
 from server.generation.encoding import Encoder, encode_json
 from server.generation.engine_request import RequestOwner
 from server.generation.responder import Responder
+from server.http.bodies import parsed
 from server.routes.completions import Completions
 from server.routes.endpoint import Endpoint
 from server.routes.models import Models
@@ -70,7 +71,7 @@ class Chat(Endpoint):
         self._template = template
 
     async def begin(self, body: bytes, id: str, owner: RequestOwner) -> ChatEncoder:
-        request = parse_chat(body)
+        request = await parsed(parse_chat, body)
         self._models.check(request.model)
         prompt = await render(self._template, request.conversation)
         completion = request.as_completion(prompt, self._text.model.n_ctx)

@@ -18,6 +18,7 @@ from server.generation.generation import Generation
 from server.generation.prompts import encode_prompts
 from server.generation.rendering import Choices, Pieces, Template
 from server.generation.responder import Responder
+from server.http.bodies import parsed
 from server.routes.endpoint import Endpoint
 from server.routes.models import Models
 from server.schema.completion_request import PROMPT_FORMS, CompletionRequest, parse_completion
@@ -68,7 +69,7 @@ class Completions(Endpoint):
         self._template = Template(_text_choice)
 
     async def begin(self, body: bytes, id: str, owner: RequestOwner) -> CompletionEncoder:
-        generation = await self.start(id, parse_completion(body), owner)
+        generation = await self.start(id, await parsed(parse_completion, body), owner)
         encoder = CompletionEncoder(generation, self._text, self._models.name, self._client)
         encoder.pieces, encoder.template = self._pieces, self._template
         return encoder

@@ -7,35 +7,50 @@ thread; long texts one after the other, since they take much memory. Knows no en
 from __future__ import annotations
 
 import asyncio
-from array import array
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 from fastapi import APIRouter, Request
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType
 from starlette.responses import Response
 
-from engine.errors import InvalidRequest, NotFound
-from server.http.bodies import json_reply, read_body
+from engine.errors import UNDECODABLE, InvalidRequest, NotFound
+from server.http.bodies import json_reply, parsed, read_body
 from server.http.responses import WhileConnected
 from server.routes.chat import render
 from server.routes.models import Models
 from server.schema.chat_request import MESSAGES_FORMS
 from server.schema.conversation import Conversation, Message, messages_of
+from server.schema.json_parts import TokenId, first_byte, texts, token_ids
 from server.schema.openapi import BodySchema, Operation
-from server.schema.sampling_fields import TokenId
-from server.schema.validation import Fields, checked, given_fields, require
+from server.schema.validation import (
+    Fields,
+    allowed,
+    checked,
+    given_fields,
+    not_json,
+    refused,
+    require,
+    show,
+)
 from server.text.chat_template import ChatTemplate
 from server.text.text import AT_ONCE, Text
 
 MAX_CHARACTERS = 1024 * 1024
 """Most characters of one request."""
+MAX_TEXTS = 65_536
+"""Most texts of one request."""
 MAX_TOKENS = 4 * 1024 * 1024
 """Most tokens of a request to make text of."""
 
 Texts = Annotated[
-    str | list[str], Meta(description="a string or a list of strings; or leave it out for messages")
+    str | list[str],
+    Meta(
+        description=f"a string or a list of at most {MAX_TEXTS} strings; or leave it out for "
+        "messages"
+    ),
 ]
 
 
@@ -71,10 +86,17 @@ class DetokenizeRequest(Fields, frozen=True, kw_only=True):
     """Body of POST /detokenize, checked."""
 
     model: str | None = None
-    tokens: Annotated[
+    tokens: bytes
+    """Token ids, int32 little-endian."""
+
+
+TOKENS_FORMS = (
+    Annotated[
         list[TokenId],
         Meta(max_length=MAX_TOKENS, description=f"a list of at most {MAX_TOKENS} token ids"),
-    ]
+    ],
+)
+"""Types that `tokens` may have on the wire."""
 
 
 class Tokenized(msgspec.Struct):
@@ -109,7 +131,8 @@ OPERATIONS = tuple(
                   Tokenized, body=BodySchema(TokenizeRequest, {"messages": MESSAGES_FORMS}),
                   errors=(404,)),
         Operation("POST", "/detokenize", "The text of token ids.",
-                  Detokenized, body=BodySchema(DetokenizeRequest), errors=(404,)),
+                  Detokenized, body=BodySchema(DetokenizeRequest, {"tokens": TOKENS_FORMS}),
+                  errors=(404,)),
         Operation("GET", "/tokenizer_info", "What the tokenizer is; 404 for a model without one.",
                   TokenizerInfo, errors=(404,)),
     )
@@ -128,7 +151,7 @@ class Tokenizing:
 
     async def tokenize(self, body: bytes) -> Tokenized:
         """Raises the RequestError to answer with."""
-        request = _parse_tokenize(body)
+        request = await parsed(_parse_tokenize, body)
         self._models.check(request.model)
         chat = request.conversation
         field = "prompt" if chat is None else "messages"
@@ -138,20 +161,21 @@ class Tokenizing:
         if chat is not None:
             prompt = await render(self._template, chat)
         assert prompt is not None
-        texts = [prompt] if isinstance(prompt, str) else prompt
-        characters = sum(map(len, texts))
+        characters = len(prompt) if isinstance(prompt, str) else sum(map(len, prompt))
         if characters > MAX_CHARACTERS:
             raise InvalidRequest(
                 f"{field} has {characters} characters; at most {MAX_CHARACTERS} are tokenized",
                 field,
             )
-        adds_special = request.add_special_tokens
-        encoded = await asyncio.get_running_loop().run_in_executor(
-            self._long_texts if characters > AT_ONCE else None,
-            self._text.encode,
-            texts,
-            chat is None if adds_special is None else adds_special,
+        return await asyncio.get_running_loop().run_in_executor(
+            self._long_texts if characters > AT_ONCE else None, self._tokenized, prompt, request
         )
+
+    def _tokenized(self, prompt: str | list[str], request: TokenizeRequest) -> Tokenized:
+        adds_special = request.add_special_tokens
+        if adds_special is None:
+            adds_special = request.messages is None
+        encoded = self._text.encode([prompt] if isinstance(prompt, str) else prompt, adds_special)
         tokens: list[Any] = [memoryview(ids).cast("i").tolist() for ids in encoded]
         counts = list(map(len, tokens))
         found = Tokenized(tokens, counts, self._text.model.n_ctx)
@@ -164,17 +188,15 @@ class Tokenizing:
 
     async def detokenize(self, body: bytes) -> Detokenized:
         """Raises the RequestError to answer with."""
-        given = given_fields(body)
-        require(given, "tokens", "a list of token ids")
-        request = checked(DetokenizeRequest, given, {}, {})
+        request = await parsed(_parse_detokenize, body)
         self._models.check(request.model)
         size = self._text.model.vocab_size
-        largest = max(request.tokens, default=0)
+        largest = int(np.frombuffer(request.tokens, "<i4").max(initial=0))
         if largest >= size:
             raise InvalidRequest(
                 f"tokens has token id {largest}; ids go from 0 to {size - 1}", "tokens"
             )
-        data = await asyncio.to_thread(self._text.spell, array("i", request.tokens).tobytes())
+        data = await asyncio.to_thread(self._text.spell, request.tokens)
         return Detokenized(data.decode(errors="replace"))
 
     def info(self) -> TokenizerInfo:
@@ -195,8 +217,39 @@ class Tokenizing:
 
 def _parse_tokenize(body: bytes) -> TokenizeRequest:
     given = given_fields(body)
-    converted: dict[str, Any] = {"messages": messages_of(given)} if "messages" in given else {}
+    converted: dict[str, Any] = {}
+    if "messages" in given:
+        converted["messages"] = messages_of(given)
+    if "prompt" in given:
+        converted["prompt"] = _prompt(given["prompt"])
     return checked(TokenizeRequest, given, converted, {})
+
+
+def _prompt(value: Raw) -> str | list[str]:
+    try:
+        if first_byte(value) == b"[":
+            return texts(value, MAX_TEXTS)
+        return msgspec.json.decode(value, type=str)
+    except msgspec.ValidationError:
+        raise refused(TokenizeRequest, "prompt", value) from None
+    except UNDECODABLE as error:
+        raise not_json(value, error) from None
+
+
+def _parse_detokenize(body: bytes) -> DetokenizeRequest:
+    given = given_fields(body)
+    require(given, "tokens", "a list of token ids")
+    value = given["tokens"]
+    try:
+        ids = token_ids(value)
+        if len(ids) > 4 * MAX_TOKENS:
+            raise msgspec.ValidationError
+    except msgspec.ValidationError:
+        message = f"tokens must be {allowed(TOKENS_FORMS[0])}; got {show(value)}"
+        raise InvalidRequest(message, "tokens") from None
+    except UNDECODABLE as error:
+        raise not_json(value, error) from None
+    return checked(DetokenizeRequest, given, {"tokens": ids}, {})
 
 
 def routes(tokenizing: Tokenizing, max_body_bytes: int) -> APIRouter:

@@ -18,19 +18,19 @@ from engine.errors import EngineUnavailable, InvalidRequest, SRMError
 from engine.messages import Status, refusal
 from server.config import ServerConfig
 from server.generation.engine_request import RequestOwner
-from server.http.bodies import json_reply, read_body
+from server.http.bodies import json_reply, parsed, read_body
 from server.http.responses import EventStream, WhileConnected, together
 from server.model_identity import digest
 from server.routes.endpoint import Endpoint
 from server.routes.health import VERSION
 from server.schema.openapi import BodySchema, Operation
-from server.schema.validation import checked, given_fields, hints_of, require
 from server.schema.worker import (
     Identity,
     LineAnswer,
     LinesRequest,
     WorkerLine,
     WorkerStatus,
+    parse_lines,
 )
 from server.text.tokenizer_files import chat_template
 
@@ -94,10 +94,7 @@ class LineWorker:
 
     async def answer(self, body: bytes) -> Response:
         """Return the stream of answers. Raises InvalidRequest, and EngineUnavailable."""
-        given = given_fields(body)
-        for name in hints_of(LinesRequest):
-            require(given, name)
-        asked = checked(LinesRequest, given, {}, {})
+        asked = await parsed(parse_lines, body)
         ours = self._identity.now(self._ready())
         if different := differences(ours, asked.identity):
             raise InvalidRequest(f"identity: {different}", "identity")

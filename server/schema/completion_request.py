@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Raw
 
-from engine.errors import InvalidRequest
-from server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest, TokenId
+from engine.errors import UNDECODABLE, InvalidRequest
+from server.schema.json_parts import (
+    TokenIds,
+    first_byte,
+    first_item_byte,
+    texts,
+    token_ids,
+    token_lists,
+)
+from server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
 from server.schema.until import MAX_CHOICES
-from server.schema.validation import checked, convert, given_fields, refused, require, show
+from server.schema.validation import checked, given_fields, not_json, refused, require, show
 
-TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 PROMPT_FORMS = (
     Annotated[str, Meta(description="a string, token ids, or a list of either; no list empty")],
     Annotated[list[str], Meta(min_length=1)],
@@ -28,8 +35,8 @@ BestOf = Annotated[int, Meta(ge=1, le=MAX_CHOICES, description=_BEST_OF)]
 class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     """Body of POST /v1/completions, checked. The description of a field is what it allows."""
 
-    prompt: list[str] | list[list[int]]
-    """One entry per prompt, texts or token ids."""
+    prompt: list[str] | list[bytes]
+    """One entry per prompt, texts or token ids, which are int32 little-endian."""
     best_of: BestOf | None = None
     max_tokens: Annotated[
         int, Meta(ge=0, description="an integer of at least 1; 0 with echo or prompt_logprobs")
@@ -109,22 +116,24 @@ def parse_completion(body: bytes) -> CompletionRequest:
     return msgspec.structs.replace(request, max_tokens=longest)
 
 
-def _prompts(value: Any) -> list[str] | list[list[int]]:
-    if isinstance(value, str):
-        return [value]
-    first = value[0] if isinstance(value, list) and value else None
-    prompts: list[str] | list[list[int]]
+def _prompts(value: Raw) -> list[str] | list[bytes]:
+    first = first_byte(value)
+    items = first_item_byte(value) if first == b"[" else b""
     try:
-        if isinstance(first, str):
-            prompts = convert(value, list[str])
-        elif isinstance(first, list):
-            prompts = convert(value, list[TokenIds])
-        else:
-            prompts = [convert(value, TokenIds)]
+        if first == b'"':
+            return [msgspec.json.decode(value, type=str)]
+        if items == b'"':
+            return texts(value, MAX_CHOICES)
+        if items == b"[":
+            return token_lists(value, MAX_CHOICES)
+        if ids := token_ids(value):
+            return [ids]
+        raise msgspec.ValidationError("Expected `array` of length >= 1")
     except msgspec.ValidationError as error:
         raise InvalidRequest(
             "prompt must be a string, a list of strings, a list of token ids, or a list of such "
             f"lists, none of them empty; got {show(value)} ({error})",
             "prompt",
         ) from None
-    return prompts
+    except UNDECODABLE as error:
+        raise not_json(value, error) from None

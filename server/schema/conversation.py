@@ -5,12 +5,22 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+from msgspec import Raw
 
-from engine.errors import UNDECODABLE, InvalidRequest
-from server.schema.validation import show
+from engine.errors import UNDECODABLE, InvalidRequest, cut
+from server.schema.json_parts import (
+    MAX_VALUE_BYTES,
+    fields_of,
+    first_byte,
+    has_text,
+    items_of,
+)
+from server.schema.validation import not_json, not_null, show
 
 MAX_MESSAGES = 4096
 """Most messages of one chat."""
+MAX_PARTS = 65_536
+"""Most messages, parts of their contents and tool calls of one chat."""
 
 Role = Literal["developer", "system", "user", "assistant", "tool"]
 _OWN_VARIABLES = {"messages", "add_generation_prompt", "continue_final_message"}
@@ -53,6 +63,9 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_call_id: str | None = None
 
 
+_decode = msgspec.json.Decoder(Message).decode
+_SHOWN_NAME = 64
+"""Most characters of a key in a message."""
 _INNER: dict[str, type[msgspec.Struct]] = {
     "content": _TextPart,
     "tool_calls": _ToolCall,
@@ -110,24 +123,46 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
         return [_for_template(message, knows_developer) for message in self.messages]
 
 
-def messages_of(given: dict[str, Any]) -> list[Message]:
+def messages_of(given: dict[str, Raw]) -> list[Message]:
     """The field `messages` of a body. Raises InvalidRequest naming the message at fault."""
-    messages = given.get("messages")
-    if not isinstance(messages, list) or not 1 <= len(messages) <= MAX_MESSAGES:
+    value = given.get("messages", Raw(b"null"))
+    items = items_of(value, MAX_MESSAGES) if first_byte(value) == b"[" else None
+    if not items:
         raise InvalidRequest(
-            f"messages must be a list of 1 to {MAX_MESSAGES} messages; got {show(messages)}",
+            f"messages must be a list of 1 to {MAX_MESSAGES} messages; got {show(value)}",
             "messages",
         )
-    return [_message(value, i) for i, value in enumerate(messages)]
+    messages, parts, argument_bytes = [], 0, 0
+    for i, item in enumerate(items):
+        message, num_parts = _message(item, i)
+        messages.append(message)
+        parts += num_parts
+        argument_bytes += sum(len(call.function.arguments) for call in message.tool_calls or ())
+        if parts > MAX_PARTS:
+            raise InvalidRequest(
+                f"messages[{i}]: messages must have at most {MAX_PARTS} parts and tool calls "
+                "together",
+                "messages",
+            )
+        if argument_bytes > MAX_VALUE_BYTES:
+            raise InvalidRequest(
+                f"messages[{i}]: the arguments of tool calls must have at most {MAX_VALUE_BYTES} "
+                "characters together",
+                "messages",
+            )
+    return messages
 
 
-def _message(value: Any, i: int) -> Message:
+def _message(value: Raw, i: int) -> tuple[Message, int]:
+    """Return the message, and the number of objects that it is made of."""
     try:
-        if isinstance(value, dict):
-            value = {name: one for name, one in value.items() if one is not None}
-        _check_keys(value, Message)
-        message = msgspec.convert(value, Message)
-        if "content" not in value and message.role != "assistant":
+        fields = fields_of(value)
+        given = not_null(fields)
+        parts = _check_keys(given, Message)
+        # Decoded as it came where nothing is null: then the error says where it is wrong.
+        data = value if len(given) == len(fields) else msgspec.json.encode(given)
+        message = _decode(data)
+        if "content" not in given and message.role != "assistant":
             raise msgspec.ValidationError("only an assistant's content may be left out")
     except msgspec.ValidationError as error:
         raise InvalidRequest(
@@ -136,32 +171,37 @@ def _message(value: Any, i: int) -> Message:
             f"tool_call_id; got {show(value)} ({error})",
             "messages",
         ) from None
-    return message
+    except UNDECODABLE as error:
+        raise not_json(value, error) from None
+    return message, parts
 
 
-def _check_keys(value: Any, kind: type[msgspec.Struct]) -> None:
-    """Raise ValidationError for text under an unknown key of a message or of its parts."""
-    if not isinstance(value, dict):
-        return
-    for name in value.keys() - {*kind.__struct_fields__, *_LABELS}:
-        if _has_text(value[name]) or (name in _ASKING and value[name] is True):
-            raise msgspec.ValidationError(f"`{name}` is not a field of it and may have no text")
-    for name in value.keys() & _INNER.keys() & {*kind.__struct_fields__}:
-        parts = value[name] if isinstance(value[name], list) else [value[name]]
+def _check_keys(fields: dict[str, Raw], kind: type[msgspec.Struct]) -> int:
+    """Return the number of objects that a message, or a part of one, is made of.
+
+    Raises ValidationError for text under an unknown key of it or of its parts.
+    """
+    for name in fields.keys() - {*kind.__struct_fields__, *_LABELS}:
+        value = fields[name]
+        shown = cut(name, _SHOWN_NAME)
+        if len(value) > MAX_VALUE_BYTES:
+            raise msgspec.ValidationError(
+                f"`{shown}` is not a field of it and may have {MAX_VALUE_BYTES} bytes"
+            )
+        if has_text(value) or (name in _ASKING and bytes(value) == b"true"):
+            raise msgspec.ValidationError(f"`{shown}` is not a field of it and may have no text")
+    count = 1
+    for name in fields.keys() & _INNER.keys() & {*kind.__struct_fields__}:
+        parts = [fields[name]]
+        if first_byte(parts[0]) == b"[":
+            items = items_of(parts[0], MAX_MESSAGES)
+            if items is None:
+                raise msgspec.ValidationError(f"`{name}` may have at most {MAX_MESSAGES} parts")
+            parts = items
         for part in parts:
-            _check_keys(part, _INNER[name])
-
-
-def _has_text(value: Any) -> bool:
-    """Whether a value from JSON has a string that is not empty, however deep."""
-    values = [value]
-    while values:
-        one = values.pop()
-        if isinstance(one, str) and one:
-            return True
-        if isinstance(one, list | dict):
-            values += one.values() if isinstance(one, dict) else one
-    return False
+            if first_byte(part) == b"{":
+                count += _check_keys(fields_of(part), _INNER[name])
+    return count
 
 
 def _for_template(message: Message, knows_developer: bool) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from engine.messages import (
     MAX_TEMPERATURE,
     REPETITION_PENALTIES,
 )
+from server.schema.json_parts import TokenId
 from server.schema.until import MAX_CHOICES, WantedSamples
 from server.schema.validation import refused
 
@@ -29,10 +30,11 @@ MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 MAX_PRIORITY = 2**31 - 1
 MAX_BIASES = 1024
+MAX_ALLOWED = 2**20
+"""Most ids of a list of allowed tokens: more than any vocabulary has."""
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 256
 
-TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 Penalty = Annotated[float, Meta(ge=-MAX_PENALTY, le=MAX_PENALTY)]
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -41,7 +43,13 @@ Metadata = dict[
     Annotated[str, Meta(max_length=MAX_METADATA_VALUE)],
 ]
 AllowedTokens = Annotated[
-    list[TokenId], Meta(min_length=1, description="a list of at least one token id")
+    list[TokenId],
+    Meta(
+        min_length=1,
+        max_length=MAX_ALLOWED,
+        description=f"a list of 1 to {MAX_ALLOWED} token ids",
+        extra={"most_bytes": 4 * 1024 * 1024},
+    ),
 ]
 Seed = Annotated[
     int,

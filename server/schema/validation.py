@@ -1,7 +1,8 @@
 """A request's body, query or form, checked field by field against the struct that says what may be.
 
 Null is the same as absent. A field that is not understood, or that asks for what the server does
-not do, is refused by name and never ignored. Knows no field.
+not do, is refused by name and never ignored. Values are decoded field by field, each by what it may
+be, so what is refused is never made. Knows no field.
 """
 
 from __future__ import annotations
@@ -12,10 +13,22 @@ from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 import msgspec
-from msgspec import inspect
+from msgspec import Raw, inspect
 
-from engine.errors import UNDECODABLE, InvalidRequest
+from engine.errors import UNDECODABLE, InvalidRequest, cut
+from server.schema.json_parts import (
+    MAX_FIELDS,
+    MAX_VALUE_BYTES,
+    SMALL,
+    TooManyFields,
+    decoded,
+    fields_of,
+    first_byte,
+)
 
+_NULL = b"null"
+_SHOWN = 80
+"""Most characters of a value in a message."""
 _LONGEST_NAME = 64
 """Most characters of an unknown field's name that known ones are compared with."""
 
@@ -30,14 +43,40 @@ class Fields(msgspec.Struct, frozen=True, kw_only=True):
 _Asked = TypeVar("_Asked", bound=Fields)
 
 
-def given_fields(body: bytes) -> dict[str, Any]:
-    """The fields of a body that are not null. Raises InvalidRequest if it is no JSON object."""
-    return {name: value for name, value in _json_object(body).items() if value is not None}
+def given_fields(body: bytes) -> dict[str, Raw]:
+    """The fields of a body that are not null, as their JSON. Raises InvalidRequest if it is no
+    object, or has more than MAX_FIELDS."""
+    if not body.strip():
+        raise InvalidRequest("the body is empty; it must be a JSON object")
+    try:
+        if not body.isascii():
+            body.decode()  # of a field that nobody reads, too
+        return not_null(fields_of(body))
+    except TooManyFields:
+        raise InvalidRequest(f"the body must have at most {MAX_FIELDS} fields") from None
+    except msgspec.ValidationError:
+        raise InvalidRequest(f"the body must be a JSON object; got {show(Raw(body))}") from None
+    except UNDECODABLE as error:
+        raise not_json(body, error) from None
+
+
+def not_null(fields: dict[str, Raw]) -> dict[str, Raw]:
+    """The fields without those that are null."""
+    return {
+        name: value
+        for name, value in fields.items()
+        if len(value) != len(_NULL) or bytes(value) != _NULL
+    }
+
+
+def not_json(data: bytes | Raw, error: Exception) -> InvalidRequest:
+    """Return the error for a body with these bytes in it, which are not JSON."""
+    return InvalidRequest(f"the body is not JSON in UTF-8: {fault_in(bytes(data), error)}")
 
 
 def checked(
     kind: type[_Asked],
-    given: dict[str, Any],
+    given: dict[str, Raw],
     converted: dict[str, Any],
     neutral: dict[str, tuple[Any, ...]],
 ) -> _Asked:
@@ -88,7 +127,7 @@ def from_text(kind: type[_Asked], given: Iterable[tuple[str, str]]) -> _Asked:
     return request
 
 
-def require(given: dict[str, Any], name: str, meaning: str = "") -> None:
+def require(given: dict[str, Raw], name: str, meaning: str = "") -> None:
     """Raise InvalidRequest for a field that is missing, or the one that is a misspelling of it."""
     if name not in given:
         for other in get_close_matches(
@@ -101,7 +140,8 @@ def require(given: dict[str, Any], name: str, meaning: str = "") -> None:
 def _unknown(name: str, known: list[str]) -> InvalidRequest:
     close = get_close_matches(name, known, 1) if len(name) <= _LONGEST_NAME else []
     meant = f"; did you mean {close[0]!r}?" if close else ""
-    return InvalidRequest(f"{name[:_LONGEST_NAME]!r} is not a field of this request{meant}", name)
+    shown = cut(name, _LONGEST_NAME)
+    return InvalidRequest(f"{shown!r} is not a field of this request{meant}", shown)
 
 
 @cache
@@ -123,18 +163,6 @@ def refused(kind: type[Fields], name: str, value: Any) -> InvalidRequest:
     return InvalidRequest(f"{name} must be {allowed(hint)}; got {show(value)}", name)
 
 
-def _json_object(body: bytes) -> dict[str, Any]:
-    if not body.strip():
-        raise InvalidRequest("the body is empty; it must be a JSON object")
-    try:
-        value = msgspec.json.decode(body)
-    except UNDECODABLE as error:
-        raise InvalidRequest(f"the body is not JSON in UTF-8: {fault_in(body, error)}") from None
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"the body must be a JSON object; got {show(value)}")
-    return value
-
-
 def fault_in(data: bytes, error: Exception) -> str:
     """Why data is not JSON in UTF-8. A decoder of JSON counts bytes from where a string begins."""
     try:
@@ -144,28 +172,31 @@ def fault_in(data: bytes, error: Exception) -> str:
     return str(error)
 
 
-def convert(value: Any, hint: Any) -> Any:
-    """A value from JSON as annotated; 16.0 is an integer too. Raises msgspec.ValidationError."""
+def _convert(kind: type[Fields], name: str, value: Raw) -> Any:
+    hint = hints_of(kind)[name]
+    if len(value) > (most := _most_bytes(hint)):
+        raise InvalidRequest(
+            f"{name} must be {allowed(hint)}, in at most {most} bytes; got {show(value)}", name
+        )
     try:
-        return msgspec.convert(value, hint, str_keys=True)
-    except msgspec.ValidationError:
-        return msgspec.convert(_integral(value), hint, str_keys=True)
-
-
-def _integral(value: Any, depth: int = 2) -> Any:
-    """Replace floats that are whole numbers by integers, in lists of lists too."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, list) and depth:
-        return [_integral(one, depth - 1) for one in value]
-    return value
-
-
-def _convert(kind: type[Fields], name: str, value: Any) -> Any:
-    try:
-        return convert(value, hints_of(kind)[name])
+        return decoded(value, hint)
     except msgspec.ValidationError:
         raise refused(kind, name, value) from None
+    except UNDECODABLE as error:
+        raise not_json(value, error) from None
+
+
+@cache
+def _most_bytes(hint: Any) -> int:
+    """Return the most bytes of a field's JSON: those in its annotation, or MAX_VALUE_BYTES."""
+    extra = getattr(_described(hint), "extra", None) or {}
+    return int(extra.get("most_bytes", MAX_VALUE_BYTES))
+
+
+def _described(hint: Any) -> Any:
+    """Return what msgspec knows of a type; of an optional one, of what else it may be."""
+    options = getattr(inspect.type_info(hint), "types", (inspect.type_info(hint),))
+    return next(one for one in options if not isinstance(one, inspect.NoneType))
 
 
 @cache
@@ -174,8 +205,7 @@ def allowed(hint: Any) -> str:
 
     That is the description in its annotation, or else its type and range.
     """
-    options = getattr(inspect.type_info(hint), "types", (inspect.type_info(hint),))
-    kind = next(one for one in options if not isinstance(one, inspect.NoneType))
+    kind = _described(hint)
     if isinstance(kind, inspect.Metadata):
         return str((kind.extra_json_schema or {})["description"])
     if isinstance(kind, inspect.LiteralType):
@@ -197,12 +227,17 @@ _IN_WORDS: dict[Any, str] = {
 }
 
 
-def _check_neutral(name: str, value: Any, neutral: tuple[Any, ...]) -> None:
-    for one in neutral:
-        if value == one and isinstance(value, bool) == isinstance(one, bool):
-            return
+def _check_neutral(name: str, given: Raw, neutral: tuple[Any, ...]) -> None:
+    if len(given) <= SMALL:  # none of them is large
+        try:
+            value = msgspec.json.decode(given)
+        except UNDECODABLE as error:
+            raise not_json(given, error) from None
+        for one in neutral:
+            if value == one and isinstance(value, bool) == isinstance(one, bool):
+                return
     raise InvalidRequest(
-        f"{name} = {show(value)} is not supported; "
+        f"{name} = {show(given)} is not supported; "
         + (f"leave it out or send {show(neutral[0])}" if neutral else "leave it out"),
         name,
     )
@@ -217,11 +252,24 @@ def _from_text(text: str, hint: Any) -> Any:
 
 
 def show(value: Any) -> str:
-    """A value as JSON, cut to what fits a message."""
+    """A value, or a value's JSON, as JSON that is cut to what fits a message."""
+    if isinstance(value, Raw):
+        if len(value) > SMALL:
+            return _show_large(value)
+        try:
+            value = msgspec.json.decode(value)
+        except UNDECODABLE:  # a number that is too large, or too many lists in lists
+            return cut(bytes(value).decode(errors="replace"), _SHOWN)
     if isinstance(value, list | dict) and len(value) > 16:
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
     try:
-        text = msgspec.json.encode(value).decode()
+        return cut(msgspec.json.encode(value).decode(), _SHOWN)
     except RecursionError:  # it could be read, a few calls further up
         return "a value in too many others"
-    return text if len(text) <= 80 else text[:80] + "…"
+
+
+def _show_large(value: Raw) -> str:
+    what = {b"[": "a list of ", b"{": "an object of "}.get(first_byte(value), "")
+    if not what:
+        what = bytes(memoryview(value)[:_SHOWN]).decode(errors="ignore") + "… of "
+    return f"{what}{len(value)} bytes"

@@ -10,8 +10,18 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta, Raw
 
+from engine.errors import UNDECODABLE
 from engine.messages import MAX_WEIGHT, MIN_WEIGHT, Refusal
-from server.schema.validation import Fields
+from server.schema.json_parts import first_byte, items_of
+from server.schema.validation import (
+    Fields,
+    checked,
+    given_fields,
+    hints_of,
+    not_json,
+    refused,
+    require,
+)
 
 Url = Literal["/v1/completions", "/v1/chat/completions"]
 MAX_LINES = 64
@@ -71,6 +81,30 @@ class LinesRequest(Fields, frozen=True, kw_only=True):
             description=f"a list of 1 to {MAX_LINES} objects of id and body, strings",
         ),
     ]
+
+
+_decode_line = msgspec.json.Decoder(WorkerLine).decode
+
+
+def parse_lines(body: bytes) -> LinesRequest:
+    """Check the body of POST /v1/worker/lines. Raises InvalidRequest naming field and value."""
+    given = given_fields(body)
+    for name in hints_of(LinesRequest):
+        require(given, name)
+    return checked(LinesRequest, given, {"lines": _lines(given["lines"])}, {})
+
+
+def _lines(value: Raw) -> list[WorkerLine]:
+    items = items_of(value, MAX_LINES) if first_byte(value) == b"[" else None
+    try:
+        lines = list(map(_decode_line, items or ()))
+    except msgspec.ValidationError:
+        lines = []
+    except UNDECODABLE as error:
+        raise not_json(value, error) from None
+    if not lines:
+        raise refused(LinesRequest, "lines", value)
+    return lines
 
 
 class LineAnswer(msgspec.Struct, omit_defaults=True):

@@ -54,6 +54,10 @@ class ChatTemplate:
 
     async def render(self, chat: Conversation) -> str:
         """Return the prompt. Raises InvalidRequest with the template's objection."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._rendered, chat)
+
+    def _rendered(self, chat: Conversation) -> str:
         messages = chat.for_template(self._knows_developer)
         marker = ""
         if chat.continue_final_message:
@@ -69,9 +73,8 @@ class ChatTemplate:
             "messages": messages,
             "add_generation_prompt": chat.adds_generation_prompt,
         }
-        loop = asyncio.get_running_loop()
         try:
-            text = await loop.run_in_executor(self._thread, self._render, variables)
+            text = self._render(variables)
         except TemplateFailed as error:
             raise InvalidRequest(f"the chat template: {error}", "messages") from None
         return _before(marker, text) if marker else text

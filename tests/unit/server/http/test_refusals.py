@@ -94,7 +94,7 @@ MEANT: list[tuple[str, dict[str, Any], str, str]] = [
     (CHATS, {"messages": [USER], "tool": []}, "tool", "'tools'?"),
     (CHATS, {"messages": [USER], "tool_choice": "required", "tools": [{}]}, "tools", "tools ="),
     ("/tokenize", {"promt": "a"}, "promt", "did you mean 'prompt'?"),
-    ("/tokenize", {"prompt": "a", "x" * 10**5: 1}, "x" * 10**5, "xx' is not a field"),
+    ("/tokenize", {"prompt": "a", "x" * 10**5: 1}, "x" * 63 + "…", "x…' is not a field"),
 ]
 PATHS = {
     "/completions": COMPLETIONS,

@@ -1,0 +1,235 @@
+"""Bodies of a few bytes an object: what is refused is never made, and what is honest is taken."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import tracemalloc
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.errors import InvalidRequest
+from server.batch.lines import BatchLine, parse_line
+from server.commands import batch_input
+from server.http.bodies import parsed
+from server.routes.batches import parse_batch
+from server.routes.tokenize import _parse_detokenize, _parse_tokenize
+from server.schema import json_parts
+from server.schema.chat_request import parse_chat
+from server.schema.completion_request import parse_completion
+from server.schema.worker import parse_lines
+
+SIZE = 1_500_000
+"""Bytes of the large value in a body."""
+PROMPT = b'"prompt": "x", '
+USER = b'"role": "user", "content": "x"'
+
+
+def many(item: bytes, around: bytes = b"[]") -> bytes:
+    """A list, or with `around` an object, of so many of these that it has SIZE bytes."""
+    items = b",".join([item] * (SIZE // (len(item) + 1)))
+    return around[:1] + items + around[1:]
+
+
+def names(value: bytes) -> bytes:
+    """Fields of different names, for an object of SIZE bytes."""
+    return b",".join(b'"%06d": %b' % (i, value) for i in range(SIZE // (len(value) + 11)))
+
+
+def message(fields: bytes) -> bytes:
+    return b'{"messages": [{' + USER + b", " + fields + b"}]}"
+
+
+REFUSED: dict[str, tuple[Callable[[bytes], Any], bytes, str]] = {
+    **{
+        f"prompt {item!r}": (parse_completion, b'{"prompt": ' + many(item) + b"}", "prompt")
+        for item in (b"[]", b"{}", b"[[]]", b"true", b"1.5", b"[" * 50 + b"]" * 50)
+    },
+    **{
+        f"{name} {what}": (
+            parse_completion,
+            b"{" + PROMPT + b'"%b": ' % name.encode() + value + b"}",
+            name,
+        )
+        for name in ("stop", "metadata", "logit_bias", "until", "suffix", "user", "unknown", "n")
+        for what, value in (
+            ("of lists", many(b"[]")),
+            ("of objects", many(b"{}")),
+            ("of strings", many(b'""')),
+            ("of fields", b"{" + names(b"0") + b"}"),
+        )
+    },
+    "fields": (parse_completion, b"{" + PROMPT + names(b"null") + b"}", ""),
+    "messages": (parse_chat, b'{"messages": ' + many(b"{" + USER + b"}") + b"}", "messages"),
+    "tools": (
+        parse_chat,
+        b'{"messages": [{' + USER + b'}], "tools": ' + many(b"{}") + b"}",
+        "tools",
+    ),
+    "template": (
+        parse_chat,
+        b'{"messages": [{' + USER + b'}], "chat_template_kwargs": {"a": ' + many(b"[]") + b"}}",
+        "chat_template_kwargs",
+    ),
+    "keys of a message": (parse_chat, message(names(b"0")), "messages"),
+    "lists of a message": (parse_chat, message(b'"more": ' + many(b"[]")), "messages"),
+    "parts": (
+        parse_chat,
+        b'{"messages": [{"role": "user", "content": '
+        + many(b'{"type": "text", "text": ""}')
+        + b"}]}",
+        "messages",
+    ),
+    "arguments": (
+        parse_chat,
+        message(
+            b'"tool_calls": [{"function": {"name": "f", "arguments": "{\\"a\\": '
+            + many(b"[]")
+            + b'}"}}]'
+        ),
+        "messages",
+    ),
+    "tokens": (_parse_detokenize, b'{"tokens": ' + many(b"[]") + b"}", "tokens"),
+    "texts": (_parse_tokenize, b'{"prompt": ' + many(b'""') + b"}", "prompt"),
+    "batch": (
+        parse_batch,
+        b'{"input_file_id": "x", "endpoint": "/v1/completions", "completion_window": "24h", '
+        b'"metadata": {' + names(b'""') + b"}}",
+        "metadata",
+    ),
+    "lines": (
+        parse_lines,
+        b'{"url": "/v1/completions", "identity": {}, "share": "batch:a", "weight": 1, '
+        b'"priority": -1, "created_unix": 1, "lines": ' + many(b'{"id": "a", "body": ""}') + b"}",
+        "lines",
+    ),
+}  # fmt: skip
+
+
+def peak_of(parse: Callable[[], Any]) -> int:
+    """The most bytes that are held at once meanwhile."""
+    tracemalloc.start()
+    try:
+        parse()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", REFUSED, ids=range(len(REFUSED)))
+def test_a_body_of_many_objects_is_refused_before_they_are_made(name: str) -> None:
+    parse, body, param = REFUSED[name]
+    said: list[InvalidRequest] = []
+
+    def refuse() -> None:
+        with pytest.raises(InvalidRequest) as caught:
+            parse(body)
+        said.append(caught.value)
+
+    json_parts.items_of(b"[" + b" " * json_parts.SMALL + b"]", 4096)  # the decoder is kept
+    assert peak_of(refuse) < 5 * len(body)
+    assert (said[0].param or "") == param
+    assert len(said[0].message) < 500
+
+
+def test_labels_of_messages_are_not_made_however_many_they_are() -> None:
+    body = message(b'"cache_control": ' + many(b"[]"))
+    assert peak_of(lambda: parse_chat(body)) < 5 * len(body)
+
+
+@pytest.mark.parametrize("item", [b"0", b'""', b"[0]", b"[]"])
+def test_a_line_of_many_objects_is_counted_without_making_them(item: bytes) -> None:
+    prompt = many(item)
+    line = (
+        b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": '
+        + prompt
+        + b"}}"
+    )
+    found: list[object] = []
+    assert peak_of(lambda: found.append(parse_line(line, 1))) < 5 * len(line)
+    (made,) = found
+    assert isinstance(made, BatchLine)
+    several = prompt[1:2] in b'"['
+    assert made.size == (len(json.loads(prompt)) if several else 1)
+
+
+def test_a_line_of_srm_batch_has_a_bounded_number_of_fields() -> None:
+    line = b"{" + names(b"0") + b"}"
+    assert peak_of(lambda: batch_input.parse(line, 7)) < 5 * len(line)
+    assert "fields" in str(batch_input.parse(line, 7))
+
+
+def ids_of(prompts: list[Any]) -> list[list[int]]:
+    return [list(array("i", one)) for one in prompts]
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (" ,\n\t", ": ")])
+def test_honest_prompts_are_taken_however_long(separators: tuple[str, str]) -> None:
+    rng = random.Random(1)
+
+    def parse(prompt: Any) -> list[Any]:
+        body = json.dumps({"prompt": prompt}, separators=separators).encode()
+        return parse_completion(body).prompt
+
+    long = [rng.randrange(2**31) for _ in range(150_000)]
+    assert ids_of(parse(long)) == [long]
+    lists = [long[i : i + rng.randrange(1, 900)] for i in range(0, 20_000, 50)]
+    assert ids_of(parse([*lists, long, [7], long, *lists])) == [*lists, long, [7], long, *lists]
+    texts = ['"[,\\' * (i % 50) for i in range(20_000)]
+    assert parse(texts) == texts
+    assert parse("é\0\\" * 200_000) == ["é\0\\" * 200_000]
+
+
+@pytest.mark.parametrize("wrong", ["1", [], 1.5, -1, 2**31, None, {}, True, [1], "],[", "a,b]"])
+def test_what_is_wrong_is_found_wherever_it_stands(wrong: Any) -> None:
+    for at in (0, 1, 60_000, 119_999):
+        ids: list[Any] = [1] * 120_000
+        ids[at] = wrong
+        lists: list[Any] = [[1, 2]] * 120_000
+        lists[at] = [wrong]
+        for prompt in (ids, lists, [[1], ids, [1]]):
+            with pytest.raises(InvalidRequest) as caught:
+                parse_completion(json.dumps({"prompt": prompt}).encode())
+            assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("value", "is_text"),
+    [
+        *((1, False), ("", False), ("x", True), ({"a": 1}, False), ({"": "x"}, True)),
+        *((["", {"a\\": ""}], False), (["", {'a"': ["x"]}], True), ({'":': ['"']}, True)),
+    ],
+)
+def test_text_is_found_without_making_what_it_is_in(value: Any, is_text: bool) -> None:
+    for indent in (None, 2):
+        assert json_parts.has_text(json.dumps(value, indent=indent).encode()) == is_text
+
+
+def test_a_large_object_is_read_as_a_small_one_is() -> None:
+    body = b'{"a": 1, "a\\u00e9": [2], "a": ' + many(b"1") + b"}"
+    found = json_parts.fields_of(body)
+    assert list(found) == ["a", "aé"] and all(type(name) is str for name in found)
+    assert bytes(found["a"]) == many(b"1")
+    with pytest.raises(msgspec.ValidationError):
+        json_parts.fields_of(many(b"1"))
+    items = json_parts.items_of(b"[1, " + many(b"{}") + b"]", 2)
+    assert items is not None and bytes(items[0]) == b"1"
+    assert json_parts.items_of(b"[1, 1, " + many(b"{}") + b"]", 2) is None
+
+
+async def test_a_large_body_is_parsed_beside_the_event_loop() -> None:
+    threads: list[str] = []
+
+    def parse(body: bytes) -> int:
+        threads.append(threading.current_thread().name)
+        return len(body)
+
+    assert await parsed(parse, b"{}") == 2
+    assert await parsed(parse, b" " * (json_parts.SMALL + 1)) == json_parts.SMALL + 1
+    here = threading.current_thread().name
+    assert threads[0] == here and threads[1].startswith("large bodies")
