@@ -19,13 +19,12 @@ from pyarrow import fs, parquet
 
 from engine.errors import ConfigError
 from server.batch.lines import RawLine, read_lines
-from server.commands.batch_parquet import encode_row, is_parquet
+from server.commands.batch_parquet import ROWS_READ, encode_row, is_parquet
 from server.commands.compression import CHUNK, codec_of
 
 UNFINISHED = "_unfinished"
 """Folder in the output for files that are still being copied."""
 _NEWLINE = ord("\n")
-_ROWS_READ = 1_000
 
 
 class Piece(NamedTuple):
@@ -157,7 +156,7 @@ def read_shard(uri: str, shard: Shard, max_line_bytes: int) -> list[RawLine]:
 
 def _rows(file: Any, piece: Piece) -> Iterator[dict[str, Any]]:
     at = 0
-    for batch in file.iter_batches(batch_size=_ROWS_READ, row_groups=[piece.group]):
+    for batch in file.iter_batches(batch_size=ROWS_READ, row_groups=[piece.group]):
         skipped = max(0, piece.start - at)
         if skipped < batch.num_rows:
             yield from batch.slice(skipped, piece.end - at - skipped).to_pylist(

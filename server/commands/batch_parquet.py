@@ -1,6 +1,6 @@
 """Parquet files of `srm batch`: rows as lines, and results as rows. Needs the extra `parquet`.
 
-Holds one row group at a time in memory. Knows no engine.
+Holds a few rows, and the pages of the file that they are in, at a time in memory. Knows no engine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from engine.errors import ConfigError
 from server.batch.lines import RawLine
 from server.commands.object_storage import Source, StoredObject
 
-_ROWS_READ = 1_000
+ROWS_READ = 32
+"""Rows that are in memory at once: a value that all rows have takes no room in the file."""
 _ROWS_WRITTEN = 5_000
 """Rows of a row group."""
 _encode = msgspec.json.Encoder(enc_hook=str).encode
@@ -71,7 +72,7 @@ def read_rows(path: Source, max_line_bytes: int) -> Iterator[list[RawLine]]:
     try:
         with _opened(path) as opened, parquet.ParquetFile(opened) as file:
             number = 0
-            for batch in file.iter_batches(batch_size=_ROWS_READ):
+            for batch in file.iter_batches(batch_size=ROWS_READ):
                 lines: list[RawLine] = []
                 for row in batch.to_pylist(maps_as_pydicts="strict"):
                     number += 1

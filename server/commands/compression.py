@@ -15,6 +15,8 @@ import zstandard
 from server.commands.object_storage import Source
 
 CHUNK = 1024 * 1024
+MOST_MADE = 32 * 1024 * 1024
+"""Most bytes that are made at once, whatever was compressed."""
 
 
 class Codec(NamedTuple):
@@ -24,6 +26,9 @@ class Codec(NamedTuple):
     """A whole frame, with a checksum; the same data makes the same bytes."""
     decompressor: Callable[[], Any]
     """Makes what reads one frame, as zlib does: `decompress`, `eof`, `unused_data`."""
+    step: int
+    """Bytes that are decompressed together: so few that the format cannot make more than MOST_MADE
+    of them."""
     padding: bytes
     """Bytes that may follow a frame and carry no data."""
 
@@ -40,11 +45,13 @@ CODECS = {
     ".gz": Codec(
         lambda data: zlib.compress(data, 6, 16 + zlib.MAX_WBITS),
         lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),
+        MOST_MADE // (4 * 258),  # a match has 258 bytes, and takes two bits
         b"\0",
     ),
     ".zst": Codec(
         lambda data: zstandard.ZstdCompressor(write_checksum=True).compress(data),
         lambda: zstandard.ZstdDecompressor().decompressobj(),
+        MOST_MADE // (128 * 1024 // 4),  # a block has 128 KiB, and takes four bytes
         b"",
     ),
 }
@@ -57,10 +64,11 @@ def codec_of(path: Source) -> Codec | None:
 
 
 def decompressed(chunks: Iterable[bytes], codec: Codec) -> Iterator[bytes]:
-    """Yield the data of the frames as it comes. Raises DamagedArchive, after what can be read."""
+    """Yield the data of the frames as it comes, a CHUNK at most. Raises DamagedArchive, after what
+    can be read."""
     for data, _ in _frames(chunks, codec):
-        if data:
-            yield data
+        for at in range(0, len(data), CHUNK):
+            yield data[at : at + CHUNK]
 
 
 def whole_size(file: int, codec: Codec) -> int:
@@ -83,26 +91,34 @@ def chunks_of(file: int) -> Iterator[bytes]:
 
 
 def _frames(chunks: Iterable[bytes], codec: Codec) -> Iterator[tuple[bytes, int | None]]:
-    """Yield data, and the offset where its frame ends, or None if the frame goes on."""
+    """Yield data, MOST_MADE and a CHUNK at most, and the offset where its frame ends, or None if
+    the frame goes on."""
     reader = None
     read = 0
     for chunk in chunks:
-        read += len(chunk)
-        rest = chunk
-        while rest:
+        at, made, size = 0, [], 0
+        while at < len(chunk):
             if reader is None:
-                rest = rest.lstrip(codec.padding) if codec.padding else rest
-                if not rest:
-                    break
+                if codec.padding and chunk.startswith(codec.padding, at):
+                    at = len(chunk) - len(chunk[at:].lstrip(codec.padding))
+                    continue
                 reader = codec.decompressor()
+            step = chunk[at : at + codec.step]
             try:
-                data = reader.decompress(rest)
+                made.append(reader.decompress(step))
             except (zlib.error, zstandard.ZstdError) as error:
+                yield b"".join(made), None
                 raise DamagedArchive(str(error)) from None
-            if not reader.eof:
-                yield data, None
-                break
-            rest, reader = reader.unused_data, None
-            yield data, read - len(rest)
+            at += len(step)
+            size += len(made[-1])
+            end = None
+            if reader.eof:
+                at -= len(reader.unused_data)
+                reader, end = None, read + at
+            if end is not None or size >= CHUNK:
+                yield b"".join(made), end
+                made, size = [], 0
+        yield b"".join(made), None
+        read += len(chunk)
     if reader is not None:
         raise DamagedArchive("it ends in the middle", is_cut=True)

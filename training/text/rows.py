@@ -15,7 +15,7 @@ from engine.errors import UNDECODABLE, ConfigError
 
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".parquet")
-_AT_ONCE = 1_024
+_AT_ONCE = 32
 """Number of Parquet rows in memory at once."""
 
 
