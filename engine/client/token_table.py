@@ -185,6 +185,7 @@ class TokenTable:
         """Free a reader's completions; what was not read is dropped."""
         number = first >> INDEX_BITS
         row = int(self._row[number])
+        assert row != CLOSED, "closed twice"
         if row != NO_ROWS:
             self._forget(number, np.arange(row, row + size))
             self._stretches.give_back(row, size)
@@ -210,11 +211,14 @@ class TokenTable:
         if (first_rows < 0).any():
             for number in np.unique(numbers[first_rows == NO_ROWS]).tolist():
                 self._give_rows(number)
+            # What stands for no row is no number: nothing is counted from it.
+            new = new.part(self._row[numbers] != CLOSED)
+            numbers = new.streams >> INDEX_BITS
             first_rows = self._row[numbers]
         rows = first_rows + (new.streams & _INDEX)
-        is_open = (first_rows >= 0) & (self._reason[np.maximum(rows, 0)] == 0)
-        if not is_open.all():
-            rows, numbers, new = rows[is_open], numbers[is_open], new.part(is_open)
+        runs = self._reason[rows] == 0
+        if not runs.all():
+            rows, numbers, new = rows[runs], numbers[runs], new.part(runs)
         if self._counts:
             new = new._replace(tokens=self._not_come(rows, new.tokens))
         direct = None
@@ -327,6 +331,7 @@ class TokenTable:
 
     def _give_rows(self, number: int) -> None:
         """Give a reader rows, now that its first token shows that its request was accepted."""
+        assert self._row[number] == NO_ROWS, "it has rows, or is closed"
         size = int(self._size[number])
         row = self._stretches.take(size)
         if (more := self._stretches.end - self.num_rows) > 0:

@@ -143,6 +143,7 @@ class EventWriter:
             yield go_on
         finally:
             outlet.stream = None
+            stream.set_direct(False)  # nobody writes what would be handed out
             for number in lines:
                 del self._lines[number]
             if outlet.reply is not None:

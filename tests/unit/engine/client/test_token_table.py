@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.client.alternatives import NO_TOP
 from engine.client.token_queues import PAGE
 from engine.client.token_table import (
+    NOBODY,
     UNUSED_READERS,
     Arrived,
     StepRows,
@@ -54,6 +55,24 @@ def read(news: TokenDeltas, num_top: int = 0) -> dict[int, list[int]]:
         assert np.array_equal(np.frombuffer(dict(news.entries())[index].logprobs, "<f4"), -tokens)
         found[index] = tokens.tolist()
     return found
+
+
+def test_tokens_of_many_completions_of_a_closed_reader_are_dropped() -> None:
+    """Row -2, which stands for none, and a completion's index were a row: IndexError, or a row of
+    somebody else."""
+    table = TokenTable()
+    for size in (1, 5, 64, 66, 200, 5000):
+        for has_rows in (False, True):
+            left, stays = table.open(size, 1), table.open(2, 2)
+            every = {left + index: 3 for index in range(size)}
+            if has_rows:
+                put(table, every)
+            table.close(left, size)
+            assert put(table, every) == []
+            assert put_all(table, every | {stays + 1: 4}, None).readers.tolist() == [2]
+            assert read(table.take(stays, 2)) == {1: [4]}
+            assert table.reader(left + size - 1) == NOBODY
+            table.close(stays, 2)
 
 
 @settings(max_examples=30)
