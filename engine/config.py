@@ -254,7 +254,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     snapshot_s: float = 60.0
     """Seconds that a stop may take for its snapshot, besides drain_s."""
     heartbeat: str = ""
-    """File that the engine touches several times a second while it serves; empty: none."""
+    """File that the process touches several times a second while it serves; empty: none."""
     log_level: LogLevel = "info"
     """Least level of messages that are logged."""
     log_format: LogFormat = "text"

@@ -3,10 +3,12 @@ finding again gives them as `extra={"fields": {...}}`."""
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import logging
 import os
 import select
+import signal
 import sys
 import time
 
@@ -21,11 +23,14 @@ PATIENCE_S = 1.0
 """Seconds that whoever reads the log may leave a full pipe as it is, once, before lines are lost:
 whoever logs does not serve meanwhile."""
 
+_STANDARD_ERROR = 2
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 def configure(level: LogLevel, form: LogFormat) -> None:
-    """Log to standard error from now on; what was configured before is replaced."""
+    """Log to standard error from now on; what was configured before is replaced. SIGUSR1 writes the
+    stacks of all threads there, whatever they do."""
+    faulthandler.register(signal.SIGUSR1, file=_STANDARD_ERROR)
     name = os.environ.get(PROCESS_NAME, "")
     handler = logging.StreamHandler(_PatientError())
     handler.setFormatter(JsonLines(name) if form == "json" else TextLines(name))

@@ -1,11 +1,61 @@
-"""Tasks that end with the block they belong to, whatever ends it."""
+"""Tasks: those that end with their block, those that a process cannot live without, and those that
+it can. docs/processes.md has a row for each long-lived one."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+from engine.errors import CheckpointError, ConfigError, SRMError
+
+logger = logging.getLogger(__name__)
+
+AGAIN_AFTER_S = 10.0
+"""Seconds until work that failed is begun again."""
+
+Result = TypeVar("Result")
+Fail = Callable[[str, Exception], None]
+"""Is told what failed, and how."""
+
+
+def end_process(name: str, error: Exception) -> None:
+    """Say what failed, and end the process at once: whoever started it starts it again.
+
+    Nothing is waited for, since what would be may never come.
+    """
+    if isinstance(error, ConfigError | CheckpointError):
+        logger.critical("%s failed: %s", name, error.message)
+    else:
+        logger.critical(
+            "%s failed, which nothing here works without: this process ends", name, exc_info=error
+        )
+    logging.shutdown()
+    os._exit(error.exit_code if isinstance(error, SRMError) else 1)
+
+
+async def vital(work: Awaitable[Result], name: str, fail: Fail = end_process) -> Result:
+    """Do work that the process cannot live without: if it raises, the process ends."""
+    try:
+        return await work
+    except Exception as error:
+        fail(name, error)
+        raise
+
+
+async def dispensable(begin: Callable[[], Awaitable[object]], name: str) -> None:
+    """Do work that the process can live without: if it raises, that is logged, and it is begun
+    again."""
+    while True:
+        try:
+            await begin()
+            return
+        except Exception:
+            logger.exception("%s failed: begun again in %g s", name, AGAIN_AFTER_S)
+        await asyncio.sleep(AGAIN_AFTER_S)
 
 
 @asynccontextmanager

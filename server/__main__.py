@@ -78,8 +78,8 @@ def serve_api(argv: list[str]) -> int:
 def _reread(keys: Keys, file: str) -> None:
     try:
         keys.reread(file, os.environ)
-    except ConfigError as error:
-        logging.error("API keys stay as they were: %s", error.message)
+    except (ConfigError, OSError, ValueError) as error:  # whatever it is, it is not to get anywhere
+        logging.error("API keys stay as they were: %s", error)
     else:
         logging.info("API keys have been read again")
 

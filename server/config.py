@@ -129,6 +129,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     none."""
     model_id: str = ""
     """Identifier of the model, which tells its batches from those of other models."""
+    heartbeat: str = ""
+    """File that the process touches several times a second while it serves; empty: none."""
     why_no_jobs: str = ""
     """File that says why batches cannot run, while they cannot."""
 

@@ -23,6 +23,7 @@ import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from engine.config import ModelConfig
+from server.loop_turns import LOOP_TIMEOUT_S
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT_MODEL = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=128, vocab_size=320)
@@ -89,11 +90,14 @@ def free_port() -> int:
         return port
 
 
-def serve_command(model: Path, engine_module: str, *flags: str) -> list[str]:
+def serve_command(
+    model: Path, engine_module: str, *flags: str, loop_timeout_s: float = LOOP_TIMEOUT_S
+) -> list[str]:
     """`srm serve` with an engine of the tests' choice."""
     program = (
-        "import sys; from server.supervise.launch import main; "
-        f"sys.exit(main(sys.argv[1:], engine_module={engine_module!r}))"
+        "import sys; from server.supervise import launch; "
+        f"launch.LOOP_TIMEOUT_S = {loop_timeout_s}; "
+        f"sys.exit(launch.main(sys.argv[1:], engine_module={engine_module!r}))"
     )
     return [sys.executable, "-c", program, f"--model={model}", *flags]
 
@@ -107,6 +111,7 @@ class Server:
         *flags: str,
         engine_module: str = "tests.engines.numpy_engine",
         start_s: float = _START_S,
+        loop_timeout_s: float = LOOP_TIMEOUT_S,
     ) -> None:
         """Waits until it is ready, for `start_s` seconds at most.
 
@@ -116,7 +121,8 @@ class Server:
         self._data = tempfile.TemporaryDirectory(prefix="srm-data-")
         self.process = subprocess.Popen(
             serve_command(
-                folder, engine_module, "--port=0", f"--data-dir={self._data.name}", *flags
+                *(folder, engine_module, "--port=0", f"--data-dir={self._data.name}", *flags),
+                loop_timeout_s=loop_timeout_s,
             ),
             cwd=ROOT,
             stdout=subprocess.PIPE,

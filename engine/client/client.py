@@ -32,7 +32,7 @@ from engine.messages import (
     TakeSnapshot,
     error_of,
 )
-from engine.tasks import task_group
+from engine.tasks import Fail, end_process, task_group
 
 HEARTBEAT_S = 1.0
 ENGINE_TIMEOUT_S = 10.0
@@ -82,10 +82,11 @@ class EngineClient:
         """Return the fingerprint of a version that the engines use or have used; else None."""
         return self._fingerprints.get(weights_version)
 
-    async def connect(self) -> None:
-        """Start talking to the engines, which need not be there yet."""
+    async def connect(self, fail: Fail = end_process) -> None:
+        """Start talking to the engines, which need not be there yet. `fail` is called if that
+        cannot go on: by default the process ends, which would hear of nothing any more."""
         for one in self.engines:
-            await one.connect()
+            await one.connect(fail)
 
     async def wait_until_ready(self, timeout_s: float) -> Status:
         """The first status; EngineUnavailable if it takes longer than `timeout_s`."""

@@ -6,7 +6,6 @@ Keeps: whoever asked is answered, or told that the engine is gone. Knows no stre
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterable
 
@@ -29,9 +28,7 @@ from engine.messages import (
     ToEngine,
     error_of,
 )
-from engine.tasks import beside
-
-logger = logging.getLogger(__name__)
+from engine.tasks import Fail, beside, end_process, vital
 
 MAX_INBOX = 64  # messages handled before others get their turn
 
@@ -84,12 +81,13 @@ class EngineConnection:
         steps: one that hangs inside a step is silent instead."""
         return self._status_at - self._stepped_at
 
-    async def connect(self) -> None:
-        """Start talking to the engine, which need not be there yet."""
+    async def connect(self, fail: Fail = end_process) -> None:
+        """Start talking to the engine, which need not be there yet. `fail` is called if that cannot
+        go on, after which nothing is heard of the engine."""
         self._context = zmq.asyncio.Context()
         self._open()
-        self._talk = asyncio.create_task(self._keep_talking(), name="engine client")
-        self._talk.add_done_callback(self._say_why)
+        talk = vital(self._keep_talking(), "what listens to the engine", fail)
+        self._talk = asyncio.create_task(talk, name="engine client")
 
     async def close(self) -> None:
         """Stop talking: to whom it matters, the engine is lost."""
@@ -154,11 +152,6 @@ class EngineConnection:
                 socket.disable_monitor()
                 monitor.close(linger=0)
                 socket.close(linger=0)
-
-    def _say_why(self, talk: asyncio.Task[None]) -> None:
-        if not talk.cancelled() and (error := talk.exception()):
-            logger.error("nothing is heard of the engine any more", exc_info=error)
-            self._lose(f"what listens to it failed: {error}")
 
     async def _read(self) -> None:
         """Hand out what arrives, and notice when the connection comes and goes."""

@@ -182,12 +182,12 @@ class Engine:
                             del running[output.id]
                         yield one, made
         finally:
+            self._is_busy = False  # whatever a broken device does below
             with _uninterrupted():
                 for request_id in steps.scheduler.request_ids():
                     steps.abort(request_id)
                 while steps.has_work:
                     steps.step()
-            self._is_busy = False
 
     def _add(self, steps: SteppedEngine, asked: PendingPrompt) -> bool:
         """Add a request if there is room. Raises RequestError, which names the prompt."""

@@ -15,6 +15,7 @@ import signal
 import time
 from collections import Counter, defaultdict
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -25,7 +26,7 @@ from engine.errors import StoreError
 from engine.memory import collect_rarely
 from engine.messages import MAX_WEIGHT, MIN_WEIGHT
 from engine.settings import load
-from engine.tasks import beside, task_group
+from engine.tasks import beside, dispensable, task_group, vital
 from server import metrics
 from server.batch.concurrency_limiter import ConcurrencyLimiter
 from server.batch.engine_retry import EngineRetry
@@ -34,6 +35,7 @@ from server.batch.job import BatchJob, Workplace
 from server.batch.lines import Answerer
 from server.batch.starts import MAX_ALONE, Starts
 from server.config import ServerConfig
+from server.loop_turns import show_turns
 from server.model_identity import digest
 from server.routes.services import answering
 from server.storage.clock import Clock
@@ -106,7 +108,8 @@ class Jobs:
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
         try:
-            async with task_group() as self._group, beside(self._look_forever()):
+            turns = show_turns(self._config.heartbeat)
+            async with task_group() as self._group, beside(self._look_forever(), turns):
                 await stopped.wait()
                 if self._answering is not None:
                     await self._answering.close()
@@ -184,8 +187,8 @@ class Jobs:
             await self._answering.client.connect()
             collect_rarely()
             if self._config.batch_workers:
-                watch = self._answering.fleet.watch(self._config, self._answering.client)
-                self._group.create_task(watch)
+                watch = partial(self._answering.fleet.watch, self._config, self._answering.client)
+                self._group.create_task(dispensable(watch, "the watch over batch_workers"))
         if self._answering is not None and (status := self._answering.client.status) is not None:
             # As many wait as run, so that slots that become free find somebody, and at least half
             # of the queue is left to those who ask over HTTP.
@@ -327,5 +330,5 @@ def main(argv: list[str]) -> int:
     """Run batches until told to stop."""
     config = load(ServerConfig, argv, prog="python -m server jobs")
     logs.configure(config.log_level, config.log_format)
-    uvloop.run(Jobs(config).run())
+    uvloop.run(vital(Jobs(config).run(), "what runs batches"))
     return 0

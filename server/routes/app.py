@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from engine.client.client import EngineClient
 from engine.errors import SRMError
+from engine.tasks import beside
 from server import errors
 from server.config import ServerConfig
 from server.http.auth import Auth
@@ -28,6 +29,7 @@ from server.http.limits import check_limits
 from server.http.request_middleware import RequestMiddleware
 from server.http.retries import Retries
 from server.http.traces import Tracer
+from server.loop_turns import show_turns
 from server.routes import (
     admin,
     batches,
@@ -95,7 +97,8 @@ def create_app(
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await client.connect()
         try:
-            yield
+            async with beside(show_turns(config.heartbeat)):
+                yield
         finally:
             await client.close()
             if template is not None:

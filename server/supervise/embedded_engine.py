@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Set
 from math import inf
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -75,7 +75,8 @@ async def with_engine(
     """Run `work` once the engine, `python -m module`, is ready, and return its result.
 
     `progress` returns how much is done: with it, the engine is restarted when it crashes. Raises
-    EngineUnavailable, with the exit code to leave with, if the engine ends for good before.
+    EngineUnavailable, with the exit code to leave with, if the engine ends for good before, and
+    what ended the connection to it.
     """
     with private_folder() as folder:
         # When it is told to stop, all is done or nobody waits any more.
@@ -83,14 +84,23 @@ async def with_engine(
         child = Child("engine", python_module(module, config), child_environment())
         # Its process shows whether it lives: on a busy machine it may be slow to answer.
         client = EngineClient(config.endpoint, engine_timeout_s=inf)
-        await client.connect()
+        broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def fail(_name: str, error: Exception) -> None:
+            if not broken.done():
+                broken.set_exception(error)
+
+        await client.connect(fail)
         engine = asyncio.create_task(_keep(child, progress) if progress else child.run_once())
         task = asyncio.ensure_future(_when_ready(client, work))
         try:
-            await asyncio.wait({engine, task}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise _ended(engine.result())
-            return task.result()
+            waited: set[asyncio.Future[Any]] = {engine, task, broken}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if broken.done():
+                broken.result()
+            raise _ended(engine.result())
         finally:
             await client.close()  # first: what is broken off now, the engine puts into its snapshot
             task.cancel()

@@ -15,7 +15,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -29,6 +31,7 @@ from engine.settings import build, read_settings
 from server.config import ServerConfig, within_open_files
 from server.http.keys import VARIABLE, load_keys, read_key
 from server.http.limits import check_limits, memory
+from server.loop_turns import LOOP_TIMEOUT_S
 from server.model_identity import model_id
 from server.supervise.supervisor import Child, Supervisor
 from server.text.text import read_model_config
@@ -79,7 +82,7 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
         prompt = QUESTION if (server.model / "tokenizer.json").exists() else "[0]"
         url = url_of(server.host, listener)
         page = url_of(server.admin_host, listeners[-1]) if server.admin_port else url
-        meanwhile = _meanwhile(folder, server.model_name, url, page, prompt)
+        meanwhile = partial(_meanwhile, folder, server.model_name, url, page, prompt)
         return asyncio.run(supervisor.run(meanwhile))
 
 
@@ -116,7 +119,24 @@ def _supervisor(
     # Millions of lines pass through several threads: with memory of its own for each, none is ever
     # given back.
     frugal = {**without_keys, "MALLOC_ARENA_MAX": "1"}
-    api, jobs = (python_module("server", server, name) for name in ("api", "jobs"))
+
+    limits = (server.limits_fd,)
+
+    def child(
+        command: str, name: str, environment: dict[str, str], metrics: Region, **own: Any
+    ) -> Child:
+        """Return a process that is ended when its event loop does not turn."""
+        heartbeat = folder / f"{_HEARTBEAT}-{name.replace(' ', '-')}"
+        settings = msgspec.structs.replace(server, heartbeat=str(heartbeat))
+        return Child(
+            *(name, python_module("server", settings, command), environment, metrics),
+            heartbeat=heartbeat,
+            silence_s=LOOP_TIMEOUT_S,
+            works_in_time=True,
+            folders=folders,
+            **own,
+        )
+
     engines = [
         _engine(engine, engine_module, number, endpoints, without_keys, folder, of_engines[number])
         for number in numbers
@@ -127,14 +147,11 @@ def _supervisor(
     return Supervisor(
         engines=engines,
         apis=[
-            Child(
-                *(f"api {number}", api, environment, region, listeners, (server.limits_fd,)),
-                folders=folders,
-            )
+            child("api", f"api {number}", environment, region, listeners=listeners, fds=limits)
             for number, region in enumerate(of_apis)
         ],
         drain_s=server.drain_s,
-        others=[Child("jobs", jobs, frugal, regions[-1], why_away=why_no_jobs, folders=folders)],
+        others=[child("jobs", "jobs", frugal, regions[-1], why_away=why_no_jobs)],
         snapshot_s=engine.snapshot_s,
         passes_hangups=bool(server.api_keys_file),
     )

@@ -19,13 +19,14 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.errors import CheckpointError, ConfigError
 from engine.logs import PROCESS_NAME
 from engine.metrics_memory import Region
+from engine.tasks import dispensable, task_group
 from server.supervise.ends import passing_cause, told
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ class Child:
     """File that it makes when it serves, touches while it does, and writes to when it works."""
     silence_s: float = 0.0
     """Seconds it may go without touching that file; 0: no limit."""
+    works_in_time: bool = False
+    """Whether it has come to work once it has lived for a while, whatever its heartbeat says."""
     why_away: Path | None = None
     """File that says why it cannot run, while it cannot: the others go on without it."""
     folders: Sequence[Path] = ()
@@ -123,11 +126,12 @@ class Child:
                 await starting  # or whoever stops us would not know of the process
             raise
         assert self.process is not None
-        watch = asyncio.create_task(self._watch())
+        watch = asyncio.create_task(dispensable(self._watch, f"the watch over {self.name}"))
         try:
             code = await self.process.wait()
         finally:
             watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
         if self.metrics is not None:
             self.metrics.forget_gauges()
         return code
@@ -165,7 +169,7 @@ class Child:
 
     def _has_worked(self, code: int, lived_s: float) -> bool:
         """Return whether its end may have come from outside, so that it makes sense to go on."""
-        if self.heartbeat is None:
+        if self.heartbeat is None or self.works_in_time:
             return lived_s > _STEADY_S or code == -signal.SIGKILL
         beat = _stat(self.heartbeat)
         return beat is not None and (beat.st_size > 0 or code == -signal.SIGKILL)
@@ -178,13 +182,18 @@ class Child:
             log.error("%s: %s", self.why_away, error)
 
     async def _watch(self) -> None:
-        """Kill it when it falls silent; remove `why_away` once it runs steadily."""
+        async with task_group() as group:
+            group.create_task(self._note_steady())
+            group.create_task(self._kill_if_silent())
+
+    async def _note_steady(self) -> None:
+        """Remove `why_away` once it runs steadily."""
         if self.why_away is not None:
             await asyncio.sleep(_STEADY_S)
-            try:
-                self.why_away.unlink(missing_ok=True)
-            except OSError as error:
-                log.error("%s: %s", self.why_away, error)
+            self.why_away.unlink(missing_ok=True)
+
+    async def _kill_if_silent(self) -> None:
+        """Kill it when it falls silent, after it was made to write its stacks to the log."""
         if self.heartbeat is None or not self.silence_s:
             return
         silent_s, last = 0.0, None
@@ -202,6 +211,8 @@ class Child:
             "%s (process %d, state %s) has given no sign of life for %g s: killed",
             *(self.name, self.process.pid, _state(self.process.pid), silent_s),
         )
+        self.send(signal.SIGUSR1)  # one that is stopped, or waits for a disk, cannot
+        await asyncio.sleep(_TICK_S)
         self.kill()
 
     def kill(self) -> None:
@@ -263,7 +274,7 @@ class Supervisor:
     passes_hangups: bool = False
     """Whether SIGHUP makes the API processes read their keys again, and ends nothing."""
 
-    async def run(self, meanwhile: Coroutine[None, None, None]) -> int:
+    async def run(self, meanwhile: Callable[[], Awaitable[None]]) -> int:
         """Keep all running until SIGTERM or SIGINT (0), or until one cannot run (its exit code)."""
         stopped = asyncio.Event()
         for signum in (signal.SIGTERM, signal.SIGINT):
@@ -273,7 +284,10 @@ class Supervisor:
         stop = asyncio.create_task(stopped.wait())
         children = (*self.engines, *self.apis, *self.others)
         keepers = [asyncio.create_task(one.keep_running()) for one in children]
-        beside = [stop, asyncio.create_task(meanwhile)]
+        beside = [
+            stop,
+            asyncio.create_task(dispensable(meanwhile, "what goes on beside the processes")),
+        ]
         try:
             await asyncio.wait({stop, *keepers}, return_when=asyncio.FIRST_COMPLETED)
             ended = [keeper.result() for keeper in keepers if keeper.done()]

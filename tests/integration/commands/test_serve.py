@@ -186,6 +186,23 @@ def test_a_frozen_engine_is_killed_and_comes_back(text_model: Path) -> None:
     assert f"engine (process {engine}, state T) has given no sign of life" in log
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["api", "jobs"])
+def test_a_frozen_process_that_asks_the_engine_is_killed_and_comes_back(
+    text_model: Path, name: str
+) -> None:
+    """Nobody noticed: connections to it were taken and never answered."""
+    with Server(text_model, *SERVER_FLAGS, loop_timeout_s=5) as server:
+        assert ask(server) == 200
+        frozen = children(server)[name]
+        os.kill(frozen, signal.SIGSTOP)
+        wait_until(lambda: not is_running(frozen))
+        wait_until(lambda: children(server).get(name, frozen) != frozen and is_ready(server))
+        assert ask(server) == 200
+        log = "".join(server.lines)
+    assert f"(process {frozen}, state T) has given no sign of life" in log
+
+
 def test_all_die_with_their_supervisor(unlucky: Server) -> None:
     names, pids = zip(*processes(unlucky), strict=True)
     assert sorted(names) == ["api", "api", "engine", "jobs"]

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import subprocess
+import sys
 
 import pytest
 
-from engine.tasks import beside, task_group
+from engine import tasks
+from engine.tasks import beside, dispensable, task_group, vital
+from tests.serving import ROOT
 
 
 async def forever(ended: list[str]) -> None:
@@ -43,3 +48,79 @@ async def test_the_error_of_a_block_is_raised_as_it_is() -> None:
             await asyncio.sleep(0)
             raise OSError("disk")
     assert ended == ["beside", "beside"]
+
+
+ENDS = {
+    # Whatever else the process has, and would wait for: a thread that never ends, other tasks.
+    "KeyError('bug')": (1, "what matters failed, which nothing here works without", "KeyError"),
+    "ConfigError('model is no folder')": (2, "what matters failed: model is no folder", ""),
+}
+
+
+@pytest.mark.parametrize("error", ENDS)
+def test_what_a_process_cannot_live_without_ends_it(error: str) -> None:
+    code, message, traceback = ENDS[error]
+    program = f"""
+import asyncio, threading
+from engine.errors import ConfigError
+from engine.tasks import vital
+
+async def fail():
+    await asyncio.sleep(0)
+    raise {error}
+
+async def main():
+    threading.Thread(target=threading.Event().wait).start()
+    task = asyncio.create_task(vital(fail(), "what matters"))
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == code
+    assert message in ended.stderr
+    assert ("Traceback" in ended.stderr) == bool(traceback) and traceback in ended.stderr
+
+
+async def test_whoever_embeds_it_is_told_instead() -> None:
+    told: list[tuple[str, Exception]] = []
+
+    async def fail() -> None:
+        raise KeyError("bug")
+
+    with pytest.raises(KeyError):
+        await vital(fail(), "what matters", lambda *what: told.append(what))
+    assert [(name, type(error)) for name, error in told] == [("what matters", KeyError)]
+
+
+async def test_what_a_process_can_live_without_is_begun_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "AGAIN_AFTER_S", 0.0)
+    begun = 0
+
+    async def begin() -> None:
+        nonlocal begun
+        begun += 1
+        if begun < 3:
+            raise OSError("disk")
+
+    with caplog.at_level(logging.ERROR):
+        await dispensable(begin, "the watch")
+    assert begun == 3
+    assert caplog.text.count("the watch failed: begun again in 0 s") == 2
+    assert caplog.text.count("OSError: disk") == 2
+
+
+async def test_what_can_be_lived_without_ends_with_its_block() -> None:
+    ended: list[str] = []
+    async with beside(dispensable(lambda: forever(ended), "the watch")):
+        await asyncio.sleep(0)
+    assert ended == ["beside"]

@@ -6,7 +6,7 @@ import itertools
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -25,8 +25,9 @@ from engine.messages import SamplingParams
 from engine.process.engine import Engine as SteppedEngine
 from engine.python.offline import Engine, GenerateProgress
 from engine.python.request_output import Completion
+from engine.steps.batch import Batch
 from server.text.text import Text
-from tests.engines.numpy_runner import NumpyRunner, tiny_weights
+from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
 from tests.serving import TEXT_MODEL, Server, complete
 
 SLOTS = 16
@@ -251,3 +252,29 @@ def test_an_interrupt_waits_for_the_step_and_the_engine_stays_whole(llm: Engine)
     del runner.launch
     first, second = llm.generate(["the cat", "the cat"])
     assert tokens(first.completions) == tokens(second.completions)
+
+
+class BrokenRunner(NumpyRunner):
+    """A device that takes steps and never ends the fourth and later ones."""
+
+    steps = 0
+
+    def launch(self, batch: Batch) -> NumpyLaunched:
+        launched = super().launch(batch)
+        self.steps += 1
+        if self.steps >= 4:
+            launched.wait = self._fail  # type: ignore[method-assign]
+        return launched
+
+    def _fail(self) -> NoReturn:
+        raise RuntimeError("the device fell off the bus")
+
+
+def test_a_device_that_breaks_is_an_error_for_whoever_asked_each_time(text_model: Path) -> None:
+    """And not one about iterators that are still open, nor a wait without end."""
+    config = EngineConfig(num_slots=SLOTS, max_step_rows=8, max_step_tokens=64, model=text_model)
+    runner = BrokenRunner(tiny_weights(config=TEXT_MODEL), SLOTS)
+    with Engine.over(SteppedEngine(TEXT_MODEL, runner, config), config) as broken:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="fell off the bus"):
+                broken.generate(["the cat"], SamplingParams(n=20, max_tokens=40))

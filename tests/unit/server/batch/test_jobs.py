@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +18,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from engine import tasks
 from engine.tasks import task_group
 from server.batch import jobs
 from server.batch.engine_retry import EngineRetry
@@ -27,6 +31,7 @@ from server.generation.engine_request import RequestOwner
 from server.storage.clock import Clock
 from server.storage.records import BatchRecord
 from tests.chaos.jobs import completion_line, results, submit
+from tests.serving import ROOT
 
 
 class Model:
@@ -282,3 +287,68 @@ async def test_a_jump_of_the_wall_clock_expires_no_batch_and_deletes_no_file(
     here.model.may_answer.set()
     await here.until_ended()
     assert here.found(batch).status == "completed"
+
+
+def test_a_process_whose_look_at_the_batches_fails_ends_whatever_its_threads_wait_for(
+    tmp_path: Path,
+) -> None:
+    """It waited for its threads, and one of them for a disk that had gone."""
+    program = """
+import asyncio, sys, threading
+from server.batch import jobs
+
+async def look(self):
+    asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
+    await asyncio.sleep(0)
+    raise KeyError("bug")
+
+jobs.Jobs._look_forever = look
+raise SystemExit(jobs.main(sys.argv[1:]))
+"""
+    command = [sys.executable, "-c", program, f"--data-dir={tmp_path}"]
+    ended = subprocess.run(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 1
+    assert "what runs batches failed, which nothing here works without" in ended.stderr
+    assert "KeyError: 'bug'" in ended.stderr
+
+
+async def test_a_watch_over_workers_that_fails_is_begun_again_and_ends_no_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tasks, "AGAIN_AFTER_S", 0.0)
+    begun = asyncio.Event()
+
+    class Watched(Fleet):
+        async def watch(self, *_: object) -> None:
+            if "KeyError" in caplog.text:
+                begun.set()
+                await asyncio.Event().wait()
+            raise KeyError("charset")
+
+    class Services:
+        def __init__(self, _: ServerConfig) -> None:
+            self.client = SimpleNamespace(status=None, connect=nothing, is_closed=False)
+            self.fleet = Watched({}, EngineRetry(cast(Any, self.client)))
+
+        async def close(self) -> None:
+            return
+
+    async def nothing() -> None:
+        return
+
+    monkeypatch.setattr(jobs, "BatchServices", Services)
+    monkeypatch.setattr(jobs, "_LOOK_EVERY_S", 0.01)
+    config = ServerConfig(
+        data_dir=str(tmp_path), model_id="mine", batch_workers=("http://127.0.0.1:9",)
+    )
+    here = Jobs(config)
+    submit(tmp_path, lines(1), model_id="mine")
+    running = asyncio.create_task(here.run())
+    async with asyncio.timeout(120):
+        await begun.wait()
+    assert not running.done()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await running
+    assert "the watch over batch_workers failed" in caplog.text

@@ -81,7 +81,7 @@ async def test_a_stop_says_what_is_waited_for_and_a_second_signal_leaves_at_once
     )
     with caplog.at_level(logging.INFO):
         supervisor = Supervisor([engine], [api], 1000, 1000)
-        running = asyncio.create_task(supervisor.run(asyncio.sleep(1000)))
+        running = asyncio.create_task(supervisor.run(lambda: asyncio.sleep(1000)))
         await until(lambda: (tmp_path / "engine").exists() and (tmp_path / "api").exists())
         os.kill(os.getpid(), signal.SIGINT)
         await until(lambda: "what runs has 1000 s to end; a second signal leaves" in caplog.text)

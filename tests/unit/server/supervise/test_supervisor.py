@@ -19,11 +19,13 @@ from unittest.mock import AsyncMock
 import psutil
 import pytest
 
+from engine import tasks
 from server.supervise import embedded_engine, ends, supervisor
 from server.supervise.embedded_engine import MAX_CRASHES
 from server.supervise.ends import passing_cause, told
 from server.supervise.supervisor import Child
 from tests.engines.served_engine import until
+from tests.serving import ROOT
 
 BEATING = """
 import os, sys, time
@@ -126,6 +128,80 @@ async def test_one_that_is_frozen_is_killed_and_started_again(
         await started(beating, other_than=pid)
     assert f"child (process {pid}, state T) has given no sign of life for" in caplog.text
     await ended(keeper, beating)
+
+
+WEDGED = """
+import asyncio, sys
+from engine import logs
+from server.loop_turns import show_turns
+
+def one_long_piece_of_work():
+    open(sys.argv[1] + ".wedged", "w").close()
+    while True:
+        pass
+
+async def main():
+    turns = asyncio.create_task(show_turns(sys.argv[1]))
+    asyncio.get_running_loop().call_later(0.3, one_long_piece_of_work)
+    await turns
+
+logs.configure("info", "text")
+asyncio.run(main())
+"""
+
+
+async def test_one_whose_loop_is_held_up_is_ended_with_its_stack_in_the_log(
+    child: MakeChild, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wedged = child(WEDGED, silence_s=1000)
+    wedged.command[1] = "-c"  # with our modules
+    wedged.environment["PYTHONPATH"] = str(ROOT)
+    keeper = asyncio.create_task(wedged.keep_running())
+    pid = await started(wedged)
+    await until(Path(f"{wedged.heartbeat}.wedged").exists)
+    wedged.silence_s = 0.1
+    await started(wedged, other_than=pid)
+    wedged.silence_s = 1000
+    assert f"child (process {pid}, state R) has given no sign of life for" in caplog.text
+    assert "in one_long_piece_of_work" in capfd.readouterr().err
+    await ended(keeper, wedged)
+
+
+async def test_a_watch_that_fails_goes_on_watching(
+    child: MakeChild, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "AGAIN_AFTER_S", 0.0)
+    beating = child(BEATING, "1", silence_s=1000)
+    keeper = asyncio.create_task(beating.keep_running())
+    pid = await started(beating)
+    stat = supervisor._stat
+
+    def fails_once(path: Path) -> os.stat_result | None:
+        monkeypatch.setattr(supervisor, "_stat", stat)
+        raise PermissionError(path)
+
+    monkeypatch.setattr(supervisor, "_stat", fails_once)
+    await until(lambda: "the watch over child failed" in caplog.text)
+    beating.silence_s = 0.1
+    os.kill(pid, signal.SIGSTOP)
+    await started(beating, other_than=pid)
+    await ended(keeper, beating)
+
+
+async def test_one_that_counts_as_working_in_time_is_not_asked_for_steps(
+    child: MakeChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_STEADY_S", 0.0)
+    crashing = child("raise SystemExit(7)")
+    crashing.works_in_time = True
+    keeper = asyncio.create_task(crashing.keep_running())
+    pids = set()
+    for _ in range(supervisor._MAX_FAILURES + 2):
+        await until(lambda: crashing.process is not None and crashing.process.pid not in pids)
+        assert crashing.process is not None
+        pids.add(crashing.process.pid)
+    assert not keeper.done()
+    await ended(keeper, crashing)
 
 
 async def test_one_that_others_do_without_is_tried_again_for_ever_and_said_to_be_away(

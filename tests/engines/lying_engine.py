@@ -1,0 +1,31 @@
+"""`python -m tests.engines.lying_engine`: is ready, and then tells of tokens nobody asked for."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import msgspec
+import zmq
+
+from engine.config import EngineConfig
+from engine.messages import Columns, Outputs, Status
+from engine.settings import load
+
+STATUS = Status("ready", 8, 0, 0, 100, 1, 0, 64, 32, "silent")
+OF_NOBODY = Outputs([], Columns((7 << 20).to_bytes(8, "little"), bytes(4), bytes(1)))
+"""A row of a stream that the client does not have."""
+
+
+def lie(router: zmq.Socket[bytes]) -> None:
+    """Answer the first question that comes."""
+    identity, _ = router.recv_multipart()
+    for message in (STATUS, OF_NOBODY):
+        router.send_multipart([identity, msgspec.msgpack.encode(message)])
+
+
+if __name__ == "__main__":
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.bind(load(EngineConfig, sys.argv[1:], prog="lying_engine").endpoint)
+        lie(socket)
+        threading.Event().wait()
