@@ -1,6 +1,6 @@
 """The engine process: inbox → step → outbox, until told to stop.
 
-One thread owns the engine and a ZeroMQ ROUTER socket. Between steps it reads what API processes
+One thread owns the engine and the socket of its clients. Between steps it reads what API processes
 sent; after a step it sends one message to each process that the step concerns. Knows no HTTP, text
 or device. Keeps: whatever a client sends, the loop goes on, and whatever happens to the engine,
 every request a live client sent is answered.
@@ -19,12 +19,10 @@ from types import FrameType
 
 import msgspec
 import numpy as np
-import zmq
 
 from engine.config import EngineConfig
 from engine.errors import (
     UNDECODABLE,
-    ConfigError,
     EngineUnavailable,
     InvalidRequest,
     RequestError,
@@ -49,6 +47,7 @@ from engine.messages import (
     ToEngine,
     refusal,
 )
+from engine.process.clients import Clients
 from engine.process.durable import Detail, Durable
 from engine.process.engine import Engine
 from engine.process.watchdog import Heartbeat, Watchdog
@@ -59,14 +58,14 @@ from engine.weights.checkpoint import load_checkpoint
 logger = logging.getLogger(__name__)
 
 CLIENT_TIMEOUT_S = 10.0
-"""Seconds of silence after which a client, which says Hello every second or so, counts as dead."""
+"""Seconds without the Hello that a client says every second or so, after which it is looked whether
+it is there."""
 IDLE_WAIT_MS = 250
 """Milliseconds that an idle engine sleeps before it looks at the clock and at signals again."""
 BUSY_WAIT_MS = 5  # the same while a snapshot is written or weights are loaded
 MAX_INBOX = 10_000
 """Messages read between two steps, so that senders cannot hold up those who are running."""
 STREAM_BITS = STREAMS.bit_length() - 1
-LINGER_MS = 1_000  # milliseconds that the last messages may take to leave a closing socket
 
 
 class _Named(msgspec.Struct):
@@ -91,13 +90,7 @@ class EngineProcess:
         self._progress = progress
         self._engine = engine
         self._config = config
-        self._client_timeout_s = client_timeout_s
         self._step = engine.step_overlapped if config.overlap else engine.step
-        self._last_heard: dict[bytes, float] = {}  # of each client
-        # Stream numbers have their client's number above their own STREAM_BITS.
-        self._numbers: dict[bytes, int] = {}
-        self._clients: dict[int, bytes] = {}
-        self._num_clients = 0
         self._owner: dict[str, bytes] = {}  # the client of each request
         self._durable = Durable(engine, config)
         self._durable_ids: set[str] = set()  # requests that are durable
@@ -107,17 +100,8 @@ class EngineProcess:
         self._leaves_at_once = False
         self._decoder = msgspec.msgpack.Decoder[ToEngine](ToEngine)
         self._encoder = msgspec.msgpack.Encoder()
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.linger = LINGER_MS
-        # A ROUTER drops what exceeds its high-water mark. Nothing may be lost, so there is none:
-        # a client that reads too slowly is bounded by its requests, a dead one by its timeout.
-        self._socket.sndhwm = 0
-        try:
-            self._socket.bind(config.endpoint)
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise ConfigError(f"cannot listen on endpoint {config.endpoint}: {error}") from None
+        # Stream numbers have their client's number above their own STREAM_BITS.
+        self._clients = Clients(config.endpoint, client_timeout_s)
 
     def drain(self) -> None:
         """Refuse new requests, finish what runs, then return from `run`; a second call stops at
@@ -150,7 +134,7 @@ class EngineProcess:
             return StepFailed.exit_code
         finally:
             self._swaps.close()
-            self._context.destroy(linger=LINGER_MS)
+            self._clients.close()
 
     def _is_over(self) -> bool:
         if self._deadline is None:
@@ -169,15 +153,12 @@ class EngineProcess:
         """Handle what has arrived; wait for something only if there is nothing to step."""
         is_busy = self._durable.is_busy or self._swaps.current is not None
         wait_ms = BUSY_WAIT_MS if is_busy else IDLE_WAIT_MS
-        if not self._engine.has_work and not self._socket.poll(wait_ms):
+        if not self._engine.has_work and not self._clients.socket.poll(wait_ms):
             return
         for _ in range(MAX_INBOX):
-            try:
-                client, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if (received := self._clients.receive()) is None:
                 return
-            self._last_heard[client] = time.monotonic()
-            self._receive(client, b"".join(frames))
+            self._receive(*received)
 
     def _receive(self, client: bytes, payload: bytes) -> None:
         try:
@@ -243,7 +224,7 @@ class EngineProcess:
             if client is not None:
                 self._send(client, refusal(message.id, error))
             return
-        for one in self._last_heard:
+        for one in self._clients:
             self._send_status(one)
         if client is not None:
             self._send(client, done)
@@ -269,11 +250,7 @@ class EngineProcess:
     def _numbered(self, client: bytes, request: Request) -> Request:
         if not 0 <= request.stream < STREAMS:
             raise InvalidRequest(f"stream must be 0 … 2**40 - n, got {request.stream}", "stream")
-        if client not in self._numbers:
-            self._numbers[client] = self._num_clients
-            self._clients[self._num_clients] = client
-            self._num_clients += 1
-        stream = (self._numbers[client] << STREAM_BITS) + request.stream
+        stream = (self._clients.number(client) << STREAM_BITS) + request.stream
         return msgspec.structs.replace(request, stream=stream)
 
     def _stop_samples(self, client: bytes, message: StopSamples) -> None:
@@ -296,21 +273,18 @@ class EngineProcess:
             self._send(client, refusal(named.id, RequestError(f"malformed message: {error}")))
 
     def _drop_dead_clients(self) -> None:
-        oldest = time.monotonic() - self._client_timeout_s
-        for client in [client for client, heard in self._last_heard.items() if heard < oldest]:
+        for client in self._clients.gone(self._send_status):
             if any(self._owner[request_id] == client for request_id in self._durable_ids):
                 self._send_outputs(self._engine.settle())
-            del self._last_heard[client]
-            self._clients.pop(self._numbers.pop(client, -1), None)
+            self._clients.forget(client)
             request_ids = [name for name, owner in self._owner.items() if owner == client]
             if request_ids:
-                logger.warning("ended %d requests of a silent client", len(request_ids))
+                logger.warning("ended %d requests of a client that is gone", len(request_ids))
             if durable_ids := self._durable_ids.intersection(request_ids):
                 self._durable.keep(durable_ids)  # for its successor
             for request_id in request_ids:
                 self._engine.abort(request_id)
-                # It may only have been slow, and still be waiting.
-                self._refuse(request_id, EngineUnavailable("the client was silent for too long"))
+                self._forget(request_id)
 
     def _end_unwanted(self) -> None:
         """Abort requests that timed out, and abandoned ones in the way; ids are not used twice."""
@@ -333,7 +307,7 @@ class EngineProcess:
         for step in steps:
             for number, columns in step.split(STREAM_BITS):
                 # All requests of a client that is gone were aborted, so every row has a client.
-                client = self._clients[number]
+                client = self._clients.of_number(number)
                 self._send(client, Outputs(by_client.pop(client, []), columns, version))
         for client, its_outputs in by_client.items():
             self._send(client, Outputs(its_outputs, weights_version=version))
@@ -349,11 +323,11 @@ class EngineProcess:
         self._durable_ids.discard(request_id)
         return self._owner.pop(request_id, None)
 
-    def _send_status(self, client: bytes) -> None:
+    def _send_status(self, client: bytes) -> bool:
         status = self._engine.status()
         if self._deadline is not None:
             status = msgspec.structs.replace(status, state="draining")
-        self._send(client, status)
+        return self._send(client, status)
 
     def _refuse_all(self, error: SRMError) -> None:
         for request_id in list(self._owner):
@@ -369,8 +343,8 @@ class EngineProcess:
         else:
             self._send(client, Done(message_id, result))
 
-    def _send(self, client: bytes, message: FromEngine) -> None:
-        self._socket.send_multipart([client, self._encoder.encode(message)])
+    def _send(self, client: bytes, message: FromEngine) -> bool:
+        return self._clients.send(client, self._encoder.encode(message))
 
 
 def serve(engine: Engine, config: EngineConfig, load: LoadFolder = load_checkpoint) -> int:

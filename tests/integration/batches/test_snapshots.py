@@ -281,18 +281,19 @@ async def test_with_nothing_to_go_on_with_nothing_is_written_and_who_goes_answer
 
 
 async def left_in_the_middle(served: Served, endpoint: str, wanted: list[Request]) -> None:
-    """By a client that has fallen silent, when the engine has made 25 steps."""
-    patience_s = served.process._client_timeout_s
-    async with connected(endpoint, heartbeat_s=1000) as silent:
-        asked = asyncio.create_task(collect_all(silent, wanted))
+    """By a client that is gone, when the engine has made 25 steps."""
+    patience_s = served.process._clients.timeout_s
+    async with connected(endpoint) as leaving:
+        asked = asyncio.create_task(collect_all(leaving, wanted))
         await until(lambda: served.engine.num_steps == 25)
-        served.process._client_timeout_s = 0
-        await lost(asked)
-    served.process._client_timeout_s = patience_s
+    await lost(asked)
+    served.process._clients.timeout_s = 0
+    await until(lambda: not served.engine.has_work)
+    served.process._clients.timeout_s = patience_s
 
 
 @pytest.mark.parametrize("has_memory", [True, False])
-async def test_a_successor_goes_on_with_what_a_silent_client_left(
+async def test_a_successor_goes_on_with_what_a_client_that_is_gone_left(
     serve: Serve,
     endpoint: str,
     folder: Path,
@@ -314,7 +315,7 @@ async def test_a_successor_goes_on_with_what_a_silent_client_left(
     assert metrics.RESTORED._value.get() - restored == (NUM_SLOTS if has_memory else 0)
 
 
-async def test_what_a_silent_client_left_is_in_the_next_snapshot(
+async def test_what_a_client_that_is_gone_left_is_in_the_next_snapshot(
     serve: Serve, endpoint: str, folder: Path, weights: Weights
 ) -> None:
     served = serve(make_engine=HeldEngine, model=folder.parent, snapshot_dir=str(folder))

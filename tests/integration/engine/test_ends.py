@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,14 +21,26 @@ from engine.client.client import EngineClient
 from engine.client.connection import MAX_INBOX
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineUnavailable, StepFailed
-from engine.messages import Hello, Refusal, Status
+from engine.messages import Columns, Outputs, Refusal
 from engine.process.engine import Engine
 from engine.process.process import EngineProcess
 from engine.steps.batch import Batch
+from engine.tasks import Fail, end_process
 from engine.weights.weights import Weights
+from server.supervise.embedded_engine import with_engine
 from tests.conftest import MakeRequest
+from tests.engines.held_engine import HeldEngine, held, release
+from tests.engines.lying_engine import OF_NOBODY, STATUS, lie
 from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
-from tests.engines.served_engine import NUM_SLOTS, RawClient, Serve, collect, connected, until
+from tests.engines.served_engine import (
+    NUM_SLOTS,
+    Serve,
+    Served,
+    collect,
+    connected,
+    until,
+)
+from tests.serving import ROOT, wait_until
 
 
 class BrokenRunner(NumpyRunner):
@@ -99,20 +115,50 @@ async def test_closing_the_client_ends_its_requests(
     assert client.status is None
 
 
-def test_a_silent_client_is_told_and_its_requests_are_aborted(
-    serve: Serve, raw: RawClient, make_request: MakeRequest
+@contextmanager
+def slow_client(served: Served, endpoint: str) -> Iterator[subprocess.Popen[str]]:
+    """A process whose request runs and whose interpreter does nothing, until it is sent a line."""
+    command = [sys.executable, "-m", "tests.engines.slow_client", endpoint]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as client:
+        try:
+            assert client.stdout is not None and client.stdout.readline() == "asked\n"
+            wait_until(lambda: served.engine.has_work)
+            yield client
+        finally:
+            client.kill()
+
+
+def test_a_client_whose_interpreter_is_held_up_keeps_its_requests(
+    serve: Serve,
+    endpoint: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    served = serve(client_timeout_s=0.1)
-    raw.socket.send(msgspec.msgpack.encode(make_request(n=100, max_tokens=60)))
-    refusal = raw.receive()
-    while not isinstance(refusal, Refusal):
-        refusal = raw.receive()
-    assert refusal.code == "engine_unavailable"
-    raw.socket.send(msgspec.msgpack.encode(Hello()))
-    status = raw.receive()
-    assert isinstance(status, Status)
-    assert (status.running, status.waiting) == (0, 0)
-    assert served.engine.scheduler.num_requests == 0
+    served = serve(make_engine=HeldEngine, model=tmp_path)
+    with held(tmp_path), slow_client(served, endpoint) as client:
+        served.process._clients.timeout_s = 0.0  # it counts as silent at once
+        wait_until(lambda: "its process is there: its requests go on" in caplog.text)
+        assert served.engine.has_work
+        release(tmp_path)
+        wait_until(lambda: not served.engine.has_work)
+        assert client.communicate("go on\n", timeout=120) == ("30\n", None)
+
+
+@pytest.mark.parametrize("how", ["frozen", "dead"])
+def test_the_requests_of_a_client_that_is_frozen_or_dead_are_ended(
+    serve: Serve, endpoint: str, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve(make_engine=HeldEngine, model=tmp_path, client_timeout_s=2)
+    with held(tmp_path), slow_client(served, endpoint) as client:
+        client.send_signal(signal.SIGSTOP if how == "frozen" else signal.SIGKILL)
+        wait_until(lambda: not served.engine.has_work)
+        assert "ended 1 requests of a client that is gone" in caplog.text
+        if how == "frozen":
+            client.send_signal(signal.SIGCONT)
+            said, _ = client.communicate("go on\n", timeout=120)
+            assert said == "the connection to the engine was lost\n"
 
 
 def test_an_endpoint_that_cannot_be_bound_is_a_config_error(weights: Weights) -> None:
@@ -122,18 +168,19 @@ def test_an_endpoint_that_cannot_be_bound_is_a_config_error(weights: Weights) ->
         EngineProcess(engine, config)
 
 
-STATUS = Status("ready", 8, 0, 0, 100, 1, 0, 64, 32, "silent")
 Say = Callable[[Any], None]
 
 
 @asynccontextmanager
-async def heard_once(endpoint: str, heartbeat_s: float) -> AsyncIterator[tuple[EngineClient, Say]]:
+async def heard_once(
+    endpoint: str, heartbeat_s: float, fail: Fail = end_process
+) -> AsyncIterator[tuple[EngineClient, Say]]:
     """A client of an engine that has said STATUS, and from now on says only what it is made to."""
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.bind(endpoint)
     client = EngineClient(endpoint, heartbeat_s=heartbeat_s, engine_timeout_s=inf)
-    await client.connect()
+    await client.connect(fail)
     identity, _ = await asyncio.to_thread(router.recv_multipart)
 
     def say(message: Any) -> None:
@@ -172,3 +219,52 @@ async def test_an_engine_whose_answer_is_not_read_yet_is_not_taken_for_gone(endp
             assert client.status == STATUS
             time.sleep(0.1)
             await asyncio.sleep(0)
+
+
+LIES = {
+    "rows of nobody": OF_NOBODY,
+    "half a row": Outputs([], Columns(bytes(7), bytes(4), bytes(1))),
+}
+
+
+@pytest.mark.parametrize("what", LIES)
+async def test_an_error_in_what_listens_to_the_engine_is_told_to_whoever_depends_on_it(
+    endpoint: str, what: str
+) -> None:
+    told: list[tuple[str, Exception]] = []
+    async with heard_once(endpoint, 1000, lambda *failed: told.append(failed)) as (client, say):
+        say(LIES[what])
+        await until(lambda: bool(told))
+        assert told[0][0] == "what listens to the engine"
+        assert client.engines[0]._talk is not None and client.engines[0]._talk.done()
+
+
+def test_an_api_process_that_cannot_listen_to_the_engine_ends_itself(
+    endpoint: str, text_model: Path
+) -> None:
+    """It lived, said that it was well, and answered nothing."""
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.bind(endpoint)
+    command = [sys.executable, "-m", "server", "api", f"--model={text_model}", "--port=0"]
+    with subprocess.Popen(
+        [*command, f"--endpoint={endpoint}"], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as api:
+        try:
+            lie(router)
+            _, log = api.communicate(timeout=120)
+        finally:
+            api.kill()
+    context.destroy(linger=0)
+    assert api.returncode == 1
+    assert "what listens to the engine failed, which nothing here works without" in log
+    assert "AssertionError: rows of somebody else" in log
+
+
+async def test_whoever_has_an_engine_of_its_own_gets_the_error_and_does_not_wait_for_ever() -> None:
+    async def work(_: EngineClient) -> None:
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(120):
+        with pytest.raises(AssertionError, match="rows of somebody else"):
+            await with_engine(EngineConfig(), "tests.engines.lying_engine", work)

@@ -398,10 +398,10 @@ async def test_a_client_that_dies_while_weights_change_leaves_one_version(
         for connection in dying.engines[:committed]:
             await connection.ask(PutWeights("a"))
     for one in two:
-        one.process._client_timeout_s = 0.0  # so that its silence is noticed
+        one.process._clients.timeout_s = 0.0  # so that it is noticed at once that it is gone
     await until(lambda: not any(one.process._swaps.current for one in two))
     for one in two:
-        one.process._client_timeout_s = 120
+        one.process._clients.timeout_s = 120
     if committed:
         client = EngineClient(endpoint_of(endpoint, 1))
         await client.connect()
