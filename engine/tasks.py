@@ -55,6 +55,9 @@ async def dispensable(begin: Callable[[], Awaitable[object]], name: str) -> None
             return
         except Exception:
             logger.exception("%s failed: begun again in %g s", name, AGAIN_AFTER_S)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # it failed while it was to end
+                return
         await asyncio.sleep(AGAIN_AFTER_S)
 
 

@@ -5,7 +5,6 @@ Knows no files: lines come in and results go out.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 from engine.client.client import EngineClient
 from engine.config import EngineConfig
+from engine.tasks import beside, dispensable
 from server.batch.concurrency_limiter import ConcurrencyLimiter
 from server.batch.engine_retry import EngineRetry
 from server.batch.line_runner import LineRunner
@@ -118,14 +118,9 @@ class BatchRun:
                 results=self.results,
                 share=service.room.share(),
             )
-            progress = asyncio.create_task(
-                show_progress(partial(self._level, client), lambda: self.total)
-            )
-            try:
+            show = partial(show_progress, partial(self._level, client), lambda: self.total)
+            async with beside(dispensable(show, "the progress shown")):
                 await runner.run()
-            finally:
-                progress.cancel()
-                await asyncio.gather(progress, return_exceptions=True)
 
     def _mine(self) -> Iterator[list[RawLine]]:
         """Yield the lines of the shard. Raises ConfigError if they do not match earlier results."""

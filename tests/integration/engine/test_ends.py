@@ -21,7 +21,18 @@ from engine.client.client import EngineClient
 from engine.client.connection import MAX_INBOX
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineUnavailable, StepFailed
-from engine.messages import Columns, Outputs, Refusal
+from engine.messages import (
+    Abandon,
+    Columns,
+    Hello,
+    LoadWeights,
+    Output,
+    Outputs,
+    Refusal,
+    Status,
+    StopSamples,
+    TakeSnapshot,
+)
 from engine.process.engine import Engine
 from engine.process.process import EngineProcess
 from engine.steps.batch import Batch
@@ -34,6 +45,7 @@ from tests.engines.lying_engine import OF_NOBODY, STATUS, lie
 from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
 from tests.engines.served_engine import (
     NUM_SLOTS,
+    RawClient,
     Serve,
     Served,
     collect,
@@ -191,6 +203,87 @@ async def heard_once(
     yield client, say
     await client.close()
     context.destroy(linger=0)
+
+
+@contextmanager
+def speaking(endpoint: str) -> Iterator[Say]:
+    """An engine that says what it is made to, to whoever asks it something; it dies with the
+    block, once all that it said has left."""
+    context = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.bind(endpoint)
+
+    def say(message: Any) -> None:
+        identity, _ = router.recv_multipart()
+        router.send_multipart([identity, msgspec.msgpack.encode(message)])
+
+    yield say
+    context.destroy(linger=120_000)
+
+
+@pytest.mark.parametrize("count", range(4))
+async def test_an_engine_that_dies_between_any_two_messages_is_told_of_and_its_successor_heard(
+    endpoint: str, make_request: MakeRequest, count: int
+) -> None:
+    """After none, its status, a token, and the last one."""
+    request = make_request(max_tokens=2)
+    first, last = (
+        Outputs([Output(request.id, 0, bytes(4), finish_reason=reason)])
+        for reason in (None, "length")
+    )
+    client = EngineClient(endpoint, heartbeat_s=0.02, engine_timeout_s=inf)
+    await client.connect()
+    with speaking(endpoint) as say:
+        if count:
+            await asyncio.to_thread(say, STATUS)
+            await client.wait_until_ready(120)
+            asked = asyncio.create_task(collect(client, request))
+            await asyncio.sleep(0)  # lets it send
+        for message in (first, last)[: count - 1] if count else ():
+            await asyncio.to_thread(say, message)
+    if count == 3:
+        assert [output.finish_reason for output in await asked] == [None, "length"]
+    elif count:
+        with pytest.raises(EngineUnavailable, match="connection to the engine was lost"):
+            await asked
+    await until(lambda: client.status is None)
+    with speaking(endpoint) as say:
+        await asyncio.to_thread(say, STATUS)
+        await client.wait_until_ready(120)
+    await client.close()
+
+
+@pytest.mark.parametrize("count", range(1, 7))
+def test_a_client_that_dies_between_any_two_messages_leaves_nothing_behind(
+    serve: Serve, endpoint: str, make_request: MakeRequest, tmp_path: Path, count: int
+) -> None:
+    served = serve(make_engine=HeldEngine, model=tmp_path)
+    said = [
+        Hello(),
+        make_request("a", n=3, max_tokens=60),
+        StopSamples("a", bytes(4)),
+        Abandon("a", is_alone=True),
+        TakeSnapshot("b"),
+        LoadWeights("c", str(tmp_path / "none"), "finish", is_staged=True),
+    ]
+    with held(tmp_path):
+        client = RawClient(endpoint)
+        for message in said[:count]:
+            client.socket.send(msgspec.msgpack.encode(message))
+        client.socket.send(msgspec.msgpack.encode(Hello()))
+        while not isinstance(client.receive(), Status):
+            pass
+        client.close()
+        process = served.process
+        process._clients.timeout_s = 0.0
+        wait_until(lambda: not (list(process._clients) or process._owner or process._swaps.current))
+        assert not served.engine.has_work and not served.engine.scheduler.is_held
+        process._clients.timeout_s = 120.0
+        other = RawClient(endpoint)
+        other.socket.send(msgspec.msgpack.encode(Hello()))
+        status = other.receive()
+        assert isinstance(status, Status) and (status.running, status.waiting) == (0, 0)
+        other.close()
 
 
 async def test_an_engine_that_stops_answering_is_taken_for_gone(

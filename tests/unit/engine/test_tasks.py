@@ -124,3 +124,16 @@ async def test_what_can_be_lived_without_ends_with_its_block() -> None:
     async with beside(dispensable(lambda: forever(ended), "the watch")):
         await asyncio.sleep(0)
     assert ended == ["beside"]
+
+
+async def test_what_fails_while_it_ends_is_not_begun_again() -> None:
+    """Its block waited for it for ever."""
+
+    async def fail_at_the_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise OSError("disk")
+
+    async with asyncio.timeout(120), beside(dispensable(fail_at_the_end, "the bar")):
+        await asyncio.sleep(0)
