@@ -37,27 +37,31 @@ def end_process(name: str, error: Exception) -> None:
     os._exit(error.exit_code if isinstance(error, SRMError) else 1)
 
 
-async def vital(work: Awaitable[Result], name: str, fail: Fail = end_process) -> Result:
+async def vital(
+    begin: Callable[[], Awaitable[Result]], name: str, fail: Fail = end_process
+) -> Result:
     """Do work that the process cannot live without: if it raises, the process ends."""
     try:
-        return await work
+        return await begin()
     except Exception as error:
         fail(name, error)
         raise
 
 
-async def dispensable(begin: Callable[[], Awaitable[object]], name: str) -> None:
+async def dispensable(begin: Callable[[], Coroutine[Any, Any, object]], name: str) -> None:
     """Do work that the process can live without: if it raises, that is logged, and it is begun
     again."""
     while True:
+        work = asyncio.create_task(begin(), name=name)
         try:
-            await begin()
+            await asyncio.wait([work])
+        except asyncio.CancelledError:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)  # it may fail even then
+            raise
+        if (error := work.exception()) is None:
             return
-        except Exception:
-            logger.exception("%s failed: begun again in %g s", name, AGAIN_AFTER_S)
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():  # it failed while it was to end
-                return
+        logger.error("%s failed: begun again in %g s", name, AGAIN_AFTER_S, exc_info=error)
         await asyncio.sleep(AGAIN_AFTER_S)
 
 

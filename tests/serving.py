@@ -121,7 +121,11 @@ class Server:
         self._data = tempfile.TemporaryDirectory(prefix="srm-data-")
         self.process = subprocess.Popen(
             serve_command(
-                *(folder, engine_module, "--port=0", f"--data-dir={self._data.name}", *flags),
+                folder,
+                engine_module,
+                "--port=0",
+                f"--data-dir={self._data.name}",
+                *flags,
                 loop_timeout_s=loop_timeout_s,
             ),
             cwd=ROOT,

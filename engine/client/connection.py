@@ -86,7 +86,7 @@ class EngineConnection:
         go on, after which nothing is heard of the engine."""
         self._context = zmq.asyncio.Context()
         self._open()
-        talk = vital(self._keep_talking(), "what listens to the engine", fail)
+        talk = vital(self._keep_talking, "what listens to the engine", fail)
         self._talk = asyncio.create_task(talk, name="engine client")
 
     async def close(self) -> None:

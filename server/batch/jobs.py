@@ -15,7 +15,6 @@ import signal
 import time
 from collections import Counter, defaultdict
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -26,7 +25,7 @@ from engine.errors import StoreError
 from engine.memory import collect_rarely
 from engine.messages import MAX_WEIGHT, MIN_WEIGHT
 from engine.settings import load
-from engine.tasks import beside, dispensable, task_group, vital
+from engine.tasks import beside, task_group, vital
 from server import metrics
 from server.batch.concurrency_limiter import ConcurrencyLimiter
 from server.batch.engine_retry import EngineRetry
@@ -187,8 +186,8 @@ class Jobs:
             await self._answering.client.connect()
             collect_rarely()
             if self._config.batch_workers:
-                watch = partial(self._answering.fleet.watch, self._config, self._answering.client)
-                self._group.create_task(dispensable(watch, "the watch over batch_workers"))
+                watch = self._answering.fleet.watch(self._config, self._answering.client)
+                self._group.create_task(watch)
         if self._answering is not None and (status := self._answering.client.status) is not None:
             # As many wait as run, so that slots that become free find somebody, and at least half
             # of the queue is left to those who ask over HTTP.
@@ -330,5 +329,5 @@ def main(argv: list[str]) -> int:
     """Run batches until told to stop."""
     config = load(ServerConfig, argv, prog="python -m server jobs")
     logs.configure(config.log_level, config.log_format)
-    uvloop.run(vital(Jobs(config).run(), "what runs batches"))
+    uvloop.run(vital(Jobs(config).run, "what runs batches"))
     return 0

@@ -19,9 +19,10 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from engine.errors import CheckpointError, ConfigError
 from engine.logs import PROCESS_NAME
@@ -43,6 +44,8 @@ _HOPELESS_FACTOR = 6
 _KILL_AFTER_S = 10.0
 """Seconds a child may take to leave, beyond the time its requests may take."""
 _TICK_S = 0.25
+_STOPPED = "T"
+"""State of a process that SIGSTOP has stopped."""
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -196,17 +199,19 @@ class Child:
         """Kill it when it falls silent, after it was made to write its stacks to the log."""
         if self.heartbeat is None or not self.silence_s:
             return
+        assert self.process is not None
         silent_s, last = 0.0, None
         while silent_s <= self.silence_s:
             await asyncio.sleep(_TICK_S)
             beat = _stat(self.heartbeat)
+            if beat is None:  # it starts, and may take its time unless it is stopped
+                is_silent, last = _state(self.process.pid) == _STOPPED, None
+            else:
+                is_silent, last = beat.st_mtime_ns == last, beat.st_mtime_ns
             # Counted in our own ticks: where the whole machine slept, so did we.
-            is_silent = beat is not None and beat.st_mtime_ns == last
             silent_s = silent_s + _TICK_S if is_silent else 0.0
-            if silent_s > self.silence_s and not _can_touch(self.heartbeat):
+            if beat is not None and silent_s > self.silence_s and not _can_touch(self.heartbeat):
                 silent_s = 0.0  # nobody can, so that says nothing of the process
-            last = beat.st_mtime_ns if beat is not None else None
-        assert self.process is not None
         log.error(
             "%s (process %d, state %s) has given no sign of life for %g s: killed",
             *(self.name, self.process.pid, _state(self.process.pid), silent_s),
@@ -274,7 +279,7 @@ class Supervisor:
     passes_hangups: bool = False
     """Whether SIGHUP makes the API processes read their keys again, and ends nothing."""
 
-    async def run(self, meanwhile: Callable[[], Awaitable[None]]) -> int:
+    async def run(self, meanwhile: Callable[[], Coroutine[Any, Any, None]]) -> int:
         """Keep all running until SIGTERM or SIGINT (0), or until one cannot run (its exit code)."""
         stopped = asyncio.Event()
         for signum in (signal.SIGTERM, signal.SIGINT):

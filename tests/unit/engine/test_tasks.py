@@ -71,7 +71,7 @@ async def fail():
 
 async def main():
     threading.Thread(target=threading.Event().wait).start()
-    task = asyncio.create_task(vital(fail(), "what matters"))
+    task = asyncio.create_task(vital(fail, "what matters"))
     await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -96,7 +96,7 @@ async def test_whoever_embeds_it_is_told_instead() -> None:
         raise KeyError("bug")
 
     with pytest.raises(KeyError):
-        await vital(fail(), "what matters", lambda *what: told.append(what))
+        await vital(fail, "what matters", lambda *what: told.append(what))
     assert [(name, type(error)) for name, error in told] == [("what matters", KeyError)]
 
 

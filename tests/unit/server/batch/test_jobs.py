@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -18,7 +17,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from engine import tasks
 from engine.tasks import task_group
 from server.batch import jobs
 from server.batch.engine_retry import EngineRetry
@@ -312,43 +310,3 @@ raise SystemExit(jobs.main(sys.argv[1:]))
     assert ended.returncode == 1
     assert "what runs batches failed, which nothing here works without" in ended.stderr
     assert "KeyError: 'bug'" in ended.stderr
-
-
-async def test_a_watch_over_workers_that_fails_is_begun_again_and_ends_no_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(tasks, "AGAIN_AFTER_S", 0.0)
-    begun = asyncio.Event()
-
-    class Watched(Fleet):
-        async def watch(self, *_: object) -> None:
-            if "KeyError" in caplog.text:
-                begun.set()
-                await asyncio.Event().wait()
-            raise KeyError("charset")
-
-    class Services:
-        def __init__(self, _: ServerConfig) -> None:
-            self.client = SimpleNamespace(status=None, connect=nothing, is_closed=False)
-            self.fleet = Watched({}, EngineRetry(cast(Any, self.client)))
-
-        async def close(self) -> None:
-            return
-
-    async def nothing() -> None:
-        return
-
-    monkeypatch.setattr(jobs, "BatchServices", Services)
-    monkeypatch.setattr(jobs, "_LOOK_EVERY_S", 0.01)
-    config = ServerConfig(
-        data_dir=str(tmp_path), model_id="mine", batch_workers=("http://127.0.0.1:9",)
-    )
-    here = Jobs(config)
-    submit(tmp_path, lines(1), model_id="mine")
-    running = asyncio.create_task(here.run())
-    async with asyncio.timeout(120):
-        await begun.wait()
-    assert not running.done()
-    os.kill(os.getpid(), signal.SIGTERM)
-    await running
-    assert "the watch over batch_workers failed" in caplog.text

@@ -167,6 +167,20 @@ async def test_one_whose_loop_is_held_up_is_ended_with_its_stack_in_the_log(
     await ended(keeper, wedged)
 
 
+async def test_one_that_is_frozen_while_it_starts_is_killed_and_started_again(
+    child: MakeChild, caplog: pytest.LogCaptureFixture
+) -> None:
+    starting = child("import time; time.sleep(1000)", silence_s=0.1)
+    keeper = asyncio.create_task(starting.keep_running())
+    await until(lambda: starting.process is not None)
+    assert starting.process is not None
+    pid = starting.process.pid
+    os.kill(pid, signal.SIGSTOP)
+    await until(lambda: starting.process is not None and starting.process.pid != pid)
+    assert f"child (process {pid}, state T) has given no sign of life for" in caplog.text
+    await ended(keeper, starting)
+
+
 async def test_a_watch_that_fails_goes_on_watching(
     child: MakeChild, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
