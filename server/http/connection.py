@@ -1,7 +1,8 @@
 """One HTTP connection: uvicorn's, with limits and time-outs on what it leaves open.
 
 Headers are limited in size and time; so is a client that does not read its reply, or keeps sending
-what nobody reads. What is not HTTP at all is answered in our error shape. Knows no routes.
+what nobody reads. What is not HTTP at all is answered in our error shape. An offered upgrade is not
+taken: the request is answered as if there were no offer (RFC 9110, 7.8). Knows no routes.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from http import HTTPStatus
 from math import inf
 from typing import Any, ClassVar
 
+import httptools
 import msgspec
 from starlette.types import Message
+from uvicorn._types import ASGIReceiveEvent
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
@@ -26,9 +29,11 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
+from engine.errors import InvalidRequest
 from server.config import SPARE_FILES, ServerConfig
 from server.errors import ErrorBody, ErrorDetail
 from server.http.auth import TOO_MANY_CONNECTIONS
+from server.http.headers import check_head, path_of
 from server.http.responses import CONNECT
 
 log = logging.getLogger(__name__)
@@ -42,6 +47,10 @@ _SAY_AGAIN_S = 60.0
 
 MAX_PIPELINED = 16
 """Requests that a client may send before the first is answered. Each takes some memory."""
+
+
+class _HeadTooLarge(ValueError):
+    """Ends the parser."""
 
 
 class Connection(HttpToolsProtocol):
@@ -64,13 +73,18 @@ class Connection(HttpToolsProtocol):
         """Whether the next data is part of a request line or a header."""
         self._has_begun = False
         """Whether a request has begun that has not arrived whole."""
-        self._has_ended = False
-        """Whether a request ended in the last data, not all of which then belongs to the next."""
+        self._has_advanced = False
+        """Whether a head, a piece of a body or a request ended in the last data, not all of which
+        then belongs to what comes next."""
         self._unanswered: list[RequestResponseCycle] = []
         """Requests without a whole reply, the oldest first. uvicorn tells only the newest one that
         its client has left."""
         self._head_bytes = 0
-        self._refused_head = False
+        """Bytes since the parser last advanced: of a head, of chunk extensions, of trailers."""
+        self._refusal: bytes | None = None
+        """What is sent once all in `_unanswered` are answered; from now on nothing is read."""
+        self.body_fault = ""
+        """What is wrong with the newest request's body, the rest of which will not come."""
         self._receiving: asyncio.TimerHandle | None = None
         self._sending: asyncio.TimerHandle | None = None
         self._unsent_bytes = 0
@@ -116,18 +130,45 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._has_ended = False
-        super().data_received(data)
-        if self.transport.is_closing():
+        if self._refusal is not None:
             return
-        if self._is_in_head and self._has_begun and not self._has_ended:
-            self._head_bytes += len(data)
-            if self._head_bytes > self._settings.max_header_bytes:
-                self._refuse_head()
-                return
+        self._has_advanced = False
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError as error:
+            self._refuse_data(error)
+        if self.transport.is_closing() or self._refusal is not None:
+            return
+        self._head_bytes = (
+            0 if self._has_advanced or not self._has_begun else self._head_bytes + len(data)
+        )
+        if self._head_bytes > self._settings.max_header_bytes:
+            self._refuse_size()
+            return
         is_idle = self.cycle is None or self.cycle.response_complete
         if self._is_in_head and self._receiving is None and (self._has_begun or is_idle):
             self._limit_receiving(self._settings.receive_timeout_s)
+
+    def _parse(self, data: bytes) -> None:
+        """Feed the parser. It takes a message that offers an upgrade to end with its head; so
+        another one reads the head again, without the offer, and then the body.
+
+        Raises httptools.HttpParserError.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as offer:
+                data = data[offer.args[0] :]
+            else:
+                return
+            version = self.parser.get_http_version().encode()
+            lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+            lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+            self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
 
     def on_message_begin(self) -> None:
         self._has_begun, self._head_bytes = True, 0
@@ -136,41 +177,53 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self._settings.max_header_bytes:
-            self._refused_head = True
-            raise ValueError("the headers are too large")  # ends the parser; see send_400_response
+            raise _HeadTooLarge
+        version = self.parser.get_http_version()
+        is_in_chunks = check_head(self.parser.get_method(), version, self.headers)
+        if not self.url.startswith(b"/"):
+            self.url = path_of(self.url, self.headers)
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise ValueError("too many requests at once")
-        self._is_in_head = False
-        self._stop_receiving()
+            raise ValueError(f"more than {MAX_PIPELINED} requests wait for the one before them")
+        if self.parser.should_upgrade():
+            return
         super().on_headers_complete()
+        self._is_in_head, self._has_advanced = False, True
+        self._stop_receiving()
         self._unanswered.append(self.cycle)
-        if self.parser.get_http_version() == "1.0":
+        self.headers = []  # for trailers: the request's own are complete
+        if is_in_chunks:
+            _report_faults(self)
+        if version == "1.0":
             _speak_1_0(self.cycle, self.parser.should_keep_alive())
         else:
             _offer(self)
         if TOO_MANY_CONNECTIONS in self.app_state:
             self.cycle.keep_alive = False
 
+    def on_body(self, body: bytes) -> None:
+        self._has_advanced = True
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
-        self._is_in_head, self._has_begun, self._has_ended = True, False, True
+        if self.parser.should_upgrade():  # see _parse
+            return
+        self._is_in_head, self._has_begun, self._has_advanced = True, False, True
         self._stop_receiving()
+        if self.headers:  # trailers, among which llhttp heeds `Connection`
+            self.cycle.keep_alive = False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self._unanswered.pop(0)
         super().on_response_complete()
-        if self._has_begun and not self.transport.is_closing():  # and its body is not here whole
+        if self.transport.is_closing():
+            return
+        if self._refusal is not None:
+            self._send_refusal()
+        elif self._has_begun:
             self._unset_keepalive_if_required()
-            self._limit_receiving(LINGER_S)
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer a request that the parser refuses; only close while an earlier one is answered."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.close()
-        elif self._refused_head:
-            self._refuse_head()
-        else:
-            self._refuse(HTTPStatus.BAD_REQUEST, "invalid_http", f"this is not HTTP/1.1: {msg}")
+            if not self._is_in_head and self.cycle.response_complete:  # its body is not here whole
+                self._limit_receiving(LINGER_S)
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -232,11 +285,38 @@ class Connection(HttpToolsProtocol):
             self._sending.cancel()
             self._sending = None
 
-    def _refuse_head(self) -> None:
+    def _refuse_data(self, error: httptools.HttpParserError) -> None:
+        """Refuse what the parser has refused, or a callback of it, whose error is the context."""
+        cause = error.__context__ or error
+        if isinstance(cause, _HeadTooLarge):
+            self._refuse_size()
+            return
+        reason = str(cause)[:200]  # a URL may be long
+        if self._has_begun and self.parser.get_method() == b"PRI":
+            reason = "this server does not speak HTTP/2"
+        self.logger.warning("Invalid HTTP request received: %s", reason)
+        message = f"this is not HTTP/1.1: {reason}"
+        if self._is_in_head:
+            self._refuse(HTTPStatus.BAD_REQUEST, "invalid_http", message)
+        else:
+            self._break_body(message)
+
+    def _refuse_size(self) -> None:
         limit = self._settings.max_header_bytes
+        if not self._is_in_head:
+            self._break_body(f"a chunk's extensions or the trailers are larger than {limit} bytes")
+            return
         message = f"the request line and headers are larger than {limit} bytes"
         status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
         self._refuse(status, "headers_too_large", message)
+
+    def _break_body(self, reason: str) -> None:
+        """Tell whoever reads the newest request's body that the rest will not come."""
+        self._refusal, self.body_fault = b"", reason
+        self.cycle.keep_alive = False
+        self.cycle.message_event.set()
+        if self.cycle.response_complete:
+            self.transport.close()
 
     def _refuse(self, status: HTTPStatus, code: str, message: str) -> None:
         """Answer with an error, before the routes have seen the request, and close."""
@@ -252,9 +332,29 @@ class Connection(HttpToolsProtocol):
         ]
         if status != HTTPStatus.REQUEST_TIMEOUT:
             lines.append(b"x-should-retry: false")
-        self.transport.write(b"\r\n".join([*lines, b"", body]))
-        self.transport.close()
-        self._abort_later()
+        self._refusal = b"\r\n".join([*lines, b"", body])
+        self._stop_receiving()
+        self._send_refusal()
+
+    def _send_refusal(self) -> None:
+        if not self._unanswered and self._refusal is not None:
+            self.transport.write(self._refusal)
+            self.transport.close()
+            self._abort_later()
+
+
+def _report_faults(connection: Connection) -> None:
+    """Have whoever reads the newest request's body hear of a fault, as InvalidRequest."""
+    cycle = connection.cycle
+    receive = cycle.receive
+
+    async def receive_or_raise() -> ASGIReceiveEvent:
+        message = await receive()
+        if connection.body_fault and connection.cycle is cycle:
+            raise InvalidRequest(connection.body_fault)
+        return message
+
+    cycle.receive = receive_or_raise  # type: ignore[method-assign]  # for this request alone
 
 
 def _offer(connection: Connection) -> None:

@@ -112,6 +112,7 @@ def requests(rng: random.Random, path: str, body: bytes) -> bytes:
             b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
             b"GET /health HTTP/9.9\r\n\r\n",
             b"GET /health\r\n\r\n",
+            b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
             b"GET /v1/models/%00%2e%2e%2f%ff HTTP/1.1\r\nHost: localhost\r\n\r\n",
             whole[: rng.randrange(len(whole))],
             whole.replace(length, b"Content-Length: -1\r\n"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import socket
 import subprocess
@@ -32,20 +33,32 @@ http {{
     include {folder}/srm.conf;
 }}
 """
-Before = Callable[[int], str]
+Before = Callable[..., str]
+UPGRADES = (
+    (
+        'proxy_set_header Connection "";   # kept open to srm',
+        'proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection "upgrade";',
+    ),
+    ("location /v1/admin/ {", "location /v1/tokenize {"),
+    ("proxy_request_buffering off;", ""),
+)
+"""The lines for WebSockets that nginx's documentation has, and a route to forbid. A large body
+comes from nginx's disk then, in pieces of its own behind the head."""
 
 
 @pytest.fixture
 def nginx(tmp_path: Path) -> Iterator[Before]:
-    """nginx(PORT): the sample's address in front of a server there; all end with the test."""
+    """nginx(PORT, *changes): the address of the sample, with these changes, in front of a server
+    there; all end with the test."""
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if program is None:
         pytest.skip("there is no nginx; tests/install.sh installs it as root on Debian")
     running: list[subprocess.Popen[bytes]] = []
 
-    def start(port: int) -> str:
+    def start(port: int, *changes: tuple[str, str]) -> str:
         own, sample = free_port(), SAMPLE.read_text()
-        for was, is_now in (("listen 80;", f"listen 127.0.0.1:{own};"), (":8000;", f":{port};")):
+        here = ("listen 80;", f"listen 127.0.0.1:{own};"), (":8000;", f":{port};")
+        for was, is_now in (*here, *changes):
             assert sample.count(was) == 1
             sample = sample.replace(was, is_now)
         (tmp_path / "srm.conf").write_text(sample)
@@ -121,3 +134,25 @@ def test_a_server_behind_it_takes_files_pages_and_no_operator(
         )
         for path in ("/v1/admin/state", "//v1/admin/state", "/v1/%61dmin/state"):
             assert client.get(path).status_code in {403, 404}
+
+
+@pytest.mark.parametrize("offer", ["websocket", "h2c"])
+def test_the_lines_for_websockets_let_no_body_become_a_request(
+    nginx: Before, server: Server, offer: str
+) -> None:
+    """The body of a request that offers an upgrade was run as one that nginx forbids."""
+    url = nginx(int(server.url.rsplit(":", 1)[1]), *UPGRADES)
+    forbidden = {"prompt": "the cat"}
+    assert httpx.post(f"{url}/v1/tokenize", json=forbidden).status_code == 404
+    body = json.dumps(forbidden).encode() + b" " * 100_000
+    smuggled = b"POST /v1/tokenize HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    smuggled += b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    before = server.metric("http_requests_total", "/v1/tokenize")
+    offers = {"connection": "Upgrade", "upgrade": offer}
+    with httpx.Client(base_url=url, timeout=120) as client:
+        for _ in range(12):
+            reply = client.post("/v1/detokenize", content=smuggled, headers=offers)
+            assert server.metric("http_requests_total", "/v1/tokenize") == before
+            assert reply.status_code == 400, reply.text
+            reply = client.post("/v1/completions", json={"prompt": "a"}, headers=offers)
+            assert reply.status_code == 200, reply.text
