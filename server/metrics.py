@@ -99,6 +99,11 @@ FILES_BYTES = Gauge(
     multiprocess_mode="mostrecent",
 )
 BATCHES = Gauge("srm_batches", "Batches by status.", ("status",), multiprocess_mode="mostrecent")
+ENGINES_AWAY = Gauge(
+    "srm_engines_away",
+    "Engines that do not answer: they start, are gone or hang.",
+    multiprocess_mode="mostrecent",
+)
 
 
 def observe_all(histogram: Histogram, values: F64) -> None:

@@ -7,6 +7,7 @@ Keeps: a request ends in all its terminal Outputs or in an error, never in silen
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -34,10 +35,14 @@ from engine.messages import (
 )
 from engine.tasks import Fail, end_process, task_group
 
+log = logging.getLogger(__name__)
+
 HEARTBEAT_S = 1.0
 ENGINE_TIMEOUT_S = 10.0
 """Seconds without an answer to a heartbeat after which an engine counts as gone; and for which
 engines that start are waited for once another one is there."""
+AWAY_S = 60.0
+"""Seconds without an engine after which others run the durable requests that it would have."""
 
 
 class EngineClient:
@@ -52,6 +57,7 @@ class EngineClient:
         endpoint: str,
         heartbeat_s: float = HEARTBEAT_S,
         engine_timeout_s: float = ENGINE_TIMEOUT_S,
+        away_s: float = AWAY_S,
     ) -> None:
         """`endpoint` has that of each engine, with commas between them."""
         endpoints = endpoint.split(",")
@@ -62,6 +68,8 @@ class EngineClient:
             )
             for number, one in enumerate(endpoints)
         ]
+        self._away_s = away_s
+        self._gone_at = [time.monotonic()] * len(self.engines)  # when each was there last
         self.is_closed = False
         """Whether `close` was called: nothing is received any more."""
         self.status: Status | None = None
@@ -77,6 +85,11 @@ class EngineClient:
     def losses(self) -> int:
         """How often an engine became unreachable."""
         return sum(one.losses for one in self.engines)
+
+    @property
+    def num_away(self) -> int:
+        """How many engines do not answer."""
+        return sum(one.status is None for one in self.engines)
 
     def fingerprint(self, weights_version: int) -> str | None:
         """Return the fingerprint of a version that the engines use or have used; else None."""
@@ -191,6 +204,20 @@ class EngineClient:
             self._has_status.clear()
         if status is None:
             self._streams.lose(number, lambda: EngineUnavailable(why))
+        elif not self.is_closed:
+            self._look_for_others()
+
+    def _look_for_others(self) -> None:
+        """Give up waiting for engines that are away for too long while another one is there."""
+        now, is_away = time.monotonic(), self._streams.spread.is_away
+        for number, one in enumerate(self.engines):
+            if one.status is not None:
+                self._gone_at[number] = now
+            elif not is_away[number] and now - self._gone_at[number] >= self._away_s:
+                is_away[number] = True
+                away = f"engine {number} has not been there for {self._away_s:g} s"
+                log.warning("%s: others run what batches would have it run", away)
+                one.give_up(away)
 
     def _may_begin(self, num_heard: int) -> bool:
         now = time.monotonic()

@@ -114,6 +114,10 @@ class EngineConnection:
         finally:
             del self._asked[message.id]
 
+    def give_up(self, why: str) -> None:
+        """Wait no more for an engine that is away: what was sent to it meanwhile is lost."""
+        self._lose(why)
+
     def send(self, message: ToEngine) -> None:
         """Queue a message. Messages that a lost engine never received go to the next one in order:
         the Abort of a lost request follows the request."""

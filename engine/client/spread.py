@@ -65,12 +65,15 @@ class Spread:
         self.count = count
         self.statuses: list[Status | None] = [None] * count
         """Last Status of each engine; None while it cannot be reached."""
+        self.is_away = [False] * count
+        """Whether an engine has been unreachable for so long that nothing waits for it."""
         self._given = [0] * count  # samples of streams that are open here
         self._others = [0] * count  # samples beyond these that an engine has, by its last Status
 
     def hear(self, engine: int, status: Status | None) -> None:
         """Note what an engine says of itself, or that it is not to be given anything."""
         self.statuses[engine] = status
+        self.is_away[engine] &= status is None
         own = self._given[engine]
         self._others[engine] = 0 if status is None else status.running + status.waiting - own
 
@@ -81,8 +84,9 @@ class Spread:
     def parts(self, request: Request, place: int) -> list[Part]:
         """Divide a request.
 
-        A durable one goes to the same engines whenever it is sent: they have its snapshots. One
-        whose prompt is scored is not divided: scores come once, and before any sample.
+        A durable one goes to the same engines whenever it is sent, since they have its snapshots,
+        unless these are away. One whose prompt is scored is not divided: scores come once, and
+        before any sample.
         """
         if self.count == 1:
             return [Part(request, place, 0, None, 1)]
@@ -90,7 +94,8 @@ class Spread:
         most = max(1, params.n // PART_SAMPLES) if params.prompt_logprobs is None else 1
         if request.durable:
             home = crc32(request.id.encode())
-            engines = [(home + part) % self.count for part in range(min(most, self.count))]
+            own = [(home + part) % self.count for part in range(self.count)]
+            engines = ([one for one in own if not self.is_away[one]] or own)[:most]
         else:
             engines = self.choose(request, most) or [0]  # which then refuses it
         if len(engines) == 1:

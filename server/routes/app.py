@@ -10,7 +10,6 @@ import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -19,7 +18,7 @@ from starlette.types import ASGIApp
 from engine.client.client import EngineClient
 from engine.errors import SRMError
 from engine.tasks import beside
-from server import errors
+from server import errors, metrics
 from server.config import ServerConfig
 from server.http.auth import Auth
 from server.http.cors import Cors
@@ -108,6 +107,10 @@ def create_app(
             threads.shutdown(wait=False)
             store.close()
 
+    def update() -> None:
+        metrics.ENGINES_AWAY.set(client.num_away)
+        update_gauges(store)
+
     def retry_after_s() -> int:
         return client.status.retry_after_s if client.status else 1
 
@@ -131,7 +134,7 @@ def create_app(
     app.include_router(models.routes(served))
     app.include_router(health.routes(client, config.stall_s, draining))
     app.include_router(admin.routes(admin.Admin(client, config)))
-    app.include_router(scrape.routes(config.model_name, partial(update_gauges, store)))
+    app.include_router(scrape.routes(config.model_name, update))
     app.include_router(pages.dashboard())
     app.include_router(pages.reference(OPERATIONS))
 

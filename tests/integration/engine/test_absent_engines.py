@@ -1,0 +1,98 @@
+"""An engine of several that does not come back: what batches would have it run others run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+import pytest
+
+from engine.client import client as client_module
+from engine.client.client import EngineClient
+from engine.errors import StepFailed
+from engine.weights.weights import Weights
+from server.batch.engine_retry import EngineRetry
+from tests.engines.making import request_of
+from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
+from tests.engines.run_engine import alone
+from tests.engines.served_engine import Serve, collect, connected, endpoint_of, until
+
+LINES = [
+    request_of(f"line {seed}", seed=seed, n=2, max_tokens=5, durable=True) for seed in range(20)
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_wait_for_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "ENGINE_TIMEOUT_S", 0.0)
+
+
+def two_of(endpoint: str) -> str:
+    return f"{endpoint},{endpoint_of(endpoint, 1)}"
+
+
+async def assert_all_answered(client: EngineClient, weights: Weights) -> None:
+    sending = EngineRetry(client)
+    async with asyncio.timeout(120):
+        found = await asyncio.gather(
+            *(sending.until_answered(partial(collect, client, line)) for line in LINES)
+        )
+    for line, outputs in zip(LINES, found, strict=True):
+        expected = alone(line, weights)
+        assert sorted(output.index for output in outputs) == [0, 1], "each sample once"
+        assert {one.index: one.token_ids for one in outputs} == {
+            index: one.token_ids for index, one in expected.items()
+        }
+
+
+async def test_lines_of_an_engine_that_never_starts_are_run_by_the_other(
+    serve: Serve, endpoint: str, weights: Weights, caplog: pytest.LogCaptureFixture
+) -> None:
+    serve()
+    with caplog.at_level(logging.WARNING):
+        async with connected(two_of(endpoint), heartbeat_s=0.02, away_s=0.2) as client:
+            assert client.num_away == 1
+            await assert_all_answered(client, weights)
+            late = serve(number=1)
+            await until(lambda: client.num_away == 0)
+            assert late.engine.scheduler.num_requests == late.engine.num_steps == 0, "none twice"
+            await asyncio.gather(*(collect(client, line) for line in LINES))
+            assert late.engine.num_steps, "it has its share again"
+    (said,) = [one.message for one in caplog.records if "has not been there for" in one.message]
+    assert said.startswith("engine 1 has not been there for 0.2 s")
+
+
+class Breaks(NumpyRunner):
+    """A device that fails on the third step."""
+
+    steps = 0
+
+    def run_until(self, launched: NumpyLaunched) -> None:
+        self.steps += 1
+        if self.steps == 3:
+            raise RuntimeError("the device fell off the bus")
+        super().run_until(launched)
+
+
+async def test_lines_of_an_engine_that_is_lost_for_good_are_run_by_the_other(
+    serve: Serve, endpoint: str, weights: Weights
+) -> None:
+    broken, _ = serve(Breaks), serve(number=1)
+    async with connected(two_of(endpoint), heartbeat_s=0.02, away_s=0.2) as client:
+        await until(lambda: not client.num_away)
+        await assert_all_answered(client, weights)
+        assert broken.join() == StepFailed.exit_code
+        assert client.num_away == client.losses == 1
+
+
+async def test_an_engine_that_is_back_in_time_goes_on_with_its_lines(
+    serve: Serve, endpoint: str
+) -> None:
+    serve()
+    async with connected(two_of(endpoint), heartbeat_s=0.02) as client:
+        asked = [asyncio.create_task(collect(client, line)) for line in LINES]
+        await until(lambda: sum(one.done() for one in asked) > 5)
+        late = serve(number=1)
+        await asyncio.gather(*asked)
+        assert late.engine.num_steps
