@@ -173,8 +173,16 @@ class LoadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     """How running sequences are treated. `continue`: they go on from their states; `drop`: all
     requests end with an error; `finish`: nothing starts until they have ended."""
     is_staged: bool = False
-    """Of several engines, all change or none does: the Done says that this one can, and it does
-    when PutWeights comes. An Abort of this id, or that its sender is gone, drops the change."""
+    """Of several engines, all change or none does: the Done says that this one can, and with which
+    version, and it does when PutWeights comes. Until then an Abort of this id drops the change, and
+    so does that its sender is gone, or has said no HoldWeights for a while."""
+
+
+class HoldWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hold_weights"):
+    """Keep what is staged: its sender still waits for others. Not answered."""
+
+    id: str
+    """That of the LoadWeights."""
 
 
 class PutWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="put_weights"):
@@ -352,7 +360,12 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
     """Tokens sampled since the engine started, with those that snapshots had."""
     arithmetic: str = ""
     """Device, dtype and a GPU's product, such as "cpu float32" and "gpu bfloat16 own"."""
+    changing: str = ""
+    """Folder of the weights that a change is under way to; empty: none is."""
+    held_s: float = 0.0
+    """Seconds for which nothing has started because of it; 0 where things start."""
 
 
-ToEngine = Request | Abort | Abandon | StopSamples | TakeSnapshot | LoadWeights | PutWeights | Hello
+AboutWeights = LoadWeights | HoldWeights | PutWeights
+ToEngine = Request | Abort | Abandon | StopSamples | TakeSnapshot | AboutWeights | Hello
 FromEngine = Outputs | Refusal | Done | Status

@@ -122,6 +122,10 @@ WEIGHT_SWAP_SECONDS = Histogram(
     "How long no step was made for a change of weights.",
     buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100),
 )
+HELD_SECONDS = _gauge(
+    "srm_engine_held_seconds",
+    "For how long nothing has started because weights are being changed; 0 where things start.",
+)
 STEP_SECONDS = Histogram(
     "srm_engine_step_seconds",
     "Time from one step's result to the next one's, or from its start when idle before.",

@@ -22,6 +22,7 @@ from engine.errors import EngineUnavailable, InvalidRequest
 from engine.messages import (
     Abort,
     Done,
+    HoldWeights,
     LoadWeights,
     Output,
     Outputs,
@@ -33,7 +34,7 @@ from engine.messages import (
     TakeSnapshot,
     error_of,
 )
-from engine.tasks import Fail, end_process, task_group
+from engine.tasks import Fail, beside, end_process, task_group
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,8 @@ class EngineClient:
             )
             for number, one in enumerate(endpoints)
         ]
-        self._away_s = away_s
+        self._heartbeat_s, self._away_s = heartbeat_s, away_s
+        self._changes: set[asyncio.Task[Done]] = set()  # of weights, whoever still waits for them
         self._gone_at = [time.monotonic()] * len(self.engines)  # when each was there last
         self.is_closed = False
         """Whether `close` was called: nothing is received any more."""
@@ -115,6 +117,9 @@ class EngineClient:
         """Stop talking. Requests still running raise EngineUnavailable; no Abort is sent for them:
         durable ones go on, for whoever sends them again."""
         self.is_closed = True
+        for change in self._changes:
+            change.cancel()
+        await asyncio.gather(*self._changes, return_exceptions=True)
         for number in range(len(self.engines)):
             self._streams.spread.hear(number, None)  # none of them is to run anything again
         for one in self.engines:
@@ -160,21 +165,74 @@ class EngineClient:
         return _together(await self._ask_all(TakeSnapshot(uuid.uuid4().hex)))
 
     async def load_weights(self, path: str, running: Running) -> Done:
-        """Have all engines go on with the weights in this folder; returns when they do. Raises the
-        error that one refuses them with, SwapInProgress, and EngineUnavailable; then none does."""
+        """Have all engines go on with the weights in this folder; returns when they do. Whoever
+        asked may leave: the change is made all the same.
+
+        Raises the error that one refuses them with, SwapInProgress, and EngineUnavailable; then
+        none does, unless the message says that this is not known.
+        """
         message = LoadWeights(uuid.uuid4().hex, path, running, is_staged=len(self.engines) > 1)
         if not message.is_staged:
             return await self.engines[0].ask(message)
+        change = asyncio.create_task(self._change_all(message))
+        self._changes.add(change)
+        change.add_done_callback(self._end_change)
+        return await asyncio.shield(change)
+
+    def _end_change(self, change: asyncio.Task[Done]) -> None:
+        self._changes.discard(change)
+        if not change.cancelled() and (error := change.exception()):
+            log.warning("weights were not changed: %s", error)
+
+    async def _change_all(self, message: LoadWeights) -> Done:
+        """Stage the weights on all engines, then put them to use. Until the first one has put them
+        they are dropped by all if anything goes wrong; then by none, and whoever missed that
+        follows the note that it has left."""
+        losses = [one.losses for one in self.engines]
         try:
-            await self._ask_all(message)
+            async with beside(self._hold(message.id, losses)):
+                staged = await self._ask_all(message)
+            versions = {one.detail["weights_version"] for one in staged}
+            if len(versions) > 1:
+                raise EngineUnavailable("the engines do not use the same weights yet: ask again")
+            self._check_all_there(losses)
         except BaseException:
             for one in self.engines:
                 one.send(Abort(message.id))
             raise
-        # From here on nothing stops it, not even that nobody waits any more.
-        return _together(await asyncio.shield(self._ask_all(PutWeights(message.id))))
+        put = PutWeights(message.id)
+        answers = await asyncio.gather(
+            *(one.ask(put) for one in self.engines), return_exceptions=True
+        )
+        done = [one for one in answers if isinstance(one, Done)]
+        errors = [(number, one) for number, one in enumerate(answers) if not isinstance(one, Done)]
+        if not done:
+            why = f"whether weights were changed is not known: {errors[0][1]}"
+            raise EngineUnavailable(f"{why}; /v1/admin/state says which are in use")
+        for number, error in errors:
+            log.warning(
+                "weights version %s is in use; engine %d goes on with it too, but is behind: %s",
+                *(done[0].detail["weights_version"], number, error),
+            )
+        return _together(done)
 
-    async def _ask_all(self, message: TakeSnapshot | LoadWeights | PutWeights) -> list[Done]:
+    async def _hold(self, change: str, losses: list[int]) -> None:
+        """Tell the engines, as long as this process turns, that the change is still wanted. Raises
+        EngineUnavailable once one of them cannot make it."""
+        while True:
+            self._check_all_there(losses)
+            for one in self.engines:
+                one.send(HoldWeights(change))
+            await asyncio.sleep(self._heartbeat_s)
+
+    def _check_all_there(self, losses: list[int]) -> None:
+        for number, one in enumerate(self.engines):
+            is_ready = one.status is not None and one.status.state == "ready"
+            if not is_ready or one.losses != losses[number]:
+                why = f"engine {number} does not answer, has been lost, or drains"
+                raise EngineUnavailable(f"{why}: no weights are changed")
+
+    async def _ask_all(self, message: TakeSnapshot | LoadWeights) -> list[Done]:
         """Ask every engine, none of which may be away. Raises the first error."""
         for number, one in enumerate(self.engines):
             if one.status is None and len(self.engines) > 1:
@@ -241,6 +299,8 @@ def _sum(found: list[Status]) -> Status:
         retry_after_s=retry_after_s,
         weights_version=version.weights_version,
         fingerprint=version.fingerprint,
+        changing=max(one.changing for one in found),
+        held_s=max(one.held_s for one in found),
         **totals,
     )
 

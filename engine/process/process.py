@@ -34,13 +34,13 @@ from engine.errors import (
 from engine.messages import (
     Abandon,
     Abort,
+    AboutWeights,
     Done,
     FromEngine,
     Hello,
     LoadWeights,
     Output,
     Outputs,
-    PutWeights,
     Request,
     StopSamples,
     TakeSnapshot,
@@ -167,10 +167,12 @@ class EngineProcess:
             self._refuse_malformed(client, payload, error)
             return
         if isinstance(message, Hello):
-            self._swaps.check_note()
+            if self._deadline is None:  # else it leaves anyway, and what runs is to end first
+                self._swaps.check_note()
             self._send_status(client)
         elif isinstance(message, Abort):
-            if self._owner.get(message.id) == client:
+            change = self._swaps.current  # may be dropped over another connection than it came by
+            if self._owner.get(message.id) == client or (change and change.id == message.id):
                 self._forget(message.id)
                 self._engine.abort(message.id)
         elif isinstance(message, Abandon):
@@ -180,36 +182,33 @@ class EngineProcess:
             self._durable.ask(partial(self._answer, client, message.id))
         elif isinstance(message, StopSamples):
             self._stop_samples(client, message)
-        elif isinstance(message, LoadWeights | PutWeights):
-            self._swap(client, message)
-        else:
+        elif isinstance(message, Request):
             self._add(client, message)
+        else:
+            self._swap(client, message)
 
-    def _swap(self, client: bytes, message: LoadWeights | PutWeights) -> None:
+    def _swap(self, client: bytes, message: AboutWeights) -> None:
+        if self._deadline is None:
+            self._swaps.check_note()
         try:
-            if isinstance(message, PutWeights):
-                self._swaps.commit(message.id)
-                return
-            if self._deadline is not None:
-                raise EngineUnavailable("the engine is draining and keeps its weights")
-            self._swaps.begin(message)
+            if done := self._swaps.receive(message):
+                self._send(client, done)
         except SRMError as error:
             self._send(client, refusal(message.id, error))
         else:
-            self._owner[message.id] = client
+            if isinstance(message, LoadWeights):
+                self._owner[message.id] = client
 
     def _change_weights(self) -> None:
         if (message := self._swaps.current) is None:
             return
         client = self._owner.get(message.id)  # None: it does not wait any more
-        if message.is_staged and client is None:
-            self._swaps.drop()
-            return
         try:
-            was_prepared = self._swaps.is_prepared
-            if not self._swaps.is_due():
-                if self._swaps.is_prepared and not was_prepared:
-                    self._send(self._owner[message.id], Done(message.id))
+            is_draining = self._deadline is not None
+            if is_draining or not self._swaps.is_due():
+                self._swaps.check_wanted(client is not None, is_draining)
+                if client is not None and (staged := self._swaps.take_staged()):
+                    self._send(client, staged)
                 return
             self._send_outputs(self._engine.settle())
             self._owner.pop(message.id, None)
@@ -219,6 +218,8 @@ class EngineProcess:
                 self._refuse_all(EngineUnavailable("other weights were put to use meanwhile"))
             done = self._swaps.make()
             self._durable.forget()
+        except StepFailed:
+            raise
         except SRMError as error:
             self._owner.pop(message.id, None)
             if client is not None:
@@ -324,7 +325,7 @@ class EngineProcess:
         return self._owner.pop(request_id, None)
 
     def _send_status(self, client: bytes) -> bool:
-        status = self._engine.status()
+        status = self._swaps.told_in(self._engine.status())
         if self._deadline is not None:
             status = msgspec.structs.replace(status, state="draining")
         return self._send(client, status)

@@ -2,13 +2,17 @@
 
 Keeps: one change at a time; whatever is wrong with a folder is found before anything stops, and the
 old weights go on; the note tells the engine's successor what was put to use, and nothing else.
+
+Of several engines, the first to write the note has decided for all: one that has the same change
+staged makes it, and one that has not starts again with it. What is staged and not decided belongs
+to the client that asked, and ends with it.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -27,12 +31,17 @@ from engine.errors import (
     StepFailed,
     SwapInProgress,
 )
-from engine.messages import Done, LoadWeights
+from engine.messages import AboutWeights, Done, HoldWeights, LoadWeights, Status
 from engine.process.engine import Engine
 from engine.weights.tensor_file import read_file
 from engine.weights.weights import Weights
 
 logger = logging.getLogger(__name__)
+
+LEASE_S = 10.0
+"""Seconds after the last word of the client that wants a staged change at which it is dropped."""
+WATCH_S = 60.0
+"""Seconds between two lines of the log that say for how long nothing has started."""
 
 LoadFolder = Callable[[Path], Weights]  # reads a model folder; raises CheckpointError
 
@@ -43,6 +52,8 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str
     fingerprint: str
     weights_version: int
+    change: str
+    """Id of the message that asked for them."""
 
 
 class Swaps:
@@ -53,20 +64,50 @@ class Swaps:
         self._engine = engine
         self._load = load
         self._note = note
-        self._prepared = Path(f"{note}.{os.getpid()}")
+        self._prepared = Path(f"{note}.{uuid.uuid4().hex}")
         self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load weights")
         self._message: LoadWeights | None = None
         self._loading: Future[Weights] | None = None
         self._asked = 0.0
         self.is_prepared = False
         """Whether the change can be made; one that is staged is not, before it is committed."""
-        self._is_committed = False
-        self._note_seen = 0  # when the note was last written, in nanoseconds
+        self._is_told = self._is_committed = False
+        self.lease_s = LEASE_S
+        """Seconds after which a staged change is dropped if its client has not said `hold`."""
+        self._held_until = 0.0  # by the last word of the client
+        self._held_at: float | None = None  # since when nothing starts
+        self._say_at = 0.0  # when to log that next
+        self._done = Done("")  # the last change that was made
+        self._note_seen = (0, 0)  # file and time of the note that was last read
 
     @property
     def current(self) -> LoadWeights | None:
         """The change that is under way."""
         return self._message
+
+    @property
+    def held_s(self) -> float:
+        """Seconds for which nothing has started because of a change; 0 where things start."""
+        return 0.0 if self._held_at is None else time.monotonic() - self._held_at
+
+    def told_in(self, status: Status) -> Status:
+        """Return the engine's status with what there is to say of a change."""
+        metrics.HELD_SECONDS.set(self.held_s)
+        path = "" if self._message is None else self._message.path
+        return msgspec.structs.replace(status, changing=path, held_s=self.held_s)
+
+    def receive(self, message: AboutWeights) -> Done | None:
+        """Take in a client's message; return the answer if there is one already. Raises the
+        RequestError or EngineUnavailable to refuse it with."""
+        if isinstance(message, LoadWeights):
+            self.begin(message)
+        elif isinstance(message, HoldWeights):
+            self.hold(message.id)
+        elif self._done.id == message.id:  # another engine's note has said so before
+            return self._done
+        else:
+            self.commit(message.id)
+        return None
 
     def begin(self, message: LoadWeights) -> None:
         """Start to load. Raises the RequestError that says why not."""
@@ -77,10 +118,16 @@ class Swaps:
                 "when they are"
             )
         self._message, self._asked = message, time.monotonic()
+        self.hold(message.id)
         logger.info("loading weights from %s", message.path)
         self._loading = self._loader.submit(
             load_weights, self._load, Path(message.path), self._engine.model
         )
+
+    def hold(self, message_id: str) -> None:
+        """Note that a client still wants the change of this id."""
+        if self._message is not None and self._message.id == message_id:
+            self._held_until = time.monotonic() + self.lease_s
 
     def commit(self, message_id: str) -> None:
         """Have the staged change of this id made. Raises EngineUnavailable where there is none."""
@@ -88,12 +135,35 @@ class Swaps:
             raise EngineUnavailable("there are no weights of this id to put to use")
         self._is_committed = True
 
+    def take_staged(self) -> Done | None:
+        """Return what tells the client that a staged change can be made, once."""
+        if not self.is_prepared or self._is_told or self._message is None:
+            return None
+        self._is_told = True
+        return Done(self._message.id, {"weights_version": self._engine.weights_version + 1})
+
+    def check_wanted(self, has_owner: bool, is_draining: bool) -> None:
+        """Drop a change that nobody is to wait for any more, and raise EngineUnavailable with the
+        reason. One that is not staged is made though its client is gone."""
+        assert self._message is not None
+        is_late = time.monotonic() >= self._held_until
+        if is_draining:
+            why = "the engine is draining and keeps its weights"
+        elif self._message.is_staged and (is_late or not has_owner):
+            why = "the process that changes them has gone, or not all engines can"
+        else:
+            return
+        logger.warning("weights from %s are not put to use: %s", self._message.path, why)
+        self._end("refused")
+        self._prepared.unlink(missing_ok=True)
+        raise EngineUnavailable(why)
+
     def is_due(self) -> bool:
         """Whether `make` is to be called, now that a step is over; of what is staged, not before it
-        is committed.
+        is committed, here or by another engine.
 
         Raises an error, and drops the change, if the folder is unusable or the note cannot be
-        written.
+        written; StepFailed as `check_note` does.
         """
         if self._loading is None or not self._loading.done():
             return False
@@ -102,39 +172,54 @@ class Swaps:
             self._end("refused")
             raise error
         if self._message.running == "finish":
-            self._engine.scheduler.is_held = True
+            self._hold_back()
             if not self._engine.scheduler.is_quiet:
                 return False
         if not self.is_prepared:
             self._prepare(self._message, self._loading.result())
             self.is_prepared = True
+        self.check_note()
         return self._is_committed or not self._message.is_staged
 
-    def drop(self) -> None:
-        """Forget a staged change, since another engine cannot make it."""
-        logger.warning("other weights are not put to use: not all engines can")
-        self._end("refused")
-        if self._note:
-            self._prepared.unlink(missing_ok=True)
-
     def check_note(self) -> None:
-        """Raise StepFailed if the engines beside this one use newer weights, as when it started
-        while they changed: its successor begins with these."""
-        path = Path(self._note)
-        if self._message is not None or not self._note or not path.exists():
+        """Look whether the engines beside this one use newer weights: those that are staged here
+        are put to use here too; for others, as when this engine started while they changed, it
+        raises StepFailed, and its successor begins with these."""
+        note = self._new_note()
+        if note is None or note.weights_version <= self._engine.weights_version:
             return
-        if (written := path.stat().st_mtime_ns) == self._note_seen:
-            return
-        self._note_seen = written
-        try:
-            note = msgspec.json.decode(path.read_bytes(), type=Note)
-        except UNDECODABLE:
-            return  # whoever starts next says so
-        if note.weights_version > self._engine.weights_version:
+        if self._message is None or self._message.id != note.change:
             raise StepFailed(
                 f"the other engines use weights version {note.weights_version}, and this one has "
                 f"{self._engine.weights_version}: it starts again"
             )
+        self._is_committed = self.is_prepared
+
+    def _new_note(self) -> Note | None:
+        """Return the note if it is another one than when this was last called."""
+        path = Path(self._note)
+        if not self._note or not path.exists() or (self._message and not self.is_prepared):
+            return None
+        found = path.stat()
+        if self._note_seen == (seen := (found.st_ino, found.st_mtime_ns)):
+            return None
+        self._note_seen = seen
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Note)
+        except UNDECODABLE:
+            return None  # whoever starts next says so
+
+    def _hold_back(self) -> None:
+        """Let nothing start until the change is made or dropped, and say so while it lasts."""
+        now = time.monotonic()
+        if self._held_at is None:
+            self._engine.scheduler.is_held = True
+            self._held_at, self._say_at = now, now + WATCH_S
+        elif now >= self._say_at:
+            self._say_at = now + WATCH_S
+            running = self._engine.status().running
+            what = f"{running} sequences to end" if running else "the other engines"
+            logger.warning("nothing has started for %.0f s: %s are waited for", self.held_s, what)
 
     def make(self) -> Done:
         """Put the loaded weights to use; the engine must be settled."""
@@ -153,7 +238,8 @@ class Swaps:
         metrics.WEIGHT_SWAP_SECONDS.observe(now - started)
         logger.info("weights version %d from %s", self._engine.weights_version, message.path)
         self._end("done")
-        return Done(message.id, detail)
+        self._done = Done(message.id, detail)
+        return self._done
 
     def close(self) -> None:
         """Wait for what is being loaded, and drop it."""
@@ -161,7 +247,8 @@ class Swaps:
 
     def _prepare(self, message: LoadWeights, weights: Weights) -> None:
         """Write the note to a file beside its place: a failure comes before anything is changed."""
-        note = Note(message.path, weights.fingerprint, self._engine.weights_version + 1)
+        version = self._engine.weights_version + 1
+        note = Note(message.path, weights.fingerprint, version, message.id)
         try:
             if self._note:
                 self._prepared.write_bytes(msgspec.json.encode(note))
@@ -171,9 +258,9 @@ class Swaps:
 
     def _end(self, result: str) -> None:
         metrics.WEIGHT_SWAPS.labels(result).inc()
-        self._engine.scheduler.is_held = False
+        self._engine.scheduler.is_held, self._held_at = False, None
         self._message = self._loading = None
-        self.is_prepared = self._is_committed = False
+        self.is_prepared = self._is_told = self._is_committed = False
 
 
 def load_weights(load: LoadFolder, folder: Path, served: ModelConfig) -> Weights:

@@ -88,6 +88,10 @@ class OneEngine(msgspec.Struct, kw_only=True):
     waiting: int
     """Sequences accepted and not yet started."""
     steps: int
+    changing: str
+    """Folder of the weights that a change is under way to; empty: none is."""
+    held_s: float
+    """Seconds for which nothing has started because of it; 0 where things start."""
 
 
 class EngineState(OneEngine, kw_only=True):

@@ -21,6 +21,8 @@ from server.http.bodies import json_reply
 from server.http.draining import Draining
 from server.schema.openapi import Operation
 
+HELD_S = 60.0
+"""Least seconds for which a change of weights has let nothing start, after which that is said."""
 VERSION = "0.2.0"
 """Version of this server, as in pyproject.toml."""
 
@@ -84,6 +86,11 @@ def _why_not(engine: EngineConnection, stall_s: float) -> str:
             f"the engine is stalled: it has not answered for {engine.silent_s:.1f} s, and "
             f"stall_s = {stall_s:g}; it is stopped, or hangs in the step after number "
             f"{status.steps}"
+        )
+    if status.held_s > max(stall_s, HELD_S):
+        return (
+            f"the engine has started nothing for {status.held_s:.1f} s: its weights are being "
+            f"changed for those in {status.changing!r}"
         )
     if engine.stalled_s > stall_s:
         return (

@@ -403,12 +403,7 @@ async def test_a_client_that_dies_while_weights_change_leaves_one_version(
     for one in two:
         one.process._clients.timeout_s = 120
     if committed:
-        client = EngineClient(endpoint_of(endpoint, 1))
-        await client.connect()
-        # The first that it hears makes it look at the note, which its successor begins with.
-        assert await asyncio.to_thread(two[1].join) == StepFailed.exit_code
-        await client.close()
-        assert two[0].engine.weights_version == 2
+        assert {one.engine.weights_version for one in two} == {2}, "it follows the other's note"
     else:
         async with client_of(endpoint) as client:
             assert (await client.load_weights(folder, "continue")).detail["weights_version"] == 2

@@ -1,0 +1,349 @@
+"""A change of weights on two engines, cut between any two of its messages: one version in the end.
+
+Whoever asks, an engine or the process that drives the change goes, freezes or is restarted there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.client.client import EngineClient
+from engine.config import EngineConfig
+from engine.errors import EngineUnavailable, SRMError, SwapInProgress
+from engine.messages import Done, LoadWeights, PutWeights, ToEngine
+from engine.process.engine import Engine
+from engine.process.weight_reload import first_weights
+from engine.weights.weights import Weights
+from tests.engines.making import request_of
+from tests.engines.numpy_engine import load
+from tests.engines.numpy_runner import NumpyRunner
+from tests.engines.served_engine import (
+    NUM_SLOTS,
+    RawClient,
+    Served,
+    collect,
+    connected,
+    endpoint_of,
+    until,
+)
+
+POINTS = (
+    "before it hears of it",
+    "before it says staged",
+    "after it said staged",
+    "before it puts",
+    "after it put",
+    "after it said so",
+)
+
+
+class Killed(BaseException):
+    """As by SIGKILL: nothing more is said, not even why."""
+
+
+class Cut(Served):
+    """An engine to which something happens at one point of a change."""
+
+    at = ""
+    heard = 0
+    """Messages that begin or make a change."""
+
+    _act: Callable[[], object] | None = None
+
+    def cut(self, point: str, act: Callable[[], object]) -> None:
+        self.at, self._act = point, act
+
+    def _run(self) -> None:
+        receive, send = self.process._receive, self.process._send
+
+        def reach(point: str) -> None:
+            if point and point == self.at:
+                self.at = ""
+                assert self._act is not None
+                self._act()
+
+        def received(client: bytes, payload: bytes) -> None:
+            message: Any = msgspec.msgpack.decode(payload, type=ToEngine)
+            reach(POINTS[0] if isinstance(message, LoadWeights) else "")
+            reach(POINTS[3] if isinstance(message, PutWeights) else "")
+            receive(client, payload)
+            self.heard += isinstance(message, LoadWeights | PutWeights)
+
+        def sent(client: bytes, message: Any) -> None:
+            is_put = isinstance(message, Done) and "seconds" in message.detail
+            if isinstance(message, Done):
+                reach(POINTS[4 if is_put else 1])
+            send(client, message)
+            if isinstance(message, Done):
+                reach(POINTS[5 if is_put else 2])
+
+        self.process._receive = received  # type: ignore[method-assign]
+        self.process._send = sent  # type: ignore[method-assign]
+        try:
+            super()._run()
+        except Killed:
+            self.exit_code = -9
+
+
+class Fleet:
+    """Two engines with one note, which are started again as the supervisor does it."""
+
+    def __init__(self, folder: Path, weights: Weights) -> None:
+        self.endpoint = f"ipc://{folder}/engine"
+        self._note, self._model = folder / "note", model_folder(folder, weights, 0)
+        self.engines = [self._start(number) for number in (0, 1)]
+        self.starts = 2
+
+    def _start(self, number: int) -> Cut:
+        config = EngineConfig(
+            model=self._model,
+            num_slots=NUM_SLOTS,
+            max_step_rows=8,
+            max_step_tokens=32,
+            endpoint=endpoint_of(self.endpoint, number),
+            weights_note=str(self._note),
+            snapshot_dir=str(self._note.parent / f"snapshots {number}"),
+        )
+        weights, version = first_weights(config, load)
+        runner = NumpyRunner(weights, NUM_SLOTS)
+        engine = Engine(weights.config, runner, config, weights.fingerprint, version)
+        return Cut(engine, config, 120)
+
+    def restart(self) -> None:
+        """Start those again that have ended."""
+        for number, one in enumerate(self.engines):
+            if one.exit_code is not None:
+                self.engines[number] = self._start(number)
+                self.starts += 1
+
+    @property
+    def in_use(self) -> list[tuple[int, str]]:
+        found = [one.engine.status() for one in self.engines]
+        return [(one.weights_version, one.fingerprint) for one in found]
+
+    async def settle(self) -> tuple[int, str]:
+        """What all use once nothing is staged any more, and every engine lives."""
+
+        def has_settled() -> bool:
+            self.restart()
+            is_free = not any(one.process._swaps.current for one in self.engines)
+            return is_free and len(set(self.in_use)) == 1
+
+        await until(has_settled)
+        assert not any(one.engine.scheduler.is_held for one in self.engines)
+        return self.in_use[0]
+
+    def stop(self) -> None:
+        for one in self.engines:
+            one.process.drain()
+            one.process.drain()
+            one.join()
+
+
+def model_folder(parent: Path, weights: Weights, seed: int) -> Path:
+    folder = parent / f"seed {seed}"
+    folder.mkdir()
+    (folder / "config.json").write_bytes(msgspec.json.encode(weights.config))
+    (folder / "seed").write_text(str(seed))
+    return folder
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, weights: Weights) -> Iterator[Fleet]:
+    made = Fleet(tmp_path, weights)
+    yield made
+    made.stop()
+
+
+@asynccontextmanager
+async def client_of(fleet: Fleet, **settings: float) -> AsyncIterator[EngineClient]:
+    both = ",".join(endpoint_of(fleet.endpoint, number) for number in (0, 1))
+    async with connected(both, **{"heartbeat_s": 0.02, **settings}) as client:
+        await until(lambda: not num_away(client))
+        yield client
+
+
+def num_away(client: EngineClient) -> int:
+    return sum(one.status is None for one in client.engines)
+
+
+async def assert_serves(fleet: Fleet, client: EngineClient, weights: Weights, path: Path) -> None:
+    """Requests are answered, and the next change is made by all."""
+    await until(lambda: not num_away(client))
+    assert len(await collect(client, request_of("a", n=32, max_tokens=3))) == 32
+    version, _ = fleet.in_use[0]
+    folder = model_folder(path, weights, 5)
+    async with asyncio.timeout(120):
+        done = await client.load_weights(str(folder), "finish")
+    assert done.detail["weights_version"] == version + 1
+    assert set(fleet.in_use) == {(version + 1, "tiny-5")}
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("fate", ["is killed", "freezes"])
+@pytest.mark.parametrize("number", [0, 1])
+async def test_an_engine_goes_in_the_middle_of_a_change(
+    fleet: Fleet, weights: Weights, tmp_path: Path, number: int, fate: str, point: str
+) -> None:
+    go_on = threading.Event()
+
+    def kill() -> None:
+        raise Killed
+
+    victim = fleet.engines[number]
+    victim.cut(point, kill if fate == "is killed" else lambda: go_on.wait(120))
+    folder = model_folder(tmp_path, weights, 3)
+    limit_s = 120 if fate == "is killed" else 0.5
+    try:
+        async with client_of(fleet, engine_timeout_s=limit_s) as client:
+            async with asyncio.timeout(120):
+                try:
+                    said: Any = await client.load_weights(str(folder), "finish")
+                except SRMError as error:
+                    said = error
+                await until(lambda: not victim.at)  # it may be answered before this engine is cut
+                await until(lambda: num_away(client) == 1)
+                # The other one does not wait for it.
+                assert len(await collect(client, request_of("b", n=32, max_tokens=3))) == 32
+            go_on.set()
+            client.engines[number].engine_timeout_s = 120
+            version, fingerprint = await fleet.settle()
+            assert (version, fingerprint) in {(1, "tiny-0"), (2, "tiny-3")}
+            if isinstance(said, Done):
+                assert version == said.detail["weights_version"] == 2
+            elif "not known" not in str(said):
+                assert version == 1, said
+            await assert_serves(fleet, client, weights, tmp_path)
+    finally:
+        go_on.set()
+
+
+async def test_an_engine_that_dies_once_it_is_staged_holds_nobody(
+    fleet: Fleet, weights: Weights, tmp_path: Path
+) -> None:
+    """Before the other one is staged, so that nobody is told to put the weights to use."""
+    is_lost = threading.Event()
+
+    def kill() -> None:
+        raise Killed
+
+    slow, victim = fleet.engines
+    slow.cut(POINTS[1], lambda: is_lost.wait(120))
+    victim.cut(POINTS[2], kill)
+    async with client_of(fleet) as client, asyncio.timeout(120):
+        change = asyncio.create_task(
+            client.load_weights(str(model_folder(tmp_path, weights, 3)), "finish")
+        )
+        await until(lambda: num_away(client) == 1)
+        is_lost.set()
+        with pytest.raises(EngineUnavailable):
+            await change
+        assert len(await collect(client, request_of("b", n=32, max_tokens=3))) == 32
+        assert await fleet.settle() == (1, "tiny-0")
+        await assert_serves(fleet, client, weights, tmp_path)
+
+
+@pytest.mark.parametrize("said", range(5))
+async def test_the_process_that_changes_weights_is_killed_between_its_messages(
+    fleet: Fleet, weights: Weights, tmp_path: Path, said: int
+) -> None:
+    """After so many of: load to each engine, put to each."""
+    for one in fleet.engines:
+        one.process._swaps.lease_s = 0.5
+    async with client_of(fleet) as dying, client_of(fleet) as client:
+        left = said
+
+        def cut(send: Callable[[Any], None]) -> Callable[[Any], None]:
+            def cut_send(message: Any) -> None:
+                nonlocal left
+                left -= isinstance(message, LoadWeights | PutWeights)
+                if left >= 0:
+                    send(message)
+
+            return cut_send
+
+        for connection in dying.engines:
+            connection.send = cut(connection.send)  # type: ignore[method-assign,assignment]
+        folder = model_folder(tmp_path, weights, 3)
+        change = asyncio.create_task(dying.load_weights(str(folder), "finish"))
+        await until(lambda: left < 0 or change.done())
+        await until(lambda: sum(one.heard for one in fleet.engines) == said)
+        assert await fleet.settle() == ((2, "tiny-3") if said > 2 else (1, "tiny-0"))
+        assert fleet.starts == 2, "who is behind has them staged, and starts nothing anew"
+        change.cancel()
+        for one in fleet.engines:
+            one.process._swaps.lease_s = 120
+        await assert_serves(fleet, client, weights, tmp_path)
+
+
+async def test_whoever_asked_for_weights_may_leave(
+    fleet: Fleet, weights: Weights, tmp_path: Path
+) -> None:
+    go_on = threading.Event()
+    slow = fleet.engines[1]
+    slow.cut(POINTS[1], lambda: go_on.wait(120))
+    async with client_of(fleet) as client:
+        folder = model_folder(tmp_path, weights, 3)
+        asked = asyncio.create_task(client.load_weights(str(folder), "finish"))
+        await until(lambda: fleet.engines[0].process._swaps.is_prepared)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        with pytest.raises(SwapInProgress):
+            await client.load_weights(str(folder), "finish")
+        go_on.set()
+        await until(lambda: set(fleet.in_use) == {(2, "tiny-3")})
+        await assert_serves(fleet, client, weights, tmp_path)
+
+
+async def test_a_drain_and_a_snapshot_in_the_middle_of_a_change(
+    fleet: Fleet, weights: Weights, tmp_path: Path
+) -> None:
+    go_on = threading.Event()
+    staged, slow = fleet.engines
+    slow.cut(POINTS[1], lambda: go_on.wait(120))
+    async with client_of(fleet) as client, asyncio.timeout(120):
+        folder = model_folder(tmp_path, weights, 3)
+        asked = asyncio.create_task(client.load_weights(str(folder), "finish"))
+        await until(lambda: staged.process._swaps.is_prepared)
+        snapshot = asyncio.create_task(client.snapshot())
+        await until(lambda: bool(client.status and client.status.held_s))
+        assert client.status is not None and client.status.changing == str(folder)
+        staged.process.drain()
+        with pytest.raises(EngineUnavailable, match=r"engine 0 .*drains: no weights are changed"):
+            await asked
+        go_on.set()
+        await asyncio.gather(snapshot, return_exceptions=True)  # of an engine that goes: either
+        assert await fleet.settle() == (1, "tiny-0")
+        await assert_serves(fleet, client, weights, tmp_path)
+
+
+def test_staged_weights_are_dropped_once_nobody_says_that_they_are_wanted(
+    fleet: Fleet, weights: Weights, tmp_path: Path
+) -> None:
+    """Though the client lives and says hello: it may have forgotten them."""
+    raw = RawClient(fleet.endpoint)
+    try:
+        folder = model_folder(tmp_path, weights, 3)
+        message = LoadWeights("a", str(folder), "finish", is_staged=True)
+        raw.socket.send(msgspec.msgpack.encode(message))
+        staged: Any = raw.receive()
+        assert (staged.id, staged.detail) == ("a", {"weights_version": 2})
+        assert fleet.engines[0].engine.scheduler.is_held
+        fleet.engines[0].process._swaps._held_until = 0.0
+        refusal: Any = raw.receive()
+        assert refusal.id == "a" and refusal.code == "engine_unavailable"
+        raw.socket.send(msgspec.msgpack.encode(PutWeights("a")))
+        refusal = raw.receive()
+        assert "no weights of this id" in refusal.message
+        assert not fleet.engines[0].engine.scheduler.is_held
+    finally:
+        raw.close()
