@@ -13,7 +13,7 @@ from engine.errors import SRMError
 from engine.memory import collect_rarely
 from engine.process.engine import Engine
 from engine.process.process import serve
-from engine.process.weight_reload import first_weights
+from engine.process.weights_note import first_weights
 from engine.settings import load
 from engine.weights.checkpoint import load_checkpoint
 

@@ -22,6 +22,8 @@ from engine.errors import (
     SnapshotError,
     SRMError,
     StepFailed,
+    StoreError,
+    StoreFull,
     SwapInProgress,
     TimedOut,
 )
@@ -312,7 +314,7 @@ _ERRORS: dict[str, type[SRMError]] = {
     kind.code: kind
     for kind in (
         *(InvalidRequest, ContextTooLong, NotFound, ModelNotFound, IdInUse, SwapInProgress),
-        *(EngineUnavailable, SnapshotError, StepFailed, TimedOut),
+        *(EngineUnavailable, SnapshotError, StepFailed, StoreError, StoreFull, TimedOut),
     )
 }
 

@@ -10,6 +10,7 @@ import socket
 import sys
 from functools import partial
 
+import msgspec
 import uvicorn
 
 from engine import logs
@@ -22,6 +23,7 @@ from server.config import ServerConfig, within_open_files
 from server.http.connection import Connection
 from server.http.draining import Draining, DrainingServer
 from server.http.keys import Keys
+from server.model_identity import as_started
 from server.routes.app import create_app
 from server.routes.services import template_of
 from server.supervise import launch
@@ -36,6 +38,8 @@ def serve_api(argv: list[str]) -> int:
     """Answer HTTP until SIGTERM or SIGINT; running requests may finish first."""
     config = load(ServerConfig, argv, prog="python -m server api")
     logs.configure(config.log_level, config.log_format)
+    folder = as_started(config.model, config.kept_model)
+    config = msgspec.structs.replace(config, model=folder)
     allow_open_files()
     config = within_open_files(config)
     text = Text(config.model)

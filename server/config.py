@@ -131,6 +131,9 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Identifier of the model, which tells its batches from those of other models."""
     heartbeat: str = ""
     """File that the process touches several times a second while it serves; empty: none."""
+    kept_model: str = ""
+    """Copy of the model's folder from the server's start, read where the folder has changed; empty:
+    none."""
     why_no_jobs: str = ""
     """File that says why batches cannot run, while they cannot."""
 

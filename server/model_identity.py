@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from hashlib import blake2b
 from pathlib import Path
+
+from engine.kept_model import WEIGHTS
+
+log = logging.getLogger(__name__)
 
 _HEAD = 64 * 1024
 """Bytes read at each end of the weights to tell them from others."""
@@ -11,7 +16,7 @@ _HEAD = 64 * 1024
 
 def model_parts(folder: Path) -> list[bytes]:
     """Return the bytes that tell models apart. Raises OSError if there is no model."""
-    weights = folder / "model.safetensors"
+    weights = folder / WEIGHTS
     ends = [b""]
     if weights.exists():
         with weights.open("rb") as file:
@@ -30,6 +35,24 @@ def model_id(folder: Path) -> str:
     except OSError:  # whoever serves it says what is wrong
         return ""
     return digest(parts)
+
+
+def as_started(model: Path, kept: str) -> Path:
+    """Return the model's folder, or its copy from the server's start where a small file of the
+    folder is not the same any more. Blocks."""
+    if not kept or all(_is_same(file, model) for file in Path(kept).iterdir()):
+        return model
+    log.warning("%s has changed since the server started: going on as it was", model)
+    return Path(kept)
+
+
+def _is_same(file: Path, folder: Path) -> bool:
+    if file.name == WEIGHTS:  # an engine's
+        return True
+    try:
+        return file.read_bytes() == (folder / file.name).read_bytes()
+    except OSError:
+        return False
 
 
 def digest(parts: list[bytes]) -> str:

@@ -51,7 +51,8 @@ from engine.process.clients import Clients
 from engine.process.durable import Detail, Durable
 from engine.process.engine import Engine
 from engine.process.watchdog import Heartbeat, Watchdog
-from engine.process.weight_reload import LoadFolder, Swaps
+from engine.process.weight_reload import Swaps
+from engine.process.weights_note import LoadFolder
 from engine.state.sequence import STREAMS
 from engine.weights.checkpoint import load_checkpoint
 

@@ -11,28 +11,32 @@ to the client that asked, and ends with it.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from engine import metrics
-from engine.config import EngineConfig, ModelConfig, parse_model_config
+from engine.config import ModelConfig, parse_model_config
 from engine.errors import (
-    UNDECODABLE,
     CheckpointError,
     EngineUnavailable,
     InvalidRequest,
     NotFound,
     SRMError,
     StepFailed,
+    StoreError,
     SwapInProgress,
 )
+from engine.kept_model import copies_of
 from engine.messages import AboutWeights, Done, HoldWeights, LoadWeights, Status
 from engine.process.engine import Engine
+from engine.process.weights_note import Copying, LoadFolder, Note, read_note
 from engine.weights.tensor_file import read_file
 from engine.weights.weights import Weights
 
@@ -43,18 +47,6 @@ LEASE_S = 10.0
 WATCH_S = 60.0
 """Seconds between two lines of the log that say for how long nothing has started."""
 
-LoadFolder = Callable[[Path], Weights]  # reads a model folder; raises CheckpointError
-
-
-class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The weights in use after a change, with which a restarted engine begins."""
-
-    path: str
-    fingerprint: str
-    weights_version: int
-    change: str
-    """Id of the message that asked for them."""
-
 
 class Swaps:
     """Changes of an engine's weights, one at a time."""
@@ -64,8 +56,8 @@ class Swaps:
         self._engine = engine
         self._load = load
         self._note = note
-        self._prepared = Path(f"{note}.{uuid.uuid4().hex}")
-        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="load weights")
+        self._prepared = copies_of(note) / f"note-{uuid.uuid4().hex}"
+        self._copying = Copying(note)
         self._message: LoadWeights | None = None
         self._loading: Future[Weights] | None = None
         self._asked = 0.0
@@ -120,9 +112,14 @@ class Swaps:
         self._message, self._asked = message, time.monotonic()
         self.hold(message.id)
         logger.info("loading weights from %s", message.path)
-        self._loading = self._loader.submit(
-            load_weights, self._load, Path(message.path), self._engine.model
-        )
+        self._copying, self._loading = Copying(self._note), Future()
+        # A thread of its own, which nobody waits for: a folder may be on a disk that hangs.
+        threading.Thread(
+            target=self._run,
+            args=(message, self._copying, self._loading),
+            name="load weights",
+            daemon=True,
+        ).start()
 
     def hold(self, message_id: str) -> None:
         """Note that a client still wants the change of this id."""
@@ -205,8 +202,8 @@ class Swaps:
             return None
         self._note_seen = seen
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Note)
-        except UNDECODABLE:
+            return read_note(path)
+        except CheckpointError:
             return None  # whoever starts next says so
 
     def _hold_back(self) -> None:
@@ -242,8 +239,20 @@ class Swaps:
         return self._done
 
     def close(self) -> None:
-        """Wait for what is being loaded, and drop it."""
-        self._loader.shutdown()
+        """Drop what is being loaded."""
+        if self._message is not None:
+            self._end("refused")
+
+    def _run(self, message: LoadWeights, copying: Copying, loading: Future[Weights]) -> None:
+        folder = Path(message.path)
+        try:
+            copy = partial(copying.copy, change=message.id)
+            loading.set_result(load_weights(self._load, folder, self._engine.model, copy))
+        except SRMError as error:
+            loading.set_exception(error)
+        finally:
+            if not loading.done():
+                loading.set_exception(StepFailed("what loads weights broke"))
 
     def _prepare(self, message: LoadWeights, weights: Weights) -> None:
         """Write the note to a file beside its place: a failure comes before anything is changed."""
@@ -260,12 +269,18 @@ class Swaps:
         metrics.WEIGHT_SWAPS.labels(result).inc()
         self._engine.scheduler.is_held, self._held_at = False, None
         self._message = self._loading = None
+        self._copying.end()
         self.is_prepared = self._is_told = self._is_committed = False
 
 
-def load_weights(load: LoadFolder, folder: Path, served: ModelConfig) -> Weights:
-    """Load the weights in a folder, which must have the configuration that is served. Raises
-    NotFound and InvalidRequest, of `path`."""
+def load_weights(
+    load: LoadFolder,
+    folder: Path,
+    served: ModelConfig,
+    copy: Callable[[Path], Path] = lambda folder: folder,
+) -> Weights:
+    """Load the weights in a folder, which must have the configuration that is served, from what
+    `copy` makes of it. Raises NotFound and InvalidRequest, of `path`, and what `copy` does."""
     if not folder.is_absolute():
         raise InvalidRequest(f"path must be absolute, got {str(folder)!r}", "path")
     if not folder.is_dir():
@@ -274,10 +289,14 @@ def load_weights(load: LoadFolder, folder: Path, served: ModelConfig) -> Weights
         config_path = folder / "config.json"
         config = parse_model_config(config_path, read_file(config_path))
         _check_same(folder, config, served)  # before all the rest is read
-        weights = load(folder)
+        kept = copy(folder)
+        try:
+            weights = load(kept)
+        except CheckpointError as error:
+            raise CheckpointError(error.message.replace(str(kept), str(folder))) from None
     except CheckpointError as error:
         raise InvalidRequest(f"path = {str(folder)!r}: {error.message}", "path") from None
-    except InvalidRequest:
+    except (InvalidRequest, StoreError, EngineUnavailable):
         raise
     except Exception as error:  # whatever it is, those who are served have no part in it
         logger.exception("%s cannot be loaded", folder)
@@ -298,32 +317,3 @@ def _check_same(folder: Path, config: ModelConfig, served: ModelConfig) -> None:
                 "architecture only",
                 "path",
             )
-
-
-def first_weights(config: EngineConfig, load: LoadFolder) -> tuple[Weights, int]:
-    """Load the weights that an engine begins with, and their version: those of the model it is told
-    to serve, or those that its predecessor changed to.
-
-    Raises CheckpointError, also where the note is damaged or the latter's folder has changed.
-    """
-    path = Path(config.weights_note)
-    if not config.weights_note or not path.exists():
-        return load(config.model), 1
-    try:
-        note = msgspec.json.decode(path.read_bytes(), type=Note)
-    except UNDECODABLE as error:
-        raise CheckpointError(
-            f"{path} should say which weights were in use before this process: {error}; give the "
-            "model to serve, and start anew"
-        ) from None
-    what = f"weights version {note.weights_version}, in use before this process,"
-    try:
-        weights = load(Path(note.path))
-    except CheckpointError as error:
-        raise CheckpointError(f"{what} cannot be loaded again: {error.message}") from None
-    if weights.fingerprint != note.fingerprint:
-        raise CheckpointError(
-            f"{what} were {note.fingerprint} in {note.path}, which has {weights.fingerprint} now"
-        )
-    logger.info("going on with weights version %d from %s", note.weights_version, note.path)
-    return weights, note.weights_version

@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import uvloop
 
 from engine import logs
@@ -35,7 +36,7 @@ from server.batch.lines import Answerer
 from server.batch.starts import MAX_ALONE, Starts
 from server.config import ServerConfig
 from server.loop_turns import show_turns
-from server.model_identity import digest
+from server.model_identity import as_started, digest
 from server.routes.services import answering
 from server.storage.clock import Clock
 from server.storage.records import BatchRecord
@@ -329,5 +330,7 @@ def main(argv: list[str]) -> int:
     """Run batches until told to stop."""
     config = load(ServerConfig, argv, prog="python -m server jobs")
     logs.configure(config.log_level, config.log_format)
+    folder = as_started(config.model, config.kept_model)
+    config = msgspec.structs.replace(config, model=folder)
     uvloop.run(vital(Jobs(config).run, "what runs batches"))
     return 0

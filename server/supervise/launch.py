@@ -33,6 +33,7 @@ from server.http.keys import VARIABLE, load_keys, read_key
 from server.http.limits import check_limits, memory
 from server.loop_turns import LOOP_TIMEOUT_S
 from server.model_identity import model_id
+from server.supervise.own_folder import keep_first, own_folder
 from server.supervise.supervisor import Child, Supervisor
 from server.text.text import read_model_config
 
@@ -40,7 +41,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PRIVATE = frozenset(
     {
         *("endpoint", "listen_fd", "admin_fd", "limits_fd", "heartbeat", "max_slots"),
-        *("weights_note", "model_id", "why_no_jobs"),
+        *("weights_note", "model_id", "kept_model", "why_no_jobs"),
     }
 )
 """Settings of the children that are set here and cannot be given."""
@@ -78,12 +79,26 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
             server = msgspec.structs.replace(server, admin_fd=admin.fileno())
             listeners.append(admin)
         folder = opened.enter_context(private_folder())
+        own = opened.enter_context(own_folder(server.data_folder, folder))
+        engine = msgspec.structs.replace(engine, weights_note=str(own / "weights"))
+        server = _kept(server, own / "weights")
         supervisor = _supervisor(server, engine, engine_module, listeners, folder)
         prompt = QUESTION if (server.model / "tokenizer.json").exists() else "[0]"
         url = url_of(server.host, listener)
         page = url_of(server.admin_host, listeners[-1]) if server.admin_port else url
         meanwhile = partial(_meanwhile, folder, server.model_name, url, page, prompt)
         return asyncio.run(supervisor.run(meanwhile))
+
+
+def _kept(server: ServerConfig, note: Path) -> ServerConfig:
+    """Return the settings with what they say of the model as it is now, whatever becomes of it."""
+    return msgspec.structs.replace(
+        server,
+        model_id=model_id(server.model),
+        served_model_name=server.model_name,
+        data_dir=str(server.data_folder),
+        kept_model=str(keep_first(server.model, note) or ""),
+    )
 
 
 def _supervisor(
@@ -106,12 +121,10 @@ def _supervisor(
         endpoint=",".join(endpoints),
         listen_fd=listeners[0].fileno(),
         limits_fd=memory(),
-        model_id=model_id(server.model),
         why_no_jobs=str(why_no_jobs),
     )
     engine = msgspec.structs.replace(
         engine,
-        weights_note=str(folder / "weights"),
         snapshot_dir=engine.snapshot_dir or str(server.data_folder / "snapshots"),
     )
     environment, folders = child_environment(), (folder, server.data_folder)

@@ -14,7 +14,7 @@ from engine.config import EngineConfig, ModelConfig
 from engine.errors import UNDECODABLE, CheckpointError, SRMError
 from engine.process.engine import Engine
 from engine.process.process import serve
-from engine.process.weight_reload import first_weights
+from engine.process.weights_note import first_weights
 from engine.settings import load as load_config
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.weights import Weights

@@ -20,7 +20,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineUnavailable, SRMError, SwapInProgress
 from engine.messages import Done, LoadWeights, PutWeights, ToEngine
 from engine.process.engine import Engine
-from engine.process.weight_reload import first_weights
+from engine.process.weights_note import first_weights
 from engine.weights.weights import Weights
 from tests.engines.making import request_of
 from tests.engines.numpy_engine import load

@@ -51,7 +51,7 @@ def folders(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def swapping(folders: Path) -> Iterator[Server]:
-    """Serves one of them; the last test ends it."""
+    """Serves one of them."""
     flags = (*SERVER_FLAGS, f"--weights-dir={folders}", f"--data-dir={folders / 'data'}",
              f"--admin-port={free_port()}", "--api-processes=2")  # fmt: skip
     with Server(folders / "first", *flags, engine_module="tests.engines.held_engine") as running:
@@ -281,11 +281,40 @@ def test_a_crashed_engine_comes_back_with_the_weights_in_use(
         assert made_with(again) == (done["weights_version"], done["fingerprint"])
 
 
-def test_without_the_folder_in_use_a_crash_ends_the_server(swapping: Server, folders: Path) -> None:
-    gone = shutil.copytree(folders / "second", folders / "gone")
-    done = swap(swapping, gone)
+def test_what_runs_outlives_its_folders(folders: Path, tmp_path: Path) -> None:
+    """The folder of weights that were put to use, and that of the model, which processes that are
+    started again read: both are gone, or have others."""
+    first = Path(shutil.copytree(folders / "first", tmp_path / "first"))
+    gone = Path(shutil.copytree(folders / "second", tmp_path / "gone"))
+    flags = (*SERVER_FLAGS, f"--admin-port={free_port()}", f"--data-dir={tmp_path / 'data'}")
+    with Server(first, *flags) as server:
+        done = swap(server, gone)
+        text = complete(server, **GREEDY)["choices"]
+        shutil.rmtree(gone)
+        (first / "seed").write_text("7")
+        (first / "tokenizer.json").write_text("{}")
+        for name in ("engine", "api", "jobs"):
+            killed = children(server)[name]
+            os.kill(killed, signal.SIGKILL)
+            wait_until(lambda: children(server).get(name, killed) != killed)  # noqa: B023
+            wait_until(lambda: is_ready(server))
+            again = complete(server, **GREEDY)
+            assert again["choices"] == text
+            assert made_with(again) == (done["weights_version"], done["fingerprint"])
+    assert not list((tmp_path / "data" / "running").iterdir()), "its copies go with the server"
+
+
+def test_without_its_copy_and_its_folder_a_crash_ends_the_server(
+    folders: Path, tmp_path: Path
+) -> None:
+    gone = Path(shutil.copytree(folders / "second", tmp_path / "gone"))
+    flags = (*SERVER_FLAGS, f"--admin-port={free_port()}", f"--data-dir={tmp_path / 'data'}")
+    server = Server(folders / "first", *flags)
+    done = swap(server, gone)
     shutil.rmtree(gone)
-    os.kill(children(swapping)["engine"], signal.SIGKILL)
-    assert swapping.wait() == 3
-    said = "".join(swapping.lines)
+    for copies in (tmp_path / "data" / "running").glob("*/weights.copies/*/"):
+        shutil.rmtree(copies)
+    os.kill(children(server)["engine"], signal.SIGKILL)
+    assert server.wait() == 3
+    said = "".join(server.lines)
     assert f"weights version {done['weights_version']}" in said and str(gone) in said

@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import CheckpointError, InvalidRequest, NotFound, SRMError, SwapInProgress
+from engine.errors import InvalidRequest, NotFound, SRMError, SwapInProgress
 from engine.messages import PROMPT, Done, LoadWeights
 from engine.process.engine import Engine
-from engine.process.weight_reload import LoadFolder, Swaps, first_weights, load_weights
+from engine.process.weight_reload import Swaps, load_weights
+from engine.process.weights_note import LoadFolder
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.random_model import write_random_model
 from engine.weights.weights import Weights
@@ -189,22 +189,9 @@ def test_a_folder_must_be_there_and_of_the_same_architecture(make_folder: MakeFo
         assert error.value.param == "path"
 
 
-def test_a_successor_begins_with_what_was_in_use(make_folder: MakeFolder, tmp_path: Path) -> None:
-    note, folder = tmp_path / "weights", make_folder("new")
-    config = EngineConfig(model=make_folder("first", seed=0), weights_note=str(note))
-    weights, version = first_weights(config, load)
-    assert (weights.fingerprint, version) == ("tiny-0", 1)
-    swap_once(engine_of(), folder, str(note))
-    weights, version = first_weights(config, load)
-    assert (weights.fingerprint, version) == ("tiny-1", 2)
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["weights"]
-
-    make_folder("new", seed=2)
-    with pytest.raises(CheckpointError, match=r"version 2.*tiny-1 in .*tiny-2 now"):
-        first_weights(config, load)
-    (folder / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"version 2.*cannot be loaded again.*config\.json"):
-        first_weights(config, load)
+def test_a_note_that_cannot_be_written_refuses_the_change(
+    make_folder: MakeFolder, tmp_path: Path
+) -> None:
     engine = engine_of()
     with pytest.raises(SRMError, match=r"cannot write .*nowhere"):
         swap_once(engine, make_folder("new"), str(tmp_path / "nowhere" / "weights"))

@@ -1,0 +1,154 @@
+"""Copies of a model's folder, which stay as they are whatever becomes of the folder.
+
+A copy is whole or it is not there: it is made beside its place and then renamed. A reflink shares
+the bytes until one of the two is written; a hard link would share what is written in place.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from engine.errors import CheckpointError, EngineUnavailable, StoreError, StoreFull
+
+FIRST = "first"
+"""Name of the copy of the model that the server was started with, which `srm serve` makes."""
+WEIGHTS = "model.safetensors"
+SMALL_BYTES = 64 * 1024**2
+"""Most bytes of another file that belongs to a model: its configuration, tokenizer, template."""
+SPARE_BYTES = 64 * 1024**2
+"""Bytes that a copy leaves free on the disk, where results of batches are written too."""
+_CHUNK = 16 * 1024**2
+_POLL_S = 0.02
+_FICLONE = 0x40049409
+
+IsWanted = Callable[[], bool]
+
+
+def copies_of(note: str | Path) -> Path:
+    """Return the folder of the copies that belong to a note of the weights in use."""
+    return Path(f"{note}.copies")
+
+
+def copy_model(folder: Path, place: Path, is_wanted: IsWanted) -> None:
+    """Copy a model's files, unless `place` is there: of several processes one makes it.
+
+    Raises CheckpointError if the folder cannot be read, StoreFull and StoreError if the copy cannot
+    be written, EngineUnavailable once it `is_wanted` no more; then nothing is left.
+    """
+    partial = place.with_name(f"{place.name}.partial")
+    try:
+        with locked(place.with_name(f"{place.name}.lock"), is_wanted):
+            if place.exists():
+                return
+            shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+            try:
+                partial.mkdir()
+                for file in model_files(folder):
+                    _copy(file, partial / file.name, is_wanted)
+                partial.rename(place)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        kind = StoreFull if error.errno in {errno.ENOSPC, errno.EDQUOT} else StoreError
+        raise kind(f"cannot keep a copy of {folder} at {place}: {error.strerror}") from None
+
+
+def hold_model(folder: Path, place: Path) -> None:
+    """Keep a model's files at `place` without the cost of a copy: by reflink, small ones by a copy,
+    and else open in this process, so that they outlive that they are removed, but not that they
+    are written in place. Raises OSError."""
+    place.mkdir()
+    for file in model_files(folder):
+        if not _reflink(file, place / file.name):
+            if file.name != WEIGHTS:
+                shutil.copyfile(file, place / file.name)
+            else:
+                held = os.open(file, os.O_RDONLY | os.O_CLOEXEC)  # until this process ends
+                (place / file.name).unlink(missing_ok=True)
+                (place / file.name).symlink_to(f"/proc/{os.getpid()}/fd/{held}")
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Return the files of a model's folder. Raises CheckpointError if it cannot be read."""
+    try:
+        files = [file for file in sorted(folder.iterdir()) if file.is_file()]
+        return [one for one in files if one.name == WEIGHTS or one.stat().st_size <= SMALL_BYTES]
+    except OSError as error:
+        raise CheckpointError(f"cannot read {folder}: {error.strerror}") from None
+
+
+@contextmanager
+def locked(path: Path, is_wanted: IsWanted, kind: int = fcntl.LOCK_EX) -> Iterator[int]:
+    """Wait for the lock of a file and hold it. Raises EngineUnavailable once it `is_wanted` no
+    more, as when whoever has it is frozen."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while not try_lock(file, kind):
+            _check(is_wanted)
+            time.sleep(_POLL_S)
+        yield file
+    finally:
+        os.close(file)
+
+
+def try_lock(file: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock an open file until it is closed, if nobody else has it."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder, as far as that is possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+def _copy(source: Path, target: Path, is_wanted: IsWanted) -> None:
+    if _reflink(source, target):
+        return
+    try:
+        reading = source.open("rb", buffering=0)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {source}: {error.strerror}") from None
+    with reading, target.open("wb", buffering=0) as writing:
+        if shutil.disk_usage(target.parent).free < source.stat().st_size + SPARE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        while True:
+            _check(is_wanted)
+            try:
+                chunk = reading.read(_CHUNK)
+            except OSError as error:
+                raise CheckpointError(f"cannot read {source}: {error.strerror}") from None
+            if not chunk:
+                return
+            rest = memoryview(chunk)
+            while rest:
+                rest = rest[writing.write(rest) :]
+
+
+def _reflink(source: Path, target: Path) -> bool:
+    """Have `target` share the bytes of `source`, if the disk can."""
+    try:
+        with source.open("rb") as reading, target.open("wb") as writing:
+            fcntl.ioctl(writing, _FICLONE, reading.fileno())
+    except OSError:  # another disk, or one that cannot
+        return False
+    return True
+
+
+def _check(is_wanted: IsWanted) -> None:
+    if not is_wanted():
+        raise EngineUnavailable("the weights are not wanted any more")

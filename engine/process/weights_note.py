@@ -1,0 +1,161 @@
+"""The note of the weights in use, and their copies beside it: what an engine begins with.
+
+Keeps: whatever becomes of a folder, an engine that is started again has the weights that were in
+use, to the bit, or says that it cannot; all engines of a server begin with the same.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.errors import UNDECODABLE, CheckpointError, StoreError
+from engine.kept_model import FIRST, copies_of, copy_model, locked, remove, try_lock
+from engine.weights.weights import Weights
+
+logger = logging.getLogger(__name__)
+
+LoadFolder = Callable[[Path], Weights]  # reads a model folder; raises CheckpointError
+
+_LOCK = "lock"
+
+
+class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The weights in use, with which an engine begins."""
+
+    path: str
+    fingerprint: str
+    weights_version: int
+    change: str
+    """Id of the message that asked for them, and the name of their copy."""
+
+
+def read_note(path: Path) -> Note | None:
+    """Read the note; None if there is none. Raises CheckpointError if it is damaged."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Note)
+    except FileNotFoundError:
+        return None
+    except (OSError, *UNDECODABLE) as error:
+        raise CheckpointError(
+            f"{path} should say which weights were in use before this process: {error}; give the "
+            "model to serve, and start anew"
+        ) from None
+
+
+def first_weights(config: EngineConfig, load: LoadFolder) -> tuple[Weights, int]:
+    """Load the weights that an engine begins with, and their version: those of the note, or else
+    those of the model that it is told to serve, which it notes.
+
+    Raises CheckpointError, also where the note is damaged, and where neither its copy nor its
+    folder has the weights any more.
+    """
+    if not config.weights_note:
+        return load(config.model), 1
+    path = Path(config.weights_note)
+    while True:
+        if (note := read_note(path)) is None:
+            weights = load(config.model)
+            note = _claimed(path, Note(str(config.model), weights.fingerprint, 1, FIRST))
+            if (note.fingerprint, note.weights_version) == (weights.fingerprint, 1):
+                return weights, 1
+        try:
+            return _load_noted(note, path, load), note.weights_version
+        except CheckpointError:
+            if read_note(path) == note:  # else it was its copy that has gone, for newer weights
+                raise
+
+
+def _claimed(path: Path, note: Note) -> Note:
+    """Write the note unless another engine has done so before; return the one that is there."""
+    beside = Path(f"{path}.{uuid.uuid4().hex}")
+    try:
+        beside.write_bytes(msgspec.json.encode(note))
+        os.link(beside, path)
+    except FileExistsError:
+        return read_note(path) or note
+    except OSError as error:
+        logger.warning("%s cannot be written: %s", path, error.strerror)
+    finally:
+        remove(beside)
+    return note
+
+
+def _load_noted(note: Note, path: Path, load: LoadFolder) -> Weights:
+    reasons = []
+    for folder in (copies_of(path) / note.change, Path(note.path)):
+        if not folder.is_dir():
+            reasons.append(f"{folder} is not there")
+            continue
+        try:
+            weights = load(folder)
+        except CheckpointError as error:
+            reasons.append(error.message)
+            continue
+        if weights.fingerprint == note.fingerprint:
+            logger.info("weights version %d from %s", note.weights_version, folder)
+            return weights
+        reasons.append(f"they were {note.fingerprint}, and {folder} has {weights.fingerprint} now")
+    raise CheckpointError(
+        f"weights version {note.weights_version}, in use before this process, cannot be loaded "
+        f"again: {'; '.join(reasons)}"
+    )
+
+
+class Copying:
+    """One change's copy of its folder, which stays while the note names it.
+
+    An engine with a change under way shares a lock, so that nobody removes what it may still put to
+    use; the last one to end its change removes all that the note does not name.
+    """
+
+    def __init__(self, note: str) -> None:
+        """Without a note nothing is copied: no engine begins with these weights again."""
+        self._note = Path(note) if note else None
+        self._is_wanted = True
+        self._file = -1
+        self._busy = threading.Lock()
+
+    def copy(self, folder: Path, change: str) -> Path:
+        """Return the copy, made here or by another engine. Blocks; raises as `copy_model` does."""
+        if self._note is None:
+            return folder
+        copies = copies_of(self._note)
+        with self._busy:
+            try:
+                copies.mkdir(mode=0o700, exist_ok=True)
+                with locked(copies / _LOCK, lambda: self._is_wanted, fcntl.LOCK_SH) as file:
+                    self._file = os.dup(file)  # the same lock, until this is closed too
+            except OSError as error:
+                raise StoreError(f"cannot write {copies}: {error.strerror}") from None
+            copy_model(folder, copies / change, lambda: self._is_wanted)
+        return copies / change
+
+    def end(self) -> None:
+        """Note that the change has been made or dropped. Does not wait."""
+        self._is_wanted = False
+        if self._note is not None:
+            threading.Thread(target=self._tidy, args=(self._note,), daemon=True).start()
+
+    def _tidy(self, path: Path) -> None:
+        with self._busy:
+            if self._file < 0:
+                return
+            try:
+                if try_lock(self._file) and (note := read_note(path)) is not None:
+                    for other in copies_of(path).iterdir():
+                        if other.name not in {_LOCK, FIRST, note.change}:
+                            remove(other)
+            except (OSError, CheckpointError) as error:
+                logger.warning("%s is not tidied: %s", copies_of(path), error)
+            finally:
+                os.close(self._file)
+                self._file = -1

@@ -1,0 +1,81 @@
+"""A folder that one running server has to itself in the data folder, which servers may share.
+
+It goes with the server; that of a server which was killed is removed when the next one starts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from engine.errors import CheckpointError
+from engine.kept_model import FIRST, copies_of, hold_model, remove, try_lock
+
+log = logging.getLogger(__name__)
+
+_PARENT, _LOCK = "running", "lock"
+
+
+@contextmanager
+def own_folder(data: Path, instead: Path) -> Iterator[Path]:
+    """Yield a new folder in `data`; or `instead`, where none can be made."""
+    try:
+        folder, file = _made(data.absolute() / _PARENT)
+    except OSError as error:
+        log.warning("%s: no folder can be made there: %s", data, error.strerror)
+        yield instead
+        return
+    try:
+        yield folder
+    finally:
+        remove(folder)
+        os.close(file)
+
+
+def keep_first(model: Path, note: Path) -> Path | None:
+    """Keep the model that a server begins with beside its note; return where, or None where that
+    cannot be: a process that is started again then reads the folder as it is by then."""
+    place = copies_of(note) / FIRST
+    try:
+        copies_of(note).mkdir(mode=0o700)
+        hold_model(model, place)
+    except (OSError, CheckpointError) as error:
+        log.warning("%s is not kept: %s", model, getattr(error, "strerror", None) or error)
+        remove(place)
+        return None
+    return place
+
+
+def _made(parent: Path) -> tuple[Path, int]:
+    """Make a folder and lock it until the returned file is closed. Raises OSError."""
+    for folder in (parent.parent, parent):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for other in parent.iterdir():
+        _remove_dead(other)
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=parent))
+        try:
+            file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:  # somebody who starts now took it for a dead one's
+            continue
+        if try_lock(file) and os.fstat(file).st_nlink:
+            return folder, file
+        os.close(file)
+
+
+def _remove_dead(folder: Path) -> None:
+    try:
+        file = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        with suppress(OSError):
+            folder.rmdir()  # of one that was killed before it had locked it
+        return
+    try:
+        if try_lock(file):
+            remove(folder)
+    finally:
+        os.close(file)

@@ -1,0 +1,216 @@
+"""What an engine begins with: the copy of what was in use, whatever became of the folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine import kept_model
+from engine.config import EngineConfig
+from engine.errors import CheckpointError, EngineUnavailable, StoreFull
+from engine.kept_model import FIRST, copies_of, copy_model, hold_model
+from engine.messages import LoadWeights
+from engine.process.engine import Engine
+from engine.process.weight_reload import Swaps
+from engine.process.weights_note import first_weights, read_note
+from engine.weights.checkpoint import load_checkpoint
+from engine.weights.random_model import write_random_model
+from tests.engines.making import engine_of
+from tests.engines.numpy_engine import load
+from tests.engines.numpy_runner import TINY
+from tests.serving import wait_until
+
+
+def model_folder(folder: Path, seed: int) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_bytes(msgspec.json.encode(TINY))
+    (folder / "seed").write_text(str(seed))
+    return folder
+
+
+def staged(engine: Engine, note: Path, folder: Path, change: str = "a") -> Swaps:
+    swaps = Swaps(engine, load, str(note))
+    swaps.begin(LoadWeights(change, str(folder)))
+    wait_until(swaps.is_due)
+    return swaps
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> EngineConfig:
+    return EngineConfig(model=model_folder(tmp_path / "m", 0), weights_note=str(tmp_path / "note"))
+
+
+def begun(config: EngineConfig) -> tuple[str, int]:
+    weights, version = first_weights(config, load)
+    return weights.fingerprint, version
+
+
+def copies(config: EngineConfig) -> set[str]:
+    return {one.name for one in copies_of(config.weights_note).iterdir()} - {"lock"}
+
+
+def remove(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def rewrite(folder: Path) -> None:
+    (folder / "seed").write_text("7")
+
+
+def break_off(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+@pytest.mark.parametrize("spoil", [remove, rewrite, break_off])
+def test_what_was_put_to_use_outlives_its_folder(
+    config: EngineConfig, tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    assert begun(config) == ("tiny-0", 1)
+    new = model_folder(tmp_path / "new", 1)
+    staged(engine_of(), Path(config.weights_note), new).make()
+    spoil(new)
+    assert begun(config) == ("tiny-1", 2)
+    spoil(copies_of(config.weights_note) / "a")
+    with pytest.raises(CheckpointError, match=r"version 2, in use before this process.*new"):
+        begun(config)
+    new.mkdir(exist_ok=True)
+    model_folder(new, 1)  # the folder itself is as good as its copy, if it is the same
+    assert begun(config) == ("tiny-1", 2)
+
+
+def test_engines_begin_with_the_same_model(config: EngineConfig) -> None:
+    assert begun(config) == ("tiny-0", 1)
+    rewrite(config.model)
+    with pytest.raises(CheckpointError, match=r"version 1.*were tiny-0, and .*m has tiny-7 now"):
+        begun(config)
+    model_folder(config.model, 0)
+    copies_of(config.weights_note).mkdir()
+    hold_model(config.model, copies_of(config.weights_note) / FIRST)
+    rewrite(config.model)
+    assert begun(config) == ("tiny-0", 1)
+
+
+def test_a_model_that_is_held_open_outlives_its_folder(tmp_path: Path) -> None:
+    write_random_model(tmp_path / "model", TINY)
+    expected = load_checkpoint(tmp_path / "model").fingerprint
+    hold_model(tmp_path / "model", tmp_path / "held")
+    shutil.rmtree(tmp_path / "model")
+    assert load_checkpoint(tmp_path / "held").fingerprint == expected
+
+
+def test_the_copy_before_goes_when_the_last_engine_has_changed(
+    config: EngineConfig, tmp_path: Path
+) -> None:
+    note, engines = Path(config.weights_note), (engine_of(), engine_of())
+    folder = model_folder(tmp_path / "new", 1)
+    for change in ("a", "b"):
+        one, other = (staged(engine, note, folder, change) for engine in engines)
+        assert change in copies(config)
+        one._copying.end()
+        one._copying._busy.acquire()  # it is through: the other one may still need what was
+        one._copying._busy.release()
+        assert change in copies(config)
+        one.make()
+        other.make()
+        wait_until(lambda change=change: copies(config) == {change})  # type: ignore[misc]
+    assert begun(config) == ("tiny-1", 3)
+
+
+def test_a_change_that_is_dropped_leaves_no_copy(config: EngineConfig, tmp_path: Path) -> None:
+    begun(config)
+    swaps = staged(engine_of(), Path(config.weights_note), model_folder(tmp_path / "new", 1))
+    with pytest.raises(EngineUnavailable):
+        swaps.check_wanted(has_owner=True, is_draining=True)
+    wait_until(lambda: not copies(config))
+    assert begun(config) == ("tiny-0", 1)
+
+
+def test_a_full_disk_refuses_the_change(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(config)
+    usage = shutil.disk_usage(tmp_path)._replace(free=kept_model.SPARE_BYTES)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(kept_model, "_reflink", lambda *_: False)
+    engine = engine_of()
+    with pytest.raises(StoreFull, match=r"cannot keep a copy of .*new.*No space left"):
+        staged(engine, Path(config.weights_note), model_folder(tmp_path / "new", 1))
+    wait_until(lambda: not copies(config))
+    assert engine.weights_version == 1
+
+
+def test_a_copy_that_another_process_makes_is_waited_for_while_it_is_wanted(tmp_path: Path) -> None:
+    asked = 0
+
+    def is_wanted() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked < 3
+
+    with (tmp_path / "copy.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(EngineUnavailable):
+            copy_model(model_folder(tmp_path / "m", 1), tmp_path / "copy", is_wanted)
+
+
+def test_a_process_killed_at_any_line_leaves_no_half_copy(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m", 1)
+    expected = {file.name: file.read_bytes() for file in folder.iterdir()}
+    is_over, line = False, 0
+    while not is_over:
+        line += 1
+        place = tmp_path / "copies" / "a"
+        place.parent.mkdir()
+        is_over = killed_at(line, lambda place=place: copy_model(folder, place, lambda: True))  # type: ignore[misc]
+        if place.exists():
+            assert {file.name: file.read_bytes() for file in place.iterdir()} == expected
+        copy_model(folder, place, lambda: True)
+        assert {file.name: file.read_bytes() for file in place.iterdir()} == expected
+        assert {one.name for one in place.parent.iterdir()} == {"a", "a.lock"}
+        shutil.rmtree(place.parent)
+    assert line > 30
+
+
+def killed_at(line: int, work: Callable[[], object]) -> bool:
+    """Do the work in a process that ends, as by SIGKILL, at this line of it; whether it was through
+    before."""
+    if (pid := os.fork()) == 0:
+        count = 0
+
+        def trace(frame: FrameType, event: str, _argument: object) -> Any:
+            nonlocal count
+            if frame.f_code.co_filename != kept_model.__file__:
+                return None
+            if event == "line":
+                count += 1
+                if count == line:
+                    os._exit(9)
+            return trace
+
+        try:
+            sys.settrace(trace)
+            work()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status) == 0
+
+
+def test_the_note_is_written_once(config: EngineConfig) -> None:
+    begun(config)
+    first = read_note(Path(config.weights_note))
+    assert first is not None and (first.weights_version, first.change) == (1, FIRST)
+    begun(config)
+    assert read_note(Path(config.weights_note)) == first
+    assert [one.name for one in Path(config.weights_note).parent.iterdir() if one.is_file()] == [
+        "note"
+    ]

@@ -1,0 +1,44 @@
+"""A server's own folder in the data folder: it goes with it, or with the next start."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from server.supervise.own_folder import keep_first, own_folder
+
+
+def test_each_server_has_a_folder_which_goes_with_it(tmp_path: Path) -> None:
+    with own_folder(tmp_path, tmp_path) as one, own_folder(tmp_path, tmp_path) as other:
+        assert one != other and one.parent == other.parent == tmp_path / "running"
+        (one / "weights.copies").mkdir()
+    assert not list((tmp_path / "running").iterdir())
+
+
+def test_what_killed_servers_left_goes_with_the_next_start(tmp_path: Path) -> None:
+    for name, files in (("killed", ["lock", "weights"]), ("before it had a lock", [])):
+        (tmp_path / "running" / name).mkdir(parents=True)
+        for file in files:
+            (tmp_path / "running" / name / file).touch()
+    with own_folder(tmp_path, tmp_path) as living, own_folder(tmp_path, tmp_path) as next_one:
+        found = set((tmp_path / "running").iterdir())
+        assert found == {living, next_one}, "one that lives keeps its own"
+
+
+def test_where_none_can_be_made_another_place_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    with own_folder(tmp_path / "file" / "data", tmp_path / "temporary") as folder:
+        assert folder == tmp_path / "temporary"
+    assert "no folder can be made there" in caplog.text
+
+
+def test_a_model_that_cannot_be_kept_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert keep_first(tmp_path / "model", tmp_path / "nowhere" / "note") is None
+    assert "is not kept" in caplog.text
