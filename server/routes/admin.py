@@ -105,7 +105,7 @@ class EngineState(OneEngine, kw_only=True):
 
 OPERATIONS = (
     Operation("POST", "/v1/admin/weights", "Go on with other weights of the same architecture.",
-              WeightsReply, body=BodySchema(WeightsRequest), errors=(403, 404, 409)),
+              WeightsReply, body=BodySchema(WeightsRequest), errors=(403, 404, 409, 507)),
     Operation("POST", "/v1/admin/snapshot",
               "Write how far the requests of batches are to disk, now.",
               SnapshotReply, errors=(403, 404)),
