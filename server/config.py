@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 """Browser extensions and desktop programs have schemes of their own."""
 
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+
 MAX_API_PROCESSES = 256
 MAX_ENGINES = 64
 SPARE_FILES = 16
@@ -83,6 +85,9 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     no limit."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may send requests, such as https://example.org; *: all."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which clients may ask a server without keys, besides addresses and localhost;
+    *.NAME: all below NAME."""
     admin_port: int = 0
     """Second port, which alone then has metrics, the page and /v1/admin; 0: none."""
     admin_host: str = "127.0.0.1"
@@ -168,6 +173,12 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(
                     f"cors_origins must be * or origins such as https://example.org, got {origin!r}"
+                )
+        for name in self.allowed_hosts:
+            if not _HOST.fullmatch(name):
+                raise ValueError(
+                    "allowed_hosts must be names such as srm.example, without a port, or *.NAME "
+                    f"for all below one; got {name!r}"
                 )
         for url in self.batch_workers:
             if not _is_worker(url):

@@ -32,7 +32,7 @@ from server.text.text import Text
 OF_SERVER = frozenset(
     {
         *("served_model_name", "chat_template", "max_body_bytes", "retry_grace_s", "stall_s"),
-        *("api_keys_file", "cors_origins", "otlp_endpoint"),
+        *("api_keys_file", "cors_origins", "allowed_hosts", "otlp_endpoint"),
     }
 )
 """Settings of `srm serve` that are honoured here; those of the engine are besides."""

@@ -31,7 +31,8 @@ from server.http.request_log import CURRENT
 
 PROBES = frozenset({"/health", "/ready", "/ping"})
 """Paths answered to everybody, however full the server is: they reveal nothing but its health."""
-ADMIN = frozenset({"/", "/metrics"})
+METRICS = "/metrics"
+ADMIN = frozenset({"/", METRICS})
 ADMIN_FOLDERS = ("/dashboard/",)
 """Paths for the operator: on `admin_port` where there is one, and without a key there."""
 OPERATOR_FOLDER = "/v1/admin/"
@@ -65,7 +66,8 @@ class Auth:
         self._draining = draining
         self._keys = keys
         self._admin_port = config.admin_port
-        self._origins = Origins(config.cors_origins, (config.host, config.admin_host))
+        hosts = config.host, config.admin_host, *config.allowed_hosts
+        self._origins = Origins(config.cors_origins, hosts)
         self._is_local = is_loopback(config.host)
         self._is_admin_local = is_loopback(config.admin_host)
         self._limits = Limits(
@@ -110,7 +112,9 @@ class Auth:
             return
         headers = headers_of(scope)
         is_admin_port = bool(self._admin_port) and scope["server"][1] == self._admin_port
-        if self._is_admin_local if is_admin_port else self._is_local and not self._keys:
+        is_local = self._is_admin_local if is_admin_port else self._is_local
+        is_keyless = not self._keys or (is_admin_port and is_local)
+        if is_keyless and (is_local or path != METRICS):  # scraped from elsewhere by any name
             self._origins.check_host(headers.get("host", ""))
         self._origins.check(headers)
         if self._admin_port and _is_admin(path) and not is_admin_port:

@@ -2,7 +2,8 @@
 
 A browser sends what any page asks for, to servers on its own machine too, and names the page in
 `Origin`; programs send none. A page whose name was given our address meanwhile (DNS rebinding) is
-of our own origin, and the name in `Host` gives it away. Refusals have our error shape.
+of our own origin, and the name in `Host` gives it away: it has no key, so the name is looked at
+where none is wanted. Refusals have our error shape.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ NOBODYS = (".localhost", ".internal")
 
 
 class Origins:
-    """Origins of pages that may ask; `hosts` are what we listen on."""
+    """Origins of pages that may ask; `hosts` are our names, and `*.NAME` for all below one."""
 
     def __init__(self, allowed: Sequence[str], hosts: Iterable[str]) -> None:
         self._allowed = frozenset(allowed)
         own = (_name(_authority(origin)) for origin in allowed)
-        self._names = frozenset({"", "localhost", *map(str.lower, hosts), *own})
+        names = [*map(str.lower, hosts), *own]
+        self._names = frozenset({"", "localhost", *names})
+        self._below = (*NOBODYS, *(name[1:] for name in names if name.startswith("*.")))
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Raises NotPermitted for a page of an origin that is neither ours nor allowed."""
@@ -50,12 +53,13 @@ class Origins:
 
     def check_host(self, host: str) -> None:
         """Raises NotPermitted for a name that somebody may have given to an address of ours."""
-        name = _name(host)
+        name = _name(host).removesuffix(".")
         if not ("*" in self._allowed or name in self._names or _is_address(name)
-                or name.endswith(NOBODYS)):  # fmt: skip
+                or name.endswith(self._below)):  # fmt: skip
             raise NotPermitted(
-                f"host {host[:80]!r} is no name of this server, which is for this machine alone: "
-                "behind a proxy, set keys, or cors_origins to its origin"
+                f"host {host[:80]!r} is not known to be a name of this server, which asks for no "
+                "key: use its address, start it with the name in allowed_hosts "
+                "(--allowed-hosts, SRM_ALLOWED_HOSTS), or with keys"
             )
 
 

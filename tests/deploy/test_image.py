@@ -67,6 +67,11 @@ def test_the_image_and_its_services_have_settings_that_the_server_takes(
         assert all(port.endswith(f":{server.port}") for port in service["ports"])
         (minutes,) = re.fullmatch(r"(\d+)m", service["stop_grace_period"]).groups()  # type: ignore[union-attr]
         assert 60 * int(minutes) >= server.drain_s + engine.snapshot_s + 20
+        named = service["environment"]["SRM_ALLOWED_HOSTS"]  # by other services, without a key
+        assert settings(monkeypatch, {"SRM_ALLOWED_HOSTS": named})[0].allowed_hosts == (
+            "server",
+            "server-gpu",
+        )
     given = COMPOSE["services"]["server-gpu"]["environment"]
     by_default = {name: re.sub(r"\$\{\w+:-(.*)\}", r"\1", value) for name, value in given.items()}
     server, engine = settings(monkeypatch, by_default)

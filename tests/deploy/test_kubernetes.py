@@ -12,6 +12,8 @@ import yaml
 
 from deploy.kubernetes.lint import Object, lint, objects_of
 from deploy.kubernetes.manifests import ALERTS, HERE, OVERLAYS, alerts, metric_names, rendered
+from engine.errors import NotPermitted
+from server.http.cors import Origins
 from server.routes.health import OPERATIONS
 from tests.deploy.routers import deployed_flags
 
@@ -126,6 +128,24 @@ def test_probes_ask_for_routes_of_the_server() -> None:
         "livenessProbe": "/health",
     }
     assert {*paths.values()} <= {one.path for one in OPERATIONS}
+
+
+def test_without_keys_replicas_answer_to_the_names_of_their_services() -> None:
+    found = objects("fleet")
+    (server,) = (one for one in found if one["kind"] == "StatefulSet")
+    variables = {
+        one["name"]: one.get("value")
+        for one in server["spec"]["template"]["spec"]["containers"][0]["env"]
+    }
+    origins = Origins((), variables["SRM_ALLOWED_HOSTS"].split(","))
+    services = [one["metadata"]["name"] for one in found if one["kind"] == "Service"]
+    assert len(services) == 4
+    for name in (*services, "srm-0.srm-replicas"):
+        for end in ("", ".srm", ".srm.svc", ".srm.svc.cluster.local", ".srm.svc.cluster.local."):
+            origins.check_host(f"{name}{end}:8000")
+    for name in ("evil.example", "srm.example", "srm-router.example", "svc.example"):
+        with pytest.raises(NotPermitted):
+            origins.check_host(name)
 
 
 def test_the_router_is_told_to_open_no_circuit() -> None:

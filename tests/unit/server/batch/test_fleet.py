@@ -13,6 +13,8 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from engine.client.client import EngineClient
 from server.batch import fleet, remote_worker
@@ -22,6 +24,10 @@ from server.batch.lines import BatchLine
 from server.batch.remote_worker import MAX_LINE_BYTES, RemoteWorker
 from server.config import ServerConfig
 from server.generation.engine_request import RequestOwner
+from server.http.auth import Auth
+from server.http.draining import Draining
+from server.http.keys import Keys
+from server.http.request_middleware import RequestMiddleware
 from tests.attack.lying_worker import reply
 from tests.engines.served_engine import until
 
@@ -368,3 +374,25 @@ async def test_of_two_addresses_of_one_server_the_first_stays_in_use() -> None:
     await place.look()
     await place.look()
     assert [worker.room for worker in place.fleet.workers.values()] == [0, 8]
+
+
+async def test_a_worker_without_keys_that_is_asked_by_a_name_says_where_to_name_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """By a service's name, say; its own log says nothing of it, so the owner's must."""
+    asked: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.append(scope["path"])
+        await Response("{}")(scope, receive, send)
+
+    for named in ((), ("srm-workers",)):
+        config = ServerConfig(host="0.0.0.0", allowed_hosts=named)
+        guard = RequestMiddleware(Auth(app, config, Keys([]), lambda: 1, Draining()))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(guard)) as http:
+            url = httpx.URL("http://srm-workers:8000")
+            await RemoteWorker(http, "http://10.0.0.2:8000", url).look(IDENTITY, 64, "", {})
+        assert asked == ["/v1/worker"] * len(named)
+    refused, _ = caplog.messages
+    assert "is sent no lines of batches: 403" in refused and "'srm-workers:8000'" in refused
+    assert "--allowed-hosts" in refused

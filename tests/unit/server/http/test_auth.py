@@ -122,7 +122,11 @@ async def test_a_web_page_of_another_origin_cannot_use_the_server(port: int) -> 
 MAY_ASK: tuple[Asked, ...] = (
     {},
     {"headers": {"origin": OWN}},
-    {"headers": {"origin": "https://srm.example", "host": "srm.example"}, "host": "0.0.0.0"},
+    {
+        "headers": {"origin": "https://srm.example", "host": "srm.example"},
+        "host": "0.0.0.0",
+        "allowed_hosts": ("srm.example",),
+    },
     {"headers": {"origin": STRANGER}, "path": "/health"},
     *(
         {"headers": {"origin": origin}, "cors_origins": (allowed,)}
@@ -137,8 +141,11 @@ MAY_ASK: tuple[Asked, ...] = (
         {"headers": {"host": "srm.example"}, **own}
         for own in (
             {"cors_origins": ("https://srm.example",)},
-            {"host": "0.0.0.0"},
+            {"host": "0.0.0.0", "allowed_hosts": ("other", "SRM.example")},
+            {"allowed_hosts": ("*.example",)},
+            {"host": "0.0.0.0", "cors_origins": ("https://srm.example",)},
             {"keys": KEYS, "key": BOB},
+            {"keys": KEYS, "key": BOB, "host": "0.0.0.0"},
         )
     ),
 )  # fmt: skip
@@ -159,6 +166,36 @@ async def test_a_name_that_was_given_our_address_is_not_ours(path: str) -> None:
     for name, (host, port) in product(REBOUND, listening):
         headers = {"origin": f"http://{name}", "host": name}
         refused(await ask("GET", path, host=host, port=port, headers=headers))
+
+
+EVERYWHERE: Asked = {"host": "0.0.0.0", "address": ELSEWHERE, "admin_port": 0}
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/", "/v1/worker", "/docs"])
+async def test_a_name_that_was_given_our_address_is_not_ours_wherever_we_listen(path: str) -> None:
+    """The name was looked at on loopback alone: the image listens on 0.0.0.0, without keys."""
+    for name in (*REBOUND, "example", "srm.example.evil", "evilsrm.example", "a.b"):
+        headers = {"origin": f"http://{name}", "host": name}
+        for named in ((), ("srm.example", "*.b.example")):
+            reply = await ask("GET", path, headers=headers, allowed_hosts=named, **EVERYWHERE)
+            assert "allowed_hosts" in refused(reply), name
+    for name in (ELSEWHERE, "[fe80::1]:8000", "localhost:8000", "srm.example.:80", "a.B.example"):
+        allowed = {"allowed_hosts": ("srm.example", "*.b.example"), **EVERYWHERE}
+        assert (await ask("GET", path, headers={"host": name}, **allowed)).status_code == 200, name
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/ping", "/metrics"])
+async def test_probes_and_prometheus_come_by_any_name(path: str) -> None:
+    for name in REBOUND:
+        assert (await ask("GET", path, headers={"host": name}, **EVERYWHERE)).status_code == 200
+        on_admin_port = {**EVERYWHERE, "admin_port": 9000, "admin_host": "0.0.0.0", "port": 9000}
+        assert (await ask("GET", path, headers={"host": name}, **on_admin_port)).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["*", "*.", "", "a:80", "http://a", "a/b", "a b", "*.*.a", "a..b"])
+def test_a_name_of_the_server_is_a_name(name: str) -> None:
+    with pytest.raises(ValueError, match="allowed_hosts must be names"):
+        ServerConfig(allowed_hosts=(name,))
 
 
 async def test_a_host_name_is_this_machines_alone_if_all_its_addresses_are(
