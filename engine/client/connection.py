@@ -153,9 +153,7 @@ class EngineConnection:
                     await asyncio.gather(self._reading, return_exceptions=True)
                 if not self._reading.cancelled():
                     self._reading.result()
-                socket.disable_monitor()
-                monitor.close(linger=0)
-                socket.close(linger=0)
+                _close(socket, monitor)
 
     async def _read(self) -> None:
         """Hand out what arrives, and notice when the connection comes and goes."""
@@ -230,6 +228,8 @@ class EngineConnection:
         if self._renews and self._reading is not None:
             # Before anything else is sent: what was not received is not to be, and nothing comes.
             self._is_connected = False
+            if self._reading.cancelling() or self._reading.done():  # the newest is not read yet
+                _close(self._socket, self._monitor)
             self._reading.cancel()
             self._open()
         self._fail_asked(self._asked, EngineUnavailable(why))
@@ -239,3 +239,9 @@ class EngineConnection:
         for answer in [self._asked[one] for one in ids]:
             if not answer.done():
                 answer.set_exception(error)
+
+
+def _close(socket: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket) -> None:
+    socket.disable_monitor()
+    monitor.close(linger=0)
+    socket.close(linger=0)

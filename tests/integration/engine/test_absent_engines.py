@@ -96,3 +96,17 @@ async def test_an_engine_that_is_back_in_time_goes_on_with_its_lines(
         late = serve(number=1)
         await asyncio.gather(*asked)
         assert late.engine.num_steps
+
+
+async def test_an_engine_that_is_lost_and_given_up_at_once_leaves_no_socket(
+    serve: Serve, endpoint: str
+) -> None:
+    serve(), serve(number=1)
+    async with connected(two_of(endpoint), heartbeat_s=0.02) as client:
+        await until(lambda: not client.num_away)
+        one = client.engines[0]
+        one.give_up("first")
+        between = one._socket
+        one.give_up("at once")
+        assert between.closed and not one._socket.closed
+        await until(lambda: not client.num_away)
