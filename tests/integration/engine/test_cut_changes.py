@@ -77,13 +77,14 @@ class Cut(Served):
             receive(client, payload)
             self.heard += isinstance(message, LoadWeights | PutWeights)
 
-        def sent(client: bytes, message: Any) -> None:
+        def sent(client: bytes, message: Any) -> bool:
             is_put = isinstance(message, Done) and "seconds" in message.detail
             if isinstance(message, Done):
                 reach(POINTS[4 if is_put else 1])
-            send(client, message)
+            is_sent = send(client, message)
             if isinstance(message, Done):
                 reach(POINTS[5 if is_put else 2])
+            return is_sent
 
         self.process._receive = received  # type: ignore[method-assign]
         self.process._send = sent  # type: ignore[method-assign]
