@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Iterable
 from http.client import HTTPResponse
 from io import BytesIO
@@ -45,8 +46,8 @@ class Exchange(NamedTuple):
 
 
 class _Wire(asyncio.Transport):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, of: socket.socket) -> None:
+        super().__init__({"socket": of})
         self.sent = b""
         self.is_closed = self.is_paused = False
 
@@ -100,7 +101,8 @@ async def exchange(pieces: Iterable[bytes], is_held: bool = False) -> Exchange:
 
     config = ServerConfig(cors_origins=("*",))  # whatever `Host` is
     guard = Auth(app, config, Keys([]), lambda: 1, Draining())
-    state, wire = ServerState(), _Wire()
+    unconnected = socket.socket()
+    state, wire = ServerState(), _Wire(unconnected)
     uvicorn = Config(RequestMiddleware(guard), ws="none", log_config=None, access_log=False)
     connection = Connection(config, uvicorn, state, {})
     connection.connection_made(wire)
@@ -115,6 +117,7 @@ async def exchange(pieces: Iterable[bytes], is_held: bool = False) -> Exchange:
     await _turn()
     is_closed = wire.is_closed
     connection.connection_lost(None)
+    unconnected.close()
     await asyncio.gather(*state.tasks)
     return Exchange(seen, headers, list(_replies(wire.sent)), is_closed)
 
