@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from engine.errors import ConfigError, SRMError
+from engine.logs import printable
 from server.commands.standard_output import INTERRUPTED
 
 USAGE = """usage: srm COMMAND [options]
@@ -145,7 +146,7 @@ def main(argv: list[str] | None = None) -> int:
         return _run(command, rest)
     except SRMError as error:
         if error.message:  # else who made it has said it
-            print(f"srm {command}: {error.message}", file=sys.stderr)
+            print(f"srm {printable(command)}: {printable(error.message)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:  # what can go on has said so
         return INTERRUPTED

@@ -16,6 +16,7 @@ import uvicorn
 from engine import logs
 from engine.client.client import ENGINE_TIMEOUT_S, EngineClient
 from engine.errors import ConfigError, SRMError
+from engine.logs import printable
 from engine.memory import collect_rarely
 from engine.settings import load
 from server.batch import jobs
@@ -109,7 +110,7 @@ def main(argv: list[str]) -> int:
     try:
         return command(argv[1:])
     except SRMError as error:
-        print(f"{argv[0]}: {error.message}", file=sys.stderr)
+        print(f"{argv[0]}: {printable(error.message)}", file=sys.stderr)
         return error.exit_code
 
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from engine import errors
+from engine.errors import MAX_MESSAGE, cut
 
 _TABLE: tuple[tuple[type[errors.SRMError], int, str], ...] = (  # the first match decides
     (errors.Overloaded, 503, "server_overloaded"),  # not 429: TRL retries only 5xx
@@ -40,6 +41,8 @@ _TABLE: tuple[tuple[type[errors.SRMError], int, str], ...] = (  # the first matc
 _RETRIED_4XX = {408, 409, 429}
 _NOT_RETRIED_5XX = {504, 507}
 """504: a retry would take as long again and only double the load. 507: the disk remains full."""
+_SHOWN_PATH = 200
+"""Most characters of an unknown path in its error."""
 _MOST_PARTS = 8
 """Most segments of an unknown path whose end is looked for among the routes."""
 _ENGINE_RESTART_S = 2
@@ -77,7 +80,8 @@ def status_of(error: errors.SRMError) -> int:
 def body_of(error: errors.SRMError) -> ErrorBody:
     """Return the error as it is sent, in a reply or inside a stream."""
     _, kind = _status_and_type(error)
-    return ErrorBody(ErrorDetail(error.message, kind, getattr(error, "param", None), error.code))
+    message = cut(error.message, MAX_MESSAGE)
+    return ErrorBody(ErrorDetail(message, kind, getattr(error, "param", None), error.code))
 
 
 def response(status: int, body: ErrorBody, headers: dict[str, str] | None = None) -> Response:
@@ -113,7 +117,8 @@ async def framework_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
     kind = "not_found_error" if status == HTTPStatus.NOT_FOUND else "invalid_request_error"
-    message = f"{error.detail}: {request.method} {request.url.path}"
+    path = cut(request.url.path, _SHOWN_PATH)
+    message = f"{error.detail}: {cut(request.method, _SHOWN_PATH)} {path}"
     if status == HTTPStatus.NOT_FOUND and (meant := _path_meant(request)):
         message += f"; did you mean {meant}?"
     body = ErrorBody(ErrorDetail(message, kind, None, status.name.lower()))

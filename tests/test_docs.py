@@ -32,7 +32,7 @@ from server.generation import dedup_counts, matching
 from server.routes import pages, tokenize
 from server.routes.app import OPERATIONS
 from server.routes.scrape import VLLM_CACHE_CONFIG
-from server.schema import conversation, sampling_fields, until
+from server.schema import conversation, json_parts, sampling_fields, until
 from server.supervise import launch
 from server.text import template_process
 from server.text.chat_template import RENDER_S
@@ -207,7 +207,12 @@ def test_limits_are_what_they_are() -> None:
         *(f" {limit}" for limit in limits.values()),
         f"| {until.MAX_PATTERN_LENGTH} characters, {matching.MAX_PROGRAM} instructions |",
         f"| {dedup_counts.MAX_DISTINCT_BYTES // 2**20} MiB |",
-        f"| messages of a chat | {conversation.MAX_MESSAGES} |",
+        "| messages of a chat, parts of a content, tool calls of a message | "
+        f"{conversation.MAX_MESSAGES} each, {conversation.MAX_PARTS} together |",
+        f"| arguments of a chat's tool calls | {json_parts.MAX_VALUE_BYTES} characters ",
+        f"| fields of a body, keys of a message | {json_parts.MAX_FIELDS} |",
+        f"| the JSON of any other field | {json_parts.MAX_VALUE_BYTES // 2**20} MiB;",
+        f"| {tokenize.MAX_TEXTS}, and ",
         f" {RENDER_S:g} s, {template_process.MAX_MEMORY // 2**30} GiB ",
         *(f" {tokenize.MAX_CHARACTERS} characters ", f" {tokenize.MAX_TOKENS} tokens "),
     ):

@@ -31,6 +31,7 @@ from deploy.ray.files import (
 from deploy.ray.worker import Job, ShardWorker, batch_of
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.logs import configure_command
 from engine.settings import build, read_settings
 from server.commands.batch_config import BatchConfig
 from server.commands.batch_results import PARTS, job_name
@@ -59,7 +60,7 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
     config = build(RayBatchConfig, given)
     batch = build(BatchConfig, {name: given[name] for name in _OF_BATCH if name in given})
     engine = build(EngineConfig, {"log_level": "warning", **given})
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    configure_command()
     return run(config, batch, engine, engine_module)
 
 

@@ -19,6 +19,7 @@ from max.driver import Device
 from engine.device.graph_cache import GraphNote, cache_path, code_version, describe_device
 from engine.device.runner import open_device
 from engine.errors import UNDECODABLE, ConfigError, SRMError
+from engine.logs import configure_command
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def _read_note(path: Path) -> GraphNote:
 
 def main(argv: list[str]) -> int:
     """Run one verb; return its exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    configure_command()
     try:
         match argv:
             case ["prune", folder]:

@@ -24,6 +24,7 @@ from engine.device.model import graph_shape
 from engine.device.processor import level
 from engine.device.products import choose_product
 from engine.device.telemetry import turn_off_telemetry
+from engine.logs import configure_command
 from engine.settings import load
 from engine.weights.checkpoint import read_model
 
@@ -119,7 +120,7 @@ def leave(status: int) -> NoReturn:
 
 
 def main(argv: list[str]) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    configure_command()
     path = precompile(load(PrecompileConfig, argv, prog="python -m engine.device.precompile"))
     logging.info("%s: %.1f MB", path, path.stat().st_size / 1e6)
     return 0

@@ -15,6 +15,7 @@ import httpx
 import msgspec
 
 from engine.errors import UNDECODABLE, ConfigError, SRMError
+from engine.logs import printable
 from engine.settings import build, read_settings
 from server.http.auth import OPERATOR_KEY
 from server.http.keys import key_to_send
@@ -74,7 +75,7 @@ def _post(url: str, path: str, body: dict[str, Any] | None) -> int:
         raise SRMError(f"{url} answered with what cannot be read: {error}") from None
     reply.encoding = "utf-8"  # not what it says: that may be no encoding of text
     if reply.is_success:
-        sys.stdout.write(reply.text + "\n")
+        sys.stdout.write(printable(reply.text) + "\n")
         return 0
     try:
         why = reply.json()["error"]["message"]

@@ -149,9 +149,11 @@ class _Command:
     def _say_how_to_go_on(self, results: BatchResults, total: int | None) -> None:
         output, of = self.files.output, "" if total is None else f" of {total:,}"
         said = f"{results.num_ended:,}{of} lines are written"
-        if not _is_stream(output):
-            said += f" to {output}; to go on with the others:\n  {self.again}"
-        log.info("%s", said)
+        if _is_stream(output):
+            log.info("%s", said)
+        else:
+            log.info("%s to %s; to go on with the others:", said, output)
+            log.info("  %s", self.again)
 
     def _open(self, on_broken: Callable[[], object]) -> BatchResults:
         files = self.files

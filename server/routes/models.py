@@ -7,11 +7,13 @@ import time
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from engine.errors import ModelNotFound
+from engine.errors import ModelNotFound, cut
 from server.http.bodies import json_reply
 from server.schema.completion_response import ModelCard, ModelList
 from server.schema.openapi import Operation
 
+_SHOWN_NAME = 200
+"""Most characters of an unknown model's name in its error."""
 OPERATIONS = (
     Operation("GET", "/v1/models", "The model that is served, as a list.", ModelList),
     Operation("GET", "/v1/models/{name}", "The model that is served.",
@@ -34,7 +36,8 @@ class Models:
         """The card of the model. Raises ModelNotFound for any other name."""
         if name != self.name:
             raise ModelNotFound(
-                f"model {name!r} is not here; this server has {self.name!r}", "model"
+                f"model {cut(name, _SHOWN_NAME)!r} is not here; this server has {self.name!r}",
+                "model",
             )
         return self._card
 

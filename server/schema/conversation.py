@@ -65,7 +65,9 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 _decode = msgspec.json.Decoder(Message).decode
 _SHOWN_NAME = 64
-"""Most characters of a key in a message."""
+"""Most characters of a key in an error."""
+_SHOWN_FAULT = 160
+"""Most characters of what msgspec says, which may repeat a value."""
 _INNER: dict[str, type[msgspec.Struct]] = {
     "content": _TextPart,
     "tool_calls": _ToolCall,
@@ -168,7 +170,7 @@ def _message(value: Raw, i: int) -> tuple[Message, int]:
         raise InvalidRequest(
             f"messages[{i}] must be an object with role (developer, system, user, assistant or "
             "tool), content (a string or a list of text parts) and at most name, tool_calls and "
-            f"tool_call_id; got {show(value)} ({error})",
+            f"tool_call_id; got {show(value)} ({cut(str(error), _SHOWN_FAULT)})",
             "messages",
         ) from None
     except UNDECODABLE as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Set
 from math import inf
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ import msgspec
 from engine.client.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import EngineUnavailable
+from engine.logs import configure_command
 from engine.settings import build, read_settings
 from server.supervise.ends import told
 from server.supervise.launch import child_environment, private_folder, python_module
@@ -62,7 +62,7 @@ def command_settings(
     )
     config, quiet = build(kind, given), {"log_level": "warning"} if is_quiet else {}
     engine = build(EngineConfig, {**quiet, **given})
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    configure_command()
     return config, engine
 
 

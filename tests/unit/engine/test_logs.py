@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.logs import PROCESS_NAME, JsonLines, TextLines
+from engine.logs import MAX_LINE, PROCESS_NAME, JsonLines, TextLines, printable
 from tests.serving import ROOT
 
 
@@ -127,3 +127,49 @@ def test_a_log_that_cannot_be_written_ends_nothing(target: str) -> None:
         )
     os.close(write)
     assert done.stdout == b"served\n"
+
+
+EVIL = "a\n2026-01-01 00:00:00,000 ERROR root: b\r\x1b[2Jc\x9b2Kd\x85e\u2028f\u202eg\x00h\ttab"
+"""What a client may call a field: a line of its own, orders to a terminal, an end of a line."""
+
+
+def evil_record() -> logging.LogRecord:
+    made = record(f"{EVIL}: %s", ValueError(EVIL), fields={"custom_id": EVIL})
+    try:
+        raise ValueError(EVIL)
+    except ValueError:
+        made.exc_info = sys.exc_info()
+    made.stack_info = EVIL
+    return made
+
+
+def test_what_a_client_wrote_makes_no_line_of_its_own() -> None:
+    first, *traceback = TextLines().format(evil_record()).splitlines()
+    assert first.count("a\\n2026-01-01 00:00:00,000 ERROR root: b\\r\\x1b[2Jc\\x9b2Kd\\x85e") == 3
+    assert traceback and all(line.startswith("  ") for line in traceback)
+    assert "  Traceback (most recent call last):" in traceback
+    assert all(character.isprintable() for line in (first, *traceback) for character in line)
+    bare = TextLines(is_bare=True).format(record(EVIL))
+    assert bare.startswith("a\\n2026") and bare.isprintable()
+
+
+def test_a_json_line_is_one_for_every_reader_of_lines() -> None:
+    line = JsonLines().format(evil_record())
+    assert line.isprintable() and len(line.splitlines()) == 1
+    assert json.loads(line)["custom_id"] == EVIL
+    assert json.loads(line)["message"] == f"{EVIL}: {EVIL}"
+
+
+def test_a_name_that_is_no_utf8_is_logged() -> None:
+    name = b"caf\xe9.jsonl".decode("utf-8", "surrogateescape")
+    assert json.loads(JsonLines().format(record("%s", name)))["message"] == "caf\\udce9.jsonl"
+    assert TextLines().format(record("%s", name)).endswith("caf\\udce9.jsonl")
+
+
+def test_a_long_message_is_cut() -> None:
+    for form in (TextLines(), JsonLines()):
+        assert len(form.format(record("%s", "x" * 10**6))) < 2 * MAX_LINE
+
+
+def test_what_is_printed_keeps_its_lines_and_has_nothing_that_a_terminal_obeys() -> None:
+    assert printable("one\ntwo\x1b[31m\rthree") == "one\ntwo\\x1b[31m\\rthree"

@@ -1,0 +1,124 @@
+"""An error says what was sent, and no more of it than a person reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.client.client import EngineClient
+from engine.errors import MAX_MESSAGE, InvalidRequest, StoreError
+from server.batch.lines import BatchLine, LineResult, answer_line, parse_line
+from server.errors import body_of
+from server.generation.engine_request import RequestOwner
+from server.routes.services import answering
+from server.storage.records import LineError
+from server.text.text import Text
+from tests.bodies.refusals import USER
+from tests.serving import COMPLETIONS, error_of
+from tests.unit.server.conftest import Served
+
+LONG = "x\n" * 400_000
+"""As JSON it has more than a MiB."""
+SHORT = LONG[:500_000]
+SHOWN = 1_000
+"""Most bytes of an error's reply here."""
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    *(
+        (COMPLETIONS, {"prompt": "a", **fields})
+        for long in (LONG, SHORT)
+        for fields in (
+            {"model": long},
+            {long: 1},
+            {"n": long},
+            {"suffix": long},
+            {"stop": [long]},
+            {"bad_words": [long]},
+            {"until": {"match": long}},
+            {"until": {"match": "a", long: 1}},
+            {"request_id": long},
+            {"metadata": {long: "a"}},
+            {"logit_bias": {long: 1}},
+            {"stream_options": {long: True}},
+            {"return": long},
+            {"prompt": [1, long]},
+            {"return_packed": True, "stop": ["\u0000" * 256] * 16},
+        )
+    ),
+    *(
+        ("/v1/chat/completions", {"messages": [message]})
+        for long in (LONG, SHORT)
+        for message in (
+            {**USER, "role": long},
+            {**USER, long: "text"},
+            {**USER, "content": [{"type": long, "text": "a"}]},
+            {**USER, "content": [{"type": "text", "text": "a", long: "text"}]},
+            {**USER, "tool_calls": [{"type": "function", "function": {long: "text"}}]},
+        )
+    ),
+    ("/v1/chat/completions", {"messages": [USER], "tools": [LONG]}),
+    ("/tokenize", {"model": LONG, "prompt": "a"}),
+    ("/detokenize", {"tokens": [LONG]}),
+]
+
+
+@pytest.mark.parametrize("number", range(len(BODIES)))
+async def test_an_error_does_not_repeat_all_that_was_sent(served: Served, number: int) -> None:
+    path, body = BODIES[number]
+    async with served() as http:
+        reply = await http.post(path, json=body)
+    assert 400 <= reply.status_code < 500 and len(reply.content) < SHOWN
+    assert error_of(reply, reply.status_code)["message"]
+
+
+async def test_nor_of_what_a_path_a_query_or_a_header_says(served: Served, tmp_path: Path) -> None:
+    long = "x" * 20_000
+    async with served(data_dir=str(tmp_path)) as http:
+        replies = [
+            *[
+                await http.get(f"/v1/{name}/{long}")
+                for name in ("models", "files", "batches", "no")
+            ],
+            *[await http.get(f"/v1/{name}?after={long}") for name in ("files", "batches")],
+            *[await http.get(f"/v1/{name}?{long}=1") for name in ("files", "batches")],
+            *[await http.get(f"/v1/{name}?limit={long}") for name in ("files", "batches")],
+            await http.post(COMPLETIONS, content=b"{}", headers={"content-encoding": long}),
+            await http.post(
+                COMPLETIONS, content=b"{}", headers={"content-type": f"text/plain;{long}"}
+            ),
+            await http.post(COMPLETIONS, content=b"{}", headers={"x-request-id": long}),
+            await http.request("X" * 20_000, COMPLETIONS),
+        ]
+    for reply in replies:
+        assert 400 <= reply.status_code < 500 and len(reply.content) < SHOWN, reply.url.path[:40]
+        assert sum(map(len, reply.headers.values())) < SHOWN
+
+
+def test_nor_does_an_error_of_a_line_of_a_batch() -> None:
+    whole = {"custom_id": "a", "method": "POST", "url": COMPLETIONS, "body": {}}
+    for fields in (
+        *({**whole, name: SHORT} for name in ("custom_id", "method", "url", "body")),
+        {**whole, SHORT: 1},
+        {SHORT: 1},
+    ):
+        line = parse_line(json.dumps(fields).encode(), 1)
+        assert isinstance(line, LineError)
+        assert len(line.message) <= SHOWN and len(line.param or "") < 200
+
+
+async def test_nor_does_the_result_of_a_line(text: Text, text_model: Path) -> None:
+    body = json.dumps({"prompt": "a", "model": SHORT}).encode()
+    line = BatchLine(1, "a", "POST", COMPLETIONS, body, 1)
+    with answering(EngineClient("tcp://127.0.0.1:1"), text, text_model) as (completions, _):
+        answerers: dict[str, Any] = {COMPLETIONS: completions}
+        found: LineResult = await answer_line(line, answerers, RequestOwner(), "batch_a")
+    assert found.is_failed and len(found.record) < SHOWN
+
+
+def test_the_last_resort_is_where_errors_are_made_and_sent() -> None:
+    assert len(InvalidRequest("x" * 10**6, "y" * 10**6).message) == MAX_MESSAGE
+    for error in (InvalidRequest("x" * 10**6, "y" * 10**6), StoreError("x" * 10**6)):
+        assert len(msgspec.json.encode(body_of(error))) < MAX_MESSAGE + 500
