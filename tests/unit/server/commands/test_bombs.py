@@ -7,6 +7,7 @@ import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -22,10 +23,11 @@ LONGEST = MIB
 
 def compressed(suffix: str, piece: bytes, count: int) -> bytes:
     """One frame of so many of these pieces."""
-    made = {
-        ".gz": lambda: zlib.compressobj(9, zlib.DEFLATED, 31),
-        ".zst": lambda: zstandard.ZstdCompressor().compressobj(),
-    }[suffix]()
+    made: Any = (
+        zlib.compressobj(9, zlib.DEFLATED, 31)
+        if suffix == ".gz"
+        else zstandard.ZstdCompressor().compressobj()
+    )
     return b"".join([*(made.compress(piece) for _ in range(count)), made.flush()])
 
 

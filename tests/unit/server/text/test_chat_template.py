@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from msgspec import Raw
 
 from engine.errors import CheckpointError, ConfigError, InvalidRequest
 from server.schema.conversation import Conversation, messages_of
@@ -36,7 +37,7 @@ def make() -> Iterator[Make]:
 
 
 def chat(*messages: dict[str, Any], **fields: Any) -> Conversation:
-    found = messages_of({"messages": list(messages or [USER])})
+    found = messages_of({"messages": Raw(json.dumps(messages or [USER]).encode())})
     conversation = Conversation(messages=found, **fields)
     conversation.check()
     return conversation
@@ -143,7 +144,7 @@ import asyncio
 from server.text.chat_template import ChatTemplate
 from server.schema.conversation import Conversation, messages_of
 template = ChatTemplate({HANGS!r}, {{}}, 600)
-found = messages_of({{"messages": [{USER}]}})
+found = messages_of({{"messages": {json.dumps([USER]).encode()!r}}})
 print("started", flush=True)
 asyncio.run(template.render(Conversation(messages=found)))
 """
