@@ -99,6 +99,10 @@ MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e3
 """Range of a share's weight: even 10,000 of the largest leave the smallest a countable part."""
 
 
+MAX_PRIORITY = 1_000
+"""Largest priority and precedence of a request, of either sign."""
+
+
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="request"):
     """One prompt and the `params.n` completions wanted of it."""
 
@@ -107,7 +111,10 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="requ
     """int32 little-endian, at least one token."""
     params: SamplingParams
     priority: int = 0
-    """Higher is admitted first."""
+    """Higher is served first, whoever else waits: for the server to say, never for a client."""
+    precedence: int = 0
+    """Among the requests of its share and priority higher is served first; to others it is all the
+    same."""
     emit: Literal["final", "delta", "columns"] = "final"
     """`final` sends each completion once, when done; `delta` and `columns` send new tokens after
     each step, as an Output a completion or all together as Columns. Scores of the prompt, and the

@@ -16,6 +16,7 @@ import msgspec
 from engine.client.client import HEARTBEAT_S
 from engine.config import DEMO_MODEL, EngineConfig, LogFormat, LogLevel
 from engine.errors import ConfigError
+from engine.messages import MAX_PRIORITY
 from server.model_identity import digest
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,9 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens_per_minute: float = 0.0
     """Most tokens a minute in one API key's prompts and completions over HTTP, batches excluded; 0:
     no limit."""
+    priority_keys: tuple[str, ...] = ()
+    """Names of API keys whose requests come before those of all others, the first before the
+    second."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may send requests, such as https://example.org; *: all."""
     allowed_hosts: tuple[str, ...] = ()
@@ -169,6 +173,12 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("receive_timeout_s", "send_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if len({*self.priority_keys}) != len(self.priority_keys):
+            raise ValueError(f"priority_keys has a name twice: {', '.join(self.priority_keys)}")
+        if len(self.priority_keys) > MAX_PRIORITY:
+            raise ValueError(
+                f"priority_keys must be at most {MAX_PRIORITY} names, got {len(self.priority_keys)}"
+            )
         for origin in self.cors_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(

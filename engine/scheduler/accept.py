@@ -10,6 +10,7 @@ from engine.config import ModelConfig
 from engine.errors import ContextTooLong, InvalidRequest
 from engine.messages import (
     MAX_LOGPROBS,
+    MAX_PRIORITY,
     MAX_TEMPERATURE,
     MAX_WEIGHT,
     MIN_WEIGHT,
@@ -32,6 +33,12 @@ def accept(request: Request, model: ModelConfig, first_id: int) -> SequenceGroup
         raise InvalidRequest(
             f"weight must be {MIN_WEIGHT:g} … {MAX_WEIGHT:g}, got {request.weight}", "weight"
         )
+    for name in ("priority", "precedence"):
+        if abs(getattr(request, name)) > MAX_PRIORITY:
+            raise InvalidRequest(
+                f"{name} must be -{MAX_PRIORITY} … {MAX_PRIORITY}, got {getattr(request, name)}",
+                name,
+            )
     if request.durable and request.emit == "columns":
         raise InvalidRequest("durable must be false where emit is columns, got true", "durable")
     samples = _samples(request)

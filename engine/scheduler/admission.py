@@ -2,27 +2,34 @@
 
 Three lines want slots: groups whose prompts are to be prefilled, groups whose samples can start,
 and groups with parked samples. The next slot goes to the highest priority, in it to the share with
-the least load, in it to the earliest group, of which parked samples come first. Pure. Keeps: while
-others of its priority wait, a share gets no more slots at once than bring it near its part.
+the least load, in it to the group of the highest precedence and the earliest of these, of which
+parked samples come first. Pure. Keeps: while others of its priority wait, a share gets no more
+slots at once than bring it near its part, and cannot keep all states of prompts to itself.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 
+from engine.messages import MAX_PRIORITY
 from engine.scheduler.parking import Parking
 from engine.scheduler.prefill import Prefill
 from engine.scheduler.wait_queues import FairLine
-from engine.state.fair_share import FairShare, FairShares
+from engine.state.fair_share import FairShare, FairShares, add_to
 from engine.state.latency import Latencies
 from engine.state.prefixes import NO_SLOT, Order, Prefixes
 from engine.state.sequence import SequenceGroup
 from engine.state.slots import SlotTable, StopSets
 from engine.steps.batch import I32, I64, SlotStates
+
+EVERY = -MAX_PRIORITY - 1
+"""A precedence that all others are above."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +49,7 @@ class Admission:
     forking: FairLine = field(default_factory=FairLine)  # prefilled, for slots to start in
     prefill: Prefill = field(init=False)
     is_held: bool = False  # only what is parked gets slots
+    _yielding: SequenceGroup | None = None  # gives up its prefix when none of its rows needs it
     _waiting_at: Counter[int] = field(default_factory=Counter)  # of num_waiting, by priority
     _resumed: list[tuple[I64, SlotStates]] = field(default_factory=list)
     _rivals: tuple[FairLine, ...] = field(init=False)  # those that can use a slot now
@@ -66,33 +74,44 @@ class Admission:
         if group.unstarted:
             self.waiting.push(group)
             self._count_waiting(group, group.unstarted)
-            self.waiting_bytes += group.num_bytes
+            self._count_bytes(group, group.num_bytes)
 
     def waiting_before(self, priority: int) -> int:
         """Number of waiting sequences of this priority or a higher one."""
         return sum(count for own, count in self._waiting_at.items() if own >= priority)
 
+    def has_part(self, share: FairShare | None, more: int, limit: int) -> bool:
+        """Whether a share, None for a new one, of which `more` bytes are to wait holds its part of
+        `limit` at most; the first of its requests may be larger."""
+        if share is None or not share.waiting:
+            return True
+        tiers = self.shares.tiers.values()
+        waiting = sum(bool(one.waiting) for tier in tiers for one in tier.members.values())
+        return share.waiting_bytes + more <= limit // waiting
+
     def leave(self, group: SequenceGroup) -> None:
         """Take the group out of everything and free its slots at once."""
         for line in (self.waiting, self.forking):
             line.discard(group)
+        if group is self._yielding:
+            self._yielding = None
         self.prefill.drop(group)
         self.parking.drop(group, self.parking.indices(group))
         self._count_waiting(group, -group.unstarted)
         if group.unstarted:
-            self.waiting_bytes -= group.num_bytes
+            self._count_bytes(group, -group.num_bytes)
         slots = group.slots[: group.reach]
         sequence_ids = group.first_id + np.arange(len(slots))
         owned = slots[self.table.sequence_id[slots] == sequence_ids]
         self.table.free(owned)
-        self.shares.own(group.share, -len(owned))
+        self.shares.own(group.share, group.request.precedence, -len(owned))
 
     def start_no_more(self, group: SequenceGroup, count: int) -> None:
         """Drop the last `count` of the sequences that a group has yet to start."""
         group.to_start -= count
         self._count_waiting(group, -count)
         if not group.unstarted:
-            self.waiting_bytes -= group.num_bytes
+            self._count_bytes(group, -group.num_bytes)
             self.waiting.discard(group)
             self.forking.discard(group)
             if not group.unforked:
@@ -111,7 +130,7 @@ class Admission:
         self._count_waiting(group, group.unstarted - was_unstarted)
         if was_unstarted or not group.unstarted:
             return others
-        self.waiting_bytes += group.num_bytes
+        self._count_bytes(group, group.num_bytes)
         if group.unforked:
             self.forking.push(group)
             return others
@@ -129,24 +148,16 @@ class Admission:
 
     def admit(self) -> None:
         """Give free slots out, in serving order."""
+        if self.num_waiting:
+            self._divide_prefixes()
         room = self.room
         while (found := self._next(room)) is not None:
             line, group = found
             line.discard(group)
-            if group.stop_row < 0:
-                group.stop_row = self.stop_sets.acquire(group.stop_ids)
             if line is self.parking.line:
                 self._resume(group)
-                continue
-            if group.num_unprefilled and not self.prefill.begin(group):
-                continue
-            if group.taken_up is None:
-                self.latencies.take_up(group)
-            if group.num_unprefilled:
-                self._begin_prefill(group)
-                room -= group.num_unprefilled
             else:
-                self._start(group)
+                room -= self._take_up(group)
 
     def take_resumed(self) -> list[tuple[I64, SlotStates]]:
         """Take what is to be written to which slots before the next step."""
@@ -158,6 +169,8 @@ class Admission:
         group.unforked -= count
         if count and not group.unforked and not group.unstarted:
             self.prefill.release(group)
+        if group is self._yielding:
+            self._yield()
 
     def may_displace(self, share: FairShare) -> bool:
         """Whether others, of lower priority or with far more slots, may have to give it slots."""
@@ -166,22 +179,26 @@ class Admission:
 
     def is_poor(self, share: FairShare) -> bool:
         """Whether it holds less than half of its part of what its priority has."""
-        return 2 * share.owned < self.part(share) and self.part(share) >= share.owned + 1
+        return self.holds_little(share) and self.part(share) >= share.owned + 1
+
+    def holds_little(self, share: FairShare) -> bool:
+        """Whether it does, though its part may be no whole slot: so do all with less load."""
+        return 2 * share.owned < self.part(share)
 
     def part(self, share: FairShare) -> float:
         """Slots that would be its own if its priority's slots were divided by weight."""
         tier = share.tier
         return (tier.owned + self.table.num_free) * share.weight / tier.weight
 
-    def usable(self, share: FairShare, limit: int) -> int:
-        """Count the slots its sequences could use now; stops at about `limit`."""
-        priority, count = share.tier.priority, share.parked
-        count += sum(group.unstarted for group in self.forking.at(priority).of(share))
+    def usable(self, share: FairShare, limit: int, above: int = EVERY) -> int:
+        """Count the slots its sequences, those of a precedence above `above`, could use now; stops
+        at about `limit`."""
+        priority = share.tier.priority
+        count = share.parked if above == EVERY else self.parking.count(share, above)
+        forking = self.forking.at(priority).of(share)
+        count += sum(one.unstarted for one in takewhile(_precede(above), forking))
         room, prefixes = self.room, self.prefixes.num_available
-        head = self.waiting.peek()
-        if head is None or self._is_blocked(head, room):
-            return count
-        for group in self.waiting.at(priority).of(share):
+        for group in takewhile(_precede(above), self.waiting.at(priority).of(share)):
             if count >= limit or self._is_blocked(group, room):
                 break
             if not group.num_unprefilled:
@@ -204,7 +221,11 @@ class Admission:
         waiting = self.waiting.peek()
         self._rivals = self.lines
         if waiting is not None and self._is_blocked(waiting, room):
-            waiting, self._rivals = None, self._rivals[:2]
+            # It waits for the state of a prompt, and not all others need one.
+            heads = self.waiting.heads() if room > 0 else ()
+            waiting = next((one for one in heads if not self._is_blocked(one, room)), None)
+            if waiting is None:
+                self._rivals = self._rivals[:2]
         if not free:
             # A prompt that needs no slot of its own is fed before its samples displace others.
             if waiting is None or not waiting.num_unprefilled or not waiting.needs_prefix:
@@ -226,6 +247,75 @@ class Admission:
         # A slot taken before the next batches can prefill into it would only stand idle.
         return room <= 0 or (group.needs_prefix and not self.prefixes.num_available)
 
+    def _divide_prefixes(self) -> None:
+        """Where states of prompts are scarce, begin a prompt of the share that has fewest of them,
+        and have another share give one up for it."""
+        first = self.waiting.peek()
+        if first is None or self.is_held or self.room <= 0:
+            return
+        line = self.waiting.at(first.share.tier.priority)
+        if self.prefixes.num_available > len(line):
+            return
+        heads = (next(line.of(share)) for share in line.shares())
+        wanting = [one for one in heads if one.num_unprefilled and one.needs_prefix]
+        if not wanting or (len(line) == 1 and self.prefixes.num_available):
+            return
+        group = min(wanting, key=lambda one: (one.share.pins, one.share.last_begun))
+        if not (self.table.num_free or self.may_displace(group.share)):
+            return
+        if self.prefixes.num_available or self._give_up_prefix(group.share):
+            self.waiting.discard(group)
+            self._take_up(group)
+
+    def _give_up_prefix(self, share: FairShare) -> bool:
+        """Have a group give up the state of its prompt for this share, and feed it again when it is
+        its turn; returns whether the slot is free now. The group is of lower priority, or of a
+        share with more than twice the states, and has made use of its state or can make none."""
+        priority = share.tier.priority
+        for lower in reversed(self.forking.priorities):
+            if lower > priority or self._yielding:
+                break
+            line = self.forking.at(lower)
+            for rich in sorted(line.shares(), key=lambda one: -one.pins):
+                if lower == priority and (
+                    rich is share or (share.pins and rich.pins <= 2 * (share.pins + 1))
+                ):
+                    continue
+                groups = list(line.of(rich))
+                # The last in line, or else the first, whose started sequences soon have a row.
+                idle = [one for one in reversed(groups) if not one.unforked]
+                for group in idle + [one for one in groups if one.unforked]:
+                    is_used = group.started > group.begun_at or rich.load > share.load
+                    if group.prefix and group.prefix.pins == 1 and (lower < priority or is_used):
+                        self.forking.discard(group)
+                        self._yielding = group
+                        return self._yield()
+        return False
+
+    def _yield(self) -> bool:
+        """Free the prefix of the group that gives it up, once all its started sequences read it."""
+        group = self._yielding
+        if group is None or group.unforked:
+            return False
+        self._yielding = None
+        if group.unstarted:
+            self.prefill_again(group)
+        return True
+
+    def _take_up(self, group: SequenceGroup) -> int:
+        """Begin a group's prompt or start its sequences; returns how many tokens are to be fed."""
+        if group.stop_row < 0:
+            group.stop_row = self.stop_sets.acquire(group.stop_ids)
+        if group.num_unprefilled and not self.prefill.begin(group):
+            return 0
+        if group.taken_up is None:
+            self.latencies.take_up(group)
+        if not group.num_unprefilled:
+            self._start(group)
+            return 0
+        self._begin_prefill(group)
+        return group.num_unprefilled
+
     def _begin_prefill(self, group: SequenceGroup) -> None:
         if not group.needs_prefix:
             slots = self.table.take(group, 1)
@@ -245,6 +335,8 @@ class Admission:
 
     def _resume(self, group: SequenceGroup) -> None:
         """Give slots to parked sequences of a group, as many as its share is to have now."""
+        if group.stop_row < 0:
+            group.stop_row = self.stop_sets.acquire(group.stop_ids)
         if group.taken_up is None:
             self.latencies.take_up(group)
         portion = self._portion(group)
@@ -254,7 +346,7 @@ class Admission:
             self.table.is_running[slots] = True
             group.remember(parked.indices, slots)
             self.latencies.resume(slots, times)
-            self.shares.own(group.share, len(slots))
+            self.shares.own(group.share, group.request.precedence, len(slots))
             self._resumed.append((slots.astype(np.int64), parked.states))
             portion -= len(slots)
         if self.parking.holds(group):
@@ -276,22 +368,30 @@ class Admission:
     def _count_waiting(self, group: SequenceGroup, more: int) -> None:
         priority = group.request.priority
         self.num_waiting += more
-        self._waiting_at[priority] += more
-        if not self._waiting_at[priority]:
-            del self._waiting_at[priority]
+        if more:
+            add_to(self._waiting_at, priority, more)
+            add_to(group.share.waiting, group.request.precedence, more)
+
+    def _count_bytes(self, group: SequenceGroup, more: int) -> None:
+        self.waiting_bytes += more
+        group.share.waiting_bytes += more
 
     def _count_started(self, group: SequenceGroup, slots: I32) -> None:
         self.latencies.start(group, slots)
         group.start(slots)
         self._count_waiting(group, -len(slots))
-        self.shares.own(group.share, len(slots))
+        self.shares.own(group.share, group.request.precedence, len(slots))
         if not group.unstarted:
-            self.waiting_bytes -= group.num_bytes
+            self._count_bytes(group, -group.num_bytes)
         if group.prefix is not None:
             group.unforked += len(slots)
 
 
-def _urgency(group: SequenceGroup) -> tuple[int, float, int, Order]:
+def _urgency(group: SequenceGroup) -> tuple[int, float, int, tuple[int, Order]]:
     """Sort key: the largest is served first."""
     share = group.share
-    return (share.tier.priority, -share.load, -share.number, group.order)
+    return (share.tier.priority, -share.load, -share.number, group.turn)
+
+
+def _precede(precedence: int) -> Callable[[SequenceGroup], bool]:
+    return lambda group: group.request.precedence > precedence

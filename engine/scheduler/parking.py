@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.scheduler.wait_queues import FairLine
+from engine.state.fair_share import FairShare
 from engine.state.latency import RequestTimes
 from engine.state.parked import Parked
 from engine.state.sequence import SequenceGroup
@@ -123,6 +124,11 @@ class Parking:
         """Bytes that are left for parking."""
         return self._max_bytes - self.num_bytes
 
+    @property
+    def own_room(self) -> int:
+        """Bytes that are left where a share parks for itself: it must not fill what others need."""
+        return self.room - self._max_bytes // 2
+
     def holds(self, group: SequenceGroup) -> bool:
         """Whether sequences of the group are parked."""
         return group in self._pieces
@@ -137,6 +143,15 @@ class Parking:
         """Return which samples of the group are parked, in no order."""
         pieces = [piece.rest()[0].indices for piece in self._pieces.get(group, ())]
         return np.concatenate([np.empty(0, np.int64), *pieces])
+
+    def count(self, share: FairShare, above: int) -> int:
+        """Number of the share's parked sequences that have a higher precedence than `above`."""
+        count = 0
+        for group in self.line.at(share.tier.priority).of(share):
+            if group.request.precedence <= above:
+                break
+            count += sum(len(piece.parked) - piece.begin for piece in self._pieces[group])
+        return count
 
     def put(self, group: SequenceGroup, parked: Parked, times: RequestTimes) -> None:
         """Keep these sequences of the group, which hold no slot from now on."""

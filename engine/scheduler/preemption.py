@@ -3,23 +3,25 @@
 Sequences of lower priority go first, the lowest and youngest first. Within a priority, shares that
 hold more than their part give to those that hold less than half of theirs: so nobody is starved by
 sequences that run for long, and nothing moves to and fro between shares that hold about their
-parts. Pure.
+parts. Within a share, lower precedence gives to higher. Pure.
 """
 
 from __future__ import annotations
 
 import math
-from itertools import islice
+from functools import partial
+from itertools import takewhile
 
 import numpy as np
 
-from engine.scheduler.admission import Admission
+from engine.scheduler.admission import EVERY, Admission
 from engine.scheduler.parking import parkable
-from engine.state.fair_share import Tier
+from engine.state.fair_share import FairShare, Tier
 from engine.state.slots import NO_LOGPROBS, SlotTable
 from engine.steps.batch import I64
 
 NONE: I64 = np.empty(0, np.int64)
+_ID_BITS = 48  # no sequence's id is as large as 2 to it
 RECORD_BYTES = 128  # about how many bytes a parked sequence takes besides its state and tokens
 
 
@@ -31,14 +33,17 @@ def victims(admission: Admission, state_bytes: int) -> I64:
     owning = admission.shares.owning
     if not priorities or not owning or parking.room <= 0 or admission.is_held:
         return NONE
-    found = NONE
+    found, room = NONE, parking.room
     if priorities[0] > owning[0]:
         found = _of_lower(admission, [one for one in priorities if one > owning[0]], owning)
     if not len(found):
         found = _of_richer(admission, admission.shares.tiers[priorities[0]])
+    if not len(found) and admission.shares.mixed and parking.own_room > 0:
+        found = np.concatenate([NONE, *map(partial(_of_own, admission), admission.shares.mixed)])
+        room = parking.own_room
     sizes = table.position[found].astype(np.int64) - table.first_position[found]
     sizes *= np.where(table.num_logprobs[found] == NO_LOGPROBS, 4, 8)
-    fits = np.cumsum(sizes + state_bytes + RECORD_BYTES) <= parking.room
+    fits = np.cumsum(sizes + state_bytes + RECORD_BYTES) <= room
     return np.sort(found[fits])
 
 
@@ -71,7 +76,9 @@ def _of_richer(admission: Admission, tier: Tier) -> I64:
     table = admission.table
     lines = [line.at(tier.priority) for line in admission.lines]
     if len(tier.members) < 2 or not any(
-        admission.is_poor(share) for line in lines for share in islice(line.shares(), 1)
+        admission.is_poor(share)
+        for line in lines
+        for share in takewhile(admission.holds_little, line.shares())
     ):
         return NONE
     poor = [share for share in tier.members.values() if admission.is_poor(share)]
@@ -97,9 +104,29 @@ def _of_richer(admission: Admission, tier: Tier) -> I64:
     return np.concatenate(chosen)
 
 
+def _of_own(admission: Admission, share: FairShare) -> I64:
+    """Choose slots of a share for its own groups of higher precedence."""
+    heads = (next(line.at(share.tier.priority).of(share), None) for line in admission.lines)
+    highest = max((one.request.precedence for one in heads if one), default=EVERY)
+    levels = [one for one in sorted(share.owned_at) if one < highest]
+    if not levels:
+        return NONE
+    table = admission.table
+    slots = parkable(table)
+    slots = slots[table.share[slots] == share.place]
+    chosen, count = [NONE], 0
+    for level in levels:
+        needed = admission.usable(share, share.owned, above=level) - table.num_free - count
+        if needed <= 0:
+            break
+        chosen.append(_youngest(table, slots[table.precedence[slots] == level], needed))
+        count += len(chosen[-1])
+    return np.concatenate(chosen)
+
+
 def _youngest(table: SlotTable, slots: I64, count: int) -> I64:
-    """Return `count` of these slots, those of the latest sequences."""
+    """Return `count` of these slots: of the lowest precedence, and of these the latest ones."""
     if len(slots) <= count:
         return slots
-    ids = table.sequence_id[slots]
+    ids = table.sequence_id[slots] - (table.precedence[slots].astype(np.int64) << _ID_BITS)
     return slots[np.argpartition(ids, len(slots) - count)[len(slots) - count :]]

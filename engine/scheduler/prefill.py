@@ -27,6 +27,7 @@ class Prefill:
         self._waiting = waiting
         self._line = WaitQueue()
         self._awaiting: dict[Prefix, WaitQueue] = {}
+        self._num_begun = 0
 
     @property
     def num_tokens(self) -> int:
@@ -50,6 +51,8 @@ class Prefill:
                 return False
             if found.ready is not None:
                 self._start_from(group, found.ready)
+        self._num_begun += 1
+        group.share.last_begun, group.begun_at = self._num_begun, group.started
         is_news = self._prefixes.keep and found.length < len(tokens)
         if group.num_unprefilled and (group.needs_prefix or is_news):
             self._leave(group, len(tokens))
@@ -91,6 +94,7 @@ class Prefill:
         """Release the group's prefixes, which nobody reads for it any more, `besides` one."""
         for prefix in [one for one in group.pinned if one is not besides]:
             group.pinned.remove(prefix)
+            group.share.pins -= 1
             self._prefixes.release(prefix)
 
     def drop(self, group: SequenceGroup) -> None:
@@ -111,6 +115,7 @@ class Prefill:
     def _start_from(self, group: SequenceGroup, prefix: Prefix) -> None:
         self._prefixes.pin(prefix)
         group.pinned.append(prefix)
+        group.share.pins += 1
         group.prefilled = group.cached = prefix.length
         group.state_slot = prefix.slot
         if not group.num_unprefilled:
@@ -129,6 +134,7 @@ class Prefill:
         if prefix is None:
             return
         group.pinned.append(prefix)
+        group.share.pins += 1
         if is_whole:
             group.prefix = prefix
         group.fills.insert(0, prefix)  # the longest is claimed first

@@ -43,7 +43,7 @@ class RequestRegistry:
         for first_id, count in zip(first_ids.tolist(), counts.tolist(), strict=True):
             group = self.by_first_id[first_id]
             group.unfinished -= count
-            self._admission.shares.own(group.share, -count)
+            self._admission.shares.own(group.share, group.request.precedence, -count)
             if not group.unfinished:
                 finished.append(group.request.id)
                 self._latencies.finish(group)
@@ -52,7 +52,7 @@ class RequestRegistry:
 
     def _forget(self, group: SequenceGroup) -> None:
         del self.by_id[group.request.id], self.by_first_id[group.first_id]
-        self._admission.shares.leave(group.share)
+        self._admission.shares.leave(group.share, group.request.precedence)
         if self.untold:
             ids = range(group.first_id, group.first_id + group.request.params.n)
             self.untold = {one for one in self.untold if one not in ids}

@@ -1,17 +1,22 @@
 """Round robin: which running sequences a step decodes when there are more than it has rows.
 
 Sequences of the highest priority first, then those of the next one; within a priority those that
-have not sampled yet, then the others in turn. Keeps: with one priority, the work of a step depends
-on its rows and not on how many slots there are, but for counting those that run or begin.
+have not sampled yet, of each share as many, then the others in turn; a share's own rows go to its
+highest precedence. Keeps: with one priority and precedence, the work of a step depends on its rows
+and not on how many slots there are, but for counting those that run or begin.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from engine.state.fair_share import FairShares
+from engine.state.fair_share import FairShare, FairShares
 from engine.state.slots import SlotTable
 from engine.steps.batch import I64, Bool
+
+PATIENCE = 8
+"""Steps on end in which new sequences may have most of the rows. Then the others have half, so that
+those who begin without end do not keep them from going on."""
 
 
 class RoundRobin:
@@ -19,6 +24,8 @@ class RoundRobin:
 
     def __init__(self) -> None:
         self._next: dict[int, int] = {}  # the slot whose turn it is, by priority
+        self._num_steps = 0  # in which not all had a row
+        self._num_crowded = 0  # steps on end in which new sequences had most of the rows
 
     def take(self, table: SlotTable, shares: FairShares, room: int) -> tuple[I64, bool]:
         """The slots to decode, i64[room at most], and whether others run too."""
@@ -26,11 +33,16 @@ class RoundRobin:
         if num_running <= room:
             return np.flatnonzero(table.is_running), False
         owning = shares.owning
+        self._num_steps += 1
         self._next = {one: slot for one, slot in self._next.items() if one in owning}
         if len(owning) > 1:
-            return self._by_priority(table, shares, room), True
-        (priority,) = owning
-        return self._in_turn(table, None, priority, num_running, room), True
+            slots = self._by_priority(table, shares, room)
+        else:
+            slots = self._in_turn(table, shares, None, owning[0], num_running, room)
+        for share in shares.mixed:
+            if len(share.owned_at) > 1:
+                slots = self._by_precedence(table, share, slots)
+        return slots, True
 
     def _by_priority(self, table: SlotTable, shares: FairShares, room: int) -> I64:
         """All running slots of the higher priorities, and a turn of the first that does not fit."""
@@ -46,12 +58,31 @@ class RoundRobin:
             if not room:
                 break
             its_own, owned = shares.priorities == priority, shares.tiers[priority].owned
-            chosen.append(self._in_turn(table, its_own, priority, owned, room))
+            chosen.append(self._in_turn(table, shares, its_own, priority, owned, room))
             room -= len(chosen[-1])
         return np.concatenate(chosen)
 
+    def _by_precedence(self, table: SlotTable, share: FairShare, chosen: I64) -> I64:
+        """The slots chosen, where those of the share are as many of its highest precedences."""
+        is_own = table.share[chosen] == share.place
+        own, others = chosen[is_own], chosen[~is_own]
+        slots = np.flatnonzero(table.is_running & (table.share == share.place))
+        if not len(own) or len(own) == len(slots):
+            return chosen
+        # Whose turn it was is among them while it is of the precedence that takes turns.
+        waits = ~np.isin(slots, own)
+        since = (slots - self._next.get(share.tier.priority, 0)) % table.num_slots
+        order = np.lexsort((since, waits, -table.precedence[slots].astype(np.int64)))
+        return np.concatenate([others, slots[order[: len(own)]]])
+
     def _in_turn(
-        self, table: SlotTable, its_own: Bool | None, priority: int, most: int, limit: int
+        self,
+        table: SlotTable,
+        shares: FairShares,
+        its_own: Bool | None,
+        priority: int,
+        most: int,
+        limit: int,
     ) -> I64:
         """Up to `limit` running slots of the priority: new ones, then from the one whose turn it is
         on.
@@ -63,8 +94,17 @@ class RoundRobin:
         new = np.flatnonzero(table.is_new & is_running)
         if its_own is not None:
             new = new[its_own[table.share[new]]]
-        if len(new) > limit:
-            new = new[np.argpartition(table.sequence_id[new], limit)[:limit]]  # the earliest
+        most_new = limit
+        self._num_crowded = self._num_crowded + 1 if len(new) > limit // 2 else 0
+        if self._num_crowded > PATIENCE:
+            self._num_crowded = 0
+            runs = is_running if its_own is None else is_running & its_own[table.share]
+            most_new -= min(limit - limit // 2, int(np.count_nonzero(runs)) - len(new))
+        if len(new) > most_new:
+            if len(shares.tiers[priority].members) > 1:
+                new = self._of_each_share(table, new, most_new)
+            else:
+                new = new[np.argpartition(table.sequence_id[new], most_new)[:most_new]]
         chosen, turn = [new], self._next.get(priority, 0)
         missing, left = limit - len(new), len(is_running)
         while missing and left:
@@ -81,3 +121,11 @@ class RoundRobin:
             left -= stretch
             turn = turn + stretch if turn + stretch < len(is_running) else 0
         return np.concatenate(chosen)
+
+    def _of_each_share(self, table: SlotTable, slots: I64, count: int) -> I64:
+        """Return `count` of these slots: of each share as many, the earliest sequences first."""
+        order = np.lexsort((table.sequence_id[slots], table.share[slots]))
+        slots, places = slots[order], table.share[slots][order].astype(np.int64)
+        ranks = np.arange(len(slots)) - np.searchsorted(places, places)  # within the share
+        turns = (places - self._num_steps) % (places[-1] + 1)  # another share is first each time
+        return slots[np.lexsort((turns, ranks))[:count]]

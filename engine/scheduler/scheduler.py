@@ -1,11 +1,11 @@
 """The scheduler: add, abort, stop, park, schedule, complete.
 
 A sequence is a slot and never grows, so nothing is paged or predicted, and overload is refused at
-the door. A slot is taken away only for a higher priority, or for a share that has next to none; the
-sequence is then parked, and goes on as if it had never stopped. Pure: no device, clock, randomness
-or I/O; the same calls give the same batches. Keeps: every accepted sequence gets exactly one
-terminal Output, unless its request is aborted; no slot that a row writes is touched by another row
-of its batch.
+the door. A slot is taken away only for a higher priority, for a share that has next to none, or for
+a higher precedence in its own share; the sequence is then parked, and goes on as if it had never
+stopped. Pure: no device, clock, randomness or I/O; the same calls give the same batches. Keeps:
+every accepted sequence gets exactly one terminal Output, unless its request is aborted; no slot
+that a row writes is touched by another row of its batch.
 
 A request waits, then prefills its prompt once (all but the last token), then its n sequences start
 as slots fall free, each fed the last prompt token first. The prompt is prefilled into a prefix
@@ -119,14 +119,17 @@ class Scheduler:
             count = group.unstarted
         else:
             parked = None
-        waiting = self._admission.waiting_before(request.priority)
+        share = self._admission.shares.find(request)
+        waiting = self._admission.waiting_before(request.priority + 1)
+        waiting += share.waiting_before(request.precedence) if share else 0
         if waiting + count > limit:
             raise Overloaded(
                 f"{waiting} of at most {limit} sequences are waiting",
                 excess=waiting + count - limit,
             )
         waiting_bytes, limit = self.waiting_bytes + group.num_bytes, self._config.max_waiting_bytes
-        if self.num_waiting and waiting_bytes > limit:  # one that waits alone always has room
+        # Who waits alone always has room, and so has a share that holds less than its part.
+        if waiting_bytes > limit and not self._admission.has_part(share, group.num_bytes, limit):
             raise Overloaded(
                 f"requests of {self.waiting_bytes} of at most {limit} bytes are waiting",
                 excess=math.ceil(self.num_waiting * (waiting_bytes - limit) / waiting_bytes),
@@ -221,7 +224,7 @@ class Scheduler:
             unforked = table.position[slots] == table.first_position[slots]
             self._admission.count_forks(group, int(np.count_nonzero(unforked)))
         table.free(slots)
-        self._admission.shares.own(group.share, -len(slots))
+        self._admission.shares.own(group.share, group.request.precedence, -len(slots))
         group.unfinished -= count
         return count
 
@@ -258,7 +261,7 @@ class Scheduler:
             own_memory = parked.only(np.arange(len(parked)))
             self.parking.put(group, own_memory, self.latencies.park(own))
             self.parking.num_ever_parked += len(own)
-            self._admission.shares.own(group.share, -len(own))
+            self._admission.shares.own(group.share, group.request.precedence, -len(own))
         self.table.free(slots)
 
     def take_resumed(self) -> list[tuple[I64, SlotStates]]:

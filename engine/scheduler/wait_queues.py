@@ -2,8 +2,8 @@
 and the rate at which sequences leave them.
 
 A strict line serves by priority and arrival. A fair one serves by priority, then the share with the
-least load, then arrival: with one share both are the same. Keeps: what a push or a pop costs
-depends on how many shares wait, and that little, not on how many groups do.
+least load, of these the one that got slots longest ago, then precedence and arrival. Keeps: what a
+push or a pop costs depends on how many shares wait, and that little, not on how many groups do.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from engine.state.fair_share import FairShare
 from engine.state.sequence import SequenceGroup
 
-_order = attrgetter("order")
+_order, _turn = attrgetter("order"), attrgetter("turn")
 
 
 class WaitQueue:
-    """Groups in order of priority and arrival."""
+    """Groups in order of priority and arrival, or of another key: the largest is served first."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: Callable[[SequenceGroup], Any] = _order) -> None:
+        self._key = key
         self._groups: deque[SequenceGroup] = deque()  # the next one is last
 
     def __iter__(self) -> Iterator[SequenceGroup]:
@@ -34,10 +35,11 @@ class WaitQueue:
         return len(self._groups)
 
     def push(self, group: SequenceGroup) -> None:
-        if not self._groups or group.order < self._groups[0].order:  # the common case: last
+        key = self._key
+        if not self._groups or key(group) < key(self._groups[0]):  # the common case: last
             self._groups.appendleft(group)
         else:
-            insort(self._groups, group, key=_order)
+            insort(self._groups, group, key=key)
 
     def peek(self) -> SequenceGroup | None:
         return self._groups[-1] if self._groups else None
@@ -50,7 +52,7 @@ class WaitQueue:
         if self.peek() is group:
             self.pop()
             return
-        index = bisect_left(self._groups, group.order, key=_order)
+        index = bisect_left(self._groups, self._key(group), key=self._key)
         if index < len(self._groups) and self._groups[index] is group:
             del self._groups[index]
 
@@ -78,7 +80,7 @@ class ShareLine:
         return share in self._lines
 
     def of(self, share: FairShare) -> Iterator[SequenceGroup]:
-        """The share's groups, by arrival."""
+        """The share's groups, by precedence and arrival."""
         return iter(self._lines.get(share, ()))
 
     def shares(self) -> Iterator[FairShare]:
@@ -89,7 +91,7 @@ class ShareLine:
         share = group.share
         line = self._lines.get(share)
         if line is None:
-            line = self._lines[share] = WaitQueue()
+            line = self._lines[share] = WaitQueue(_turn)
             self.weight += share.weight
             share.rankings.append(self.rank)
             if len(self._lines) == 2:
@@ -138,7 +140,7 @@ class ShareLine:
 
 
 class FairLine:
-    """Groups in order of priority, load of their share, and arrival."""
+    """Groups in order of priority, load of their share, precedence, and arrival."""
 
     def __init__(self) -> None:
         self._lines: dict[int, ShareLine] = {}
@@ -163,6 +165,13 @@ class FairLine:
 
     def peek(self) -> SequenceGroup | None:
         return self._lines[self._priorities[-1]].peek() if self._priorities else None
+
+    def heads(self) -> Iterator[SequenceGroup]:
+        """The first group of each share, in order."""
+        for priority in self.priorities:
+            line = self._lines[priority]
+            for share in line.shares():
+                yield next(line.of(share))
 
     def discard(self, group: SequenceGroup) -> None:
         """Take the group out if it is here."""

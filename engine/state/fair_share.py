@@ -2,11 +2,12 @@
 
 A share is whatever `Request.share` names, a tenant or a job, at one priority, as long as it has
 requests. Of those who wait, the one with the least load goes first: so slots are divided by weight
-whatever each one asks for.
+whatever each one asks for. Precedence orders a share's own requests, and changes no load.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -36,15 +37,27 @@ class FairShare:
 
     name: str
     tier: Tier
-    number: int  # grows from share to share: the larger, the younger
+    number: int
+    """Grows with each share that begins or gets slots: the smaller, the longer ago that was."""
     place: int
     """An index of its own while it exists; indices are reused, so arrays by index stay small."""
     weight: int = 0  # in units of `UNIT`
-    num_groups: int = 0  # its requests that are not over
+    groups: Counter[int] = field(default_factory=Counter)
+    """Its requests that are not over, by precedence."""
+    waiting: Counter[int] = field(default_factory=Counter)
+    """Its sequences that are still to start, by precedence."""
+    waiting_bytes: int = 0  # of its requests that have such sequences
     owned: int = 0  # slots it holds
+    owned_at: Counter[int] = field(default_factory=Counter)  # the same by precedence, none being 0
     parked: int = 0  # its sequences that are parked
+    pins: int = 0  # states of prompts that its requests have pinned
+    last_begun: int = 0  # number of the last of its requests' prompts that was begun
     rankings: list[Callable[[FairShare, int], None]] = field(default_factory=list)
     """Called with a share whose load changed, and by how much its weight grew: it waits there."""
+
+    def waiting_before(self, precedence: int) -> int:
+        """Number of its waiting sequences of this precedence or a higher one."""
+        return sum(count for own, count in self.waiting.items() if own >= precedence)
 
     @property
     def load(self) -> float:
@@ -58,6 +71,8 @@ class FairShares:
     def __init__(self) -> None:
         self.tiers: dict[int, Tier] = {}
         self.priorities: I64 = np.zeros(1, np.int64)  # i64 of the share at each place
+        self.mixed: dict[FairShare, None] = {}
+        """Shares whose requests have several precedences, in the order in which they came to."""
         self._next_number = 0
         self._places = [0]  # free ones, the smallest last
 
@@ -65,6 +80,11 @@ class FairShares:
     def owning(self) -> list[int]:
         """Priorities that hold slots, the lowest first."""
         return sorted(tier.priority for tier in self.tiers.values() if tier.owned)
+
+    def find(self, request: Request) -> FairShare | None:
+        """Return the share that the request would belong to, if there is one."""
+        tier = self.tiers.get(request.priority)
+        return None if tier is None else tier.members.get(request.share)
 
     def enter(self, request: Request) -> FairShare:
         """Return the share of a request that begins; its weight is the one last sent."""
@@ -78,13 +98,17 @@ class FairShares:
             self._next_number += 1
             tier.members[share.name] = share
         self.weigh(share, request.weight)
-        share.num_groups += 1
+        share.groups[request.precedence] += 1
+        if len(share.groups) > 1:
+            self.mixed[share] = None
         return share
 
-    def leave(self, share: FairShare) -> None:
-        """Note that one of its requests is over, and holds no slot."""
-        share.num_groups -= 1
-        if not share.num_groups:
+    def leave(self, share: FairShare, precedence: int) -> None:
+        """Note that one of its requests, of this precedence, is over and holds no slot."""
+        add_to(share.groups, precedence, -1)
+        if len(share.groups) < 2:
+            self.mixed.pop(share, None)
+        if not share.groups:
             assert not share.owned and not share.rankings, "a share went that still has something"
             tier = share.tier
             self._places.append(share.place)
@@ -102,9 +126,13 @@ class FairShares:
             for ranking in share.rankings:
                 ranking(share, heavier)
 
-    def own(self, share: FairShare, count: int) -> None:
-        """Count `count` more slots as the share's."""
+    def own(self, share: FairShare, precedence: int, count: int) -> None:
+        """Count `count` more slots as the share's, for requests of this precedence."""
+        if count > 0:
+            share.number = self._next_number
+            self._next_number += 1
         share.owned += count
+        add_to(share.owned_at, precedence, count)
         share.tier.owned += count
         for ranking in share.rankings:
             ranking(share, 0)
@@ -117,3 +145,10 @@ class FairShares:
         place = self._places.pop()
         self.priorities[place] = priority
         return place
+
+
+def add_to(counts: Counter[int], key: int, more: int) -> None:
+    """Add to a count, and keep none that is 0."""
+    counts[key] += more
+    if not counts[key]:
+        del counts[key]

@@ -43,6 +43,7 @@ class SequenceGroup:
     to_start: int = 0
     """Sequences that start anew: all n, but for a cut and for those that were parked."""
     started: int = 0  # how many of these were given a slot
+    begun_at: int = 0  # how many were when its prompt was last begun
     fresh: I64 | None = None
     """i64[to_start or more] which samples start anew, ascending; None: 0, 1, 2, …"""
     share: FairShare = field(init=False)
@@ -80,6 +81,11 @@ class SequenceGroup:
     def order(self) -> Order:
         """Served first is largest: higher priority, then a short prompt, then earlier arrival."""
         return (self.request.priority, -self.rank, -self.first_id)
+
+    @property
+    def turn(self) -> tuple[int, Order]:
+        """The same within its share: the highest precedence comes first there."""
+        return (self.request.precedence, self.order)
 
     @property
     def unstarted(self) -> int:

@@ -82,6 +82,8 @@ class SlotTable:
         self.first_id = np.full(num_slots, FREE, np.int64)  # i64 of the owner's group, or FREE
         self.share = np.zeros(num_slots, np.int32)  # i32 the place of its share in Shares
         self._has_shares = False  # `share` is not all zeros, as it is where nobody divides anything
+        self.precedence = np.zeros(num_slots, np.int16)  # i16 of its request
+        self._has_precedences = False  # `precedence` is not all zeros
         # The next decode row.
         self.is_running = np.zeros(num_slots, np.bool_)  # bool: has a next decode row
         self.position = np.zeros(num_slots, np.int32)  # i32
@@ -149,6 +151,9 @@ class SlotTable:
         if self._has_shares or group.share.place:
             self._has_shares = True
             self.share[at] = group.share.place
+        if self._has_precedences or group.request.precedence:
+            self._has_precedences = True
+            self.precedence[at] = group.request.precedence
         first = len(group.prompt) - 1
         self.position[at] = self.first_position[at] = first
         self.first_read[at] = slots if group.prefix is None else group.prefix.slot

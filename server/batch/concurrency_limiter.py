@@ -1,7 +1,8 @@
 """Limits how much may be in flight at once, and decides whose turn it is when there is no room.
 
-Jobs of the highest priority come first; among these, whoever has least for its weight. Nothing is
-set aside: one job alone has all the room, and gives it up as its lines end. Knows no lines.
+Whoever has least for its weight comes first; of one owner's jobs, those of the highest priority do.
+Nothing is set aside: one job alone has all the room, and gives it up as its lines end; but a job
+that has less than its part need not wait for that. Knows no lines.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class ConcurrencyLimiter:
         self._lines = 0
         self._turns = 0
         self._waiting: list[LimiterShare] = []
+        self._holding: set[LimiterShare] = set()
 
     def resize(self, sequences: int) -> None:
         """Change the limit on sequences."""
@@ -30,24 +32,30 @@ class ConcurrencyLimiter:
         """Lines in flight."""
         return self._lines
 
-    def share(self, priority: int = 0, weight: float = 1.0) -> LimiterShare:
+    def share(self, owner: str = "", priority: int = 0, weight: float = 1.0) -> LimiterShare:
         """Create the share of one job, which takes room for one line after the other."""
-        return LimiterShare(self, priority, weight)
+        return LimiterShare(self, owner, priority, weight)
 
     def _fits(self, share: LimiterShare, size: int) -> bool:
-        """Return whether a line fits; one larger than all the room does once its job has no other
-        in flight."""
+        """Return whether a line fits: into what is left, or else into the job's part of the room,
+        which may be over others' lines; one larger than that does once its job has no other in
+        flight."""
         if self._lines >= self._max_lines:
             return False
-        if size > self._max_sequences:
-            return not share.sequences
-        return self._sequences + size <= self._max_sequences
+        if self._sequences + size <= self._max_sequences:
+            return True
+        jobs = {share, *self._holding, *self._waiting}
+        if any(one.owner == share.owner and one.priority > share.priority for one in jobs):
+            return False
+        part = self._max_sequences * share.weight / sum(one.weight for one in jobs)
+        return share.sequences + size <= part or not share.sequences
 
     def _give(self, share: LimiterShare, size: int) -> None:
         self._turns += 1
         self._lines += 1
         self._sequences += size
         share.sequences += size
+        self._holding.add(share)
         share.last_turn = self._turns
 
     def _leave(self, share: LimiterShare) -> None:
@@ -56,7 +64,11 @@ class ConcurrencyLimiter:
 
     def _grant(self) -> None:
         while self._waiting:
-            first = min(self._waiting, key=LimiterShare.rank)
+            highest: dict[str, int] = {}
+            for one in self._waiting:
+                highest[one.owner] = max(one.priority, highest.get(one.owner, one.priority))
+            ready = [one for one in self._waiting if one.priority == highest[one.owner]]
+            first = min(ready, key=LimiterShare.rank)
             if not self._fits(first, first.wanted):
                 return
             self._waiting.remove(first)
@@ -69,19 +81,21 @@ class LimiterShare:
 
     granted: asyncio.Future[bool]
 
-    def __init__(self, room: ConcurrencyLimiter, priority: int, weight: float) -> None:
+    def __init__(self, room: ConcurrencyLimiter, owner: str, priority: int, weight: float) -> None:
+        self.owner = owner
         self.priority = priority
+        """Relative to jobs of the same owner."""
         self.weight = weight
-        """Relative to jobs of the same priority; may change."""
+        """Relative to all other jobs; may change."""
         self.sequences = 0
         self.wanted = 0
         self.last_turn = 0
         self._room = room
 
-    def rank(self) -> tuple[int, float, int]:
+    def rank(self) -> tuple[float, int]:
         """Sort key of waiting jobs: the smallest is next; ties go to whoever had a turn longest
         ago."""
-        return -self.priority, self.sequences / self.weight, self.last_turn
+        return self.sequences / self.weight, self.last_turn
 
     async def take(self, size: int) -> bool:
         """Wait for room for a line of `size` sequences, one call at a time; returns whether it was
@@ -114,4 +128,6 @@ class LimiterShare:
         room._lines -= 1
         room._sequences -= size
         self.sequences -= size
+        if not self.sequences:
+            room._holding.discard(self)
         room._grant()

@@ -25,15 +25,13 @@ from server.batch.lines import BatchLine, LineResult, answer_line, parse_line, r
 from server.batch.part_file import PartFile
 from server.batch.result_files import ResultFiles
 from server.config import ServerConfig
-from server.generation.engine_request import RequestOwner
+from server.generation.engine_request import BATCH_PRIORITY, RequestOwner
 from server.storage.clock import Clock
 from server.storage.records import RUNNABLE, BatchRecord, FileRecord, LineError
 from server.storage.store import Store
 
 log = logging.getLogger(__name__)
 
-BATCH_PRIORITY = -1_000_000
-"""Base priority of batch requests in the engine, below all interactive requests."""
 EXPIRED = "batch_expired"
 CANCELLED = "batch_cancelled"
 _COUNT_EVERY_S = 1.0
@@ -250,8 +248,7 @@ class BatchJob:
 
     def _new_sender(self, weight: float) -> RequestOwner:
         record = self._record
-        priority = BATCH_PRIORITY + record.priority
-        return RequestOwner(f"batch:{record.id}", weight, priority, True, record.created_at)
+        return RequestOwner(f"batch:{record.id}", weight, BATCH_PRIORITY, True, record.created_at)
 
 
 def _counts(results: ResultFiles) -> dict[str, Any]:

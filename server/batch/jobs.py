@@ -232,7 +232,7 @@ class Jobs:
 
     def _start(self, record: BatchRecord) -> None:
         assert self._answering is not None
-        share = self._room.share(record.priority)
+        share = self._room.share(record.owner, record.priority)
         place = Workplace(self._config, self._store, self._clock, self._answering.fleet)
         job = BatchJob(record, place, share)
         self._running[record.id] = job
@@ -304,9 +304,17 @@ def _why(error: StoreError | OSError) -> str:
 
 def _weights(records: list[BatchRecord]) -> dict[str, float]:
     """Return each batch's weight. An owner's batches share a total that is the same for every
-    owner."""
+    owner: those of its highest priority do, and the others have what these leave."""
+    highest: dict[str, int] = {}
+    for record in records:
+        highest[record.owner] = max(record.priority, highest.get(record.owner, record.priority))
     # Records of earlier versions may have other weights.
-    given = {record.id: min(max(record.weight, MIN_WEIGHT), MAX_WEIGHT) for record in records}
+    given = {
+        record.id: min(max(record.weight, MIN_WEIGHT), MAX_WEIGHT)
+        if record.priority == highest[record.owner]
+        else 0.0
+        for record in records
+    }
     totals: defaultdict[str, float] = defaultdict(float)
     for record in records:
         totals[record.owner] += given[record.id]
@@ -316,14 +324,14 @@ def _weights(records: list[BatchRecord]) -> dict[str, float]:
 
 
 def _in_turn(records: list[BatchRecord], running: Counter[str]) -> list[BatchRecord]:
-    """Sort by priority, highest first, then by how many batches of the owner run or come before,
-    then by age, oldest first."""
-    before = Counter(running)
+    """Sort by how many batches of the owner run or come before, then by age, oldest first; of one
+    owner's, those of higher priority come before."""
+    before, ages = Counter(running), {record.id: age for age, record in enumerate(records)}
     ranked = []
-    for place, record in enumerate(sorted(records, key=lambda one: -one.priority)):
-        ranked.append((-record.priority, before[record.owner], place, record))
+    for record in sorted(records, key=lambda one: -one.priority):
+        ranked.append((before[record.owner], ages[record.id], record))
         before[record.owner] += 1
-    return [record for *_, record in sorted(ranked, key=lambda one: one[:3])]
+    return [record for *_, record in sorted(ranked, key=lambda one: one[:2])]
 
 
 def main(argv: list[str]) -> int:

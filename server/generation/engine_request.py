@@ -26,6 +26,9 @@ from server.schema.sampling_fields import SamplingRequest
 from server.schema.validation import refused
 from server.text.text import Text
 
+BATCH_PRIORITY = -1
+"""Priority of batches: people, of whom the lowest have 0, come before them whosever they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestOwner:
@@ -36,7 +39,7 @@ class RequestOwner:
     weight: float = 1.0
     """Relative size of its part of the slots."""
     priority: int = 0
-    """Priority as the engine has it, higher is first; added to the request's own."""
+    """Its rank among owners, higher is first; the request's own orders one owner's requests."""
     durable: bool = False
     """Whether it is sent again until it is answered; its seeds are then made from its id."""
     created_unix: int | None = None
@@ -53,7 +56,7 @@ def of_current_request() -> RequestOwner:
     """The sender of the HTTP request being answered: its API key, if keys are asked for."""
     entry = CURRENT.get(None)
     account = entry and entry.account
-    return RequestOwner(share=account.name) if account else RequestOwner()
+    return RequestOwner(account.name, priority=account.priority) if account else RequestOwner()
 
 
 def wants_whole(request: CompletionRequest) -> bool:
@@ -78,7 +81,8 @@ def engine_requests(
             id=f"{id}-{prompt}",
             prompt_token_ids=prompts[prompt].token_ids,
             params=msgspec.structs.replace(params, seed=_seed(id, request, owner, prompt)),
-            priority=owner.priority - request.priority,  # the client's is reversed
+            priority=owner.priority,
+            precedence=-request.priority,  # the client's is reversed
             emit=_emit(request, params, owner),
             share=owner.share,
             weight=owner.weight,

@@ -71,7 +71,10 @@ class Auth:
         self._is_local = is_loopback(config.host)
         self._is_admin_local = is_loopback(config.admin_host)
         self._limits = Limits(
-            config.requests_per_minute, config.tokens_per_minute, config.limits_fd
+            config.requests_per_minute,
+            config.tokens_per_minute,
+            config.limits_fd,
+            first=config.priority_keys,
         )
         self._max_connections = config.max_connections
         self.intake = BodyLimits(

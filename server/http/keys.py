@@ -36,6 +36,11 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._keys)
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the keys."""
+        return [key.name for key in self._keys]
+
     def reread(self, file: str, environ: Mapping[str, str]) -> None:
         """Replace the keys by those there are now. Raises ConfigError, and then changes nothing."""
         self._keys = load_keys(file, environ)._keys

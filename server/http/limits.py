@@ -1,4 +1,4 @@
-"""Rate limits of API keys: requests, and prompt and completion tokens, per minute.
+"""Rate limits and ranks of API keys: requests, and prompt and completion tokens, per minute.
 
 A bucket holds a minute's worth and fills all the time. A request is admitted while both buckets of
 its key hold something; its tokens are taken when they are known, so a bucket may be overdrawn and
@@ -38,25 +38,30 @@ class Limits:
         tokens_per_minute: float,
         fd: int = -1,
         clock: Callable[[], float] = time.monotonic,
+        first: tuple[str, ...] = (),
     ) -> None:
-        """Share the memory behind `fd` with whoever else has it; -1 creates memory of its own."""
+        """Share the memory behind `fd` with whoever else has it; -1 creates memory of its own.
+        `first`: names of the keys that come before the others, in this order."""
         self.per_minute = requests_per_minute, tokens_per_minute
         self.clock = clock
         self.fd = memory() if fd < 0 and any(self.per_minute) else fd
         self._accounts: dict[str, Account] = {}
+        self._ranks = {name: rank for rank, name in enumerate(reversed(first), 1)}
 
     def account(self, name: str) -> Account:
         """Return the account of the key of this name."""
         if name not in self._accounts:
-            self._accounts[name] = Account(name, self)
+            self._accounts[name] = Account(name, self, self._ranks.get(name, 0))
         return self._accounts[name]
 
 
 class Account:
     """The requests and tokens that one key has left."""
 
-    def __init__(self, name: str, limits: Limits) -> None:
+    def __init__(self, name: str, limits: Limits, priority: int) -> None:
         self.name = name
+        self.priority = priority
+        """Rank of its requests in the engine: higher is first."""
         self._limits = limits
         # Names hardly ever collide here, and memory that nobody writes takes no room.
         digest = sha256(name.encode("utf-8", "surrogateescape")).digest()
@@ -113,10 +118,16 @@ def memory() -> int:
 
 
 def check_limits(config: ServerConfig, keys: Keys) -> None:
-    """Raises ConfigError for limits of keys where there are no keys."""
+    """Raises ConfigError for limits of keys where there are none, and for names that none has."""
     for name in ("requests_per_minute", "tokens_per_minute"):
         if getattr(config, name) and not keys:
             raise ConfigError(
                 f"{name} = {getattr(config, name):g} is a limit of API keys, and there are none: "
                 f"set api_keys_file or {VARIABLE}"
+            )
+    for name in config.priority_keys:
+        if name not in keys.names:
+            raise ConfigError(
+                f"priority_keys names {name!r}, and there is no such key: the names are "
+                f"{', '.join(map(repr, keys.names)) or 'none'}"
             )

@@ -20,7 +20,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from engine.errors import BatchesUnavailable, Conflict, InvalidRequest, NotFound
-from engine.messages import MAX_WEIGHT, MIN_WEIGHT
+from engine.messages import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT
 from server.config import ServerConfig
 from server.generation.engine_request import of_current_request
 from server.http.bodies import json_reply, parsed, read_body
@@ -39,7 +39,6 @@ from server.storage.store import Store
 
 MAX_LISTED = 100
 MAX_WINDOW_DAYS = 30
-MAX_BATCH_PRIORITY = 1000
 
 T = TypeVar("T")
 
@@ -83,7 +82,7 @@ class BatchRequest(Fields, frozen=True, kw_only=True):
         | None
     ) = None
     weight: Annotated[float, Meta(ge=MIN_WEIGHT, le=MAX_WEIGHT)] = 1.0
-    priority: Annotated[int, Meta(ge=-MAX_BATCH_PRIORITY, le=MAX_BATCH_PRIORITY)] = 0
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
 
     @property
     def window_s(self) -> int:

@@ -12,6 +12,7 @@ from engine.messages import (
     MAX_BIAS,
     MAX_LOGPROBS,
     MAX_PENALTY,
+    MAX_PRIORITY,
     MAX_TEMPERATURE,
     REPETITION_PENALTIES,
 )
@@ -28,7 +29,6 @@ MAX_CUT_LENGTH = 250_000
 MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
-MAX_PRIORITY = 2**31 - 1
 MAX_BIASES = 1024
 MAX_ALLOWED = 2**20
 """Most ids of a list of allowed tokens: more than any vocabulary has."""

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from engine.errors import UNDECODABLE
-from engine.messages import MAX_WEIGHT, MIN_WEIGHT, Refusal
+from engine.messages import MAX_PRIORITY, MIN_WEIGHT, Refusal
 from server.schema.json_parts import first_byte, items_of
 from server.schema.validation import (
     Fields,
@@ -68,8 +68,9 @@ class LinesRequest(Fields, frozen=True, kw_only=True):
         ),
     ]
     """Name of the batch: see `server.generation.engine_request.RequestOwner`."""
-    weight: Annotated[float, Meta(ge=MIN_WEIGHT, le=MAX_WEIGHT)]
-    priority: Annotated[int, Meta(ge=-(2**31), le=-1)]
+    weight: Annotated[float, Meta(ge=MIN_WEIGHT, le=1)]
+    """Weight of the batch: an owner's batches have 1 together."""
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=-1)]
     """Priority in the engine: higher is first, and people, who have 0, come before all batches."""
     created_unix: Annotated[int, Meta(ge=0, le=2**53)]
     """Unix time at which the batch was made, which is `created` in replies."""

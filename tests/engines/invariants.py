@@ -45,9 +45,18 @@ def queues_add_up(scheduler: Scheduler) -> None:
     assert {share.number for share in shares} == {group.share.number for group in groups}
     for share in shares:
         own = [group for group in groups if group.share is share]
-        assert share.num_groups == len(own)
+        assert share.groups == Counter(group.request.precedence for group in own)
+        assert (share in admission.shares.mixed) == (len(share.groups) > 1)
+        counts: Counter[int] = Counter()
+        for group in own:
+            counts[group.request.precedence] += group.unstarted
+        assert share.waiting == +counts
+        assert share.waiting_bytes == sum(one.num_bytes for one in own if one.unstarted)
+        assert share.pins == sum(len(one.pinned) for one in own)
         ids = [group.first_id for group in own]
         assert share.owned == np.count_nonzero(np.isin(table.first_id, ids))
+        held = np.flatnonzero(np.isin(table.first_id, ids))
+        assert share.owned_at == Counter(table.precedence[held].tolist())
         assert share.parked == sum(len(parking.indices(group)) for group in own)
     for tier in tiers:
         assert tier.owned == sum(share.owned for share in tier.members.values())

@@ -17,7 +17,7 @@ from engine.steps.batch import Batch, SlotStates, StepResult
 from engine.weights.weights import Weights
 from tests.engines.numpy_runner import TINY, NumpyRunner, check_batch, expanded, tiny_weights
 
-OF_A_REQUEST = {"priority", "emit", "stream", "share", "weight", "durable"}
+OF_A_REQUEST = {"priority", "precedence", "emit", "stream", "share", "weight", "durable"}
 SMALL: dict[str, int] = {
     "num_slots": 8,
     "max_step_rows": 8,

@@ -59,6 +59,7 @@ requests = st.builds(
     wanted(TINY.vocab_size),
     st.sampled_from(sorted(WEIGHTS_OF)),
     priority=st.integers(-1, 1),
+    precedence=st.integers(-1, 1),
     emit=st.sampled_from(EMITS),
     durable=st.booleans(),
     max_tokens=st.integers(0, 12),

@@ -193,6 +193,8 @@ def test_every_true_reply_is_taken_for_one(server: Server) -> None:
     ("fields", "param"),
     [
         ({"priority": 0}, "priority"),
+        ({"priority": -1001}, "priority"),
+        ({"weight": 1.5}, "weight"),
         ({"lines": []}, "lines"),
         ({"lines": [{"id": f"{number}", "body": "{}"} for number in range(65)]}, "lines"),
         ({"identity": {}}, "identity"),

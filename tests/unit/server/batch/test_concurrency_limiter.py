@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,12 @@ async def turns() -> None:
         (7, [{}], [7]),
         (1000, [{"weight": 1}, {"weight": 3}], [10, 30]),
         (1000, [{}, {"priority": 1}], [0, 40]),
+        (1000, [{"owner": "a"}, {"owner": "b", "priority": 1}], [20, 20]),
     ],
-    ids=["alone", "lines have a limit of their own", "by weight", "by priority"],
+    ids=["alone", "lines have a limit of their own", "by weight", "by priority", "of two owners"],
 )
 async def test_what_each_job_has_when_all_want_more_and_lines_end_in_turn(
-    max_lines: int, jobs: list[dict[str, int]], expected: list[int]
+    max_lines: int, jobs: list[dict[str, Any]], expected: list[int]
 ) -> None:
     room = ConcurrencyLimiter(40, max_lines)
     shares = [room.share(**job) for job in jobs]
@@ -45,17 +47,22 @@ async def test_what_each_job_has_when_all_want_more_and_lines_end_in_turn(
         task.cancel()
 
 
-async def test_a_line_larger_than_the_room_has_its_turn_alone() -> None:
+async def test_a_line_larger_than_the_room_has_its_turn_and_leaves_others_their_part() -> None:
     room = ConcurrencyLimiter(10, 1000)
-    large, small = room.share(), room.share()
+    large, small = room.share("a"), room.share("b")
     await large.take(100)
+    for _ in range(5):
+        assert await asyncio.wait_for(small.take(1), 10)
     waiting = [asyncio.create_task(one) for one in (large.take(100), small.take(1))]
     await turns()
     assert not any(task.done() for task in waiting)
     large.free(100)
     await turns()
     # Neither starves one of small ones, nor waits until there is nothing else.
-    assert all(task.done() for task in waiting)
+    assert [task.done() for task in waiting] == [True, False]
+    small.free(1)
+    await turns()
+    assert waiting[1].done()
 
 
 async def test_who_waits_and_leaves_holds_nobody_up() -> None:

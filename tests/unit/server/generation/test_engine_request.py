@@ -47,7 +47,8 @@ def test_no_more_is_asked_than_is_needed_and_under_an_id_of_our_own(
     for request in requests:
         assert (request.emit, request.params.logprobs) == (emit, logprobs)
         assert request.params.n == fields.get("best_of", fields.get("n", 1))
-        assert request.priority == -fields.get("priority", 0), "larger is earlier"
+        assert request.precedence == -fields.get("priority", 0), "larger is earlier"
+        assert request.priority == 0, "a body decides nothing between owners"
 
 
 def test_what_lasts_is_drawn_from_its_id(text: Text) -> None:
