@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -165,6 +166,18 @@ def test_owners_have_equal_parts_and_their_batches_share_them_by_weight(tmp_path
     assert weights(("x", 1), ("x", 3), ("y", 5), ("z", 1e9)) == [0.25, 0.75, 1.0, 1.0]
     # As earlier versions stored them: a quotient that is nothing would be divided by.
     assert all(weight > 1e-9 for weight in weights(("x", 1000.0), ("x", 5e-324), ("x", -1.0)))
+
+
+def test_priority_orders_one_owners_batches_and_nobody_elses(tmp_path: Path) -> None:
+    one = submit(tmp_path, lines(1))
+    made = [
+        msgspec.structs.replace(one, id=str(number), owner=owner, priority=priority)
+        for number, (owner, priority) in enumerate(
+            [("x", 0), ("x", 1000), ("y", -1000), ("x", 1000)]
+        )
+    ]
+    assert [*jobs._weights(made).values()] == [0.001, 0.5, 1.0, 0.5]
+    assert [record.id for record in jobs._in_turn(made, Counter())] == ["1", "2", "3", "0"]
 
 
 async def test_a_batch_that_is_cancelled_while_others_have_all_the_room_ends(

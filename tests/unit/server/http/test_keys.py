@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError, RateLimited
+from server.config import ServerConfig
 from server.http.keys import Keys, key_to_send, load_keys, read_key
-from server.http.limits import Limits, memory
+from server.http.limits import Limits, check_limits, memory
 from tests.serving import ROOT
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
@@ -193,3 +194,18 @@ def test_no_key_gets_more_than_its_rate(per_minute: float, pauses: list[float]) 
     admitted = [key.wait_s(now) for now in accumulate(pauses)].count(0)
     os.close(fd)
     assert admitted <= max(per_minute, 1) + per_minute * sum(pauses) / 60 + 1e-3
+
+
+def test_the_keys_that_the_operator_names_come_before_others_in_this_order() -> None:
+    limits = Limits(0, 0, first=("chat", "eval"))
+    ranks = {name: limits.account(name).priority for name in ("chat", "eval", "other")}
+    assert ranks == {"chat": 2, "eval": 1, "other": 0}
+
+
+def test_a_key_that_is_to_come_first_and_is_not_there_is_named() -> None:
+    keys = load_keys("", {"SRM_API_KEYS": f"chat {ALICE}"})
+    check_limits(ServerConfig(priority_keys=("chat",)), keys)
+    with pytest.raises(ConfigError, match=r"priority_keys names 'cat', .* the names are 'chat'"):
+        check_limits(ServerConfig(priority_keys=("cat",)), keys)
+    with pytest.raises(ValueError, match="priority_keys has a name twice: chat, chat"):
+        ServerConfig(priority_keys=("chat", "chat"))
