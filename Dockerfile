@@ -1,7 +1,6 @@
-# syntax=docker/dockerfile:1
 # The server in one image for processors and GPUs. docs/deploy.md says how to build, run and check it.
 # The last stage is the server; `--target loadtest` is the harness.
-ARG BASE=python:3.13-slim
+ARG BASE=python:3.13-slim@sha256:7c61056e61ac89e852de05f3dc6fa51a6dd2181797bceed46aa725dd7cb2cd3b
 
 FROM ${BASE} AS packages
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1

@@ -29,9 +29,10 @@ help:  ## the targets
 	$(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/pip install --progress-bar on) --require-hashes -r requirements.lock
 	@touch $@
 
-.venv/dev: .venv/serve requirements-dev.lock
+.venv/dev: .venv/serve requirements-dev.lock requirements-torch.lock
 	@echo "Installing what training and the tests need (torch among it) ..."
-	$(BIN)/pip install --progress-bar on -r requirements-dev.lock
+	$(BIN)/pip install --progress-bar on --no-deps --require-hashes -r requirements-dev.lock
+	$(BIN)/pip install --progress-bar on -r requirements-torch.lock
 	@touch $@
 
 .venv/system: .venv/dev tests/install.sh
@@ -82,12 +83,13 @@ chaos: .venv/dev  ## kills 100 processes during a job of 20,000 lines; writes do
 attack: .venv/dev  ## half an hour of random requests, kills, full disks, flipped bits and clock jumps; needs root
 	$(BIN)/python -m tests.attack.run
 
-.venv-clients/ready: requirements-clients.lock requirements-litellm.lock
+.venv-clients/ready: requirements-clients.lock requirements-litellm.lock requirements-torch.lock
 	$(PYTHON) -m venv .venv-clients
 	@echo "Installing other people's clients (about 0.6 GB to download with torch for a CPU, once) ..."
-	.venv-clients/bin/pip install --progress-bar on -r requirements-clients.lock
+	.venv-clients/bin/pip install --progress-bar on --no-deps --require-hashes -r requirements-clients.lock
+	.venv-clients/bin/pip install --progress-bar on -r requirements-torch.lock
 	@echo "LiteLLM, which asks for older versions than the others and runs with these ..."
-	.venv-clients/bin/pip install --no-deps -r requirements-litellm.lock
+	.venv-clients/bin/pip install --no-deps --require-hashes -r requirements-litellm.lock
 	@touch $@
 
 test-clients: .venv/dev .venv-clients/ready  ## lm-eval, TRL, guidellm, LangChain and LiteLLM against a server, in a venv of their own
@@ -169,10 +171,10 @@ peers: .venv/dev  ## measures them and ours in one run; writes docs/benchmarks/
 docs: .venv-docs/ready  ## the pages as a site, in site/; a broken link fails
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
 
-locks:  ## the hashes in requirements.lock and requirements-docs.lock, after a version there was changed
+locks:  ## the hashes in all lock files but torch's, after a version there was changed
 	$(PYTHON) -m venv .venv-locks
 	.venv-locks/bin/pip install --quiet uv==0.13.9
-	@for lock in requirements.lock requirements-docs.lock deploy/image/*.lock; do \
+	@for lock in $(filter-out requirements-torch.lock,$(wildcard requirements*.lock deploy/image/*.lock)); do \
 	  sed -n 's/^\([^ #]*==[^ ]*\).*/\1/p' $$lock > $$lock.in && .venv-locks/bin/uv pip compile --quiet --no-deps \
 	    --generate-hashes --no-annotate --no-header $$lock.in > $$lock.new && mv $$lock.new $$lock || exit 1; rm $$lock.in; done
 

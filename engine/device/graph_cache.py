@@ -4,8 +4,9 @@ The key covers everything a compiled graph depends on: the model's shape and dty
 graph and kernels, the MAX version, the device or the level of the processor. Graphs that came with
 the program are looked for first. Whoever wants a graph that another process is compiling waits for
 it; a file that is damaged or cannot be read is compiled anew. A note beside each file says what it
-is, and what its bytes are. Weights are bound later. Beside the graphs is also which matrix product
-`srm tune` found to be the fastest.
+is, and what its bytes are; since whoever can write one can write the other, and a graph is machine
+code, neither is read where others may write. Weights are bound later. Beside the graphs is also
+which matrix product `srm tune` found to be the fastest.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import fcntl
 import hashlib
 import importlib.metadata
 import logging
+import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -74,6 +77,7 @@ def measured_product(
     path = choice_path(config, dtype, device, folder)
     if not path.exists():
         return None
+    check_owned(path)
     try:
         return msgspec.json.decode(path.read_bytes(), type=ProductChoice).product
     except (*UNDECODABLE, OSError) as error:
@@ -120,7 +124,7 @@ def cached(
     shipped: Path | None = None,
 ) -> CompiledModel:
     """Return graphs of a kind and shape, read from `shipped` or `folder`, or compiled and kept in
-    `folder`."""
+    `folder`. Raises ConfigError if others may write there, but for graphs beside the program."""
     if shipped and (found := _read(cache_path(name, shape, device, shipped))) is not None:
         return found
     if device.is_host:
@@ -129,12 +133,15 @@ def cached(
     if (found := _read(path)) is not None:
         return found
     with _alone(path.with_suffix(".lock")):
+        check_owned(path.parent)  # before minutes are spent on what would not be read again
         return _read(path) or _compile(name, shape, compile_graphs, device, path)
 
 
 def _read(path: Path) -> CompiledModel | None:
     if path.exists():
         file = path.resolve()  # a graph that another name was given to has one note
+        if path.parent != RELEASED_GRAPHS:
+            check_owned(path.parent, file.with_suffix(".json"), file)
         try:
             note = msgspec.json.decode(file.with_suffix(".json").read_bytes(), type=GraphNote)
             if note.sha256 != _sha256(file):
@@ -143,6 +150,34 @@ def _read(path: Path) -> CompiledModel | None:
         except (*UNDECODABLE, ValueError, RuntimeError, OSError) as error:
             log.warning("cannot read the compiled graph %s (%s): compiling again", path, error)
     return None
+
+
+def check_owned(*paths: Path) -> None:
+    """Raise ConfigError unless only this user and root may write these paths, and replace them.
+
+    The group may too, where it is root's or has this user's number: so user-private groups are, and
+    the `fsGroup` of our manifests. Others may in a folder above that is sticky, such as /tmp: they
+    cannot replace what lies there and is not theirs.
+    """
+    own = {0, os.geteuid()}
+    for path in map(Path.resolve, paths):
+        for place in (path, *path.parents):
+            try:
+                found = place.stat()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise ConfigError(f"{place}: {error.strerror}") from None
+            mode = stat.S_IMODE(found.st_mode)
+            is_open = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and found.st_gid not in own)
+            is_kept = place != path and mode & stat.S_ISVTX
+            if found.st_uid not in own or (is_open and not is_kept):
+                raise ConfigError(
+                    f"{place}: others may write there (owner {found.st_uid}, group {found.st_gid}, "
+                    f"mode {mode:o}), and compiled graphs, which are code, are kept in it: take "
+                    "that from them with chmod and chown, or set cache_dir or graphs_dir to a "
+                    "folder that is yours alone"
+                )
 
 
 def _sha256(file: Path) -> str:
@@ -165,6 +200,8 @@ def _compile(
         what = (name, repr(shape), code_version(), describe_device(device))
         note = GraphNote(*what, sha256=_sha256(partial))
         path.with_suffix(".json").write_bytes(msgspec.json.encode(note))
+        for file in (path.with_suffix(".json"), partial):
+            file.chmod(0o644)  # whatever the umask: what others may write is not read
         partial.replace(path)
     except OSError as error:
         raise _unkept(path, error) from None
@@ -175,7 +212,9 @@ def _compile(
 def _alone(lock: Path) -> Iterator[None]:
     """Hold a lock against other processes. Its empty file stays: removing it may let two in."""
     try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
+        if not lock.parent.exists():
+            lock.parent.mkdir(parents=True, exist_ok=True)  # another process may be making it
+            lock.parent.chmod(0o755)  # whatever the umask
         file = lock.open("wb")
     except OSError as error:
         raise _unkept(lock, error) from None

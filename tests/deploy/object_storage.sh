@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 if ! cmp -s requirements-storage.lock .venv-storage/installed; then
   rm -rf .venv-storage
-  .venv/bin/pip install --quiet --no-deps --target .venv-storage -r requirements-storage.lock
+  .venv/bin/pip install --quiet --no-deps --require-hashes --target .venv-storage -r requirements-storage.lock
   cp requirements-storage.lock .venv-storage/installed
 fi
 export PYTHONPATH=$PWD/.venv-storage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import threading
 from pathlib import Path
 from typing import Any, cast
@@ -160,3 +161,86 @@ def test_a_folder_that_cannot_be_is_said_before_anything_is_compiled(tmp_path: P
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot keep the compiled graph"):
         cached("test", (), lambda: pytest.fail("compiled"), CPU(), tmp_path / "file")
+
+
+def kept_in(folder: Path) -> Path:
+    """Keep a graph in the folder; returns its file."""
+    cached("test", (), cast(Any, Compiled), CPU(), folder)
+    (file,) = folder.glob("*.mef")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("place", "mode"),
+    [
+        (".", 0o777),
+        (".", 0o1777),  # others can lay graphs beside ours
+        ("..", 0o777),  # or another folder in its place
+        ("file", 0o666),
+        ("note", 0o646),
+    ],
+)
+@pytest.mark.parametrize("is_shipped", [False, True])
+def test_a_graph_where_others_may_write_is_neither_read_nor_compiled(
+    place: str, mode: int, is_shipped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_cache, "read", lambda path: pytest.fail("code of others ran"))
+    folder, own = tmp_path / "above" / "cache", tmp_path / "own"
+    file = kept_in(folder)
+    named = {".": folder, "..": folder.parent, "file": file, "note": file.with_suffix(".json")}
+    named[place].chmod(mode)
+    folders = (own, folder) if is_shipped else (folder,)
+    with pytest.raises(ConfigError, match=f"{named[place]}: others may write there") as error:
+        cached("test", (), lambda: pytest.fail("compiled"), CPU(), *folders)
+    assert f"mode {mode:o}" in error.value.message and "set cache_dir" in error.value.message
+
+
+def test_an_empty_cache_folder_that_others_may_write_is_refused_before_a_compile(
+    tmp_path: Path,
+) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(ConfigError, match="others may write there"):
+        cached("test", (), lambda: pytest.fail("compiled"), CPU(), tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize(
+    ("owner", "group", "mode", "is_read"),
+    [
+        (1234, 0, 0o755, False),
+        (0, 1234, 0o775, False),
+        (0, 1234, 0o755, True),
+        (0, 0, 0o2775, True),  # a volume of Kubernetes: fsGroup is the user's number
+    ],
+)
+def test_whose_the_cache_folder_is_decides_who_may_write(
+    owner: int,
+    group: int,
+    mode: int,
+    is_read: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(graph_cache, "read", Path.read_text)
+    folder = tmp_path / "cache"
+    kept_in(folder)
+    os.chown(folder, owner, group)
+    folder.chmod(mode)
+    if is_read:
+        assert cached("test", (), cast(Any, Compiled), CPU(), folder) == cast(Any, "the graph")
+    else:
+        with pytest.raises(ConfigError, match="others may write there"):
+            cached("test", (), cast(Any, Compiled), CPU(), folder)
+
+
+def test_a_graph_is_the_users_alone_whatever_the_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph_cache, "read", Path.read_text)
+    before = os.umask(0)
+    try:
+        file = kept_in(tmp_path / "cache")
+    finally:
+        os.umask(before)
+    assert {one.stat().st_mode & 0o777 for one in (file, file.with_suffix(".json"))} == {0o644}
+    assert cached("test", (), cast(Any, Compiled), CPU(), file.parent) == cast(Any, "the graph")
