@@ -225,7 +225,7 @@ def test_a_stop_finishes_what_runs_and_leaves_batches_to_a_snapshot(
         asked = Asked(server, n=5)
         jobs.socket.send(msgspec.msgpack.encode(batch))
         wait_until(lambda: server.metric("srm_engine_waiting_sequences") > 0)
-        assert not data.exists()
+        assert not (data / "snapshots").exists()
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: not is_ready(server))
         for reply in (server.get("/ready"), server.post(max_tokens=2)):
