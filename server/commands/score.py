@@ -23,7 +23,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from engine.client.client import EngineClient
 from engine.errors import ConfigError, RequestError
 from engine.tasks import task_group
-from server.commands.score_lines import Failure, Score, failure, parse, score
+from server.commands.score_lines import Failure, Score, failure, next_line, parse, score
 from server.commands.standard_output import INTERRUPTED
 from server.supervise.embedded_engine import command_settings, with_engine
 from server.text.text import Text
@@ -66,7 +66,7 @@ class _File:
             bar = progress.add_task("scoring", total=self.size, tokens=0)
             try:
                 async with task_group() as group:
-                    while line := await asyncio.to_thread(self.source.readline):
+                    while line := await asyncio.to_thread(next_line, self.source):
                         number += 1
                         if not line.strip():
                             progress.advance(bar, len(line))

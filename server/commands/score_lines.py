@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import msgspec
 from msgspec import Meta
@@ -21,6 +21,10 @@ from server.text.logprobs import LOWEST
 from server.text.text import Text
 
 _TokenIds = Annotated[list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(min_length=1)]
+
+
+MAX_LINE_BYTES = 32 * 1024 * 1024
+"""Most bytes of a line."""
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -67,8 +71,20 @@ class Scoring:
     """Index of the first token in the sum; at least 1."""
 
 
+def next_line(source: BinaryIO) -> bytes:
+    """Read the next line; of one that is too long its beginning, which `parse` refuses. It is empty
+    at the end of the file."""
+    line = source.readline(MAX_LINE_BYTES + 1)
+    rest = line
+    while len(line) > MAX_LINE_BYTES and rest and not rest.endswith(b"\n"):
+        rest = source.readline(MAX_LINE_BYTES)
+    return line
+
+
 def parse(data: bytes, number: int, text: Text) -> Scoring:
-    """Parse a line. Raises InvalidRequest if it is not what `_Line` describes."""
+    """Parse a line. Raises InvalidRequest if it is not what `_Line` describes, or too long."""
+    if len(data) > MAX_LINE_BYTES:
+        raise InvalidRequest(f"the line must have at most {MAX_LINE_BYTES} bytes")
     try:
         line = msgspec.json.decode(data, type=_Line)
     except UNDECODABLE as error:
