@@ -7,9 +7,12 @@ chat template writes between the beginning of an answer and the end of that turn
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from msgspec import Raw
 
 from engine.errors import ConfigError, InvalidRequest
 from server.schema.conversation import Conversation, Message, messages_of
@@ -58,9 +61,12 @@ class Chats:
         if row.get("tools"):
             raise ConfigError("tools must be absent: no tool is shown to the model")
         try:
-            messages = messages_of(row)
+            given = Raw(json.dumps(row.get("messages")).encode())
+            messages = messages_of({"messages": given})
         except InvalidRequest as error:
             raise ConfigError(error.message) from None
+        except (TypeError, ValueError, RecursionError) as error:  # bytes in Parquet, and the like
+            raise ConfigError(f"messages are not JSON: {error}") from None
         if messages[-1].role != "assistant":
             raise ConfigError(f"the last of messages must be assistant's, got {messages[-1].role}")
         try:
