@@ -128,6 +128,7 @@ SETTINGS = """
   sweep loads first_load max_load settle_s resolution repeats knee_share good_share
   kind form window
   peers_dir peers start_s memory_gib results
+  base
   output_format shard_lines actors max_actors cpus_per_actor nodes
 """.split()
 """Of every command. A test holds this against the structs, which would import torch here."""

@@ -35,7 +35,7 @@ class AgainstConfig(Settings, frozen=True, forbid_unknown_fields=True):
     requests: int = 10
     """Number of requests for many completions, sent at once, streamed and whole."""
     n: int = 1_000
-    """Completions of each of these requests."""
+    """Completions of each of these requests; 0: they are left out."""
     prompt_tokens: int = 32
     """Tokens of each prompt."""
     max_tokens: int = 128
@@ -53,7 +53,8 @@ def measure(config: AgainstConfig) -> Record:
     """Return both servers' tokens a second in each burst."""
     model = config.model.resolve()
     bursts = [(count, 1, True) for count in config.streams]
-    bursts += [(config.requests, config.n, is_stream) for is_stream in (True, False)]
+    if config.n:
+        bursts += [(config.requests, config.n, is_stream) for is_stream in (True, False)]
     with (
         _checkout(config.base) as (commit, root),
         serving(f"--model={model}", root=root) as base,
