@@ -121,6 +121,8 @@ def _copy(source: Path, target: Path, is_wanted: IsWanted) -> None:
         return
     try:
         reading = source.open("rb", buffering=0)
+    except FileNotFoundError:  # it has gone since; whoever loads the copy says what is missing
+        return
     except OSError as error:
         raise CheckpointError(f"cannot read {source}: {error.strerror}") from None
     with reading, target.open("wb", buffering=0) as writing:

@@ -69,7 +69,7 @@ REFUSED: list[tuple[str, str, str, dict[str, Any]]] = [
     # Of the tokenizer.
     (TOKENIZE, "prompt", "either prompt or messages", {}),
     (TOKENIZE, "prompt", "either", {"prompt": "x", "messages": MESSAGES}),
-    (TOKENIZE, "prompt", "prompt must be a string or a list of strings", {"prompt": 5}),
+    (TOKENIZE, "prompt", "prompt must be a string or a list of at most", {"prompt": 5}),
     (TOKENIZE, "prompt", "got [5]", {"prompt": [5]}),
     (TOKENIZE, "messages", "a list of 1 to 4096", {"messages": []}),
     (TOKENIZE, "add_special_tokens", "true or", {"prompt": "x", "add_special_tokens": 1}),
