@@ -36,7 +36,7 @@ from bench.engine.float8 import float8_ops
 from bench.engine.op import Inputs, Op
 from engine.config import ModelConfig
 from engine.device import kernels
-from engine.device.graph_cache import cached
+from engine.device.graph_cache import Built, cached
 from engine.device.linear import (
     kernel_libraries,
     layer_norm,
@@ -165,10 +165,10 @@ def load_ops(
     """Return the graphs of `build_ops`, from `folder` if they are there."""
     shape = ("bound", *graph_shape(model, dtype, by)) if bound else ()
     key = (dtype.name, tuple(ops), *shape)
-    return cached("kernels", key, lambda: _compile(session, ops), device, folder)
+    return cached("kernels", key, lambda: _build(ops), session, device, folder)
 
 
-def _compile(session: InferenceSession, ops: dict[str, Op]) -> CompiledModel:
+def _build(ops: dict[str, Op]) -> Built:
     module = Module()
     for name, op in ops.items():
         with Graph(
@@ -181,7 +181,7 @@ def _compile(session: InferenceSession, ops: dict[str, Op]) -> CompiledModel:
             made = op.call(*values)
             outputs = () if made is None else made if isinstance(made, tuple) else (made,)
             graph.output(*outputs)
-    return session.compile(module, custom_extensions=kernel_libraries())
+    return module, kernel_libraries()
 
 
 def build_ops(

@@ -27,7 +27,7 @@ from max.graph import DeviceRef, Graph, Module, TensorType, Weight, ops
 from bench.peaks.timing import seconds_per_call
 from bench.peaks.torch_side import has_torch, torch_products
 from engine.config import Dtype
-from engine.device.graph_cache import cached
+from engine.device.graph_cache import Built, cached
 from engine.device.linear import (
     U16,
     kernel_libraries,
@@ -122,14 +122,14 @@ def compile_gemm(session: InferenceSession, device: Device, folder: Path) -> Com
     on = DeviceRef.from_device(device)
     kinds = KINDS["cpu" if device.is_host else "gpu"]
 
-    def compile_graphs() -> CompiledModel:
+    def build() -> Built:
         module = Module()
         for inner, columns in SHAPES:
             for name, (dtype, _) in kinds.items():
                 graph = _add_graph(module, name, inner, columns, dtype, on)
-        return session.compile(module, custom_extensions=graph.kernel_libraries_paths)
+        return module, graph.kernel_libraries_paths
 
-    return cached("gemm", (SHAPES, *kinds), compile_graphs, device, folder)
+    return cached("gemm", (SHAPES, *kinds), build, session, device, folder)
 
 
 def _graph_name(name: str, inner: int, columns: int) -> str:

@@ -19,10 +19,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ("requirements.lock", "requirements-dev.lock")
+KEPT = ROOT / "deploy" / "gpu" / "kept"
+"""Graphs that are kept compiled: those that are of this code are not compiled again."""
 MOST_MIB = 40
 """Most MiB that a call may carry. MAX's libraries alone compress to 36, most of it libmax and
 libMGPRT."""
-LEFT_OUT = ("models", "docs", "requirements*.lock", "deploy/image", "tests/browser")
+LEFT_OUT = (
+    "models",
+    "docs",
+    "requirements*.lock",
+    "deploy/image",
+    "deploy/gpu/kept",
+    "tests/browser",
+)
 """Parts of the source tree that no call reads."""
 SMALL = ("msgspec",)
 """Packages that every call needs; of others the machine has its own."""
@@ -143,8 +152,13 @@ def main(argv: list[str]) -> int:
         sys.stderr.write("Commit your changes first: the kit holds HEAD, and graphs of that.\n")
         return 2
     graphs = given.graphs or given.output / f"graphs-{given.device}"
+    notes = "engine.device.graph_notes"
     compiled = ["deploy.gpu.graphs", "--device", given.device, "--output", str(graphs)]
-    for module in (compiled, ["engine.device.graph_notes", "prune", str(graphs)]):
+    for module in (
+        [notes, "unpack", str(KEPT), str(graphs)],
+        compiled,
+        [notes, "prune", str(graphs)],
+    ):
         if status := subprocess.run([sys.executable, "-m", *module], check=False).returncode:
             return status
     return pack(given.output, given.device, given.python_version, graphs)

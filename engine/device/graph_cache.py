@@ -2,11 +2,13 @@
 
 The key covers everything a compiled graph depends on: the model's shape and dtype, the sources of
 graph and kernels, the MAX version, the device or the level of the processor. Graphs that came with
-the program are looked for first. Whoever wants a graph that another process is compiling waits for
-it; a file that is damaged or cannot be read is compiled anew. A note beside each file says what it
-is, and what its bytes are; since whoever can write one can write the other, and a graph is machine
-code, neither is read where others may write. Weights are bound later. Beside the graphs is also
-which matrix product `srm tune` found to be the fastest.
+the program are looked for first. What has no file of its key is built, which takes seconds, and
+compiled only if no graph in the folder was made of the same: another name in Python costs no
+compile. Whoever wants a graph that another process is compiling waits for it; a file that is
+damaged or cannot be read is compiled anew. A note beside each file says what it is, and what its
+bytes are; since whoever can write one can write the other, and a graph is machine code, neither is
+read where others may write. Weights are bound later. Beside the graphs is also which matrix product
+`srm tune` found to be the fastest.
 """
 
 from __future__ import annotations
@@ -16,17 +18,20 @@ import hashlib
 import importlib.metadata
 import logging
 import os
+import re
+import shutil
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 from max.driver import Device
 from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession, read
+from max.graph import Graph, Module
 
 from engine import messages
 from engine.config import ModelConfig
@@ -44,6 +49,11 @@ RELEASED_GRAPHS = Path(__file__).resolve().parents[2] / "graphs"
 """The bundled model's graphs, which a wheel or an image has beside the program. Those of a source
 tree are as old as its last `make graphs`, but what they were compiled from is in their names."""
 
+SOURCES = [Path(one.__file__ or "") for one in (kernels, linear, messages, model, products)]
+"""What builds graphs."""
+Built = tuple[Graph | Module, list[Path]]
+"""What is to be compiled, and compiled kernels that it needs beside those it names itself."""
+
 
 class GraphNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Description of a compiled graph, in `<file>.json` beside `<file>.mef`."""
@@ -53,6 +63,7 @@ class GraphNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     code: str  # the `code_version` it was compiled from
     device: str  # label and architecture of the device it was compiled for, as MAX names them
     sha256: str  # of the file: what a graph runs is machine code, which nothing else checks
+    made_of: str = ""  # `digest_of` the graphs; empty in notes of earlier versions
 
 
 class ProductChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,11 +107,11 @@ def load_or_compile(
     """Return this model shape's step graph for this device, from `shipped`, a folder that is only
     read, or from `folder` if it is there."""
 
-    def compile_step() -> CompiledModel:
-        return session.compile(build_step_graph(config, dtype, device, product=product))
+    def build() -> Built:
+        return build_step_graph(config, dtype, device, product=product), []
 
     shape = graph_shape(config, dtype, product)
-    return cached("step", shape, compile_step, device, folder, shipped)
+    return cached("step", shape, build, session, device, folder, shipped)
 
 
 def load_or_compile_slots(
@@ -108,17 +119,17 @@ def load_or_compile_slots(
 ) -> CompiledModel:
     """Return the graphs of `build_slot_graphs` for this device, as `load_or_compile` does."""
 
-    def compile_slots() -> CompiledModel:
-        module, libraries = build_slot_graphs(device)
-        return session.compile(module, custom_extensions=libraries)
+    def build() -> Built:
+        return build_slot_graphs(device)
 
-    return cached("slots", (), compile_slots, device, folder, shipped)
+    return cached("slots", (), build, session, device, folder, shipped)
 
 
 def cached(
     name: str,
     shape: tuple[object, ...],
-    compile_graphs: Callable[[], CompiledModel],
+    build: Callable[[], Built],
+    session: InferenceSession,
     device: Device,
     folder: Path,
     shipped: Path | None = None,
@@ -134,7 +145,7 @@ def cached(
         return found
     with _alone(path.with_suffix(".lock")):
         check_owned(path.parent)  # before minutes are spent on what would not be read again
-        return _read(path) or _compile(name, shape, compile_graphs, device, path)
+        return _read(path) or _compile(name, shape, build, session, device, path)
 
 
 def _read(path: Path) -> CompiledModel | None:
@@ -188,17 +199,26 @@ def _sha256(file: Path) -> str:
 def _compile(
     name: str,
     shape: tuple[object, ...],
-    compile_graphs: Callable[[], CompiledModel],
+    build: Callable[[], Built],
+    session: InferenceSession,
     device: Device,
     path: Path,
 ) -> CompiledModel:
     with _progress(f"compiling the {name} graph, which takes minutes and is kept"):
-        compiled = compile_graphs()
+        graphs, libraries = build()
+        made_of = digest_of(graphs, device)
+        same = _find(made_of, path.parent)
+        compiled = _read(same) if same else None
+        if compiled is None:
+            same, compiled = None, session.compile(graphs, custom_extensions=libraries)
     try:
         partial = path.with_suffix(".partial")
-        compiled.export_mef(partial)
+        if same:
+            shutil.copyfile(same, partial)
+        else:
+            compiled.export_mef(partial)
         what = (name, repr(shape), code_version(), describe_device(device))
-        note = GraphNote(*what, sha256=_sha256(partial))
+        note = GraphNote(*what, sha256=_sha256(partial), made_of=made_of)
         path.with_suffix(".json").write_bytes(msgspec.json.encode(note))
         for file in (path.with_suffix(".json"), partial):
             file.chmod(0o644)  # whatever the umask: what others may write is not read
@@ -206,6 +226,16 @@ def _compile(
     except OSError as error:
         raise _unkept(path, error) from None
     return compiled
+
+
+def _find(made_of: str, folder: Path) -> Path | None:
+    """Return a graph that was made of this, whatever it is called."""
+    for path in folder.glob("*.mef"):
+        with suppress(*UNDECODABLE, OSError):
+            note = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=GraphNote)
+            if note.made_of == made_of:
+                return path
+    return None
 
 
 @contextmanager
@@ -229,17 +259,29 @@ def _unkept(path: Path, error: OSError) -> ConfigError:
 
 def cache_path(name: str, shape: tuple[object, ...], device: Device, folder: Path) -> Path:
     """Path of kept graphs: the name holds a digest of all that a compiled graph depends on."""
+    facts = (shape, _target(device), importlib.metadata.version("max"))
+    return folder / f"{name}-{_digest(repr(facts), SOURCES)}.mef"
+
+
+def _target(device: Device) -> tuple[str, str]:
     # `sm_90` of `sm_90a`: the letter says which instructions may be used, not which GPU it is.
-    target = (
+    return device.label, (
         processor.target() if device.is_host else str(device.architecture_name).rstrip("abcdef")
     )
-    facts = (shape, (device.label, target), importlib.metadata.version("max"))
-    return folder / f"{name}-{_digest(repr(facts))}.mef"
 
 
 def code_version() -> str:
     """A digest of MAX's version and of the sources that graphs are compiled from."""
-    return _digest(importlib.metadata.version("max"))
+    return _digest(importlib.metadata.version("max"), SOURCES)
+
+
+def digest_of(graphs: Graph | Module, device: Device) -> str:
+    """A digest of all that the compiler gets: MAX's version, the kind of device, the sources of
+    kernels, and the graphs as MAX has them; of the Python that built them it has nothing."""
+    module = graphs.module if isinstance(graphs, Graph) else graphs
+    _, _, text = str(module.mlir_module).partition("\n")  # the first line names this very device
+    text = re.sub(r"_kernel_library_paths = \[.*?\]", "", text)
+    return _digest(repr((text, _target(device), importlib.metadata.version("max"))))
 
 
 def describe_device(device: Device) -> str:
@@ -247,11 +289,9 @@ def describe_device(device: Device) -> str:
     return device.label if device.is_host else f"{device.label} {device.architecture_name}"
 
 
-def _digest(facts: str) -> str:
+def _digest(facts: str, sources: Sequence[Path] = ()) -> str:
+    """A digest of facts, of these files and of the kernels."""
     digest = hashlib.sha256(facts.encode())
-    sources = [
-        Path(module.__file__ or "") for module in (kernels, linear, messages, model, products)
-    ]
     for source in [*sources, *sorted(KERNELS.rglob("*.mojo"))]:
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:20]

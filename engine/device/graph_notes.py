@@ -4,12 +4,18 @@ machine.
 `prune FOLDER` deletes those that are not of this code. `adopt FOLDER cpu|gpu`, on the machine that
 is to run them, gives each graph the name that is looked for there: a GPU may be called otherwise
 than the virtual one it was compiled for. A graph of other sources or of another MAX is refused.
+
+`keep FOLDER KEPT` compresses those of this code into a folder that is small enough for git, and
+`unpack KEPT FOLDER` does the reverse. Their names say what they were made of: whoever wants a graph
+of the same takes it instead of compiling, whatever became of the Python code.
 """
 
 from __future__ import annotations
 
 import ast
+import hashlib
 import logging
+import lzma
 import sys
 from pathlib import Path
 
@@ -17,11 +23,15 @@ import msgspec
 from max.driver import Device
 
 from engine.device.graph_cache import GraphNote, cache_path, code_version, describe_device
+from engine.device.linear import KERNELS
 from engine.device.runner import open_device
 from engine.errors import UNDECODABLE, ConfigError, SRMError
 from engine.logs import configure_command
 
 log = logging.getLogger(__name__)
+
+KEPT = ".xz"
+FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
 
 
 def prune(folder: Path) -> list[Path]:
@@ -61,6 +71,41 @@ def adopt(device: Device, folder: Path) -> int:
     return linked
 
 
+def keep(folder: Path, kept: Path) -> None:
+    """Compress every graph of this code, unless it is kept.
+
+    What a graph says in errors about lines of ours is put relative to the source tree: where that
+    lies on this machine is nobody's business.
+    """
+    kept.mkdir(parents=True, exist_ok=True)
+    here = str(KERNELS.parents[1]).encode()
+    for path, note in read_notes(folder).items():
+        file = kept / f"{note.name}-{note.made_of}{KEPT}"
+        if note.code != code_version() or not note.made_of or file.exists():
+            continue
+        graph = path.read_bytes().replace(here, b"." + b"/" * (len(here) - 1))  # of the same size
+        digest = hashlib.sha256(graph).hexdigest()
+        own = msgspec.structs.replace(note, code="", sha256=digest)
+        file.with_suffix(".json").write_bytes(msgspec.json.encode(own))
+        file.write_bytes(lzma.compress(graph, filters=FILTERS))
+        log.info("%s, %d bytes, is %s", path.name, file.stat().st_size, file.name)
+
+
+def unpack(kept: Path, folder: Path, code: str = "") -> list[Path]:
+    """Write kept graphs there, as ones of this `code`; return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for file in sorted(kept.glob(f"*{KEPT}")):
+        note = msgspec.structs.replace(_read_note(file.with_suffix(".json")), code=code)
+        path = folder / file.with_suffix(".mef").name
+        path.with_suffix(".json").write_bytes(msgspec.json.encode(note))
+        path.write_bytes(lzma.decompress(file.read_bytes()))
+        for one in (path, path.with_suffix(".json")):
+            one.chmod(0o644)  # as `graph_cache` wants them, whatever the umask
+        paths.append(path)
+    return paths
+
+
 def read_notes(folder: Path) -> dict[Path, GraphNote]:
     """Read the notes of all graphs that have one. Raises ConfigError for none, or a damaged one."""
     paths = [path for path in sorted(folder.glob("*.mef")) if path.with_suffix(".json").exists()]
@@ -86,8 +131,14 @@ def main(argv: list[str]) -> int:
                 log.info("%d graphs, %d bytes", len(graphs), sum(p.stat().st_size for p in graphs))
             case ["adopt", folder, "cpu" | "gpu" as device]:
                 log.info("%d graphs taken over", adopt(open_device(device), Path(folder)))
+            case ["keep", folder, kept]:
+                keep(Path(folder), Path(kept))
+            case ["unpack", kept, folder]:
+                log.info("%d graphs unpacked", len(unpack(Path(kept), Path(folder))))
             case _:
-                raise ConfigError("give prune FOLDER, or adopt FOLDER cpu|gpu")
+                raise ConfigError(
+                    "give prune FOLDER, adopt FOLDER cpu|gpu, keep FOLDER KEPT, unpack KEPT FOLDER"
+                )
     except SRMError as error:
         log.error("graph_notes: %s", error.message)
         return error.exit_code

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from max.driver import CPU, Buffer
 from max.dtype import DType
-from max.engine import CompiledModel, InferenceSession, Model
+from max.engine import InferenceSession, Model
 from max.graph import Module
 
 from engine.config import EngineConfig, ModelConfig
-from engine.device.graph_cache import cached
+from engine.device.graph_cache import Built, cached
 from engine.device.model import build_logits_graph, graph_shape
 from engine.device.runner import host_weights
 from engine.settings import load
@@ -77,15 +77,15 @@ class LogitsGraphs:
         self._scopes = {shape: f"shape_{number}" for number, shape in enumerate(shapes)}
         self._session = InferenceSession(devices=[CPU()])
 
-        def compile_them() -> CompiledModel:
+        def build() -> Built:
             module = Module()
             for shape, (config, dtype) in shapes.items():
                 scope = f"{self._scopes[shape]}."
                 graph = build_logits_graph(config, dtype, CPU(), scope, module)
-            return self._session.compile(module, custom_extensions=graph.kernel_libraries_paths)
+            return module, graph.kernel_libraries_paths
 
         folder = load(EngineConfig, [], prog="tests").cache_dir.expanduser()
-        self._compiled = cached("logits", tuple(shapes), compile_them, CPU(), folder)
+        self._compiled = cached("logits", tuple(shapes), build, self._session, CPU(), folder)
         self._registry: dict[str, Buffer] = {}  # of all graphs: MAX binds no single one
         for config, dtype in shapes.values():
             self._register(fold(config, random_tensors(config), "any"), dtype)

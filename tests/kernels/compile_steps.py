@@ -11,11 +11,11 @@ import logging
 import sys
 
 import msgspec
-from max.engine import CompiledModel, InferenceSession
+from max.engine import InferenceSession
 from max.graph import Module
 
 from engine.config import AUTO_DTYPES
-from engine.device.graph_cache import cached
+from engine.device.graph_cache import Built, cached
 from engine.device.linear import graph_dtype
 from engine.device.model import build_step_graph, graph_shape
 from engine.device.precompile import PrecompileConfig, leave, open_target
@@ -33,16 +33,15 @@ def main(argv: list[str]) -> int:
     dtype = graph_dtype(AUTO_DTYPES[config.device] if config.dtype == "auto" else config.dtype)
     product = choose_product(config.product, shapes[0], dtype, device)
 
-    def compile_graphs() -> CompiledModel:
+    def build() -> Built:
         module = Module()
         for shape in shapes:
             scope = f"layers_{shape.num_layers}."
             graph = build_step_graph(shape, dtype, device, scope, module, product)
-        session = InferenceSession(devices=[device])
-        return session.compile(module, custom_extensions=graph.kernel_libraries_paths)
+        return module, graph.kernel_libraries_paths
 
     key = tuple(graph_shape(shape, dtype, product) for shape in shapes)
-    cached("steps", key, compile_graphs, device, config.output)
+    cached("steps", key, build, InferenceSession(devices=[device]), device, config.output)
     return 0
 
 

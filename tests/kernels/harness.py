@@ -20,7 +20,7 @@ from max.engine import CompiledModel, InferenceSession
 from max.graph import BufferType, BufferValue, DeviceRef, Graph, Module, TensorType, TensorValue
 
 from engine.device import kernels
-from engine.device.graph_cache import cached
+from engine.device.graph_cache import Built, cached
 from engine.device.linear import PANEL, kernel_libraries, layer_norm, linear
 
 Array = npt.NDArray[Any]
@@ -78,13 +78,13 @@ def compile_ops(session: InferenceSession, device: Device, folder: Path) -> Comp
     ("mix_all"), whose inputs come in this order after those of "mix".
     """
 
-    def compile_graphs() -> CompiledModel:
+    def build() -> Built:
         module = Module()
         for name, (op, inputs) in _ops(DeviceRef.from_device(device)).items():
             libraries = _add_graph(module, name, op, inputs)
-        return session.compile(module, custom_extensions=libraries)
+        return module, libraries
 
-    return cached("ops", (Path(__file__).read_bytes(),), compile_graphs, device, folder)
+    return cached("ops", (Path(__file__).read_bytes(),), build, session, device, folder)
 
 
 class Ops:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,11 +14,11 @@ import pytest
 from max import driver
 from max.driver import CPU
 from max.dtype import DType
-from max.engine import InferenceSession
+from max.graph import DeviceRef, Graph, Module, ops
 
 from engine.config import ModelConfig
 from engine.device import graph_cache, processor
-from engine.device.graph_cache import cache_path, cached, load_or_compile
+from engine.device.graph_cache import Built, cache_path, cached, load_or_compile
 from engine.device.model import graph_shape
 from engine.errors import ConfigError
 
@@ -28,11 +29,36 @@ HEADLESS: dict[str, Any] = {"num_heads": 1, "use_projections": False, "decay": F
 class Compiled:
     """A compiled graph, as far as the cache knows one."""
 
-    def __init__(self, text: str = "the graph") -> None:
-        self._text = text
-
     def export_mef(self, path: Path) -> None:
-        path.write_text(self._text)
+        path.write_text("the graph")
+
+
+class Compiler:
+    """A session, as far as the cache knows one."""
+
+    def __init__(self) -> None:
+        self.compiled: list[Compiled] = []
+
+    def compile(self, graphs: Graph | Module, custom_extensions: list[Path]) -> Any:
+        self.compiled.append(Compiled())
+        return self.compiled[-1]
+
+
+def build(output: float = 1.0) -> Built:
+    with Graph("a", input_types=[]) as graph:
+        graph.output(ops.constant(output, DType.float32, DeviceRef.CPU()))
+    return graph, []
+
+
+def want(compiler: Compiler, folder: Path, name: str = "test", output: float = 1.0) -> Any:
+    """What the cache gives for a graph of this name."""
+    return cached(name, (), partial(build, output), cast(Any, compiler), CPU(), folder)
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    monkeypatch.setattr(graph_cache, "read", Path.read_text)
+    return Compiler()
 
 
 def path(dtype: DType = DType.float32, **fields: Any) -> Path:
@@ -67,16 +93,14 @@ def test_a_processor_takes_the_highest_level_that_it_has(
 
 
 def test_a_graph_that_was_shipped_is_taken_and_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, compiler: Compiler
 ) -> None:
-    monkeypatch.setattr(graph_cache, "read", Path.read_text)
     kept, shipped = tmp_path / "kept", tmp_path / "shipped"
     shipped.mkdir()
-    shape = graph_shape(MIXED, DType.float32)
-    cached("step", shape, lambda: cast(Any, Compiled("shipped")), CPU(), shipped)
-    session = cast(InferenceSession, None)
-    found = load_or_compile(session, MIXED, DType.float32, CPU(), kept, shipped)
-    assert (found, kept.exists()) == ("shipped", False)
+    shape, session = graph_shape(MIXED, DType.float32), cast(Any, compiler)
+    cached("step", shape, build, session, CPU(), shipped)
+    found: Any = load_or_compile(session, MIXED, DType.float32, CPU(), kept, shipped)
+    assert (found, kept.exists(), len(compiler.compiled)) == ("the graph", False, 1)
 
 
 def test_a_graph_of_other_kernels_or_of_another_max_is_not_looked_for(
@@ -114,60 +138,72 @@ def test_what_a_graph_depends_on_names_it() -> None:
 
 
 def test_a_graph_that_others_want_meanwhile_is_compiled_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, compiler: Compiler
 ) -> None:
-    monkeypatch.setattr(graph_cache, "read", Path.read_text)
-    compiled, found = [], []
+    found: list[Any] = []
     all_wait = threading.Barrier(4)
 
-    def want() -> None:
+    def wait_and_want() -> None:
         all_wait.wait()
-        found.append(cached("test", (), compile_it, CPU(), tmp_path))
+        found.append(want(compiler, tmp_path))
 
-    def compile_it() -> Any:
-        compiled.append(Compiled())
-        return compiled[-1]
-
-    threads = [threading.Thread(target=want) for _ in range(4)]
+    threads = [threading.Thread(target=wait_and_want) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(compiled) == 1
-    assert sorted(map(str, found)) == sorted([str(compiled[0]), *["the graph"] * 3])
+    (compiled,) = compiler.compiled
+    assert sorted(map(str, found)) == sorted([str(compiled), *["the graph"] * 3])
 
 
 @pytest.mark.parametrize("suffix", [".mef", ".json"])
 def test_a_graph_with_a_flipped_bit_is_compiled_again(
-    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    suffix: str, tmp_path: Path, compiler: Compiler
 ) -> None:
-    monkeypatch.setattr(graph_cache, "read", Path.read_text)
-    compiled: list[Compiled] = []
-
-    def compile_it() -> Any:
-        compiled.append(Compiled())
-        return compiled[-1]
-
-    cached("test", (), compile_it, CPU(), tmp_path)
+    want(compiler, tmp_path)
     (file,) = tmp_path.glob(f"*{suffix}")
     data = bytearray(file.read_bytes())
     data[len(data) // 2 if suffix == ".mef" else data.index(b"sha256") + 12] ^= 1
     file.write_bytes(data)
-    assert cached("test", (), compile_it, CPU(), tmp_path) is compiled[1]
-    assert cached("test", (), compile_it, CPU(), tmp_path) == cast(Any, "the graph")
+    assert want(compiler, tmp_path) is compiler.compiled[1]
+    assert want(compiler, tmp_path) == "the graph"
 
 
-def test_a_folder_that_cannot_be_is_said_before_anything_is_compiled(tmp_path: Path) -> None:
+def test_other_names_in_python_compile_nothing_that_is_there(
+    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They change the name that is looked for; what the compiler would get is the same."""
+    want(compiler, tmp_path)
+    (tmp_path / "product-1.json").write_text("no note of a graph")
+    monkeypatch.setattr(graph_cache, "SOURCES", [])
+    assert want(compiler, tmp_path) == "the graph" and len(compiler.compiled) == 1
+    assert len(list(tmp_path.glob("*.mef"))) == 2
+    assert want(compiler, tmp_path) == "the graph"
+    want(compiler, tmp_path, "other", output=2.0)
+    assert len(compiler.compiled) == 2
+    monkeypatch.setattr(graph_cache, "KERNELS", tmp_path / "kernels")
+    want(compiler, tmp_path)
+    assert len(compiler.compiled) == 3
+
+
+def test_a_folder_that_cannot_be_is_said_before_anything_is_compiled(
+    tmp_path: Path, compiler: Compiler
+) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot keep the compiled graph"):
-        cached("test", (), lambda: pytest.fail("compiled"), CPU(), tmp_path / "file")
+        want(compiler, tmp_path / "file")
+    assert not compiler.compiled
 
 
 def kept_in(folder: Path) -> Path:
     """Keep a graph in the folder; returns its file."""
-    cached("test", (), cast(Any, Compiled), CPU(), folder)
+    want(Compiler(), folder)
     (file,) = folder.glob("*.mef")
     return file
+
+
+def never() -> Built:
+    pytest.fail("built")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +227,7 @@ def test_a_graph_where_others_may_write_is_neither_read_nor_compiled(
     named[place].chmod(mode)
     folders = (own, folder) if is_shipped else (folder,)
     with pytest.raises(ConfigError, match=f"{named[place]}: others may write there") as error:
-        cached("test", (), lambda: pytest.fail("compiled"), CPU(), *folders)
+        cached("test", (), never, cast(Any, Compiler()), CPU(), *folders)
     assert f"mode {mode:o}" in error.value.message and "set cache_dir" in error.value.message
 
 
@@ -200,7 +236,7 @@ def test_an_empty_cache_folder_that_others_may_write_is_refused_before_a_compile
 ) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(ConfigError, match="others may write there"):
-        cached("test", (), lambda: pytest.fail("compiled"), CPU(), tmp_path)
+        cached("test", (), never, cast(Any, Compiler()), CPU(), tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -219,28 +255,24 @@ def test_whose_the_cache_folder_is_decides_who_may_write(
     mode: int,
     is_read: bool,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    compiler: Compiler,
 ) -> None:
-    monkeypatch.setattr(graph_cache, "read", Path.read_text)
     folder = tmp_path / "cache"
     kept_in(folder)
     os.chown(folder, owner, group)
     folder.chmod(mode)
     if is_read:
-        assert cached("test", (), cast(Any, Compiled), CPU(), folder) == cast(Any, "the graph")
+        assert want(compiler, folder) == "the graph"
     else:
         with pytest.raises(ConfigError, match="others may write there"):
-            cached("test", (), cast(Any, Compiled), CPU(), folder)
+            want(compiler, folder)
 
 
-def test_a_graph_is_the_users_alone_whatever_the_umask(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(graph_cache, "read", Path.read_text)
+def test_a_graph_is_the_users_alone_whatever_the_umask(tmp_path: Path, compiler: Compiler) -> None:
     before = os.umask(0)
     try:
         file = kept_in(tmp_path / "cache")
     finally:
         os.umask(before)
     assert {one.stat().st_mode & 0o777 for one in (file, file.with_suffix(".json"))} == {0o644}
-    assert cached("test", (), cast(Any, Compiled), CPU(), file.parent) == cast(Any, "the graph")
+    assert want(compiler, file.parent) == "the graph"

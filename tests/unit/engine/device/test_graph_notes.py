@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 from max.driver import CPU
 
+from engine.device import graph_notes
 from engine.device.graph_cache import GraphNote, cache_path, code_version
-from engine.device.graph_notes import adopt, main, prune
+from engine.device.graph_notes import adopt, main, prune, read_notes
 from engine.errors import ConfigError
+from tests.serving import ROOT
 
 SHAPE = (512, "one unit a layer", b"\x00")
 
@@ -26,12 +29,12 @@ class Gpu:
     is_host: bool = False
 
 
-def keep(folder: Path, device: Any, code: str = "") -> Path:
+def keep(folder: Path, device: Any, code: str = "", made_of: str = "") -> Path:
     """A file as `cached` leaves it, compiled for that device."""
     path = cache_path("step", SHAPE, device, folder)
-    note = GraphNote("step", repr(SHAPE), code or code_version(), "somewhere", "")
+    note = GraphNote("step", repr(SHAPE), code or code_version(), "somewhere", "", made_of)
     path.with_suffix(".json").write_bytes(msgspec.json.encode(note))
-    path.write_bytes(code.encode())
+    path.write_bytes(code.encode() + f"{ROOT}/mojo_kernels/srm/a.mojo".encode())
     return path
 
 
@@ -64,6 +67,23 @@ def test_pruning_leaves_the_graphs_of_this_code(tmp_path: Path) -> None:
     assert prune(tmp_path) == [current]
     assert not older.exists()
     assert {path.stem for path in tmp_path.iterdir()} == {current.stem}
+
+
+def test_graphs_that_are_kept_come_back_and_say_not_where_they_were_made(tmp_path: Path) -> None:
+    folder, kept, other = (tmp_path / name for name in ("graphs", "kept", "other"))
+    folder.mkdir()
+    keep(folder, Gpu("sm_80"), code="older", made_of="2")
+    for _ in range(2):
+        path = keep(folder, Gpu("sm_90a"), made_of="1")
+        graph_notes.keep(folder, kept)
+    assert {one.name for one in kept.iterdir()} == {"step-1.xz", "step-1.json"}
+    (found,) = graph_notes.unpack(kept, other, code_version())
+    data = found.read_bytes()
+    assert len(data) == len(path.read_bytes()) and str(ROOT).encode() not in data
+    assert data.startswith(b".//") and data.endswith(b"/mojo_kernels/srm/a.mojo")
+    (note,) = read_notes(other).values()
+    assert (note.made_of, note.sha256) == ("1", hashlib.sha256(data).hexdigest())
+    assert adopt(cast(Any, Gpu("NVIDIA H200")), other) == 1
 
 
 def test_a_folder_without_graphs_is_an_error(tmp_path: Path) -> None:

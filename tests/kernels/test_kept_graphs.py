@@ -1,0 +1,29 @@
+"""Graphs that are kept compiled in deploy/gpu/kept are those that this code would compile."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from engine.device.graph_notes import unpack
+from tests.serving import ROOT
+
+KEPT = ROOT / "deploy" / "gpu" / "kept"
+STALE = (
+    "deploy/gpu/kept has no such graph of these kernels and this step: compile it by `python -m "
+    "deploy.gpu.graphs --output build/graphs --only 'd 512'`, delete what is there and run "
+    "`python -m engine.device.graph_notes keep build/graphs deploy/gpu/kept`"
+)
+
+
+def test_kept_graphs_are_of_these_kernels_and_this_step(tmp_path: Path) -> None:
+    unpack(KEPT, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.kept_graphs", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, ""), f"{STALE}\n{done.stderr}"
