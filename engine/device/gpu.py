@@ -5,7 +5,10 @@ MAX's own errors are several lines about every kind of GPU that there may be.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
+from contextlib import suppress
 
 from max.driver import Accelerator, Device, accelerator_count
 
@@ -17,16 +20,25 @@ LEAST_FREE = 0.1
 """Least fraction of a GPU's memory that must be free; with less, other processes are meant to have
 it."""
 GIB = 2**30
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Variable that NVIDIA's driver reads once, when MAX opens the first GPU of a process."""
 
 
 def open_gpu(number: int | None = None) -> Device:
     """Return the GPU of this number, or the first one. Raises ConfigError if there is none that
-    could serve."""
+    could serve.
+
+    A compiled graph runs on the first GPU that a process sees, and on no other: of several, this
+    process sees that of this number alone from now on.
+    """
     try:
         count = accelerator_count()
         if number is not None and number >= count > 0:
             raise ConfigError(f"devices = {number}: MAX finds the GPUs 0 … {count - 1} here")
-        device = Accelerator(-1 if number is None else number) if count else _no_gpu()
+        if number is not None and count > 1:
+            given = os.environ.get(VISIBLE)
+            os.environ[VISIBLE] = given.split(",")[number] if given else str(number)
+        device = Accelerator() if count else _no_gpu()
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"device = gpu: {_reason(str(error))}") from None
     architecture = str(device.architecture_name)
@@ -47,7 +59,13 @@ def open_gpu(number: int | None = None) -> Device:
 
 
 def _no_gpu() -> Device:
-    """Have MAX say why it counts none."""
+    """Have MAX say why it counts none, but where the driver is well and shows none: there MAX 26.7
+    dies of it."""
+    with suppress(OSError):
+        if ctypes.CDLL("libnvidia-ml.so.1").nvmlInit_v2() == 0:
+            shown = os.environ.get(VISIBLE)
+            why = "the driver shows none" if shown is None else f"{VISIBLE} = {shown!r}"
+            raise ConfigError(f"device = gpu, but there is no GPU here ({why}); use device = cpu")
     Accelerator()
     raise ConfigError("device = gpu, but MAX finds no GPU here; use device = cpu")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 import pytest
@@ -34,8 +35,7 @@ class Gpu:
 def answers(monkeypatch: pytest.MonkeyPatch, count: int, found: Gpu | Exception) -> None:
     """Let MAX count so many GPUs and give this one, or raise."""
 
-    def accelerator(number: int = -1) -> Gpu:
-        assert number < max(count, 1)
+    def accelerator() -> Gpu:
         if isinstance(found, Exception):
             raise found
         return found
@@ -52,14 +52,26 @@ def test_a_gpu_that_can_serve_is_opened(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Gpu()
-    answers(monkeypatch, 2, found)
-    opened: object = open_device("gpu", 1)
-    assert opened is found
+    answers(monkeypatch, 2, Gpu())
     with pytest.raises(ConfigError, match="devices = 2: MAX finds the GPUs 0 … 1 here"):
         open_device("gpu", 2)
     with pytest.raises(ConfigError, match="only srm serve starts several engines"):
         open_device("gpu", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "number", "seen"), [(None, 1, "1"), (None, 0, "0"), ("5,GPU-7e", 1, "GPU-7e")]
+)
+def test_a_process_sees_its_own_gpu_alone(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, number: int, seen: str
+) -> None:
+    """A graph names the first one: it did not run on any other."""
+    monkeypatch.setenv(gpu.VISIBLE, given or "")  # and afterwards as it was
+    if given is None:
+        monkeypatch.delenv(gpu.VISIBLE)
+    answers(monkeypatch, 2, Gpu())
+    open_device("gpu", number)
+    assert os.environ[gpu.VISIBLE] == seen
 
 
 FULL = {"free_memory": 3 * GIB, "total_memory": 140 * GIB}

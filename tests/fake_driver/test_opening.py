@@ -1,0 +1,104 @@
+"""Which cards the engine opens, and what it says of those that it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake_driver.driver import FakeDriver, calls_of, read_log
+
+MIB = 2**20
+HELD_MIB = 600
+"""Of every card, by whom nobody knows."""
+SHARE = 0.97
+"""Of what is free, which MAX's memory manager takes."""
+PAGE = 256 * MIB
+"""What it takes at once."""
+HEALTHY = ("MODULAR_DEVICE_CONTEXT_DISABLE_HEALTHCHECK", "true")
+
+
+@pytest.mark.parametrize(
+    ("card", "name", "architecture", "mib"),
+    [
+        ("H100", "NVIDIA H100 80GB HBM3", "sm_90a", 81_559),
+        ("H200", "NVIDIA H200", "sm_90a", 143_771),
+        ("A100", "NVIDIA A100-SXM4-80GB", "sm_80", 81_920),
+        ("L4", "NVIDIA L4", "sm_89", 23_034),
+        ("B200", "NVIDIA B200", "sm_100a", 183_359),
+    ],
+)
+def test_a_card_opens_with_nearly_all_of_its_free_memory(
+    fake: FakeDriver, card: str, name: str, architecture: str, mib: int
+) -> None:
+    found = fake.run("open_gpu", card=card)
+    assert (found["name"], found["architecture"]) == (name, architecture)
+    assert found["free"] == pytest.approx(SHARE * (mib - HELD_MIB) * MIB, abs=PAGE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"card": "T4"}, "architecture sm_75"),
+        ({"version": 12_080}, "driver is too old; update it to 580"),
+        ({"ecc": 1}, "1 uncorrectable ECC error"),
+        ({"throttle": 0x8}, "HW Slowdown"),
+        ({"throttle": 0x40}, "HW Thermal Slowdown"),
+        ({"throttle": 0x80}, "HW Power Brake"),
+        ({"fail": "cuInit#1+=100"}, "cuInit failed with 100"),
+        ({"fail": "cuDevicePrimaryCtxRetain#1+=2"}, "its memory is in use"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else None,
+)
+def test_a_card_that_cannot_serve_is_refused_with_its_reason(
+    fake: FakeDriver, settings: dict[str, Any], reason: str
+) -> None:
+    refused = fake.run("open_gpu", **settings)["refused"]
+    assert refused.startswith("device = gpu: ") and reason in refused
+
+
+def test_a_card_at_its_power_cap_or_warm_opens(fake: FakeDriver) -> None:
+    """Software's power cap and thermal slowdown: nothing is wrong with such a card."""
+    assert "free" in fake.run("open_gpu", throttle=0x4 | 0x20)
+
+
+def test_a_throttled_card_opens_without_the_health_check(
+    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(*HEALTHY)
+    assert "free" in fake.run("open_gpu", throttle=0x8, ecc=1)
+
+
+def test_of_two_cards_the_second_is_opened_alone(fake: FakeDriver, tmp_path: Path) -> None:
+    assert "free" in fake.run("open_gpu", 1, devices=2, log=tmp_path / "log")
+    (retained,) = calls_of(read_log(tmp_path / "log"), "cuDevicePrimaryCtxRetain")
+    assert retained["device"] == 1
+    assert "MAX finds the GPUs 0 … 1 here" in fake.run("open_gpu", 2, devices=2)["refused"]
+
+
+def test_of_two_cards_that_are_visible_the_second_is_meant(
+    fake: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,2")
+    assert "free" in fake.run("open_gpu", 1, devices=4, log=tmp_path / "log")
+    (retained,) = calls_of(read_log(tmp_path / "log"), "cuDevicePrimaryCtxRetain")
+    assert retained["device"] == 2
+
+
+@pytest.mark.parametrize(("devices", "visible"), [(0, None), (1, "")])
+def test_a_driver_that_shows_no_card_kills_nothing(
+    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch, devices: int, visible: str | None
+) -> None:
+    """MAX ends its process with a segmentation fault."""
+    why = "the driver shows none" if visible is None else "CUDA_VISIBLE_DEVICES = ''"
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    refused = fake.run("open_gpu", devices=devices)["refused"]
+    assert refused == f"device = gpu, but there is no GPU here ({why}); use device = cpu"
+
+
+def test_a_mistake_in_what_the_driver_is_to_do_is_noticed(fake: FakeDriver) -> None:
+    with fake.start("open_gpu", fail="cuInit=100") as process:
+        assert "FAKE_CUDA_FAIL = cuInit=100 is not understood" in process.communicate()[1]
+    assert process.returncode

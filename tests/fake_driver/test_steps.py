@@ -1,0 +1,179 @@
+"""What a bfloat16 step of d 512, 8 layers and 4,096 rows asks of an H100, call by call."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.fake_driver.driver import (
+    Call,
+    FakeDriver,
+    calls_of,
+    enqueued,
+    launches_of,
+    parts,
+    read_log,
+    words,
+)
+from tests.fake_driver.programs import D_MODEL, ROWS
+
+LAYERS, VOCAB = 8, 8_192
+PROCESSORS = 132
+SHARED = 213_056
+"""Bytes of shared memory of a product."""
+LARGE, SMALL = ((64, 128), 2), ((64, 64), 4)
+"""Of a product's tiles: the box of a descriptor, and the blocks of a cluster."""
+BEGIN = [((17, 1, 1), (256, 1, 1)), ((ROWS // 4, 1, 1), (64, 4, 1))]
+"""Grid and block of expand and embed."""
+UP, DOWN = ((PROCESSORS, 1, 1), (384, 1, 1)), ((128, 1, 1), (384, 1, 1))
+MIX = ((ROWS // 4, 1, 1), (16, 4, 4))
+LAYER = [UP, DOWN, DOWN, MIX, DOWN]
+"""up, down, proj_in, mix, proj_out: rows suffice for large tiles on every processor in up alone."""
+END = [UP, ((1, 1, 1), (256, 1, 1)), ((512, 1, 1), (256, 1, 1)), ((1, 1, 1), (256, 1, 1))]
+"""head, edit, sample and score."""
+PRODUCTS = [  # columns, depth and tiles
+    *[
+        (4 * D_MODEL, D_MODEL, LARGE),
+        (D_MODEL, 4 * D_MODEL, SMALL),
+        (D_MODEL, D_MODEL, SMALL),
+        (D_MODEL, D_MODEL, SMALL),
+    ]
+    * LAYERS,
+    (VOCAB, D_MODEL, LARGE),
+]
+BFLOAT16, SWIZZLE_128B = 9, 3
+"""Numbers of CUtensorMapDataType and CUtensorMapSwizzle."""
+STEP = ["up", *["launch"] * 46, "down", "down", "event"]
+ON_HOST = {
+    *("cuStreamIsCapturing", "cuEventCreate", "cuEventDestroy", "cuEventQuery"),
+    *("cuDeviceGetAttribute", "cuTensorMapEncodeTiled"),
+}
+"""Calls that ask or prepare something on the host alone."""
+ENQUEUED = {"cuMemcpyHtoDAsync", "cuLaunchKernelEx", "cuMemcpyDtoHAsync", "cuEventRecord"}
+
+
+@pytest.fixture(scope="module")
+def log(
+    fake: FakeDriver, graphs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[Call]]:
+    path = tmp_path_factory.mktemp("steps") / "log"
+    path.touch()
+    found = fake.run("steps", graphs, log=path)
+    assert found["arithmetic"] == "gpu bfloat16 own"
+    return parts(read_log(path))
+
+
+def test_a_step_is_46_launches_of_these_grids_and_blocks(log: dict[str, list[Call]]) -> None:
+    launches = launches_of(log["third"])
+    assert [(tuple(one["grid"]), tuple(one["block"])) for one in launches] == [
+        *BEGIN,
+        *LAYER * LAYERS,
+        *END,
+    ]
+    assert all(one["status"] == 0 for one in launches)
+    kernels = [one["kernel"] for one in launches]
+    assert all(kernels[2:7] == kernels[at : at + 5] for at in range(2, 42, 5))
+    assert len({*kernels}) == 11
+
+
+def test_products_have_the_shared_memory_and_clusters_they_are_made_for(
+    log: dict[str, list[Call]],
+) -> None:
+    launches = launches_of(log["third"])
+    products = [one for one in launches if one["block"] == [384, 1, 1]]
+    assert [one["cluster"] for one in products] == [[size, 1, 1] for _, _, (_, size) in PRODUCTS]
+    assert {(one["shared"], one["opt_in"]) for one in products} == {(SHARED, SHARED)}
+    others = [one for one in launches if one not in products]
+    assert {(one["shared"], *one["cluster"]) for one in others} == {(0, 1, 1, 1)}
+    opted = calls_of(log["first"], "cuFuncSetAttribute")
+    assert {(one["attribute"], one["value"]) for one in opted if one["value"] > 0} >= {(8, SHARED)}
+
+
+def test_every_descriptor_is_of_its_factor(log: dict[str, list[Call]]) -> None:
+    """[K, rows] of bfloat16 in rows one behind the other; 128 bytes of K, swizzled as wgmma reads
+    them; beyond the last row zeros. x, then w, which is where it was uploaded to."""
+    products = [one for one in launches_of(log["third"]) if one["block"] == [384, 1, 1]]
+    assert len(calls_of(log["third"], "cuTensorMapEncodeTiled")) == 2 * len(products)
+    weights = {one["to"]: one["bytes"] for one in calls_of(log[""], "cuMemcpyHtoDAsync")}
+    for one, (columns, depth, (box, _)) in zip(products, PRODUCTS, strict=True):
+        x, weight, *_ = one["parameters"]
+        for found, rows in ((x, ROWS), (weight, columns)):
+            assert found["address"] % 64 == 0  # two sectors of L2; a descriptor needs 16 bytes
+            assert found | {"address": 0} == {
+                **{"address": 0, "dims": [depth, rows], "stride": 2 * depth, "box": list(box)},
+                **{"steps": [1, 1], "dtype": BFLOAT16, "rank": 2, "interleave": 0},
+                **{"swizzle": SWIZZLE_128B, "promotion": 0, "fill": 0},
+            }
+        assert weights.pop(weight["address"]) == 2 * columns * depth
+
+
+def test_a_product_reads_what_was_written_before_it(log: dict[str, list[Call]]) -> None:
+    """up reads the stream, down what up wrote, and all of it is in the workspace."""
+    products = [one for one in launches_of(log["third"]) if one["block"] == [384, 1, 1]]
+    out = [words(one["parameters"][2])[0] for one in products]
+    read = [one["parameters"][0]["address"] for one in products]
+    for layer in range(LAYERS):
+        up, down, proj_in, proj_out = range(4 * layer, 4 * layer + 4)
+        assert read[down] == out[up] and read[proj_in] == out[down]
+        assert read[proj_out] != out[proj_in], "mix is between them"
+        assert read[proj_out + 1] == out[proj_out]
+
+
+def test_all_is_enqueued_on_one_stream(log: dict[str, list[Call]]) -> None:
+    streams = {one["stream"] for lines in log.values() for one in lines if "stream" in one}
+    made = calls_of(log[""], "cuStreamCreateWithPriority")
+    assert streams - {one["stream"] for one in made[1:]} == {made[0]["stream"]}
+    for name in ("third", "overlap", "read the first"):
+        assert {one["stream"] for one in log[name] if "stream" in one} == {made[0]["stream"]}
+
+
+def test_a_step_is_an_upload_launches_downloads_and_an_event(log: dict[str, list[Call]]) -> None:
+    assert [*enqueued(log["third"])][: len(STEP) + 1] == [*STEP, "wait"]
+
+
+def test_the_next_step_is_enqueued_before_one_is_waited_for(log: dict[str, list[Call]]) -> None:
+    both = [*enqueued(log["overlap"])]
+    assert both[: 2 * len(STEP) + 1] == [*STEP, *STEP, "wait"]
+    recorded, waited = (
+        [one["event"] for one in calls_of(log[part], name)]
+        for part, name in (("overlap", "cuEventRecord"), ("overlap", "cuEventSynchronize"))
+    )
+    assert waited == recorded[:1] and recorded[0] != recorded[1]
+    (second,) = calls_of(log["read the first"], "cuEventSynchronize")
+    assert second["event"] == recorded[1]
+
+
+def test_no_step_after_the_first_ones_waits_fills_or_allocates(log: dict[str, list[Call]]) -> None:
+    """Nor looks anything up: all that a step calls is known."""
+    for name in ("third", "overlap", "read the first"):
+        called = Counter(one["call"].removesuffix("_v2") for one in log[name])
+        assert called.pop("cuEventSynchronize") == 1
+        assert called.keys() <= ENQUEUED | ON_HOST
+
+
+def test_weights_are_uploaded_once(log: dict[str, list[Call]]) -> None:
+    uploads = calls_of(log[""], "cuMemcpyHtoDAsync")
+    assert len(uploads) == 2 + 12 * LAYERS
+    assert len({one["to"] for one in uploads}) == len(uploads)
+    matrices = LAYERS * (8 + 2) * D_MODEL**2 + 2 * VOCAB * D_MODEL
+    assert 2 * matrices <= sum(one["bytes"] for one in uploads) <= 2.1 * matrices
+    later = [calls_of(log[name], "cuMemcpyHtoDAsync") for name in ("first", "second", "third")]
+    assert [len(one) for one in later] == [1, 1, 1]
+    assert max(one["bytes"] for (one,) in later) < 64 * ROWS
+
+
+def test_a_step_copies_no_more_than_its_rows_need(log: dict[str, list[Call]]) -> None:
+    up, *down = (one["bytes"] for one in log["third"] if "copy" in one)
+    assert up <= 48 * ROWS and down == [4 * ROWS, 4 * ROWS]
+
+
+def test_launches_are_in_the_order_of_the_stream(log: dict[str, list[Call]]) -> None:
+    """MAX launches from a thread of its own, but a graph's call returns only when it has:
+    copies come from the thread of steps, and never between two launches of a step."""
+    order = [one for one in log["overlap"] if "copy" in one or one["call"] == "cuLaunchKernelEx"]
+    threads = [one["thread"] for one in order]
+    assert len({*threads}) == 2
+    assert sum(one != other for one, other in pairwise(threads)) == 2 * 2
