@@ -18,13 +18,18 @@ from engine.device.precompile import PrecompileConfig, leave, open_target
 from engine.device.products import choose_product
 from engine.settings import load
 
-if __name__ == "__main__":
+
+def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    config = load(PrecompileConfig, sys.argv[1:], prog="python -m bench.gpu.compile_ops")
+    config = load(PrecompileConfig, argv, prog="python -m bench.gpu.compile_ops")
     model, device = config.shape(), open_target(config)
     dtype = graph_dtype(AUTO_DTYPES[config.device] if config.dtype == "auto" else config.dtype)
     by = choose_product(config.product, model, dtype, device)
     ops = build_ops(model, dtype, DeviceRef.from_device(device), by, bound=True)
     session = InferenceSession(devices=[device])
     load_ops(session, ops, model, dtype, device, config.output, by, bound=True)
-    leave(0)
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

@@ -134,12 +134,17 @@ def _ops(lines: list[Record]) -> list[str]:
         "op | dtype | d | rows | right | error, of what rounding allows | time | GFLOP/s | GB/s",
         (
             f"{one['op']} | {one['dtype']} | {one['d_model']} | {one['rows']:,} | {_ok(one)} | "
-            + (f"{one['error']:.2g} | " if "error" in one else f"{one['died']} | ")
-            + (_speed(one) if "seconds" in one else "– | – | –")
+            f"{_error(one)} | " + (_speed(one) if "seconds" in one else "– | – | –")
             for one in lines
             if "op" in one and "ok" in one
         ),
     )
+
+
+def _error(one: Record) -> str:
+    if "error" not in one:
+        return _cell(one["died"])
+    return "not a number" if one["error"] is None else f"{one['error']:.2g}"  # JSON has no NaN
 
 
 def _speed(one: Record) -> str:

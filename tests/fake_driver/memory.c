@@ -280,6 +280,7 @@ EXPORT int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t size, void *s
 
 /* Zeros over whole pages give the pages back, so that a pool of 64 GiB takes no memory here. */
 static void fill(uint64_t at, uint64_t value, size_t width, size_t count) {
+    if (!count) return; /* of a buffer of no bytes, which lies nowhere */
     uint64_t size = width * count, first = (at + PAGE - 1) / PAGE * PAGE;
     uint64_t last = (at + size) / PAGE * PAGE;
     if (!value && first < last && !madvise((void *)first, last - first, MADV_DONTNEED)) {

@@ -9,16 +9,16 @@ has not.
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import NoReturn
 
 from max.engine import InferenceSession
 from max.graph.graph import KernelLibrary
 
 from deploy.gpu.graphs import GRAPHS
-from engine.device.precompile import PrecompileConfig, leave, precompile
-from engine.settings import load
+from engine.device.precompile import leave
 
-KEPT = ("d 512",)
+KEPT = ("d 512", "ops of d 512")
 """Of `deploy.gpu.graphs`, and with them the graphs that copy slots."""
 
 
@@ -38,9 +38,9 @@ def main(argv: list[str]) -> int:
     InferenceSession.compile = must_compile
     KernelLibrary.load_paths = KernelLibrary.verify_custom_op = do_nothing
     for name in KEPT:
-        arguments = [*GRAPHS[name].split()[1:], "--output", argv[0]]
+        module, *arguments = GRAPHS[name].split()
         try:
-            precompile(load(PrecompileConfig, arguments, prog="kept_graphs"))
+            import_module(module).main([*arguments, "--output", argv[0]])
         except MustCompile:
             print(name, flush=True)
     return 0

@@ -19,6 +19,7 @@ import pytest
 
 import deploy.gpu.run as run_module
 from bench.gpu.profile import last_step, read_kernels
+from bench.gpu.report import _ops
 from bench.gpu.task import Task
 from deploy.gpu import graphs
 from deploy.gpu.calls import GPU, REHEARSAL, Part, calls
@@ -212,6 +213,14 @@ def test_a_processor_is_given_no_graph_that_it_cannot_have(
     of_a_gpu = [one for one in compiled if "float8" in one or "--product" in one]
     assert len(of_a_gpu) == (8 if device == "gpu" else 0) and len(compiled) - len(of_a_gpu) == 5
     assert ("a GPU alone has it: d 1,024, float8;" in caplog.text) == (device == "cpu")
+
+
+def test_a_product_that_is_not_a_number_is_reported() -> None:
+    """It is written as null, and is what a kernel that is wrong gives first."""
+    line = {"op": "up", "dtype": "bfloat16", "d_model": 512, "rows": 2, "ok": False}
+    written = msgspec.json.encode(line | {"error": math.nan})
+    shown = "\n".join(_ops([msgspec.json.decode(written)]))
+    assert "| up | bfloat16 | 512 | 2 | **no** | not a number |" in shown
 
 
 @pytest.fixture

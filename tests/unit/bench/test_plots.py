@@ -42,3 +42,15 @@ def test_a_record_is_drawn_and_shown_once(kind: str, tmp_path: Path) -> None:
         assert picture.read_text() == drawn
     assert report.read_text() == f"A table.\n\n![{KINDS[kind][1]}]({picture.name})\n"
     assert [label for label in LABELS[kind] if f"<!-- {label} -->" not in drawn] == []
+
+
+def test_a_record_without_peaks_is_drawn(tmp_path: Path) -> None:
+    """As of a call of deploy/gpu without the one that measures them."""
+    whole = sorted(RECORDS.glob("*-engine.json"))
+    known = json.loads(whole[-1].read_text()) | {"peak_gflops": {}}
+    del known["peak_gb_per_s"]
+    record = tmp_path / "record.json"
+    record.write_text(json.dumps(known))
+    record.with_suffix(".md").write_text("A table.\n")
+    main(["engine", str(record)])
+    assert record.with_suffix(".svg").exists()

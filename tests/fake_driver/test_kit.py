@@ -1,0 +1,99 @@
+"""The kit's calls run to their end on a fake H100, with the graphs that are kept, and are reported.
+
+Nothing is computed there, so that products are wrong: the kit is told that they are not. A compiler
+is where the kit goes to none, and so here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake_driver.driver import FakeDriver, launches_of, read_log
+from tests.serving import ROOT
+
+NVIDIA_SMI = """#!/bin/sh
+echo 'NVIDIA H100, 580, 96, 9.0, 81559 MiB, 600 MiB, 1980, 1980, 2619, 2619, 70, 700, 30, 1, 0, 1'
+"""
+CALL = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from max.engine import InferenceSession
+from deploy.gpu import run
+from deploy.gpu.calls import GPU, SIZES, calls
+
+number, results, graphs = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+run.wrong_products = lambda *_: []
+SIZES["gpu"] = sizes = replace(
+    GPU,
+    patience=20,
+    widths=(512,),
+    common={"seconds": 0.01, "repetitions": 2, "gib": 0.01},
+    product_rows=(0, 1, 2, 129),
+    op_rows=(2, 129),
+    op_seconds=0.005,
+    step_rows=(256, 4096),
+    same_rows=(300,),
+    many_slots=(4096, 262_144),
+    scored=(2, 5),
+    looked_at_rows=256,
+)
+parts = [one for one in calls(sizes, graphs)[number] if one.settings.get("dtype") != "float8"]
+kept = [one for one in parts if one.module not in ("pytest", "bench.model.gpu_peak")]
+run.Call(number, "gpu", results, graphs, float("inf")).run(kept)
+"""
+RAN = {
+    2: {
+        *("machine", "adopt", "probe 512", "decode 512", "logprobs 512", "wide pool 512"),
+        *("4096 slots 512", "262144 slots 512"),
+    },
+    3: {"machine", "adopt", "launches 512", "states 512"},
+}
+"""Parts that end well, though nothing is computed."""
+NO_PROGRAM = {"profile 512", "memcheck 512", "racecheck 512"}
+DIED = "the last tokens are not those sampled"
+"""Of a sampler that samples nothing; its size is left out then, and the part goes on."""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "nvidia-smi").write_text(NVIDIA_SMI)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    (tmp_path / "log").touch()
+    return tmp_path
+
+
+def ends(results: Path, number: int) -> dict[str, Any]:
+    lines = map(json.loads, (results / f"call-{number}.jsonl").read_bytes().splitlines())
+    return {one["part"]: one for one in lines if one["key"] == "end"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_call_runs_to_its_end_and_is_reported(
+    fake: FakeDriver, graphs: Path, place: Path, number: int
+) -> None:
+    results = place / "results"
+    path = {"PATH": f"{place}:{os.environ['PATH']}"}
+    command = [sys.executable, "-c", CALL, str(number), str(results), str(graphs)]
+    environment = os.environ | path | fake.environment(place / "log")
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    found = ends(results, number)
+    said = (results / f"call-{number}.log").read_text()
+    assert {name for name, one in found.items() if one.get("exit") == 0} == RAN[number], said
+    for name in found.keys() & NO_PROGRAM:
+        assert found[name]["left_out"].startswith("no ")
+    for name in found.keys() - RAN[number] - NO_PROGRAM:
+        assert name == "ops 512" and found[name]["exit"] and DIED in said
+    assert len(launches_of(read_log(place / "log"))) > 46
+    report = [sys.executable, "-m", "bench.gpu.report", str(results), str(place)]
+    subprocess.run(report, cwd=ROOT, check=True, capture_output=True)
+    (page,) = place.glob("*-gpu.md")
+    assert "NVIDIA H100" in page.read_text()
