@@ -21,8 +21,8 @@ LIBRARIES = {
     "libnvidia-ml.so.1": ("card.c", "nvml.c"),
 }
 FLAGS = ("-std=c11", "-O1", "-Wall", "-Wno-format-zero-length", "-shared", "-fPIC")
-RUN_S = 300
-"""Seconds after which a program hangs, on a busy machine too."""
+RUN_S = 1200
+"""Seconds after which a program hangs, on a very busy machine too."""
 
 Call = dict[str, Any]
 """A line of the log: a call of the driver with what it was given, or a mark of a program's."""

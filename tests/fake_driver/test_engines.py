@@ -9,8 +9,8 @@ import pytest
 
 from engine.config import ModelConfig
 from engine.weights.random_model import write_random_model
-from tests.fake_driver.driver import Call, FakeDriver, launches_of, read_log
-from tests.serving import Server, tries, write_text_model
+from tests.fake_driver.driver import RUN_S, Call, FakeDriver, launches_of, read_log
+from tests.serving import Server, wait_until, write_text_model
 
 MODEL = ModelConfig(d_model=512, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8_192)
 SLOTS = 256
@@ -36,7 +36,7 @@ def server(
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     with Server(
-        where / "model", *FLAGS, f"--cache-dir={graphs}", engine_module="engine", start_s=600
+        where / "model", *FLAGS, f"--cache-dir={graphs}", engine_module="engine", start_s=RUN_S
     ) as started:
         yield started
 
@@ -60,10 +60,15 @@ def ask(server: Server, seed: int) -> int:
 def test_a_lost_device_ends_its_engine_and_the_server_goes_on_with_the_other(
     server: Server, where: Path
 ) -> None:
-    for _ in tries():  # until the second engine serves as well
+    def both_run() -> bool:
         assert ask(server, 0) == 8 * SAMPLES
-        if all(launches(where / "log").values()):
-            break
+        return all(launches(where / "log").values())
+
+    def one_has_ended() -> bool:
+        assert ask(server, 2) == 8 * SAMPLES
+        return any("engine 1 ended" in line for line in server.lines)
+
+    wait_until(both_run, RUN_S)
     by_device = launches(where / "log")
     of_processes = {
         device: {one["process"] for one in found} for device, found in by_device.items()
@@ -73,10 +78,7 @@ def test_a_lost_device_ends_its_engine_and_the_server_goes_on_with_the_other(
 
     (where / "lost" / "lost-1").touch()
     assert ask(server, 1) == 8 * SAMPLES
-    for _ in tries():
-        assert ask(server, 2) == 8 * SAMPLES
-        if any("engine 1 ended" in line for line in server.lines):
-            break
+    wait_until(one_has_ended, RUN_S)
     said = "".join(server.lines)
     assert "CUDA_ERROR_LAUNCH_FAILED" in said
     before = len(launches(where / "log")[0])
