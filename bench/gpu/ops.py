@@ -2,7 +2,8 @@
 
 Products are checked at each of `rows`, the other ops at each of `op_rows`; of many rows some are
 looked at, the first and the last among them. A line has `error`, the largest of all that was looked
-at as a part of what rounding allows, so that 1 is the limit, `ok`, and what a call takes.
+at as a part of what rounding allows, so that 1 is the limit, `ok`, and what a call takes. A wrong
+op's line has `wrong` elements, to mend it by where no GPU is.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ LOST_OF_SUMS = 2.0**-11
 are said to keep 14 bits of a sum, and K is 4,096."""
 LOOKED_AT = 24
 """Rows that are compared."""
+MOST_WRONG, WRONG_COLUMNS = 64, 64
+"""Wrong elements that a line names, and columns that are counted together."""
 
 
 def main(argv: list[str]) -> int:
@@ -59,8 +62,11 @@ def main(argv: list[str]) -> int:
 
 
 def _attempt(ops: Ops, task: Task, name: str, rows: int) -> dict[str, Any]:
-    error = check(ops, name, rows)
+    compared, columns, found = compare(ops, name, rows)
+    error = largest_error(found)
     facts: dict[str, Any] = {"error": error, "ok": error <= 1}  # NaN is not
+    if not facts["ok"]:
+        return facts | {"wrong": wrong_elements(compared, columns, found)}
     if rows == 0:
         return facts
     wait = ops.device.synchronize
@@ -69,8 +75,8 @@ def _attempt(ops: Ops, task: Task, name: str, rows: int) -> dict[str, Any]:
     return facts | {"seconds": median(raw), "raw": raw} | count._asdict()
 
 
-def check(ops: Ops, name: str, rows: int) -> float:
-    """Return the largest error of an op on so many rows, as a part of what is allowed."""
+def compare(ops: Ops, name: str, rows: int) -> tuple[npt.NDArray[np.int64], int, Found]:
+    """Run an op on so many rows. Return which are compared, the columns of each, and with what."""
     before, outputs, after = ops.run(name, rows)
     if ops.dtype == FLOAT8:
         found = _float8(name, ops.weights.get(name), before, outputs)
@@ -78,12 +84,41 @@ def check(ops: Ops, name: str, rows: int) -> float:
         found = _product(name, ops.weights[name], before, outputs)
     else:
         found = CHECKS[name](before, outputs, after)
-    got, expected, allowed = found
+    got, expected, _ = found
     if got.shape != expected.shape:
         raise ValueError(f"{name} of {rows} rows gave {got.shape}, not {expected.shape}")
-    if not got.size:
-        return 0.0
-    return float((np.abs(got - expected) / allowed).max())
+    return looked_at(rows), outputs[0].shape[-1] if outputs else 1, found
+
+
+def largest_error(found: Found) -> float:
+    """Return the largest error as a part of what is allowed."""
+    got, expected, allowed = found
+    return float((np.abs(got - expected) / allowed).max()) if got.size else 0.0
+
+
+def wrong_elements(rows: npt.NDArray[np.int64], columns: int, found: Found) -> dict[str, Any]:
+    """Return how many elements are wrong, how many by row and by columns, and the first of them.
+
+    An element is (row, column, got, expected). What an op gives besides its rows comes behind them,
+    as more rows of -1.
+    """
+    got, expected, allowed = (one.ravel() for one in found)
+    places = np.flatnonzero(~(np.abs(got - expected) <= allowed))
+    of = np.append(rows, np.full(-(-got.size // columns) - len(rows), -1))[places // columns]
+    by_row, in_row = np.unique(of, return_counts=True)
+    by_column = np.bincount(
+        places % columns // WRONG_COLUMNS, minlength=-(-columns // WRONG_COLUMNS)
+    )
+    return {
+        "elements": len(places),
+        "of": got.size,
+        "by_row": dict(zip(map(str, by_row.tolist()), in_row.tolist(), strict=True)),
+        f"by_{WRONG_COLUMNS}_columns": by_column.tolist(),
+        "first": [
+            (int(row), int(place % columns), float(got[place]), float(expected[place]))
+            for row, place in zip(of[:MOST_WRONG], places[:MOST_WRONG], strict=True)
+        ],
+    }
 
 
 def looked_at(rows: int) -> npt.NDArray[np.int64]:

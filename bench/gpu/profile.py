@@ -1,6 +1,7 @@
 """`python -m bench.gpu.profile TASK`: time on the GPU of every kernel of a step, by ncu.
 
-Runs `bench.gpu.one_step` below NVIDIA's profiler, which serialises kernels, and reads its table.
+Runs `bench.gpu.one_step` below NVIDIA's profiler, which serialises kernels, and reads its table,
+which stays beside the lines. MAX's kernels have names of digits; each is told by its place.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import csv
 import json
 import subprocess
 import sys
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,12 @@ from bench.gpu.task import Lines, Task, read_task
 
 METRIC = "gpu__time_duration.sum"
 NS = {"ns": 1.0, "nsecond": 1.0, "us": 1e3, "usecond": 1e3, "ms": 1e6, "msecond": 1e6}
-STEP = "embed"
-"""Part of the name of a step's first kernel."""
+BEGIN, END = ("expand", "embed"), ("head", "edit", "sample", "score")
+LAYERS = {
+    5: ("up", "down", "proj_in", "mix", "proj_out"),
+    6: ("norm", "up", "down", "proj_in", "mix", "proj_out"),  # in float8
+}
+"""Kernels of a step in their order, those of a layer by how many there are."""
 
 
 def main(argv: list[str]) -> int:
@@ -31,14 +35,13 @@ def main(argv: list[str]) -> int:
 def _profile(task: Task, given: str) -> dict[str, Any]:
     # Its lines are another part's, so that both attempts count.
     settings = json.dumps(json.loads(given) | {"part": f"{task.part} run"})
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "kernels.csv"
-        profiler = ["ncu", "--csv", "--page", "raw", "--metrics", METRIC, "--log-file", str(report)]
-        profiler += ["--clock-control", "none", "--target-processes", "all"]
-        command = [*profiler, sys.executable, "-m", "bench.gpu.one_step", settings]
-        subprocess.run(command, check=True)
-        kernels = read_kernels(report.read_text())
-    return {"d_model": task.d_model, "rows": task.rows[0]} | last_step(kernels)
+    report = Path(task.lines).with_name(f"{task.part.replace(' ', '-')}.csv")
+    profiler = ["ncu", "--csv", "--page", "raw", "--metrics", METRIC, "--log-file", str(report)]
+    profiler += ["--clock-control", "none", "--target-processes", "all"]
+    command = [*profiler, sys.executable, "-m", "bench.gpu.one_step", settings]
+    subprocess.run(command, check=True)
+    found = last_step(read_kernels(report.read_text()), task.model.num_layers)
+    return {"d_model": task.d_model, "rows": task.rows[0]} | found
 
 
 def read_kernels(report: str) -> list[tuple[str, float]]:
@@ -57,21 +60,34 @@ def read_kernels(report: str) -> list[tuple[str, float]]:
     return [(row["Kernel Name"], float(row[METRIC].replace(",", "")) * to_ns) for row in rows]
 
 
-def last_step(kernels: list[tuple[str, float]]) -> dict[str, Any]:
-    """Return what the kernels of the last step take, by name, those that take longest first."""
-    begins = [i for i, (name, _) in enumerate(kernels) if STEP in name]
-    if not begins:
-        raise ValueError(f"no kernel is named {STEP!r}, which begins a step")
-    step = kernels[begins[-1] :]
+def last_step(kernels: list[tuple[str, float]], num_layers: int) -> dict[str, Any]:
+    """Return what the kernels of the last step take, in all layers, the longest first.
+
+    A step is what repeats: the last launches of the same names as those before them.
+    """
+    names = [name for name, _ in kernels]
+    periods = range(1, len(names) // 2 + 1)
+    period = next((n for n in periods if names[-n:] == names[-2 * n : -n]), 0)
+    if not period:
+        raise ValueError(f"no step repeats among {len(names)} launches: {names[-80:]}")
     found: dict[str, list[float]] = defaultdict(list)
-    for name, ns in step:
-        found[name].append(ns)
+    for label, (_, ns) in zip(_labels(period, num_layers), kernels[-period:], strict=True):
+        found[label].append(ns)
     ordered = sorted(found.items(), key=lambda one: -sum(one[1]))
     return {
         "kernels": [{"name": name, "calls": len(ns), "ns": sum(ns)} for name, ns in ordered],
-        "launches": len(step),
-        "ns": sum(ns for _, ns in step),
+        "launches": period,
+        "ns": sum(ns for _, ns in kernels[-period:]),
     }
+
+
+def _labels(launches: int, num_layers: int) -> list[str]:
+    """Return the names of a step's kernels, or their numbers where it has others than ours."""
+    of_layers = launches - len(BEGIN) - len(END)
+    layer = LAYERS.get(of_layers // num_layers) if of_layers % num_layers == 0 else None
+    if layer is None:
+        return [f"launch {number}" for number in range(launches)]
+    return [*BEGIN, *layer * num_layers, *END]
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 A measurement is `python -m bench.gpu.NAME TASK`, with a `Task` as JSON. It is a list of attempts,
 each with a key. An attempt that raises ends the process; when it is started again with the same
 file, what was attempted is left out. So a size that fails, even one that leaves the GPU unusable,
-costs no other size.
+costs no other size, and neither does one that never ends: its process ends at the attempt's limit.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import time
 from collections.abc import Callable
@@ -53,6 +54,10 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """Forms of the PyTorch recurrence to time: see `bench.model.recurrence_rate`."""
     gib: float = 4.0
     """Size of the timed copy, in GiB."""
+    attempt_s: float = 20.0
+    """Seconds after which an attempt ends its process, with the traceback of every thread."""
+    only: str = ""
+    """The key of the one attempt to make; empty: all."""
     seconds: float = 1.0
     """Least time of a repetition, in seconds."""
     repetitions: int = 3
@@ -78,20 +83,27 @@ class Lines:
     An attempt has two: `"begun": true` and then its result.
     """
 
-    def __init__(self, path: Path, part: str) -> None:
-        self._file, self._part = path.open("ab"), part
+    def __init__(self, path: Path, part: str, limit_s: float = 0.0, only: str = "") -> None:
+        self._file, self._part, self._limit_s, self._only = path.open("ab"), part, limit_s, only
         mine = [line for line in read_lines(path) if line["part"] == part]
         self._attempted = {line["key"] for line in mine if line.get("begun")}
 
     @classmethod
     def of(cls, task: Task) -> Lines:
-        return cls(Path(task.lines), task.part)
+        return cls(Path(task.lines), task.part, task.attempt_s, task.only)
 
     def attempt(self, key: str, measure: Callable[[], dict[str, Any]], **known: Any) -> None:
         """Measure and write it and what is `known`, unless this was attempted before."""
-        if key not in self._attempted:
-            self.write(key, begun=True, **known)
-            self.write(key, **known, **measure())
+        if key in self._attempted or self._only not in ("", key):
+            return
+        self.write(key, begun=True, **known)
+        if self._limit_s:  # a thread of C's, which no call that waits for a GPU can stop
+            faulthandler.dump_traceback_later(self._limit_s, exit=True)
+        try:
+            found = measure()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        self.write(key, **known, **found)
 
     def write(self, key: str, **facts: Any) -> None:
         line = {"part": self._part, "key": key, "at": time.time()} | facts

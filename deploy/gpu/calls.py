@@ -5,12 +5,16 @@ The sizes are those of a GPU, or tiny ones that rehearse every part on a process
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-LIMIT_S = {1: 240, 2: 540, 3: 540}
+LIMIT_S = {1: 280, 2: 400, 3: 400}
 """Seconds of a call, unpacking included."""
+LAUNCHES = 46
+"""Of a step of 8 layers in bfloat16, by `tests/fake_driver/test_steps.py`."""
+EACH_BUFFER_ALONE = {"MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE_PERCENT": "0"}
+"""MAX's pool of memory hides from a memory checker where a buffer ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +27,10 @@ class Part:
     settings: Mapping[str, Any] = field(default_factory=dict)
     arguments: tuple[str, ...] | None = None  # instead of a task
     under: tuple[str, ...] = ()  # a program that runs it; the part is left out where it is missing
+    environment: Mapping[str, str] = field(default_factory=dict)
+    attempt_s: float = 20.0  # of one size, before its process ends
+    opens: bool = False  # finds out with which environment a GPU opens
+    needs_device: bool = True  # left out where none opened
     checks_products: bool = False
     needs_products: bool = False  # left out where a part before found one wrong
     needs_gpu: str = ""  # why a rehearsal on a processor leaves it out
@@ -40,12 +48,17 @@ class Sizes:
     op_rows: tuple[int, ...] = (2, 129, 4096)
     op_seconds: float = 0.05  # of a repetition: there are a hundred sizes to time
     ops: tuple[str, ...] = ()
+    products_alone: tuple[str, ...] = ("up", "down", "proj_in", "proj_out", "head")
+    first_rows: tuple[int, ...] = (2, 129, 4096, 65_536)
+    first_steps: tuple[int, ...] = (65_536, 4096)
+    first_seconds: float = 0.5  # of a repetition
+    counted_rows: int = 16_384
     step_rows: tuple[int, ...] = (4096, 16_384, 65_536)
     forms: tuple[tuple[str, ...], ...] = (("captured",), ("compiled captured",))
     products: tuple[tuple[int, int, int], ...] = (
         (8192, 8192, 8192),
-        (65_536, 1024, 4096),
-        (65_536, 512, 2048),
+        *((65_536, d, columns) for d in (1024, 512) for columns in (4 * d, d, 8192)),
+        *((65_536, 4 * d, d) for d in (1024, 512)),
     )
     same_rows: tuple[int] = (4500,)  # that must say the same everywhere: more than small tiles get
     wide_slots: int = 600_000  # of d 1,024: more than 2^32 values
@@ -70,8 +83,13 @@ REHEARSAL = Sizes(
     op_seconds=0.01,
     ops=("proj_in", "embed"),
     step_rows=(2, 16),
-    forms=(("eager",),),
+    forms=(("eager",), ("eager",)),
     products=((64, 64, 64),),
+    products_alone=("proj_in",),
+    first_rows=(2, 65),
+    first_steps=(16, 2),
+    first_seconds=0.01,
+    counted_rows=8,
     same_rows=(12,),
     wide_slots=100,
     many_slots=(16, 64),
@@ -85,40 +103,108 @@ SIZES = {"gpu": GPU, "cpu": REHEARSAL}
 
 def calls(sizes: Sizes, cache_dir: str) -> dict[int, list[Part]]:
     """Return the parts of each call."""
-    facts = Part(name="machine", limit_s=30, module="bench.gpu.machine")
+    facts = Part(name="machine", limit_s=30, module="bench.gpu.machine", needs_device=False)
+    opening = Part(
+        name="opening",
+        limit_s=65,
+        module="bench.gpu.opening",
+        attempt_s=0,  # each has its own
+        opens=True,
+        needs_device=False,
+    )
     adopt = Part(
         name="adopt",
         limit_s=30,
         module="engine.device.graph_notes",
         arguments=("adopt", cache_dir, sizes.device),
     )
-    begin = [facts, adopt] if sizes.device == "gpu" else [facts]
+    begin = [facts, opening, adopt] if sizes.device == "gpu" else [facts, opening]
     return {
-        1: _without_max(sizes, facts),
-        2: begin + _headline(sizes),
-        3: begin + _float8(sizes) + _looks(sizes),
+        1: begin + _headline(sizes) + _pytorch(sizes, sizes.forms[:1]) + _profiles(sizes),
+        2: begin + _everything(sizes) + _pytorch(sizes, sizes.forms[1:]),
+        3: begin + _float8(sizes) + _checks(sizes),
     }
 
 
-def _without_max(sizes: Sizes, facts: Part) -> list[Part]:
-    peaks = {"products": sizes.products}
-    parts = [facts, Part(name="peaks", limit_s=40, module="bench.model.gpu_peak", settings=peaks)]
-    return parts + [
+def _headline(sizes: Sizes) -> list[Part]:
+    """Whether our products are right, and what the engine makes of them: on disk in minutes."""
+    return [
+        *(
+            one
+            for width in sizes.widths
+            for one in (
+                _part(
+                    "products",
+                    60,
+                    "ops",
+                    width,
+                    checks_products=True,
+                    ops=sizes.products_alone,
+                    rows=sizes.first_rows,
+                    seconds=sizes.op_seconds,
+                ),
+                _part(
+                    "decode",
+                    60,
+                    "steps",
+                    width,
+                    needs_products=True,
+                    rows=sizes.first_steps,
+                    seconds=sizes.first_seconds,
+                ),
+            )
+        ),
+        *(_part("logprobs", 40, "logprobs", width, rows=sizes.scored) for width in sizes.widths),
         Part(
-            name=f"pytorch {forms[0]} {width}",
+            name="peaks",
+            limit_s=40,
+            module="bench.model.gpu_peak",
+            settings={"products": sizes.products, "seconds": sizes.first_seconds / 2},
+            needs_device=False,
+        ),
+    ]
+
+
+def _pytorch(sizes: Sizes, forms: Iterable[tuple[str, ...]]) -> list[Part]:
+    settings = {"rows": sizes.first_steps, "seconds": sizes.first_seconds}
+    return [
+        Part(
+            name=f"pytorch {', '.join(form)} {width}",
             limit_s=60,
             module="bench.model.recurrence_lines",
-            settings={"d_model": width, "rows": sizes.step_rows[::-1], "forms": forms},
+            settings={"d_model": width, "forms": form, **settings},
+            attempt_s=60,
+            needs_device=False,
         )
-        for forms in sizes.forms
+        for form in forms
         for width in sizes.widths
     ]
 
 
-def _headline(sizes: Sizes) -> list[Part]:
-    rows = {"rows": sizes.step_rows}
+def _profiles(sizes: Sizes) -> list[Part]:
+    looked, widest = {"rows": (sizes.looked_at_rows,)}, max(sizes.widths)
+    counters = ("ncu", "--set", "full", "--csv", "--page", "raw", "--clock-control", "none")
+    first_layer = ("--launch-skip", str(2 * LAUNCHES), "--launch-count", "7")
+    return [
+        *(
+            _part("profile", 60, "profile", width, under=("ncu",), attempt_s=60, **looked)
+            for width in sizes.widths
+        ),
+        _part(
+            "counters",
+            60,
+            "one_step",
+            widest,
+            under=(*counters, *first_layer, "--log-file", "RESULTS/counters.csv"),
+            rows=(sizes.counted_rows,),
+            attempt_s=60,
+        ),
+    ]
+
+
+def _everything(sizes: Sizes) -> list[Part]:
     widest, narrowest = max(sizes.widths), min(sizes.widths)
-    checked = _checked_ops(sizes)
+    rows, checked = {"rows": sizes.step_rows}, _checked_ops(sizes)
     return [
         _part("probe", 60, "probe", widest, rows=sizes.step_rows[:1], ops=sizes.ops),
         *(
@@ -126,14 +212,20 @@ def _headline(sizes: Sizes) -> list[Part]:
             for width in sizes.widths
         ),
         *(
-            _part("decode", 70, "steps", width, needs_products=True, **rows)
+            _part("decode more", 70, "steps", width, needs_products=True, **rows)
             for width in sizes.widths
         ),
-        *(_part("logprobs", 40, "logprobs", width, rows=sizes.scored) for width in sizes.widths),
         _part("wide pool", 60, "states", widest, rows=sizes.same_rows, slots=sizes.wide_slots),
         *(
-            _part(f"{slots} slots", 60, "steps", narrowest, slots=slots, rows=(min(slots, most),))
-            for most in (max(sizes.step_rows),)
+            _part(
+                f"{slots} slots",
+                60,
+                "steps",
+                narrowest,
+                slots=slots,
+                rows=(min(slots, max(sizes.step_rows)),),
+                attempt_s=50,
+            )
             for slots in sizes.many_slots
         ),
     ]
@@ -160,17 +252,22 @@ def _checked_ops(sizes: Sizes) -> dict[str, Any]:
     return {"rows": sizes.product_rows, "op_rows": sizes.op_rows, "seconds": sizes.op_seconds}
 
 
-def _looks(sizes: Sizes) -> list[Part]:
+def _checks(sizes: Sizes) -> list[Part]:
     looked, checked = {"rows": (sizes.looked_at_rows,)}, {"rows": (sizes.checked_rows,)}
     narrowest, checker = min(sizes.widths), ("compute-sanitizer", "--error-exitcode", "9", "--tool")
     return [
         *(_part("launches", 30, "one_step", width, **looked) for width in sizes.widths),
         *(
-            _part("profile", 60, "profile", width, under=("ncu",), **looked)
-            for width in sizes.widths
-        ),
-        *(
-            _part(tool, 90, "one_step", narrowest, under=(*checker, tool), **checked)
+            _part(
+                tool,
+                90,
+                "one_step",
+                narrowest,
+                under=(*checker, tool),
+                environment=EACH_BUFFER_ALONE,
+                attempt_s=80,
+                **checked,
+            )
             for tool in ("memcheck", "racecheck")
         ),
         _part("states", 60, "states", narrowest, rows=sizes.same_rows),

@@ -1,9 +1,9 @@
-"""`python -m deploy.gpu.pack [DEVICE]`: what each call carries to a GPU machine without MAX.
+"""`python -m deploy.gpu.pack [DEVICE]`: what every call carries to a GPU machine without MAX.
 
-Writes build/gpu-kit/1, 2 and 3, a folder for each call with `run.sh` beside archives: the source
-tree with what torch's measurements need besides torch, MAX's runtime without its compiler, and the
-compiled graphs. Says how large each is; one above `MOST_MIB` fails. DEVICE cpu packs graphs for
-processors of this machine's model, to rehearse.
+Writes build/gpu-kit/gpu: `run.sh` beside archives of the source tree with what torch's figures need
+besides torch, of MAX's runtime without its compiler, and of the compiled graphs. Says how large
+they are, and how large with the checkout, which some tools carry too; more than `MOST_MIB` fails.
+DEVICE cpu packs graphs for processors of this machine's model, to rehearse.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ("requirements.lock", "requirements-dev.lock")
 KEPT = ROOT / "deploy" / "gpu" / "kept"
 """Graphs that are kept compiled: those that are of this code are not compiled again."""
-MOST_MIB = 40
-"""Most MiB that a call may carry. MAX's libraries alone compress to 36, most of it libmax and
-libMGPRT."""
+MOST_MIB = 60
+"""Most MiB that a call may carry, the checkout without `HEAVY` included. MAX's libraries alone
+compress to 36, most of it libmax and libMGPRT."""
+HEAVY = ("models", "docs/benchmarks")
+"""Folders of the checkout that stay here where a tool would carry it whole: no call reads them."""
 LEFT_OUT = (
     "models",
     "docs",
@@ -44,8 +46,6 @@ LIBRARIES = (
 PTX, libNVPTX, are left out: a compiled graph holds machine code and needs none of them."""
 UNUSED = ("pipelines", "serve", "benchmark", "_entrypoints", "nn", "experimental", "include")
 """Parts of the Python package `max` that are left out."""
-TREE, RUNTIME, GRAPHS = "tree.tar.xz", "max.tar.xz", "graphs.tar.xz"
-CARRIED = {1: (TREE,), 2: (TREE, RUNTIME, GRAPHS), 3: (TREE, RUNTIME, GRAPHS)}
 XZ = ["xz", "--threads=1", "--x86", "--lzma2=preset=9e,dict=256MiB"]
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (34, 31, 28, 27, 24, 17, 12, 5)]
 PLATFORMS += ["manylinux2014_x86_64", "manylinux1_x86_64"]
@@ -114,31 +114,45 @@ def _git(*arguments: str) -> str:
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
-def pack(output: Path, device: str, python_version: str, graphs: Path) -> int:
-    """Write the folders of all calls; return 1 if one is too large."""
+def pack(folder: Path, device: str, python_version: str, graphs: Path) -> int:
+    """Write what a call carries; return 1 if it is too large."""
+    runtime = f"max-{_pinned('max')}-python-{python_version}.tar.xz"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         fetch(SMALL, work / "tree" / "site", python_version)
         put_tree(work / "tree" / "source")
-        fetch(MAX, work / "max" / "site", python_version)
-        slim(work / "max" / "site")
         kept = work / "graphs" / "graphs"
         shutil.copytree(graphs, kept, ignore=shutil.ignore_patterns("*.lock", "*.partial"))
-        output.mkdir(parents=True, exist_ok=True)
-        for archive in (TREE, RUNTIME, GRAPHS):
-            compress(work / archive.partition(".")[0], output / archive)
-    too_large = 0
-    for call, archives in CARRIED.items():
-        folder = output / str(call)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        for path in [output / one for one in archives] + [ROOT / "deploy" / "gpu" / "run.sh"]:
-            shutil.copy(path, folder)
-        mib = sum(path.stat().st_size for path in folder.iterdir()) / 2**20
-        too_large += mib > MOST_MIB
-        sizes = ", ".join(f"{one} {(output / one).stat().st_size / 2**20:.1f}" for one in archives)
-        sys.stdout.write(f"call {call}: {mib:.1f} of {MOST_MIB} MiB ({sizes}) for the {device}\n")
-    return min(too_large, 1)
+        for each in ("tree", "graphs"):
+            compress(work / each, folder / f"{each}.tar.xz")
+        made = folder.parent / runtime  # minutes to compress, and the same until MAX is another
+        if not made.exists():
+            fetch(MAX, work / "max" / "site", python_version)
+            slim(work / "max" / "site")
+            compress(work / "max", partial := made.with_suffix(".partial"))
+            partial.replace(made)
+    shutil.copy(made, folder)
+    shutil.copy(ROOT / "deploy" / "gpu" / "run.sh", folder)
+    sizes = {path.name: path.stat().st_size / 2**20 for path in sorted(folder.iterdir())}
+    checkout = sum(
+        (ROOT / path).stat().st_size / 2**20
+        for path in _git("ls-files", "--", ".", *(f":!{one}" for one in HEAVY)).splitlines()
+    )
+    kit = sum(sizes.values())
+    said = ", ".join(f"{name} {size:.1f}" for name, size in sizes.items())
+    sys.stdout.write(
+        f"{folder}: {kit:.1f} MiB for the {device} ({said});\nwith the checkout without "
+        f"{' and '.join(HEAVY)} {kit + checkout:.1f} of {MOST_MIB} MiB\n"
+    )
+    return int(kit + checkout > MOST_MIB)
+
+
+def _pinned(package: str) -> str:
+    pins = (ROOT / LOCKS[0]).read_text()
+    found = re.search(rf"^{package}==([^ \n;]+)", pins, re.MULTILINE)
+    return found[1] if found else "unpinned"
 
 
 def main(argv: list[str]) -> int:
@@ -161,7 +175,7 @@ def main(argv: list[str]) -> int:
     ):
         if status := subprocess.run([sys.executable, "-m", *module], check=False).returncode:
             return status
-    return pack(given.output, given.device, given.python_version, graphs)
+    return pack(given.output / given.device, given.device, given.python_version, graphs)
 
 
 if __name__ == "__main__":

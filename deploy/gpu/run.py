@@ -2,8 +2,9 @@
 
 Appends to RESULTS/call-N.jsonl the lines of all parts, each written by the part itself as soon as
 it is known, and to call-N.log what they print. A part ends at its limit or the call's; one that
-died while it tried something is started again without that, as long as it gets further. The exit
-status counts the parts that failed.
+died while it tried something is started again without that, as long as it gets further, after that
+has been tried once more in MAX's synchronous mode, which says where it failed. The exit status
+counts the parts that failed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,16 @@ ALTERNATIVE = "max"
 """The product that is measured if the one that a GPU gets by itself is wrong."""
 TIMED_OUT = 124
 """The exit status of a part that took too long, as of timeout(1)."""
+SYNCHRONOUS = {"MODULAR_DEBUG": "device-sync-mode"}
+"""MAX then waits after each launch, and an error names the op, its shapes and our line."""
+AGAIN_S, MOST_AGAIN = 30, 3
+"""Seconds of an attempt in that mode, and the most of them in a call."""
+CLOCKS = (
+    *("nvidia-smi", "--format=csv", "--loop-ms=500"),
+    "--query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu,"
+    "clocks_event_reasons.active,utilization.gpu,memory.used",
+)
+ENDS_WITHIN_S = 5
 LEAST_S = 5
 """No part begins with less time left."""
 PADDED = 2
@@ -54,6 +65,10 @@ class Call:
         self._patience = SIZES[device].patience
         self.device, self.cache_dir, self.ends = device, cache_dir, ends
         self.product = "auto"
+        self.environment: dict[str, str] = {}
+        """Variables with which a GPU opened."""
+        self.opened = True
+        self._again = 0
         self.lines, self.log = (results / f"call-{number}.{kind}" for kind in ("jsonl", "log"))
         self.lines.touch()
 
@@ -71,6 +86,10 @@ class Call:
             if part.needs_gpu and self.device == "cpu":
                 self._write(part, left_out=part.needs_gpu)
                 continue
+            if part.needs_device and not self.opened:
+                self._write(part, left_out="no GPU opened")
+                failed += 1
+                continue
             if part.needs_products and wrong:
                 self._write(part, left_out=f"products are wrong: {', '.join(wrong)}")
                 failed += 1
@@ -83,6 +102,10 @@ class Call:
             lasted = round(time.time() - started, 1)
             self._write(part, exit=status, seconds=lasted, last=last_line(self.log))
             failed += status != 0
+            if part.opens:
+                opened = [one["environment"] for one in self._lines_of(part) if one.get("ok")]
+                self.environment = opened[-1] if opened else {}
+                self.opened = bool(opened)
             if part.checks_products:
                 found = wrong_products(part.name, self._lines_of(part))
                 others = self.product != ALTERNATIVE and "product" not in part.settings
@@ -97,21 +120,30 @@ class Call:
         """Run it, again while it dies of something new; TIMED_OUT if its time ran out."""
         ends, deaths = time.time() + limit_s, 0
         while True:
-            status = self._run_process(self._command(part), ends - time.time())
+            environment = self.environment | dict(part.environment)
+            status = self._run_process(self._command(part), ends - time.time(), environment)
             died_of = tried(self._lines_of(part))
             if status in {0, TIMED_OUT} or died_of is None or time.time() > ends - LEAST_S:
                 return status or deaths
             deaths += 1
             why = f"exit {status}: {last_line(self.log)}"
             self._append(died_of | {"begun": False, "at": time.time(), "ok": False, "died": why})
+            if self.device == "gpu" and self._again < MOST_AGAIN:
+                self._again += 1
+                again = replace(part, name=f"{part.name} again: {died_of['key']}")
+                command = self._command(again, only=died_of["key"])
+                left = min(AGAIN_S, ends - time.time())
+                self._run_process(command, left, environment | SYNCHRONOUS)
 
-    def _run_process(self, command: list[str], limit_s: float) -> int:
+    def _run_process(
+        self, command: list[str], limit_s: float, environment: Mapping[str, str]
+    ) -> int:
         with self.log.open("ab") as log:
             log.write(f"{HEADING}{' '.join(command)}\n".encode())
             log.flush()
             process = subprocess.Popen(
                 command,
-                env=os.environ | ENVIRONMENT | {"SRM_CACHE_DIR": self.cache_dir},
+                env={**os.environ, **ENVIRONMENT, **environment, "SRM_CACHE_DIR": self.cache_dir},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # so that its children end with it
@@ -123,13 +155,15 @@ class Call:
             finally:
                 end_group(process)
 
-    def _command(self, part: Part) -> list[str]:
-        task = {"part": part.name, "lines": str(self.lines), "device": self.device}
+    def _command(self, part: Part, only: str = "") -> list[str]:
+        task: dict[str, Any] = {"part": part.name, "lines": str(self.lines), "only": only}
+        task |= {"attempt_s": part.attempt_s * self._patience, "device": self.device}
         task |= {"cache_dir": self.cache_dir, "product": self.product}
         task |= {**SIZES[self.device].common, **part.settings}
         arguments = [json.dumps(task)] if part.arguments is None else part.arguments
         # A part that runs a program itself finds it.
-        under = part.under if len(part.under) > 1 else ()
+        results = str(self.lines.parent)
+        under = [one.replace("RESULTS", results) for one in part.under if len(part.under) > 1]
         return [*under, sys.executable, "-m", part.module, *arguments]
 
     def _lines_of(self, part: Part) -> list[dict[str, Any]]:
@@ -155,7 +189,20 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     """End what a part left running, and wait for the part."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    # A process whose GPU hangs may not end: nothing waits for it without limit.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(ENDS_WITHIN_S)
+
+
+@contextlib.contextmanager
+def clocks_written(results: Path) -> Iterator[None]:
+    """Have clocks, temperature and why clocks are low written to clocks.csv twice a second."""
+    with (results / "clocks.csv").open("ab") as file:
+        process = subprocess.Popen(CLOCKS, stdout=file, stderr=file, start_new_session=True)
+        try:
+            yield
+        finally:
+            end_group(process)
 
 
 def tried(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -192,7 +239,9 @@ def main(argv: list[str]) -> int:
     given = parser.parse_args(argv)
     ends = given.began + SIZES[given.device].patience * LIMIT_S[given.call] - SECONDS_TO_END
     call = Call(given.call, given.device, given.results, given.cache_dir, ends)
-    return call.run(calls(SIZES[given.device], given.cache_dir)[given.call])
+    watched = given.device == "gpu" and shutil.which(CLOCKS[0])
+    with clocks_written(given.results) if watched else contextlib.nullcontext():
+        return call.run(calls(SIZES[given.device], given.cache_dir)[given.call])
 
 
 if __name__ == "__main__":

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 import deploy.gpu.run as run_module
+from bench.gpu.ops import wrong_elements
 from bench.gpu.profile import last_step, read_kernels
 from bench.gpu.report import _ops
 from bench.gpu.task import Task
@@ -146,19 +148,72 @@ def test_a_program_that_is_not_there_leaves_its_part_out(call: Call) -> None:
 
 
 def test_a_step_of_ncus_table() -> None:
-    report = (
-        "==PROF== Connected to process 7\n"
-        '"ID","Kernel Name","gpu__time_duration.sum"\n"","","us"\n'
-        '"0","srm_embed_1","1.5"\n"1","gemm","9"\n"2","srm_embed_1","2"\n'
-        '"3","gemm","1,000"\n"4","gemm","4"\n'
-    )
-    found = last_step(read_kernels(report))
-    assert found["launches"] == 3 and found["ns"] == 1_006_000
-    assert found["kernels"][0] == {"name": "gemm", "calls": 2, "ns": 1_004_000}
+    """MAX's kernels are named by digits; what a step is follows from what repeats."""
+    names = ["k0", "k1", *["k2", "k3", "k3", "k4", "k3"] * 2, "k2", "k5", "k6", "k7"]
+    report = '==PROF== Connected\n"ID","Kernel Name","gpu__time_duration.sum"\n"","","us"\n'
+    report += "".join(f'"{i}","{name}","1.5"\n' for i, name in enumerate(["fill", *names]))
+    report += "".join(f'"{i}","{name}","1,000"\n' for i, name in enumerate(names))
+    found = last_step(read_kernels(report), num_layers=2)
+    assert found["launches"] == 16 and found["ns"] == 16_000_000
+    kernels = {one["name"]: (one["calls"], one["ns"]) for one in found["kernels"]}
+    assert kernels["mix"] == kernels["up"] == (2, 2_000_000)
+    assert kernels["expand"] == kernels["head"] == kernels["score"] == (1, 1_000_000)
+    assert len(last_step(read_kernels(report), num_layers=3)["kernels"]) == 16
+    with pytest.raises(ValueError, match="no step repeats"):
+        last_step([("a", 1.0), ("b", 1.0)], num_layers=2)
     with pytest.raises(ValueError, match="no table"):
         read_kernels("==ERROR== ERR_NVGPUCTRPERM")
     with pytest.raises(ValueError, match="in 'fortnight'"):
         read_kernels(report.replace('"us"', '"fortnight"'))
+
+
+def test_a_size_that_never_ends_costs_its_limit_alone(call: Call) -> None:
+    assert call.run([part(1, 5, 4, attempt_s=0.1)]) == 1
+    first, hung, last, end = written(call)
+    assert first["ok"] and last["key"] == "up 4" and end["exit"] == 1
+    assert hung["key"] == "up 5" and hung["died"].startswith("exit 1")
+    assert "Timeout (0:00:02)!" in call.log.read_text() and "measure" in call.log.read_text()
+
+
+def test_what_died_is_tried_once_more_where_an_error_names_its_place(call: Call) -> None:
+    call.device = "gpu"
+    call.run([part(1, 2, 4)])
+    again = [one for one in written(call) if one["part"] == "a again: up 2"]
+    assert not again, "it died again, so that its line has only begun"
+    begun = [json.loads(one) for one in call.lines.read_bytes().splitlines()]
+    assert [one["key"] for one in begun if one["part"] == "a again: up 2"] == ["up 2"]
+    assert call.log.read_text().count("ValueError: 2 is too many") == 2
+
+
+def test_nothing_runs_on_a_gpu_that_does_not_open(call: Call) -> None:
+    opens = replace(part(4, name="opening"), opens=True, needs_device=False)
+    torch = replace(part(1, name="torch"), needs_device=False)
+    assert call.run([opens, part(1), torch]) == 1
+    ends = {one["part"]: one for one in written(call) if one["key"] == "end"}
+    assert ends["a"]["left_out"] == "no GPU opened" and ends["torch"]["exit"] == 0
+
+
+def test_the_variables_that_a_gpu_opened_with_are_those_of_all_that_follows(call: Call) -> None:
+    rungs: dict[str, dict[str, Any]] = {"a": {"ok": False}}
+    rungs["b"] = {"ok": True, "environment": {"SRM_TRIED": "b"}}
+    for key, one in rungs.items():
+        call._append({"part": "opening", "key": key, "at": 0, **one})
+    call.run([replace(part(name="opening"), opens=True)])
+    assert call.environment == {"SRM_TRIED": "b"} and call.opened
+
+
+def test_wrong_elements_are_named_with_where_they_are() -> None:
+    expected = np.zeros((3, 130))
+    got = expected.copy()
+    got[1, 64:] = 2
+    got[2, 0] = np.nan
+    moments = np.full((3, 2), 5.0)
+    found = (np.append(got, moments), np.append(expected, 0 * moments), np.ones(396))
+    wrong = wrong_elements(np.array([0, 7, 9]), 130, found)
+    assert wrong["elements"] == 66 + 1 + 6 and wrong["of"] == 396
+    assert wrong["by_row"] == {"7": 66, "9": 1, "-1": 6}
+    assert wrong["by_64_columns"] == [1 + 6, 64, 2]
+    assert wrong["first"][0] == (7, 64, 2.0, 0.0) and len(wrong["first"]) == 64
 
 
 def test_both_sizes_have_the_same_parts_in_every_call() -> None:
@@ -180,7 +235,7 @@ def test_float8_is_checked_timed_and_compared_at_both_widths() -> None:
 def test_timing_ops_leaves_half_of_their_time_to_feeding_and_checking_them() -> None:
     """A repetition takes up to twice its least time, and finding out how many calls as long."""
     parts = [one for each in calls(GPU, "").values() for one in each if one.module == OPS]
-    assert len(parts) == 4
+    assert len(parts) == 6
     for one in parts:
         task = msgspec.convert({**TASK, **one.settings}, Task)
         products, others = (2, 1) if task.dtype == "float8" else (5, 11)
