@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +29,55 @@ LAYERS = {
 
 def main(argv: list[str]) -> int:
     task = read_task(argv)
-    Lines.of(task).attempt("kernels", lambda: _profile(task, argv[0]))
+    lines = Lines.of(task)
+    step: dict[str, Any] = {}
+
+    def profile() -> dict[str, Any]:
+        step.update(_profile(task, argv[0]))
+        return step
+
+    lines.attempt("kernels", profile)
+    for rows in task.op_rows if step else ():
+        count = partial(_count, task, argv[0], rows, step["launches"])
+        lines.attempt(f"counters {rows}", count)
     return 0
 
 
 def _profile(task: Task, given: str) -> dict[str, Any]:
-    # Its lines are another part's, so that both attempts count.
-    settings = json.dumps(json.loads(given) | {"part": f"{task.part} run"})
-    report = Path(task.lines).with_name(f"{task.part.replace(' ', '-')}.csv")
-    profiler = ["ncu", "--csv", "--page", "raw", "--metrics", METRIC, "--log-file", str(report)]
-    profiler += ["--clock-control", "none", "--target-processes", "all"]
-    command = [*profiler, sys.executable, "-m", "bench.gpu.one_step", settings]
-    subprocess.run(command, check=True)
+    report = _file_of(task, "kernels.csv")
+    _run_steps(
+        *("--csv", "--page", "raw", "--metrics", METRIC, "--log-file", str(report)),
+        settings=json.loads(given) | {"part": f"{task.part} run"},
+    )
     found = last_step(read_kernels(report.read_text()), task.model.num_layers)
     return {"d_model": task.d_model, "rows": task.rows[0]} | found
+
+
+def _count(task: Task, given: str, rows: int, launches: int) -> dict[str, Any]:
+    """Have every counter of the first layer's kernels in a step written to files, and what their
+    warps wait for at each instruction."""
+    report, steps = _file_of(task, "counters.ncu-rep"), 2
+    _run_steps(
+        *("--set", "full", "--import-source", "no", "-f", "-o", str(report)),
+        *("--launch-skip", str(steps * launches), "--launch-count", str(len(BEGIN) + 5)),
+        settings=json.loads(given) | {"part": f"{task.part} {rows} rows", "rows": [rows]},
+    )
+    for page in ("raw", "source"):
+        shown = ["ncu", "--import", str(report), "--csv", "--page", page]
+        with _file_of(task, f"{page}.csv").open("wb") as file:
+            subprocess.run(shown, check=True, stdout=file)
+    return {"d_model": task.d_model, "rows": rows, "bytes": report.stat().st_size}
+
+
+def _run_steps(*options: str, settings: dict[str, Any]) -> None:
+    """Run steps below ncu; their lines are another part's, so that both attempts count."""
+    profiler = ["ncu", "--clock-control", "none", "--target-processes", "all", *options]
+    steps = [sys.executable, "-m", "bench.gpu.one_step", json.dumps(settings)]
+    subprocess.run([*profiler, *steps], check=True)
+
+
+def _file_of(task: Task, name: str) -> Path:
+    return Path(task.lines).with_name(f"{task.part.replace(' ', '-')}-{name}")
 
 
 def read_kernels(report: str) -> list[tuple[str, float]]:

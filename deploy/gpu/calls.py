@@ -11,8 +11,6 @@ from typing import Any
 
 LIMIT_S = {1: 280, 2: 400, 3: 400}
 """Seconds of a call, unpacking included."""
-LAUNCHES = 46
-"""Of a step of 8 layers in bfloat16, by `tests/fake_driver/test_steps.py`."""
 EACH_BUFFER_ALONE = {"MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE_PERCENT": "0"}
 """MAX's pool of memory hides from a memory checker where a buffer ends."""
 
@@ -182,23 +180,15 @@ def _pytorch(sizes: Sizes, forms: Iterable[tuple[str, ...]]) -> list[Part]:
 
 
 def _profiles(sizes: Sizes) -> list[Part]:
-    looked, widest = {"rows": (sizes.looked_at_rows,)}, max(sizes.widths)
-    counters = ("ncu", "--set", "full", "--csv", "--page", "raw", "--clock-control", "none")
-    first_layer = ("--launch-skip", str(2 * LAUNCHES), "--launch-count", "7")
     return [
-        *(
-            _part("profile", 60, "profile", width, under=("ncu",), attempt_s=60, **looked)
-            for width in sizes.widths
-        ),
         _part(
-            "counters",
-            60,
-            "one_step",
-            widest,
-            under=(*counters, *first_layer, "--log-file", "RESULTS/counters.csv"),
-            rows=(sizes.counted_rows,),
+            *("profile", 100, "profile", width),
+            under=("ncu",),
             attempt_s=60,
-        ),
+            rows=(sizes.looked_at_rows,),
+            op_rows=(sizes.counted_rows,) if width == max(sizes.widths) else (),
+        )
+        for width in sizes.widths
     ]
 
 
