@@ -46,7 +46,6 @@ class Sizes:
     op_rows: tuple[int, ...] = (2, 129, 4096)
     op_seconds: float = 0.05  # of a repetition: there are a hundred sizes to time
     ops: tuple[str, ...] = ()
-    products_alone: tuple[str, ...] = ("up", "down", "proj_in", "proj_out", "head")
     first_rows: tuple[int, ...] = (2, 129, 4096, 65_536)
     first_steps: tuple[int, ...] = (65_536, 4096)
     first_seconds: float = 0.5  # of a repetition
@@ -83,7 +82,6 @@ REHEARSAL = Sizes(
     step_rows=(2, 16),
     forms=(("eager",), ("eager",)),
     products=((64, 64, 64),),
-    products_alone=("proj_in",),
     first_rows=(2, 65),
     first_steps=(16, 2),
     first_seconds=0.01,
@@ -137,7 +135,7 @@ def _headline(sizes: Sizes) -> list[Part]:
                     "ops",
                     width,
                     checks_products=True,
-                    ops=sizes.products_alone,
+                    ops=sizes.ops,
                     rows=sizes.first_rows,
                     seconds=sizes.op_seconds,
                 ),
