@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +64,8 @@ class Call:
         results.mkdir(parents=True, exist_ok=True)
         self._patience = SIZES[device].patience
         self.device, self.cache_dir, self.ends = device, cache_dir, ends
-        self.product = "auto"
+        self.product: dict[int, str] = defaultdict(lambda: "auto")
+        """By the model's width."""
         self.environment: dict[str, str] = {}
         """Variables with which a GPU opened."""
         self.opened = True
@@ -75,11 +76,12 @@ class Call:
     def run(self, parts: Iterable[Part]) -> int:
         """Run the parts; return how many failed or found no time."""
         failed = 0
-        wrong: list[str] = []
+        wrong: dict[int, list[str]] = defaultdict(list)
         left_to_do = deque(parts)
         while left_to_do:
             part = left_to_do.popleft()
             left, started = self.ends - time.time(), time.time()
+            width = part.settings.get("d_model", 0)
             if part.under and shutil.which(part.under[0]) is None:
                 self._write(part, left_out=f"no {part.under[0]} here")
                 continue
@@ -90,8 +92,8 @@ class Call:
                 self._write(part, left_out="no GPU opened")
                 failed += 1
                 continue
-            if part.needs_products and wrong:
-                self._write(part, left_out=f"products are wrong: {', '.join(wrong)}")
+            if part.needs_products and wrong[width]:
+                self._write(part, left_out=f"products are wrong: {', '.join(wrong[width])}")
                 failed += 1
                 continue
             if left < LEAST_S:
@@ -108,12 +110,12 @@ class Call:
                 self.opened = bool(opened)
             if part.checks_products:
                 found = wrong_products(part.name, self._lines_of(part))
-                others = self.product != ALTERNATIVE and "product" not in part.settings
+                others = self.product[width] != ALTERNATIVE and "product" not in part.settings
                 if found and self.device == "gpu" and others:
-                    self.product = ALTERNATIVE  # from here on
+                    self.product[width] = ALTERNATIVE  # from here on
                     left_to_do.appendleft(replace(part, name=f"{part.name} by {ALTERNATIVE}"))
                 else:
-                    wrong += found
+                    wrong[width] += found
         return failed
 
     def _run_part(self, part: Part, limit_s: float) -> int:
@@ -128,7 +130,7 @@ class Call:
             deaths += 1
             why = f"exit {status}: {last_line(self.log)}"
             self._append(died_of | {"begun": False, "at": time.time(), "ok": False, "died": why})
-            if self.device == "gpu" and self._again < MOST_AGAIN:
+            if self.device == "gpu" and part.needs_device and self._again < MOST_AGAIN:
                 self._again += 1
                 again = replace(part, name=f"{part.name} again: {died_of['key']}")
                 command = self._command(again, only=died_of["key"])
@@ -158,7 +160,10 @@ class Call:
     def _command(self, part: Part, only: str = "") -> list[str]:
         task: dict[str, Any] = {"part": part.name, "lines": str(self.lines), "only": only}
         task |= {"attempt_s": part.attempt_s * self._patience, "device": self.device}
-        task |= {"cache_dir": self.cache_dir, "product": self.product}
+        task |= {
+            "cache_dir": self.cache_dir,
+            "product": self.product[part.settings.get("d_model", 0)],
+        }
         task |= {**SIZES[self.device].common, **part.settings}
         arguments = [json.dumps(task)] if part.arguments is None else part.arguments
         # A part that runs a program itself finds it.
