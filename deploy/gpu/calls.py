@@ -42,7 +42,7 @@ class Sizes:
     patience: int = 1  # by which times are multiplied
     widths: tuple[int, ...] = (1024, 512)
     common: Mapping[str, Any] = field(default_factory=dict)
-    product_rows: tuple[int, ...] = (0, 1, 2, 8, 64, 128, 129, 1000, 4096, 65_536)
+    product_rows: tuple[int, ...] = (0, 1, 8, 64, 128, 1000)  # beside the first
     op_rows: tuple[int, ...] = (2, 129, 4096)
     op_seconds: float = 0.05  # of a repetition: there are a hundred sizes to time
     ops: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Sizes:
     first_steps: tuple[int, ...] = (65_536, 4096)
     first_seconds: float = 0.5  # of a repetition
     counted_rows: int = 16_384
-    step_rows: tuple[int, ...] = (4096, 16_384, 65_536)
+    step_rows: tuple[int, ...] = (8192, 16_384, 32_768)  # beside the first
     forms: tuple[tuple[str, ...], ...] = (("captured",), ("compiled captured",))
     products: tuple[tuple[int, int, int], ...] = (
         (8192, 8192, 8192),
@@ -194,13 +194,8 @@ def _everything(sizes: Sizes) -> list[Part]:
     widest, narrowest = max(sizes.widths), min(sizes.widths)
     rows, checked = {"rows": sizes.step_rows}, _checked_ops(sizes)
     return [
-        _part("probe", 60, "probe", widest, rows=sizes.step_rows[:1], ops=sizes.ops),
         *(
             _part("ops", 120, "ops", width, checks_products=True, ops=sizes.ops, **checked)
-            for width in sizes.widths
-        ),
-        *(
-            _part("decode more", 70, "steps", width, needs_products=True, **rows)
             for width in sizes.widths
         ),
         _part("wide pool", 60, "states", widest, rows=sizes.same_rows, slots=sizes.wide_slots),
@@ -211,11 +206,17 @@ def _everything(sizes: Sizes) -> list[Part]:
                 "steps",
                 narrowest,
                 slots=slots,
-                rows=(min(slots, max(sizes.step_rows)),),
+                repetitions=1,
+                rows=(min(slots, max(sizes.first_steps)),),
                 attempt_s=50,
             )
             for slots in sizes.many_slots
         ),
+        *(
+            _part("decode more", 70, "steps", width, needs_products=True, **rows)
+            for width in sizes.widths
+        ),
+        _part("probe", 60, "probe", widest, rows=sizes.step_rows[:1], ops=sizes.ops),
     ]
 
 
@@ -223,7 +224,8 @@ def _float8(sizes: Sizes) -> list[Part]:
     """Channel mixers in float8: their products are ours alone, there is no other to go on with."""
     common = {"dtype": "float8", "product": "own"}
     common["needs_gpu"] = "float8 is of an H100 or H200 alone: no processor rehearses it"
-    rows, checked = {"rows": sizes.step_rows}, _checked_ops(sizes)
+    rows = {"rows": sizes.first_steps, "seconds": sizes.first_seconds}
+    checked = _checked_ops(sizes)
     parts = [
         _part("ops float8", 40, "ops", width, checks_products=True, **checked, **common)
         for width in sizes.widths
