@@ -198,7 +198,15 @@ def _everything(sizes: Sizes) -> list[Part]:
             _part("ops", 120, "ops", width, checks_products=True, ops=sizes.ops, **checked)
             for width in sizes.widths
         ),
-        _part("wide pool", 60, "states", widest, rows=sizes.same_rows, slots=sizes.wide_slots),
+        _part(
+            "wide pool",
+            60,
+            "states",
+            widest,
+            rows=sizes.same_rows,
+            slots=sizes.wide_slots,
+            attempt_s=50,
+        ),
         *(
             _part(
                 f"{slots} slots",
@@ -260,7 +268,7 @@ def _checks(sizes: Sizes) -> list[Part]:
             )
             for tool in ("memcheck", "racecheck")
         ),
-        _part("states", 60, "states", narrowest, rows=sizes.same_rows),
+        _part("states", 60, "states", narrowest, rows=sizes.same_rows, attempt_s=50),
         Part(
             name="tests",
             limit_s=150,
