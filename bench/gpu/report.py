@@ -20,7 +20,7 @@ from engine.records import RECORDS, write_record
 
 MOST_KERNELS = 12
 """Number of kernels that the report lists: those that take longest of a step."""
-UNSHOWN = {"part", "key", "at", "call", "begun", "ok", "raw", "d_model"}
+UNSHOWN = {"part", "key", "at", "call", "begun", "ok", "raw", "d_model", "environment", "said"}
 
 
 def record_of(results: Path) -> Record:
@@ -196,7 +196,8 @@ def _ok(one: Record) -> str:
 
 
 def _shown(one: Record) -> str:
-    return ", ".join(f"{key} {_cell(value)}" for key, value in _flat(one) if key not in UNSHOWN)
+    shown = {key: value for key, value in one.items() if key != "launched"}  # names of digits
+    return ", ".join(f"{key} {_cell(value)}" for key, value in _flat(shown) if key not in UNSHOWN)
 
 
 def _flat(facts: Record) -> Iterator[tuple[str, Any]]:
@@ -209,7 +210,9 @@ def _flat(facts: Record) -> Iterator[tuple[str, Any]]:
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "\\|")
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return " ".join(str(value).split()).replace("|", "\\|")
 
 
 def main(argv: list[str]) -> int:
