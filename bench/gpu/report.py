@@ -88,6 +88,7 @@ def markdown(record: Record) -> list[str]:
     tables: list[tuple[str, list[str]]] = [
         ("Tokens a second, sampled at temperature 1", _rates(record)),
         ("Many sequences in turns", _many(lines)),
+        ("Through HTTP", _http(lines)),
         ("Products and ops against float64", _ops(lines)),
         ("The same wherever and beside whomever", _checks(lines)),
         ("A step's kernels", _kernels(lines)),
@@ -125,6 +126,19 @@ def _many(lines: list[Record]) -> list[str]:
             f"{one['d_model']} | {one['batch_size']:,} | {one['rows']:,} "
             f"| {one['tokens_per_s']:,.0f}"
             for one in found
+        ),
+    )
+
+
+def _http(lines: list[Record]) -> list[str]:
+    return table(
+        "d | requests × n | reply | API processes | tok/s",
+        (
+            f"{one['d_model']} | {one['requests']:,} × {one['n']:,} "
+            f"| {'stream' if one['is_stream'] else 'whole'} | {one['api_processes']} "
+            f"| {one['http_tokens_per_s']:,.0f}"
+            for one in lines
+            if "http_tokens_per_s" in one
         ),
     )
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import httpx
 
@@ -108,17 +108,22 @@ class Serving(NamedTuple):
 
 
 @contextmanager
-def serving(*flags: str, engine_module: str = "engine", root: Path = ROOT) -> Iterator[Serving]:
+def serving(
+    *flags: str,
+    engine_module: str = "engine",
+    root: Path = ROOT,
+    log: int | IO[Any] = subprocess.DEVNULL,
+) -> Iterator[Serving]:
     """Start `srm serve` with these flags; stop it at the end. Raises ConfigError if that fails.
 
-    `python -m engine_module` is its engine; `root` has its source tree.
+    `python -m engine_module` is its engine, `root` has its source tree, and `log` gets its log.
     """
     with subprocess.Popen(
         [sys.executable, "-P", "-c", _SERVE, engine_module, *flags, "--port=0"],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=log,
         text=True,
     ) as process:
         assert process.stdout is not None

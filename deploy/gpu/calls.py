@@ -50,6 +50,8 @@ class Sizes:
     first_steps: tuple[int, ...] = (65_536, 4096)
     first_seconds: float = 0.5  # of a repetition
     counted_rows: int = 16_384
+    streams: tuple[int, ...] = (256, 4096)
+    served: int = 64_000  # completions at once, of requests for many
     step_rows: tuple[int, ...] = (8192, 16_384, 32_768)  # beside the first
     forms: tuple[tuple[str, ...], ...] = (("captured",), ("compiled captured",))
     products: tuple[tuple[int, int, int], ...] = (
@@ -86,6 +88,8 @@ REHEARSAL = Sizes(
     first_steps=(16, 2),
     first_seconds=0.01,
     counted_rows=8,
+    streams=(2,),
+    served=8,
     same_rows=(12,),
     wide_slots=100,
     many_slots=(16, 64),
@@ -118,7 +122,7 @@ def calls(sizes: Sizes, cache_dir: str) -> dict[int, list[Part]]:
     return {
         1: begin + _headline(sizes) + _pytorch(sizes, sizes.forms[:1]) + _profiles(sizes),
         2: begin + _everything(sizes) + _pytorch(sizes, sizes.forms[1:]),
-        3: begin + _float8(sizes) + _checks(sizes),
+        3: begin + _http(sizes) + _float8(sizes) + _checks(sizes),
     }
 
 
@@ -225,6 +229,13 @@ def _everything(sizes: Sizes) -> list[Part]:
             for width in sizes.widths
         ),
         _part("probe", 60, "probe", widest, rows=sizes.step_rows[:1], ops=sizes.ops),
+    ]
+
+
+def _http(sizes: Sizes) -> list[Part]:
+    return [
+        _part("http", 90, "http", width, rows=sizes.streams, slots=sizes.served, attempt_s=60)
+        for width in sorted(sizes.widths)
     ]
 
 

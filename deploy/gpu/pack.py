@@ -35,8 +35,20 @@ LEFT_OUT = (
     "tests/browser",
 )
 """Parts of the source tree that no call reads."""
-SMALL = ("msgspec",)
-"""Packages that every call needs; of others the machine has its own."""
+SMALL = (
+    *(
+        "msgspec",
+        "fastapi",
+        "starlette",
+        "uvicorn",
+        "httptools",
+        "pyzmq",
+        "google-re2",
+        "zstandard",
+    ),
+    *("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "python-multipart"),
+)
+"""Packages that calls need, those of the server among them; of others the machine has its own."""
 MAX = ("max", "max-core", "max-shmem-libs", "mojo-compiler", "exceptiongroup", "taskgroup")
 LIBRARIES = (
     *("libmax", "libMGPRT", "libAsyncRTMojoBindings", "libAsyncRTRuntimeGlobals"),
