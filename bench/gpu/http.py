@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
         write_random_model(model, task.model)
         flags: dict[str, object] = {"model": model, "device": task.device, "dtype": task.dtype}
         flags |= {"cache-dir": task.cache_dir, "api-processes": apis, "num-slots": task.slots}
-        flags |= {"max-waiting": 2 * max(task.slots, *task.rows)}
+        flags |= {"max-waiting": 2 * max(task.slots, *task.rows), "log-level": "warning"}
         given = [f"--{name}={value}" for name, value in flags.items()]
         with serving(*given, log=sys.stderr) as server:
             send(server.url, requests=1, output_tokens="2", seed=9, prompt_tokens="4")

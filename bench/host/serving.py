@@ -118,10 +118,11 @@ def serving(
 
     `python -m engine_module` is its engine, `root` has its source tree, and `log` gets its log.
     """
+    places = (str(root), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
     with subprocess.Popen(
         [sys.executable, "-P", "-c", _SERVE, engine_module, *flags, "--port=0"],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))},
         stdout=subprocess.PIPE,
         stderr=log,
         text=True,
