@@ -139,11 +139,12 @@ class _Worker:
 
 
 async def _spawn() -> asyncio.subprocess.Process:
+    places = (str(_ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "loadtest.client.worker"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))},
         start_new_session=True,  # a terminal's Ctrl-C is for us
     )
 
