@@ -263,7 +263,13 @@ def _checked_ops(sizes: Sizes) -> dict[str, Any]:
 
 def _checks(sizes: Sizes) -> list[Part]:
     looked, checked = {"rows": (sizes.looked_at_rows,)}, {"rows": (sizes.checked_rows,)}
-    narrowest, checker = min(sizes.widths), ("compute-sanitizer", "--error-exitcode", "9", "--tool")
+    narrowest, checker = (
+        min(sizes.widths),
+        (
+            *("compute-sanitizer", "--error-exitcode", "9"),
+            *("--report-api-errors", "no", "--tool"),  # MAX asks for parameters that are not there
+        ),
+    )
     return [
         _part("states", 60, "states", narrowest, rows=sizes.same_rows, attempt_s=50),
         Part(
