@@ -1,8 +1,8 @@
 """`python -m deploy.gpu.graphs`: lists and compiles every compiled graph of the kit.
 
-Each is compiled in a process of its own, which reports its progress; graphs that exist already are
-kept. For a processor, to rehearse, those that a GPU alone has are left out. A failure does not stop
-the others; the exit status counts the failures.
+Each is compiled in a process of its own, which reports its progress; graphs that exist already, of
+this code or made of the same, are kept. For a processor, to rehearse, those that a GPU alone has
+are left out. A failure does not stop the others; the exit status counts the failures.
 """
 
 from __future__ import annotations
@@ -31,10 +31,6 @@ GPU_GRAPHS = {
     "d 512, float8": f"{STEP} --d-model 512 --dtype float8",
     "ops of d 1,024, float8": f"{OPS} --d-model 1024 --dtype float8",
     "ops of d 512, float8": f"{OPS} --d-model 512 --dtype float8",
-    "d 1,024, MAX's products": f"{STEP} --d-model 1024 --dtype bfloat16 --product max",
-    "d 512, MAX's products": f"{STEP} --d-model 512 --dtype bfloat16 --product max",
-    "ops of d 1,024, MAX's products": f"{OPS} --d-model 1024 --dtype bfloat16 --product max",
-    "ops of d 512, MAX's products": f"{OPS} --d-model 512 --dtype bfloat16 --product max",
 }
 """Graphs that only a GPU has."""
 
@@ -51,6 +47,10 @@ def main(argv: list[str]) -> int:
     if given.device == "cpu":
         log.info("left out, since a GPU alone has it: %s", "; ".join(GPU_GRAPHS))
     wanted, failed = given.only or list(every if given.device == "gpu" else GRAPHS), 0
+    if given.device == "gpu":
+        missing = _missing(given.output)
+        wanted = [name for name in wanted if name in missing]
+        log.info("%d of %d graphs are there", len(every) - len(missing), len(every))
     for number, name in enumerate(wanted, 1):
         log.info("%d of %d: %s", number, len(wanted), name)
         settings = ["--device", given.device, "--output", str(given.output)]
@@ -61,6 +61,14 @@ def main(argv: list[str]) -> int:
         failed += done != 0
         log.info("%s: exit %d after %.0f s", name, done, time.monotonic() - started)
     return failed
+
+
+def _missing(folder: Path) -> set[str]:
+    """Return the names of GPU graphs that a folder has not, of this code."""
+    command = [sys.executable, "-m", "deploy.gpu.kept_graphs", str(folder)]
+    return {
+        *subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+    }
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +31,6 @@ ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE_PERCENT": "97",
 }
-ALTERNATIVE = "max"
-"""The product that is measured if the one that a GPU gets by itself is wrong."""
 TIMED_OUT = 124
 """The exit status of a part that took too long, as of timeout(1)."""
 SYNCHRONOUS = {"MODULAR_DEBUG": "device-sync-mode"}
@@ -64,8 +62,6 @@ class Call:
         results.mkdir(parents=True, exist_ok=True)
         self._patience = SIZES[device].patience
         self.device, self.cache_dir, self.ends = device, cache_dir, ends
-        self.product: dict[int, str] = defaultdict(lambda: "auto")
-        """By the model's width."""
         self.environment: dict[str, str] = {}
         """Variables with which a GPU opened."""
         self.opened = True
@@ -77,9 +73,7 @@ class Call:
         """Run the parts; return how many failed or found no time."""
         failed = 0
         wrong: dict[int, list[str]] = defaultdict(list)
-        left_to_do = deque(parts)
-        while left_to_do:
-            part = left_to_do.popleft()
+        for part in parts:
             left, started = self.ends - time.time(), time.time()
             width = part.settings.get("d_model", 0)
             if part.under and shutil.which(part.under[0]) is None:
@@ -109,13 +103,7 @@ class Call:
                 self.environment = opened[-1] if opened else {}
                 self.opened = bool(opened)
             if part.checks_products:
-                found = wrong_products(part.name, self._lines_of(part))
-                others = self.product[width] != ALTERNATIVE and "product" not in part.settings
-                if found and self.device == "gpu" and others:
-                    self.product[width] = ALTERNATIVE  # from here on
-                    left_to_do.appendleft(replace(part, name=f"{part.name} by {ALTERNATIVE}"))
-                else:
-                    wrong[width] += found
+                wrong[width] += wrong_products(part.name, self._lines_of(part))
         return failed
 
     def _run_part(self, part: Part, limit_s: float) -> int:
@@ -160,10 +148,7 @@ class Call:
     def _command(self, part: Part, only: str = "") -> list[str]:
         task: dict[str, Any] = {"part": part.name, "lines": str(self.lines), "only": only}
         task |= {"attempt_s": part.attempt_s * self._patience, "device": self.device}
-        task |= {
-            "cache_dir": self.cache_dir,
-            "product": self.product[part.settings.get("d_model", 0)],
-        }
+        task |= {"cache_dir": self.cache_dir}
         task |= {**SIZES[self.device].common, **part.settings}
         arguments = [json.dumps(task)] if part.arguments is None else part.arguments
         # A part that runs a program itself finds it.

@@ -15,9 +15,14 @@ from engine.device.precompile import PrecompileConfig, leave, open_target
 from engine.settings import load
 from tests.kernels.harness import compile_ops
 
-if __name__ == "__main__":
+
+def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    config = load(PrecompileConfig, sys.argv[1:], prog="python -m tests.kernels.compile_for_gpu")
+    config = load(PrecompileConfig, argv, prog="python -m tests.kernels.compile_for_gpu")
     device = open_target(config)
     compile_ops(InferenceSession(devices=[device]), device, config.output)
-    leave(0)
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

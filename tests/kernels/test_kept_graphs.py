@@ -11,16 +11,16 @@ from tests.serving import ROOT
 
 KEPT = ROOT / "deploy" / "gpu" / "kept"
 STALE = (
-    "deploy/gpu/kept lacks what was printed, of these kernels: compile all of KEPT by `python -m "
-    "deploy.gpu.graphs --output build/graphs --only NAME …`, delete what is there and run "
-    "`python -m engine.device.graph_notes keep build/graphs deploy/gpu/kept`"
+    "deploy/gpu/kept lacks what was printed, of these kernels: run `python -m deploy.gpu.graphs "
+    "--output build/graphs`, delete what is there and run `python -m engine.device.graph_notes "
+    "keep build/graphs deploy/gpu/kept`"
 )
 
 
 def test_kept_graphs_are_what_this_code_would_compile(tmp_path: Path) -> None:
     unpack(KEPT, tmp_path)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.kept_graphs", str(tmp_path)],
+        [sys.executable, "-m", "deploy.gpu.kept_graphs", str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         check=False,

@@ -1,9 +1,8 @@
-"""`python -m tests.kernels.kept_graphs FOLDER`: looks whether graphs that are kept compiled are
-those of this code; FOLDER has them unpacked.
+"""`python -m deploy.gpu.kept_graphs FOLDER`: which of the kit's graphs FOLDER has not.
 
-Each is asked for as whoever compiles it does, and built, so that MAX's form of it is known. Nothing
-is compiled, kernels neither, which a digest of their sources stands for. Prints those that FOLDER
-has not.
+Each is asked for as whoever compiles it does, and built, so that MAX's form of it is known: one
+that was made of the same gets the name that this code looks for. Nothing is compiled, kernels
+neither, which a digest of their sources stands for. Prints the names of those that are not there.
 """
 
 from __future__ import annotations
@@ -15,11 +14,8 @@ from typing import NoReturn
 from max.engine import InferenceSession
 from max.graph.graph import KernelLibrary
 
-from deploy.gpu.graphs import GRAPHS
+from deploy.gpu.graphs import GPU_GRAPHS, GRAPHS
 from engine.device.precompile import leave
-
-KEPT = ("d 512", "ops of d 512")
-"""Of `deploy.gpu.graphs`, and with them the graphs that copy slots."""
 
 
 class MustCompile(Exception):
@@ -37,12 +33,12 @@ def do_nothing(*_: object) -> None:
 def main(argv: list[str]) -> int:
     InferenceSession.compile = must_compile
     KernelLibrary.load_paths = KernelLibrary.verify_custom_op = do_nothing
-    for name in KEPT:
-        module, *arguments = GRAPHS[name].split()
+    for name, command in (GRAPHS | GPU_GRAPHS).items():
+        module, *arguments = command.split()
         try:
             import_module(module).main([*arguments, "--output", argv[0]])
         except MustCompile:
-            print(name, flush=True)
+            sys.stdout.write(f"{name}\n")
     return 0
 
 
