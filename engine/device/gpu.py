@@ -6,6 +6,7 @@ MAX's own errors are several lines about every kind of GPU that there may be.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import re
 from contextlib import suppress
@@ -14,12 +15,19 @@ from max.driver import Accelerator, Device, accelerator_count
 
 from engine.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
 OLDEST = 80
 """The architecture `sm_80` of NVIDIA's GPUs: earlier ones do not multiply bfloat16."""
 LEAST_FREE = 0.1
 """Least fraction of a GPU's memory that must be free; with less, other processes are meant to have
 it."""
+SHARED = 0.8
+"""Fraction of it below which a log line says that others hold the rest."""
 GIB = 2**30
+END_THEM = (
+    "end the processes that nvidia-smi lists, or choose another GPU with CUDA_VISIBLE_DEVICES"
+)
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Variable that NVIDIA's driver reads once, when MAX opens the first GPU of a process."""
 
@@ -48,14 +56,22 @@ def open_gpu(number: int | None = None) -> Device:
             f"device = gpu: this one is of architecture {architecture}, and NVIDIA's from "
             f"sm_{OLDEST} on (A100, H100, …) are supported; use device = cpu"
         )
-    free, total = (int(device.stats[f"{name}_memory"]) for name in ("free", "total"))
+    free, total = int(device.stats["free_memory"]), _total_memory(device)
+    held = f"only {free / GIB:.1f} of its {total / GIB:.1f} GiB of memory are free"
     if free < LEAST_FREE * total:
-        raise ConfigError(
-            f"device = gpu: only {free / GIB:.1f} of its {total / GIB:.1f} GiB of memory are free; "
-            "end the processes that nvidia-smi lists, or choose another GPU with "
-            "CUDA_VISIBLE_DEVICES"
-        )
+        raise ConfigError(f"device = gpu: {held}; {END_THEM}")
+    if free < SHARED * total:
+        log.warning("device = gpu: %s; nvidia-smi lists the processes that hold the rest", held)
     return device
+
+
+def _total_memory(device: Device) -> int:
+    """Return the bytes that the GPU has. MAX knows those that its memory manager may take."""
+    size = ctypes.c_size_t()
+    with suppress(OSError):
+        if ctypes.CDLL("libcuda.so.1").cuDeviceTotalMem_v2(ctypes.byref(size), 0) == 0:
+            return size.value
+    return int(device.stats["total_memory"])
 
 
 def _no_gpu() -> Device:
@@ -77,9 +93,17 @@ def _reason(said: str) -> str:
         least = f" to {wanted[1]} or newer" if wanted else ""
         return f"the GPU's driver is too old; update it{least}, or use device = cpu"
     if "OUT_OF_MEMORY" in said or "out of memory" in said:
+        return f"its memory is in use; {END_THEM}"
+    if found := re.search(r"(\d+) uncorrectable ECC error", said):
         return (
-            "its memory is in use; end the processes that nvidia-smi lists, or choose another "
-            "GPU with CUDA_VISIBLE_DEVICES"
+            f"its memory has had {found[0]}s, so that results may be wrong; reset it "
+            "(nvidia-smi --gpu-reset) or choose another GPU with CUDA_VISIBLE_DEVICES"
+        )
+    if found := re.search(r"HW (Slowdown|Thermal Slowdown|Power Brake)", said):
+        return (
+            f"it is throttled at this moment ({found[0]}), as a GPU is that is too hot or short of "
+            "power; see nvidia-smi -q -d PERFORMANCE, or use it all the same with "
+            "MODULAR_DEVICE_CONTEXT_DISABLE_HEALTHCHECK=true"
         )
     first = next((line.strip() for line in said.splitlines() if "CUDA information" in line), "")
     seen = first or said.splitlines()[0] if said else "no reason given"

@@ -118,7 +118,9 @@ class ModelRunner:
         self._gpu_steps = GpuSteps(self.device, self._pool, num_slots) if on_gpu else None
         self._no_edits = [_buffer(one) for one in edit_inputs(NO_EDITS)]
         self._thread = ThreadPoolExecutor(
-            max_workers=1, thread_name_prefix="step", initializer=let_timers_be_late
+            max_workers=1,
+            thread_name_prefix="step",
+            initializer=None if on_gpu else let_timers_be_late,
         )
 
     def launch(self, batch: Batch) -> LaunchedStep | LaunchedGpuStep:

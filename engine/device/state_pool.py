@@ -97,7 +97,8 @@ def count_slots(config: EngineConfig, model: ModelConfig, device: Device) -> int
 
     A slot counts as if its sequence filled the context; `prefix_slots` come on top of them, and on
     a GPU the workspaces of two steps, since one is enqueued while the other runs. Raises
-    ConfigError if too many are wanted.
+    ConfigError if too many are wanted; beside a GPU, too little memory of the host for `num_slots`
+    that are set is a warning: what an array takes it takes as it is used.
     """
     on_device, on_host = slot_bytes(model), SlotTable(1, model.n_ctx).nbytes
     for_prefixes = (config.prefix_slots + spare_slots(device)) * on_device
@@ -114,7 +115,15 @@ def count_slots(config: EngineConfig, model: ModelConfig, device: Device) -> int
     num_slots = config.num_slots or max(1, min(fitting, config.max_slots or most))
     largest = max(0, min(free // size for _, size, free in needs))
     for name, size, free in needs:
-        if num_slots * size > free:
+        if num_slots * size <= free:
+            continue
+        if name == "host memory" and config.num_slots:  # it may grow as it is used
+            log.warning(
+                "num_slots = %d: if every sequence fills its context, they take %.1f GiB of the "
+                "host's memory, and %.1f GiB are free now",
+                *(num_slots, num_slots * size / GIB, max(free, 0) / GIB),
+            )
+        else:
             raise ConfigError(
                 f"num_slots = {num_slots} does not fit, at most {largest} do: "
                 f"a slot takes {size:,} bytes of {name}, "

@@ -27,11 +27,12 @@ def test_a_pool_of_64_gib_is_one_fill_and_its_highest_slots_are_copied(
         assert fills[0]["to"] in words(launch["parameters"][0])
         *_, copied = (one for one in lines[name] if one.get("copy") == copy)
         assert copied["bytes"] == 4 * 700 * (found["width"] + 1)
+        assert copied["stream"] == launch["stream"]
 
 
 def test_memory_that_is_not_there_is_refused_by_name(fake: FakeDriver, graphs: Path) -> None:
-    held = fake.run("start", graphs, 65_536, held_mib=81_000)["refused"]
-    assert held.startswith("num_slots = 65536 does not fit")
+    held = fake.run("start", graphs, 4_194_304, held_mib=40_000)["refused"]
+    assert held.startswith("num_slots = 4194304 does not fit")
     failed = fake.run("start", graphs, 65_536, fail="cuMemCreate#4+=2,cuMemAlloc_v2#1+=2")
     assert "GiB of memory on" in failed["refused"] and "not free" in failed["refused"]
 

@@ -42,10 +42,11 @@ def test_a_card_opens_with_nearly_all_of_its_free_memory(
     [
         ({"card": "T4"}, "architecture sm_75"),
         ({"version": 12_080}, "driver is too old; update it to 580"),
-        ({"ecc": 1}, "1 uncorrectable ECC error"),
-        ({"throttle": 0x8}, "HW Slowdown"),
-        ({"throttle": 0x40}, "HW Thermal Slowdown"),
-        ({"throttle": 0x80}, "HW Power Brake"),
+        ({"ecc": 1}, "its memory has had 1 uncorrectable ECC error"),
+        ({"throttle": 0x8}, "it is throttled at this moment (HW Slowdown)"),
+        ({"throttle": 0x40}, "it is throttled at this moment (HW Thermal Slowdown)"),
+        ({"throttle": 0x80}, "it is throttled at this moment (HW Power Brake)"),
+        ({"held_mib": 76_000}, "only 5.5 of its 79.6 GiB of memory are free; end the processes"),
         ({"fail": "cuInit#1+=100"}, "cuInit failed with 100"),
         ({"fail": "cuDevicePrimaryCtxRetain#1+=2"}, "its memory is in use"),
     ],
@@ -61,6 +62,12 @@ def test_a_card_that_cannot_serve_is_refused_with_its_reason(
 def test_a_card_at_its_power_cap_or_warm_opens(fake: FakeDriver) -> None:
     """Software's power cap and thermal slowdown: nothing is wrong with such a card."""
     assert "free" in fake.run("open_gpu", throttle=0x4 | 0x20)
+
+
+def test_memory_that_others_hold_is_said(fake: FakeDriver) -> None:
+    with fake.start("open_gpu", held_mib=40_000) as process:
+        out, err = process.communicate()
+    assert '"free"' in out and "only 39.5 of its 79.6 GiB of memory are free" in err
 
 
 def test_a_throttled_card_opens_without_the_health_check(

@@ -96,9 +96,9 @@ def test_the_string_under_a_field_is_what_help_says(capsys: pytest.CaptureFixtur
     ("settings", "width", "limits"),
     [
         ({}, 512, (2_048, 4_096)),
-        ({"device": "gpu"}, 512, (8_192, 16_384)),
-        ({"device": "gpu"}, 1_024, (4_096, 8_192)),
-        ({"device": "gpu"}, 2**23, (1, 2)),
+        ({"device": "gpu"}, 512, (16_384, 32_768)),
+        ({"device": "gpu"}, 1_024, (8_192, 16_384)),
+        ({"device": "gpu"}, 2**24, (1, 2)),
         ({"device": "gpu"}, 2, (65_536, 131_072)),
         ({"device": "gpu", "max_step_rows": 65_536}, 1_024, (65_536, 131_072)),
         ({"max_step_tokens": 9_000}, 512, (2_048, 9_000)),
@@ -117,7 +117,7 @@ def test_limits_of_a_step_are_chosen_where_they_are_not_set(
 def test_a_gpu_can_count_the_values_of_a_step() -> None:
     model = ModelConfig(d_model=1_024, num_layers=1, num_heads=2, n_ctx=8, vocab_size=2**17)
     most = 2**14 - 2  # of them, and of one more, fewer than 2**31 logits
-    assert EngineConfig(device="gpu").step_limits(model) == (4_096, 8_192)
+    assert EngineConfig(device="gpu").step_limits(model) == (most // 2, most // 2 * 2)
     assert EngineConfig(device="gpu", max_step_tokens=most).step_limits(model)[1] == most
     assert EngineConfig(max_step_tokens=most + 1).step_limits(model)[1] == most + 1
     with pytest.raises(ConfigError, match=f"max_step_tokens must be at most {most} where device"):
@@ -132,7 +132,7 @@ def test_a_gpu_can_count_the_values_of_a_step() -> None:
         ({}, 256, 1_024),
         ({}, 2, 4_096),
         ({"max_step_tokens": 101}, 256, 101),
-        ({"device": "gpu"}, 1_024, 8_192),
+        ({"device": "gpu"}, 1_024, 16_384),
         ({"device": "gpu", "prefill_step_tokens": 700}, 1_024, 700),
         ({"prefill_step_tokens": 4_096}, 1_024, 4_096),
         ({"max_step_tokens": 5_000, "prefill_step_tokens": 2}, 256, 2),

@@ -96,6 +96,21 @@ def test_a_gpu_is_not_limited_by_a_host_that_has_room_for_what_it_keeps_itself(
     assert count_slots(config, TINY, gpu) == 2**20 // on_host
 
 
+def test_too_little_memory_of_a_gpus_host_is_a_warning_where_slots_are_set(
+    available: Available, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Machines whose memory grows as it is used say that they have little."""
+    gpu = cast(Device, SimpleNamespace(is_host=False, stats={"free_memory": 2**36}))
+    available(2**20)
+    config = EngineConfig(device="gpu", num_slots=100_000)
+    assert count_slots(config, TINY, gpu) == 100_000
+    assert "num_slots = 100000: if every sequence fills its context" in caplog.text
+    with pytest.raises(ConfigError, match="does not fit"):
+        count_slots(
+            EngineConfig(num_slots=100_000), TINY, cast(Device, SimpleNamespace(is_host=True))
+        )
+
+
 def test_a_gpu_keeps_room_for_two_steps(available: Available) -> None:
     available(2**40)
     config = EngineConfig(device="gpu", max_step_rows=65_536)
