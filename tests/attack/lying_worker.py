@@ -225,6 +225,8 @@ def _sized(**fields: Any) -> Callable[[dict[str, Any]], Lie]:
     return lambda true: status_of(json.dumps({**true, **fields}).encode())
 
 
+TRUTH = _sized()
+"""What it is, of which half of its lies are told: whoever lies of itself is sent no lines."""
 SELF_LIES: dict[str, Callable[[dict[str, Any]], Lie]] = {
     "10**30 slots": _sized(num_slots=10**30),
     "slots below none": _sized(num_slots=-1),

@@ -18,7 +18,7 @@ import httpx
 import psutil
 
 from tests.attack.damage import Clock, Disk
-from tests.attack.lying_worker import LIES, SELF_LIES, LyingWorker
+from tests.attack.lying_worker import LIES, SELF_LIES, TRUTH, LyingWorker
 from tests.chaos.jobs import KilledServer
 from tests.chaos.run import WHO
 
@@ -138,8 +138,8 @@ class Troubles:
                 if (reply := await self.admin.get("/v1/worker")).is_success:
                     self.liar.true["identity"] = reply.json()["identity"]
             self.liar.lie = LIES[self.rng.choice(list(LIES))]
-            names = [*SELF_LIES, *["10**30 slots"] * len(SELF_LIES)]  # or it gets no lines
-            self.liar.self_lie = SELF_LIES[self.rng.choice(names)]
+            # Half of the time it tells the truth of itself, or it gets no lines.
+            self.liar.self_lie = self.rng.choice((SELF_LIES[self.rng.choice([*SELF_LIES])], TRUTH))
             self.done["lies"] += 1
             await asyncio.sleep(self.rng.expovariate(1 / 3))
         self.liar.lie, self.liar.self_lie = LIES["nothing at all"], SELF_LIES["nothing at all"]
