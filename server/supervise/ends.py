@@ -58,7 +58,7 @@ async def passing_cause(folders: Sequence[Path], error: OSError | None = None) -
     look.start()
     for _ in range(_LOOKS):
         if not look.is_alive():
-            return found[0]
+            return found[0] if found else ""  # a bug of ours, which ends nobody
         await asyncio.sleep(_LOOK_S)
     return f"one of these does not answer: {', '.join(map(str, folders))}"
 

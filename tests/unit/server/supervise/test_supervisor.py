@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import psutil
 import pytest
@@ -23,7 +23,7 @@ from engine import tasks
 from server.supervise import embedded_engine, ends, supervisor
 from server.supervise.embedded_engine import MAX_CRASHES
 from server.supervise.ends import passing_cause, told
-from server.supervise.supervisor import Child
+from server.supervise.supervisor import Child, Supervisor
 from tests.engines.served_engine import until
 from tests.serving import ROOT
 
@@ -400,6 +400,46 @@ async def test_a_disk_that_does_not_answer_holds_up_nobody(
         assert await passing_cause([tmp_path]) == f"one of these does not answer: {tmp_path}"
     finally:
         answers.set()
+
+
+async def test_a_look_at_the_disk_that_fails_ends_nobody(
+    child: MakeChild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What only says why a process ended ended the supervisor, and with it all others."""
+    written: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", written.append)
+    monkeypatch.setattr("server.supervise.ends.os.statvfs", Mock(side_effect=KeyError("a bug")))
+    failing = child("raise SystemExit(7)", beats=False)
+    failing.folders = (tmp_path,)
+    assert await failing.keep_running() == 1
+    assert {one.exc_type for one in written} == {KeyError}
+
+
+async def test_a_bug_in_what_keeps_a_child_running_ends_all_in_order(
+    child: MakeChild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = tmp_path / "said"
+    leaving = (
+        "import signal, sys, time\n"
+        f"name, said = sys.argv[1], open({str(said)!r}, 'a')\n"
+        "def leave(*_): print(name, 'leaves', file=said, flush=True); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        "print(name, 'is there', file=said, flush=True)\ntime.sleep(1000)"
+    )
+    engine, api = (child(leaving, name, beats=False) for name in ("engine", "api"))
+    jobs = child("", beats=False)
+    has_both = until(lambda: said.exists() and said.read_text().count("is there") == 2)
+
+    async def fail() -> int:
+        await has_both
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(jobs, "run_once", fail)
+    supervisor = Supervisor([engine], [api], drain_s=1000, others=[jobs])
+    async with asyncio.timeout(120):
+        with pytest.raises(KeyError, match="a bug"):
+            await supervisor.run(lambda: asyncio.sleep(1000))
+    assert said.read_text().splitlines()[2:] == ["api leaves", "engine leaves"]
 
 
 # An engine of a command's own: how often it is started again
