@@ -8,6 +8,7 @@ import threading
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -276,3 +277,25 @@ def test_a_graph_is_the_users_alone_whatever_the_umask(tmp_path: Path, compiler:
         os.umask(before)
     assert {one.stat().st_mode & 0o777 for one in (file, file.with_suffix(".json"))} == {0o644}
     assert want(compiler, file.parent) == "the graph"
+
+
+def test_a_bug_in_what_says_how_long_it_takes_ends_no_compile(
+    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[threading.ExceptHookArgs] = []
+    has_failed = threading.Event()
+
+    def write(args: threading.ExceptHookArgs) -> None:
+        written.append(args)
+        has_failed.set()
+
+    def compile_late(graphs: Graph | Module, custom_extensions: list[Path]) -> Any:
+        assert has_failed.wait(120)
+        return Compiled()
+
+    monkeypatch.setattr(threading, "excepthook", write)
+    monkeypatch.setattr(graph_cache, "PROGRESS_EVERY_S", 0.0)
+    monkeypatch.setattr(graph_cache.log, "warning", Mock(side_effect=KeyError("a bug")))
+    monkeypatch.setattr(compiler, "compile", compile_late)
+    assert isinstance(want(compiler, tmp_path), Compiled)
+    assert [one.exc_type for one in written] == [KeyError]

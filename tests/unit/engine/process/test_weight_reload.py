@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests.engines.making import engine_of, ints, request_of
 from tests.engines.numpy_engine import load
 from tests.engines.numpy_runner import TINY, feed, tiny_weights
 from tests.engines.run_engine import run, tokens
+from tests.serving import wait_until
 
 NEW = tiny_weights(seed=1)
 HEADER = np.random.default_rng(2).integers(2, 31, 30).tolist()
@@ -128,6 +130,32 @@ def test_one_change_at_a_time(make_folder: MakeFolder) -> None:
     found = done.id, done.detail["weights_version"], done.detail["fingerprint"]
     assert found == ("a", 2, "tiny-1")
     assert swap_once(engine, folder).detail["weights_version"] == 3
+
+
+def test_a_folder_on_a_disk_that_hangs_holds_up_other_changes_and_no_step(
+    make_folder: MakeFolder,
+) -> None:
+    answers = threading.Event()
+
+    def hang(folder: Path) -> Weights:
+        assert answers.wait(120)
+        return load(folder)
+
+    engine, folder = engine_of(), make_folder("new")
+    swaps = Swaps(engine, hang, "")
+    swaps.begin(LoadWeights("a", str(folder)))
+    try:
+        engine.add(request_of())
+        assert run(engine)
+        assert not swaps.is_due()
+        with pytest.raises(SwapInProgress):
+            swaps.begin(LoadWeights("b", str(folder)))
+    finally:
+        answers.set()
+    wait_until(swaps.is_due)
+    assert swaps.make().detail["weights_version"] == 2
+    swaps.begin(LoadWeights("b", str(folder)))
+    swaps.close()
 
 
 def raising(error: Exception) -> LoadFolder:

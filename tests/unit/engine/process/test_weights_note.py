@@ -6,10 +6,12 @@ import fcntl
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -19,14 +21,16 @@ from engine.config import EngineConfig
 from engine.errors import CheckpointError, EngineUnavailable, StoreFull
 from engine.kept_model import FIRST, copies_of, copy_model, hold_model
 from engine.messages import LoadWeights
+from engine.process import weights_note
 from engine.process.engine import Engine
 from engine.process.weight_reload import Swaps
 from engine.process.weights_note import first_weights, read_note
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.random_model import write_random_model
-from tests.engines.making import engine_of
+from tests.engines.making import engine_of, request_of
 from tests.engines.numpy_engine import load
 from tests.engines.numpy_runner import TINY
+from tests.engines.run_engine import run
 from tests.serving import wait_until
 
 
@@ -132,6 +136,57 @@ def test_a_change_that_is_dropped_leaves_no_copy(config: EngineConfig, tmp_path:
         swaps.check_wanted(has_owner=True, is_draining=True)
     wait_until(lambda: not copies(config))
     assert begun(config) == ("tiny-0", 1)
+
+
+def test_a_bug_in_what_removes_copies_leaves_them_to_the_next_change(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(config)
+    written: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", written.append)
+    engine, note, folder = engine_of(), Path(config.weights_note), model_folder(tmp_path / "new", 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(weights_note, "remove", Mock(side_effect=KeyError("a bug")))
+        staged(engine, note, folder, "a").make()
+        wait_until(lambda: written)
+    assert [one.exc_type for one in written] == [KeyError]
+    assert copies(config) == {"a", "a.lock"}
+    staged(engine, note, folder, "b").make()
+    wait_until(lambda: copies(config) == {"b"})
+
+
+def test_a_disk_that_does_not_remove_a_copy_holds_up_the_next_change_and_no_step(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(config)
+    answers, asked, waits = (threading.Event() for _ in range(3))
+    try_lock = kept_model.try_lock
+
+    def hang(_path: Path) -> None:
+        asked.set()
+        answers.wait(120)
+
+    def tell(file: int, kind: int) -> bool:
+        if not (is_locked := try_lock(file, kind)):
+            waits.set()
+        return is_locked
+
+    monkeypatch.setattr(weights_note, "remove", hang)
+    engine, note, folder = engine_of(), Path(config.weights_note), model_folder(tmp_path / "new", 1)
+    staged(engine, note, folder, "a").make()
+    try:
+        assert asked.wait(120)
+        monkeypatch.setattr(kept_model, "try_lock", tell)
+        swaps = Swaps(engine, load, str(note))
+        swaps.begin(LoadWeights("b", str(folder)))
+        assert waits.wait(120), "for the lock of what removes"
+        assert not swaps.is_due()
+        engine.add(request_of())
+        assert run(engine)
+    finally:
+        answers.set()
+    wait_until(swaps.is_due)
+    assert swaps.make().detail["weights_version"] == 3
 
 
 def test_a_full_disk_refuses_the_change(
