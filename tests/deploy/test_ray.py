@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
@@ -15,8 +17,9 @@ import pytest
 from deploy.ray.config import RayBatchConfig
 from deploy.ray.files import Shard, in_order, input_files, output_names, pieces, read_shard
 from deploy.ray.worker import PARQUET, Job, ShardWorker, batch_of
+from engine.client.client import EngineClient
 from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, EngineUnavailable
 from server.commands import batch as batch_command
 from server.commands.batch_config import BatchConfig
 from server.commands.batch_input import open_input
@@ -95,6 +98,41 @@ def test_a_worker_answers_as_srm_batch_does(tmp_path: Path, suffix: str) -> None
     names = {one.file_name(name, suffix) for one in shards}
     assert output_names(str(output)) == names
     assert sorted(records([output / name for name in names])) == sorted(records([alone]))
+
+
+def test_a_call_to_a_worker_raises_what_ended_its_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that waits for an answer at that moment."""
+    model = tmp_path / "model"
+    write_text_model(model)
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(LINES[0])
+    asked = threading.Event()
+
+    async def end(_config: EngineConfig, _module: str, serve: Any, _progress: Any) -> None:
+        serving = asyncio.create_task(serve(EngineClient("tcp://127.0.0.1:1")))
+        await asyncio.to_thread(asked.wait, 120)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        raise EngineUnavailable("it was given up")
+
+    async def answer(_shard: Shard) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("deploy.ray.worker.with_engine", end)
+    engine = EngineConfig(model=model)
+    job = Job("a", str(source), str(tmp_path), "jsonl", BatchConfig(), engine, ENGINE)
+    worker = ShardWorker(job)
+    monkeypatch.setattr(worker, "_answer", answer)
+    rows = {name: [value] for name, value in batch_of(shards_of(source, 1)[0]).items()}
+    for _ in range(2):
+        with pytest.raises(EngineUnavailable, match="it was given up"):
+            worker(rows)
+    worker._loop.call_soon_threadsafe(worker._loop.stop)
+    worker._thread.join()
+    worker._loop.close()
 
 
 def records(paths: list[Path]) -> list[Any]:

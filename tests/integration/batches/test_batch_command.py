@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import io
 import json
@@ -10,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +26,7 @@ from rich.console import Console
 
 from engine.errors import ConfigError
 from server.commands.batch import main
+from server.commands.batch_input import Input, open_input
 from server.commands.compression import CODECS
 from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED
 from tests.serving import ROOT, wait_until
@@ -188,6 +191,28 @@ def test_shards_make_the_whole_and_a_terminal_sees_a_bar(
         found |= part
     assert found == expected
     assert "of 20 lines" in drawn.getvalue() and "tok/s" in drawn.getvalue()
+
+
+def test_lines_are_answered_while_nobody_can_count_them(
+    text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output, asked = tmp_path / "in.jsonl", tmp_path / "out.jsonl", threading.Event()
+    answers = threading.Event()
+    source.write_bytes(as_jsonl(LINES[:3]))
+
+    def hang() -> None:
+        asked.set()
+        assert answers.wait(120)
+
+    def uncounted(path: Path, max_line_bytes: int) -> Input:
+        return dataclasses.replace(open_input(path, max_line_bytes), count=hang)
+
+    monkeypatch.setattr("server.commands.batch.open_input", uncounted)
+    try:
+        assert run(text_model, str(source), "-o", str(output)) == 0
+        assert asked.is_set() and sorted(by_number(read(output))) == [1, 2, 3]
+    finally:
+        answers.set()
 
 
 def test_lines_that_fail_are_named_and_do_not_stop_the_others(

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -23,6 +24,7 @@ from server.batch import jobs
 from server.batch.engine_retry import EngineRetry
 from server.batch.fleet import Fleet
 from server.batch.job import BatchJob
+from server.batch.job_input import Checked, check_input
 from server.batch.jobs import MAX_FAILURES, BatchServices, Jobs, _locked
 from server.batch.result_files import ResultFiles
 from server.config import ServerConfig
@@ -30,6 +32,7 @@ from server.generation.engine_request import RequestOwner
 from server.storage.clock import Clock
 from server.storage.records import BatchRecord
 from tests.chaos.jobs import completion_line, results, submit
+from tests.engines.served_engine import until
 from tests.serving import ROOT
 
 
@@ -131,6 +134,58 @@ async def test_a_batch_that_meets_a_bug_fails_and_the_others_go_on(
     answered = results(tmp_path, here.found(poisoned))
     assert len(answered["output"]) == 3, "what had been answered is not lost"
     assert here.found(good).status == "completed"
+
+
+async def test_while_a_look_at_the_batches_hangs_none_starts_and_what_runs_goes_on(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "_LOOK_EVERY_S", 0.0)
+    answers, hangs, look = threading.Event(), threading.Event(), here._store.runnable_batches
+
+    def hang() -> list[BatchRecord]:
+        hangs.set()
+        assert answers.wait(120)
+        return look()
+
+    here.model.may_answer.clear()
+    runs = submit(tmp_path, lines(20))
+    looks = asyncio.create_task(here._look_forever())
+    try:
+        await until(lambda: bool(here.model.asked))
+        monkeypatch.setattr(here._store, "runnable_batches", hang)
+        await until(hangs.is_set)
+        waits = submit(tmp_path, lines(3))
+        here.model.may_answer.set()
+        await until(lambda: here.found(runs).status == "completed")
+        assert here.found(waits).status == "validating" and len(here.model.asked) == 20
+        answers.set()
+        await until(lambda: here.found(waits).status == "completed")
+    finally:
+        answers.set()
+        looks.cancel()
+        await asyncio.gather(looks, return_exceptions=True)
+
+
+async def test_a_batch_whose_disk_hangs_holds_up_no_other(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung, other = (submit(tmp_path, lines(count)) for count in (3, 20))
+    answers, hangs = threading.Event(), threading.Event()
+
+    def hang(path: Path, *more: Any) -> Checked:
+        if path == here._store.path_of(hung.input_file_id):
+            hangs.set()
+            assert answers.wait(120)
+        return check_input(path, *more)
+
+    monkeypatch.setattr("server.batch.job.check_input", hang)
+    try:
+        await here.until(lambda: here.found(other).status == "completed")
+        assert hangs.is_set() and here.found(hung).status == "validating"
+    finally:
+        answers.set()
+    await here.until_ended()
+    assert here.found(hung).status == "completed"
 
 
 async def test_files_that_cannot_be_read_are_waited_for_until_a_batchs_time_is_over(

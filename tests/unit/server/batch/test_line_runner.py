@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -264,3 +265,30 @@ async def test_a_full_disk_holds_the_job_up_and_loses_nothing(
     assert job.results.trouble == ""
     said = [message for message in caplog.messages if "written" in message]
     assert ["No space left" in message for message in said] == [True, False]
+
+
+async def test_a_disk_that_hangs_holds_the_job_up_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(result_files, "MAX_PENDING_BYTES", 3000)
+    answers, hangs, fsync = threading.Event(), threading.Event(), os.fsync
+
+    def hang(file: int) -> None:
+        hangs.set()
+        assert answers.wait(120)
+        fsync(file)
+
+    job = Job(tmp_path, raw_lines(200))
+    monkeypatch.setattr(os, "fsync", hang)
+    task = asyncio.create_task(job.run())
+    try:
+        await until(lambda: not (job.results._has_room.is_set() or job.model.flying))
+        await until(hangs.is_set)
+        begun = len(job.model.asked)
+        assert 8 < begun < 50, "what waits in memory is bounded"
+        assert job.results.counts == ResultCounts(), "nothing counts before it is on the disk"
+    finally:
+        answers.set()
+    await task
+    assert sorted(job.records()) == list(range(1, 201))
+    assert len(job.model.asked) == 200

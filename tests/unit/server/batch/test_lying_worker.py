@@ -65,6 +65,19 @@ async def test_a_line_is_answered_here_whatever_another_server_answers(
     assert place.worker._held_bytes == 0
 
 
+async def test_a_line_is_answered_here_once_another_server_is_silent(
+    liar: LyingWorker, place: Liars
+) -> None:
+    """However long one that shows signs of life may take."""
+    await place.look()
+    silence_s = place.worker._http.timeout.read
+    assert silence_s is not None and 0 < silence_s <= 20
+    place.worker._http.timeout = httpx.Timeout(30, read=0.05)
+    liar.lie = LIES["silence"]
+    assert await place.answer(line(1)) == b"here"
+    assert place.worker._why == "ReadTimeout: "
+
+
 @pytest.mark.parametrize("lie", ANSWERED)
 async def test_an_answer_counts_once_whatever_follows_it(
     lie: str, liar: LyingWorker, place: Liars
