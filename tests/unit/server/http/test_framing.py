@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 
+from server.http.connection import Connection
 from tests.unit.server.http.wire import Seen, exchange, requests_by_h11
 
 SMUGGLED = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -228,3 +229,20 @@ async def test_a_damaged_request_is_refused_or_what_h11_finds() -> None:
         seen = (await exchange([bytes(data + NEXT)])).seen
         there = requests_by_h11(bytes(data + NEXT))
         assert seen == there[: len(seen)], bytes(data)
+
+
+async def test_a_bug_in_a_timer_is_logged_and_leaves_the_connection_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    limit, pieces = Connection._limit_receiving, [NEXT[:20], NEXT[20:]]
+
+    def fail(_connection: Connection) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(Connection, "_limit_receiving", lambda self, _seconds: limit(self, 0.0))
+    refused = await exchange(pieces)
+    assert [status for status, _ in refused.replies] == [408] and refused.is_closed
+    monkeypatch.setattr(Connection, "_receive_timed_out", fail)
+    found = await exchange(pieces)
+    assert [status for status, _ in found.replies] == [200] and not found.is_closed
+    assert "KeyError: 'a bug'" in caplog.text
