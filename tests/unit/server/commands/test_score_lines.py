@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from io import BytesIO
+from pathlib import Path
 
 import pytest
 
-from engine.errors import InvalidRequest
+from engine.client.client import EngineClient
+from engine.errors import EngineUnavailable, InvalidRequest
 from server.commands import score_lines
+from server.commands.score import _File
+from server.commands.score_lines import Score, Scoring
 from server.text.text import Text
 
 
@@ -20,3 +24,21 @@ def test_a_line_without_end_is_not_read_whole(text: Text, monkeypatch: pytest.Mo
         with pytest.raises(InvalidRequest, match="at most 20 bytes"):
             score_lines.parse(line, 2, text)
     assert len(second) == 21 and third == b"{}\n" and not score_lines.next_line(file)
+
+
+@pytest.mark.parametrize("error", [KeyError("a bug"), EngineUnavailable("it died")])
+async def test_what_is_no_fault_of_a_line_ends_all_and_keeps_what_is_done(
+    text: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def score(_client: EngineClient, _scoring: Scoring, number: int, _text: Text) -> Score:
+        if number < 3:
+            return Score(number, ["a"], [5], [None], 1, 0.0, False)
+        raise error
+
+    monkeypatch.setattr("server.commands.score.score", score)
+    lines, output = BytesIO(b'{"prompt": [5, 6]}\n' * 9), tmp_path / "out.jsonl"
+    with output.open("wb") as sink:
+        file = _File(lines, sink, None, text, window=1)
+        with pytest.raises(type(error)):
+            await file.score(EngineClient("tcp://127.0.0.1:1"))
+        assert output.read_bytes().count(b"\n") == 2

@@ -20,8 +20,9 @@ import psutil
 import pytest
 
 from engine import tasks
+from engine.config import EngineConfig
 from server.supervise import embedded_engine, ends, supervisor
-from server.supervise.embedded_engine import MAX_CRASHES
+from server.supervise.embedded_engine import MAX_CRASHES, with_engine
 from server.supervise.ends import passing_cause, told
 from server.supervise.supervisor import Child, Supervisor
 from tests.engines.served_engine import until
@@ -468,6 +469,15 @@ async def test_crashes_with_nothing_done_between_them_end_it(
     pauses = [call.args[0] for call in sleep.await_args_list]
     assert len(pauses) == num_pauses and pauses == sorted(pauses)
     assert pauses[-1] == longest_s
+
+
+async def test_a_bug_in_what_keeps_a_commands_engine_running_ends_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(embedded_engine, "_keep", AsyncMock(side_effect=KeyError("a bug")))
+    async with asyncio.timeout(120):
+        with pytest.raises(KeyError, match="a bug"):
+            await with_engine(EngineConfig(), "engine", AsyncMock(), lambda: 0)
 
 
 def test_what_the_engine_has_said_of_its_end_is_the_last_line() -> None:
