@@ -55,7 +55,7 @@ COMMANDS = {
     "train": "training.__main__:main",
     "evaluate": "training.__main__:main",
     "loadtest": "loadtest.__main__:main",
-    "tune": "bench.gpu.tune:main",
+    "tune": "bench.engine.tune:main",
 }
 """Subcommands and the functions that run them; `bench` has its own table."""
 

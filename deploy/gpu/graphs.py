@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
 
 def _missing(folder: Path) -> set[str]:
     """Return the names of GPU graphs that a folder has not, of this code."""
-    command = [sys.executable, "-m", "deploy.gpu.kept_graphs", str(folder)]
+    command = [sys.executable, "-m", "tests.kernels.kept_graphs", str(folder)]
     return {
         *subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
     }

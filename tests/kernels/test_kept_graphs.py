@@ -20,7 +20,7 @@ STALE = (
 def test_kept_graphs_are_what_this_code_would_compile(tmp_path: Path) -> None:
     unpack(KEPT, tmp_path)
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.gpu.kept_graphs", str(tmp_path)],
+        [sys.executable, "-m", "tests.kernels.kept_graphs", str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         check=False,

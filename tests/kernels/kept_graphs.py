@@ -1,4 +1,4 @@
-"""`python -m deploy.gpu.kept_graphs FOLDER`: which of the kit's graphs FOLDER has not.
+"""`python -m tests.kernels.kept_graphs FOLDER`: which of the kit's graphs FOLDER has not.
 
 Each is asked for as whoever compiles it does, and built, so that MAX's form of it is known: one
 that was made of the same gets the name that this code looks for. Nothing is compiled, kernels
