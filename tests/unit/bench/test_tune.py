@@ -11,8 +11,8 @@ import pytest
 from max.driver import Device, accelerator_count
 from max.dtype import DType
 
-from bench.engine.feeds import Array, Feeds
 from bench.engine import tune
+from bench.engine.feeds import Array, Feeds
 from bench.gpu.ops import _product as check_product
 from engine.config import ModelConfig
 from engine.device.graph_cache import choice_path, measured_product
