@@ -110,7 +110,7 @@ SETTINGS = """
   prompt_lengths step_tokens prompt_tokens
   running turn_rows length widths step_rows tflops tb_per_s gb_per_s launch_us efficiencies
   step_ms row_us at_once shares
-  processors ghz gap_us
+  cards processors ghz issued gap_us
   sequences random_sequences folder lines
   requests n max_tokens streams logprobs most token_us profile flame max_prefill_shares
   leave step_s pause_s

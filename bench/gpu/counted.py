@@ -5,11 +5,13 @@ and bytes from the kernels' own code, run by the interpreter of the tests:
 
 - A product takes what its operations take at the rate that the device reaches, divided by two
   shares. One is that of the tensor cores' time in a tile: CLOCKS_A_TERM clocks for each term of its
-  sums, beside CLOCKS_AN_INSTRUCTION for each instruction of a thread after its last product, none
-  of which is counted as hidden. The other is that of the rounds of tiles that are full. A term of
-  a small tile, of half the rows, takes half the clocks, and an instruction as many.
-- Anything takes at least what its bytes take, as if no activation stayed in the cache, and its
-  instructions, one a clock in each of a processor's four schedulers.
+  sums, beside what the instructions of a thread after its last product take, none of which is
+  counted as hidden: CLOCKS_AN_INSTRUCTION each, or CLOCKS_A_SPECIAL each of those for the
+  special-function unit if that is longer. The other is that of the rounds of tiles that are full.
+  A term and a special function of a small tile, of half the rows, take half the clocks, an
+  instruction as many.
+- Anything takes at least what its bytes take, as if no activation stayed in the cache, and where it
+  is no product its instructions, `issued` of them a clock of a processor.
 - At temperature 1 the head leaves slices, and rows are drawn from them; with top-p neither is so.
 - From one kernel's end to the next one's start there is a gap.
 
@@ -23,7 +25,7 @@ from collections.abc import Iterable
 from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from bench.engine.counts import count_op
 from bench.frame import Record, Settings, run
@@ -44,7 +46,11 @@ PAIR = 2
 SMALL_ROWS, FOUR, GROUP = 64, 4, 16
 """Rows of a small tile; those that four processors compute together. They have the same rows and
 are taken if all of them find, in groups of so many processors, four at once."""
-CLOCKS_A_TERM, CLOCKS_AN_INSTRUCTION, SCHEDULERS = 16, 2, 4
+CLOCKS_A_TERM, CLOCKS_AN_INSTRUCTION, CLOCKS_A_SPECIAL = 16, 2, 16
+"""Of a tile, whose epilogue is 256 threads': a processor issues four warps a clock, and its
+unit for special functions serves 16 threads (CUDA's programming guide, compute capability 9.0)."""
+TB_PER_S = {"H100": 3.0, "H200": 4.3}
+"""Memory bandwidth that a copy by torch reaches."""
 SLICE_BYTES = 8
 """Bytes of a slice, which the head writes for each row of a tile."""
 DECODED = 4
@@ -70,21 +76,23 @@ SAMPLERS = {"temperature 1": Sampling(), "top-p 0.9": Sampling(top_p=0.9)}
 
 
 class CountedConfig(Settings, frozen=True, forbid_unknown_fields=True):
-    """Settings of `srm bench counted`. The defaults are an H200 as measured by torch."""
+    """Settings of `srm bench counted`. The defaults are an H100 that is hot."""
 
+    cards: tuple[Literal["H100", "H200"], ...] = ("H100", "H200")
+    """GPUs to count; they differ in their memory."""
     widths: tuple[int, ...] = (1024, 512)
     """Values of d_model; each model has 8 layers and a vocabulary of 8,192 tokens."""
     step_rows: tuple[int, ...] = (65_536, 4_096)
     """Rows in a step."""
-    tflops: float = 790.0
-    """Device's rate of matrix products in bfloat16, in TFLOP/s."""
-    tb_per_s: float = 4.3
-    """Bandwidth of the device's memory, in TB/s."""
+    tflops: float = 650.0
+    """Rate of matrix products in bfloat16, in TFLOP/s: cuBLAS's on an H100 held to 700 W."""
     processors: int = 132
-    """Number of multiprocessors of the device."""
+    """Number of multiprocessors of a device."""
     ghz: float = 1.755
     """Clock rate of a multiprocessor, in GHz."""
-    gap_us: float = 1.0
+    issued: float = 2.0
+    """Assumed instructions of warps a clock and multiprocessor outside of products, of 4."""
+    gap_us: float = 2.5
     """Assumed time between a kernel and the next, in microseconds."""
 
     def __post_init__(self) -> None:
@@ -97,6 +105,7 @@ class Code(NamedTuple):
     """Instructions and bytes that were counted in compiled code."""
 
     epilogues: dict[str, int]  # of each product: instructions of a thread, of a full tile
+    special: dict[str, int]  # those of them that are for the special-function unit
     mix: tuple[float, float]  # of a channel of a row: instructions of warps, and bytes
     samplers: dict[str, tuple[float, float]]  # of a row: likewise
     """Keys of what is BY_SAMPLER are of `_kinds`."""
@@ -108,11 +117,15 @@ def main(argv: list[str]) -> int:
 
 
 def measure(config: CountedConfig) -> Record:
-    """Return what the code says, and a case for each width and number of rows."""
+    """Return what the code says, and a case for each card, width and number of rows."""
     code = read_code()
     graphs = lower(*(f"own:{width}" for width in config.widths))
     cases = [
-        count_step(width, rows, graphs[f"own:{width}"].execute.launches, code, config)
+        {"card": card}
+        | count_step(
+            width, rows, graphs[f"own:{width}"].execute.launches, code, config, TB_PER_S[card]
+        )
+        for card in config.cards
         for width in config.widths
         for rows in config.step_rows
     ]
@@ -127,16 +140,18 @@ def read_code() -> Code:
         products = compile_kernels(folder)
         rows = compiled("row_kernels.mojo", folder)
         mixed = decode_counts(compiled("batch_kernels.mojo", folder), "mix", "bfloat16", width)
-    epilogues = {}
+    epilogues, special = {}, {}
     for name, kind in PRODUCTS.items():
         for sampler in _samplers(name):
             slots = SLOTS if SAMPLERS.get(sampler) == Sampling() else SLOTS[:0]
             text = products[f"{kind} {COLUMNS} {depth}"]
             ran = run_product(text, kind, PAIR * TILE[0], depth, slots=slots)
             check(kind, ran)
-            epilogues[_kind(name, sampler)] = ran.epilogue
+            kind_of = _kind(name, sampler)
+            epilogues[kind_of], special[kind_of] = ran.epilogue, ran.special
     return Code(
         epilogues=epilogues,
+        special=special,
         mix=(mixed.warp_instructions / DECODED / width, sum(mixed.moved) / DECODED / width),
         samplers={
             _kind("sample", name): row_counts(rows, settings) for name, settings in SAMPLERS.items()
@@ -154,7 +169,12 @@ def _kind(name: str, sampler: str) -> str:
 
 
 def count_step(
-    width: int, rows: int, launches: list[Launch], code: Code, config: CountedConfig
+    width: int,
+    rows: int,
+    launches: list[Launch],
+    code: Code,
+    config: CountedConfig,
+    tb_per_s: float,
 ) -> dict[str, Any]:
     """Count a step of a model of that width, whose LAYERS layers launch what `launches` has."""
     model = ModelConfig(d_model=width, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192)
@@ -167,7 +187,7 @@ def count_step(
         launch = launches[names.index(name)]
         for sampler in _samplers(name):
             moved, busy_ns = _row(name, sampler, launch, model, rows, code, config)
-            memory_ns = moved / config.tb_per_s / 1e3
+            memory_ns = moved / tb_per_s / 1e3
             kernels.append(
                 {
                     "name": _kind(name, sampler),
@@ -213,7 +233,7 @@ def _row(
     config: CountedConfig,
 ) -> tuple[float, float]:
     """Return bytes that a kernel moves for a row, and nanoseconds that it has the processors."""
-    issued_per_ns = config.processors * SCHEDULERS * config.ghz
+    issued_per_ns = config.processors * config.issued * config.ghz
     if name == "sample":
         instructions, moved = code.samplers[_kind(name, sampler)]
         return moved, instructions / issued_per_ns
@@ -232,7 +252,9 @@ def _row(
     fit = clusters <= config.processors // GROUP * (GROUP // FOUR)
     tile_rows = SMALL_ROWS if fit else TILE[0]
     clocks = CLOCKS_A_TERM * inner * tile_rows / TILE[0]
-    epilogue = code.epilogues[_kind(name, sampler)]
+    kind = _kind(name, sampler)
+    special = CLOCKS_A_SPECIAL * code.special[kind] * tile_rows / TILE[0]
+    epilogue = max(CLOCKS_AN_INSTRUCTION * code.epilogues[kind], special)
     rounds = rows / tile_rows * outer / TILE[1] / config.processors
-    shares = clocks / (clocks + CLOCKS_AN_INSTRUCTION * epilogue) * rounds / ceil(rounds)
+    shares = clocks / (clocks + epilogue) * rounds / ceil(rounds)
     return moved / rows, flops / rows / config.tflops / 1e3 / shares

@@ -1,8 +1,9 @@
 """`srm bench scale`: what fleets of GPUs take, from measured unit costs and stated assumptions.
 
-Unit costs are read from the newest records of this machine. The speed of a GPU is an assumption,
-given as a range, since none was measured. Counts follow from both; what failures cost is simulated:
-each replica runs, fails or is stopped, and comes back, and the lines that it had are made again.
+Unit costs are read from the newest records of this machine. The speed of a GPU is given as a range:
+by itself what an H100 did through HTTP, and what its engine did alone. Counts follow from both;
+what failures cost is simulated: each replica runs, fails or is stopped, and comes back, and the
+lines that it had are made again.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class ScaleConfig(Settings, frozen=True, forbid_unknown_fields=True):
 
     gpus: tuple[int, ...] = (8, 64, 1_000)
     """Numbers of GPUs, each with a server of its own."""
-    gpu_tokens_per_s: tuple[float, ...] = (1.8e6, 3.4e6)
-    """Least and most tokens a second of one GPU."""
+    gpu_tokens_per_s: tuple[float, ...] = (1.84e6, 2.79e6)
+    """Least and most tokens a second of one GPU; an H100, through HTTP and its engine alone."""
     running: int = 65_536
     """Sequences that one GPU runs at once."""
     state_bytes: int = 32_768

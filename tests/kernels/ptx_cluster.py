@@ -17,6 +17,8 @@ from tests.kernels.ptx_text import PTXError
 
 ALIGNED = ("shfl", "stmatrix", "ldmatrix", "wgmma", "bar.warp", "barrier.cluster", "setmaxnreg")
 """Only a whole warp runs these."""
+SPECIAL = ("ex2", "lg2", "rcp", "rsqrt", "sqrt")
+"""A processor has a unit for these, which does 16 a clock."""
 
 
 class Cluster:
@@ -59,6 +61,11 @@ class Cluster:
         """The most instructions of a thread behind its last product."""
         return max(warp.epilogue for warp in self._warps)
 
+    @property
+    def special(self) -> int:
+        """The most of them that are `SPECIAL`."""
+        return max(warp.special for warp in self._warps)
+
     def arrive(self) -> None:
         """A warp is at the cluster's barrier."""
         self._arrived += 1
@@ -76,7 +83,7 @@ class _Warp:
         self.ended = np.zeros(WARP, np.bool_)
         self._generation = 0
         self._products = False
-        self.epilogue = 0
+        self.epilogue = self.special = 0
 
     def run(self) -> bool:
         """Run as far as it goes; whether that was at all."""
@@ -122,8 +129,11 @@ class _Warp:
             step = self._block.steps[at]
             if step is not None:
                 step(chosen)
-            self._products |= opcode.startswith("wgmma.mma")
-            self.epilogue = 0 if opcode.startswith("wgmma.mma") else self.epilogue + self._products
+            if opcode.startswith("wgmma.mma"):
+                self._products, self.epilogue, self.special = True, 0, 0
+            elif self._products:
+                self.epilogue += 1
+                self.special += opcode.startswith(SPECIAL)
             at += 1
         self._counter[group] = at
         return at != start

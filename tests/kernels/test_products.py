@@ -73,6 +73,8 @@ class Run(NamedTuple):
     """Those of the rows that are sampled."""
     epilogue: int
     """`Cluster.epilogue`."""
+    special: int
+    """`Cluster.special`."""
 
 
 def run(
@@ -131,7 +133,7 @@ def run(
             .reshape(rows, -1, len(INNER))[..., INNER]
             .reshape(y.shape)
         )
-    return Run(out, slices, y, slots[:rows], cluster.epilogue)
+    return Run(out, slices, y, slots[:rows], cluster.epilogue, cluster.special)
 
 
 def check(kind: str, ran: Run) -> None:
@@ -139,7 +141,7 @@ def check(kind: str, ran: Run) -> None:
 
     Of a normalised row the mean is taken off after the sums: what these lack grows with it.
     """
-    out, slices, y, slots, _ = ran
+    out, slices, y, slots, *_ = ran
     if kind == "up_e4m3":
         np.testing.assert_allclose(from_e4m3(out), y, rtol=2**-4 + 1e-5, atol=2**-10 + 1e-5)
         assert (out != round_e4m3(y)).sum() <= 2 + out.size // 1000  # sums next to a tie

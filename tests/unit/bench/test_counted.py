@@ -7,12 +7,17 @@ import pytest
 from bench.gpu.counted import Code, CountedConfig, count_step
 from tests.kernels.lowered import LAYERS, Launch
 
-CONFIG = CountedConfig(tflops=100.0, tb_per_s=2.0, processors=64, ghz=1.0, gap_us=1.0)
+CONFIG = CountedConfig(tflops=100.0, processors=64, ghz=1.0, issued=4.0, gap_us=1.0)
+TB_PER_S = 2.0
 WIDTH = 512
 CODE = Code(
     epilogues={
         **{"up": 512, "down": 0, "proj_in": 0},
         **{"head, temperature 1": 512, "head, top-p 0.9": 0},
+    },
+    special={
+        **dict.fromkeys(("up", "down", "proj_in", "head, top-p 0.9"), 0),
+        **{"head, temperature 1": 32},
     },
     mix=(0.0, 20.0),
     samplers={"sample, temperature 1": (2560.0, 0.0), "sample, top-p 0.9": (25600.0, 0.0)},
@@ -41,7 +46,7 @@ STEP = [
 
 def test_a_step_takes_what_its_kernels_take() -> None:
     rows = 64 * 128
-    case = count_step(WIDTH, rows, STEP, CODE, CONFIG)
+    case = count_step(WIDTH, rows, STEP, CODE, CONFIG, TB_PER_S)
     found = {one["name"]: one for one in case["kernels"]}
     assert (case["launches"], case["launches_a_layer"]) == (8 * 3 + 5, 3)
     assert case["gaps_ns"] == pytest.approx(29 * 1000 / rows)
@@ -76,8 +81,17 @@ def test_small_tiles_fill_processors_that_whole_ones_leave_idle() -> None:
     assert down_ns(32 * 128, slow) == pytest.approx(full * (1 + 4096 / 32768))
 
 
+def test_special_functions_take_longer_than_what_else_a_thread_does() -> None:
+    """128 of them take 2,048 clocks, 512 instructions 1,024; half as many where a tile is small."""
+    full = 8 * 2 * 4 * WIDTH**2 / 100e3
+    special, epilogues = CODE.special | {"down": 128}, CODE.epilogues | {"down": 512}
+    slow = CODE._replace(epilogues=epilogues, special=special)
+    assert down_ns(32 * 128, slow) == pytest.approx(full * (1 + 2048 / 32768))
+    assert down_ns(16 * 128, slow) == pytest.approx(full * (1 + 1024 / 16384))
+
+
 def down_ns(rows: int, code: Code = CODE) -> float:
-    case = count_step(WIDTH, rows, STEP, code, CONFIG)
+    case = count_step(WIDTH, rows, STEP, code, CONFIG, TB_PER_S)
     (down,) = (one for one in case["kernels"] if one["name"] == "down")
     ns: float = down["ns"]
     return ns
@@ -85,4 +99,4 @@ def down_ns(rows: int, code: Code = CODE) -> float:
 
 def test_an_unknown_kernel_is_not_counted_as_nothing() -> None:
     with pytest.raises(KeyError, match="srm_new"):
-        count_step(WIDTH, 128, [plain("srm_new"), *STEP[1:]], CODE, CONFIG)
+        count_step(WIDTH, 128, [plain("srm_new"), *STEP[1:]], CODE, CONFIG, TB_PER_S)
