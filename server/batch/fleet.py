@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 MAX_LOSSES = 2
 """Servers that may be lost with a line; then it stays here, where what kills engines is found."""
+LATE_S = 10.0
+"""Seconds after which a line that is not taken counts as lost."""
 MAX_ADDRESSES = 256
 """Most addresses of a name that are looked at, the smallest ones."""
 _LOOK_EVERY_S = 2.0
@@ -77,24 +79,30 @@ class Fleet:
 
         Raises what EngineRetry does: only this server's engine decides that a line cannot be run.
         """
+        loop = asyncio.get_running_loop()
         losses, stays = 0, not _is_sendable(line.body)
         while True:
             worker = await self._choose(line.size, stays)
             place = worker or self.own
             place.used += line.size
+            sent_at = loop.time()
             try:
                 if worker is None:
                     return await self._sending.until_answered(partial(ask, self.own.answerers))
                 result = await ask(worker.answerers)
+                worker.answered += line.size
                 metrics.BATCH_REMOTE_LINES.labels("answered").inc()
                 return result
             except (NotTaken, Overloaded):
                 place.room = 0  # until it is asked again
+                if loop.time() - sent_at > LATE_S:  # or it keeps lines for ever that it never takes
+                    losses += 1
+                    stays = losses == MAX_LOSSES
                 metrics.BATCH_REMOTE_LINES.labels("not_taken").inc()
             except Exception as error:  # of another server: whatever it is, it is no answer
                 if worker is None:
                     raise
-                losses += 1
+                losses, worker.answered = losses + 1, 0
                 stays = losses == MAX_LOSSES or isinstance(error, StaysHere)
                 metrics.BATCH_REMOTE_LINES.labels("lost").inc()
             finally:

@@ -43,6 +43,10 @@ MAX_HELD_BYTES = 2**28
 """Most bytes of answers that have not ended, of one server: more are a broken server's."""
 MAX_SAID_BYTES = 64 * 1024
 """Most bytes of what a server says of itself, or in place of answers."""
+FIRST_ROOM = 256
+"""Sequences that a server is given before it has answered any, whatever it says of its room."""
+SILENT_S = 60.0
+"""Seconds without an answer after which the log says so."""
 MAX_ANSWER_S = 1800.0
 """Seconds after which a line that has no answer is taken back, however alive the server seems: it
 may wait there for people, and it may wait for ever."""
@@ -106,6 +110,9 @@ class RemoteWorker:
         """Sequences that it may be given; 0 while it takes none."""
         self.used = 0
         """Sequences that it has been given and that have not ended."""
+        self.answered = 0
+        """Sequences that it has answered since it lost one: it is given as many more."""
+        self._answered_at = 0.0
         self.instance = ""
         """The `instance` that the server reports, while it takes lines; else empty."""
         self.answerers = {path: _Route(self, path) for path in get_args(Url)}
@@ -149,7 +156,10 @@ class RemoteWorker:
             # As many wait as run, less what others have there.
             window = status.num_slots + min(status.num_slots, status.max_waiting // 2)
             others = max(0, status.running + status.waiting - self.used)
-            self.room = max(1, window - others)
+            self.room = max(1, min(window - others, FIRST_ROOM + self.answered))
+            silent_s = time.monotonic() - self._answered_at
+            if self.used and self._answered_at and silent_s > SILENT_S:
+                log.warning("%s: has answered nothing for %.0f s", self.address, silent_s)
             if self._why != _OPEN:
                 log.info("%s: takes lines of batches", self.address)
             self.instance, self._why = status.instance, _OPEN
@@ -188,6 +198,7 @@ class RemoteWorker:
             raise StaysHere(error.message) from None
         if not self._outbox:
             asyncio.get_running_loop().call_later(_GATHER_S, self._send_all)
+        self._answered_at = self._answered_at if self.used > 1 else time.monotonic()
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._outbox[path, owner].append(_Sent(WorkerLine(id, body.decode()), expected, answer))
         return await answer
@@ -261,6 +272,7 @@ class RemoteWorker:
             except UNDECODABLE as error:
                 raise _Untrue(f"a line's answer is none: {error}") from None
             self._lies = 0
+        self._answered_at = time.monotonic()
         del waiting[event.id]
         if sent.answer.done():  # nobody waits for it any more
             return

@@ -21,7 +21,7 @@ from server.batch import fleet, remote_worker
 from server.batch.engine_retry import EngineRetry
 from server.batch.fleet import Fleet
 from server.batch.lines import BatchLine
-from server.batch.remote_worker import MAX_LINE_BYTES, RemoteWorker
+from server.batch.remote_worker import FIRST_ROOM, MAX_LINE_BYTES, RemoteWorker
 from server.config import ServerConfig
 from server.generation.engine_request import RequestOwner
 from server.http.auth import Auth
@@ -71,7 +71,7 @@ class There:
     def __init__(self) -> None:
         self.instance = "there"
         self.identity = IDENTITY
-        self.running = 0
+        self.running, self.num_slots = 0, 4
         self.refuses: Callable[[str], dict[str, Any] | None] = lambda _: None
         self.breaks_off = False
         self.body: Any = None
@@ -95,7 +95,12 @@ class There:
         if self.status != 200:
             return httpx.Response(self.status, content=sent({"error": {"message": "no"}}))
         if request.method == "GET":
-            sizes = {"num_slots": 4, "max_waiting": 100, "running": self.running, "waiting": 0}
+            sizes = {
+                "num_slots": self.num_slots,
+                "max_waiting": 2 * self.num_slots,
+                "running": self.running,
+                "waiting": 0,
+            }
             said = {"instance": self.instance, "identity": self.identity, **sizes}
             return httpx.Response(200, content=sent(said))
         asked = json.loads(request.content)
@@ -169,6 +174,53 @@ async def test_all_places_fill_evenly_and_lines_share_requests() -> None:
         f"a-{number}" for number in range(20)
     )
     assert [place.fleet.own.used, *(one.used for one in place.fleet.workers.values())] == [0, 0, 0]
+
+
+async def test_a_server_is_given_more_as_it_answers_more_whatever_it_says(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that said it had 16 million slots kept all lines, beside an idle engine."""
+    other = There()
+    other.num_slots = 2**20
+    place = Place(other)
+    (worker,) = place.fleet.workers.values()
+    await place.look()
+    assert worker.room == FIRST_ROOM
+    other.may_answer.clear()
+    place.here.may_answer.clear()
+    tasks = [asyncio.create_task(place.answer(line(number))) for number in range(300)]
+    await until(lambda: sum(map(len, other.asked)) == FIRST_ROOM)
+    monkeypatch.setattr(remote_worker, "SILENT_S", -1.0)
+    await place.look()
+    assert "has answered nothing for" in caplog.text
+    other.may_answer.set()
+    place.here.may_answer.set()
+    await asyncio.gather(*tasks)
+    await place.look()
+    assert worker.room > FIRST_ROOM + 100
+    other.breaks_off = True
+    place.fleet.own.used = 1
+    await place.answer(line(1))
+    await place.look()
+    assert worker.room == FIRST_ROOM
+
+
+async def test_who_says_late_that_it_is_full_has_lost_the_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet, "LATE_S", -1.0)
+    other, another = There(), There()
+    another.instance = "another"
+    other.refuses = another.refuses = lambda _: OVERLOADED
+    place = Place(other, another)
+    await place.look()
+    place.fleet.own.used = 2  # nobody else has room
+    asked = asyncio.create_task(place.answer(line(1)))
+    await until(lambda: len(other.asked) + len(another.asked) == 2)
+    await place.look()
+    place.fleet.own.used = 0
+    place.fleet._wake(1)
+    assert await asked == b"here" and len(other.asked) + len(another.asked) == 2
 
 
 OVERLOADED = {"code": "overloaded", "message": "full", "retry_after_s": 9}
