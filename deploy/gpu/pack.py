@@ -150,6 +150,8 @@ def pack(folder: Path, device: str, python_version: str, graphs: Path) -> int:
             compress(work / each, folder / f"{each}.tar.xz")
         made = folder.parent / runtime  # minutes to compress, and the same until MAX is another
         if not made.exists():
+            sys.stdout.write("compressing MAX's runtime: about 4 minutes of a core, once\n")
+            sys.stdout.flush()
             fetch(MAX, work / "max" / "site", python_version)
             slim(work / "max" / "site")
             compress(work / "max", partial := made.with_suffix(".partial"))
@@ -164,8 +166,8 @@ def pack(folder: Path, device: str, python_version: str, graphs: Path) -> int:
     kit = sum(sizes.values())
     said = ", ".join(f"{name} {size:.1f}" for name, size in sizes.items())
     sys.stdout.write(
-        f"{folder}: {kit:.1f} MiB for the {device} ({said});\nwith the checkout without "
-        f"{' and '.join(HEAVY)} {kit + checkout:.1f} of {MOST_MIB} MiB\n"
+        f"{folder}: {kit:.1f} MiB for the {device} ({said});\n{kit + checkout:.1f} MiB if a tool "
+        f"carries the checkout too, without {' and '.join(HEAVY)}; at most {MOST_MIB}\n"
     )
     return int(kit + checkout > MOST_MIB)
 

@@ -39,7 +39,7 @@ def prune(folder: Path) -> list[Path]:
     notes, current = read_notes(folder), code_version()
     kept = {path for path, note in notes.items() if note.code == current}
     for path in set(folder.glob("*.mef")) - kept:
-        log.info("%s is not of this code: deleted", path)
+        log.debug("%s is not of this code: deleted", path)
         path.unlink()
         path.with_suffix(".json").unlink(missing_ok=True)
     return sorted(kept)
