@@ -36,6 +36,12 @@ def copies_of(note: str | Path) -> Path:
     return Path(f"{note}.copies")
 
 
+def unclaimed(note: str | Path) -> Path:
+    """Return the file that `srm serve` makes and the first engine that begins removes: without it,
+    a note that is not there has been lost."""
+    return Path(f"{note}.unclaimed")
+
+
 def copy_model(folder: Path, place: Path, is_wanted: IsWanted) -> None:
     """Copy a model's files, unless `place` is there: of several processes one makes it.
 

@@ -36,7 +36,7 @@ from engine.errors import (
 from engine.kept_model import copies_of
 from engine.messages import AboutWeights, Done, HoldWeights, LoadWeights, Status
 from engine.process.engine import Engine
-from engine.process.weights_note import Copying, LoadFolder, Note, read_note
+from engine.process.weights_note import Copying, LoadFolder, Note, encoded, put_to_use, read_note
 from engine.weights.tensor_file import read_file
 from engine.weights.weights import Weights
 
@@ -224,7 +224,7 @@ class Swaps:
         message, weights, started = self._message, self._loading.result(), time.monotonic()
         self._engine.load_weights(weights)
         if self._note:
-            self._prepared.replace(self._note)
+            put_to_use(self._prepared, Path(self._note))
         now = time.monotonic()
         detail: dict[str, str | int | float] = {
             "weights_version": self._engine.weights_version,
@@ -260,7 +260,7 @@ class Swaps:
         note = Note(message.path, weights.fingerprint, version, message.id)
         try:
             if self._note:
-                self._prepared.write_bytes(msgspec.json.encode(note))
+                self._prepared.write_bytes(encoded(note))
         except OSError as error:
             self._end("refused")
             raise SRMError(f"cannot write {self._prepared}: {error.strerror}") from None

@@ -12,20 +12,22 @@ import os
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import UNDECODABLE, CheckpointError, StoreError
-from engine.kept_model import FIRST, copies_of, copy_model, locked, remove, try_lock
+from engine.kept_model import FIRST, copies_of, copy_model, locked, remove, try_lock, unclaimed
+from engine.seal import sealed, unsealed
 from engine.weights.weights import Weights
 
 logger = logging.getLogger(__name__)
 
 LoadFolder = Callable[[Path], Weights]  # reads a model folder; raises CheckpointError
 
-_LOCK = "lock"
+_LOCK, _SECOND = "lock", "note"
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,24 +41,70 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_note(path: Path) -> Note | None:
-    """Read the note; None if there is none. Raises CheckpointError if it is damaged."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Note)
-    except FileNotFoundError:
+    """Read the note, or its second copy where it is lost or damaged; None before an engine has
+    begun. Raises CheckpointError if neither can be read."""
+    has_begun = not unclaimed(path).exists()  # asked first: whoever begins writes the note before
+    reasons = []
+    for place in (path, second := copies_of(path) / _SECOND):
+        try:
+            note = _decoded(place.read_bytes())
+        except FileNotFoundError:
+            reasons.append(f"{place} is not there")
+        except (OSError, *UNDECODABLE) as error:
+            has_begun = True
+            reasons.append(f"{place}: {error}")
+        else:
+            if place == second:
+                logger.warning("%s is read instead: %s", second, reasons[0])
+            return note
+    if not has_begun:
         return None
+    raise CheckpointError(
+        "nothing says which weights were in use before this process: "
+        f"{'; '.join(reasons)}; give the model to serve, and start anew"
+    )
+
+
+def encoded(note: Note) -> bytes:
+    """Return what a file that is the note says."""
+    return sealed(msgspec.json.encode(note))
+
+
+def put_to_use(prepared: Path, path: Path) -> None:
+    """Have a file that is prepared be the note. Raises OSError."""
+    (copies_of(path) / _SECOND).unlink(missing_ok=True)  # or it could say what was before
+    prepared.replace(path)
+    _keep_twice(path)
+
+
+def _decoded(data: bytes) -> Note:
+    return msgspec.json.decode(unsealed(data), type=Note)
+
+
+def _keep_twice(path: Path) -> None:
+    """Copy the note to its second place, as it is by then, whoever else writes it meanwhile."""
+    second, beside = copies_of(path) / _SECOND, Path(f"{path}.{uuid.uuid4().hex}")
+    kept = b""
+    try:
+        while (data := path.read_bytes()) != kept:
+            _decoded(data)
+            unclaimed(path).unlink(missing_ok=True)
+            second.parent.mkdir(mode=0o700, exist_ok=True)
+            beside.write_bytes(data)
+            beside.replace(second)
+            kept = data
     except (OSError, *UNDECODABLE) as error:
-        raise CheckpointError(
-            f"{path} should say which weights were in use before this process: {error}; give the "
-            "model to serve, and start anew"
-        ) from None
+        logger.warning("%s is not kept a second time: %s", path, error)
+        with suppress(OSError):
+            beside.unlink()
 
 
 def first_weights(config: EngineConfig, load: LoadFolder) -> tuple[Weights, int]:
     """Load the weights that an engine begins with, and their version: those of the note, or else
     those of the model that it is told to serve, which it notes.
 
-    Raises CheckpointError, also where the note is damaged, and where neither its copy nor its
-    folder has the weights any more.
+    Raises CheckpointError, also where the note is lost or damaged twice, and where neither its copy
+    nor its folder has the weights any more.
     """
     if not config.weights_note:
         return load(config.model), 1
@@ -66,9 +114,12 @@ def first_weights(config: EngineConfig, load: LoadFolder) -> tuple[Weights, int]
             weights = load(config.model)
             note = _claimed(path, Note(str(config.model), weights.fingerprint, 1, FIRST))
             if (note.fingerprint, note.weights_version) == (weights.fingerprint, 1):
+                _keep_twice(path)
                 return weights, 1
         try:
-            return _load_noted(note, path, load), note.weights_version
+            weights = _load_noted(note, path, load)
+            _keep_twice(path)
+            return weights, note.weights_version
         except CheckpointError:
             if read_note(path) == note:  # else it was its copy that has gone, for newer weights
                 raise
@@ -78,7 +129,7 @@ def _claimed(path: Path, note: Note) -> Note:
     """Write the note unless another engine has done so before; return the one that is there."""
     beside = Path(f"{path}.{uuid.uuid4().hex}")
     try:
-        beside.write_bytes(msgspec.json.encode(note))
+        beside.write_bytes(encoded(note))
         os.link(beside, path)
     except FileExistsError:
         return read_note(path) or note
@@ -152,7 +203,7 @@ class Copying:
             try:
                 if try_lock(self._file) and (note := read_note(path)) is not None:
                     for other in copies_of(path).iterdir():
-                        if other.name not in {_LOCK, FIRST, note.change}:
+                        if other.name not in {_LOCK, _SECOND, FIRST, note.change}:
                             remove(other)
             except (OSError, CheckpointError) as error:
                 logger.warning("%s is not tidied: %s", copies_of(path), error)

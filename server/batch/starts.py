@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import UNDECODABLE, StoreError
+from engine.seal import sealed, unsealed
 from server.storage.records import BatchRecord
-from server.storage.seal import sealed, unsealed
 from server.storage.store import Store
 
 log = logging.getLogger(__name__)

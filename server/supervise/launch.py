@@ -33,7 +33,7 @@ from server.http.keys import VARIABLE, load_keys, read_key
 from server.http.limits import check_limits, memory
 from server.loop_turns import LOOP_TIMEOUT_S
 from server.model_identity import model_id
-from server.supervise.own_folder import keep_first, own_folder
+from server.supervise.own_folder import NOTE, keep_first, own_folder
 from server.supervise.supervisor import Child, Supervisor
 from server.text.text import read_model_config
 
@@ -80,8 +80,8 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
             listeners.append(admin)
         folder = opened.enter_context(private_folder())
         own = opened.enter_context(own_folder(server.data_folder, folder))
-        engine = msgspec.structs.replace(engine, weights_note=str(own / "weights"))
-        server = _kept(server, own / "weights")
+        engine = msgspec.structs.replace(engine, weights_note=str(own / NOTE))
+        server = _kept(server, own / NOTE)
         supervisor = _supervisor(server, engine, engine_module, listeners, folder)
         prompt = QUESTION if (server.model / "tokenizer.json").exists() else "[0]"
         url = url_of(server.host, listener)

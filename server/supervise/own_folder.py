@@ -13,20 +13,25 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from engine.errors import CheckpointError
-from engine.kept_model import FIRST, copies_of, hold_model, remove, try_lock
+from engine.kept_model import FIRST, copies_of, hold_model, remove, try_lock, unclaimed
 
 log = logging.getLogger(__name__)
 
+NOTE = "weights"
+"""Name of the engines' note of the weights in use."""
 _PARENT, _LOCK = "running", "lock"
 
 
 @contextmanager
 def own_folder(data: Path, instead: Path) -> Iterator[Path]:
-    """Yield a new folder in `data`; or `instead`, where none can be made."""
+    """Yield a new folder in `data`; or `instead`, where none can be made. It says that no engine
+    has begun yet."""
     try:
         folder, file = _made(data.absolute() / _PARENT)
+        unclaimed(folder / NOTE).touch(mode=0o600)
     except OSError as error:
         log.warning("%s: no folder can be made there: %s", data, error.strerror)
+        unclaimed(instead / NOTE).touch(mode=0o600)
         yield instead
         return
     try:

@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.device.graph_notes import read_notes
 from engine.device.precompile import PrecompileConfig
 from engine.errors import CheckpointError, ConfigError, SnapshotError, SRMError
-from engine.process.weights_note import Note, first_weights
+from engine.process.weights_note import Note, encoded, first_weights
 from engine.settings import load
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.random_model import write_random_model
@@ -64,7 +64,7 @@ def tokenizer_config(folder: Path) -> Case:
 
 
 def note(folder: Path) -> Case:
-    path = made(folder / "note", msgspec.json.encode(Note(str(folder), "tiny-0", 2, "a")))
+    path = made(folder / "note", encoded(Note(str(folder), "tiny-0", 2, "a")))
     config = EngineConfig(weights_note=str(path))
     return path, partial(first_weights, config, lambda _: tiny_weights())
 

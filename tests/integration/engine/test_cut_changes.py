@@ -18,6 +18,7 @@ import pytest
 from engine.client.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import EngineUnavailable, SRMError, SwapInProgress
+from engine.kept_model import unclaimed
 from engine.messages import Done, LoadWeights, PutWeights, ToEngine
 from engine.process.engine import Engine
 from engine.process.weights_note import first_weights
@@ -100,6 +101,7 @@ class Fleet:
     def __init__(self, folder: Path, weights: Weights) -> None:
         self.endpoint = f"ipc://{folder}/engine"
         self._note, self._model = folder / "note", model_folder(folder, weights, 0)
+        unclaimed(self._note).touch()
         self.engines = [self._start(number) for number in (0, 1)]
         self.starts = 2
 

@@ -19,14 +19,16 @@ import pytest
 from engine import kept_model
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, EngineUnavailable, StoreFull
-from engine.kept_model import FIRST, copies_of, copy_model, hold_model
+from engine.kept_model import FIRST, copies_of, copy_model, hold_model, unclaimed
 from engine.messages import LoadWeights
 from engine.process import weights_note
 from engine.process.engine import Engine
 from engine.process.weight_reload import Swaps
-from engine.process.weights_note import first_weights, read_note
+from engine.process.weights_note import Note, first_weights, read_note
+from engine.seal import unsealed
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.random_model import write_random_model
+from tests.attack.damage import flipped
 from tests.engines.making import engine_of, request_of
 from tests.engines.numpy_engine import load
 from tests.engines.numpy_runner import TINY
@@ -50,6 +52,7 @@ def staged(engine: Engine, note: Path, folder: Path, change: str = "a") -> Swaps
 
 @pytest.fixture
 def config(tmp_path: Path) -> EngineConfig:
+    unclaimed(tmp_path / "note").touch()
     return EngineConfig(model=model_folder(tmp_path / "m", 0), weights_note=str(tmp_path / "note"))
 
 
@@ -59,7 +62,7 @@ def begun(config: EngineConfig) -> tuple[str, int]:
 
 
 def copies(config: EngineConfig) -> set[str]:
-    return {one.name for one in copies_of(config.weights_note).iterdir()} - {"lock"}
+    return {one.name for one in copies_of(config.weights_note).iterdir()} - {"lock", "note"}
 
 
 def remove(folder: Path) -> None:
@@ -97,7 +100,6 @@ def test_engines_begin_with_the_same_model(config: EngineConfig) -> None:
     with pytest.raises(CheckpointError, match=r"version 1.*were tiny-0, and .*m has tiny-7 now"):
         begun(config)
     model_folder(config.model, 0)
-    copies_of(config.weights_note).mkdir()
     hold_model(config.model, copies_of(config.weights_note) / FIRST)
     rewrite(config.model)
     assert begun(config) == ("tiny-0", 1)
@@ -269,3 +271,72 @@ def test_the_note_is_written_once(config: EngineConfig) -> None:
     assert [one.name for one in Path(config.weights_note).parent.iterdir() if one.is_file()] == [
         "note"
     ]
+
+
+def test_no_engine_begins_with_the_first_model_because_the_note_is_lost(
+    config: EngineConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun(config)
+    note = Path(config.weights_note)
+    staged(engine_of(), note, model_folder(tmp_path / "new", 1)).make()
+    note.unlink()
+    assert begun(config) == ("tiny-1", 2)
+    assert f"{copies_of(note) / 'note'} is read instead: {note} is not there" in caplog.text
+    shutil.rmtree(copies_of(note))
+    with pytest.raises(CheckpointError, match=r"nothing says which weights .*start anew"):
+        begun(config)
+    assert not note.exists()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_flipped_bit_of_the_note_changes_no_weights(
+    config: EngineConfig, tmp_path: Path, number: int
+) -> None:
+    """Of either copy, of the first model's and of a later one's."""
+    begun(config)
+    note = Path(config.weights_note)
+    if number == 2:
+        staged(engine_of(), note, model_folder(tmp_path / "new", 1)).make()
+    expected, second = (f"tiny-{number - 1}", number), copies_of(note) / "note"
+    whole = note.read_bytes()
+    assert second.read_bytes() == whole
+    for changed in flipped(whole, most=0):
+        note.write_bytes(changed)
+        assert read_note(note) == msgspec.json.decode(unsealed(whole), type=Note), changed
+    for changed in flipped(whole):
+        note.write_bytes(changed)
+        assert begun(config) == expected, changed
+        assert second.read_bytes() == whole
+        second.unlink()
+        with pytest.raises(CheckpointError, match=r"nothing says which weights .*start anew"):
+            begun(config)
+        note.write_bytes(whole)
+        second.write_bytes(changed)
+        assert begun(config) == expected, changed
+        assert second.read_bytes() == whole
+
+
+def test_the_second_note_never_says_what_was_before(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the disk takes it, and whoever else writes it."""
+    begun(config)
+    note, folder = Path(config.weights_note), model_folder(tmp_path / "new", 1)
+    engine, second = engine_of(), copies_of(note) / "note"
+    staged(engine, note, folder, "a").make()
+    write, swaps = Path.write_bytes, staged(engine, note, folder, "b")
+
+    def change_meanwhile(path: Path, data: bytes) -> int:
+        monkeypatch.undo()
+        swaps.make()
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", change_meanwhile)
+    assert begun(config) == ("tiny-1", 2), "it has read the note before, and starts again soon"
+    assert second.read_bytes() == note.read_bytes()
+    swaps = staged(engine, note, folder, "c")
+    monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=OSError("full")))
+    swaps.make()
+    monkeypatch.undo()
+    assert not second.exists()
+    assert begun(config) == ("tiny-1", 4)

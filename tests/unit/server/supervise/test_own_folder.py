@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from server.supervise.own_folder import keep_first, own_folder
+from engine.kept_model import unclaimed
+from server.supervise.own_folder import NOTE, keep_first, own_folder
 
 
 def test_each_server_has_a_folder_which_goes_with_it(tmp_path: Path) -> None:
@@ -31,8 +32,10 @@ def test_where_none_can_be_made_another_place_is_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "temporary").mkdir()
     with own_folder(tmp_path / "file" / "data", tmp_path / "temporary") as folder:
         assert folder == tmp_path / "temporary"
+        assert unclaimed(folder / NOTE).exists(), "an engine may begin there"
     assert "no folder can be made there" in caplog.text
 
 
