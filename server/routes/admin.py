@@ -7,6 +7,7 @@ which is checked here. The weights themselves are the engine's business.
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future, ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, TypeVar, get_args
@@ -17,14 +18,14 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
 from engine.client.client import EngineClient
-from engine.errors import CheckpointError, EngineUnavailable, InvalidRequest
+from engine.errors import CheckpointError, Conflict, EngineUnavailable, InvalidRequest
 from engine.messages import Done, Running
 from server.config import ServerConfig
 from server.http.bodies import json_reply, read_body
 from server.http.responses import WhileConnected
 from server.schema.openapi import BodySchema, Operation
 from server.schema.validation import Fields, checked, given_fields, require, show
-from server.text.tokenizer_files import chat_template, special_tokens
+from server.text.tokenizer_files import chat_template, regular, special_tokens
 
 MAX_BODY_BYTES = 64 * 1024
 _CHOICES = ", ".join(f'"{one}"' for one in get_args(Running))
@@ -123,13 +124,23 @@ class Admin:
         self._weights_dir = config.weights_dir
         self._served = _text_of(config.model, bool(config.chat_template))
         self._has_own_template = bool(config.chat_template)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights folder")
+        self._reading: tuple[str, Future[Path]] | None = None
 
     async def load_weights(self, body: bytes) -> WeightsReply:
         """Raises the SRMError to answer with; then nothing has changed."""
         given = given_fields(body)
         require(given, "path", "a model folder on the server's machine")
         request = checked(WeightsRequest, given, {}, {})
-        folder = await asyncio.to_thread(self._checked_folder, request.path)
+        if self._reading is not None and not self._reading[1].done():
+            # Its disk may be dead: who waited behind it would wait for ever.
+            raise Conflict(
+                f"path = {show(request.path)}: another change's path = {show(self._reading[0])} is "
+                "still being read; one is read at a time"
+            )
+        reading = self._thread.submit(self._checked_folder, request.path)
+        self._reading = request.path, reading
+        folder = await asyncio.wrap_future(reading)
         done = await self._client.load_weights(str(folder), request.running)
         return _reply(WeightsReply, done, path=str(folder), running=request.running)
 
@@ -187,7 +198,9 @@ def _text_of(folder: Path, has_own_template: bool) -> dict[str, object]:
     """
     tokenizer = folder / "tokenizer.json"
     return {
-        "tokenizer.json": sha256(tokenizer.read_bytes()).digest() if tokenizer.exists() else None,
+        "tokenizer.json": sha256(regular(tokenizer).read_bytes()).digest()
+        if tokenizer.exists()
+        else None,
         "chat template": None if has_own_template else chat_template(folder),
         "list of special tokens": special_tokens(folder) or None,
     }

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -75,6 +76,7 @@ class Scrape:
     def __init__(self, update: Callable[[], None]) -> None:
         """`update` sets the gauges that are set nowhere else; it may block."""
         self._update = update
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="metrics")
         self._running: asyncio.Task[list[Metric]] | None = None
         self._next: asyncio.Task[list[Metric]] | None = None
 
@@ -88,8 +90,9 @@ class Scrape:
         if earlier is not None:
             await asyncio.wait([earlier])
         self._running, self._next = self._next, None
-        await asyncio.to_thread(self._update)
-        return await asyncio.to_thread(read_families)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, self._update)
+        return await loop.run_in_executor(self._thread, read_families)
 
 
 def read_families() -> list[Metric]:

@@ -185,14 +185,14 @@ def read_model_config(folder: Path) -> ModelConfig:
     """Raises CheckpointError, which names the file."""
     path = folder / "config.json"
     try:
-        return parse_model_config(path, path.read_bytes())
+        return parse_model_config(path, tokenizer_files.regular(path).read_bytes())
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error}") from None
 
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return tokenizer_files.regular(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from None
 

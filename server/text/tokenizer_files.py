@@ -6,6 +6,7 @@ and runs no template: that is `chat_template`.
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import msgspec
@@ -74,10 +75,18 @@ def _read_config(folder: Path) -> _Described:
         raise CheckpointError(f"{path}: {error}") from None
 
 
+def regular(path: Path) -> Path:
+    """Return the path of a model's file, to be read. Raises OSError for what is there and is no
+    regular file: reading a pipe would wait for who knows how long."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "must be a regular file", str(path))
+    return path
+
+
 def _read(path: Path, kind: type[SRMError]) -> str:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise kind(f"{path} is larger than {MAX_BYTES} bytes")
-        return path.read_text(encoding="utf-8")
+        return regular(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise kind(f"cannot read {path}: {error}") from None

@@ -39,7 +39,7 @@ UPLOAD = {"files": {"file": ("in.jsonl", b"{}")}, "data": {"purpose": "batch"}}
 LARGE = {"content": b'{"prompt":"a"' + b" " * SMALL + b"}"}
 LONG = {"json": {"prompt": "the cat sat"}}
 WORK = {
-    "metrics": Work(scrape, "read_families", "GET", "/metrics", {}, "asyncio", 1),
+    "metrics": Work(scrape, "read_families", "GET", "/metrics", {}, "metrics", 1),
     "files": Work(Store, "list_files", "GET", "/v1/files", {}, "store", STORE_THREADS),
     "uploads": Work(Store, "bytes_of", "POST", "/v1/files", UPLOAD, "store", STORE_THREADS),
     "batches": Work(Store, "list_batches", "GET", "/v1/batches", {}, "store", STORE_THREADS),

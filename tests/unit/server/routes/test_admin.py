@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import shutil
+import threading
 from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from server.routes.admin import resolved
+from engine.errors import CheckpointError, Conflict
+from engine.messages import Done
+from server.config import ServerConfig
+from server.routes.admin import Admin, resolved
+from server.text.text import Text
 from tests.bodies.refusals import refusal
 
 
@@ -28,3 +39,73 @@ def test_a_path_leads_into_the_folder_of_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", ["a\0b", "x" * 5_000, "relative"])
 def test_what_is_no_path_is_refused(path: str) -> None:
     assert refusal(resolved, path, "").param == "path"
+
+
+def body(folder: Path) -> bytes:
+    return json.dumps({"path": str(folder)}).encode()
+
+
+async def test_while_a_folder_on_a_dead_disk_is_read_other_changes_are_refused(
+    text_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight such changes took /metrics and all later changes, though who had asked was gone."""
+    reads, answers = threading.Event(), threading.Event()
+
+    def hang(_admin: Admin, path: str) -> Path:
+        reads.set()
+        assert answers.wait(120)
+        return Path(path)
+
+    detail: dict[str, str | int | float] = {
+        "weights_version": 2,
+        "fingerprint": "f",
+        "seconds": 1.0,
+        "pause_seconds": 0.5,
+    }
+    client = Mock(load_weights=AsyncMock(return_value=Done("id", detail)))
+    admin = Admin(client, ServerConfig(model=text_model))
+    monkeypatch.setattr(Admin, "_checked_folder", hang)
+    leaves = asyncio.create_task(admin.load_weights(body(Path("/dead"))))
+    try:
+        assert await asyncio.to_thread(reads.wait, 120)
+        leaves.cancel()
+        await asyncio.gather(leaves, return_exceptions=True)
+        with pytest.raises(Conflict, match=r'"/good".*"/dead" is still being read'):
+            await admin.load_weights(body(Path("/good")))
+    finally:
+        answers.set()
+    reading = admin._reading
+    assert reading is not None
+    await asyncio.to_thread(reading[1].result, 120)
+    assert (await admin.load_weights(body(Path("/good")))).path == "/good"
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "tokenizer_config.json"])
+async def test_a_pipe_instead_of_a_text_file_is_refused_by_name(
+    name: str, text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read for ever."""
+    folder = shutil.copytree(text_model, tmp_path / "model")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    admin = Admin(Mock(), ServerConfig(model=text_model))
+    real = Path.open
+
+    def opened(path: Path, *args: Any, **more: Any) -> Any:
+        assert path != folder / name, "it would wait"
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(Exception, match=rf"must be a regular file: .*{name}"):
+        admin._checked_folder(str(folder))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_pipe_in_the_model_that_is_served_is_refused_by_name(
+    name: str, text_model: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(text_model, tmp_path / "model")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    with pytest.raises(CheckpointError, match=rf"must be a regular file: .*{name}"):
+        Text(folder)
