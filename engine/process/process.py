@@ -116,6 +116,7 @@ class EngineProcess:
         try:
             while not self._is_over():
                 self._progress()
+                self._clients.listen_again()
                 self._read_inbox()
                 self._drop_dead_clients()
                 self._end_unwanted()

@@ -21,7 +21,7 @@ from engine.logs import configure_command
 from engine.settings import build, read_settings
 from server.supervise.ends import told
 from server.supervise.launch import child_environment, private_folder, python_module
-from server.supervise.supervisor import FATAL_CODES, Child
+from server.supervise.supervisor import FATAL_CODES, Child, PrivateFolder
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,7 @@ async def with_engine(
         # When it is told to stop, all is done or nobody waits any more.
         config = msgspec.structs.replace(config, endpoint=f"ipc://{folder}/engine", drain_s=0.0)
         child = Child("engine", python_module(module, config), child_environment())
+        child.private = PrivateFolder(folder)
         # Its process shows whether it lives: on a busy machine it may be slow to answer.
         client = EngineClient(config.endpoint, engine_timeout_s=inf)
         broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -34,7 +34,7 @@ from server.http.limits import check_limits, memory
 from server.loop_turns import LOOP_TIMEOUT_S
 from server.model_identity import model_id
 from server.supervise.own_folder import NOTE, keep_first, own_folder
-from server.supervise.supervisor import Child, Supervisor
+from server.supervise.supervisor import Child, PrivateFolder, Supervisor
 from server.text.text import read_model_config
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -128,6 +128,7 @@ def _supervisor(
         snapshot_dir=engine.snapshot_dir or str(server.data_folder / "snapshots"),
     )
     environment, folders = child_environment(), (folder, server.data_folder)
+    private = PrivateFolder(folder)
     without_keys = {name: value for name, value in environment.items() if name != VARIABLE}
     # Millions of lines pass through several threads: with memory of its own for each, none is ever
     # given back.
@@ -146,6 +147,7 @@ def _supervisor(
             heartbeat=heartbeat,
             silence_s=LOOP_TIMEOUT_S,
             works_in_time=True,
+            private=private,
             folders=folders,
             **own,
         )
@@ -155,6 +157,7 @@ def _supervisor(
         for number in numbers
     ]
     for one in engines:
+        one.private = private
         one.folders = (folder, Path(engine.snapshot_dir).expanduser())
         one.substitutes = [other for other in engines if other is not one]
     return Supervisor(

@@ -3,10 +3,10 @@
 A child that crashes is started again, after a pause if it has not come to work before; one that
 says that its settings or files are wrong, or that keeps crashing like that, ends the whole, unless
 the others can do without it, as an engine's can while one of them serves. While a disk that it
-writes to is full, or the like, it is never given up. One that has a heartbeat is killed when it
-falls silent. A stop is in order: first the API, which lets running requests
-finish, and whoever else asks the engine, then the engine they need. Knows nothing of what the
-children do.
+writes to is full, its private folder is gone, or the like, it is never given up. One that has a
+heartbeat is killed when it falls silent. A stop is in order: first the API, which lets running
+requests finish, and whoever else asks the engine, then the engine they need. Knows nothing of what
+the children do.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import logging
 import os
 import signal
@@ -51,6 +52,26 @@ _libc = ctypes.CDLL(None)
 
 
 @dataclass
+class PrivateFolder:
+    """Where processes have sockets and heartbeats; made again where somebody removes it."""
+
+    path: Path
+    times_made: int = 0
+    """How often it was made again."""
+
+    def make_again(self) -> None:
+        """Make it if it is gone. Raises OSError, also where it is somebody else's by now."""
+        try:
+            self.path.mkdir(mode=0o700)
+        except FileExistsError:
+            if self.path.lstat().st_uid != os.geteuid():
+                raise PermissionError(errno.EPERM, "is not ours any more", self.path) from None
+        else:
+            self.times_made += 1
+            log.warning("%s was removed: made again", self.path)
+
+
+@dataclass
 class Child:
     """A process to be kept running. `listeners` are the sockets it inherits."""
 
@@ -70,6 +91,8 @@ class Child:
     """Whether it has come to work once it has lived for a while, whatever its heartbeat says."""
     why_away: Path | None = None
     """File that says why it cannot run, while it cannot: the others go on without it."""
+    private: PrivateFolder | None = None
+    """Where its socket and heartbeat are: while that is gone, its ends are no fault of its own."""
     folders: Sequence[Path] = ()
     """What it writes to: while there is no room there, its ends are no fault of its own."""
     substitutes: Sequence[Child] = ()
@@ -80,6 +103,10 @@ class Child:
     """How often it has crashed without coming to work, since it last did."""
     has_served: bool = False
     """Whether it ever came so far as to make its heartbeat."""
+    last_beat: os.stat_result | None = None
+    """Its heartbeat as last seen since it was started: the file may go before it does."""
+    times_made: int = 0
+    """How often its private folder had been made again when it was started."""
     is_hopeless: bool = False
     """Whether a restart has no point, by its last end."""
 
@@ -95,8 +122,9 @@ class Child:
                 code, refused = 1, error
             has_worked = self._has_worked(code, time.monotonic() - started)
             self.failures = 0 if has_worked else self.failures + 1
-            self.has_served |= self.heartbeat is not None and _stat(self.heartbeat) is not None
             end, cause = told(code), await passing_cause(self.folders, refused)
+            if self.private and not cause and self._lost_folder():
+                cause = f"{self.private.path} was removed while it ran"
             if cause:
                 end = f"{end}; {cause}"
             waits = bool(cause) and self.why_away is None
@@ -108,10 +136,8 @@ class Child:
                 if self.why_away is not None:
                     self._say_why_away(f"{why}; the server's log says why")
                 elif not self.has_served or not any(one.may_serve for one in self.substitutes):
-                    if code in FATAL_CODES:
-                        return code
                     log.error("%s: giving up", why)
-                    return 1
+                    return code if code in FATAL_CODES else 1
             longest = _LONGEST_PAUSE_S * (_HOPELESS_FACTOR if self.is_hopeless else 1)
             pause = min(0.25 * 2 ** min(self.failures, 10), longest)
             log.warning("%s ended (%s): restart in %g s", self.name, end, pause)
@@ -119,6 +145,10 @@ class Child:
 
     async def run_once(self) -> int:
         """Start it and wait until it ends; returns its exit code."""
+        self.last_beat = None
+        if self.private is not None:
+            self.private.make_again()
+            self.times_made = self.private.times_made
         if self.heartbeat is not None:
             self.heartbeat.unlink(missing_ok=True)
         starting = asyncio.create_task(self._start())
@@ -167,15 +197,27 @@ class Child:
     def may_serve(self) -> bool:
         """Whether it has come so far as to make its heartbeat, or has before and is restarted."""
         is_running = self.process is not None and self.process.returncode is None
-        is_up = is_running and self.heartbeat is not None and _stat(self.heartbeat) is not None
+        is_up = is_running and (self._look() or self.last_beat) is not None
         return is_up or (self.has_served and not self.is_hopeless)
 
     def _has_worked(self, code: int, lived_s: float) -> bool:
         """Return whether its end may have come from outside, so that it makes sense to go on."""
+        beat = self._look() or self.last_beat
         if self.heartbeat is None or self.works_in_time:
             return lived_s > _STEADY_S or code == -signal.SIGKILL
-        beat = _stat(self.heartbeat)
         return beat is not None and (beat.st_size > 0 or code == -signal.SIGKILL)
+
+    def _look(self) -> os.stat_result | None:
+        """Return its heartbeat, if the file is there, and remember it."""
+        beat = None if self.heartbeat is None else _stat(self.heartbeat)
+        if beat is not None:
+            self.last_beat, self.has_served = beat, True
+        return beat
+
+    def _lost_folder(self) -> bool:
+        """Whether the private folder is gone, or was made again, since this process was started."""
+        assert self.private is not None
+        return not self.private.path.exists() or self.private.times_made > self.times_made
 
     def _say_why_away(self, why: str) -> None:
         assert self.why_away is not None
@@ -187,7 +229,7 @@ class Child:
     async def _watch(self) -> None:
         async with task_group() as group:
             group.create_task(self._note_steady())
-            group.create_task(self._kill_if_silent())
+            group.create_task(self._watch_heartbeat())
 
     async def _note_steady(self) -> None:
         """Remove `why_away` once it runs steadily."""
@@ -195,22 +237,30 @@ class Child:
             await asyncio.sleep(_STEADY_S)
             self.why_away.unlink(missing_ok=True)
 
-    async def _kill_if_silent(self) -> None:
-        """Kill it when it falls silent, after it was made to write its stacks to the log."""
-        if self.heartbeat is None or not self.silence_s:
+    async def _watch_heartbeat(self) -> None:
+        """Remember that it serves, and make its folder again if that is gone; kill it when it falls
+        silent, after it was made to write its stacks to the log."""
+        if self.heartbeat is None:
             return
         assert self.process is not None
         silent_s, last = 0.0, None
-        while silent_s <= self.silence_s:
+        while not self.silence_s or silent_s <= self.silence_s:
             await asyncio.sleep(_TICK_S)
-            beat = _stat(self.heartbeat)
+            beat = self._look()
             if beat is None:  # it starts, and may take its time unless it is stopped
+                if self.private is not None:
+                    with contextlib.suppress(OSError):  # which the next start names
+                        self.private.make_again()
                 is_silent, last = _state(self.process.pid) == _STOPPED, None
             else:
                 is_silent, last = beat.st_mtime_ns == last, beat.st_mtime_ns
             # Counted in our own ticks: where the whole machine slept, so did we.
             silent_s = silent_s + _TICK_S if is_silent else 0.0
-            if beat is not None and silent_s > self.silence_s and not _can_touch(self.heartbeat):
+            if (
+                beat is not None
+                and 0 < self.silence_s < silent_s
+                and not _can_touch(self.heartbeat)
+            ):
                 silent_s = 0.0  # nobody can, so that says nothing of the process
         log.error(
             "%s (process %d, state %s) has given no sign of life for %g s: killed",

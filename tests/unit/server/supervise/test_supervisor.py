@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -24,7 +25,7 @@ from engine.config import EngineConfig
 from server.supervise import embedded_engine, ends, supervisor
 from server.supervise.embedded_engine import MAX_CRASHES, with_engine
 from server.supervise.ends import passing_cause, told
-from server.supervise.supervisor import Child, Supervisor
+from server.supervise.supervisor import Child, PrivateFolder, Supervisor
 from tests.engines.served_engine import until
 from tests.serving import ROOT
 
@@ -259,6 +260,7 @@ async def test_one_with_a_substitute_that_serves_is_tried_again_for_ever_once_it
     await until(lambda: ends.stat().st_size >= enough)
     assert not failing_keeper.done()
     await ended(keeper, substitute)
+    substitute.is_hopeless = True
     assert await failing_keeper == 3
 
 
@@ -329,6 +331,76 @@ async def test_one_for_which_there_is_no_process_left_at_the_moment_is_tried_aga
     one = child("")
     monkeypatch.setattr(one, "run_once", AsyncMock(side_effect=[*refused, 2]))
     assert await one.keep_running() == 2
+
+
+async def test_one_that_served_until_its_folder_vanished_is_tried_again_while_another_serves(
+    child: MakeChild, tmp_path: Path
+) -> None:
+    """It counted as one that had never served, and its end was the server's."""
+    folder, vanished, ends = tmp_path / "private", tmp_path / "vanished", tmp_path / "ends"
+    folder.mkdir()
+    failing = child(
+        "import os, sys, time\n"
+        f"if not os.path.exists({str(vanished)!r}): open(sys.argv[1], 'w')\n"
+        f"while not os.path.exists({str(vanished)!r}): time.sleep(0.01)\n"
+        f"open({str(ends)!r}, 'a').write('+')\n"
+        "raise SystemExit(2)"
+    )
+    failing.heartbeat = folder / "heartbeat"
+    failing.command[-1] = str(failing.heartbeat)
+    failing.substitutes = [SimpleNamespace(may_serve=True)]  # type: ignore[list-item]
+    keeper = asyncio.create_task(failing.keep_running())
+    await until(lambda: failing.has_served)
+    shutil.rmtree(folder)
+    vanished.touch()
+    enough = supervisor._MAX_FAILURES + 2
+    await until(lambda: keeper.done() or (ends.exists() and ends.stat().st_size >= enough))
+    assert not keeper.done()
+    await ended(keeper, failing)
+
+
+async def test_a_private_folder_that_vanishes_is_made_again_for_who_runs_and_who_starts(
+    child: MakeChild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "private"
+    starting = child("import os, sys; sys.exit(os.stat(sys.argv[1]).st_mode & 0o777 != 0o700)")
+    starting.command[-1], starting.private = str(folder), PrivateFolder(folder)
+    assert await starting.run_once() == 0
+    running = child("import time; time.sleep(1000)")
+    running.private = starting.private
+    keeper = asyncio.create_task(running.keep_running())
+    await until(lambda: running.process is not None)
+    folder.rmdir()
+    await until(folder.exists)
+    await ended(keeper, running)
+    monkeypatch.setattr("server.supervise.supervisor.os.geteuid", lambda: -1)
+    with pytest.raises(PermissionError, match="is not ours any more"):
+        await starting.run_once()
+
+
+async def test_one_whose_private_folder_vanishes_while_it_starts_is_not_given_up_for_that(
+    child: MakeChild,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """ "cannot listen on endpoint", exit code 2, and no line said why all was stopped."""
+    private = PrivateFolder(tmp_path / "private")
+    one, starts = child("raise SystemExit(2)", beats=False), count(1)
+    one.private, begin = private, one._start
+
+    async def start_and_lose() -> None:
+        await begin()
+        if (start := next(starts)) <= supervisor._MAX_FAILURES + 2:
+            private.path.rmdir()
+            if start % 2:  # as by the watch over another child
+                private.make_again()
+
+    monkeypatch.setattr(one, "_start", start_and_lose)
+    assert await one.keep_running() == 2
+    assert next(starts) == supervisor._MAX_FAILURES + 4
+    assert f"{private.path} was removed while it ran): restart in" in caplog.text
+    assert "(exit code 2): giving up" in caplog.text
 
 
 async def test_pauses_of_one_that_others_do_without_grow_to_a_minute(
