@@ -13,12 +13,14 @@ import fcntl
 import logging
 import os
 import re
+import shutil
 import sqlite3
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -54,7 +56,9 @@ CREATE INDEX batches_of_owner ON batches (owner, seq);
 CREATE INDEX batches_by_status ON batches (status, seq);
 PRAGMA user_version = {VERSION};
 """
-_NAME = re.compile(r"store(?:-(\d{1,9}))?\.sqlite3")
+_NAME = re.compile(r"store(?:-([2-9]|[1-9][0-9]{1,8}))?\.sqlite3")
+_FARTHEST = 1_000
+"""Most that a database's number exceeds the one before it: a file beyond is none of ours."""
 _BUSY_S = 30
 """Seconds a transaction waits for those of other processes."""
 _ATTEMPTS = 4
@@ -210,8 +214,18 @@ class Database:
         """Return the number of the database in use; 0 if there is none."""
         if not self._folder.exists():
             return 0
-        found = (_NAME.fullmatch(path.name) for path in self._folder.iterdir())
-        return max((int(name[1] or 1) for name in found if name), default=0)
+        newest = 0
+        for number in sorted(self._numbers()):
+            if number > newest + _FARTHEST:
+                break
+            newest = number
+        return newest
+
+    def _numbers(self) -> Iterator[int]:
+        for path in self._folder.iterdir():
+            name = _NAME.fullmatch(path.name)
+            if name and path.is_file():
+                yield int(name[1] or 1)
 
     def _make_next(self, damaged: int) -> None:
         """Create the database after the one of this number, unless somebody else has."""
@@ -222,7 +236,10 @@ class Database:
                 return
             made = self._folder / "store.making"
             for left in self._folder.glob("store.making*"):  # by a crash, journals included
-                left.unlink(missing_ok=True)
+                if left.is_dir() and not left.is_symlink():
+                    shutil.rmtree(left)
+                else:
+                    left.unlink(missing_ok=True)
             with closing(self._connect(str(made))) as connection:
                 connection.executescript(SCHEMA)
                 connection.execute("BEGIN")
@@ -230,7 +247,8 @@ class Database:
                 connection.execute("COMMIT")
                 connection.execute("PRAGMA journal_mode = WAL")  # the file keeps this mode
             made.chmod(0o600)  # SQLite's files beside it get the same mode
-            made.rename(self.path(damaged + 1))
+            free = (path for path in map(self.path, count(damaged + 1)) if not path.exists())
+            made.rename(next(free))  # a folder may have the next name
             sync_folder(self._folder)
 
     @contextmanager
@@ -285,9 +303,12 @@ def translated(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             raise full(folder) from None
+        reason = error.strerror or str(error)
+        if error.filename is not None:
+            reason += f": {os.fsdecode(error.filename)}"
         if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
-            raise _unwritable(folder, error.strerror or str(error)) from None
-        raise StoreError(f"{folder} failed: {error.strerror or error}") from error
+            raise _unwritable(folder, reason) from None
+        raise StoreError(f"{folder} failed: {reason}") from error
 
 
 def full(folder: Path) -> StoreFull:

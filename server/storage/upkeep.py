@@ -78,7 +78,12 @@ def look_at(database: Database, sidecars: Sidecars, kind: type[Record], after: i
             sidecars.write(record)
 
     for _, record in found:
-        if not sidecars.is_whole(record):
+        try:
+            is_whole = sidecars.is_whole(record)
+        except IsADirectoryError as error:  # keeps no other from being looked at
+            log.error("a sidecar cannot be read: %s", error)
+            continue
+        if not is_whole:
             database.write(write, record.id)
     return found[-1][0] if len(found) == LOOKED_AT else 0
 
@@ -121,13 +126,21 @@ def expire(files: Path, database: Database, sidecars: Sidecars, now: int) -> int
 
     has_missing = database.read(is_missing)  # keeps no writer waiting
     ids = database.write(sweep)
+    for id in ids:
+        _remove(files / id)
     with translated(files.parent):
-        for id in ids:
-            (files / id).unlink(missing_ok=True)
         for path in files.iterdir():
             if is_abandoned(path):
-                path.unlink(missing_ok=True)
+                _remove(path)
     return len(ids)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file; one that cannot be, such as a folder of its name, keeps no other."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.error("%s cannot be removed: %s", path, error.strerror)
 
 
 def _modified_at(path: Path) -> float:
