@@ -20,7 +20,8 @@ from server.storage.records import FileRecord, new_file_id
 from server.storage.store import Store, check_quota
 
 MAX_UPLOADS = 64
-"""Files that one process takes at once; each has up to CHUNK_BYTES in memory."""
+"""Files that one process takes at once, half of them from one key; each has up to CHUNK_BYTES in
+memory."""
 CHUNK_BYTES = 1024 * 1024
 """Bytes written at once."""
 LEAST_FREE_BYTES = 256 * 1024**2
@@ -42,13 +43,16 @@ class Uploads:
         self.max_store_bytes = max_store_bytes
         self.coming: Counter[str] = Counter()
         """Bytes received of incomplete files, by owner."""
-        self.num_coming = 0
+        self.num_coming: Counter[str] = Counter()
+        """Incomplete files, by owner."""
 
     def begin(self, owner: str) -> Upload:
         """Begin an upload, which must be ended. Raises Overloaded."""
-        if self.num_coming >= MAX_UPLOADS:
+        if self.num_coming.total() >= MAX_UPLOADS:
             raise Overloaded(f"{MAX_UPLOADS} files are being uploaded already", _RETRY_S)
-        self.num_coming += 1
+        if owner and self.num_coming[owner] >= (most := MAX_UPLOADS // 2):
+            raise Overloaded(f"{most} files are being uploaded with this key already", _RETRY_S)
+        self.num_coming[owner] += 1
         return Upload(self, owner)
 
 
@@ -92,7 +96,9 @@ class Upload:
 
     def end(self) -> None:
         """End the upload, kept or not. Does not wait: a thread may be writing to the file."""
-        self._all.num_coming -= 1
+        self._all.num_coming[self._owner] -= 1
+        if not self._all.num_coming[self._owner]:
+            del self._all.num_coming[self._owner]
         self._all.coming[self._owner] -= self.num_bytes
         if not self._all.coming[self._owner]:
             del self._all.coming[self._owner]

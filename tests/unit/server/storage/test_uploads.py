@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from io import BytesIO
 from itertools import cycle, product
 from pathlib import Path
@@ -18,8 +19,10 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
+from engine.errors import Overloaded
 from server.storage import uploads
 from server.storage.downloads import Download
+from server.storage.store import Store
 from server.storage.upload_form import UploadForm
 from tests.bodies.refusals import refusal
 from tests.unit.server.conftest import Served
@@ -159,6 +162,19 @@ async def test_uploads_leave_some_of_the_disk_and_are_so_many_at_once(
     monkeypatch.setattr(uploads, "MAX_UPLOADS", 0)
     reply = await send(http)
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "5")
+
+
+def test_one_key_takes_no_more_than_half_of_the_places(tmp_path: Path) -> None:
+    with closing(Store(tmp_path)) as store, ThreadPoolExecutor(1) as threads:
+        places = uploads.Uploads(store, threads, 10, 0)
+        begun = [places.begin("a") for _ in range(uploads.MAX_UPLOADS // 2)]
+        with pytest.raises(Overloaded, match="32 files are being uploaded with this key"):
+            places.begin("a")
+        places.begin("b").end()
+        for upload in begun:
+            upload.end()
+        for _ in range(uploads.MAX_UPLOADS):  # without keys, all are one
+            places.begin("")
 
 
 async def test_quota_and_purpose_are_looked_at_while_the_file_comes(
