@@ -61,7 +61,8 @@ def json_reply(reply: bytes | msgspec.Struct) -> Response:
 
 
 LEAST_BYTES_PER_S = 16 * 1024
-"""Every so many bytes that arrive extend the time limit of a body by one second."""
+"""Every so many bytes that arrive give back a second of a body's time limit, and never more than
+was used of it: what has arrived buys no later silence."""
 
 FORM_BYTES = 64 * 1024
 """Most bytes of an upload besides the file: the other fields, and what separates them."""
@@ -125,26 +126,32 @@ class CountedBody:
         self.is_upload = is_upload
         self._limits = limits
         self._receive = receive
-        self._began = asyncio.get_running_loop().time()
+        self.left_s = limits.timeout_s
+        """Seconds that may still be waited for its bytes."""
         self._is_whole = False
 
     async def __call__(self) -> Message:
         """Return the next message. Raises BodyTooSlow, BodyTooLarge, Overloaded until the last."""
         if self._is_whole:
             return await self._receive()
-        elapsed_s = asyncio.get_running_loop().time() - self._began
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
-            async with asyncio.timeout(self.time_left_s(elapsed_s)):
+            async with asyncio.timeout(self.left_s):
                 message = await self._receive()
         except TimeoutError:
             raise BodyTooSlow(f"only {self.num_bytes} bytes of the body came in time") from None
         if message["type"] == "http.request":
             self._is_whole = not message.get("more_body", False)
-            self._count(len(message.get("body", b"")))
+            size = len(message.get("body", b""))
+            self.spend(loop.time() - began, size)
+            self._count(size)
         return message
 
-    def time_left_s(self, elapsed_s: float) -> float:
-        return self._limits.timeout_s + self.num_bytes / LEAST_BYTES_PER_S - elapsed_s
+    def spend(self, waited_s: float, size: int) -> None:
+        """Take the seconds that these bytes were waited for, and give back what they are worth."""
+        left_s = self.left_s - waited_s + size / LEAST_BYTES_PER_S
+        self.left_s = min(left_s, self._limits.timeout_s)
 
     def close(self) -> None:
         """Stop counting the body as held."""

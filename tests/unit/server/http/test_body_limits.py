@@ -91,10 +91,18 @@ async def test_all_bodies_together_are_bounded() -> None:
 async def test_a_body_that_stops_coming_is_too_slow() -> None:
     with pytest.raises(BodyTooSlow, match="only 0 bytes"):
         await read(intake(timeout_s=0.05))
-    body = CountedBody(intake(10**6, 10**6), sender(160 * 1024, 0))
-    assert body.time_left_s(4) == 1
-    await body()
-    assert body.time_left_s(4) == 11
+
+
+async def test_bytes_that_came_buy_no_later_silence() -> None:
+    body = CountedBody(intake(timeout_s=5), sender())
+    body.spend(4, 0)
+    assert body.left_s == 1
+    body.spend(0, 32 * 1024)
+    assert body.left_s == 3
+    body.spend(0, 33_000_000)
+    assert body.left_s == 5
+    body.spend(1, 16 * 1024)  # at the least rate, for as long as it takes
+    assert body.left_s == 5
 
 
 async def test_waiting_for_the_client_to_leave_takes_as_long_as_it_takes() -> None:
