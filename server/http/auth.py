@@ -98,7 +98,7 @@ class Auth:
 
         body = CountedBody(self.intake, receive, is_upload(scope))
         try:
-            self._admit(scope)
+            body.owner = self._admit(scope)
             await self._app(scope, body, watched_send)
         except SRMError as error:
             if is_begun:
@@ -108,11 +108,12 @@ class Auth:
         finally:
             body.close()
 
-    def _admit(self, scope: Scope) -> None:
-        """Check a request before its body is read. Raises the SRMError to answer with."""
+    def _admit(self, scope: Scope) -> str:
+        """Check a request before its body is read; return the name of its key, empty without one.
+        Raises the SRMError to answer with."""
         path: str = scope["path"]
         if path in PROBES:
-            return
+            return ""
         headers = headers_of(scope)
         is_admin_port = bool(self._admin_port) and scope["server"][1] == self._admin_port
         is_local = self._is_admin_local if is_admin_port else self._is_local
@@ -138,7 +139,9 @@ class Auth:
             raise InvalidRequest(
                 f"content-encoding must be left out; got {encoding[:80]!r}", "content-encoding"
             )
-        self.intake.check_announced(headers.get("content-length", ""), is_upload(scope))
+        owner = "" if key is None else key.name
+        self.intake.check_announced(headers.get("content-length", ""), is_upload(scope), owner)
+        return owner
 
     def _check_key(self, authorization: str, method: str) -> ApiKey:
         scheme, _, given = authorization.partition(" ")

@@ -9,6 +9,7 @@ to disk as it comes: it may be larger and takes no room here.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -86,30 +87,43 @@ class BodyLimits:
         max_file_bytes: int = 0,
     ) -> None:
         self.held_bytes = 0
+        self.held_by: Counter[str] = Counter()
+        """Bytes held for each key, by its name."""
         self._max_file_bytes = max_file_bytes
         self._max_body_bytes = max_body_bytes
         self._max_held_bytes = max_held_bytes
         self.timeout_s = timeout_s
         self._retry_after_s = retry_after_s
 
-    def check_announced(self, content_length: str, is_upload: bool = False) -> None:
+    def check_announced(
+        self, content_length: str, is_upload: bool = False, owner: str = ""
+    ) -> None:
         """Refuse a body by its content-length, before it is read, if it would be refused then.
         Raises BodyTooLarge and Overloaded."""
         num_bytes = int(content_length[:19]) if content_length.isdecimal() else 0
         if num_bytes > self.limit(is_upload):
             raise self.too_large(is_upload)
         if content_length not in {"", "0"} and not is_upload:
-            self.check_room()
+            self.check_room(owner)
 
     def limit(self, is_upload: bool) -> int:
         """Return the most bytes of a body; for an upload, of the file and the form around it."""
         return self._max_file_bytes + FORM_BYTES if is_upload else self._max_body_bytes
 
-    def check_room(self) -> None:
+    def check_room(self, owner: str = "", own_bytes: int = 0) -> None:
+        """Raise Overloaded if all hold too much, or one key more than half of it in other bodies
+        than one of `own_bytes`: a key's first body always has its part. Without keys, `owner` is
+        empty and there is no such part."""
         if self.held_bytes > self._max_held_bytes:
             raise Overloaded(
                 f"requests hold {self.held_bytes} of at most {self._max_held_bytes} bytes",
                 self._retry_after_s(),
+            )
+
+        held, part = self.held_by[owner], self._max_held_bytes // 2
+        if owner and held > part and held > own_bytes:
+            raise Overloaded(
+                f"requests of this key hold {held} of at most {part} bytes", self._retry_after_s()
             )
 
     def too_large(self, is_upload: bool) -> BodyTooLarge:
@@ -124,6 +138,8 @@ class CountedBody:
     def __init__(self, limits: BodyLimits, receive: Receive, is_upload: bool = False) -> None:
         self.num_bytes = 0
         self.is_upload = is_upload
+        self.owner = ""
+        """Name of the key that sends it; set before it is read."""
         self._limits = limits
         self._receive = receive
         self.left_s = limits.timeout_s
@@ -156,14 +172,20 @@ class CountedBody:
     def close(self) -> None:
         """Stop counting the body as held."""
         if not self.is_upload:
-            self._limits.held_bytes -= self.num_bytes
+            self._hold(-self.num_bytes)
         self.num_bytes = 0
 
     def _count(self, size: int) -> None:
         self.num_bytes += size
         if not self.is_upload:
-            self._limits.held_bytes += size
+            self._hold(size)
         if self.num_bytes > self._limits.limit(self.is_upload):
             raise self._limits.too_large(self.is_upload)
         if not self.is_upload:
-            self._limits.check_room()
+            self._limits.check_room(self.owner, self.num_bytes)
+
+    def _hold(self, size: int) -> None:
+        self._limits.held_bytes += size
+        self._limits.held_by[self.owner] += size
+        if not self._limits.held_by[self.owner]:
+            del self._limits.held_by[self.owner]

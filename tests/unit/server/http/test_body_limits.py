@@ -88,6 +88,33 @@ async def test_all_bodies_together_are_bounded() -> None:
     await read(limits, 100)
 
 
+async def test_one_keys_bodies_leave_the_others_half_of_the_room() -> None:
+    limits = intake(held=200)
+
+    def of(owner: str, *chunks: int) -> CountedBody:
+        body = CountedBody(limits, sender(*chunks))
+        body.owner = owner
+        return body
+
+    slow = [of("a", size, 1) for size in (60, 40, 1)]
+    for body in slow[:2]:
+        await body()
+    with pytest.raises(Overloaded, match="requests of this key hold 101 of at most 100 bytes"):
+        await slow[2]()
+    with pytest.raises(Overloaded, match="requests of this key"):
+        limits.check_announced("1", owner="a")
+    limits.check_announced("1", owner="b")
+    other = of("b", 80)
+    await other()
+    for body in (*slow, other):
+        body.close()
+    assert (limits.held_bytes, limits.held_by) == (0, {})
+    narrow = intake(size=100, held=100)
+    alone = CountedBody(narrow, sender(100))
+    alone.owner = "a"
+    await alone()  # one body may be larger than half
+
+
 async def test_a_body_that_stops_coming_is_too_slow() -> None:
     with pytest.raises(BodyTooSlow, match="only 0 bytes"):
         await read(intake(timeout_s=0.05))
