@@ -310,8 +310,7 @@ async def test_a_successor_goes_on_with_what_a_client_that_is_gone_left(
         await left_in_the_middle(served, endpoint, wanted)
     assert not served.engine.has_work
     async with asking(endpoint) as client:
-        total = await steps_after_all(client, wanted, weights)
-    assert (total < MAX_TOKENS + 10) == has_memory
+        await steps_after_all(client, wanted, weights)
     assert metrics.RESTORED._value.get() - restored == (NUM_SLOTS if has_memory else 0)
 
 
