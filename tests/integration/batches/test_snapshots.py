@@ -305,12 +305,15 @@ async def test_a_successor_goes_on_with_what_a_client_that_is_gone_left(
         monkeypatch.setattr("engine.process.durable.available_memory", lambda: 0)
     served = serve(make_engine=HeldEngine, model=folder.parent)
     wanted = requests()
-    restored = metrics.RESTORED._value.get()
+    restored, sampled = metrics.RESTORED._value.get(), metrics.DECODE_TOKENS._value.get()
     with held(folder.parent, steps=25):
         await left_in_the_middle(served, endpoint, wanted)
     assert not served.engine.has_work
     async with asking(endpoint) as client:
         await steps_after_all(client, wanted, weights)
+    once = MAX_TOKENS * sum(one.params.n for one in wanted)
+    by_both = metrics.DECODE_TOKENS._value.get() - sampled  # and by an undisturbed engine
+    assert (by_both == 2 * once) == has_memory, "none is sampled twice"
     assert metrics.RESTORED._value.get() - restored == (NUM_SLOTS if has_memory else 0)
 
 
