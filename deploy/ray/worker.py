@@ -85,12 +85,15 @@ class ShardWorker:
         }
 
     def close(self) -> None:
-        """End the engine; no shard may be under way."""
+        """End the engine; no shard may be under way. Raises SRMError if the engine was given up."""
         self._loop.call_soon_threadsafe(self._stopped.set)
-        self._engine.result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        try:
+            self._engine.result()
+        finally:
+            self._begin(_wait_for_others()).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -156,3 +159,9 @@ def shard_of(batch: dict[str, Any]) -> Shard:
 def _as_rows(lines: Path, rows: Path) -> None:
     with lines.open("rb") as records:
         batch_parquet.write_results(records, rows)
+
+
+async def _wait_for_others() -> None:
+    """Wait for the loop's other tasks: one that was cancelled may not have ended yet."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.gather(*others, return_exceptions=True)

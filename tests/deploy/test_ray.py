@@ -130,9 +130,8 @@ def test_a_call_to_a_worker_raises_what_ended_its_engine(
     for _ in range(2):
         with pytest.raises(EngineUnavailable, match="it was given up"):
             worker(rows)
-    worker._loop.call_soon_threadsafe(worker._loop.stop)
-    worker._thread.join()
-    worker._loop.close()
+    with pytest.raises(EngineUnavailable, match="it was given up"):
+        worker.close()
 
 
 def records(paths: list[Path]) -> list[Any]:
