@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -96,6 +97,19 @@ MAY_IMPORT_LIBRARY = {
 }
 LARGEST_FOLDER = 15
 FORBIDDEN_NAMES = {"utils", "common", "helpers", "misc", "base", "manager"}
+FORBIDDEN_IDENTIFIERS = {
+    "word": "news roster exchange sender victims poor richer told said untold hear".split(),
+    "name": (
+        "give _give tell_again in_the_way is_turn _turns swaps _swaps Swaps FairLine ShareLine "
+        "tallies _tallies _draws _room parted kept found"
+    ).split(),
+    "function": "of at take whole taken together of_values _of_richer _that_stand _wanted".split(),
+    "method of no decoder": ["feed"],
+    "loop variable": ["one"],
+}
+"""What says nothing of the thing, or of which the field has another word: a part of any name, any
+name, or one of that kind. A decoder has `feed` and `flush`."""
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 TOPS = ("engine", "server", "loadtest", "training", "experiments", "deploy", "bench")
 PROGRAMS = "bench.peers.programs"
 """What runs in other engines' environments, and ours as any user would have it run."""
@@ -151,10 +165,46 @@ def violations(module: str, tree: ast.AST) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             found.append("TYPE_CHECKING hides a cycle")
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, FUNCTION):
             own = [name for name in imports(node) if name.split(".")[0] in TOPS]
             found += [f"{node.name}() imports {name}: imports are at the top" for name in own]
     return found
+
+
+def identifiers(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Every identifier where the tree makes it, by kind; but a test's name, which is a sentence."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield "name", name
+            case ast.arg(arg=name):
+                yield "name", name
+            case ast.ClassDef(name=name, body=body):
+                yield "name", name
+                methods = [part.name for part in body if isinstance(part, FUNCTION)]
+                if "flush" not in methods:
+                    yield from (("method of no decoder", method) for method in methods)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                if not name.startswith("test_"):
+                    yield from (("name", name), ("function", name))
+            case (
+                ast.For(target=target)
+                | ast.AsyncFor(target=target)
+                | ast.comprehension(target=target)
+            ):
+                names = [part.id for part in ast.walk(target) if isinstance(part, ast.Name)]
+                yield from (("loop variable", name) for name in names)
+
+
+def forbidden_identifiers(tree: ast.AST) -> list[str]:
+    """The tree's identifiers that FORBIDDEN_IDENTIFIERS has."""
+    forbidden = []
+    for kind, name in identifiers(tree):
+        words = re.findall("[A-Z]?[a-z]+|[A-Z]+", name) if kind == "name" else []
+        has_word = any(word.lower() in FORBIDDEN_IDENTIFIERS["word"] for word in words)
+        if has_word or name in FORBIDDEN_IDENTIFIERS[kind]:
+            forbidden.append(name)
+    return forbidden
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name != "srm"])
@@ -232,3 +282,18 @@ def test_every_module_says_what_it_is() -> None:
 )
 def test_the_rules_notice(module: str, source: str, rule: str) -> None:
     assert any(rule in found for found in violations(module, ast.parse(source)))
+
+
+@pytest.mark.parametrize(
+    ("source", "forbidden"),
+    [
+        ("has_news = NO_NEWS", ["has_news"]),
+        ("def f(newsletter, found): return found.told", ["found"]),
+        ("class Swaps:\n    def feed(self): self._roster = 1", ["Swaps", "feed", "_roster"]),
+        ("class Text:\n    def feed(self): ...\n    def flush(self): ...", []),
+        ("taken = [one for one in range(9)]\none = 1", ["one"]),
+        ("def taken(): ...\ndef test_what_is_told(): ...", ["taken"]),
+    ],
+)
+def test_identifiers_are_found_where_they_are_made(source: str, forbidden: list[str]) -> None:
+    assert sorted(forbidden_identifiers(ast.parse(source))) == sorted(forbidden)
