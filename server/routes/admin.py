@@ -18,7 +18,7 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
 from engine.client.client import EngineClient
-from engine.errors import CheckpointError, Conflict, EngineUnavailable, InvalidRequest
+from engine.errors import CheckpointError, EngineUnavailable, InvalidRequest, SwapInProgress
 from engine.messages import Done, Running
 from server.config import ServerConfig
 from server.http.bodies import json_reply, read_body
@@ -134,7 +134,7 @@ class Admin:
         request = checked(WeightsRequest, given, {}, {})
         if self._reading is not None and not self._reading[1].done():
             # Its disk may be dead: who waited behind it would wait for ever.
-            raise Conflict(
+            raise SwapInProgress(
                 f"path = {show(request.path)}: another change's path = {show(self._reading[0])} is "
                 "still being read; one is read at a time"
             )

@@ -13,7 +13,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from engine.errors import CheckpointError, Conflict
+from engine.errors import CheckpointError, SwapInProgress
 from engine.messages import Done
 from server.config import ServerConfig
 from server.routes.admin import Admin, resolved
@@ -70,7 +70,7 @@ async def test_while_a_folder_on_a_dead_disk_is_read_other_changes_are_refused(
         assert await asyncio.to_thread(reads.wait, 120)
         leaves.cancel()
         await asyncio.gather(leaves, return_exceptions=True)
-        with pytest.raises(Conflict, match=r'"/good".*"/dead" is still being read'):
+        with pytest.raises(SwapInProgress, match=r'"/good".*"/dead" is still being read'):
             await admin.load_weights(body(Path("/good")))
     finally:
         answers.set()
