@@ -150,7 +150,6 @@ bench: .venv/dev  ## measures kernels, engine, prompts and host; writes docs/ben
 	$(BIN)/python srm.py bench engine
 	$(BIN)/python srm.py bench prefill
 	$(BIN)/python srm.py bench host
-	$(BIN)/python srm.py bench fleet
 	$(BIN)/python srm.py bench scale
 	$(BIN)/python srm.py bench table
 

@@ -36,9 +36,9 @@ USAGE = """usage: srm COMMAND [options]
   loadtest  load any OpenAI-compatible server: `srm loadtest run`, `sweep`, `offline`,
             `report` or `compare`
   tune      which matrix product is the fastest for a model on this machine's GPU
-  bench     measure: `srm bench kernels`, `engine`, `prefill`, `host`, `simulate`,
-            `first-tokens`, `counted`, `prefix`, `precision`, `snapshot`, `http`, `streams`,
-            `slow-readers`, `fleet`, `scale` or `against`; `srm bench table` shows the records
+  bench     measure: `srm bench kernels`, `engine`, `prefill`, `host`, `counted`,
+            `precision`, `http`, `streams`, `scale` or `against`; `srm bench table` shows the
+            records
 
 `srm COMMAND --help` explains each, `srm --version` says which this is.
 """
@@ -64,16 +64,10 @@ BENCHMARKS = {
     "engine": "bench.engine.throughput",
     "prefill": "bench.engine.prefill",
     "host": "bench.host.host",
-    "simulate": "bench.host.simulate",
-    "first-tokens": "bench.host.first_tokens",
     "counted": "bench.gpu.counted",
-    "prefix": "bench.engine.prefix",
     "precision": "bench.model.precision",
-    "snapshot": "bench.engine.snapshot",
     "http": "bench.server.http",
     "streams": "bench.server.streams",
-    "slow-readers": "bench.server.slow_readers",
-    "fleet": "bench.server.fleet",
     "scale": "bench.server.scale",
     "against": "bench.server.against",
     "table": "bench.records.table",
@@ -108,13 +102,11 @@ SETTINGS = """
   rows check
   batch_sizes pytorch pytorch_rows top_p fill_memory cold_start
   prompt_lengths step_tokens prompt_tokens
-  running turn_rows length widths step_rows tflops tb_per_s gb_per_s launch_us efficiencies
-  step_ms row_us at_once shares
+  running turn_rows length widths step_rows tflops
   cards processors ghz issued gap_us
   sequences random_sequences folder lines
   requests n max_tokens streams logprobs most token_us profile flame max_prefill_shares
-  leave step_s pause_s
-  prompts header_tokens engines line_rates
+  prompts engines
   gpus gpu_tokens_per_s state_bytes router_rate mtbf_h stops_a_day restart_s days gpu_price
   core_price
   url

@@ -17,9 +17,9 @@ from engine.settings import load
 
 Record = dict[str, Any]
 
-DRAWN = {"engine", "kernels", "prefill", "host", "prefix-reuse", "simulate"}
+DRAWN = {"engine", "kernels", "prefill", "host"}
 """Kinds of records that have a picture."""
-MAY_BE_0 = {"threads", "seed", "logprobs", "n", "leave"}
+MAY_BE_0 = {"threads", "seed", "logprobs", "n"}
 MAY_BE_EMPTY = {"random_widths", "streams", "peers"}
 
 

@@ -50,10 +50,7 @@ FILLED_IN_ELSEWHERE = {"BenchConfig", "ModelConfig", "LoadConfig"}
 """Structs that are named as settings are, and are those of no command by themselves."""
 CHECKED_LATER = {"GenerateConfig", "BatchConfig", "EvaluateConfig"}
 """Settings that become others, of a request or of the engine, which check them."""
-UNCHECKED = {
-    *(("HostBenchConfig", "seconds"), ("SimulationConfig", "seconds")),
-    ("SimulationConfig", "length"),
-}
+UNCHECKED = {("HostBenchConfig", "seconds")}
 SAID_IN_A_SENTENCE = {
     *("FileDeleted", "Health", "Pong", "Version", "WorldSize", "Detokenized", "ChunkChoice"),
 }

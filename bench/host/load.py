@@ -1,13 +1,12 @@
 """A scheduler kept busy with made-up results, and its cost on the host.
 
 Steps are scheduled as in an engine, each before the previous one is completed; results are there
-at once, or when a device that is only counted would have them. Knows no weights.
+at once. Knows no weights.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -30,8 +29,6 @@ class Cost:
 
     add: float = 0.0
     schedule: float = 0.0
-    enqueue: float = 0.0
-    wait: float = 0.0
     complete: float = 0.0
     rows: int = 0
     ended: int = 0
@@ -39,8 +36,7 @@ class Cost:
 
     def entry(self) -> dict[str, float]:
         """Return times in nanoseconds per decode row, and the counts."""
-        names = ("add", "schedule", "enqueue", "wait", "complete")
-        times = {name: getattr(self, name) for name in names}
+        times = {name: getattr(self, name) for name in ("add", "schedule", "complete")}
         return {name: 1e9 * seconds / self.rows for name, seconds in times.items()} | {
             "ended_per_row": self.ended / self.rows,
             "rows": self.rows,
@@ -48,28 +44,13 @@ class Cost:
         }
 
 
-def at_once(_: Batch) -> tuple[float, float]:
-    """Enqueue a step on a device that needs nothing for it."""
-    return 0.0, 0.0
-
-
 class Load:
-    """A scheduler with `running` sequences, and a device that takes `row_s` seconds a decode row.
+    """A scheduler with `running` sequences.
 
-    Sequences of `length` tokens are replaced when they end; None: they fill the context. `enqueue`
-    does what a step needs of the host before it is launched, and returns the seconds that
-    launching takes besides and the seconds that the device copies.
+    Sequences of `length` tokens are replaced when they end; None: they fill the context.
     """
 
-    def __init__(
-        self,
-        running: int,
-        rows: int,
-        length: int | None,
-        samples: int,
-        row_s: float = 0.0,
-        enqueue: Callable[[Batch], tuple[float, float]] = at_once,
-    ) -> None:
+    def __init__(self, running: int, rows: int, length: int | None, samples: int) -> None:
         self.scheduler = Scheduler(
             MODEL,
             EngineConfig(
@@ -81,11 +62,10 @@ class Load:
                 max_waiting=2 * running + samples,
             ),
         )
-        self._length, self._row_s, self._enqueue = length, row_s, enqueue
+        self._length = length
         self._samples = min(samples, running)
         self._least_waiting = running // 4 if length else 0
         self._landing: Batch | None = None
-        self._lands_at = self._free_at = 0.0
         self._num_requests = 0
         rng = np.random.default_rng(0)
         # Made up, and none that ends a sequence.
@@ -125,31 +105,18 @@ class Load:
             self._add(self._samples, self._length or 0)
         added = clock()
         batch = self.scheduler.schedule()
-        scheduled = launched = clock()
-        landing, lands_at = self._landing, self._lands_at
-        self.scheduler.latencies.now = added
-        if batch is not None:
-            launch_s, copy_s = self._enqueue(batch)
-            launched = clock() + launch_s
-            work_s = self._row_s * batch.num_decode + copy_s
-            self._free_at = max(launched, self._free_at) + work_s
-        enqueued = waited = clock()
-        self._landing, self._lands_at = batch, self._free_at
+        scheduled = clock()
+        landing, self._landing = self._landing, batch
+        self.scheduler.latencies.now = scheduled
         if landing is not None:
-            # Its tokens are read once the next step is launched.
-            if (left := max(lands_at, launched) - enqueued) > 0:
-                time.sleep(left)
             count = landing.num_decode
-            waited = self.scheduler.latencies.now = clock()
             result = StepResult(self._tokens[:count], self._logprobs[:count])
             cost.ended += len(self.scheduler.complete(landing, result))
             self.scheduler.latencies.publish(is_idle=False)
             cost.rows += count
         cost.add += added - started
         cost.schedule += scheduled - added
-        cost.enqueue += enqueued - scheduled
-        cost.wait += waited - enqueued
-        cost.complete += clock() - waited
+        cost.complete += clock() - scheduled
         cost.steps += 1
 
     def _add(self, n: int, max_tokens: int) -> None:

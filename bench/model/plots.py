@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import matplotlib as mpl
@@ -112,40 +111,6 @@ def _plot_prompts(peak: float, model: Record, run: Record, axes: Axes) -> None:
         axes.plot(lengths, rows, linewidth=0.7, alpha=0.6, label=label, **style)
 
 
-def draw_prefix_reuse(record: Record) -> Figure:
-    """Draw the seconds of all prompts and the prompt tokens fed, by what the cache held."""
-    names = {"off": "nothing kept", "empty": "nothing at first", "filled": "all kept"}
-    figure, panels = plt.subplots(1, 2, figsize=(9, 3.5))
-    shown = (("seconds", "seconds", 1), ("prefilled_tokens", "prompt tokens fed", 0))
-    for axes, (figure_name, label, digits) in zip(panels, shown, strict=True):
-        values = [median(run[figure_name] for run in record["runs"][name]) for name in names]
-        bars = axes.bar(list(names.values()), values, color=["tab:gray", "tab:blue", "tab:green"])
-        axes.bar_label(bars, [f"{value:,.{digits}f}" for value in values])
-        axes.set_ylabel(label)
-        axes.margins(y=0.12)
-    return figure
-
-
-def draw_simulation(record: Record) -> Figure:
-    """Draw tokens a second of the simulated device alone, and with the measured host."""
-    cases = record["cases"]
-    figure, axes = plt.subplots(figsize=(8, 4))
-    labels = [
-        f"d {case['width']:,}, {case['step_rows']:,} rows\n{case['efficiency']:.0%} of the rates"
-        for case in cases
-    ]
-    device = [case["device_tokens_per_s"] / 1e6 for case in cases]
-    reached = [case["tokens_per_s"] / 1e6 for case in cases]
-    axes.barh(labels, device, color="tab:gray", alpha=0.4, label="the device alone")
-    bars = axes.barh(labels, reached, height=0.5, color="tab:blue", label="with the host")
-    shares = [f"{part / whole:.0%}" for part, whole in zip(reached, device, strict=True)]
-    axes.bar_label(bars, shares, label_type="center", color="white")
-    axes.invert_yaxis()
-    axes.set_xlabel("million tokens per second")
-    axes.legend()
-    return figure
-
-
 def draw_host(record: Record) -> Figure:
     """Draw schedule and complete per row by running sequences, a line for each kind of case."""
     figure, axes = plt.subplots(figsize=(7, 4))
@@ -239,8 +204,6 @@ KINDS: dict[str, tuple[Callable[[Record], Figure], str]] = {
     "kernels": (draw_kernels, "Each op against the limit that binds it"),
     "host": (draw_host, "Host time per decode row by running sequences"),
     "prefill": (draw_prefill, "Fraction of the GEMM peak by length of the prompt"),
-    "prefix-reuse": (draw_prefix_reuse, "Time and tokens fed by what was kept"),
-    "simulate": (draw_simulation, "Tokens a second of the device and with the host"),
     "peers": (draw_peers, "Tokens a second of each engine"),
 }
 """The function that draws each kind of record, and the picture's caption."""

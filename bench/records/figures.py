@@ -24,7 +24,7 @@ from bench.peaks.rates import (
     share,
     start_cells,
 )
-from bench.server import fleet, scale_table
+from bench.server import scale_table
 from engine.weights.inspect_model import inspect_model
 
 LAST = 100
@@ -333,7 +333,6 @@ FIGURES: dict[str, tuple[str, Callable[[Record], list[str]]]] = {
     "http": ("http-demo", _http),
     "peers": ("peers", _peers),
     "router": ("router-vllm", _router),
-    "fleet": ("fleet", fleet.markdown),
     "counted": ("counted", counted_table.markdown),
     "scale-costs": ("scale", scale_table.assumptions),
     "scale-plan": ("scale", scale_table.plan),

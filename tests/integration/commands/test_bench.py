@@ -44,31 +44,10 @@ def hosts(record: Record) -> None:
     assert all(case["schedule"] > 0 and len(case["raw"]) == 2 for case in record["cases"])
 
 
-def simulated(record: Record) -> None:
-    (case,) = record["cases"]
-    assert 0 < case["tokens_per_s"] <= case["device_tokens_per_s"] and case["steps"] >= 8
-
-
-def kept(record: Record) -> None:
-    assert record["same_completions"]
-    assert [run["prefilled_tokens"] for run in record["runs"]["filled"]] == [0]
-
-
-def snapshots(record: Record) -> None:
-    assert all(run["same_tokens"] for run in record["runs"])
-    assert [run["snapshots"][0]["sequences"] for run in record["runs"]] == [8, 20]
-
-
 def bursts(record: Record) -> None:
     kinds = [(case["requests"], case["n"], case["is_stream"]) for case in record["cases"]]
     assert kinds == [(3, 1, True), (2, 5, True), (2, 5, False)]
     assert all(case["http_tokens_per_s"][0] > 0 for case in record["cases"])
-
-
-def fleets(record: Record) -> None:
-    assert [case["engines"] for case in record["cases"]] == [1, 2]
-    for case in record["cases"]:
-        assert case["lines_per_s"] > 0 and case["cpu_s_per_line"]["owner jobs"] > 0
 
 
 @pytest.mark.slow
@@ -82,16 +61,8 @@ def fleets(record: Record) -> None:
          "| demo | float32 | mix, prompts of 64 | 70 |"),
         ("host", "--running=8,32 --turn-rows=16 --length=4 --samples=2 --seconds=0.01 "
          "--model=absent --repetitions=2", hosts, "| 32 | in turns of 16, replaced after 4 tokens"),
-        ("simulate", "--widths=512 --running=64 --step-rows=16 --efficiencies=1.0 --seconds=0.1",
-         simulated, "| 512 | 16 | 100% |"),
-        ("prefix", "--model={demo} --prompts=5 --header-tokens=40 --max-tokens=3 --repetitions=1",
-         kept, "All completions are the same"),
-        ("snapshot", "--model={bare} --sequences=8,20 --max-tokens=12 --repetitions=1", snapshots,
-         "| 20 |"),
         ("http", "--model={demo} --streams=3 --requests=2 --n=5 --max-tokens=9 --repetitions=1",
          bursts, "| 2 × 5 | whole |"),
-        ("fleet", "--engines=1,2 --line-rates=40.0 --running=8 --max-tokens=4 --seconds=2",
-         fleets, "| 40 | 2 |"),
     ],
 )  # fmt: skip
 def test_a_benchmark_writes_its_record(

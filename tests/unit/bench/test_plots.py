@@ -16,9 +16,7 @@ LABELS = {
     "engine": ["demo", "random d 512", "srm, float32", "PyTorch eager, float32"],
     "kernels": ["random d 512, bfloat16", "up", "mix", "16 rows", "1,024 rows"],
     "prefill": ["one prompt, float32", "a full step, bfloat16", "fraction of GEMM peak"],
-    "prefix-reuse": ["nothing kept", "prompt tokens fed"],
     "host": ["in one step, going on", "in turns, replaced after 128 tokens"],
-    "simulate": ["the device alone", "with the host"],
     "peers": ["vLLM for CPUs: llama-512", "srm serve: srm-1024", "sequences at once"],
 }
 
@@ -37,7 +35,7 @@ def test_a_record_is_drawn_and_shown_once(kind: str, tmp_path: Path) -> None:
     report.write_text("A table.\n")
     main([kind, str(record)])
     drawn = picture.read_text()
-    if kind == "simulate":  # the same each time
+    if kind == "host":  # the same each time
         main([kind, str(record)])
         assert picture.read_text() == drawn
     assert report.read_text() == f"A table.\n\n![{KINDS[kind][1]}]({picture.name})\n"
