@@ -15,7 +15,7 @@ from max.dtype import DType
 from max.graph import DeviceRef, TensorType, TensorValue, Weight
 
 from bench.engine.feeds import DISTINCT, Array, Feeds
-from bench.engine.op import Op
+from bench.engine.op import Feed, Op
 from engine.config import ModelConfig
 from engine.device.linear import layer_norm_float8
 from engine.device.products import FLOAT8, multiply_float8, multiply_float8_into_stream
@@ -45,7 +45,7 @@ def float8_ops(model: ModelConfig, on: DeviceRef) -> dict[str, Op]:
         name: str,
         multiply: Callable[..., Any],
         other: TensorType,
-        feed: Callable[[int], list[Array]],
+        feed: Feed,
     ) -> Op:
         bits = tensors[f"{name}_weight"]
         columns, inner = bits.shape

@@ -11,6 +11,7 @@ from max.graph import BufferType, TensorType
 from bench.engine.feeds import Array
 
 Inputs = list[BufferType | TensorType]
+Feed = Callable[[int], list[Array]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,7 +20,7 @@ class Op:
 
     types: Inputs
     call: Callable[..., Any]
-    feed: Callable[[int], list[Array]]
+    feed: Feed
     weight: int | None = None  # the input that is another copy in each call
     bound: tuple[int, int] | None = None  # (K, N) of a weight that is no input, named as the op
     bits: Array | None = None  # [N, K] of such a weight in FLOAT8

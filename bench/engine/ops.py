@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from max.driver import Buffer, Device
@@ -21,7 +21,6 @@ from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession
 from max.graph import (
     BufferType,
-    BufferValue,
     DeviceRef,
     Graph,
     Module,
@@ -33,7 +32,7 @@ from max.graph import (
 from bench.engine.counts import KERNEL_SIZE, PROMPT
 from bench.engine.feeds import Array, Feeds
 from bench.engine.float8 import float8_ops
-from bench.engine.op import Inputs, Op
+from bench.engine.op import Feed, Inputs, Op
 from engine.config import ModelConfig
 from engine.device import kernels
 from engine.device.graph_cache import Built, cached
@@ -55,7 +54,6 @@ from engine.device.products import (
     head_with_slices,
     multiply_into_stream,
     multiply_normed,
-    stream_types,
 )
 from engine.steps.batch import F32
 from engine.weights.float8 import from_e4m3
@@ -184,6 +182,71 @@ def _build(ops: dict[str, Op]) -> Built:
     return module, kernel_libraries()
 
 
+class _Dense(NamedTuple):
+    """A matrix product of a step: how many widths of the model go in and come out."""
+
+    inner: int
+    columns: int
+    """0: the vocabulary."""
+    silu: bool = False
+    has_residual: bool = False
+
+
+_MIXED = "pool layer x rows rows rows bounds scalars scalars scalars decay"
+_SAMPLED = "last_token logits records decode decode"
+_EDITED = "last_token logits tokens rows edited spans penalties edit_tokens biases"
+_TABLE: dict[str, _Dense | tuple[str, Callable[..., Any], Callable[..., list[Array]]]] = {
+    "call": ("one", lambda x: x + 1, lambda *_: [np.ones(1, np.float32)]),
+    "expand": ("records decode decode new prefill fed", kernels.expand, Feeds.expand),
+    "embed": ("last_token tokens rows table", kernels.embed, Feeds.embed),
+    "norm": ("x vector vector", layer_norm, Feeds.norm),
+    "up": _Dense(1, 4, silu=True),
+    "down": _Dense(4, 1, has_residual=True),
+    "proj_in": _Dense(1, 1),
+    "mix": (_MIXED, kernels.mix, Feeds.mix),
+    "mix_prompts": (_MIXED, kernels.mix, partial(Feeds.mix, length=PROMPT)),
+    "taps": ("x rows bounds tap beta x", kernels.taps, Feeds.taps),
+    "proj_out": _Dense(1, 1, has_residual=True),
+    "head": _Dense(1, 0),
+    "sample_slices": (f"{_SAMPLED} slices", kernels.sample, Feeds.sample_slices),
+    "edit": (_EDITED, kernels.edit, Feeds.edit),
+    "sample": (_SAMPLED, kernels.sample, Feeds.sample),
+    "sample_top_p": (_SAMPLED, kernels.sample, partial(Feeds.sample, top_p=0.9)),
+    "score": ("logits records decode decode targets scored scored", kernels.score, Feeds.score),
+}
+"""Of each op the names of its inputs, what calls it and what makes them; or its product."""
+_TYPES = {
+    "one": "float 1",
+    "x": "stored tokens width",
+    "vector": "stored width",
+    "table": "stored vocab width",
+    "last_token": "int slots",
+    "records": "int slots record",
+    "pool": "float slots state",
+    "layer": "int",
+    "new": "int new new_values",
+    "prefill": "int prefill prefill_values",
+    "scalars": "float heads n_ctx",
+    "decay": "float 2 heads",
+    "tap": "float kernel_size n_ctx",
+    "beta": "float n_ctx",
+    "logits": "logit head vocab",
+    "slices": "float head slices 2",
+    "spans": "int edited span_bounds",
+    "penalties": "float edited penalties",
+    "biases": "float biases",
+    "factor": "stored tokens inner",
+    "weight": "stored panels words panel pair",
+    "column": "stored columns",
+    "residual": "stored tokens columns",
+    "of_columns": "float columns 2",
+    "moments": "float tokens inner_slices 2",
+}
+"""What inputs consist of, and their dimensions. One that is not here is a list of integers."""
+_CHANGED = {"last_token", "records", "pool"}
+"""Inputs that ops change in place."""
+
+
 def build_ops(
     model: ModelConfig, dtype: DType, on: DeviceRef, by: Product | None, bound: bool
 ) -> dict[str, Op]:
@@ -195,114 +258,88 @@ def build_ops(
     """
     if dtype == FLOAT8:
         return float8_ops(model, on)
-    d, vocab, state = model.d_model, model.vocab_size, model.state_width
-    folds = folds_norms(by, model, dtype)
-    assert bound or not folds
-    made = Feeds(model, is_narrow=dtype == DType.bfloat16, narrow_logits=on.is_gpu())
+    maker = _Maker(model, dtype, on, by, bound)
+    absent = {"norm" if maker.folds else "", "" if by == "own" else "sample_slices"}
+    return {name: maker.op(name) for name in _TABLE if name not in absent}
 
-    def size(name: str, value: int) -> str | int:
-        return value if bound else name
 
-    def ints(*names: str) -> list[TensorType]:
-        return [TensorType(I32, [name], on) for name in names]
+class _Maker:
+    """Makes the ops of a model; dimensions that are not bound are known by name."""
 
-    def product(
-        name: str, inner: int, columns: int, *, is_head: bool = False, **how: Any
-    ) -> dict[str, Op]:
-        has_residual = how.pop("residual", False)
-        laid_out = linear_shape(inner, columns, on, dtype)
-        if folds and name in NORMED:
-            return {name: normed(name, inner, columns, how.get("silu", False))}
-        across = size("columns", columns)
-        types: Inputs = [
-            TensorType(dtype, ["tokens", size("inner", inner)], on),
-            *[TensorType(dtype, ["panels", "words", *laid_out[2:]], on)] * (not bound),
-            TensorType(dtype, [across], on),  # the head has no bias, but its output has a width
-            *[TensorType(dtype, ["tokens", across], on)] * has_residual,
-        ]
+    def __init__(
+        self, model: ModelConfig, dtype: DType, on: DeviceRef, by: Product | None, bound: bool
+    ) -> None:
+        assert bound or not on.is_gpu()
+        self._model, self._on, self._by, self._bound = model, on, by, bound
+        self.folds = folds_norms(by, model, dtype)
+        logit = dtype if on.is_gpu() else FLOAT
+        self._dtypes = {"stored": dtype, "logit": logit, "int": I32, "float": FLOAT}
+        self._feeds = Feeds(model, is_narrow=dtype == DType.bfloat16, narrow_logits=on.is_gpu())
+        sizes = {"width": model.d_model, "vocab": model.vocab_size, "state": model.state_width}
+        sizes |= {"heads": model.num_heads, "n_ctx": model.n_ctx, "kernel_size": KERNEL_SIZE}
+        self._sizes = {"slices": model.vocab_size // SLICE} | (sizes if bound else {})
 
-        def call(x: TensorValue, *rest: TensorValue) -> Any:
-            weight, *others = (Weight(name, dtype, laid_out, on), *rest) if bound else rest
-            how["out_dtype"] = logits.dtype if is_head else None
-            how["residual"] = others[1] if has_residual else None
-            bias = None if is_head else others[0]
-            if folds and has_residual:
-                return multiply_into_stream(x, weight, bias, Stream(others[1]))
-            return linear(x, weight, others[0].shape[0], bias=bias, product=by, **how)
+    def op(self, name: str) -> Op:
+        row = _TABLE[name]
+        if isinstance(row, _Dense):
+            return self._product(name, row)
+        inputs, call, feed = row
+        call = kernels.embed_stream if self.folds and name == "embed" else call
+        return Op(self._input_types(inputs, self._sizes), call, partial(feed, self._feeds))
 
-        def feed(rows: int) -> list[Array]:
-            weight = [] if bound else [pack_linear(made.values(inner, columns), dtype)]
-            residual = [made.stored(rows, columns)] * has_residual
-            return [made.stored(rows, inner), *weight, made.stored(columns), *residual]
+    def _input_types(self, inputs: str, sizes: dict[str, int]) -> Inputs:
+        types: Inputs = []
+        for name in inputs.split():
+            kind, *names = _TYPES.get(name, f"int {name}").split()
+            shape = [int(one) if one.isdecimal() else sizes.get(one, one) for one in names]
+            make = BufferType if name in _CHANGED else TensorType
+            types.append(make(self._dtypes[kind], shape, self._on if shape else HOST))
+        return types
 
-        shape = (inner, columns) if bound else None
-        return {name: Op(types, call, feed, None if bound else 1, shape)}
+    def _product(self, name: str, row: _Dense) -> Op:
+        inner, columns = row.inner * self._model.d_model, row.columns * self._model.d_model
+        columns = columns or self._model.vocab_size
+        shape = linear_shape(inner, columns, self._on, self._dtypes["stored"])
+        sizes = dict(zip(("panel", "pair"), shape[2:], strict=False)) | self._sizes
+        if self._bound:
+            sizes |= {"inner": inner, "columns": columns, "inner_slices": inner // SLICE}
+        inputs = "factor column residual" if row.has_residual else "factor column"
+        feed: Feed = partial(self._factors, inner, columns, row.has_residual)
+        if name == "head" and self._by == "own":
+            inputs, feed = "factor records decode", self._feeds.head
+        elif self.folds and name in NORMED:
+            inputs = "factor of_columns moments"
+            feed = partial(self._feeds.normed, inner=inner, columns=columns)
+        elif not self._bound:
+            inputs = inputs.replace("factor", "factor weight")
+        return Op(
+            self._input_types(inputs, sizes),
+            partial(self._multiply, name, row, shape),
+            feed,
+            weight=None if self._bound else 1,
+            bound=(inner, columns) if self._bound else None,
+        )
 
-    def head(x: TensorValue, sampling: BufferValue, slots: TensorValue) -> Any:
-        return head_with_slices(x, Weight("head", dtype, (vocab, d), on), "tokens", sampling, slots)
+    def _factors(self, inner: int, columns: int, has_residual: bool, rows: int) -> list[Array]:
+        made, weight = self._feeds, []
+        if not self._bound:
+            weight = [pack_linear(made.values(inner, columns), self._dtypes["stored"])]
+        residual = [made.stored(rows, columns)] * has_residual
+        # The head has no bias, but its output has a width.
+        return [made.stored(rows, inner), *weight, made.stored(columns), *residual]
 
-    def normed(name: str, inner: int, columns: int, silu: bool) -> Op:
-        def call(x: TensorValue, of_columns: TensorValue, moments: TensorValue) -> TensorValue:
-            weight = Weight(name, dtype, (columns, inner), on)
-            return multiply_normed(Stream(x, moments), weight, of_columns, silu)
-
-        of_columns = TensorType(FLOAT, [columns, 2], on)
-        x, moments = stream_types(TensorType(dtype, ["tokens", inner], on))
-        feed = partial(made.normed, inner=inner, columns=columns)
-        return Op([x, of_columns, moments], call, feed, None, (inner, columns))
-
-    width = size("width", d)
-    x, vector = TensorType(dtype, ["tokens", width], on), TensorType(dtype, [width], on)
-    last_token, (rows, bounds) = BufferType(I32, ["slots"], on), ints("rows", "bounds")
-    heads, n_ctx = size("heads", model.num_heads), size("n_ctx", model.n_ctx)
-    scalars = TensorType(FLOAT, [heads, n_ctx], on)
-    pool = BufferType(FLOAT, ["slots", size("state", state)], on)
-    mixed: Inputs = [
-        *(pool, TensorType(I32, [], HOST), x, rows, rows, rows, bounds),
-        *(scalars, scalars, scalars, TensorType(FLOAT, [2, heads], on)),
-    ]
-    tap = TensorType(FLOAT, [size("kernel_size", KERNEL_SIZE), n_ctx], on)
-    tapped: Inputs = [x, rows, bounds, tap, TensorType(FLOAT, [n_ctx], on), x]
-    table = TensorType(dtype, [size("vocab", vocab), width], on)
-    logits = TensorType(dtype if on.is_gpu() else FLOAT, ["head", size("vocab", vocab)], on)
-    sampling = BufferType(I32, ["slots", "record"], on)
-    sampled: Inputs = [last_token, logits, sampling, *ints("decode", "decode")]
-    said = [TensorType(I32, [name, f"{name}_values"], on) for name in ("new", "prefill")]
-    expanded: Inputs = [sampling, *ints("decode", "decode"), *said, *ints("fed")]
-    edited: Inputs = [
-        *(last_token, logits, *ints("tokens", "rows", "edited")),
-        TensorType(I32, ["edited", "span_bounds"], on),
-        TensorType(FLOAT, ["edited", "penalties"], on),
-        *(*ints("edit_tokens"), TensorType(FLOAT, ["biases"], on)),
-    ]
-    scores = ints("decode", "decode", "targets", "scored", "scored")
-    scored: Inputs = [logits, sampling, *scores]
-    of_slices = TensorType(FLOAT, ["head", vocab // SLICE, 2], on)
-    sliced = {
-        "head": Op([x, sampling, *ints("decode")], head, made.head, None, (d, vocab)),
-        "sample_slices": Op([*sampled, of_slices], kernels.sample, made.sample_slices),
-    }
-    return {
-        "call": Op(
-            [TensorType(FLOAT, [1], on)], lambda x: x + 1, lambda _: [np.ones(1, np.float32)]
-        ),
-        "expand": Op(expanded, kernels.expand, made.expand),
-        "embed": Op(
-            [last_token, *ints("tokens"), rows, table],
-            kernels.embed_stream if folds else kernels.embed,
-            made.embed,
-        ),
-        **({} if folds else {"norm": Op([x, vector, vector], layer_norm, made.norm)}),
-        **product("up", d, 4 * d, silu=True),
-        **product("down", 4 * d, d, residual=True),
-        **product("proj_in", d, d),
-        "mix": Op(mixed, kernels.mix, made.mix),
-        "mix_prompts": Op(mixed, kernels.mix, partial(made.mix, length=PROMPT)),
-        "taps": Op(tapped, kernels.taps, made.taps),
-        **product("proj_out", d, d, residual=True),
-        **(sliced if by == "own" else product("head", d, vocab, is_head=True)),
-        "edit": Op(edited, kernels.edit, made.edit),
-        "sample": Op(sampled, kernels.sample, made.sample),
-        "sample_top_p": Op(sampled, kernels.sample, partial(made.sample, top_p=0.9)),
-        "score": Op(scored, kernels.score, made.score),
-    }
+    def _multiply(
+        self, name: str, row: _Dense, shape: tuple[int, ...], x: TensorValue, *rest: Any
+    ) -> Any:
+        if self._bound:
+            rest = (Weight(name, self._dtypes["stored"], shape, self._on), *rest)
+        weight, column, *more = rest
+        if name == "head" and self._by == "own":
+            return head_with_slices(x, weight, "tokens", column, *more)
+        if self.folds and name in NORMED:
+            return multiply_normed(Stream(x, *more), weight, column, row.silu)
+        if self.folds and row.has_residual:
+            return multiply_into_stream(x, weight, column, Stream(*more))
+        last = {"out_dtype": self._dtypes["logit"]} if name == "head" else {"bias": column}
+        how = last | ({"residual": more[0]} if more else {})
+        return linear(x, weight, column.shape[0], silu=row.silu, product=self._by, **how)
