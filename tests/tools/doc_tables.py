@@ -233,9 +233,7 @@ TABLES: dict[str, Callable[..., Table]] = {
     "routes": routes,
     "metrics": metrics,
     "vllm-metrics": vllm_metrics,
-    "vllm-fields": lambda: Table(
-        ["vLLM's fields", "of completions", "of chats"], vllm_tables.fields()
-    ),
+    "vllm-fields": lambda: Table(["vLLM's fields", "which"], vllm_tables.fields()),
     "vllm-routes": lambda: Table(["vLLM's routes", "which"], vllm_tables.routes()),
     "errors": error_codes,
     "exit-codes": exit_codes,

@@ -47,10 +47,17 @@ VLLM_ROUTES = """
 
 
 def fields() -> list[Row]:
-    """By what becomes of them: those of completions, and those of chats."""
+    """By what becomes of them: those of completions and chats, and of one of them alone."""
     of_completions = _by_fate(VLLM_COMPLETIONS, CompletionRequest, NEUTRAL)
     of_chats = _by_fate(VLLM_CHATS, ChatRequest, CHAT_NEUTRAL)
-    return [[fate, named, of_chats[fate]] for fate, named in of_completions.items()]
+    rows: list[Row] = []
+    for fate, ours in of_completions.items():
+        theirs = of_chats[fate]
+        both = [one for one in ours if one in theirs]
+        for of, names in (("both", both), ("completions", ours), ("chats", theirs)):
+            alone = names if of == "both" else [one for one in names if one not in both]
+            rows += [[f"{fate}, {of}", "; ".join(alone)]] if alone else []
+    return rows
 
 
 def routes() -> list[Row]:
@@ -66,14 +73,13 @@ def shown(values: tuple[Any, ...]) -> str:
 
 def _by_fate(
     names: list[str], kind: type[Fields], at_one_value: Mapping[str, tuple[Any, ...]]
-) -> dict[str, str]:
+) -> dict[str, list[str]]:
     known = hints_of(kind)
     neutral = [name for name in names if at_one_value.get(name)]
-    cells = {
+    return {
         "honoured": [f"`{name}`" for name in names if name in known],
         "accepted where they ask for nothing": [
             f"`{name}`: {shown(at_one_value[name])}" for name in neutral
         ],
         "refused unless null": [f"`{name}`" for name in names if name not in {*known, *neutral}],
     }
-    return {fate: "; ".join(cell) for fate, cell in cells.items()}
