@@ -16,7 +16,7 @@ SOURCES := engine server training experiments loadtest bench deploy tests srm.py
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fmt tables lint types test test-all test-gpu test-clients fuzz mutants kernels kernels-wide kernels-all gpu-kit gpu-kit-rehearsal image deploy-check-lint deploy-check deploy-check-all bench load chaos attack agreement peers-setup peers docs locks graphs wheel check clean
+.PHONY: help setup serve fmt tables lint types test test-all test-gpu test-clients fuzz mutants kernels kernels-wide kernels-all gpu-kit gpu-kit-rehearsal image deploy-check-lint deploy-check deploy-check-all bench load attack peers-setup peers docs locks graphs wheel check clean
 
 help:  ## the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -77,9 +77,6 @@ fuzz: .venv/dev  ## property tests with fresh seeds, round after round, for SECO
 mutants: .venv/dev  ## changes COUNT=60 single tokens, drawn with SEED=14, one at a time, and says which no test notices
 	@COUNT=$(COUNT) SEED=$(SEED) JOBS=$(JOBS) $(BIN)/python -m tests.tools.mutants
 
-chaos: .venv/dev  ## kills 100 processes during a job of 20,000 lines; writes docs/benchmarks/
-	$(BIN)/python -m tests.chaos.run
-
 attack: .venv/dev  ## half an hour of random requests, kills, full disks, flipped bits and clock jumps; needs root
 	$(BIN)/python -m tests.attack.run
 
@@ -94,9 +91,6 @@ attack: .venv/dev  ## half an hour of random requests, kills, full disks, flippe
 
 test-clients: .venv/dev .venv-clients/ready  ## lm-eval, TRL, guidellm, LangChain and LiteLLM against a server, in a venv of their own
 	$(BIN)/python -m pytest -m clients
-
-agreement: .venv/dev .venv-clients/ready  ## load tests beside guidellm, and of a server that stalls; writes docs/benchmarks/
-	$(BIN)/python -m tests.clients.agreement
 
 kernels: .venv/dev  ## compiles every op for an H100 or H200, without one, and shows registers and spills
 	$(BIN)/python -m tests.kernels.compile_for_gpu

@@ -19,8 +19,7 @@ import psutil
 
 from tests.attack.damage import Clock, Disk
 from tests.attack.lying_worker import LIES, SELF_LIES, TRUTH, LyingWorker
-from tests.chaos.jobs import KilledServer
-from tests.chaos.run import WHO
+from tests.chaos.jobs import WHO, KilledServer
 
 _DAY_S = 86_400
 FROZEN = ("engine", "api", "jobs")

@@ -22,6 +22,12 @@ from server.storage.store import Store
 from tests.serving import ROOT, serve_command
 
 _DAY_S = 24 * 3600
+WHO = ("engine", "api", "jobs", "supervisor")
+
+
+def table(rows: Mapping[str, object]) -> str:
+    """A table of two columns in Markdown."""
+    return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items())]) + "\n"
 
 
 def completion_line(number: int, **body: Any) -> dict[str, Any]:

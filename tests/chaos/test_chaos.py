@@ -1,4 +1,4 @@
-"""Processes are killed during a job of some hundred lines: `make chaos` for every day."""
+"""Processes are killed during a job of some hundred lines; `make attack` kills them at random."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from server.storage.records import BatchRecord
 from server.storage.store import Store
@@ -21,7 +20,6 @@ from tests.chaos.jobs import (
     wait_for,
     wait_for_results,
 )
-from tests.chaos.run import WHO, ChaosConfig, harass, markdown
 from tests.engines.held_engine import held
 from tests.serving import SERVER_FLAGS
 
@@ -88,12 +86,3 @@ def test_kills_a_second_server_and_damage_change_no_byte(text_model: Path, tmp_p
     own = {name: getattr(record, name) for name in names}
     assert record == msgspec.structs.replace(wanted, **own)
     assert results(data, record) == results(alone, wanted)
-
-
-@pytest.mark.slow
-def test_the_program_of_make_chaos(text_model: Path, tmp_path: Path) -> None:
-    config = ChaosConfig(lines=3_000, kills=12, pause_s=0.6, seed=3)
-    outcome = harass(text_model, tmp_path, config)
-    assert outcome.kills.total() >= 8
-    assert (outcome.lost, outcome.differing, outcome.batch.completed) == (0, 0, 3_000)
-    assert all(f"x {who}" in markdown(outcome) for who in WHO)

@@ -36,10 +36,6 @@ class Load:
     streams: int = 0
     rate: float = 0.0
 
-    def __str__(self) -> str:
-        how = f"{self.streams} streams" if self.streams else f"{self.rate:g} requests/s"
-        return f"{how}, {self.requests} × {self.tokens} tokens"
-
 
 @dataclass(frozen=True)
 class Figures:
@@ -174,8 +170,3 @@ class Histograms:
             tpot_s=mean("srm_engine_inter_token_latency_seconds"),
             e2e_s=mean("srm_e2e_request_latency_seconds"),
         )
-
-
-def as_data(figures: Figures) -> dict[str, Any]:
-    """For a record; what was not told is left out."""
-    return {name: value for name, value in vars(figures).items() if not math.isnan(value)}

@@ -43,7 +43,7 @@ def test_on_a_server_of_exact_timing(tmp_path: Path, load: Load) -> None:
 def test_on_our_server_tokens_are_the_same_and_so_are_its_histograms(
     tmp_path: Path, demo: Server
 ) -> None:
-    """Times are those of one run on a busy machine; `make agreement` is for them."""
+    """Times are those of one run on a busy machine."""
     load = Load(requests=40, tokens=64, prompt=PROMPT, streams=8)
     for tool in (by_srm, by_guidellm):
         before = demo.metric("srm_completion_tokens_total")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from tests.loads.fault_proxy import FaultProxy
-from tests.loads.run_loadtest import Loaded, loaded, simulated
+from tests.loads.run_loadtest import Loaded, simulated
 from tests.loads.theory import Times, received
 from tests.loads.toy_server import ToyConfig, ToyServer
 
@@ -35,22 +35,13 @@ class Stalled(NamedTuple):
     expected_ttft: Times
 
 
-def stalled(open_loop: bool) -> Stalled:
-    """The stall begins with the same request of both loops."""
-    with ToyServer(TOY) as toy, FaultProxy(toy.url, stall_s=STALL_S, stall_at=STALL_AT) as proxy:
-        return _found(loaded(proxy.url, **LOADS[open_loop]), toy, proxy)
-
-
 async def simulated_stall(open_loop: bool) -> Stalled:
-    """The same in virtual time."""
+    """In virtual time; the stall begins with the same request of both loops."""
     async with (
         ToyServer(TOY) as toy,
         FaultProxy(toy.url, stall_s=STALL_S, stall_at=STALL_AT) as proxy,
     ):
-        return _found(await simulated(proxy.url, **LOADS[open_loop]), toy, proxy)
-
-
-def _found(run: Loaded, toy: ToyServer, proxy: FaultProxy) -> Stalled:
+        run = await simulated(proxy.url, **LOADS[open_loop])
     assert proxy.stall is not None
     planned = run.recording.requests["planned"]
     due = received(run.started + planned, TOKENS, TTFT_S, ITL_S, proxy.stall) - run.started
