@@ -1,13 +1,15 @@
-"""`python -m bench.host.instant`: the engine process on a runner that has all results at once.
+"""`python -m bench.host.instant`: the engine process on a runner that computes nothing.
 
 Takes the flags of `python -m engine`; of the checkpoint it reads only `config.json`. It returns
 made-up tokens, none of which ends a sequence, at the speed of the scheduler: benchmarks with it
-measure all that lies between engine and socket.
+measure all that lies between engine and socket. If there is a file `step_s` beside `config.json`,
+each step takes as many seconds as it says.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 
 import msgspec
 import numpy as np
@@ -25,10 +27,11 @@ from engine.weights.weights import Weights
 
 DEFAULT_SLOTS = 65_536
 """Slots if num_slots is 0."""
+STEP_FILE = "step_s"
 
 
 class InstantRunner:
-    """Samples from a row of made-up tokens, with made-up scores."""
+    """Samples from a row of made-up tokens, with made-up scores, one step after the other."""
 
     arithmetic = "none"
 
@@ -45,6 +48,9 @@ class InstantRunner:
         self._top_ids = rng.choice(np.array(ordinary, np.int32), likely)
         self._top_logprobs = -np.sort(rng.random(likely, np.float32))
         self._steps = 0
+        step_s = config.model / STEP_FILE
+        self._step_s = float(step_s.read_text()) if step_s.exists() else 0.0
+        self._free_at = 0.0
 
     def launch(self, batch: Batch) -> InstantStep:
         self._steps += 1
@@ -53,7 +59,9 @@ class InstantRunner:
         scored = slice(window, window + len(batch.score_rows))
         top = self._top_ids[scored], self._top_logprobs[scored]
         scores = Scores(self._logprobs[scored], np.ones(len(top[0]), np.int32), *top)
-        return InstantStep(StepResult(self._tokens[rows], self._logprobs[rows], scores))
+        self._free_at = max(time.monotonic(), self._free_at) + self._step_s
+        result = StepResult(self._tokens[rows], self._logprobs[rows], scores)
+        return InstantStep(result, self._free_at)
 
     def read_slots(self, slots: I64) -> SlotStates:
         return SlotStates(np.zeros((len(slots), 1), np.float32), np.zeros(len(slots), np.int32))
@@ -66,23 +74,25 @@ class InstantRunner:
 
 
 class InstantStep:
-    """A step that is done when it begins."""
+    """A step that is done at a moment known before."""
 
-    def __init__(self, result: StepResult) -> None:
-        self._result = result
+    def __init__(self, result: StepResult, done_at: float) -> None:
+        self._result, self._done_at = result, done_at
 
     def wait(self) -> StepResult:
+        if (left := self._done_at - time.monotonic()) > 0:
+            time.sleep(left)
         return self._result
 
 
-def main(argv: list[str], make_runner: type[InstantRunner] = InstantRunner) -> int:
+def main(argv: list[str]) -> int:
     """Serve until told to stop; return the exit code."""
     keep_freed_memory()
     try:
         config = load(EngineConfig, argv, prog="python -m bench.host.instant")
         model = msgspec.json.decode((config.model / "config.json").read_bytes(), type=ModelConfig)
         collect_rarely()
-        return serve(Engine(model, make_runner(model, config), config, "instant"), config)
+        return serve(Engine(model, InstantRunner(model, config), config, "instant"), config)
     except SRMError as error:
         sys.stderr.write(f"{error.message}\n")
         return error.exit_code

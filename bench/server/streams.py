@@ -9,6 +9,7 @@ nothing else (`bare_streams.py`) in the same run.
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -20,12 +21,13 @@ from typing import Any
 import numpy as np
 
 from bench.frame import Record, Settings, run, table
+from bench.host.instant import STEP_FILE
 from bench.host.processes import children_of_server, processes
 from bench.host.serving import Serving, serving
-from bench.host.sleeping import STEP_FILE, copy_model
 from bench.server.bare_streams import bare_streams, read
 from bench.server.load import send
 from bench.server.profile import PARTS, divided, sampled
+from engine.config import DEMO_MODEL
 
 _TOKEN_S = 60e-6
 """Seconds a token of the sleeping engine, chosen so that each process should need less than half a
@@ -76,11 +78,13 @@ def sleeping_server(streams: int, step_s: float) -> Iterator[Serving]:
     """Start a server with a slot for each stream, and an engine whose steps take so long."""
     with tempfile.TemporaryDirectory() as name:
         model = Path(name) / "model"
-        copy_model(model)
+        model.mkdir()
+        for file in ("config.json", "tokenizer.json"):
+            shutil.copy(DEMO_MODEL / file, model)
         (model / STEP_FILE).write_text(str(step_s))
         flags = (f"--model={model}", f"--data-dir={name}/data", "--log-level=warning",
                  f"--num-slots={streams}", f"--max-step-rows={streams}")  # fmt: skip
-        with serving(*flags, engine_module="bench.host.sleeping") as server:
+        with serving(*flags, engine_module="bench.host.instant") as server:
             yield server
 
 

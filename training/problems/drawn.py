@@ -10,7 +10,6 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from training.problems.instructions import instruction
 from training.problems.more_steps import (
     change_from_a_bill,
     shared,
@@ -19,7 +18,7 @@ from training.problems.more_steps import (
     times_as_many,
 )
 from training.problems.one_step import gain, groups, groups_then_change, loss, plain
-from training.problems.problem import Problem
+from training.problems.problem import Problem, Style
 
 Split = Literal["train", "held-out"]
 
@@ -27,6 +26,29 @@ KINDS: tuple[Callable[[random.Random], Problem], ...] = (
     *(gain, loss, groups, groups_then_change, shopping, change_from_a_bill),
     *(times_as_many, three_friends, shared, plain),
 )
+_POLITE = ("", "", "", "", "You are a helpful assistant. ", "You solve word problems. ")
+_ASKS: dict[Style, tuple[str, ...]] = {
+    "prose": (
+        *("Explain in words.", "Explain your answer in words.", "Explain each step in words."),
+        *("Answer in words.", "Answer in whole sentences.", "Answer in prose.", "Explain."),
+        *("Explain how you get there.", "Write whole sentences.", "Explain your reasoning."),
+        *("Please explain the answer.", "Use sentences.", "Think step by step, in words."),
+    ),
+    "number": (
+        *("Only the number.", "Answer with the number only.", "Give only the number."),
+        *("Just the number.", "Say only the result.", "No explanation.", "Only the result."),
+        *("Answer with a number and nothing else.", "Give just the answer.", "Only the answer."),
+        *("Do not explain.", "Reply with only the final number."),
+    ),
+    "equations": (
+        *("You are a helpful assistant.", "You are a helpful assistant.", "Be kind."),
+        *("Answer the question.", "Solve the problem.", "You are good at arithmetic."),
+        *("Show the equations.", "Write equations.", "Answer with equations."),
+        *("Be brief.", "Show the steps.", "Calculate step by step."),
+    ),
+}
+_SHARES: dict[Style, float] = {"prose": 0.27, "number": 0.1, "equations": 0.13}
+"""How often a system message asks for each style. The rest has none, and equations."""
 
 
 def problems(split: Split, seed: int) -> Iterator[Problem]:
@@ -45,3 +67,14 @@ def examples(seed: int) -> Iterator[tuple[str, str]]:
     for problem in problems("train", seed):
         system, style = instruction(random_)
         yield problem.prompt_with(system), problem.solution_in(style)
+
+
+def instruction(r: random.Random) -> tuple[str, Style]:
+    """Draw a system message, or "", and the style of the answer to it."""
+    place = r.random()
+    for style, share in _SHARES.items():
+        if place < share:
+            polite = "" if style == "equations" else r.choice(_POLITE)
+            return polite + r.choice(_ASKS[style]), style
+        place -= share
+    return "", "equations"

@@ -10,8 +10,7 @@ from itertools import islice
 import pytest
 
 from training.problems import words
-from training.problems.drawn import KINDS, Split, examples, problems
-from training.problems.instructions import instruction
+from training.problems.drawn import KINDS, Split, examples, instruction, problems
 from training.problems.problem import Problem, extract_answer, reward
 
 SPLITS: tuple[Split, Split] = ("train", "held-out")
