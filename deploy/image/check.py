@@ -19,11 +19,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from deploy.image.podman import (
     CONTAINERS_CONF,
@@ -35,25 +33,18 @@ from deploy.image.podman import (
     run,
     wait_until_ready,
 )
-from engine.records import ROOT, new_record, write_record
+from engine.records import ROOT
 from server.supervise.launch import QUESTION
 
 log = logging.getLogger(__name__)
 
 NAME = f"srm-check-{os.getpid()}"
 BASE, IMAGE, LOADTEST = "localhost/srm-base:trixie", "localhost/srm", "localhost/srm-loadtest"
-GIB = 2**30
 MOST_BYTES = 10**9
 """Largest size of the image without its base, unpacked, in bytes."""
 MOST_START_S = 5.0
 """Most processor seconds of a start whose graph is there: its time depends on what else
 runs, and is not more than this where nothing does."""
-STREAM = {
-    "prompt": "Question: Ava has 6 boxes",
-    "max_tokens": 400,
-    "ignore_eos": True,
-    "stream": True,
-}
 WIDE_MODEL = """
 from pathlib import Path
 from engine.config import ModelConfig
@@ -65,35 +56,25 @@ write_random_model(Path("/made"), ModelConfig(d_model=96, num_layers=2, num_head
 
 
 class Check:
-    """One run of the parts, in the order of `PARTS`; what they measure is in `figures`."""
+    """One run of the parts, in the order of `PARTS`."""
 
     def __init__(self, base: str, folder: Path) -> None:
         self.base, self.folder = base, folder
-        self.figures: dict[str, Any] = {}
 
     def build(self) -> None:
-        """The image and the harness are built, and what they add to the base is counted."""
+        """The image and the harness are built, and add little to the base."""
         if not run("podman", "images", "--quiet", self.base).strip():
-            started = time.monotonic()
             run(str(ROOT / "deploy/image/base.sh"), self.base, timeout_s=900)
-            self.figures["base by debootstrap, s"] = round(time.monotonic() - started, 1)
         options = ["--build-arg", f"BASE={self.base}", *self._secrets()]
         for target, tag in (("server", IMAGE), ("loadtest", LOADTEST)):
-            started = time.monotonic()
             run(
                 *("buildah", "bud", "--layers", "--isolation", "chroot", "--network", "host"),
                 *("--format", "docker", "--target", target, "--tag", tag, *options, str(ROOT)),
                 timeout_s=3600,
             )
-            self.figures[f"build of {target}, s"] = round(time.monotonic() - started, 1)
         sizes = {name: inspect("image", name) for name in (self.base, IMAGE, LOADTEST)}
-        base = sizes[self.base]
         for tag in (IMAGE, LOADTEST):
-            added = sizes[tag]["Size"] - base["Size"]
-            layers = len(sizes[tag]["RootFS"]["Layers"]) - len(base["RootFS"]["Layers"])
-            name = tag.removeprefix("localhost/")
-            self.figures[f"{name}, MB beyond the base of {base['Size'] / 1e6:.0f}"] = added // 10**6
-            self.figures[f"{name}, layers beyond the base"] = layers
+            added = sizes[tag]["Size"] - sizes[self.base]["Size"]
             demand(added < MOST_BYTES, f"{tag} adds {added} bytes, allowed are {MOST_BYTES}")
         demand(sizes[IMAGE]["User"] == "10001:10001", "the image's user is not 10001")
 
@@ -113,15 +94,13 @@ class Check:
         wanted = json.loads(reply)["choices"]
         for which in ("first", "second"):
             with Container(NAME, IMAGE) as server:
-                self.figures[f"{which} start, s"] = round(server.start_s, 2)
                 used_s = server.processor_s
-                self.figures[f"{which} start, s of one processor"] = round(used_s, 2)
                 demand(used_s < MOST_START_S, f"the {which} start took {used_s:.1f} s")
                 said = json.loads(run("bash", "-c", curl.replace("8000", str(server.port))))
                 demand(said["choices"] == wanted, f"README's curl was answered with {said}")
                 run("podman", "healthcheck", "run", server.name)
                 self._has_no_rights(server)
-                code, _ = server.stop(60)
+                code = server.stop(60)
                 demand(code == 0, f"exit code {code} after SIGTERM")
                 demand("compiling" not in server.log, "a graph was compiled that should be there")
 
@@ -148,22 +127,6 @@ class Check:
                 f"HEALTHCHECK says of a server that does not answer: {said}",
             )
 
-    def drain(self) -> None:
-        """SIGTERM lets a stream end that has the time, cuts one that has not, and exits 0."""
-        for n, drain_s, end in ((8, 600, "data: [DONE]"), (16_000, 1, '"engine_unavailable"')):
-            with Container(NAME, IMAGE, "--env", f"SRM_DRAIN_S={drain_s}") as server:
-                lines: list[str] = []
-                began = threading.Event()
-                reader = threading.Thread(target=_read, args=(server.port, n, lines, began))
-                reader.start()
-                demand(began.wait(300), "no event of a stream came in 300 s")
-                code, took_s = server.stop(drain_s + 120)
-                reader.join(60)
-                demand(code == 0, f"exit code {code} with an open stream, drain_s = {drain_s}")
-                last = " ".join(lines[-3:])
-                demand(end in last, f"with drain_s = {drain_s} the stream ended with {last[-300:]}")
-                self.figures[f"stop with an open stream, drain_s = {drain_s}, s"] = round(took_s, 2)
-
     def other_model(self) -> None:
         """A model without a graph is compiled in the container, shown, and kept in the volume."""
         made, graphs = self.folder / "model", self.folder / "graphs"
@@ -176,11 +139,9 @@ class Check:
         )
         volumes = ("--volume", f"{made}:/model:ro", "--volume", f"{graphs}:/var/lib/srm/graphs")
         with Container(NAME, IMAGE, *volumes) as server:
-            self.figures["start with a model that is compiled, s"] = round(server.start_s, 1)
             demand("compiling the step graph" in server.log, "nothing was said of the compilation")
             demand(any(graphs.glob("*.mef")), "no graph is in the volume")
         with Container(NAME, IMAGE, *volumes) as server:
-            self.figures["its second start, s"] = round(server.start_s, 2)
             demand("compiling" not in server.log, "it was compiled again")
         with Container(
             "srm-check", IMAGE, "--volume", f"{graphs}:/var/lib/srm/graphs:ro"
@@ -202,7 +163,6 @@ class Check:
             bill = json.loads((top / "opt/srm/sbom.cdx.json").read_text())
             installed = {one["name"].lower() for one in bill["components"]}
             demand({"max", "numpy", "uvloop"} <= installed, "the SBOM lacks packages")
-            self.figures["packages in the SBOM"] = len(installed)
         finally:
             run("podman", "image", "unmount", IMAGE)
         config = inspect("image", IMAGE)["Config"]
@@ -265,25 +225,8 @@ class Check:
             )  # fmt: skip
             report = project / "runs" / "compose" / "report.html"
             demand(report.is_file(), "the load test left no report.html")
-            self.figures["report of the load test, KB"] = report.stat().st_size // 1000
         finally:
             run(*call, "down", "--volumes", environment=variables, can_fail=True)
-
-
-def _read(port: int, n: int, lines: list[str], began: threading.Event) -> None:
-    """Read a stream of n samples to its end, however it ends."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=900)
-    headers = {"Content-Type": "application/json"}
-    try:
-        connection.request("POST", "/v1/completions", json.dumps({**STREAM, "n": n}), headers)
-        for line in connection.getresponse():
-            if line.strip():
-                lines.append(line.decode().strip())
-                began.set()
-    except (OSError, http.client.HTTPException) as error:
-        lines.append(repr(error))
-    finally:
-        connection.close()
 
 
 def _answer(port: int) -> None:
@@ -304,7 +247,6 @@ PARTS: dict[str, Callable[[Check], None]] = {
         "build",
         "start",
         "unhealthy",
-        "drain",
         "other_model",
         "secrets",
         "docker",
@@ -319,7 +261,6 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m deploy.image.check", allow_abbrev=False)
     parser.add_argument("--base", default=BASE, help="image to build on; made if it is not there")
     parser.add_argument("--only", choices=PARTS, action="append", help="one part; repeatable")
-    parser.add_argument("--output", type=Path, help="folder for a record of the figures")
     given = parser.parse_args(argv)
     failed = 0
     with tempfile.TemporaryDirectory(prefix="srm-check-") as name:
@@ -337,14 +278,6 @@ def main(argv: list[str]) -> int:
             except CheckFailed as error:
                 outcome, failed = f"FAILED: {error}", failed + 1
             log.info("%s: %s (%.0f s)", part, outcome, time.monotonic() - started)
-    table = "| | |\n|---|---|\n" + "".join(f"| {k} | {v} |\n" for k, v in check.figures.items())
-    if given.output is None:
-        sys.stdout.write(table)
-    else:
-        record = new_record(" ".join(["python -m deploy.image.check", *argv]))
-        write_record(
-            {**record, "figures": check.figures, "failed": failed}, "image", table, given.output
-        )
     return failed
 
 

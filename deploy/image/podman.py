@@ -94,7 +94,6 @@ class Container:
     def __init__(self, name: str, image: str, *options: str) -> None:
         self.name, self.port = name, free_port()
         published = ("--publish", f"127.0.0.1:{self.port}:8000")
-        started = time.monotonic()
         run("podman", "run", "--detach", "--name", name, *published, *HARDENED, *options, image)
         try:
             wait_until_ready(self.port, lambda: self.is_running)
@@ -102,7 +101,6 @@ class Container:
             log = self.log
             self.__exit__(None, None, None)
             raise CheckFailed(f"{error}\n{log[-3000:]}") from None
-        self.start_s = time.monotonic() - started
 
     def __enter__(self) -> Container:
         return self
@@ -140,13 +138,11 @@ class Container:
         found = [int(one) for one in (first / f"task/{first.name}/children").read_text().split()]
         return [one for one in found if argument in Path(f"/proc/{one}/cmdline").read_text()]
 
-    def stop(self, timeout_s: float) -> tuple[int, float]:
-        """Send SIGTERM; return the exit code and the seconds until it left."""
-        started = time.monotonic()
+    def stop(self, timeout_s: float) -> int:
+        """Send SIGTERM; return the exit code."""
         stop = ("podman", "stop", "--time", f"{timeout_s:.0f}", self.name)
         run(*stop, timeout_s=timeout_s + 60)
-        took_s = time.monotonic() - started
-        return int(inspect("container", self.name)["State"]["ExitCode"]), took_s
+        return int(inspect("container", self.name)["State"]["ExitCode"])
 
 
 def wait_until_ready(port: int, is_running: Callable[[], bool]) -> None:
