@@ -105,7 +105,7 @@ SETTINGS = """
   running turn_rows length widths step_rows tflops
   cards processors ghz issued gap_us
   sequences random_sequences folder lines
-  requests n max_tokens streams logprobs most token_us profile flame max_prefill_shares
+  requests n max_tokens streams logprobs most token_us profile flame
   prompts engines
   gpus gpu_tokens_per_s state_bytes router_rate mtbf_h stops_a_day restart_s days gpu_price
   core_price

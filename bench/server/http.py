@@ -56,21 +56,13 @@ class HttpBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Tokens of each completion."""
     api_processes: int = 1
     """Number of API processes."""
-    max_prefill_shares: tuple[float, ...] = (EngineConfig().max_prefill_share,)
-    """Values of the engine's `max_prefill_share`; each is measured."""
     repetitions: int = 3
     """Bursts through HTTP and through the engine alone; the medians are compared."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for share in self.max_prefill_shares:
-            EngineConfig(max_prefill_share=share)  # reports what a server would not take
-
     @property
     def kind(self) -> str:
-        """Name of the record: which models are measured, and whether at several shares."""
-        model = "random" if self.random_widths else self.model.name
-        return f"{model}-prefill-shares" if len(self.max_prefill_shares) > 1 else model
+        """Name of the record: which models are measured."""
+        return "random" if self.random_widths else self.model.name
 
 
 class _Burst(msgspec.Struct, frozen=True):
@@ -124,22 +116,20 @@ def _cases(
         for requests, n, _ in bursts
     }
     flags = (f"--model={model}", f"--dtype={dtype}", f"--api-processes={config.api_processes}")
-    for share in config.max_prefill_shares:
-        with serving(*flags, f"--max-prefill-share={share}") as server:
-            for requests, n, streamed in bursts:
-                for is_stream in streamed:
-                    found = _bursts(server.url, config, requests=requests, n=n, stream=is_stream)
-                    yield {
-                        "model": model.name,
-                        "dtype": dtype,
-                        "max_prefill_share": share,
-                        "requests": requests,
-                        "n": n,
-                        "is_stream": is_stream,
-                        "engine_tokens_per_s": engine[requests, n],
-                        "http_tokens_per_s": [rate_of(one) for one in found],
-                        "ttft_s": [_ttft(one) for one in found] if is_stream else [],
-                    }
+    with serving(*flags) as server:
+        for requests, n, streamed in bursts:
+            for is_stream in streamed:
+                found = _bursts(server.url, config, requests=requests, n=n, stream=is_stream)
+                yield {
+                    "model": model.name,
+                    "dtype": dtype,
+                    "requests": requests,
+                    "n": n,
+                    "is_stream": is_stream,
+                    "engine_tokens_per_s": engine[requests, n],
+                    "http_tokens_per_s": [rate_of(one) for one in found],
+                    "ttft_s": [_ttft(one) for one in found] if is_stream else [],
+                }
 
 
 def _ask_engine(burst: _Burst) -> list[float]:
@@ -205,18 +195,17 @@ def markdown(record: Record) -> list[str]:
             if kind == "stream"
         ]
         rows.append(
-            f"{case['model']}, {case['dtype']} | {case['max_prefill_share']:g} | {size} | {kind} "
+            f"{case['model']}, {case['dtype']} | {size} | {kind} "
             f"| {engine:,.0f} | {http:,.0f} | {http / engine:.0%} | "
             + " / ".join(f"{one:.2f} s" for one in ttft)
         )
     return [
         f"Tokens a second, prompts of {settings['prompt_tokens']} tokens, completions of "
         f"{settings['max_tokens']}; medians of {settings['repetitions']}, and the ratio of these. "
-        "The client is that of `srm loadtest`, which reads every event. *Share* is the engine's "
-        "`max_prefill_share`.",
+        "The client is that of `srm loadtest`, which reads every event.",
         "",
         *table(
-            "model | share | requests × n | reply | engine, tok/s | HTTP | part | TTFT p50 / p99",
+            "model | requests × n | reply | engine, tok/s | HTTP | part | TTFT p50 / p99",
             rows,
         ),
     ]

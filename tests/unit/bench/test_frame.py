@@ -15,7 +15,6 @@ from bench.host.host import HostBenchConfig
 from bench.records import table as pages
 from bench.records.figures import CARD, FIGURES
 from bench.records.table import PAGES, newest, written
-from bench.server.http import HttpBenchConfig
 from engine.config import DEMO_MODEL, GRPO_MODEL
 from engine.errors import ConfigError
 from engine.records import RECORDS
@@ -54,11 +53,6 @@ class SomeConfig(Settings, frozen=True, forbid_unknown_fields=True):
 def test_settings_that_mean_nothing_are_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         SomeConfig(**fields)
-
-
-def test_no_server_is_asked_for_a_prefill_share_that_it_does_not_take() -> None:
-    with pytest.raises(ValueError, match=r"max_prefill_share must be in \(0, 1\], got 2.0"):
-        HttpBenchConfig(max_prefill_shares=(0.5, 2.0))
 
 
 def test_the_contexts_length_bounds_a_host_benchmarks_sequences() -> None:
