@@ -24,12 +24,12 @@ WORKDIR /opt/srm
 COPY engine engine
 COPY mojo_kernels mojo_kernels
 COPY models/demo/config.json models/demo/model.safetensors models/demo/
-ENV SRM_MODEL=models/demo SRM_OUTPUT=/graphs PATH=/opt/venv/bin:$PATH
-RUN python -m engine.device.precompile --device cpu --host-cpu x86-64-v3
-RUN python -m engine.device.precompile --device cpu --host-cpu x86-64-v4
-RUN python -m engine.device.precompile --device cpu --host-cpu cooperlake
-RUN python -m engine.device.precompile --device cpu --host-cpu cooperlake --dtype bfloat16
-RUN python -m engine.device.precompile --device gpu --gpu-arch sm_90a
+ENV PATH=/opt/venv/bin:$PATH
+RUN python -m engine.device.precompile --model models/demo --output /graphs --device cpu --host-cpu x86-64-v3
+RUN python -m engine.device.precompile --model models/demo --output /graphs --device cpu --host-cpu x86-64-v4
+RUN python -m engine.device.precompile --model models/demo --output /graphs --device cpu --host-cpu cooperlake
+RUN python -m engine.device.precompile --model models/demo --output /graphs --device cpu --host-cpu cooperlake --dtype bfloat16
+RUN python -m engine.device.precompile --model models/demo --output /graphs --device gpu --gpu-arch sm_90a
 
 FROM packages AS source
 WORKDIR /opt/srm

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The console command `srm`: one face, each subcommand imported only when asked for.
 
-Knows the settings of all commands by name, so that a misspelt `SRM_…` variable stops the program
-and one that is meant for another command does not.
+Knows the settings that `SRM_…` variables set by name, so that a misspelt one stops the program and
+one that is meant for another command does not.
 """
 
 from __future__ import annotations
@@ -79,51 +79,21 @@ SETTINGS = """
   max_step_rows max_step_tokens prefill_step_tokens max_prefill_share
   max_waiting max_waiting_bytes max_parked_bytes
   request_timeout_s cache_dir graphs_dir overlap step_timeout_s drain_s
-  snapshot_dir snapshot_interval_s snapshot_s
-  log_level log_format
-  served_model_name chat_template host port api_processes max_body_bytes
-  max_connections max_header_bytes
-  receive_timeout_s send_timeout_s retry_grace_s stream_max_rate api_keys_file requests_per_minute
-  tokens_per_minute priority_keys cors_origins allowed_hosts admin_port admin_host weights_dir
-  otlp_endpoint stall_s
+  snapshot_dir snapshot_interval_s snapshot_s log_level log_format
+  served_model_name chat_template host port api_processes engines
+  max_body_bytes max_connections max_header_bytes
+  receive_timeout_s send_timeout_s retry_grace_s stream_max_rate
+  api_keys_file requests_per_minute tokens_per_minute priority_keys cors_origins allowed_hosts
+  admin_port admin_host weights_dir otlp_endpoint stall_s
   data_dir max_file_bytes max_store_bytes max_batches max_batch_lines
-  batch_fsync_s max_batch_lines_in_flight batch_workers batch_worker_key_file path
-  output texts suffix text_member evaluation_share evaluate_every evaluation_batches
-  steps batch_tokens micro_batches learning_rate warmup_steps decline weight_decay clip_norm
-  save_every precision compile decay seed
-  train evaluation shots max_length epochs batch_rows warmup_share tensorboard
-  questions rollouts group_size pool in_order kl_weight ahead correction clip_range
-  most_weight micro_batch_tokens evaluation_questions evaluation_samples gpu_memory sampler
-  d_model num_layers num_heads n_ctx max_vocab_size threads seeds learning_rates
-  shortest forms most_seconds most_gib copied ids encoder_steps sampled further_rates
-  problems samples temperature against
-  examples reward until match keep_texts
-  demo_model random_widths dtypes repetitions seconds
-  rows check
-  batch_sizes pytorch pytorch_rows top_p fill_memory cold_start
-  prompt_lengths step_tokens prompt_tokens
-  running turn_rows length widths step_rows tflops
-  cards processors ghz issued gap_us
-  sequences random_sequences folder lines
-  requests n max_tokens streams logprobs most token_us profile flame
-  prompts engines
-  gpus gpu_tokens_per_s state_bytes router_rate mtbf_h stops_a_day restart_s days gpu_price
-  core_price
-  url
-  vocab_size mixer use_projections kernel_size gpu_arch host_cpu
-  input
-  prompt token_ids json top_k min_p stop stop_token_ids ignore_eos extra_body
-  errors work_dir resume shard
-  api_key_env api stream arrivals concurrency rate rate_end trace trace_scale duration_s
-  warmup_s cooldown_s grace_s timeout_s retries output_tokens tokenizer prefixes prefix_tokens
-  prefix_share workers objectives fail_if metrics_url
-  sweep loads first_load max_load settle_s resolution repeats knee_share good_share
-  kind form window
-  peers_dir peers start_s memory_gib results
-  base
-  output_format shard_lines actors max_actors cpus_per_actor nodes
+  batch_fsync_s max_batch_lines_in_flight batch_workers batch_worker_key_file
+  prompt token_ids json n max_tokens temperature top_k top_p min_p seed
+  stop stop_token_ids ignore_eos extra_body
+  input output errors work_dir resume shard
+  url api_key_env
 """.split()
-"""Of every command. A test holds this against the structs, which would import torch here."""
+"""Those that variables may set: of `serve`, `generate`, `batch` and `score`, and three of load
+tests. A test holds this against the structs, which would take long to import here."""
 
 
 VARIABLES = {"SRM_API_KEYS"}
@@ -146,12 +116,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check_environment(environ: Mapping[str, str]) -> None:
-    """Raises ConfigError for a variable `SRM_…` that is no setting of any command."""
+    """Raises ConfigError for a variable `SRM_…` that no command reads."""
     known = {f"SRM_{name.upper()}" for name in SETTINGS} | VARIABLES
-    for name in environ:
-        if name.startswith("SRM_") and name not in known:
-            near = "".join(f"; did you mean {one}?" for one in get_close_matches(name, known, 1))
-            raise ConfigError(f"environment: {name} is not a setting of any command{near}")
+    for variable in environ:
+        if variable.startswith("SRM_") and variable not in known:
+            near = get_close_matches(variable, known, 1, cutoff=0.85)
+            meant = "".join(f"; did you mean {name}?" for name in near)
+            flag = variable.removeprefix("SRM_").lower().replace("_", "-")
+            raise ConfigError(
+                f"environment: {variable} is read by no command: only settings of serve, generate, "
+                f"batch and score are variables, pass others as flags (--{flag}){meant}"
+            )
 
 
 def _run(command: str, args: list[str]) -> int:

@@ -1,9 +1,10 @@
 """The one loader of settings, for every command's struct.
 
-Settings come from, later beating earlier: defaults, a TOML file, `SRM_…` environment variables,
-command-line flags. A key or value that is not understood raises ConfigError and names its source;
-variables of other commands are left to `srm.py`, which knows them all. The string under a field is
-its line in `--help`. Nothing changes after loading. Knows no setting.
+Settings come from, later beating earlier: defaults, a TOML file, `SRM_…` environment variables
+where the command reads them, command-line flags. A key or value that is not understood raises
+ConfigError and names its source; variables of no setting are left to `srm.py`, which knows those
+that are read. The string under a field is its line in `--help`. Nothing changes after loading.
+Knows no setting.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import inspect
 import os
 import textwrap
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import cache
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -27,74 +28,98 @@ from engine.errors import UNDECODABLE, ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_SOURCES = (
-    "A setting --some-name may also be SRM_SOME_NAME in the environment or some_name in the TOML "
-    "file. Flags beat the environment, which beats the file, which beats defaults."
-)
+
+class Command(NamedTuple):
+    """Ways in which a command is given its settings, besides its flags and the file of
+    `--config`."""
+
+    prog: str = "srm"
+    private: Set[str] = frozenset()
+    """Fields that cannot be given."""
+    positional: str | None = None
+    """Field that may be given without its flag."""
+    short: Mapping[str, str] = {}
+    """Further flags, by field."""
+    presets: Path | None = None
+    """Folder of TOML files that may be named without it and `.toml`, and without a flag."""
+    variables: Set[str] | None = frozenset()
+    """Fields that variables of the environment set; None: all."""
+
+    def reads(self, name: str) -> bool:
+        return self.variables is None or name in self.variables
 
 
 def load(
     kind: type[T], argv: list[str], environ: Mapping[str, str] = os.environ, prog: str = "srm"
 ) -> T:
-    """Build a frozen settings struct from defaults, `--config FILE`, environment and flags.
+    """Build a frozen settings struct from defaults, `--config FILE` and flags.
 
-    A field `num_slots` is `num_slots` in TOML, `SRM_NUM_SLOTS` in the environment, `--num-slots` as
-    a flag; lists have commas. Raises ConfigError naming source, field and value.
+    A field `num_slots` is `num_slots` in TOML, `--num-slots` as a flag; lists have commas. Raises
+    ConfigError naming source, field and value.
     """
-    return build(kind, read_settings((kind,), argv, environ, prog))
+    return build(kind, read_settings((kind,), argv, Command(prog), environ))
 
 
 def read_settings(
     kinds: tuple[type[msgspec.Struct], ...],
     argv: list[str],
+    command: Command,
     environ: Mapping[str, str] = os.environ,
-    prog: str = "srm",
-    private: frozenset[str] = frozenset(),
-    positional: str | None = None,
-    short: Mapping[str, str] | None = None,
-    presets: Path | None = None,
 ) -> dict[str, Any]:
-    """Read what the sources set for fields of any of `kinds`, except those named in `private`.
+    """Read what the sources set for fields of any of `kinds`.
 
-    A field that several kinds have is one setting, described as the first of them does. The field
-    `positional` may be given without its flag; `short` has further flags by field. `presets` is a
-    folder of TOML files that may be named without it and `.toml`; the file needs no flag then.
+    A field that several kinds have is one setting, described as the first of them does. A variable
+    of a field that the command takes and does not read from there is an error, unless file or flag
+    set the field: nothing is ignored that another command would heed.
     """
     hints: dict[str, Any] = {}
     parser = argparse.ArgumentParser(
-        prog=prog, argument_default=argparse.SUPPRESS, allow_abbrev=False, epilog=_SOURCES
+        prog=command.prog,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        epilog=_sources(command),
     )
     parser.add_argument("--config", metavar="FILE", help="a TOML file with any of these settings")
     for kind in kinds:
         types, meanings = get_type_hints(kind), field_docs(kind)
         for field in msgspec.structs.fields(kind):
-            if field.name in hints or field.name in private:
+            if field.name in hints or field.name in command.private:
                 continue
             hints[field.name] = types[field.name]
             meaning = f"{meanings.get(field.name, '')} Default: {field.default}"
-            flag = "--" + field.name.replace("_", "-")
             parser.add_argument(
-                *filter(None, [flag, (short or {}).get(field.name)]),
+                *filter(None, [flag_of(field.name), command.short.get(field.name)]),
                 dest=field.name,
                 metavar=_describe(hints[field.name]),
                 help=meaning.replace("%", "%%"),
             )
-    if presets is not None:
-        about = f"the same as --config; or one of {_named(presets)}"
+    if command.presets is not None:
+        about = f"the same as --config; or one of {_named(command.presets)}"
         parser.add_argument("config", nargs="?", metavar="FILE", help=about)
-    if positional is not None:
-        parser.add_argument(positional, nargs="?", help=f"the same as --{positional}")
+    if (name := command.positional) is not None:
+        parser.add_argument(name, nargs="?", help=f"the same as --{name}")
     flags = vars(parser.parse_args(_spelled_out(argv, hints)))
     file = flags.pop("config", None)
     settings: dict[str, Any] = {}
     if file is not None:
-        file = _preset(Path(file), presets)
+        file = _preset(Path(file), command.presets)
         _apply(settings, hints, _read_toml(file), str(file))
-    variables = {name: environ.get("SRM_" + name.upper()) for name in hints}
-    env = {name: value for name, value in variables.items() if value is not None}
+    found = {name: environ[variable_of(name)] for name in hints if variable_of(name) in environ}
+    env = {name: value for name, value in found.items() if command.reads(name)}
     _apply(settings, hints, env, "environment")
     _apply(settings, hints, flags, "command line")
+    if unread := [name for name in found if name not in settings]:
+        variable, flag = variable_of(unread[0]), flag_of(unread[0])
+        raise ConfigError(f"environment: {variable} is not read by {command.prog}: pass {flag}")
     return settings
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def variable_of(name: str) -> str:
+    return "SRM_" + name.upper()
 
 
 def build(kind: type[T], settings: Mapping[str, Any]) -> T:
@@ -134,11 +159,24 @@ def field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
 
 def _spelled_out(argv: list[str], hints: Mapping[str, Any]) -> list[str]:
     """Append `=true` to each flag of a boolean setting that no value follows."""
-    names = {"--" + name.replace("_", "-") for name, hint in hints.items() if hint is bool}
+    names = {flag_of(name) for name, hint in hints.items() if hint is bool}
     return [
         f"{flag}=true" if flag in names and follower not in {"true", "false"} else flag
         for flag, follower in zip_longest(argv, argv[1:])
     ]
+
+
+def _sources(command: Command) -> str:
+    """Say where settings may be given, which stands below those in `--help`."""
+    if command.variables is None:
+        variables = ", or SRM_SOME_NAME in the environment"
+    else:
+        named = ", ".join(map(variable_of, sorted(command.variables)))
+        variables = named and f"; the environment may have {named}"
+    return (
+        f"A setting --some-name may also be some_name in the TOML file{variables}. Flags beat the "
+        "environment, which beats the file, which beats defaults."
+    )
 
 
 def _named(presets: Path) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import ConfigError, SRMError
-from engine.settings import build, read_settings
+from engine.settings import Command, build, read_settings
 from loadtest.commands import run_command
 from loadtest.commands.offline import offline
 from loadtest.commands.sweep import (
@@ -101,10 +101,8 @@ def _report_to(folder: Path, run: Run) -> None:
 
 
 def _report(argv: list[str]) -> int:
-    prog = "srm loadtest report"
-    config = build(
-        ReportConfig, read_settings((ReportConfig,), argv, prog=prog, positional="folder")
-    )
+    command = Command("srm loadtest report", positional="folder", variables={"output"})
+    config = build(ReportConfig, read_settings((ReportConfig,), argv, command))
     output = config.output or config.folder
     window = (config.window[0], config.window[1]) if config.window else None
     if not (config.folder / SAVED).exists():

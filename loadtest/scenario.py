@@ -13,11 +13,13 @@ from typing import Any, Literal
 import msgspec
 
 from engine.errors import UNDECODABLE
-from engine.settings import build, read_settings
+from engine.settings import Command, build, read_settings
 from loadtest import lengths
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 """The folder of ready-made scenarios."""
+VARIABLES = frozenset({"url", "api_key_env", "output"})
+"""Settings that variables set too: those that tell a container where it is."""
 MEASURED = ("model", "prompt", "messages", "max_tokens", "max_completion_tokens", "n", "stream")
 """Members of a body that measures depend on, so `extra_body` may not set them."""
 
@@ -197,12 +199,14 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read(argv: list[str], prog: str) -> Scenario:
-    """Build the scenario of a command line, with its flags and the environment applied.
+    """Build the scenario of a command line. Raises ConfigError."""
+    return build(Scenario, read_settings((Scenario,), argv, command_of(prog)))
 
-    Its first argument without a flag is a TOML file, or the name of a ready-made scenario. Raises
-    ConfigError.
-    """
-    return build(Scenario, read_settings((Scenario,), argv, prog=prog, presets=SCENARIOS))
+
+def command_of(prog: str) -> Command:
+    """Return how a command of `srm loadtest` is given its scenario: its first argument without a
+    flag is a TOML file, or the name of a ready-made one."""
+    return Command(prog, presets=SCENARIOS, variables=VARIABLES)
 
 
 def as_path(kind: type, value: object) -> object:

@@ -206,7 +206,7 @@ class Check:
         (project / "runs").mkdir()
         os.chown(project / "runs", 10001, 10001)
         port = free_port()
-        variables = {"PORT": str(port), "LOAD_USER": "10001", "SRM_DURATION_S": "5"}
+        variables = {"PORT": str(port), "LOAD_USER": "10001"}
         call = (
             str(program),
             "--project-name",

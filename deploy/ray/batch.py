@@ -32,7 +32,7 @@ from deploy.ray.worker import Job, ShardWorker, batch_of
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.logs import configure_command
-from engine.settings import build, read_settings
+from engine.settings import Command, build, read_settings
 from server.commands.batch_config import BatchConfig
 from server.commands.batch_results import PARTS, job_name
 from server.commands.batch_run import most_lines
@@ -52,10 +52,7 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
     given = read_settings(
         (RayBatchConfig, BatchConfig, EngineConfig),
         argv,
-        prog="python -m deploy.ray",
-        private=PRIVATE | others,
-        positional="input",
-        short={"output": "-o"},
+        Command("python -m deploy.ray", PRIVATE | others, "input", {"output": "-o"}),
     )
     config = build(RayBatchConfig, given)
     batch = build(BatchConfig, {name: given[name] for name in _OF_BATCH if name in given})

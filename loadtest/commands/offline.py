@@ -24,7 +24,7 @@ from loadtest.client.target import PATHS, api_key, base_url, resolve
 from loadtest.commands import run_command
 from loadtest.recording import ERRORS, Recording
 from loadtest.report.report_files import write_reports
-from loadtest.scenario import SCENARIOS, Scenario, must
+from loadtest.scenario import Scenario, command_of, must
 from loadtest.workload.batch_file import BatchClient, BatchOutput, write_lines
 from loadtest.workload.workload import Workload
 
@@ -187,7 +187,7 @@ def _seconds(value: float | None) -> str:
 def offline(argv: list[str], command: str) -> int:
     """Measure, print and report; return the exit code."""
     settings = (Scenario, OfflineConfig)
-    given = read_settings(settings, argv, prog="srm loadtest offline", presets=SCENARIOS)
+    given = read_settings(settings, argv, command_of("srm loadtest offline"))
     scenario, config = build(Scenario, given), build(OfflineConfig, given)
     run_command.check(scenario)
     if config.kind == "batch":

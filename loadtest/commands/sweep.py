@@ -18,7 +18,7 @@ from loadtest.analysis.window import load_name
 from loadtest.commands import run_command
 from loadtest.commands.knee import Point, SweepConfig, grows_still, knee, largest_good, next_load
 from loadtest.report.report_files import Run, write_reports
-from loadtest.scenario import SCENARIOS, Scenario
+from loadtest.scenario import Scenario, command_of
 
 STEPS = "steps"
 """The subfolder of a sweep's recordings."""
@@ -69,7 +69,7 @@ class Swept(msgspec.Struct, frozen=True):
 def sweep(argv: list[str], command: str) -> int:
     """Measure, print and report; return the exit code. An error keeps the steps before it."""
     settings = (Scenario, SweepConfig)
-    given = read_settings(settings, argv, prog="srm loadtest sweep", presets=SCENARIOS)
+    given = read_settings(settings, argv, command_of("srm loadtest sweep"))
     scenario, config = build(Scenario, given), build(SweepConfig, given)
     run_command.check(scenario)
     runs: list[Run] = []

@@ -16,7 +16,7 @@ import msgspec
 
 from engine.errors import UNDECODABLE, ConfigError, SRMError
 from engine.logs import printable
-from engine.settings import build, read_settings
+from engine.settings import Command, build, load, read_settings
 from server.http.auth import OPERATOR_KEY
 from server.http.keys import key_to_send
 
@@ -48,7 +48,7 @@ class SnapshotConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def weights(argv: list[str]) -> int:
     """Have a server change its weights; returns when it has. Raises SRMError if it does not."""
-    settings = read_settings((WeightsConfig,), argv, prog="srm weights", positional="path")
+    settings = read_settings((WeightsConfig,), argv, Command("srm weights", positional="path"))
     config = build(WeightsConfig, settings)
     # The server may be started elsewhere, but the paths of the machine are the same.
     body = {"path": str(Path(config.path).absolute()), "running": config.running}
@@ -57,7 +57,7 @@ def weights(argv: list[str]) -> int:
 
 def snapshot(argv: list[str]) -> int:
     """Have a server write a snapshot; returns when it is on disk. Raises SRMError if it is not."""
-    config = build(SnapshotConfig, read_settings((SnapshotConfig,), argv, prog="srm snapshot"))
+    config = load(SnapshotConfig, argv, prog="srm snapshot")
     return _post(config.url, "/v1/admin/snapshot", None)
 
 

@@ -27,6 +27,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineUnavailable, SRMError
+from engine.settings import Command
 from server.batch.lines import RawLine, record_id
 from server.batch.part_file import PartFile
 from server.batch.result_files import LineSet
@@ -40,7 +41,7 @@ from server.commands.batch_run import BatchRun, most_slots
 from server.commands.object_storage import Source, StoredObject, located
 from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
 from server.model_identity import digest
-from server.supervise.embedded_engine import command_settings, with_engine
+from server.supervise.embedded_engine import PRIVATE, command_settings, with_engine
 from server.text.text import Text
 
 log = logging.getLogger(__name__)
@@ -53,10 +54,9 @@ _FINISHED = {0, 1}
 
 def main(argv: list[str], engine_module: str = "engine") -> int:
     """Answer the lines of a file; returns the exit code. Raises SRMError."""
-    short, public = {"output": "-o"}, {"snapshot_interval_s", "snapshot_s"}
-    config, engine = command_settings(
-        BatchConfig, argv, "batch", "input", public=public, short=short
-    )
+    private = PRIVATE - {"snapshot_interval_s", "snapshot_s"}
+    given = Command("srm batch", private, "input", {"output": "-o"}, variables=None)
+    config, engine = command_settings(BatchConfig, argv, given)
     files = _locate(config)
     _check_files(files, config.resume)
     text = Text(engine.model)

@@ -17,12 +17,13 @@ import msgspec
 
 from engine.client.client import EngineClient
 from engine.errors import UNDECODABLE, ConfigError, RequestError
+from engine.settings import Command
 from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
 from server.generation.engine_request import RequestOwner
 from server.routes.completions import Completions
 from server.routes.services import answering
 from server.schema.completion_request import parse_completion
-from server.supervise.embedded_engine import command_settings, with_engine
+from server.supervise.embedded_engine import PRIVATE, command_settings, with_engine
 from server.text.text import Text
 
 _NOT_SENT = {"prompt", "token_ids", "json", "extra_body"}
@@ -63,7 +64,8 @@ class GenerateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def main(argv: list[str], engine_module: str = "engine") -> int:
     """Print completions; returns the exit code. Raises SRMError."""
-    asked, engine = command_settings(GenerateConfig, argv, "generate", "prompt")
+    command = Command("srm generate", PRIVATE, "prompt", variables=None)
+    asked, engine = command_settings(GenerateConfig, argv, command)
     body, text = _body(asked), Text(engine.model)
 
     async def work(client: EngineClient) -> None:

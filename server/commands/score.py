@@ -22,10 +22,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from engine.client.client import EngineClient
 from engine.errors import ConfigError, RequestError
+from engine.settings import Command
 from engine.tasks import task_group
 from server.commands.score_lines import Failure, Score, failure, next_line, parse, score
 from server.commands.standard_output import INTERRUPTED
-from server.supervise.embedded_engine import command_settings, with_engine
+from server.supervise.embedded_engine import PRIVATE, command_settings, with_engine
 from server.text.text import Text
 
 log = logging.getLogger(__name__)
@@ -98,8 +99,8 @@ class _File:
 
 def main(argv: list[str], engine_module: str = "engine") -> int:
     """Score a file. Returns 1 if a line of it could not be scored; raises SRMError."""
-    short = {"output": "-o"}
-    files, engine = command_settings(ScoreConfig, argv, "score", "input", False, short=short)
+    command = Command("srm score", PRIVATE, "input", {"output": "-o"}, variables=None)
+    files, engine = command_settings(ScoreConfig, argv, command, is_quiet=False)
     if files.input == _STANDARD and sys.stdin.isatty():
         raise ConfigError("input is missing: srm score FILE")
     if files.input != _STANDARD and files.output.exists() and files.output.samefile(files.input):

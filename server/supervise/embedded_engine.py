@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from engine.client.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import EngineUnavailable
 from engine.logs import configure_command
-from engine.settings import build, read_settings
+from engine.settings import Command, build, read_settings
 from server.supervise.ends import told
 from server.supervise.launch import child_environment, private_folder, python_module
 from server.supervise.supervisor import FATAL_CODES, Child, PrivateFolder
@@ -43,23 +43,13 @@ Config = TypeVar("Config", bound=msgspec.Struct)
 
 
 def command_settings(
-    kind: type[Config],
-    argv: list[str],
-    name: str,
-    positional: str,
-    is_quiet: bool = True,
-    public: Set[str] = frozenset(),
-    short: Mapping[str, str] | None = None,
+    kind: type[Config], argv: list[str], command: Command, is_quiet: bool = True
 ) -> tuple[Config, EngineConfig]:
-    """Read the settings of `srm name` and of its engine, and log on standard error from now on.
+    """Read the settings of a command and of its engine, and log on standard error from now on.
 
-    A quiet engine logs warnings alone, unless told otherwise; settings in `public` may be given
-    though they are among PRIVATE. Raises ConfigError.
+    A quiet engine logs warnings alone, unless told otherwise. Raises ConfigError.
     """
-    kinds, prog, private = (kind, EngineConfig), f"srm {name}", PRIVATE - public
-    given = read_settings(
-        kinds, argv, prog=prog, private=private, positional=positional, short=short
-    )
+    given = read_settings((kind, EngineConfig), argv, command)
     config, quiet = build(kind, given), {"log_level": "warning"} if is_quiet else {}
     engine = build(EngineConfig, {**quiet, **given})
     configure_command()

@@ -27,7 +27,7 @@ from engine.config import EngineConfig
 from engine.cores import available_cores
 from engine.errors import ConfigError
 from engine.metrics_memory import Region
-from engine.settings import build, read_settings
+from engine.settings import Command, build, read_settings
 from server.config import ServerConfig, within_open_files
 from server.http.keys import VARIABLE, load_keys, read_key
 from server.http.limits import check_limits, memory
@@ -258,7 +258,9 @@ def child_environment() -> dict[str, str]:
 
 def load_settings(argv: list[str]) -> tuple[ServerConfig, EngineConfig]:
     """Read both structs from one set of sources. Raises ConfigError for a setting of neither."""
-    settings = read_settings((EngineConfig, ServerConfig), argv, prog="srm serve", private=_PRIVATE)
+    settings = read_settings(
+        (EngineConfig, ServerConfig), argv, Command("srm serve", _PRIVATE, variables=None)
+    )
     server, engine = build(ServerConfig, settings), build(EngineConfig, settings)
     count = len(engine.devices)
     if count and settings.get("engines", count) != count:

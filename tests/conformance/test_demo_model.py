@@ -18,7 +18,6 @@ from engine.config import DEMO_MODEL, GRPO_MODEL, EngineConfig
 from engine.device import runner
 from engine.messages import Output, SamplingParams
 from engine.process.engine import Engine
-from engine.settings import load
 from tests.models.demo import START_S, TOKENIZER, afresh, engine_on_max
 from tests.serving import CHATS, ROOT, Server, free_port
 from training.problems.drawn import problems
@@ -41,7 +40,7 @@ def engine() -> Iterator[Engine]:
 def test_a_graph_of_a_release_is_taken_and_nothing_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    released = load(EngineConfig, [], prog="tests").cache_dir.expanduser()
+    released = EngineConfig().cache_dir.expanduser()
     monkeypatch.setattr(runner, "RELEASED_GRAPHS", released)
     with engine_on_max(num_slots=8):
         pass  # the graph is in that folder now

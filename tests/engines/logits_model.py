@@ -14,7 +14,6 @@ from engine.config import EngineConfig, ModelConfig
 from engine.device.graph_cache import Built, cached
 from engine.device.model import build_logits_graph, graph_shape
 from engine.device.runner import host_weights
-from engine.settings import load
 from engine.steps.batch import F32, I32
 from engine.weights.random_model import random_tensors
 from engine.weights.weights import Weights, fold
@@ -84,7 +83,7 @@ class LogitsGraphs:
                 graph = build_logits_graph(config, dtype, CPU(), scope, module)
             return module, graph.kernel_libraries_paths
 
-        folder = load(EngineConfig, [], prog="tests").cache_dir.expanduser()
+        folder = EngineConfig().cache_dir.expanduser()
         self._compiled = cached("logits", tuple(shapes), build, self._session, CPU(), folder)
         self._registry: dict[str, Buffer] = {}  # of all graphs: MAX binds no single one
         for config, dtype in shapes.values():

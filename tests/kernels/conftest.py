@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
+from pathlib import Path
 
 import pytest
 from max.driver import CPU, Accelerator, accelerator_count
 
 from engine.config import EngineConfig
-from engine.settings import load
 from tests.kernels.harness import Ops
 
 
 @cache
 def _ops_on(device: str) -> Ops:
-    folder = load(EngineConfig, [], prog="tests").cache_dir.expanduser()
+    folder = Path(os.environ.get("SRM_CACHE_DIR", EngineConfig().cache_dir)).expanduser()
     return Ops(CPU() if device == "cpu" else Accelerator(), folder)
 
 

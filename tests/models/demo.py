@@ -28,7 +28,7 @@ def engine_on_max(weights: Weights | None = None, /, **settings: Any) -> Iterato
     """engine_on_max(num_slots=64, …): settings as in EngineConfig; weights, if not the bundled."""
     weights = weights or load_checkpoint(DEMO_MODEL)
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    config = load(EngineConfig, flags, prog="tests")
+    config = load(EngineConfig, flags, {})
     runner = ModelRunner(weights, config)
     yield Engine(weights.config, runner, config)
     runner.close()

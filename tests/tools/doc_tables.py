@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -21,7 +21,11 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from engine import errors
 from engine.config import EngineConfig
-from engine.settings import field_docs
+from engine.settings import field_docs, flag_of, variable_of
+from loadtest import scenario
+from server.commands.batch_config import BatchConfig
+from server.commands.generate import GenerateConfig
+from server.commands.score import ScoreConfig
 from server.config import ServerConfig
 from server.errors import INTERNAL, body_of, status_of
 from server.routes.app import OPERATIONS
@@ -37,6 +41,11 @@ PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.n
 END = "<!-- end of table -->"
 BLOCK = re.compile(rf"<!-- table: ([^>]+) -->\n(.*?){END}", re.S)
 SERVES = (ServerConfig, EngineConfig)
+FROM_VARIABLES: dict[type[msgspec.Struct], Set[str]] = {
+    kind: frozenset(kind.__struct_fields__)
+    for kind in (*SERVES, GenerateConfig, BatchConfig, ScoreConfig)
+} | {scenario.Scenario: scenario.VARIABLES}
+"""Settings that variables of the environment set, by their struct."""
 KEPT = None
 """Stands for a cell that the page has."""
 MISSING = "?"
@@ -64,7 +73,8 @@ def settings(which: str) -> Table:
     if struct(name) in SERVES:
         left_out += [row[:3] for row in _made_by_serve()]
     rows = [row for row in _settings(struct(name)) if row[:3] not in left_out]
-    return Table(["setting", "flag, variable", "default", "meaning", "allowed"], rows)
+    given = "flag, variable" if struct(name) in FROM_VARIABLES else "flag"
+    return Table(["setting", given, "default", "meaning", "allowed"], rows)
 
 
 def made_by_serve() -> Table:
@@ -79,10 +89,12 @@ def _made_by_serve() -> list[Row]:
 
 def _settings(kind: type[msgspec.Struct]) -> list[Row]:
     hints, meanings = get_type_hints(kind), field_docs(kind)
+    variables = FROM_VARIABLES.get(kind, frozenset())
     return [
         [
             code(field.name),
-            code(f"--{field.name.replace('_', '-')}") + " " + code(f"SRM_{field.name.upper()}"),
+            code(flag_of(field.name))
+            + (f" {code(variable_of(field.name))}" if field.name in variables else ""),
             code(_shown(field.default)),
             meanings[field.name],
             _choices(hints[field.name]),

@@ -15,10 +15,12 @@ from tests.serving import ROOT
 @pytest.mark.parametrize(
     ("variable", "value", "says"),
     [
-        ("SRM_NUM_SLOT", "7", "not a setting of any command; did you mean SRM_NUM_SLOTS?"),
-        ("SRM_port", "7", "not a setting of any command"),
-        ("SRM_ENDPOINT", "7", "not a setting of any command"),
-        ("SRM_", "7", "not a setting of any command"),
+        ("SRM_NUM_SLOT", "7", "read by no command: only settings of serve, generate, batch and"),
+        ("SRM_NUM_SLOT", "7", "(--num-slot); did you mean SRM_NUM_SLOTS?"),
+        ("SRM_ROWS", "7", "pass others as flags (--rows)\n"),  # once a setting of `srm tune`
+        ("SRM_port", "7", "read by no command"),
+        ("SRM_ENDPOINT", "7", "read by no command"),
+        ("SRM_", "7", "read by no command"),
         ("SRM_NUM_SLOTS", "many", "num_slots = 'many'"),
     ],
 )
@@ -46,7 +48,18 @@ def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_variables_of_other_commands_and_programs_are_let_be() -> None:
-    srm.check_environment({"SRM_STEPS": "9", "SRM_NUM_SLOTS": "9", "SRMX": "1", "HOME": "/"})
+    srm.check_environment({"SRM_SHARD": "1/2", "SRM_NUM_SLOTS": "9", "SRMX": "1", "HOME": "/"})
+
+
+def test_a_command_that_reads_no_variables_heeds_and_ignores_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SRM_MODEL", "nowhere")
+    assert srm.main(["tune"]) == ConfigError.exit_code
+    said = "srm tune: environment: SRM_MODEL is not read by srm tune: pass --model\n"
+    assert capsys.readouterr().err == said
+    assert srm.main(["tune", "--model=models/demo", "--seconds=0"]) == ConfigError.exit_code
+    assert "above 0, got (0.0,)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("argv", "code"), [([], 0), (["--help"], 0), (["nonsense"], 2)])

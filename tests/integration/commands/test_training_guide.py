@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -80,7 +79,6 @@ def test_the_guide_runs_with_the_numpy_engine(
     """In this process, but for what serves; rollouts are sampled in torch."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of the engine of `srm generate`
-    monkeypatch.setenv("SRM_THREADS", "1")
     monkeypatch.setenv("SRM_NUM_SLOTS", "16")
     monkeypatch.setattr(generate, "main", partial(generate.main, engine_module=ENGINE))
     with ExitStack() as stack:
@@ -90,10 +88,11 @@ def test_the_guide_runs_with_the_numpy_engine(
                 model = tmp_path / re.findall(r"--model (\S+)", command)[0]
                 port = f"--admin-port={free_port()}"
                 server = stack.enter_context(Server(model, *SERVER_FLAGS, port))
-                monkeypatch.setenv("SRM_URL", server.url)  # what `srm evaluate passk` asks
             elif command.startswith("srm "):
                 _, *argv = shlex.split(at(server, command).replace("\\\n", " "))
                 argv += ["--sampler=torch"] if argv[:2] == ["train", "grpo"] else []
+                argv += ["--threads=1"] if argv[:1] == ["train"] and "tokenizer" not in argv else []
+                argv += [f"--url={server.url}"] if server and "passk" in argv else []
                 assert srm.main(argv) == 0, command
             else:
                 subprocess.run(["bash", "-euc", at(server, command)], check=True)
@@ -114,10 +113,10 @@ def test_the_guide_runs_as_it_stands(tmp_path: Path) -> None:
     port = free_port()
     ports = {"8000": str(port), "8001": str(free_port())}
     script = re.sub(r"\b800[01]\b", lambda found: ports[found[0]], script)
-    environment = {**os.environ, "SRM_URL": f"http://127.0.0.1:{port}"}
+    script = script.replace("evaluate passk", f"evaluate passk --url http://127.0.0.1:{port}")
     program = f'srm() {{ "{sys.executable}" "{ROOT}/srm.py" "$@"; }}\ntrap \'kill $!\' EXIT\n'
     shell = ["bash", "-euo", "pipefail", "-c", program + script]
-    place: dict[str, Any] = {"cwd": tmp_path, "env": environment, "timeout": _LIMIT_S}
+    place: dict[str, Any] = {"cwd": tmp_path, "timeout": _LIMIT_S}
     done = subprocess.run(shell, check=False, capture_output=True, text=True, **place)
     assert done.returncode == 0, f"{done.stdout[-3_000:]}\n{done.stderr[-3_000:]}"
     check(tmp_path / "runs/guide")

@@ -16,6 +16,8 @@ from tests.serving import ROOT, Server
 _LIMIT_S = 120
 _SHORTER = (
     (r"--duration-s \d+", "--duration-s 1.5"),
+    (r"srm loadtest (run|sweep|offline)", r"srm loadtest \1 --warmup-s 0.2 --cooldown-s 0"),
+    (r"srm loadtest sweep", "srm loadtest sweep --settle-s 0.2 --repeats 1"),
     (r"duration_s = \d+", "duration_s = 1.5"),
     (r"--samples 100000", "--samples 300"),
     (r"--lines 10000", "--lines 20"),
@@ -26,12 +28,6 @@ _SHORTER = (
     (r"models/demo", "$MODEL"),
 )
 """The numpy engine stands in for the real one, which takes a minute to compile."""
-_VARIABLES = {
-    "SRM_WARMUP_S": "0.2",
-    "SRM_COOLDOWN_S": "0",
-    "SRM_SETTLE_S": "0.2",
-    "SRM_REPEATS": "1",
-}
 
 
 @pytest.mark.slow
@@ -42,7 +38,7 @@ def test_the_guide_runs_from_its_first_command_to_its_last(
     commands: list[str] = re.findall(r"^```sh test\n(.*?)^```$", page, re.M | re.S)
     assert len(commands) > 8
     program = f'srm() {{ "{sys.executable}" "{ROOT}/srm.py" "$@"; }}\n'
-    environment = {**os.environ, **_VARIABLES, "SRM_URL": server.url, "MODEL": str(text_model)}
+    environment = {**os.environ, "SRM_URL": server.url, "MODEL": str(text_model)}
     for command in commands:
         shorter = command
         for pattern, replacement in _SHORTER:

@@ -10,7 +10,7 @@ import pytest
 
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import ConfigError
-from engine.settings import build, field_docs, load, read_settings
+from engine.settings import Command, build, field_docs, load, read_settings
 
 
 class Drawer(msgspec.Struct, frozen=True):
@@ -35,15 +35,33 @@ def test_later_sources_beat_earlier_ones(tmp_path: Path) -> None:
     argv = [f"--config={file}"]
     assert load(Drawer, argv, {}) == Drawer(2, (3,), "blue")
     environ = {"SRM_WIDTH": "3", "SRM_SHELVES": "4,5"}
-    assert load(Drawer, argv, environ) == Drawer(3, (4, 5), "blue")
-    assert load(Drawer, [*argv, "--width=4"], environ) == Drawer(4, (4, 5), "blue")
+    assert with_variables(argv, environ) == Drawer(3, (4, 5), "blue")
+    assert with_variables([*argv, "--width=4"], environ) == Drawer(4, (4, 5), "blue")
+
+
+def with_variables(argv: list[str], environ: dict[str, str]) -> Drawer:
+    return build(Drawer, read_settings((Drawer,), argv, Command(variables=None), environ))
+
+
+def test_a_variable_that_is_not_read_is_no_silent_one(tmp_path: Path) -> None:
+    file = tmp_path / "drawer.toml"
+    file.write_text("width = 2\n")
+    unread = {"SRM_WIDTH": "3"}
+    with pytest.raises(ConfigError, match="environment: SRM_WIDTH is not read by srm: pass --wid"):
+        load(Drawer, [], unread)
+    assert load(Drawer, ["--width=4"], unread) == Drawer(4)
+    assert load(Drawer, [f"--config={file}"], unread) == Drawer(2)
+    command, environ = Command(variables={"shelves"}), {"SRM_SHELVES": "4"}
+    assert build(Drawer, read_settings((Drawer,), [], command, environ)) == Drawer(1, (4,))
+    with pytest.raises(ConfigError, match="SRM_WIDTH is not read"):
+        read_settings((Drawer,), [], command, environ | unread)
 
 
 def test_presets_are_named_without_folder_and_flag(tmp_path: Path) -> None:
     (tmp_path / "wide.toml").write_text("width = 9\ncolor = 5\n")
 
     def of(*argv: str) -> Drawer:
-        return build(Drawer, read_settings((Drawer,), list(argv), {}, presets=tmp_path))
+        return build(Drawer, read_settings((Drawer,), list(argv), Command(presets=tmp_path), {}))
 
     assert of() == Drawer()
     assert of("wide") == of("--config=wide") == Drawer(9, color="5")
@@ -67,7 +85,7 @@ def test_what_is_wrong_is_named_with_its_source(
     argv: list[str], environ: dict[str, str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        load(Drawer, argv, environ)
+        with_variables(argv, environ)
 
 
 def test_dtype_is_what_the_device_can_do() -> None:

@@ -47,10 +47,11 @@ def test_flags_beat_the_environment_which_beats_the_file(
     file = str(tmp_path / "scenario.toml")  # it may stand behind flags, or be one
     for argv in (["--requests", "4", file], ["--requests=4", "--config", file]):
         assert read(argv, "srm") == msgspec.structs.replace(found, requests=4)
-    monkeypatch.setenv("SRM_RATE", "2")
-    monkeypatch.setenv("SRM_SEED", "2")
-    found = scenario(tmp_path, "rate = 1\nseed = 1\nconcurrency = 1\n", "--seed", "3")
-    assert found == Scenario(concurrency=1, rate=2, seed=3)
+    monkeypatch.setenv("SRM_OUTPUT", "2")
+    monkeypatch.setenv("SRM_URL", "http://2")
+    text = 'output = "1"\nurl = "http://1"\nconcurrency = 1\n'
+    found = scenario(tmp_path, text, "--url", "http://3")
+    assert found == Scenario(concurrency=1, output=Path("2"), url="http://3")
 
 
 @pytest.mark.parametrize("name", READY_MADE)
