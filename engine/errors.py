@@ -1,4 +1,4 @@
-"""Every error of the project, as one tree.
+"""Errors of the engine and of commands, as one tree; those of the server are in `server/errors.py`.
 
 SRMError                 .code: stable string   .message: for the caller
 ├─ ConfigError           stops the program, exit 2
@@ -8,28 +8,15 @@ SRMError                 .code: stable string   .message: for the caller
 │  ├─ IdInUse            by a request that still runs
 │  ├─ SwapInProgress     the weights are being changed already
 │  ├─ ContextTooLong
-│  ├─ BodyTooLarge
-│  ├─ WrongContentType   a form's, where JSON is wanted
 │  ├─ NotFound
-│  │  └─ ModelNotFound
-│  ├─ NotAuthorized      no key, or not one of ours
-│  ├─ NotPermitted       what only the operator may ask for
-│  ├─ BodyTooSlow        its bytes came too slowly
-│  ├─ RateLimited        .retry_after_s; more than the key may ask for
-│  ├─ Conflict           with what is going on, such as deleting what is needed
-│  ├─ QuotaExceeded      more files than the key may keep
 │  └─ Overloaded         .retry_after_s
 ├─ EngineError           ours
 │  ├─ EngineUnavailable  starting, draining or gone
 │  ├─ SnapshotError      a snapshot cannot be written, or not be used; all goes on without it
 │  ├─ TimedOut           it ran for longer than `request_timeout_s`
 │  └─ StepFailed         the engine exits; the supervisor restarts it
-│     └─ NotFinite       of one request: the model's output was no numbers; the engine goes on
-└─ StoreError            files and batches cannot be read or written now
-   ├─ StoreFull          no space is left on the disk
-   └─ BatchesUnavailable batches cannot be run now
-
-HTTP status codes for these exist only in `server/errors.py`.
+└─ StoreError            files cannot be read or written now
+   └─ StoreFull          no space is left on the disk
 """
 
 from __future__ import annotations
@@ -110,50 +97,8 @@ class ContextTooLong(RequestError):
         )
 
 
-class BodyTooLarge(RequestError):
-    code = "body_too_large"
-
-
-class WrongContentType(RequestError):
-    code = "unsupported_media_type"
-
-
 class NotFound(RequestError):
     code = "not_found"
-
-
-class ModelNotFound(NotFound):
-    code = "model_not_found"
-
-
-class NotAuthorized(RequestError):
-    code = "invalid_api_key"
-
-
-class NotPermitted(RequestError):
-    code = "not_permitted"
-
-
-class BodyTooSlow(RequestError):
-    code = "body_too_slow"
-
-
-class RateLimited(RequestError):
-    """A key has used up its limit. `retry_after_s` is when it may ask again, in seconds."""
-
-    code = "rate_limit_exceeded"
-
-    def __init__(self, message: str, retry_after_s: int = 1) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
-
-class Conflict(RequestError):
-    code = "conflict"
-
-
-class QuotaExceeded(RequestError):
-    code = "quota_exceeded"
 
 
 class Overloaded(RequestError):
@@ -190,10 +135,6 @@ class StepFailed(EngineError):
     code = "step_failed"
 
 
-class NotFinite(StepFailed):
-    pass
-
-
 class StoreError(SRMError):
     """The storage of files and batches does not work; the message says what to do."""
 
@@ -202,7 +143,3 @@ class StoreError(SRMError):
 
 class StoreFull(StoreError):
     code = "store_full"
-
-
-class BatchesUnavailable(StoreError):
-    code = "batches_unavailable"

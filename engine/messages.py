@@ -15,7 +15,6 @@ from engine.errors import (
     EngineUnavailable,
     IdInUse,
     InvalidRequest,
-    ModelNotFound,
     NotFound,
     Overloaded,
     RequestError,
@@ -320,7 +319,7 @@ def refusal(request_id: str, error: SRMError) -> Refusal:
 _ERRORS: dict[str, type[SRMError]] = {
     kind.code: kind
     for kind in (
-        *(InvalidRequest, ContextTooLong, NotFound, ModelNotFound, IdInUse, SwapInProgress),
+        *(InvalidRequest, ContextTooLong, NotFound, IdInUse, SwapInProgress),
         *(EngineUnavailable, SnapshotError, StepFailed, StoreError, StoreFull, TimedOut),
     )
 }

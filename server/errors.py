@@ -1,4 +1,21 @@
-"""The one table from our errors to HTTP: status, OpenAI error type, whether a retry makes sense.
+"""The server's own errors, and the one table from all errors to HTTP: status, OpenAI error type,
+whether a retry makes sense.
+
+RequestError             the caller's fault; ends one request
+├─ NotFound
+│  └─ ModelNotFound
+├─ BodyTooLarge
+├─ WrongContentType      a form's, where JSON is wanted
+├─ NotAuthorized         no key, or not one of ours
+├─ NotPermitted          what only the operator may ask for
+├─ BodyTooSlow           its bytes came too slowly
+├─ RateLimited           .retry_after_s; more than the key may ask for
+├─ Conflict              with what is going on, such as deleting what is needed
+└─ QuotaExceeded         more files than the key may keep
+StepFailed
+└─ NotFinite             of one request: the model's output was no numbers; the engine goes on
+StoreError
+└─ BatchesUnavailable    batches cannot be run now
 
 Every error body of the server has the nested shape `{"error": {message, type, param, code}}`, also
 those the framework raises. Knows nothing of routes or of what went wrong.
@@ -17,19 +34,70 @@ from starlette.routing import Match
 from engine import errors
 from engine.errors import MAX_MESSAGE, cut
 
+
+class ModelNotFound(errors.NotFound):
+    code = "model_not_found"
+
+
+class BodyTooLarge(errors.RequestError):
+    code = "body_too_large"
+
+
+class WrongContentType(errors.RequestError):
+    code = "unsupported_media_type"
+
+
+class NotAuthorized(errors.RequestError):
+    code = "invalid_api_key"
+
+
+class NotPermitted(errors.RequestError):
+    code = "not_permitted"
+
+
+class BodyTooSlow(errors.RequestError):
+    code = "body_too_slow"
+
+
+class RateLimited(errors.RequestError):
+    """A key has used up its limit. `retry_after_s` is when it may ask again, in seconds."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Conflict(errors.RequestError):
+    code = "conflict"
+
+
+class QuotaExceeded(errors.RequestError):
+    code = "quota_exceeded"
+
+
+class NotFinite(errors.StepFailed):
+    pass
+
+
+class BatchesUnavailable(errors.StoreError):
+    code = "batches_unavailable"
+
+
 _TABLE: tuple[tuple[type[errors.SRMError], int, str], ...] = (  # the first match decides
     (errors.Overloaded, 503, "server_overloaded"),  # not 429: TRL retries only 5xx
-    (errors.NotAuthorized, 401, "authentication_error"),
-    (errors.NotPermitted, 403, "permission_error"),
-    (errors.RateLimited, 429, "rate_limit_error"),
-    (errors.BodyTooSlow, 408, "invalid_request_error"),
+    (NotAuthorized, 401, "authentication_error"),
+    (NotPermitted, 403, "permission_error"),
+    (RateLimited, 429, "rate_limit_error"),
+    (BodyTooSlow, 408, "invalid_request_error"),
     (errors.NotFound, 404, "not_found_error"),
     (errors.IdInUse, 409, "conflict_error"),
-    (errors.Conflict, 409, "conflict_error"),
-    (errors.QuotaExceeded, 403, "permission_error"),
+    (Conflict, 409, "conflict_error"),
+    (QuotaExceeded, 403, "permission_error"),
     (errors.SwapInProgress, 409, "conflict_error"),
-    (errors.WrongContentType, 415, "invalid_request_error"),
-    (errors.BodyTooLarge, 413, "invalid_request_error"),
+    (WrongContentType, 415, "invalid_request_error"),
+    (BodyTooLarge, 413, "invalid_request_error"),
     (errors.RequestError, 400, "invalid_request_error"),
     (errors.EngineUnavailable, 503, "service_unavailable"),
     (errors.TimedOut, 504, "timeout_error"),
@@ -97,7 +165,7 @@ async def srm_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, errors.SRMError)
     status, _ = _status_and_type(error)
     headers = {}
-    if isinstance(error, errors.Overloaded | errors.RateLimited):
+    if isinstance(error, errors.Overloaded | RateLimited):
         headers["retry-after"] = str(error.retry_after_s)
     elif isinstance(error, errors.EngineUnavailable):
         headers["retry-after"] = str(_ENGINE_RESTART_S)
@@ -105,9 +173,9 @@ async def srm_error(_request: Request, error: Exception) -> Response:
         pass
     elif isinstance(error, errors.StoreError | errors.SnapshotError):
         headers["retry-after"] = str(_STORE_BACK_S)
-    elif isinstance(error, errors.Conflict):  # its cause outlasts the wait of a retry
+    elif isinstance(error, Conflict):  # its cause outlasts the wait of a retry
         headers["x-should-retry"] = "false"
-    elif isinstance(error, errors.NotAuthorized):
+    elif isinstance(error, NotAuthorized):
         headers["www-authenticate"] = "Bearer"
     return response(status, body_of(error), headers)
 

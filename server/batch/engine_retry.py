@@ -16,8 +16,9 @@ from itertools import count
 from typing import TypeVar
 
 from engine.client.client import EngineClient
-from engine.errors import EngineUnavailable, IdInUse, NotFinite, Overloaded, SRMError, StepFailed
+from engine.errors import EngineUnavailable, IdInUse, Overloaded, SRMError, StepFailed
 from server import metrics
+from server.errors import NotFinite
 
 log = logging.getLogger(__name__)
 

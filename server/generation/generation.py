@@ -17,9 +17,9 @@ from msgspec import UNSET, UnsetType
 
 from engine.client.client import EngineClient
 from engine.client.streams import Delivery, Stream
-from engine.errors import NotFinite
 from engine.messages import REASONS
 from engine.steps.token_deltas import NO_NEWS, CompletionTokens, TokenDeltas, slices
+from server.errors import NotFinite
 from server.generation.detokenize import Detokenizer
 from server.generation.engine_request import (
     RequestOwner,

@@ -11,16 +11,10 @@ from collections.abc import Callable, Mapping
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.errors import (
-    InvalidRequest,
-    NotAuthorized,
-    NotFound,
-    NotPermitted,
-    Overloaded,
-    SRMError,
-)
+from engine.errors import InvalidRequest, NotFound, Overloaded, SRMError
 from server import errors
 from server.config import ServerConfig
+from server.errors import NotAuthorized, NotPermitted
 from server.http.bodies import BodyLimits, CountedBody, is_upload
 from server.http.cors import Origins, is_loopback
 from server.http.draining import READING, Draining

@@ -19,7 +19,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope
 
-from engine.errors import BodyTooLarge, BodyTooSlow, Overloaded, WrongContentType
+from engine.errors import Overloaded
+from server.errors import BodyTooLarge, BodyTooSlow, WrongContentType
 from server.schema.json_parts import SMALL
 
 T = TypeVar("T")

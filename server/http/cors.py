@@ -18,8 +18,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from engine.errors import InvalidRequest, NotPermitted
+from engine.errors import InvalidRequest
 from server import errors
+from server.errors import NotPermitted
 from server.schema.openapi import Operation
 
 EXPOSED = ("x-request-id", "retry-after", "x-should-retry")

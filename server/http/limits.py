@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 
-from engine.errors import ConfigError, RateLimited
+from engine.errors import ConfigError
 from server.config import ServerConfig
+from server.errors import RateLimited
 from server.http.keys import VARIABLE, Keys
 
 LONGEST_S = 120

@@ -19,9 +19,10 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 from starlette.responses import Response
 
-from engine.errors import BatchesUnavailable, Conflict, InvalidRequest, NotFound
+from engine.errors import InvalidRequest, NotFound
 from engine.messages import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT
 from server.config import ServerConfig
+from server.errors import BatchesUnavailable, Conflict
 from server.generation.engine_request import of_current_request
 from server.http.bodies import json_reply, parsed, read_body
 from server.routes import batch_replies as replies

@@ -7,7 +7,8 @@ import time
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from engine.errors import ModelNotFound, cut
+from engine.errors import cut
+from server.errors import ModelNotFound
 from server.http.bodies import json_reply
 from server.schema.completion_response import ModelCard, ModelList
 from server.schema.openapi import Operation

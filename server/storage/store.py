@@ -19,7 +19,8 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import Conflict, NotFound, QuotaExceeded, RateLimited, StoreError
+from engine.errors import NotFound, StoreError
+from server.errors import Conflict, QuotaExceeded, RateLimited
 from server.storage import rows, upkeep
 from server.storage.database import Database, sync_folder, translated
 from server.storage.records import KINDS, RUNNABLE, BatchRecord, FileRecord, is_file_id, new_file_id

@@ -14,7 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from engine.errors import BodyTooLarge, Overloaded
+from engine.errors import Overloaded
+from server.errors import BodyTooLarge
 from server.storage.database import full, translated
 from server.storage.records import FileRecord, new_file_id
 from server.storage.store import Store, check_quota

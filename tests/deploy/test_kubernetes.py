@@ -12,7 +12,7 @@ import yaml
 
 from deploy.kubernetes.lint import Object, lint, objects_of
 from deploy.kubernetes.manifests import ALERTS, HERE, OVERLAYS, alerts, metric_names, rendered
-from engine.errors import NotPermitted
+from server.errors import NotPermitted
 from server.http.cors import Origins
 from server.routes.health import OPERATIONS
 from tests.deploy.routers import deployed_flags

@@ -9,7 +9,7 @@ import pytest
 from fastapi import Request
 
 from engine import errors
-from server.errors import srm_error
+from server.errors import BodyTooSlow, RateLimited, srm_error
 
 REQUEST = Request({"type": "http", "method": "POST", "path": "/", "headers": []})
 
@@ -20,7 +20,7 @@ def every_error(kind: type[errors.SRMError] = errors.SRMError) -> Iterator[type[
         yield from every_error(child)
 
 
-RETRIED = {errors.BodyTooSlow, errors.IdInUse, errors.RateLimited, errors.SwapInProgress}
+RETRIED = {BodyTooSlow, errors.IdInUse, RateLimited, errors.SwapInProgress}
 """Of the caller's: another time they may not occur."""
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from engine import errors
 from engine.client.client import EngineClient
-from engine.errors import EngineUnavailable, NotFinite, StepFailed
+from engine.errors import EngineUnavailable, StepFailed
 from server.batch import engine_retry
 from server.batch.engine_retry import MAX_ALONE, MAX_BREAKS, MAX_DEATHS, EngineRetry
+from server.errors import NotFinite
 
 READY = SimpleNamespace(state="ready")
 

@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from engine.client.client import EngineClient
-from engine.errors import InvalidRequest, NotFinite
+from engine.errors import InvalidRequest
 from server import metrics
 from server.batch import line_runner, result_files
 from server.batch.concurrency_limiter import ConcurrencyLimiter
@@ -27,6 +27,7 @@ from server.batch.line_runner import LineRunner
 from server.batch.lines import BatchLine, LineResult, RawLine, answer_line, parse_line
 from server.batch.part_file import PartFile
 from server.batch.result_files import ResultCounts, ResultFiles
+from server.errors import NotFinite
 from server.generation.engine_request import RequestOwner
 from tests.engines.served_engine import until
 

@@ -8,7 +8,8 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
-from engine.errors import BodyTooLarge, BodyTooSlow, Overloaded
+from engine.errors import Overloaded
+from server.errors import BodyTooLarge, BodyTooSlow
 from server.http.bodies import FORM_BYTES, BodyLimits, CountedBody, read_body
 
 

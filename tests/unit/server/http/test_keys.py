@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import ConfigError, RateLimited
+from engine.errors import ConfigError
 from server.config import ServerConfig
+from server.errors import RateLimited
 from server.http.keys import Keys, key_to_send, load_keys, read_key
 from server.http.limits import Limits, check_limits, memory
 from tests.serving import ROOT

@@ -10,7 +10,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from engine.errors import BodyTooLarge
+from server.errors import BodyTooLarge
 from server.http.responses import WhileConnected
 
 SCOPE = {"type": "http"}

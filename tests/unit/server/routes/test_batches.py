@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.errors import BatchesUnavailable, NotFound
+from engine.errors import NotFound
 from server.config import ServerConfig
-from server.errors import status_of
+from server.errors import BatchesUnavailable, status_of
 from server.routes.batches import Batches, BatchQuery
 from server.storage.store import Store
 from tests.chaos.jobs import completion_line, submit

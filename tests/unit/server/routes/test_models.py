@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.errors import ModelNotFound
+from server.errors import ModelNotFound
 from server.routes.models import Models
 from tests.serving import error_of
 from tests.unit.server.conftest import Served

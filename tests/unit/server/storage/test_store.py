@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from engine.errors import Conflict, QuotaExceeded, RateLimited, StoreError, StoreFull
+from engine.errors import StoreError, StoreFull
+from server.errors import Conflict, QuotaExceeded, RateLimited
 from server.storage import database
 from server.storage.records import BatchRecord, FileRecord, is_file_id, new_batch_id, new_file_id
 from server.storage.store import LEAST_BYTES, Store
