@@ -20,7 +20,7 @@ _SERVES = ("engine", "engine.client", "engine.steps.token_deltas")
 """What servers see of the engine: its messages and settings, and the client of its process."""
 _EDGE = ("server", "server.schema", "server.http")
 _ANSWERS = (*_EDGE, "server.text", "server.generation")
-_MEASURES = ("engine.errors", "engine.settings", "engine.records", "loadtest")
+_MEASURES = ("engine.errors", "engine.settings", "loadtest")
 """What every command of ours says, reads and writes in one way: nothing that serves."""
 _REPORTS = (*_MEASURES, "loadtest.analysis", "loadtest.client")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *(*_SERVES, *_ANSWERS, "server.storage", "server.routes", "server.batch"),
         "server.supervise",
     ),
-    "loadtest": _MEASURES[:3],
+    "loadtest": _MEASURES[:2],
     "loadtest.workload": _MEASURES,
     "loadtest.client": (*_MEASURES, "loadtest.workload"),
     "loadtest.analysis": _MEASURES,
@@ -72,9 +72,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "training.baselines": ("training",),
     "training.passk": (
         *("engine", "training", "training.text", "training.questions", "training.statistics"),
-        "training.problems",
+        *("training.problems", "loadtest"),
     ),
-    "experiments.harness": ("engine", "training", "training.text", "training.baselines"),
+    "experiments.harness": (
+        *("engine", "training", "training.text", "training.baselines"),
+        "loadtest",
+    ),
     "experiments": (
         *("engine", "engine.weights", "training", "training.text", "experiments.harness"),
         *("training.questions", "training.statistics", "training.finetuning", "training.grpo"),
@@ -84,8 +87,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("engine", "engine.client", "server", "server.text", "server.storage", "server.routes"),
         *("server.batch", "server.supervise", "server.commands"),
     ),
-    "deploy.kubernetes": ("server", "engine"),
-    "deploy.image": ("engine", "server.supervise"),
+    "deploy.kubernetes": ("server", "engine", "loadtest"),
+    "deploy.image": ("engine", "server.supervise", "loadtest"),
 }
 """A package's files import its own, those of the packages named here, and what these may import.
 `__main__` of a package wires all of it; bench/ measures everything, and nothing imports it."""

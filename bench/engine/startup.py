@@ -21,9 +21,9 @@ from engine.device.libc import keep_freed_memory
 from engine.device.runner import ModelRunner
 from engine.messages import SamplingParams
 from engine.process.engine import Engine
-from engine.records import ROOT
 from engine.settings import load
 from engine.weights.checkpoint import load_checkpoint
+from loadtest.records import ROOT
 
 
 def measure_startup(

@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.gpu.task import Lines, read_task
 from engine.memory import available_memory
-from engine.records import new_record
+from loadtest.records import new_record
 
 PROGRAMS = ("nvidia-smi", "ncu", "nsys", "compute-sanitizer", "nvcc", "cuobjdump")
 PACKAGES = ("torch", "triton", "numpy", "safetensors", "tokenizers", "matplotlib", "max")

@@ -16,7 +16,7 @@ from bench.gpu.task import read_lines
 from bench.peaks.rates import byte_cells, bytes_moved, peak_line, rate_cells, runs_of
 from bench.peaks.torch_side import plot_record
 from engine.errors import ConfigError, SRMError
-from engine.records import RECORDS, write_record
+from loadtest.records import RECORDS, write_record
 
 MOST_KERNELS = 12
 """Number of kernels that the report lists: those that take longest of a step."""

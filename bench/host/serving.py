@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 import httpx
 
 from engine.errors import ConfigError
-from engine.records import ROOT
+from loadtest.records import ROOT
 
 _STOP_S = 20.0
 _SERVE = """import sys; from server.supervise.launch import main

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from engine.records import ROOT
+from loadtest.records import ROOT
 
 
 def has_torch() -> bool:

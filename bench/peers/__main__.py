@@ -21,8 +21,8 @@ from bench.peers.making import ENVIRONMENTS, install, make_model
 from bench.peers.running import run_peer, settings
 from bench.peers.table import Result, markdown
 from engine.errors import ConfigError, SRMError
-from engine.records import new_record, settings_of, write_record
 from engine.settings import load
+from loadtest.records import new_record, settings_of, write_record
 
 USAGE = """usage: python -m bench.peers COMMAND [options]
 

@@ -25,8 +25,8 @@ from bench.peers.shapes import N_CTX, VOCAB_SIZE, shape_of
 from bench.peers.table import Point, Result
 from bench.server.load import send
 from engine.errors import ConfigError
-from engine.records import ROOT
 from loadtest.commands.run_command import summed_up
+from loadtest.records import ROOT
 from loadtest.report.report_files import Run
 
 _VERSION = "import sys, importlib.metadata as found; print(found.version(sys.argv[1]))"

@@ -25,8 +25,8 @@ from ray.cluster_utils import Cluster
 from bench.ray.config import RayDataConfig
 from bench.records.figures import ray_data
 from engine.config import DEMO_MODEL
-from engine.records import ROOT, new_record, settings_of, write_record
 from engine.settings import load
+from loadtest.records import ROOT, new_record, settings_of, write_record
 from tests.serving import free_port
 
 AGENT_PORTS = (

@@ -19,8 +19,8 @@ import msgspec
 from bench.records.figures import CARD, FIGURES, is_whole
 from engine.config import DEMO_MODEL, GRPO_MODEL
 from engine.errors import ConfigError
-from engine.records import RECORDS, ROOT
 from engine.settings import load
+from loadtest.records import RECORDS, ROOT
 
 PAGES = (
     *(ROOT / "README.md", DEMO_MODEL / "README.md", GRPO_MODEL / "README.md"),

@@ -20,7 +20,7 @@ from bench.server.http import rate_of
 from bench.server.load import send
 from engine.config import DEMO_MODEL
 from engine.errors import ConfigError
-from engine.records import ROOT
+from loadtest.records import ROOT
 
 
 class AgainstConfig(Settings, frozen=True, forbid_unknown_fields=True):

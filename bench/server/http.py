@@ -27,12 +27,12 @@ from engine.config import DEMO_MODEL, EngineConfig
 from engine.device.runner import ModelRunner
 from engine.messages import SamplingParams
 from engine.process.engine import Engine
-from engine.records import ROOT
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.random_model import write_random_model
 from loadtest.analysis.chunks import chunks
 from loadtest.analysis.measures import first_tokens
 from loadtest.recording import Recording
+from loadtest.records import ROOT
 
 
 class HttpBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):

@@ -33,7 +33,7 @@ from deploy.image.podman import (
     run,
     wait_until_ready,
 )
-from engine.records import ROOT
+from loadtest.records import ROOT
 from server.supervise.launch import QUESTION
 
 log = logging.getLogger(__name__)

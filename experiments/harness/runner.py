@@ -19,9 +19,9 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from engine.errors import ConfigError
-from engine.records import new_record, settings_of, write_record
 from experiments.harness.result_cache import Numbers, cached
 from experiments.harness.settings import Settings
+from loadtest.records import new_record, settings_of, write_record
 from training.loop import Run, Schedule, TrainingBatches
 from training.model import LanguageModel
 from training.processes import processes

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from engine.records import RECORDS
+from loadtest.records import RECORDS
 from training.settings import MOST_FLOAT, MOST_SEED, check_numbers
 from training.text.tokenizer import MIN_VOCAB_SIZE
 

@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 
 from engine.errors import ConfigError, SRMError
-from engine.records import new_record
 from loadtest.client import frames
 from loadtest.client.target import Target, resolve
 from loadtest.recording import CLIENT, EVENT, REQUEST, About, Recording, Rows
+from loadtest.records import new_record
 from loadtest.scenario import Scenario
 from loadtest.workload import arrivals
 

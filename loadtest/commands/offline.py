@@ -18,11 +18,11 @@ import msgspec
 import numpy as np
 
 from engine.errors import ConfigError
-from engine.records import new_record
 from engine.settings import build, read_settings
 from loadtest.client.target import PATHS, api_key, base_url, resolve
 from loadtest.commands import run_command
 from loadtest.recording import ERRORS, Recording
+from loadtest.records import new_record
 from loadtest.report.report_files import write_reports
 from loadtest.scenario import Scenario, command_of, must
 from loadtest.workload.batch_file import BatchClient, BatchOutput, write_lines

@@ -17,9 +17,9 @@ import pytest
 from engine.config import DEMO_MODEL
 from engine.messages import MAX_LOGPROBS, SamplingParams
 from engine.process.engine import Engine
-from engine.records import RECORDS
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.weights import Weights
+from loadtest.records import RECORDS
 from tests.engines.numpy_runner import F64, feed, in_float64
 from tests.models.demo import engine_on_max, prompts
 

@@ -25,8 +25,8 @@ import msgspec
 import psutil
 
 from engine.config import DEMO_MODEL
-from engine.records import RECORDS, new_record, settings_of, write_record
 from engine.settings import load
+from loadtest.records import RECORDS, new_record, settings_of, write_record
 from tests.chaos.jobs import table
 from tests.deploy.routers import Router
 from tests.serving import CHATS, COMPLETIONS, Server, children, processes

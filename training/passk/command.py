@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from engine.errors import ConfigError, SRMError
-from engine.records import new_record, settings_of, write_record
 from engine.settings import load
+from loadtest.records import new_record, settings_of, write_record
 from training.passk.config import PassKConfig
 from training.passk.journal import Answer, Journal
 from training.passk.plot import draw

@@ -17,8 +17,8 @@ from bench.records.figures import CARD, FIGURES
 from bench.records.table import PAGES, newest, written
 from engine.config import DEMO_MODEL, GRPO_MODEL
 from engine.errors import ConfigError
-from engine.records import RECORDS
 from engine.weights.checkpoint import load_checkpoint
+from loadtest.records import RECORDS
 from training.evaluate import Evaluation
 
 BLOCK = "<!-- figures: {} -->\n{}<!-- end of figures -->\n"

@@ -26,8 +26,8 @@ from bench.peers.shapes import KINDS, N_CTX, shape_of
 from bench.peers.table import Point, Result, markdown
 from bench.server.load import send
 from engine.errors import ConfigError
-from engine.records import ROOT
 from loadtest.commands.run_command import summed_up
+from loadtest.records import ROOT
 from tests.loads.toy_server import ToyConfig, ToyServer
 
 

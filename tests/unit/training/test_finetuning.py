@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from engine.config import ModelConfig
 from engine.errors import ConfigError
-from engine.records import ROOT
 from engine.weights.checkpoint import load_checkpoint
+from loadtest.records import ROOT
 from server.text.text import Text
 from training.checkpoint import load_model, save_model
 from training.data import IGNORED

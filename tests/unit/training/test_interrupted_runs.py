@@ -14,7 +14,7 @@ import torch
 from msgspec import structs
 
 from engine.errors import ConfigError
-from engine.records import ROOT
+from loadtest.records import ROOT
 from training.__main__ import main
 from training.loop import Schedule
 from training.pretrain import PretrainConfig, pretrain

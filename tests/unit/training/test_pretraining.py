@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 
 from engine.config import DEMO_MODEL
 from engine.errors import CheckpointError, ConfigError
-from engine.records import ROOT
 from engine.weights.checkpoint import load_checkpoint
+from loadtest.records import ROOT
 from training import pretrain as pretraining
 from training.checkpoint import load_model
 from training.data import IGNORED, SHORT, WHOLE_EVERY, ProblemBatches, encode
