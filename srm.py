@@ -75,7 +75,7 @@ BENCHMARKS = {
 """`srm bench NAME` and the module whose `main` it is."""
 
 SETTINGS = """
-  model device devices dtype product num_slots memory_fraction prefix_slots prefix_cache
+  model device devices dtype product num_slots max_slots memory_fraction prefix_slots prefix_cache
   max_step_rows max_step_tokens prefill_step_tokens max_prefill_share
   max_waiting max_waiting_bytes max_parked_bytes
   request_timeout_s cache_dir graphs_dir overlap step_timeout_s drain_s

@@ -6,7 +6,6 @@ import logging
 import sys
 
 from engine import logs
-from engine.config import EngineConfig
 from engine.device.libc import keep_freed_memory, wait_busily_for_less
 from engine.device.runner import ModelRunner
 from engine.errors import SRMError
@@ -16,6 +15,7 @@ from engine.process.process import serve
 from engine.process.weights_note import first_weights
 from engine.settings import load
 from engine.weights.checkpoint import load_checkpoint
+from engine.wiring import EngineWiring
 
 logger = logging.getLogger("engine")
 
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     keep_freed_memory()
     wait_busily_for_less()
     try:
-        config = load(EngineConfig, argv, prog="python -m engine")
+        config = load(EngineWiring, argv, prog="python -m engine")
         logs.configure(config.log_level, config.log_format)
         logger.info("loading %s", config.model)
         weights, version = first_weights(config, load_checkpoint)

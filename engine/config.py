@@ -237,11 +237,6 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Folder of graphs compiled ahead, read before `cache_dir`; empty: the release's folder."""
     overlap: bool = True
     """Whether a step is scheduled while the one before it runs; the tokens are the same without."""
-    endpoint: str = "tcp://127.0.0.1:8765"
-    """Address where API processes reach the engine process: `ipc://PATH` or a loopback `tcp://`."""
-    weights_note: str = ""
-    """File that records which weights were loaded while serving, for an engine that is
-    restarted."""
     step_timeout_s: float = 300.0
     """Seconds after which a step that has not ended ends the engine, which is restarted; 0:
     never."""
@@ -253,8 +248,6 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds between two snapshots while batches run; 0: a snapshot only at a stop."""
     snapshot_s: float = 60.0
     """Seconds that a stop may take for its snapshot, besides drain_s."""
-    heartbeat: str = ""
-    """File that the process touches several times a second while it serves; empty: none."""
     log_level: LogLevel = "info"
     """Least level of messages that are logged."""
     log_format: LogFormat = "text"
@@ -300,8 +293,6 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"prefill_step_tokens must be 0 or at least 2, got {self.prefill_step_tokens}"
             )
-        if not self.endpoint.startswith(("ipc://", "tcp://")):
-            raise ValueError(f"endpoint must begin with ipc:// or tcp://, got {self.endpoint!r}")
         if not (self.step_timeout_s == 0 or 1 <= self.step_timeout_s <= 1e6):
             raise ValueError(f"step_timeout_s must be 0, or 1 … 1000000, got {self.step_timeout_s}")
 

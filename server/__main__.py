@@ -20,7 +20,7 @@ from engine.logs import printable
 from engine.memory import collect_rarely
 from engine.settings import load
 from server.batch import jobs
-from server.config import ServerConfig, within_open_files
+from server.config import within_open_files
 from server.http.connection import Connection
 from server.http.draining import Draining, DrainingServer
 from server.http.keys import Keys
@@ -29,6 +29,7 @@ from server.routes.app import create_app
 from server.routes.services import template_of
 from server.supervise import launch
 from server.text.text import Text
+from server.wiring import ServerWiring
 
 _KEEP_ALIVE_S = 75
 """How long a connection may idle: longer than clients keep one (httpx 5 s, aiohttp 15 s), since a
@@ -37,7 +38,7 @@ request is lost where both end it at the same time."""
 
 def serve_api(argv: list[str]) -> int:
     """Answer HTTP until SIGTERM or SIGINT; running requests may finish first."""
-    config = load(ServerConfig, argv, prog="python -m server api")
+    config = load(ServerWiring, argv, prog="python -m server api")
     logs.configure(config.log_level, config.log_format)
     folder = as_started(config.model, config.kept_model)
     config = msgspec.structs.replace(config, model=folder)

@@ -1,4 +1,4 @@
-"""ServerConfig: how an API process listens, and where its engine is.
+"""ServerConfig: how requests are received, and what becomes of files and batches.
 
 Loaded by `engine.settings.load` like every other setting; nothing changes after loading.
 """
@@ -10,6 +10,7 @@ import re
 import resource
 from ipaddress import IPv6Address
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -36,6 +37,7 @@ _FILES_OF_ENGINE = 8
 engine."""
 _MOST_REFUSED = 256
 _DATA = Path("~/.local/share/srm")
+Config = TypeVar("Config", bound="ServerConfig")
 _WORKER = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^/?#\s@:]+)(?::(\d{1,5}))?")
 
 
@@ -58,8 +60,6 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engines: int = 1
     """Number of engine processes, each with the whole model; samples of requests are spread over
     them."""
-    endpoint: str = EngineConfig().endpoint
-    """ZeroMQ address of the engine; several engines' addresses have commas between them."""
     max_body_bytes: int = 32 * 1024 * 1024
     """Largest request body, in bytes."""
     max_waiting_bytes: int = EngineConfig().max_waiting_bytes
@@ -129,22 +129,6 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds that an engine with work may take for a step before `/ready` answers 503."""
     drain_s: float = EngineConfig().drain_s
     """Seconds that a stop waits for running requests."""
-    listen_fd: int = -1
-    """Listening socket inherited from the supervisor, used instead of host and port; -1: none."""
-    admin_fd: int = -1
-    """Listening socket used instead of admin_host and admin_port; -1: none."""
-    limits_fd: int = -1
-    """Memory inherited from the supervisor, in which API processes count rate limits together; -1:
-    none."""
-    model_id: str = ""
-    """Identifier of the model, which tells its batches from those of other models."""
-    heartbeat: str = ""
-    """File that the process touches several times a second while it serves; empty: none."""
-    kept_model: str = ""
-    """Copy of the model's folder from the server's start, read where the folder has changed; empty:
-    none."""
-    why_no_jobs: str = ""
-    """File that says why batches cannot run, while they cannot."""
 
     def __post_init__(self) -> None:
         for name in ("port", "admin_port"):
@@ -226,7 +210,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.served_model_name or self.model.resolve().name
 
 
-def within_open_files(config: ServerConfig) -> ServerConfig:
+def within_open_files(config: Config) -> Config:
     """Return the settings with no more connections than this process's limit of open files allows,
     and room for those that are answered 503; say so if that is fewer. Raises ConfigError for a
     limit below what a process needs for itself."""

@@ -24,6 +24,7 @@ from engine.process.process import serve
 from engine.settings import load
 from engine.steps.batch import I64, Batch, Scores, SlotStates, StepResult
 from engine.weights.weights import Weights
+from engine.wiring import EngineWiring
 
 DEFAULT_SLOTS = 65_536
 """Slots if num_slots is 0."""
@@ -89,7 +90,7 @@ def main(argv: list[str]) -> int:
     """Serve until told to stop; return the exit code."""
     keep_freed_memory()
     try:
-        config = load(EngineConfig, argv, prog="python -m bench.host.instant")
+        config = load(EngineWiring, argv, prog="python -m bench.host.instant")
         model = msgspec.json.decode((config.model / "config.json").read_bytes(), type=ModelConfig)
         collect_rarely()
         return serve(Engine(model, InstantRunner(model, config), config, "instant"), config)

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, ClassVar
 
-import msgspec
 from ray import serve
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -27,7 +26,9 @@ from server.routes.app import create_app
 from server.routes.health import check_ready
 from server.routes.services import template_of
 from server.supervise.embedded_engine import PRIVATE, with_engine
+from server.supervise.launch import wired
 from server.text.text import Text
+from server.wiring import ServerWiring
 
 OF_SERVER = frozenset(
     {
@@ -58,7 +59,7 @@ class Replica:
         self._stall_s = server.stall_s
         self._num_requests = 0
         self._folder = tempfile.TemporaryDirectory(prefix="srm-serve-")
-        server = msgspec.structs.replace(server, data_dir=self._folder.name)
+        server = wired(ServerWiring, server, data_dir=self._folder.name)
         text = Text(server.model)
         template = template_of(server.model, text, server.chat_template)
         ready: asyncio.Future[EngineClient] = asyncio.get_running_loop().create_future()

@@ -20,7 +20,6 @@ from types import FrameType
 import msgspec
 import numpy as np
 
-from engine.config import EngineConfig
 from engine.errors import (
     UNDECODABLE,
     EngineUnavailable,
@@ -55,6 +54,7 @@ from engine.process.weight_reload import Swaps
 from engine.process.weights_note import LoadFolder
 from engine.state.sequence import STREAMS
 from engine.weights.checkpoint import load_checkpoint
+from engine.wiring import EngineWiring
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class EngineProcess:
     def __init__(
         self,
         engine: Engine,
-        config: EngineConfig,
+        config: EngineWiring,
         client_timeout_s: float = CLIENT_TIMEOUT_S,
         progress: Callable[[], None] = lambda: None,
         load: LoadFolder = load_checkpoint,
@@ -350,7 +350,7 @@ class EngineProcess:
         return self._clients.send(client, self._encoder.encode(message))
 
 
-def serve(engine: Engine, config: EngineConfig, load: LoadFolder = load_checkpoint) -> int:
+def serve(engine: Engine, config: EngineWiring, load: LoadFolder = load_checkpoint) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code. For the main thread only."""
     watchdog = Watchdog(config.step_timeout_s)
     heartbeat = Heartbeat(Path(config.heartbeat)) if config.heartbeat else None

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-from engine.config import EngineConfig
 from engine.errors import UNDECODABLE, CheckpointError, StoreError
 from engine.kept_model import FIRST, copies_of, copy_model, locked, remove, try_lock, unclaimed
 from engine.seal import sealed, unsealed
 from engine.weights.weights import Weights
+from engine.wiring import EngineWiring
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def _keep_twice(path: Path) -> None:
             beside.unlink()
 
 
-def first_weights(config: EngineConfig, load: LoadFolder) -> tuple[Weights, int]:
+def first_weights(config: EngineWiring, load: LoadFolder) -> tuple[Weights, int]:
     """Load the weights that an engine begins with, and their version: those of the note, or else
     those of the model that it is told to serve, which it notes.
 

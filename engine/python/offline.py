@@ -32,9 +32,8 @@ from engine.weights.checkpoint import load_checkpoint
 _DEFAULTS = SamplingParams()
 _NO_TOKENS: I32 = np.empty(0, np.int32)
 _OF_THE_PROCESS = (
-    *("endpoint", "drain_s", "request_timeout_s", "step_timeout_s", "heartbeat"),
-    *("log_level", "log_format", "snapshot_dir", "snapshot_interval_s", "snapshot_s"),
-    "weights_note",
+    *("drain_s", "request_timeout_s", "step_timeout_s", "log_level", "log_format"),
+    *("snapshot_dir", "snapshot_interval_s", "snapshot_s"),
 )
 """Settings of the engine process, which mean nothing here."""
 

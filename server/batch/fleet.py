@@ -24,10 +24,10 @@ from server import metrics
 from server.batch.engine_retry import EngineRetry
 from server.batch.lines import Answerer, BatchLine, LineResult
 from server.batch.remote_worker import MAX_LINE_BYTES, NotTaken, RemoteWorker, StaysHere, new_http
-from server.config import ServerConfig
 from server.http.keys import read_key
 from server.routes.worker import WorkerIdentity
 from server.schema.worker import Identity
+from server.wiring import ServerWiring
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Fleet:
                 place.used -= line.size
                 self._wake(1)
 
-    async def watch(self, config: ServerConfig, client: EngineClient) -> None:
+    async def watch(self, config: ServerWiring, client: EngineClient) -> None:
         """Keep looking which servers there are and what room they have, until cancelled.
 
         Whatever is wrong with that, what runs here goes on without them.
@@ -130,7 +130,7 @@ class Fleet:
             self._wake(len(self._waiting))
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _watch(self, config: ServerConfig, client: EngineClient) -> None:
+    async def _watch(self, config: ServerWiring, client: EngineClient) -> None:
         identity, key = WorkerIdentity(config), read_key(config.batch_worker_key_file)
         async with new_http() as http:
             while True:

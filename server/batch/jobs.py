@@ -34,7 +34,6 @@ from server.batch.fleet import Fleet
 from server.batch.job import BatchJob, Workplace
 from server.batch.lines import Answerer
 from server.batch.starts import MAX_ALONE, Starts
-from server.config import ServerConfig
 from server.loop_turns import show_turns
 from server.model_identity import as_started, digest
 from server.routes.services import answering
@@ -42,6 +41,7 @@ from server.storage.clock import Clock
 from server.storage.records import BatchRecord
 from server.storage.store import Store
 from server.text.text import Text
+from server.wiring import ServerWiring
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ expired."""
 class BatchServices:
     """Answers request bodies, with text, chat template and a connection to the engine."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerWiring) -> None:
         """Loads the tokenizer. Raises CheckpointError."""
         timeout_s = max(ENGINE_TIMEOUT_S, 2 * config.stall_s)
         self.client = EngineClient(config.endpoint, engine_timeout_s=timeout_s)
@@ -88,7 +88,7 @@ class Jobs:
     _group: asyncio.TaskGroup
     """Tasks of the running jobs."""
 
-    def __init__(self, config: ServerConfig, clock: Clock | None = None) -> None:
+    def __init__(self, config: ServerWiring, clock: Clock | None = None) -> None:
         self._config = config
         self._store = Store(config.data_folder)
         self._clock = clock or Clock(self._store.folder / "clock.json")
@@ -336,7 +336,7 @@ def _in_turn(records: list[BatchRecord], running: Counter[str]) -> list[BatchRec
 
 def main(argv: list[str]) -> int:
     """Run batches until told to stop."""
-    config = load(ServerConfig, argv, prog="python -m server jobs")
+    config = load(ServerWiring, argv, prog="python -m server jobs")
     logs.configure(config.log_level, config.log_format)
     folder = as_started(config.model, config.kept_model)
     config = msgspec.structs.replace(config, model=folder)

@@ -13,7 +13,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import InvalidRequest, NotFound, Overloaded, SRMError
 from server import errors
-from server.config import ServerConfig
 from server.errors import NotAuthorized, NotPermitted
 from server.http.bodies import BodyLimits, CountedBody, is_upload
 from server.http.cors import Origins, is_loopback
@@ -22,6 +21,7 @@ from server.http.headers import headers_of
 from server.http.keys import ApiKey, Keys
 from server.http.limits import Limits
 from server.http.request_log import CURRENT
+from server.wiring import ServerWiring
 
 PROBES = frozenset({"/health", "/ready", "/ping"})
 """Paths answered to everybody, however full the server is: they reveal nothing but its health."""
@@ -51,7 +51,7 @@ class Auth:
     def __init__(
         self,
         app: ASGIApp,
-        config: ServerConfig,
+        config: ServerWiring,
         keys: Keys,
         retry_after_s: Callable[[], int],
         draining: Draining,

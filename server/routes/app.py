@@ -20,7 +20,6 @@ from engine.client.client import EngineClient
 from engine.errors import SRMError
 from engine.tasks import beside
 from server import errors, metrics
-from server.config import ServerConfig
 from server.http.auth import Auth
 from server.http.cors import Cors
 from server.http.draining import Draining
@@ -49,6 +48,7 @@ from server.storage.gauges import update_gauges
 from server.storage.store import Store
 from server.text.chat_template import ChatTemplate
 from server.text.text import Text
+from server.wiring import ServerWiring
 
 OPERATIONS = (
     *completions.OPERATIONS,
@@ -70,7 +70,7 @@ STORE_THREADS = 16
 
 
 def create_app(
-    config: ServerConfig,
+    config: ServerWiring,
     client: EngineClient,
     text: Text,
     template: ChatTemplate | None = None,

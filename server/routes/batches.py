@@ -21,7 +21,6 @@ from starlette.responses import Response
 
 from engine.errors import InvalidRequest, NotFound
 from engine.messages import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT
-from server.config import ServerConfig
 from server.errors import BatchesUnavailable, Conflict
 from server.generation.engine_request import of_current_request
 from server.http.bodies import json_reply, parsed, read_body
@@ -37,6 +36,7 @@ from server.schema.sampling_fields import (
 from server.schema.validation import Fields, checked, from_text, given_fields, refused, require
 from server.storage.records import WINDOW, BatchRecord, LineError, new_batch_id
 from server.storage.store import Store
+from server.wiring import ServerWiring
 
 MAX_LISTED = 100
 MAX_WINDOW_DAYS = 30
@@ -122,7 +122,7 @@ class Batches:
         self,
         store: Store,
         threads: ThreadPoolExecutor,
-        config: ServerConfig,
+        config: ServerWiring,
         has_chats: bool,
     ) -> None:
         """`has_chats`: whether the model has a chat template."""

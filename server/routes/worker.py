@@ -16,7 +16,6 @@ from starlette.responses import Response
 from engine.client.client import EngineClient
 from engine.errors import EngineUnavailable, InvalidRequest, SRMError
 from engine.messages import Status, refusal
-from server.config import ServerConfig
 from server.generation.engine_request import RequestOwner
 from server.http.bodies import json_reply, parsed, read_body
 from server.http.responses import EventStream, WhileConnected, together
@@ -33,6 +32,7 @@ from server.schema.worker import (
     parse_lines,
 )
 from server.text.tokenizer_files import chat_template
+from server.wiring import ServerWiring
 
 HEARTBEAT_S = 5.0
 """Most seconds of silence while lines run, so that a machine that is gone is noticed."""
@@ -47,7 +47,7 @@ _encode = msgspec.json.Encoder().encode
 class WorkerIdentity:
     """Tells what a line's answer depends on besides the line. Reads files once."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerWiring) -> None:
         """Raises ConfigError and CheckpointError for a chat template that cannot be read."""
         template = chat_template(config.model, config.chat_template) or ""
         self.instance = digest([config.endpoint.encode()])
@@ -74,7 +74,7 @@ class LineWorker:
     """Answers lines of batches that other servers run."""
 
     def __init__(
-        self, client: EngineClient, config: ServerConfig, endpoints: Iterable[Endpoint]
+        self, client: EngineClient, config: ServerWiring, endpoints: Iterable[Endpoint]
     ) -> None:
         self._client = client
         self._identity = WorkerIdentity(config)

@@ -19,16 +19,17 @@ from engine.config import EngineConfig
 from engine.errors import EngineUnavailable
 from engine.logs import configure_command
 from engine.settings import Command, build, read_settings
+from engine.wiring import EngineWiring
 from server.supervise.ends import told
-from server.supervise.launch import child_environment, private_folder, python_module
+from server.supervise.launch import child_environment, private_folder, python_module, wired
 from server.supervise.supervisor import FATAL_CODES, Child, PrivateFolder
 
 log = logging.getLogger(__name__)
 
 PRIVATE = frozenset(
     {
-        *("endpoint", "drain_s", "heartbeat", "max_slots", "request_timeout_s"),
-        *("snapshot_dir", "snapshot_interval_s", "snapshot_s", "weights_note"),
+        *("drain_s", "max_slots", "request_timeout_s"),
+        *("snapshot_dir", "snapshot_interval_s", "snapshot_s"),
     }
 )
 """Settings of the engine that are set here, or mean nothing where nobody else asks."""
@@ -70,11 +71,11 @@ async def with_engine(
     """
     with private_folder() as folder:
         # When it is told to stop, all is done or nobody waits any more.
-        config = msgspec.structs.replace(config, endpoint=f"ipc://{folder}/engine", drain_s=0.0)
-        child = Child("engine", python_module(module, config), child_environment())
+        wiring = wired(EngineWiring, config, endpoint=f"ipc://{folder}/engine", drain_s=0.0)
+        child = Child("engine", python_module(module, wiring), child_environment())
         child.private = PrivateFolder(folder)
         # Its process shows whether it lives: on a busy machine it may be slow to answer.
-        client = EngineClient(config.endpoint, engine_timeout_s=inf)
+        client = EngineClient(wiring.endpoint, engine_timeout_s=inf)
         broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def fail(_name: str, error: Exception) -> None:

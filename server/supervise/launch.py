@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,6 +28,7 @@ from engine.cores import available_cores
 from engine.errors import ConfigError
 from engine.metrics_memory import Region
 from engine.settings import Command, build, read_settings
+from engine.wiring import EngineWiring
 from server.config import ServerConfig, within_open_files
 from server.http.keys import VARIABLE, load_keys, read_key
 from server.http.limits import check_limits, memory
@@ -36,15 +37,9 @@ from server.model_identity import model_id
 from server.supervise.own_folder import NOTE, keep_first, own_folder
 from server.supervise.supervisor import Child, PrivateFolder, Supervisor
 from server.text.text import read_model_config
+from server.wiring import ServerWiring
 
 _ROOT = Path(__file__).resolve().parents[2]
-_PRIVATE = frozenset(
-    {
-        *("endpoint", "listen_fd", "admin_fd", "limits_fd", "heartbeat", "max_slots"),
-        *("weights_note", "model_id", "kept_model", "why_no_jobs"),
-    }
-)
-"""Settings of the children that are set here and cannot be given."""
 QUESTION = '"Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\\nAnswer:"'
 """The README's prompt, as JSON: the bundled model knows the answer."""
 _MOST_BY_DEFAULT = 8
@@ -56,11 +51,13 @@ _HEARTBEAT = "heartbeat"
 _MARGIN_S = 5.0
 """Seconds beyond `step_timeout_s` that an engine may be silent before it is taken for frozen."""
 
+Wiring = TypeVar("Wiring", bound=msgspec.Struct)
+
 
 def main(argv: list[str], engine_module: str = "engine") -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code. Raises ConfigError.
 
-    The engine is started as `python -m engine_module` with the flags of EngineConfig.
+    The engine is started as `python -m engine_module` with the flags of EngineWiring.
     """
     server, engine = load_settings(argv)
     logs.configure(server.log_level, server.log_format)
@@ -75,14 +72,16 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
         listener = opened.enter_context(listen(server.host, server.port))
         listeners = [listener]
         if server.admin_port:
-            admin = opened.enter_context(listen(server.admin_host, server.admin_port))
-            server = msgspec.structs.replace(server, admin_fd=admin.fileno())
-            listeners.append(admin)
+            listeners.append(opened.enter_context(listen(server.admin_host, server.admin_port)))
         folder = opened.enter_context(private_folder())
         own = opened.enter_context(own_folder(server.data_folder, folder))
-        engine = msgspec.structs.replace(engine, weights_note=str(own / NOTE))
-        server = _kept(server, own / NOTE)
-        supervisor = _supervisor(server, engine, engine_module, listeners, folder)
+        supervisor = _supervisor(
+            _with_model(server, own / NOTE),
+            wired(EngineWiring, engine, weights_note=str(own / NOTE)),
+            engine_module,
+            listeners,
+            folder,
+        )
         prompt = QUESTION if (server.model / "tokenizer.json").exists() else "[0]"
         url = url_of(server.host, listener)
         page = url_of(server.admin_host, listeners[-1]) if server.admin_port else url
@@ -90,9 +89,15 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
         return asyncio.run(supervisor.run(meanwhile))
 
 
-def _kept(server: ServerConfig, note: Path) -> ServerConfig:
+def wired(kind: type[Wiring], config: msgspec.Struct, **own: Any) -> Wiring:
+    """Return the settings with `own`, as what has more fields than they."""
+    return kind(**(msgspec.structs.asdict(config) | own))
+
+
+def _with_model(server: ServerConfig, note: Path) -> ServerWiring:
     """Return the settings with what they say of the model as it is now, whatever becomes of it."""
-    return msgspec.structs.replace(
+    return wired(
+        ServerWiring,
         server,
         model_id=model_id(server.model),
         served_model_name=server.model_name,
@@ -102,8 +107,8 @@ def _kept(server: ServerConfig, note: Path) -> ServerConfig:
 
 
 def _supervisor(
-    server: ServerConfig,
-    engine: EngineConfig,
+    server: ServerWiring,
+    engine: EngineWiring,
     engine_module: str,
     listeners: list[socket.socket],
     folder: Path,
@@ -120,6 +125,7 @@ def _supervisor(
         server,
         endpoint=",".join(endpoints),
         listen_fd=listeners[0].fileno(),
+        admin_fd=listeners[1].fileno() if server.admin_port else -1,
         limits_fd=memory(),
         why_no_jobs=str(why_no_jobs),
     )
@@ -216,7 +222,7 @@ def _default_api_processes() -> int:
 
 
 def _engine(
-    config: EngineConfig,
+    config: EngineWiring,
     module: str,
     number: int,
     endpoints: list[str],
@@ -258,9 +264,8 @@ def child_environment() -> dict[str, str]:
 
 def load_settings(argv: list[str]) -> tuple[ServerConfig, EngineConfig]:
     """Read both structs from one set of sources. Raises ConfigError for a setting of neither."""
-    settings = read_settings(
-        (EngineConfig, ServerConfig), argv, Command("srm serve", _PRIVATE, variables=None)
-    )
+    command = Command("srm serve", variables=None)
+    settings = read_settings((EngineConfig, ServerConfig), argv, command)
     server, engine = build(ServerConfig, settings), build(EngineConfig, settings)
     count = len(engine.devices)
     if count and settings.get("engines", count) != count:

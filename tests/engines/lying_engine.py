@@ -8,9 +8,9 @@ import threading
 import msgspec
 import zmq
 
-from engine.config import EngineConfig
 from engine.messages import Columns, Outputs, Status
 from engine.settings import load
+from engine.wiring import EngineWiring
 
 STATUS = Status("ready", 8, 0, 0, 100, 1, 0, 64, 32, "silent")
 OF_NOBODY = Outputs([], Columns((7 << 20).to_bytes(8, "little"), bytes(4), bytes(1)))
@@ -26,6 +26,6 @@ def lie(router: zmq.Socket[bytes]) -> None:
 
 if __name__ == "__main__":
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
-        socket.bind(load(EngineConfig, sys.argv[1:], prog="lying_engine").endpoint)
+        socket.bind(load(EngineWiring, sys.argv[1:], prog="lying_engine").endpoint)
         lie(socket)
         threading.Event().wait()

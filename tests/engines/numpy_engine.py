@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.config import EngineConfig, ModelConfig
+from engine.config import ModelConfig
 from engine.errors import UNDECODABLE, CheckpointError, SRMError
 from engine.process.engine import Engine
 from engine.process.process import serve
@@ -18,6 +18,7 @@ from engine.process.weights_note import first_weights
 from engine.settings import load as load_config
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.weights import Weights
+from engine.wiring import EngineWiring
 from tests.engines.numpy_runner import NumpyRunner, tiny_weights
 
 
@@ -39,7 +40,7 @@ def main(
     make_engine: type[Engine] = Engine,
 ) -> int:
     try:
-        config = load_config(EngineConfig, argv, prog="python -m tests.engines.numpy_engine")
+        config = load_config(EngineWiring, argv, prog="python -m tests.engines.numpy_engine")
         weights, version = first_weights(config, load)
         runner = make_runner(weights, config.num_slots or config.max_slots)
         engine = make_engine(weights.config, runner, config, weights.fingerprint, version)

@@ -12,9 +12,9 @@ from typing import Any
 from fastapi import FastAPI
 
 from engine.client.client import EngineClient
-from server.config import ServerConfig
 from server.routes.app import create_app
 from server.text.text import Text
+from server.wiring import ServerWiring
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -23,9 +23,9 @@ Headers = list[tuple[bytes, bytes]]
 async def application(
     endpoint: str, model: Path, **settings: Any
 ) -> AsyncIterator[tuple[FastAPI, EngineClient]]:
-    """Once the engine is ready; settings as in ServerConfig."""
+    """Once the engine is ready; settings as in ServerWiring."""
     client = EngineClient(endpoint, heartbeat_s=0.01)
-    app = create_app(ServerConfig(model=model, **settings), client, Text(model))
+    app = create_app(ServerWiring(model=model, **settings), client, Text(model))
     async with app.router.lifespan_context(app):
         await client.wait_until_ready(120)
         yield app, client

@@ -11,10 +11,10 @@ import msgspec
 import zmq
 
 from engine.client.client import EngineClient
-from engine.config import EngineConfig
 from engine.messages import FromEngine, Output, Request
 from engine.process.engine import Engine
 from engine.process.process import EngineProcess
+from engine.wiring import EngineWiring
 from tests.engines.numpy_engine import load
 
 NUM_SLOTS = 8
@@ -23,7 +23,7 @@ NUM_SLOTS = 8
 class Served:
     """An EngineProcess in a thread."""
 
-    def __init__(self, engine: Engine, config: EngineConfig, client_timeout_s: float) -> None:
+    def __init__(self, engine: Engine, config: EngineWiring, client_timeout_s: float) -> None:
         self.engine = engine
         self.process = EngineProcess(engine, config, client_timeout_s, load=load)
         self.exit_code: int | None = None

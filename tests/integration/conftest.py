@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.config import EngineConfig
 from engine.process.engine import Engine
 from engine.weights.weights import Weights
+from engine.wiring import EngineWiring
 from tests.engines.numpy_runner import NumpyRunner
 from tests.engines.served_engine import NUM_SLOTS, RawClient, Serve, Served, endpoint_of
 
@@ -37,7 +37,7 @@ def serve(weights: Weights, endpoint: str) -> Iterator[Serve]:
         number: int = 0,
         **settings: Any,
     ) -> Served:
-        config = EngineConfig(
+        config = EngineWiring(
             num_slots=NUM_SLOTS,
             max_step_rows=8,
             max_step_tokens=32,

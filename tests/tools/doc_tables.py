@@ -32,7 +32,6 @@ from server.routes.app import OPERATIONS
 from server.routes.scrape import VLLM_NAMES
 from server.schema.chat_request import CHAT_NEUTRAL
 from server.schema.sampling_fields import NEUTRAL
-from server.supervise import launch
 from tests.serving import ROOT
 from tests.tools import vllm_tables
 from tests.tools.vllm_tables import Row
@@ -40,10 +39,9 @@ from tests.tools.vllm_tables import Row
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "benchmarks"]
 END = "<!-- end of table -->"
 BLOCK = re.compile(rf"<!-- table: ([^>]+) -->\n(.*?){END}", re.S)
-SERVES = (ServerConfig, EngineConfig)
 FROM_VARIABLES: dict[type[msgspec.Struct], Set[str]] = {
     kind: frozenset(kind.__struct_fields__)
-    for kind in (*SERVES, GenerateConfig, BatchConfig, ScoreConfig)
+    for kind in (ServerConfig, EngineConfig, GenerateConfig, BatchConfig, ScoreConfig)
 } | {scenario.Scenario: scenario.VARIABLES}
 """Settings that variables of the environment set, by their struct."""
 KEPT = None
@@ -70,21 +68,9 @@ def settings(which: str) -> Table:
     """Of `MODULE.Struct`; with ` but MODULE.Struct` without those that are there too."""
     name, _, base = which.partition(" but ")
     left_out = [row[:3] for row in (_settings(struct(base)) if base else [])]  # names and defaults
-    if struct(name) in SERVES:
-        left_out += [row[:3] for row in _made_by_serve()]
     rows = [row for row in _settings(struct(name)) if row[:3] not in left_out]
     given = "flag, variable" if struct(name) in FROM_VARIABLES else "flag"
     return Table(["setting", given, "default", "meaning", "allowed"], rows)
-
-
-def made_by_serve() -> Table:
-    rows = [[row[0], *row[2:]] for row in _made_by_serve()]
-    return Table(["setting", "default", "meaning", "allowed"], rows)
-
-
-def _made_by_serve() -> list[Row]:
-    rows = {row[0]: row for kind in SERVES for row in _settings(kind)}
-    return [row for name, row in rows.items() if name in set(map(code, launch._PRIVATE))]
 
 
 def _settings(kind: type[msgspec.Struct]) -> list[Row]:
@@ -238,7 +224,6 @@ def struct(name: str) -> type[msgspec.Struct]:
 
 TABLES: dict[str, Callable[..., Table]] = {
     "settings": settings,
-    "settings-made-by-serve": made_by_serve,
     "fields": fields,
     "neutral": lambda: neutral(NEUTRAL),
     "chat-neutral": lambda: neutral({n: v for n, v in CHAT_NEUTRAL.items() if n not in NEUTRAL}),

@@ -25,16 +25,21 @@ import numpy as np
 import uvicorn
 from uvicorn.server import ServerState
 
-from engine.config import EngineConfig
 from engine.process.engine import Engine
 from engine.steps.batch import Batch, Launched, StepResult
-from server.config import ServerConfig
 from server.http.connection import Connection
 from server.routes.app import create_app
 from server.text.text import Text
 from tests.engines.numpy_runner import NumpyRunner, tiny_weights
 from tests.engines.served_engine import NUM_SLOTS, Served, connected
 from tests.serving import COMPLETIONS, TEXT_MODEL, write_text_model
+
+try:
+    from engine.wiring import EngineWiring
+    from server.wiring import ServerWiring
+except ImportError:  # in the tree of a commit that has connections among the settings
+    from engine.config import EngineConfig as EngineWiring  # type: ignore[assignment]
+    from server.config import ServerConfig as ServerWiring  # type: ignore[assignment]
 
 ROOT = f"{Path.cwd()}/"
 CARRIERS = ("server/http/connection.py", "engine/client/connection.py", "engine/process/")
@@ -127,13 +132,13 @@ async def stream(fields: dict[str, Any]) -> Road:
     with tempfile.TemporaryDirectory() as folder:
         write_text_model(Path(folder) / "model")
         endpoint, socket = f"ipc://{folder}/engine", f"{folder}/api"
-        settings = EngineConfig(num_slots=NUM_SLOTS, max_step_rows=8, endpoint=endpoint)
+        settings = EngineWiring(num_slots=NUM_SLOTS, max_step_rows=8, endpoint=endpoint)
         weights = tiny_weights(0, TEXT_MODEL)
         runner = PacedRunner(weights, NUM_SLOTS)
         served = Served(Engine(weights.config, runner, settings, "f"), settings, 120)
         try:
             async with connected(endpoint, heartbeat_s=1_000) as client:
-                config = ServerConfig(model=Path(folder) / "model", data_dir=folder)
+                config = ServerWiring(model=Path(folder) / "model", data_dir=folder)
                 app = create_app(config, client, Text(config.model))
                 http = uvicorn.Config(app, ws="none", log_config=None, access_log=False)
                 protocol = partial(Connection, config, http, ServerState(), {})

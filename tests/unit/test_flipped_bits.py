@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from max.driver import CPU
 
-from engine.config import EngineConfig
 from engine.device.graph_notes import read_notes
 from engine.device.precompile import PrecompileConfig
 from engine.errors import CheckpointError, ConfigError, SnapshotError, SRMError
@@ -19,6 +18,7 @@ from engine.settings import load
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.random_model import write_random_model
 from engine.weights.upstream_config import Constructor, PublishedArgs, read_args
+from engine.wiring import EngineWiring
 from loadtest import recording
 from loadtest.commands.knee import SweepConfig
 from loadtest.commands.sweep import SAVED, Saved, read_saved
@@ -65,7 +65,7 @@ def tokenizer_config(folder: Path) -> Case:
 
 def note(folder: Path) -> Case:
     path = made(folder / "note", encoded(Note(str(folder), "tiny-0", 2, "a")))
-    config = EngineConfig(weights_note=str(path))
+    config = EngineWiring(weights_note=str(path))
     return path, partial(first_weights, config, lambda _: tiny_weights())
 
 

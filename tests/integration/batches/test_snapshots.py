@@ -24,6 +24,7 @@ from engine.process.engine import Engine
 from engine.process.process import serve as serve_engine
 from engine.process.snapshot import NAME
 from engine.weights.weights import Weights
+from engine.wiring import EngineWiring
 from tests.conftest import MakeRequest
 from tests.engines.held_engine import HeldEngine, held, hold, release
 from tests.engines.numpy_runner import NumpyRunner, tiny_weights
@@ -66,7 +67,7 @@ async def collect_all(client: EngineClient, wanted: list[Request]) -> dict[str, 
 def serve_with_snapshots(endpoint: str, settings: dict[str, Any]) -> None:
     """What `python -m engine` does, in an engine that can be held."""
     weights = tiny_weights()
-    config = EngineConfig(num_slots=NUM_SLOTS, endpoint=endpoint, **settings)
+    config = EngineWiring(num_slots=NUM_SLOTS, endpoint=endpoint, **settings)
     runner = NumpyRunner(weights, NUM_SLOTS)
     engine = HeldEngine(weights.config, runner, config, weights.fingerprint)
     raise SystemExit(serve_engine(engine, config))

@@ -16,13 +16,13 @@ import msgspec
 import pytest
 
 from engine.client.client import EngineClient
-from engine.config import EngineConfig
 from engine.errors import EngineUnavailable, SRMError, SwapInProgress
 from engine.kept_model import unclaimed
 from engine.messages import Done, LoadWeights, PutWeights, ToEngine
 from engine.process.engine import Engine
 from engine.process.weights_note import first_weights
 from engine.weights.weights import Weights
+from engine.wiring import EngineWiring
 from tests.engines.making import request_of
 from tests.engines.numpy_engine import load
 from tests.engines.numpy_runner import NumpyRunner
@@ -106,7 +106,7 @@ class Fleet:
         self.starts = 2
 
     def _start(self, number: int) -> Cut:
-        config = EngineConfig(
+        config = EngineWiring(
             model=self._model,
             num_slots=NUM_SLOTS,
             max_step_rows=8,

@@ -38,6 +38,7 @@ from engine.process.process import EngineProcess
 from engine.steps.batch import Batch
 from engine.tasks import Fail, end_process
 from engine.weights.weights import Weights
+from engine.wiring import EngineWiring
 from server.supervise.embedded_engine import with_engine
 from tests.conftest import MakeRequest
 from tests.engines.held_engine import HeldEngine, held, release
@@ -175,7 +176,7 @@ def test_the_requests_of_a_client_that_is_frozen_or_dead_are_ended(
 
 
 def test_an_endpoint_that_cannot_be_bound_is_a_config_error(weights: Weights) -> None:
-    config = EngineConfig(num_slots=NUM_SLOTS, endpoint="ipc:///no/such/folder/engine")
+    config = EngineWiring(num_slots=NUM_SLOTS, endpoint="ipc:///no/such/folder/engine")
     engine = Engine(weights.config, NumpyRunner(weights, NUM_SLOTS), config)
     with pytest.raises(ConfigError, match="/no/such/folder"):
         EngineProcess(engine, config)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from engine.client.client import EngineClient
-from engine.config import EngineConfig
 from engine.errors import EngineUnavailable
 from engine.process.engine import Engine
 from engine.process.process import EngineProcess
 from engine.weights.weights import Weights
+from engine.wiring import EngineWiring
 from server.routes.health import check_ready
 from tests.conftest import MakeRequest
 from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
@@ -89,7 +89,7 @@ async def test_a_draining_engine_is_not_ready(
 async def test_progress_is_told_while_steps_go_on_and_while_there_are_none(
     weights: Weights, endpoint: str, make_request: MakeRequest
 ) -> None:
-    config = EngineConfig(endpoint=endpoint, num_slots=8)
+    config = EngineWiring(endpoint=endpoint, num_slots=8)
     engine = Engine(weights.config, NumpyRunner(weights, 8), config)
     told: list[int] = []
     process = EngineProcess(engine, config, progress=lambda: told.append(engine.num_steps))

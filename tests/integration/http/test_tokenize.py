@@ -13,11 +13,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from engine.client.client import EngineClient
-from server.config import ServerConfig
 from server.routes import tokenize
 from server.routes.app import create_app
 from server.text.chat_template import ChatTemplate
 from server.text.text import Text
+from server.wiring import ServerWiring
 from tests.serving import (
     CHAT_TEMPLATE,
     CHATS,
@@ -103,7 +103,7 @@ async def without_engine(
     model: Path, template: ChatTemplate | None = None
 ) -> AsyncIterator[httpx.AsyncClient]:
     """The routes of a server of this model."""
-    app = create_app(ServerConfig(), EngineClient("tcp://127.0.0.1:1"), Text(model), template)
+    app = create_app(ServerWiring(), EngineClient("tcp://127.0.0.1:1"), Text(model), template)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client

@@ -11,6 +11,7 @@ import pytest
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import ConfigError
 from engine.settings import Command, build, field_docs, load, read_settings
+from engine.wiring import EngineWiring
 
 
 class Drawer(msgspec.Struct, frozen=True):
@@ -190,7 +191,6 @@ def test_a_step_that_feeds_prompts_is_a_short_one_on_a_cpu(
         ({"num_slots": -1}, "num_slots must be 0"),
         ({"memory_fraction": 0}, "memory_fraction must be in"),
         ({"prefix_slots": 0}, "prefix_slots must be at least 1"),
-        ({"endpoint": "http://x"}, "endpoint must begin with"),
         ({"step_timeout_s": 0.5}, "step_timeout_s must be 0, or 1"),
         ({"drain_s": float("nan")}, "drain_s must be at least 0"),
     ],
@@ -198,3 +198,10 @@ def test_a_step_that_feeds_prompts_is_a_short_one_on_a_cpu(
 def test_what_no_engine_can_do_is_named(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         EngineConfig(**settings)
+    with pytest.raises(ValueError, match=named):
+        EngineWiring(**settings)
+
+
+def test_an_engine_is_reached_at_an_address_that_there_can_be() -> None:
+    with pytest.raises(ValueError, match="endpoint must begin with ipc:// or tcp://, got 'http:"):
+        EngineWiring(endpoint="http://x")

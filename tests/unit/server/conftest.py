@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from engine.client.client import EngineClient
-from server.config import ServerConfig
 from server.routes.app import create_app
 from server.text.chat_template import ChatTemplate
 from server.text.text import Text
+from server.wiring import ServerWiring
 
 Served = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
@@ -33,7 +33,7 @@ def served(text: Text) -> Served:
         template: ChatTemplate | None = None, **settings: Any
     ) -> AsyncIterator[httpx.AsyncClient]:
         app = create_app(
-            ServerConfig(**settings), EngineClient("tcp://127.0.0.1:1"), text, template
+            ServerWiring(**settings), EngineClient("tcp://127.0.0.1:1"), text, template
         )
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:

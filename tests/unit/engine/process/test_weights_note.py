@@ -17,7 +17,6 @@ import msgspec
 import pytest
 
 from engine import kept_model
-from engine.config import EngineConfig
 from engine.errors import CheckpointError, EngineUnavailable, StoreFull
 from engine.kept_model import FIRST, copies_of, copy_model, hold_model, unclaimed
 from engine.messages import LoadWeights
@@ -28,6 +27,7 @@ from engine.process.weights_note import Note, first_weights, read_note
 from engine.seal import unsealed
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.random_model import write_random_model
+from engine.wiring import EngineWiring
 from tests.attack.damage import flipped
 from tests.engines.making import engine_of, request_of
 from tests.engines.numpy_engine import load
@@ -51,17 +51,17 @@ def staged(engine: Engine, note: Path, folder: Path, change: str = "a") -> Swaps
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> EngineConfig:
+def config(tmp_path: Path) -> EngineWiring:
     unclaimed(tmp_path / "note").touch()
-    return EngineConfig(model=model_folder(tmp_path / "m", 0), weights_note=str(tmp_path / "note"))
+    return EngineWiring(model=model_folder(tmp_path / "m", 0), weights_note=str(tmp_path / "note"))
 
 
-def begun(config: EngineConfig) -> tuple[str, int]:
+def begun(config: EngineWiring) -> tuple[str, int]:
     weights, version = first_weights(config, load)
     return weights.fingerprint, version
 
 
-def copies(config: EngineConfig) -> set[str]:
+def copies(config: EngineWiring) -> set[str]:
     return {one.name for one in copies_of(config.weights_note).iterdir()} - {"lock", "note"}
 
 
@@ -79,7 +79,7 @@ def break_off(folder: Path) -> None:
 
 @pytest.mark.parametrize("spoil", [remove, rewrite, break_off])
 def test_what_was_put_to_use_outlives_its_folder(
-    config: EngineConfig, tmp_path: Path, spoil: Callable[[Path], None]
+    config: EngineWiring, tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
     assert begun(config) == ("tiny-0", 1)
     new = model_folder(tmp_path / "new", 1)
@@ -94,7 +94,7 @@ def test_what_was_put_to_use_outlives_its_folder(
     assert begun(config) == ("tiny-1", 2)
 
 
-def test_engines_begin_with_the_same_model(config: EngineConfig) -> None:
+def test_engines_begin_with_the_same_model(config: EngineWiring) -> None:
     assert begun(config) == ("tiny-0", 1)
     rewrite(config.model)
     with pytest.raises(CheckpointError, match=r"version 1.*were tiny-0, and .*m has tiny-7 now"):
@@ -114,7 +114,7 @@ def test_a_model_that_is_held_open_outlives_its_folder(tmp_path: Path) -> None:
 
 
 def test_the_copy_before_goes_when_the_last_engine_has_changed(
-    config: EngineConfig, tmp_path: Path
+    config: EngineWiring, tmp_path: Path
 ) -> None:
     note, engines = Path(config.weights_note), (engine_of(), engine_of())
     folder = model_folder(tmp_path / "new", 1)
@@ -131,7 +131,7 @@ def test_the_copy_before_goes_when_the_last_engine_has_changed(
     assert begun(config) == ("tiny-1", 3)
 
 
-def test_a_change_that_is_dropped_leaves_no_copy(config: EngineConfig, tmp_path: Path) -> None:
+def test_a_change_that_is_dropped_leaves_no_copy(config: EngineWiring, tmp_path: Path) -> None:
     begun(config)
     swaps = staged(engine_of(), Path(config.weights_note), model_folder(tmp_path / "new", 1))
     with pytest.raises(EngineUnavailable):
@@ -141,7 +141,7 @@ def test_a_change_that_is_dropped_leaves_no_copy(config: EngineConfig, tmp_path:
 
 
 def test_a_bug_in_what_removes_copies_leaves_them_to_the_next_change(
-    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: EngineWiring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun(config)
     written: list[threading.ExceptHookArgs] = []
@@ -158,7 +158,7 @@ def test_a_bug_in_what_removes_copies_leaves_them_to_the_next_change(
 
 
 def test_a_disk_that_does_not_remove_a_copy_holds_up_the_next_change_and_no_step(
-    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: EngineWiring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun(config)
     answers, asked, waits = (threading.Event() for _ in range(3))
@@ -192,7 +192,7 @@ def test_a_disk_that_does_not_remove_a_copy_holds_up_the_next_change_and_no_step
 
 
 def test_a_full_disk_refuses_the_change(
-    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: EngineWiring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun(config)
     usage = shutil.disk_usage(tmp_path)._replace(free=kept_model.SPARE_BYTES)
@@ -262,7 +262,7 @@ def killed_at(line: int, work: Callable[[], object]) -> bool:
     return os.waitstatus_to_exitcode(status) == 0
 
 
-def test_the_note_is_written_once(config: EngineConfig) -> None:
+def test_the_note_is_written_once(config: EngineWiring) -> None:
     begun(config)
     first = read_note(Path(config.weights_note))
     assert first is not None and (first.weights_version, first.change) == (1, FIRST)
@@ -274,7 +274,7 @@ def test_the_note_is_written_once(config: EngineConfig) -> None:
 
 
 def test_no_engine_begins_with_the_first_model_because_the_note_is_lost(
-    config: EngineConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    config: EngineWiring, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun(config)
     note = Path(config.weights_note)
@@ -290,7 +290,7 @@ def test_no_engine_begins_with_the_first_model_because_the_note_is_lost(
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_flipped_bit_of_the_note_changes_no_weights(
-    config: EngineConfig, tmp_path: Path, number: int
+    config: EngineWiring, tmp_path: Path, number: int
 ) -> None:
     """Of either copy, of the first model's and of a later one's."""
     begun(config)
@@ -317,7 +317,7 @@ def test_a_flipped_bit_of_the_note_changes_no_weights(
 
 
 def test_the_second_note_never_says_what_was_before(
-    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: EngineWiring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the disk takes it, and whoever else writes it."""
     begun(config)

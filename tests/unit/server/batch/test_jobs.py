@@ -27,10 +27,10 @@ from server.batch.job import BatchJob
 from server.batch.job_input import Checked, check_input
 from server.batch.jobs import MAX_FAILURES, BatchServices, Jobs, _locked
 from server.batch.result_files import ResultFiles
-from server.config import ServerConfig
 from server.generation.engine_request import RequestOwner
 from server.storage.clock import Clock
 from server.storage.records import BatchRecord
+from server.wiring import ServerWiring
 from tests.chaos.jobs import completion_line, results, submit
 from tests.engines.served_engine import until
 from tests.serving import ROOT
@@ -54,7 +54,7 @@ class Here(Jobs):
     """Jobs with a model in the place of an engine, which look when they are told to."""
 
     def __init__(self, folder: Path, model_id: str = "mine") -> None:
-        super().__init__(ServerConfig(data_dir=str(folder), batch_fsync_s=0, model_id=model_id))
+        super().__init__(ServerWiring(data_dir=str(folder), batch_fsync_s=0, model_id=model_id))
         self.model = Model()
         self.status = SimpleNamespace(state="ready", num_slots=8, max_waiting=100)
         client: Any = SimpleNamespace(status=self.status, losses=0, is_closed=False)
@@ -286,7 +286,7 @@ async def test_who_waits_for_another_server_says_so_once(
 
 async def test_nothing_is_left_of_what_made_answers(text_model: Path, tmp_path: Path) -> None:
     """A stop that failed on the way would leave the template's process behind."""
-    answering = BatchServices(ServerConfig(model=text_model, endpoint=f"ipc://{tmp_path}/engine"))
+    answering = BatchServices(ServerWiring(model=text_model, endpoint=f"ipc://{tmp_path}/engine"))
     await answering.client.connect()
     template = cast(Any, answering.fleet.own.answerers["/v1/chat/completions"])._template
     await answering.close()

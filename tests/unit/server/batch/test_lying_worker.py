@@ -18,7 +18,7 @@ from server.batch.engine_retry import EngineRetry
 from server.batch.fleet import Fleet
 from server.batch.lines import answer_line
 from server.batch.remote_worker import RemoteWorker, new_http
-from server.config import ServerConfig
+from server.wiring import ServerWiring
 from tests.attack.lying_worker import ANSWERED, LIES, SELF_LIES, LyingWorker
 from tests.engines.served_engine import until
 from tests.unit.server.batch.test_fleet import IDENTITY, N_CTX, OWNER, Here, Place, line, told
@@ -182,7 +182,7 @@ async def test_whatever_befalls_the_watch_this_server_goes_on(
     client: Any = SimpleNamespace(status=status, losses=0, is_closed=False)
     found = Fleet({"/v1/completions": here}, EngineRetry(cast(EngineClient, client)))
     found.own.room = 2
-    config = ServerConfig(model=tmp_path, batch_workers=("http://127.0.0.1:9",))
+    config = ServerWiring(model=tmp_path, batch_workers=("http://127.0.0.1:9",))
     looks = 0
 
     async def fail(*_: object) -> None:

@@ -20,6 +20,7 @@ from server.http.draining import Draining
 from server.http.keys import ApiKey, Keys
 from server.http.request_middleware import RequestMiddleware
 from server.routes.app import OPERATIONS
+from server.wiring import ServerWiring
 from tests.serving import COMPLETIONS, error_of
 
 ADMIN, BOB = "operator-0123456789abcdef", "somebody-0123456789abcdef"
@@ -47,7 +48,7 @@ async def ask(
     **settings: Any,
 ) -> httpx.Response:
     """The reply of a server of these settings to `address`, behind which all is answered."""
-    config = ServerConfig(**{"admin_port": 9000, **settings})
+    config = ServerWiring(**{"admin_port": 9000, **settings})
     guard = Auth(PlainTextResponse("passed"), config, keys, lambda: 1, Draining())
     origins = config.cors_origins
     app = RequestMiddleware(Cors(guard, origins, OPERATIONS) if origins else guard)

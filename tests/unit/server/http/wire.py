@@ -17,12 +17,12 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from server.config import ServerConfig
 from server.http.auth import Auth
 from server.http.connection import Connection
 from server.http.draining import Draining
 from server.http.keys import Keys
 from server.http.request_middleware import RequestMiddleware
+from server.wiring import ServerWiring
 
 _TURNS = 12
 """Turns of the loop after which nothing moves any more: more than the app ever takes."""
@@ -99,7 +99,7 @@ async def exchange(pieces: Iterable[bytes], is_held: bool = False) -> Exchange:
         await may_answer.wait()
         await JSONResponse(len(seen))(scope, receive, send)
 
-    config = ServerConfig(cors_origins=("*",))  # whatever `Host` is
+    config = ServerWiring(cors_origins=("*",))  # whatever `Host` is
     guard = Auth(app, config, Keys([]), lambda: 1, Draining())
     unconnected = socket.socket()
     state, wire = ServerState(), _Wire(unconnected)

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from engine.errors import NotFound
-from server.config import ServerConfig
 from server.errors import BatchesUnavailable, status_of
 from server.routes.batches import Batches, BatchQuery
 from server.storage.store import Store
+from server.wiring import ServerWiring
 from tests.chaos.jobs import completion_line, submit
 
 Make = Callable[..., Batches]
@@ -24,7 +24,7 @@ def batches(tmp_path: Path) -> Iterator[Make]:
     """batches(**settings): of a server with these, over one store."""
     with ThreadPoolExecutor(1) as threads:
         yield lambda **settings: Batches(
-            Store(tmp_path), threads, ServerConfig(**settings), has_chats=False
+            Store(tmp_path), threads, ServerWiring(**settings), has_chats=False
         )
 
 

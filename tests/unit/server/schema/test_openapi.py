@@ -17,13 +17,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from engine.client.client import EngineClient
-from server.config import ServerConfig
 from server.routes.app import OPERATIONS, create_app
 from server.routes.pages import page, spelled
 from server.schema.completion_request import CompletionRequest
 from server.schema.openapi import BodySchema, Operation, document
 from server.schema.sampling_fields import NEUTRAL
 from server.text.text import Text
+from server.wiring import ServerWiring
 from tests.unit.server.conftest import Served
 
 Schema = dict[str, Any]
@@ -52,7 +52,7 @@ def told(whole: Schema) -> set[tuple[str, str]]:
 
 
 def test_every_route_is_told_and_nothing_else(text: Text, whole: Schema) -> None:
-    app, router = create_app(ServerConfig(), EngineClient("tcp://127.0.0.1:1"), text), APIRouter()
+    app, router = create_app(ServerWiring(), EngineClient("tcp://127.0.0.1:1"), text), APIRouter()
     assert told(whole) == paths_of(app.routes)
 
     @router.put("/secret")

@@ -19,6 +19,7 @@ from server.http.limits import check_limits
 from server.model_identity import model_id
 from server.supervise import launch
 from server.supervise.launch import QUESTION, flags, listen, load_settings, main
+from server.wiring import ServerWiring
 from tests.serving import ROOT
 
 
@@ -28,14 +29,13 @@ def test_each_process_gets_its_own_settings(tmp_path: Path) -> None:
     server, engine = load_settings([f"--config={file}", "--model=somewhere", "--num-slots=9"])
     assert server == ServerConfig(model=Path("somewhere"), port=8123, served_model_name="m")
     assert engine == EngineConfig(model=Path("somewhere"), num_slots=9)
-    assert server.endpoint == engine.endpoint
 
 
 def test_settings_survive_the_command_line() -> None:
     origins = ("https://a.example", "http://b.example:81")
-    server = ServerConfig(model=Path("a b"), port=0, drain_s=1.5, listen_fd=7, cors_origins=origins)
+    server = ServerWiring(model=Path("a b"), port=0, drain_s=1.5, listen_fd=7, cors_origins=origins)
     engine = EngineConfig(overlap=False, cache_dir=Path("-x"), drain_s=0.25)
-    assert load(ServerConfig, flags(server), {}) == server
+    assert load(ServerWiring, flags(server), {}) == server
     assert load(EngineConfig, flags(engine), {}) == engine
 
 

@@ -1,0 +1,25 @@
+"""EngineWiring: the settings of an engine process, and how it is connected to what started it.
+
+Whoever starts the process makes the connections; no user gives them.
+"""
+
+from __future__ import annotations
+
+from engine.config import EngineConfig
+
+
+class EngineWiring(EngineConfig, frozen=True, forbid_unknown_fields=True):
+    """The settings of an engine process, with its place among the others."""
+
+    endpoint: str = "tcp://127.0.0.1:8765"
+    """Address where API processes reach the engine process: `ipc://PATH` or a loopback `tcp://`."""
+    weights_note: str = ""
+    """File that records which weights were loaded while serving, for an engine that is
+    restarted."""
+    heartbeat: str = ""
+    """File that the process touches several times a second while it serves; empty: none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.endpoint.startswith(("ipc://", "tcp://")):
+            raise ValueError(f"endpoint must begin with ipc:// or tcp://, got {self.endpoint!r}")
