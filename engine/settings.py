@@ -15,9 +15,9 @@ import inspect
 import os
 import textwrap
 import tomllib
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from functools import cache
-from itertools import pairwise, zip_longest
+from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -27,6 +27,18 @@ import msgspec
 from engine.errors import UNDECODABLE, ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Setting(NamedTuple):
+    """A field of a settings struct, or of a group: a struct that is the type of such a field."""
+
+    name: str
+    """Its name, which no other setting of the struct has; flags and variables go by it alone."""
+    table: str
+    """Field of its group, which is a table of the file; empty: it is in none."""
+    hint: Any
+    meaning: str
+    default: Any
 
 
 class Command(NamedTuple):
@@ -72,38 +84,17 @@ def read_settings(
     of a field that the command takes and does not read from there is an error, unless file or flag
     set the field: nothing is ignored that another command would heed.
     """
-    hints: dict[str, Any] = {}
-    parser = argparse.ArgumentParser(
-        prog=command.prog,
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-        epilog=_sources(command),
-    )
-    parser.add_argument("--config", metavar="FILE", help="a TOML file with any of these settings")
-    for kind in kinds:
-        types, meanings = get_type_hints(kind), field_docs(kind)
-        for field in msgspec.structs.fields(kind):
-            if field.name in hints or field.name in command.private:
-                continue
-            hints[field.name] = types[field.name]
-            meaning = f"{meanings.get(field.name, '')} Default: {field.default}"
-            parser.add_argument(
-                *filter(None, [flag_of(field.name), command.short.get(field.name)]),
-                dest=field.name,
-                metavar=_describe(hints[field.name]),
-                help=meaning.replace("%", "%%"),
-            )
-    if command.presets is not None:
-        about = f"the same as --config; or one of {_named(command.presets)}"
-        parser.add_argument("config", nargs="?", metavar="FILE", help=about)
-    if (name := command.positional) is not None:
-        parser.add_argument(name, nargs="?", help=f"the same as --{name}")
-    flags = vars(parser.parse_args(_spelled_out(argv, hints)))
+    known: dict[str, Setting] = {}
+    for setting in chain(*map(settings_in, kinds)):
+        if setting.name not in command.private:
+            known.setdefault(setting.name, setting)
+    hints = {name: setting.hint for name, setting in known.items()}
+    flags = _read_flags(known, argv, command)
     file = flags.pop("config", None)
     settings: dict[str, Any] = {}
     if file is not None:
         file = _preset(Path(file), command.presets)
-        _apply(settings, hints, _read_toml(file), str(file))
+        _apply(settings, hints, _open_tables(_read_toml(file), known, str(file)), str(file))
     found = {name: environ[variable_of(name)] for name in hints if variable_of(name) in environ}
     env = {name: value for name, value in found.items() if command.reads(name)}
     _apply(settings, hints, env, "environment")
@@ -112,6 +103,30 @@ def read_settings(
         variable, flag = variable_of(unread[0]), flag_of(unread[0])
         raise ConfigError(f"environment: {variable} is not read by {command.prog}: pass {flag}")
     return settings
+
+
+def _read_flags(known: Mapping[str, Setting], argv: list[str], command: Command) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(
+        prog=command.prog,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        epilog=_sources(command),
+    )
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with any of these settings")
+    for name, setting in known.items():
+        parser.add_argument(
+            *filter(None, [flag_of(name), command.short.get(name)]),
+            dest=name,
+            metavar=_describe(setting.hint),
+            help=f"{setting.meaning} Default: {setting.default}".replace("%", "%%"),
+        )
+    if command.presets is not None:
+        about = f"the same as --config; or one of {_named(command.presets)}"
+        parser.add_argument("config", nargs="?", metavar="FILE", help=about)
+    if command.positional is not None:
+        about = f"the same as --{command.positional}"
+        parser.add_argument(command.positional, nargs="?", help=about)
+    return vars(parser.parse_args(_spelled_out(argv, known)))
 
 
 def flag_of(name: str) -> str:
@@ -123,8 +138,12 @@ def variable_of(name: str) -> str:
 
 
 def build(kind: type[T], settings: Mapping[str, Any]) -> T:
-    """Build the struct from those of the settings that are its fields. Raises ConfigError."""
+    """Build the struct from those of the settings that are its fields, or those of its groups.
+    Raises ConfigError."""
+    hints = get_type_hints(kind)
     own = {name: settings[name] for name in kind.__struct_fields__ if name in settings}
+    groups = [name for name in kind.__struct_fields__ if _is_group(hints[name])]
+    own |= {name: build(hints[name], settings) for name in groups}
     try:
         return kind(**own)
     except ValueError as error:
@@ -136,6 +155,29 @@ def of_values(kind: type[T], values: Mapping[str, Any], source: str) -> T:
     settings: dict[str, Any] = {}
     _apply(settings, get_type_hints(kind), values, source)
     return build(kind, settings)
+
+
+def settings_in(kind: type[msgspec.Struct], table: str = "") -> Iterator[Setting]:
+    """Yield the settings of a struct, and those of its groups."""
+    hints, meanings = get_type_hints(kind), field_docs(kind)
+    for field in msgspec.structs.fields(kind):
+        name, hint = field.name, hints[field.name]
+        if _is_group(hint):
+            yield from settings_in(hint, name)
+        else:
+            yield Setting(name, table, hint, meanings.get(name, ""), field.default)
+
+
+def flatten(config: msgspec.Struct) -> dict[str, Any]:
+    """Return the values of a struct and of its groups by name, as `build` takes them."""
+    flat: dict[str, Any] = {}
+    for name, value in msgspec.structs.asdict(config).items():
+        flat |= flatten(value) if isinstance(value, msgspec.Struct) else {name: value}
+    return flat
+
+
+def _is_group(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
 
 
 @cache  # Python parses the whole file to find a class
@@ -157,9 +199,9 @@ def field_docs(kind: type[msgspec.Struct]) -> dict[str, str]:
     }
 
 
-def _spelled_out(argv: list[str], hints: Mapping[str, Any]) -> list[str]:
+def _spelled_out(argv: list[str], known: Mapping[str, Setting]) -> list[str]:
     """Append `=true` to each flag of a boolean setting that no value follows."""
-    names = {flag_of(name) for name, hint in hints.items() if hint is bool}
+    names = {flag_of(name) for name, setting in known.items() if setting.hint is bool}
     return [
         f"{flag}=true" if flag in names and follower not in {"true", "false"} else flag
         for flag, follower in zip_longest(argv, argv[1:])
@@ -197,6 +239,30 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except (OSError, *UNDECODABLE) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
+
+
+def _open_tables(
+    values: Mapping[str, Any], known: Mapping[str, Setting], source: str
+) -> dict[str, Any]:
+    """Return what a file and its tables have, by name. Raises ConfigError that says where those
+    belong that stand elsewhere."""
+    flat: dict[str, Any] = {}
+    misplaced: dict[str, list[str]] = {}
+    tables = {setting.table for setting in known.values()}
+    for key, value in values.items():
+        is_table = isinstance(value, dict) and key in tables
+        table, inside = (key, value) if is_table else ("", {key: value})
+        flat |= inside
+        for name in inside:
+            if name in known and known[name].table != table:
+                misplaced.setdefault(known[name].table, []).append(name)
+    if misplaced:
+        places = "; ".join(
+            f"{', '.join(names)} {f'in the table [{table}]' if table else 'above all tables'}"
+            for table, names in misplaced.items()
+        )
+        raise ConfigError(f"{source}: settings belong elsewhere: {places}")
+    return flat
 
 
 def _apply(

@@ -20,7 +20,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from engine.config import DEMO_MODEL, EngineConfig
-from engine.settings import load
+from engine.settings import build, load
 from engine.weights.checkpoint import read_model
 from experiments.harness.report import table
 from experiments.harness.result_cache import Numbers, digest
@@ -100,13 +100,14 @@ class FinetuningConfig(Settings, frozen=True):
         self.sampling(()), self.tuning((), 0)  # report what these do not take
 
     def sampling(self, evaluation: tuple[Path, ...]) -> GRPOConfig:
-        """Return how the questions for evaluation are sampled. Raises ValueError."""
-        return GRPOConfig(
-            evaluation=evaluation,
-            evaluation_questions=self.questions,
-            evaluation_samples=self.samples,
+        """Return how the questions for evaluation are sampled. Raises ConfigError."""
+        settings = {
+            "evaluation": evaluation,
+            "evaluation_questions": self.questions,
+            "evaluation_samples": self.samples,
             **self.only("model", "temperature", "top_p", "max_tokens"),
-        )
+        }
+        return build(GRPOConfig, settings)
 
     def tuning(self, train: tuple[Path, ...], seed: int) -> SFTConfig:
         """Return the settings of a run of `srm train sft`. Raises ValueError."""
@@ -163,18 +164,19 @@ def solved(rules: GRPOConfig, model: Path) -> Numbers:
     """
     base = read_model(model).config
     tokenizer = read_tokenizer(model / "tokenizer.json")
-    asked = questions(rules, base, tokenizer)
-    slots = min(SLOTS, len(asked.evaluation) * rules.evaluation_samples)
+    sampling, reward = rules.sampling, load_reward(rules.data.reward)
+    samples, most = rules.evaluations.evaluation_samples, sampling.max_tokens
+    asked = questions(rules.data, rules.evaluations, rules.seed, tokenizer, base.n_ctx, most)
     engine = EngineConfig(
         model=model,
-        dtype=rules.dtype,
-        num_slots=slots,
-        max_waiting=max(100_000, rules.evaluation_samples),
+        dtype=sampling.dtype,
+        num_slots=min(SLOTS, len(asked.evaluation) * samples),
+        max_waiting=max(100_000, samples),
     )
     weights = load_model(model).state_dict()
-    with closing(engine_sampler(base, weights, engine, 1, rules.gpu_memory)) as sampler:
-        asking = Asking(rules, asked, tokenizer, load_reward(rules.reward), sampler)
-        found = asking.evaluate(0, None)
+    with closing(engine_sampler(base, weights, engine, 1, sampling.gpu_memory)) as sampler:
+        asking = Asking(sampling, rules.seed, asked, tokenizer, reward, sampler)
+        found = asking.evaluate(0, samples, None)
     return {"right": found.right, "samples": found.samples}
 
 

@@ -18,7 +18,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from engine.config import DEMO_MODEL
-from engine.settings import load
+from engine.settings import build, load
 from engine.weights.checkpoint import read_model
 from experiments.finetuning import gain, powers, rates, solved
 from experiments.harness.report import table
@@ -26,7 +26,7 @@ from experiments.harness.result_cache import Numbers, digest
 from experiments.harness.runner import Results, publish, run_cases
 from experiments.harness.settings import Settings
 from training.grpo.command import grpo
-from training.grpo.config import GRPOConfig
+from training.grpo.config import EvaluationSettings, GRPOConfig
 from training.grpo.record import Lines, Update
 from training.statistics.coverage import Floats, spaced
 
@@ -91,27 +91,28 @@ class GRPOExperimentConfig(Settings, frozen=True):
         return [f"{kind} {count}" for kind in (PLAIN, BALANCED) for count in self.rollouts]
 
     def training(self, case: str, seed: int) -> GRPOConfig:
-        """Return the settings of `srm train grpo` for a case. Raises ValueError."""
+        """Return the settings of `srm train grpo` for a case. Raises ConfigError."""
         kind, count = case.split()
         rollouts = int(count)
-        return GRPOConfig(
-            output=self.results / "grpo" / f"model-{kind}-{rollouts}-{seed}",
-            questions=self.sampled // rollouts,
-            rollouts=rollouts,
-            group_size=0 if kind == PLAIN else min(self.group_size, rollouts - 1),
-            evaluate_every=0,
-            save_every=self.steps,
-            seed=seed,
+        settings = {
+            "output": self.results / "grpo" / f"model-{kind}-{rollouts}-{seed}",
+            "questions": self.sampled // rollouts,
+            "rollouts": rollouts,
+            "group_size": 0 if kind == PLAIN else min(self.group_size, rollouts - 1),
+            "evaluate_every": 0,
+            "save_every": self.steps,
+            "seed": seed,
             **self.only("model", "train", "evaluation", "steps", "learning_rate", "kl_weight"),
             **self.only("temperature", "top_p", "max_tokens", "threads"),
-        )
+        }
+        return build(GRPOConfig, settings)
 
     @property
     def sampling(self) -> GRPOConfig:
         """Return how held-out questions are sampled: always with the same seed."""
-        changes = {"evaluation_questions": self.questions, "evaluation_samples": self.samples}
+        wanted = EvaluationSettings(1, self.questions, self.samples)
         rules = self.training(f"{PLAIN} {self.rollouts[0]}", 0)
-        return msgspec.structs.replace(rules, evaluate_every=1, **changes)
+        return msgspec.structs.replace(rules, evaluations=wanted)
 
 
 def learned(config: GRPOExperimentConfig, case: str, seed: int) -> Numbers:
@@ -149,7 +150,7 @@ def page(config: GRPOExperimentConfig, results: Results) -> list[str]:
         )
         mixed = f"{mean(one['mixed'] for one in seeds):.0%}"
         tokens = f"{mean(one['learned_tokens'] for one in seeds):,.0f}"
-        trained.append([case, str(rules.questions), str(rules.rows), *rewards, mixed, tokens])
+        trained.append([case, str(rules.data.questions), str(rules.rows), *rewards, mixed, tokens])
     heads = ["case", "questions", "rows learned", f"reward of the first {AVERAGED} updates"]
     heads += [f"of the last {AVERAGED}", "mixed", "tokens learned"]
     return [

@@ -17,7 +17,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from engine.config import DEMO_MODEL
-from engine.settings import load
+from engine.settings import build, load
 from engine.weights.checkpoint import read_model
 from experiments.harness.report import table
 from experiments.harness.result_cache import Numbers
@@ -65,24 +65,25 @@ class RolloutsConfig(Settings, frozen=True):
             self.training(case, 0)  # reports what it does not take
 
     def training(self, case: str, seed: int) -> GRPOConfig:
-        """Return the settings of `srm train grpo` for a case. Raises ValueError."""
+        """Return the settings of `srm train grpo` for a case. Raises ConfigError."""
         steps = self.steps + WARMING
         folder = self.results / "rollouts" / f"model-{case.replace(', ', '-').replace(' ', '-')}"
-        return GRPOConfig(
-            output=folder.with_name(f"{folder.name}-{seed}"),
-            steps=steps,
-            save_every=steps,
-            evaluate_every=0,
-            seed=seed,
+        settings = {
+            "output": folder.with_name(f"{folder.name}-{seed}"),
+            "steps": steps,
+            "save_every": steps,
+            "evaluate_every": 0,
+            "seed": seed,
             **self.only("model", "questions", "rollouts", "group_size", "max_tokens", "threads"),
             **CASES[case],
-        )
+        }
+        return build(GRPOConfig, settings)
 
 
 def timed(rules: GRPOConfig) -> Numbers:
     """Train a case; return rates and shares of its updates without the first ones."""
     grpo(rules)
-    updates = Lines(rules.output / "updates.jsonl", Update, rules.steps)[WARMING:]
+    updates = Lines(rules.output / "updates.jsonl", Update, rules.schedule.steps)[WARMING:]
     seconds = {name: sum(getattr(one, name) for one in updates) for name in (*TIMES, "rollout_s")}
     return {**msgspec.to_builtins(summary(updates)), **seconds}
 

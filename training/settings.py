@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from engine.settings import flatten
 from training.text.tokenizer import MAX_VOCAB_SIZE
 
 MOST_SEED = 2**64 - 1
@@ -57,5 +58,5 @@ def check_numbers(config: msgspec.Struct, least: Mapping[str, float]) -> None:
 
 def kept(config: msgspec.Struct) -> dict[str, Any]:
     """Return the settings that may not change when a run is resumed."""
-    found: dict[str, Any] = msgspec.to_builtins(config, enc_hook=str)
+    found: dict[str, Any] = msgspec.to_builtins(flatten(config), enc_hook=str)
     return {name: value for name, value in found.items() if name not in _MAY_CHANGE}

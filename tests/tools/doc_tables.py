@@ -21,7 +21,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from engine import errors
 from engine.config import EngineConfig
-from engine.settings import field_docs, flag_of, variable_of
+from engine.settings import flag_of, settings_in, variable_of
 from loadtest import scenario
 from server.commands.batch_config import BatchConfig
 from server.commands.generate import GenerateConfig
@@ -70,22 +70,24 @@ def settings(which: str) -> Table:
     left_out = [row[:3] for row in (_settings(struct(base)) if base else [])]  # names and defaults
     rows = [row for row in _settings(struct(name)) if row[:3] not in left_out]
     given = "flag, variable" if struct(name) in FROM_VARIABLES else "flag"
+    has_tables = any(one.table for one in settings_in(struct(name)))
+    given = f"{given}, table of a file" if has_tables else given
     return Table(["setting", given, "default", "meaning", "allowed"], rows)
 
 
 def _settings(kind: type[msgspec.Struct]) -> list[Row]:
-    hints, meanings = get_type_hints(kind), field_docs(kind)
     variables = FROM_VARIABLES.get(kind, frozenset())
     return [
         [
-            code(field.name),
-            code(flag_of(field.name))
-            + (f" {code(variable_of(field.name))}" if field.name in variables else ""),
-            code(_shown(field.default)),
-            meanings[field.name],
-            _choices(hints[field.name]),
+            code(one.name),
+            code(flag_of(one.name))
+            + (f" {code(variable_of(one.name))}" if one.name in variables else "")
+            + (f" {code(f'[{one.table}]')}" if one.table else ""),
+            code(_shown(one.default)),
+            one.meaning or MISSING,
+            _choices(one.hint),
         ]
-        for field in msgspec.structs.fields(kind)
+        for one in settings_in(kind)
     ]
 
 

@@ -12,10 +12,9 @@ from typing import Protocol
 import msgspec
 from tokenizers import Tokenizer
 
-from engine.config import ModelConfig
 from engine.errors import ConfigError
 from training.data import EpochBatches
-from training.grpo.config import GRPOConfig
+from training.grpo.config import DataSettings, EvaluationSettings
 from training.problems.drawn import Split, problems
 from training.questions.questions import Question, read_questions
 
@@ -55,36 +54,43 @@ class Questions(msgspec.Struct, frozen=True):
     """Hash that identifies the questions."""
 
 
-def questions(config: GRPOConfig, model: ModelConfig, tokenizer: Tokenizer) -> Questions:
+def questions(
+    data: DataSettings,
+    evaluations: EvaluationSettings,
+    seed: int,
+    tokenizer: Tokenizer,
+    n_ctx: int,
+    max_tokens: int,
+) -> Questions:
     """Return the questions of the settings. Raises ConfigError for bad files and too few questions.
 
     Questions that leave less than `max_tokens` of the context to their completions are left out.
     """
-    if config.max_tokens >= model.n_ctx:
+    if max_tokens >= n_ctx:
         raise ConfigError(
-            f"max_tokens must be below the model's context of {model.n_ctx} tokens, got "
-            f"{config.max_tokens}"
+            f"max_tokens must be below the model's context of {n_ctx} tokens, got {max_tokens}"
         )
-    most = model.n_ctx - config.max_tokens
+    most = n_ctx - max_tokens
     evaluation: list[Asked] = []
-    if config.evaluate_every and (config.evaluation or not config.train):
-        if config.evaluation:
-            evaluation = _read("evaluation", config.evaluation, tokenizer, most)
+    if evaluations.evaluate_every and (data.evaluation or not data.train):
+        wanted = evaluations.evaluation_questions
+        if data.evaluation:
+            evaluation = _read("evaluation", data.evaluation, tokenizer, most)
         else:
-            drawn = islice(_generated("held-out", config.seed), config.evaluation_questions or None)
+            drawn = islice(_generated("held-out", seed), wanted or None)
             evaluation = [_asked(one, tokenizer) for one in drawn]
-        if len(evaluation) < config.evaluation_questions:
+        if len(evaluation) < wanted:
             raise ConfigError(
                 f"evaluation_questions must be at most {len(evaluation)}, what evaluation has, got "
-                f"{config.evaluation_questions}"
+                f"{wanted}"
             )
-        evaluation = evaluation[: config.evaluation_questions or None]
-    if not config.train:
-        batches = ProblemQuestions(tokenizer, config.questions, config.seed)
+        evaluation = evaluation[: wanted or None]
+    if not data.train:
+        batches = ProblemQuestions(tokenizer, data.questions, seed)
         return Questions(batches, evaluation, f"problems {_digest(evaluation)}")
-    train = _read("train", config.train, tokenizer, most)
+    train = _read("train", data.train, tokenizer, most)
     return Questions(
-        EpochBatches(train, config.questions, config.seed),
+        EpochBatches(train, data.questions, seed),
         evaluation,
         f"{_digest(train)} {_digest(evaluation)}",
     )

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from training.grpo.asked import Asked, Questions
-from training.grpo.config import GRPOConfig
+from training.grpo.config import SamplingSettings
 from training.grpo.objective import Row
 from training.grpo.record import Evaluation, evaluated
 from training.grpo.resampling import GOOD, Floats, Resampling, advantages, chosen
@@ -62,13 +62,15 @@ class Asking:
 
     def __init__(
         self,
-        config: GRPOConfig,
+        settings: SamplingSettings,
+        seed: int,
         asked: Questions,
         tokenizer: Tokenizer,
         reward: Reward,
         sampler: Sampler,
     ) -> None:
-        self._config, self._asked, self._tokenizer = config, asked, tokenizer
+        self._settings, self._seed = settings, seed
+        self._asked, self._tokenizer = asked, tokenizer
         self._reward, self._sampler = reward, sampler
 
     def batch(self, index: int) -> Batch:
@@ -76,12 +78,12 @@ class Asking:
         ConfigError if the reward function fails."""
         started = time.monotonic()
         asked = self._asked.train[index]
-        rollouts, rewards = self._rewarded(asked, self._config.rollouts, _SAMPLING, index)
+        rollouts, rewards = self._rewarded(asked, self._settings.rollouts, _SAMPLING, index)
         return Batch(asked, rollouts, rewards, time.monotonic() - started)
 
-    def evaluate(self, step: int, first: Evaluation | None) -> Evaluation:
-        """Evaluate the sampler's weights after `step` updates, with the same seed every time."""
-        count = self._config.evaluation_samples
+    def evaluate(self, step: int, count: int, first: Evaluation | None) -> Evaluation:
+        """Evaluate the sampler's weights after `step` updates by `count` completions of each
+        question, with the same seed every time."""
         rollouts, rewards = self._rewarded(self._asked.evaluation, count, _EVALUATION, 0)
         right = (rewards >= GOOD).sum(axis=1).tolist()
         return evaluated(step, rollouts[0][0].weights_version, count, right, first)
@@ -98,13 +100,13 @@ class Asking:
     def _rewarded(
         self, asked: list[Asked], count: int, stream: int, index: int
     ) -> tuple[list[list[Rollout]], Floats]:
-        config = self._config
+        settings = self._settings
         sampling = Sampling(
             n=count,
-            max_tokens=config.max_tokens,
-            temperature=config.temperature,
-            top_p=config.top_p,
-            seed=int(_seeds(config, stream, index).generate_state(1, np.uint64)[0]),
+            max_tokens=settings.max_tokens,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            seed=int(_seeds(self._seed, stream, index).generate_state(1, np.uint64)[0]),
         )
         rollouts = self._sampler.sample([one.token_ids for one in asked], sampling)
         rewards = np.empty((len(asked), count))
@@ -115,10 +117,9 @@ class Asking:
         return rollouts, rewards
 
 
-def rows_of(batch: Batch, config: GRPOConfig, index: int) -> list[Row]:
+def rows_of(batch: Batch, rules: Resampling, seed: int, index: int) -> list[Row]:
     """Choose the rollouts to learn from; `index` is the number of updates before."""
-    rules = Resampling(config.group_size, config.pool, config.in_order)
-    random = np.random.default_rng(_seeds(config, _CHOICE, index))
+    random = np.random.default_rng(_seeds(seed, _CHOICE, index))
     rewards = batch.rewards.ravel()
     pairs = zip(batch.asked, batch.rollouts, strict=True)
     rollouts = [(asked, one) for asked, own in pairs for one in own]
@@ -130,5 +131,5 @@ def rows_of(batch: Batch, config: GRPOConfig, index: int) -> list[Row]:
     return rows
 
 
-def _seeds(config: GRPOConfig, stream: int, index: int) -> np.random.SeedSequence:
-    return np.random.SeedSequence((config.seed, stream, index))
+def _seeds(seed: int, stream: int, index: int) -> np.random.SeedSequence:
+    return np.random.SeedSequence((seed, stream, index))

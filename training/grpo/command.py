@@ -24,7 +24,12 @@ from training.checkpoint import copy_text_files, load_model, read_tokenizer, sav
 from training.events import check_events
 from training.grpo.asked import questions
 from training.grpo.asking import Asking, Batch, rows_of
-from training.grpo.config import GRPOConfig
+from training.grpo.config import (
+    GRPOConfig,
+    ObjectiveSettings,
+    SamplingSettings,
+    ScheduleSettings,
+)
 from training.grpo.learner import Learner
 from training.grpo.objective import Objective
 from training.grpo.record import Evaluation, Lines, Summary, Update, plot, summary
@@ -57,28 +62,30 @@ def grpo(config: GRPOConfig) -> Trained:
     torch.manual_seed(config.seed)
     if config.threads:
         torch.set_num_threads(config.threads)
-    base, reward = read_model(config.model), load_reward(config.reward)
+    base, reward = read_model(config.model), load_reward(config.data.reward)
     tokenizer = read_tokenizer(config.model / "tokenizer.json")
-    asked = questions(config, base.config, tokenizer)
+    n_ctx, max_tokens = base.config.n_ctx, config.sampling.max_tokens
+    asked = questions(config.data, config.evaluations, config.seed, tokenizer, n_ctx, max_tokens)
     with processes(config.device) as own, own.alone_in(config.output):
         if own.count > 1:
             raise ConfigError(f"srm train grpo runs in one process, got {own.count} of torchrun")
         source = {"model": base.fingerprint, "questions": asked.source}
-        model, schedule = load_model(config.model), _schedule(config)
+        model = load_model(config.model)
+        schedule = _schedule(config.schedule, config.tensorboard)
         run = Run(model, schedule, config.output, own, source, kept(config))
-        reference = load_model(config.model) if config.kl_weight else None
+        reference = load_model(config.model) if config.objective.kl_weight else None
         learner = Learner(
             run,
             reference,
-            _objective(config),
+            _objective(config.objective, config.sampling),
             own.device,
-            config.precision,
-            config.micro_batch_tokens,
+            config.schedule.precision,
+            config.schedule.micro_batch_tokens,
         )
         done = len(run.losses.steps)
         sampler = _sampler(config, base.config, run.weights(), done + 1, own.device)
         with closing(sampler):
-            asking = Asking(config, asked, tokenizer, reward, sampler)
+            asking = Asking(config.sampling, config.seed, asked, tokenizer, reward, sampler)
             updates = Lines(config.output / "updates.jsonl", Update, done)
             if len(updates) < done:
                 raise ConfigError(
@@ -109,31 +116,33 @@ def alternate(
     samples those of the next update meanwhile, and weights change hands when both are done. A
     signal to stop ends the run after the update under way, with KeyboardInterrupt.
     """
+    schedule, evaluating = config.schedule, config.evaluations
     first, say = len(updates), partial(Console(highlight=False).print, soft_wrap=True)
     pending: Future[Batch] | None = None
     with ThreadPoolExecutor(1, "rollouts") as thread, stop_asked() as asked:
-        for done in range(first, config.steps + 1):
+        for done in range(first, schedule.steps + 1):
             started = time.monotonic()
             batch = None if pending is None else pending.result()
             taken = time.monotonic()
             if done > first:
                 asking.load(run.weights())
             loaded = time.monotonic()
-            is_due = _is_due(config, done) and asking.can_evaluate
-            if is_due and done not in {one.step for one in evaluations}:
-                evaluations.add(asking.evaluate(done, evaluations[0] if evaluations else None))
+            is_due = _is_due(evaluating.evaluate_every, done, schedule.steps)
+            if is_due and asking.can_evaluate and done not in {one.step for one in evaluations}:
+                earliest = evaluations[0] if evaluations else None
+                evaluations.add(asking.evaluate(done, evaluating.evaluation_samples, earliest))
                 say(_evaluation_line(evaluations[-1]))
                 run.tell("pass@1", evaluations[-1].pass_at["1"])
-            if done == config.steps:
+            if done == schedule.steps:
                 break
             waited = taken - started
             if batch is None:
                 batch = asking.batch(done)
                 waited = batch.seconds
-            if config.ahead and done + 1 < config.steps:
+            if config.sampling.ahead and done + 1 < schedule.steps:
                 pending = thread.submit(asking.batch, done + 1)
             began = time.monotonic()
-            sums = learner.learn(rows_of(batch, config, done))
+            sums = learner.learn(rows_of(batch, config.resampling, config.seed, done))
             updates.add(
                 Update(
                     step=done + 1,
@@ -142,7 +151,7 @@ def alternate(
                     mixed=batch.mixed,
                     ended=batch.ended,
                     loss=run.losses.steps[-1],
-                    kl=sums.kl / sums.tokens if config.kl_weight else None,
+                    kl=sums.kl / sums.tokens if config.objective.kl_weight else None,
                     gap=sums.gap / sums.tokens,
                     limited=sums.limited / sums.tokens,
                     learned_tokens=sums.tokens,
@@ -153,12 +162,12 @@ def alternate(
                     load_s=loaded - taken,
                 )
             )
-            say(_update_line(updates[-1], config.steps))
+            say(_update_line(updates[-1], schedule.steps))
             for name in ("reward", "mixed", "ended", "kl", "gap", "rollout_s", "waited_s"):
                 if (value := getattr(updates[-1], name)) is not None:
                     run.tell(name, value)
-            is_last = done + 1 == config.steps
-            if (done + 1) % config.save_every == 0 or is_last or asked.is_set():
+            is_last = done + 1 == schedule.steps
+            if (done + 1) % schedule.save_every == 0 or is_last or asked.is_set():
                 run.save()
             if asked.is_set() and not is_last:
                 raise KeyboardInterrupt
@@ -189,36 +198,37 @@ def _sampler(
     device: torch.device,
 ) -> Sampler:
     """Start the sampler with these weights, which are version `version`."""
-    if config.sampler == "torch":
+    sampling = config.sampling
+    if sampling.sampler == "torch":
         copy = SRM(model)
         copy.load_state_dict(weights)
-        return TorchSampler(copy, device, config.precision, version)
+        return TorchSampler(copy, device, config.schedule.precision, version)
     engine = EngineConfig(
         model=config.model,
         device=config.device,
-        dtype=config.dtype,
-        num_slots=config.questions * config.rollouts,
-        max_waiting=max(100_000, config.rollouts, config.evaluation_samples),
+        dtype=sampling.dtype,
+        num_slots=config.data.questions * sampling.rollouts,
+        max_waiting=max(100_000, sampling.rollouts, config.evaluations.evaluation_samples),
     )
-    return engine_sampler(model, weights, engine, version, config.gpu_memory)
+    return engine_sampler(model, weights, engine, version, sampling.gpu_memory)
 
 
-def _schedule(config: GRPOConfig) -> Schedule:
+def _schedule(settings: ScheduleSettings, tensorboard: bool) -> Schedule:
     derived = {
-        "warmup_steps": math.ceil(config.warmup_share * config.steps),
+        "warmup_steps": math.ceil(settings.warmup_share * settings.steps),
         "decline": "cosine",
-        "evaluate_every": 0,
+        "tensorboard": tensorboard,
     }
-    return build(Schedule, msgspec.structs.asdict(config) | derived)
+    return build(Schedule, msgspec.structs.asdict(settings) | derived)
 
 
-def _objective(config: GRPOConfig) -> Objective:
-    correction = config.correction
+def _objective(settings: ObjectiveSettings, sampling: SamplingSettings) -> Objective:
+    correction = settings.correction
     if correction == "auto":
-        correction = "truncate" if config.ahead else "none"
-    return build(Objective, msgspec.structs.asdict(config) | {"correction": correction})
+        correction = "truncate" if sampling.ahead else "none"
+    derived = {"correction": correction, "temperature": sampling.temperature}
+    return build(Objective, msgspec.structs.asdict(settings) | derived)
 
 
-def _is_due(config: GRPOConfig, done: int) -> bool:
-    every = config.evaluate_every
-    return bool(every) and (done % every == 0 or done == config.steps)
+def _is_due(every: int, done: int, steps: int) -> bool:
+    return bool(every) and (done % every == 0 or done == steps)

@@ -1,4 +1,4 @@
-"""Settings of `srm train grpo`."""
+"""Settings of `srm train grpo`, in groups: each part of a run is handed its own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 
 from engine.config import DEMO_MODEL
 from engine.messages import MAX_TEMPERATURE
+from training.grpo.resampling import Resampling
 from training.loop import Precision
 from training.settings import check_numbers
 
@@ -16,14 +17,15 @@ LEAST_TEMPERATURE = 1e-3
 """Least sampling temperature; dividing logits by less overflows."""
 
 
-class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of `srm train grpo`; the defaults are the paper's recipe for GSM8K."""
+def _check_shares(group: msgspec.Struct, *names: str) -> None:
+    for name in names:
+        if not 0 < getattr(group, name) <= 1:
+            raise ValueError(f"{name} must lie in (0, 1], got {getattr(group, name)}")
 
-    model: Path = DEMO_MODEL
-    """Folder of the model that training begins with, which is also the reference: config.json,
-    model.safetensors, tokenizer.json."""
-    output: Path = Path("runs/grpo")
-    """Folder of the run and of the new model; an existing run is resumed."""
+
+class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where questions come from, and how good their answers are."""
+
     train: tuple[Path, ...] = ()
     """Files of JSON lines with question and answer; empty: generated word problems."""
     evaluation: tuple[Path, ...] = ()
@@ -32,30 +34,49 @@ class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reward: str = "training.questions.rewards:gsm8k_strict"
     """Reward function of completion and question, as `module:function` or `file.py:function`; a
     reward of 1 or more is good."""
-    steps: int = 200
-    """Total updates, including those that a resumed run has made; each has rollouts of its own."""
     questions: int = 8
     """Questions of one update."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, {"questions": 1})
+
+
+class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How rollouts are sampled, and by what."""
+
     rollouts: int = 50
     """Completions sampled for each question."""
-    group_size: int = 16
-    """Rollouts of each question that are learned from, up to half of them good; 0: all."""
-    pool: bool = False
-    """Whether all questions' rollouts form one group, as in the published code."""
-    in_order: bool = False
-    """Whether a group takes the first rollouts, as in the published code, instead of random
-    ones."""
     temperature: float = 0.7
     """Temperature of the sampling and of the log-probabilities that are learned."""
     top_p: float = 0.9
     """Top-p of the sampling."""
     max_tokens: int = 256
     """Longest completion in tokens."""
-    kl_weight: float = 0.04
-    """Weight of the KL divergence from the reference (β); 0: no reference."""
     ahead: bool = False
     """Whether the next update's rollouts are sampled during the current update, by weights one
     update older."""
+    sampler: Literal["engine", "torch"] = "engine"
+    """Sampler of the rollouts; `torch` is a plain one to measure the engine against."""
+    dtype: Literal["auto", "float32", "bfloat16", "float8"] = "auto"
+    """Dtype of the engine that samples, as in `srm serve`."""
+    gpu_memory: float = 0.3
+    """Fraction of a GPU's free memory that the engine reserves; the rest is for training."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, {"rollouts": 2, "max_tokens": 1})
+        if not LEAST_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
+            raise ValueError(
+                f"temperature must be {LEAST_TEMPERATURE} … {MAX_TEMPERATURE:g}, got "
+                f"{self.temperature}"
+            )
+        _check_shares(self, "top_p", "gpu_memory")
+
+
+class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is learned from the rollouts."""
+
+    kl_weight: float = 0.04
+    """Weight of the KL divergence from the reference (β); 0: no reference."""
     correction: Literal["auto", "none", "truncate", "clip"] = "auto"
     """Correction for rollouts sampled by older weights: none, truncated importance weights of
     tokens, or PPO's clipped weights. auto: `truncate` with `ahead`, else `none`."""
@@ -63,6 +84,17 @@ class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """With `correction` = clip, how far a token's importance weight may be from 1."""
     most_weight: float = 2.0
     """Largest importance weight of a token whose probability has grown since it was sampled."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, {"kl_weight": 0, "most_weight": 1})
+        _check_shares(self, "clip_range")
+
+
+class ScheduleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many updates there are, and how each is made."""
+
+    steps: int = 200
+    """Total updates, including those that a resumed run has made; each has rollouts of its own."""
     learning_rate: float = 2e-5
     """Peak learning rate: reached after the warm-up, then falling to 0 along a cosine."""
     warmup_share: float = 0.1
@@ -74,58 +106,69 @@ class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     micro_batch_tokens: int = 8_192
     """Most tokens computed at once, padding included, which bounds memory; a longer row is computed
     alone."""
+    precision: Precision = "bfloat16"
+    """Precision of the matrix products in training; weights, sums and states stay float32."""
+    save_every: int = 50
+    """Updates between two saves of the run."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, {"steps": 1, "micro_batch_tokens": 1})
+        if not 0 <= self.warmup_share <= 1:
+            raise ValueError(f"warmup_share must lie in [0, 1], got {self.warmup_share}")
+
+
+class EvaluationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How often and on how much the model is evaluated."""
+
     evaluate_every: int = 50
     """Updates between two evaluations; 0: none."""
     evaluation_questions: int = 100
     """Number of questions to evaluate on, the first ones; 0: all of `evaluation`."""
     evaluation_samples: int = 64
     """Completions of each evaluation question, sampled like rollouts."""
-    save_every: int = 50
-    """Updates between two saves of the run."""
-    precision: Precision = "bfloat16"
-    """Precision of the matrix products in training; weights, sums and states stay float32."""
-    sampler: Literal["engine", "torch"] = "engine"
-    """Sampler of the rollouts; `torch` is a plain one to measure the engine against."""
-    dtype: Literal["auto", "float32", "bfloat16", "float8"] = "auto"
-    """Dtype of the engine that samples, as in `srm serve`."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, {"evaluation_questions": 0, "evaluation_samples": 1})
+
+
+class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm train grpo`; the defaults are the paper's recipe for GSM8K."""
+
+    model: Path = DEMO_MODEL
+    """Folder of the model that training begins with, which is also the reference: config.json,
+    model.safetensors, tokenizer.json."""
+    output: Path = Path("runs/grpo")
+    """Folder of the run and of the new model; an existing run is resumed."""
     device: Literal["cpu", "gpu"] = "cpu"
     """Device that trains and samples."""
-    gpu_memory: float = 0.3
-    """Fraction of a GPU's free memory that the engine reserves; the rest is for training."""
+    threads: int = 0
+    """CPU threads for training; 0: torch chooses."""
+    seed: int = 0
+    """Seed of the questions, of the sampling and of the choice of rollouts."""
     tensorboard: bool = False
     """Whether rewards are also written for TensorBoard, into the folder `tensorboard` of
     `output`."""
-    seed: int = 0
-    """Seed of the questions, of the sampling and of the choice of rollouts."""
-    threads: int = 0
-    """CPU threads for training; 0: torch chooses."""
+    data: DataSettings = DataSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    resampling: Resampling = Resampling()
+    objective: ObjectiveSettings = ObjectiveSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+    evaluations: EvaluationSettings = EvaluationSettings()
 
     def __post_init__(self) -> None:
-        least = "steps questions max_tokens micro_batch_tokens evaluation_samples most_weight"
-        also = {"rollouts": 2, "evaluation_questions": 0, "kl_weight": 0}
-        check_numbers(self, dict.fromkeys(least.split(), 1) | also)
-        if not LEAST_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
+        check_numbers(self, {})
+        size, data = self.resampling.group_size, self.data
+        most = self.sampling.rollouts * (data.questions if self.resampling.pool else 1)
+        if size and not 2 <= size <= most:
             raise ValueError(
-                f"temperature must be {LEAST_TEMPERATURE} … {MAX_TEMPERATURE:g}, got "
-                f"{self.temperature}"
+                f"group_size must be 0 or 2 … {most}, the rollouts it is chosen from, got {size}"
             )
-        for name in ("top_p", "clip_range", "gpu_memory"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
-        if not 0 <= self.warmup_share <= 1:
-            raise ValueError(f"warmup_share must lie in [0, 1], got {self.warmup_share}")
-        most = self.rollouts * (self.questions if self.pool else 1)
-        if self.group_size and not 2 <= self.group_size <= most:
-            raise ValueError(
-                f"group_size must be 0 or 2 … {most}, the rollouts it is chosen from, got "
-                f"{self.group_size}"
-            )
-        if not (self.evaluation_questions or self.evaluation or self.train):
+        if not (self.evaluations.evaluation_questions or data.evaluation or data.train):
             raise ValueError("evaluation_questions must be at least 1 of generated problems, got 0")
 
     @property
     def rows(self) -> int:
         """Rollouts that one update learns from."""
-        if not self.group_size:
-            return self.rollouts * self.questions
-        return self.group_size * (1 if self.pool else self.questions)
+        if not self.resampling.group_size:
+            return self.sampling.rollouts * self.data.questions
+        return self.resampling.group_size * (1 if self.resampling.pool else self.data.questions)

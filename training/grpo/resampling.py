@@ -19,15 +19,16 @@ _STEADY = 1e-4
 """Added to the standard deviation of rewards, so that it is not 0."""
 
 
-class Resampling(msgspec.Struct, frozen=True):
-    """Rules for choosing rollouts. The published code uses both `pool` and `in_order`."""
+class Resampling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rules for choosing rollouts; a group of settings."""
 
-    group_size: int
-    """Rollouts kept of each question, or of all questions together with `pool`; 0: all."""
+    group_size: int = 16
+    """Rollouts of each question that are learned from, up to half of them good; 0: all."""
     pool: bool = False
-    """Whether all questions' rollouts are one group."""
+    """Whether all questions' rollouts form one group, as in the published code."""
     in_order: bool = False
-    """Whether the first rollouts are kept instead of random ones."""
+    """Whether a group takes the first rollouts, as in the published code, instead of random
+    ones."""
 
 
 def chosen(rewards: Floats, rules: Resampling, random: np.random.Generator) -> list[Ints]:

@@ -9,7 +9,6 @@ import string
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -18,13 +17,13 @@ from tokenizers.processors import TemplateProcessing
 
 from engine.config import ModelConfig
 from engine.errors import ConfigError
-from engine.settings import load
+from engine.settings import build, flatten, load
 from engine.weights.checkpoint import load_checkpoint
 from tests.engines.making import engine_of
 from tests.engines.numpy_runner import SMALL
 from tests.engines.numpy_runner import TINY as TINY_MODEL
 from training.checkpoint import load_model, read_tokenizer, save_model
-from training.grpo.asked import questions
+from training.grpo.asked import Questions, questions
 from training.grpo.command import grpo
 from training.grpo.config import GRPOConfig
 from training.grpo.record import Evaluation, Lines, Update, evaluated
@@ -78,7 +77,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(base: Path, output: Path, **changes: Any) -> GRPOConfig:
     files = {"model": base, "output": output, "train": (base / "train.jsonl",)}
-    return GRPOConfig(**{**files, "reward": f"{base}/reward.py:wanted", **TINY, **changes})
+    reward = {"reward": f"{base}/reward.py:wanted"}
+    return build(GRPOConfig, {**files, **reward, **TINY, **changes})
+
+
+def asked_of(config: GRPOConfig, model: ModelConfig, tokenizer: Tokenizer) -> Questions:
+    groups, most = (config.data, config.evaluations), config.sampling.max_tokens
+    return questions(*groups, config.seed, tokenizer, model.n_ctx, most)
 
 
 def updates(folder: Path) -> list[Update]:
@@ -251,26 +256,25 @@ def test_questions_come_once_an_epoch_and_long_ones_never(base: Path, tmp_path: 
     file.write_text("".join(f"{json.dumps(one)}\n" for one in lines))
     config = settings(base, tmp_path, train=(file,))
     model, tokenizer = load_model(base).config, read_tokenizer(base / "tokenizer.json")
-    found = questions(config, model, tokenizer)
+    found = asked_of(config, model, tokenizer)
     for epoch in range(2):
         drawn = [one.question.question for half in (0, 1) for one in found.train[2 * epoch + half]]
         assert sorted(drawn) == ["0?", "1?", "2?", "3?"]
     assert found.evaluation == []
     with pytest.raises(ConfigError, match=r"evaluation_questions must be at most 4, .* got 100"):
-        questions(
-            msgspec.structs.replace(config, evaluate_every=1, evaluation=(file,)), model, tokenizer
-        )
+        changed = settings(base, tmp_path, train=(file,), evaluation=(file,), evaluate_every=1)
+        asked_of(changed, model, tokenizer)
     with pytest.raises(ConfigError, match=r"max_tokens must be below .* 64 tokens, got 64"):
-        questions(msgspec.structs.replace(config, max_tokens=64), model, tokenizer)
+        asked_of(settings(base, tmp_path, train=(file,), max_tokens=64), model, tokenizer)
     with pytest.raises(ConfigError, match="train: all prompts have more than 1 tokens"):
-        questions(msgspec.structs.replace(config, max_tokens=63), model, tokenizer)
+        asked_of(settings(base, tmp_path, train=(file,), max_tokens=63), model, tokenizer)
 
 
 def test_generated_problems_are_new_in_each_update_and_others_held_out(base: Path) -> None:
     wide = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=512, vocab_size=270)
     config = settings(base, base, train=(), evaluate_every=1, evaluation_questions=3)
     tokenizer = read_tokenizer(base / "tokenizer.json")
-    found, again = (questions(config, wide, tokenizer) for _ in range(2))
+    found, again = (asked_of(config, wide, tokenizer) for _ in range(2))
     drawn = [[one.question.question for one in found.train[index]] for index in range(3)]
     assert len({one for own in drawn for one in own}) == 6
     assert [one.question.question for one in again.train[2]] == drawn[2]
@@ -325,6 +329,33 @@ def test_lines_of_a_run_that_was_cut_off_are_dropped(tmp_path: Path) -> None:
 def test_settings_out_of_range_are_named(flags: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(GRPOConfig, flags.split(), {})
+
+
+def test_a_file_has_tables_and_one_without_is_told_where_each_setting_stands(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "grpo.toml"
+    argv = [f"--config={file}", "--clip-range=0.5"]
+    file.write_text(
+        "seed = 3\n[schedule]\nsteps = 7\n[objective]\nkl_weight = 0\nclip_range = 0.4\n"
+    )
+    config = load(GRPOConfig, argv, {})
+    assert (config.seed, config.schedule.steps) == (3, 7)
+    assert (config.objective.kl_weight, config.objective.clip_range) == (0, 0.5)
+    assert build(GRPOConfig, flatten(config)) == config
+    for text, message in (
+        (
+            'steps = 7\nevaluation = ["a"]\nlearning_rate = 1.0\nseed = 3\n',
+            r"steps, learning_rate in the table \[schedule\]; evaluation in the table \[data\]$",
+        ),
+        ("[data]\nseed = 3\n", "settings belong elsewhere: seed above all tables$"),
+        ("[objective]\nsteps = 7\n", r"elsewhere: steps in the table \[schedule\]$"),
+        ("[objective]\nkl_wait = 7\n", "unknown setting 'kl_wait'"),
+        ("[objectives]\nkl_weight = 7\n", "unknown setting 'objectives'"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            load(GRPOConfig, argv, {})
 
 
 def test_what_cannot_be_done_is_refused(base: Path, tmp_path: Path) -> None:

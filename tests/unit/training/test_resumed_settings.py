@@ -11,6 +11,7 @@ import torch
 from msgspec import structs
 
 from engine.errors import ConfigError
+from engine.settings import build
 from training.finetuning.sft import SFTConfig, sft
 from training.grpo.command import grpo
 from training.grpo.config import GRPOConfig
@@ -116,19 +117,20 @@ def test_fine_tuning_and_rewards_keep_their_settings(
     sft(tuned)
     with pytest.raises(ConfigError, match=r"another weight_decay, 0.1 and not 0.0: remove"):
         sft(structs.replace(tuned, epochs=2, weight_decay=0.0))
-    rewarded = GRPOConfig(
-        model=config.output, output=tmp_path / "grpo", train=(rows,), steps=1, questions=1,
-        rollouts=2, group_size=2, max_tokens=2, sampler="torch", threads=1,
-    )  # fmt: skip
-    grpo(rewarded)
+    rewarded = {
+        "model": config.output, "output": tmp_path / "grpo", "train": (rows,), "steps": 1,
+        "questions": 1, "rollouts": 2, "group_size": 2, "max_tokens": 2, "sampler": "torch",
+        "threads": 1,
+    }  # fmt: skip
+    grpo(build(GRPOConfig, rewarded))
     with pytest.raises(ConfigError, match=r"another weight_decay, 0.1 and not 0.0: remove"):
-        grpo(structs.replace(rewarded, steps=2, weight_decay=0.0))
+        grpo(build(GRPOConfig, rewarded | {"steps": 2, "weight_decay": 0.0}))
     with pytest.raises(ConfigError, match="another questions, 1 and not 2: remove"):
-        grpo(structs.replace(rewarded, steps=2, questions=2))
+        grpo(build(GRPOConfig, rewarded | {"steps": 2, "questions": 2}))
     with pytest.raises(ConfigError, match="is a run of another rows, None and not "):
-        sft(structs.replace(tuned, output=rewarded.output))
+        sft(structs.replace(tuned, output=rewarded["output"]))
     with pytest.raises(ConfigError, match="is a run of another questions, None and not "):
-        grpo(structs.replace(rewarded, output=tuned.output))
+        grpo(build(GRPOConfig, rewarded | {"output": tuned.output}))
 
 
 def test_a_batch_without_anything_to_learn_is_said(config: PretrainConfig) -> None:

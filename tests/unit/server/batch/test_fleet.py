@@ -28,6 +28,7 @@ from server.http.auth import Auth
 from server.http.draining import Draining
 from server.http.keys import Keys
 from server.http.request_middleware import RequestMiddleware
+from server.wiring import ServerWiring
 from tests.attack.lying_worker import reply
 from tests.engines.served_engine import until
 
@@ -439,7 +440,7 @@ async def test_a_worker_without_keys_that_is_asked_by_a_name_says_where_to_name_
         await Response("{}")(scope, receive, send)
 
     for named in ((), ("srm-workers",)):
-        config = ServerConfig(host="0.0.0.0", allowed_hosts=named)
+        config = ServerWiring(host="0.0.0.0", allowed_hosts=named)
         guard = RequestMiddleware(Auth(app, config, Keys([]), lambda: 1, Draining()))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(guard)) as http:
             url = httpx.URL("http://srm-workers:8000")
