@@ -114,19 +114,19 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="requ
     precedence: int = 0
     """Among the requests of its share and priority higher is served first; to others it is all the
     same."""
-    emit: Literal["final", "delta", "columns"] = "final"
-    """`final` sends each completion once, when done; `delta` and `columns` send new tokens after
-    each step, as an Output a completion or all together as Columns. Scores of the prompt, and the
+    emit: Literal["final", "delta", "tokens"] = "final"
+    """`final` sends each completion once, when done; `delta` and `tokens` send new tokens after
+    each step, as an Output a completion or all together as Tokens. Scores of the prompt, and the
     ends of completions that never began to sample, are Outputs in any case."""
     stream: int = 0
-    """With `emit` = "columns": completion 0's stream number, 0 … 2**40 - n; the others' follow."""
+    """With `emit` = "tokens": completion 0's stream number, 0 … 2**40 - n; the others' follow."""
     share: str = ""
     """Name of its share: waiting shares of a priority get slots in turn, so that none starves."""
     weight: float = 1.0
     """Weight of its share when slots are divided, MIN_WEIGHT … MAX_WEIGHT; the last sent counts."""
     durable: bool = False
     """Its caller sends it again under this id until it has been answered: its sequences go on
-    where a snapshot, or the caller's predecessor, left them. Not with `emit` = "columns"."""
+    where a snapshot, or the caller's predecessor, left them. Not with `emit` = "tokens"."""
     samples: bytes = b""
     """int32 little-endian, `params.n` numbers that ascend: where several engines share a request,
     completion i here is sample `samples[i]` of it, which decides its random stream and its stream
@@ -258,38 +258,18 @@ def without_first(output: Output, count: int) -> Output:
 
 
 REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length", "error")
-"""Finish reasons, by their number in Columns."""
-
-
-class Columns(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """New tokens of completions of requests with `emit` = "columns": at most one row each.
-
-    Little-endian arrays of the same length. A number in `reasons` other than 0 ends a completion.
-    """
-
-    streams: bytes
-    """int64[rows]: `Request.stream` plus the completion's index."""
-    token_ids: bytes
-    """int32[rows]; -1 where the reason is "error", which is no token."""
-    reasons: bytes
-    """uint8[rows], indices into REASONS."""
-    logprobs: bytes = b""
-    """float32[rows], valid for rows that asked; empty where none did."""
-    num_top: int = 0
-    """Most of the likeliest tokens that any row asked for: those that did are the first rows."""
-    top_ids: bytes = b""
-    """int32[first rows, num_top]; -1 beyond what a row asked for."""
-    top_logprobs: bytes = b""
-    """float32[first rows, num_top]."""
-    cached: list[tuple[int, int]] = []
-    """`Request.stream` and `Output.cached_tokens`, if any, of requests that begin to sample."""
+"""Finish reasons, by their number in Tokens."""
 
 
 class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="outputs"):
-    """Everything one step has for one API process. The Outputs come before the columns."""
+    """Everything one step has for one API process. The Outputs come before the tokens."""
 
     outputs: list[Output]
-    columns: Columns | None = None
+    tokens: list[bytes] | None = None
+    """A step's `engine.steps.tokens.Tokens` of requests with `emit` = "tokens", as `to_wire` makes
+    them. An owner is `Request.stream` plus the completion's index."""
+    cached: list[tuple[int, int]] = []
+    """`Request.stream` and cached prompt tokens, if any, of requests that begin to sample."""
     weights_version: int = 1
     """Version of the weights that the step used."""
 

@@ -10,9 +10,7 @@ from collections import defaultdict
 import numpy as np
 
 from engine.steps.batch import F32, I32, I64
-from engine.steps.token_deltas import NO_TOP_IDS, NO_TOP_LOGPROBS
-
-NO_TOP: tuple[I32, F32] = (NO_TOP_IDS, NO_TOP_LOGPROBS)
+from engine.steps.tokens import NO_TOP_IDS, NO_TOP_LOGPROBS
 
 
 class Alternatives:
@@ -39,7 +37,7 @@ class Alternatives:
     def read(self, rows: I64, count: int) -> tuple[I32, F32]:
         """Take everything out of these rows, which have `count` for each token."""
         if not count:
-            return NO_TOP
+            return NO_TOP_IDS, NO_TOP_LOGPROBS
         ids = b"".join(part for row in rows.tolist() for part in self._ids.pop(row, ()))
         logprobs = b"".join(part for row in rows.tolist() for part in self._logprobs.pop(row, ()))
         shape = -1, count

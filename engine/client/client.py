@@ -131,7 +131,7 @@ class EngineClient:
         Raises the RequestError the engine refuses it with, EngineUnavailable when the engine is
         not there, drains or goes away, StepFailed when it breaks.
         """
-        assert request.emit != "columns", "columns are no Outputs: open a stream"
+        assert request.emit != "tokens", "Tokens are no Outputs: open a stream"
         with self.open([request]) as stream:
             while stream.unfinished:
                 await stream.wait()

@@ -1,7 +1,7 @@
 """Streams: the new tokens of an API process's requests, and which readers to wake for them.
 
 A Stream is one caller's requests of n completions each: one cursor over all of them. A step's
-tokens go into a TokenTable at once, and only streams that have not been told yet are woken. Which
+tokens go into a TokenTable at once, and only streams without unread ones are woken. Which
 engine runs what is for `Spread` to say; what an engine that is lost had, another runs again.
 """
 
@@ -16,13 +16,12 @@ import msgspec
 import numpy as np
 
 from engine.client.spread import MAX_RUNS, Part, Spread
-from engine.client.token_table import NOBODY, StepRows, TokenTable
+from engine.client.token_table import NOBODY, TokenTable
 from engine.errors import EngineError, SRMError, StepFailed
 from engine.messages import (
     PROMPT,
     Abandon,
     Abort,
-    Columns,
     Output,
     Outputs,
     Request,
@@ -31,17 +30,17 @@ from engine.messages import (
     without_first,
 )
 from engine.steps.batch import I64
-from engine.steps.token_deltas import TokenDeltas, merge, of_outputs
+from engine.steps.tokens import Tokens, from_outputs, from_wire, join
 
 Send = Callable[[ToEngine], None]
-Write = Callable[[StepRows], None]
+Write = Callable[[Tokens], None]
 
 
 class Delivery(NamedTuple):
     """Everything a stream received since the last `take`."""
 
-    news: TokenDeltas
-    """New tokens of completions; index = place of the request x n + completion."""
+    tokens: Tokens
+    """New tokens of completions; their owner is place of the request x n + completion."""
     scores: list[tuple[int, Output]]
     """Scores of prompts, each with the place of its request in the stream."""
     weights_version: int = 1
@@ -63,7 +62,7 @@ class Stream:
         self.num_top = requests[0].params.logprobs or 0
         """Alternatives of each token that the requests ask for."""
         self._first = streams.table.open(self._size, number, self.num_top)
-        self._told: dict[tuple[int, int], int] = {}  # tokens in Outputs, by place and index
+        self._received: dict[tuple[int, int], int] = {}  # tokens in Outputs, by place and index
         self._skipped: dict[tuple[int, int], int] = {}  # of these, those that come again
         self._is_durable = all(request.durable for request in requests)
         self._ends = [self.n] * len(requests)  # completions of each from which on all were cut
@@ -72,7 +71,7 @@ class Stream:
         self._waiter: asyncio.Future[None] | None = None
         self._parts: list[list[Part]] = []  # by place of their request
         for place, request in enumerate(requests):
-            if request.emit == "columns":
+            if request.emit == "tokens":
                 number = self._first + place * self.n
                 request = msgspec.structs.replace(request, stream=number)  # noqa: PLW2901
             self._parts.append(streams.spread.parts(request, place))
@@ -99,7 +98,7 @@ class Stream:
         them is of the weights in use; or have them kept."""
         streams, number = self._streams, self._number
         is_same = streams.versions[number] == streams.weights_version
-        is_direct = is_direct and bool(is_same) and not streams.has_news[number]
+        is_direct = is_direct and bool(is_same) and not streams.has_unread[number]
         streams.table.set_direct(self._first, is_direct)
 
     async def wait(self) -> None:
@@ -108,29 +107,29 @@ class Stream:
         Raises the error that the engine refuses a request with, EngineUnavailable when it goes away
         and StepFailed when it breaks, after all that came before has been taken.
         """
-        if not self._streams.has_news[self._number]:
+        if not self._streams.has_unread[self._number]:
             if self._error is None:
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
-            if self._error is not None and not self._streams.has_news[self._number]:
+            if self._error is not None and not self._streams.has_unread[self._number]:
                 raise self._error
 
     def take(self, only_ended: bool = False) -> Delivery:
-        """Return everything new since the last call. `only_ended` leaves the columns of completions
+        """Return everything new since the last call. `only_ended` leaves the tokens of completions
         that still run, so that each one comes whole."""
-        news = self._streams.table.take(self._first, self._size, only_ended)
-        self.unfinished -= int(np.count_nonzero(news.reasons))
+        tokens = self._streams.table.take(self._first, self._size, only_ended)
+        self.unfinished -= int(np.count_nonzero(tokens.reasons))
         scores: list[tuple[int, Output]] = []
         if outputs := self.take_outputs():
             scores = [(place, output) for place, output in outputs if output.index == PROMPT]
-            samples = [(p * self.n + one.index, one) for p, one in outputs if one.index != PROMPT]
+            samples = [(p * self.n + out.index, out) for p, out in outputs if out.index != PROMPT]
             if samples:
-                news = merge([news, of_outputs(samples)])
-        return Delivery(news, scores, int(self._streams.versions[self._number]))
+                tokens = join([tokens, from_outputs(samples)])
+        return Delivery(tokens, scores, int(self._streams.versions[self._number]))
 
     def take_outputs(self) -> list[tuple[int, Output]]:
         """Return all Outputs since the last call, as they came, each with its request's place."""
-        self._streams.has_news[self._number] = False
+        self._streams.has_unread[self._number] = False
         if not self._outputs:
             return []
         outputs, self._outputs = self._outputs, []
@@ -174,8 +173,8 @@ class Stream:
                 if (cut := part.first_from(end)) < part.request.params.n:
                     message = StopSamples(part.request.id, b"", cut=cut)
                     self._streams.send(part.engine, message)
-        # The end of one that came as an Output counts as told as soon as it is here.
-        self.unfinished -= int(np.count_nonzero(~table.told(first, size)))
+        # The end of one that came as an Output counts as read as soon as it is here.
+        self.unfinished -= int(np.count_nonzero(~table.are_ends_read(first, size)))
         self.unfinished -= sum(output.finish_reason is not None for output in dropped)
         unread = table.mute(first, np.arange(size))
         self.wake()  # somebody may wait for what does not come any more
@@ -231,7 +230,7 @@ class Stream:
             return False  # other weights would go on with other tokens
         streams.table.skip_read(first, left)
         for index in (PROMPT, *left.tolist()):
-            self._skipped[part.place, index] = self._told.get((part.place, index), 0)
+            self._skipped[part.place, index] = self._received.get((part.place, index), 0)
         again = part.again(left, found[0])
         own = self._parts[part.place]
         own[own.index(part)] = again
@@ -240,14 +239,14 @@ class Stream:
         return True
 
     def _of_whole(self, part: Part, output: Output) -> Output:
-        """Return the Output as one of the whole request's, without tokens that were told before."""
+        """Return the Output as one of the whole request's, without tokens that came before."""
         index = output.index if output.index == PROMPT else part.sample(output.index)
         key, count = (part.place, index), len(output.token_ids) // 4
         skipped = min(count, self._skipped.get(key, 0))
         if skipped:
             self._skipped[key] -= skipped
             output = without_first(output, skipped)
-        self._told[key] = self._told.get(key, 0) + count - skipped
+        self._received[key] = self._received.get(key, 0) + count - skipped
         return msgspec.structs.replace(output, index=index)
 
     def wake(self) -> None:
@@ -276,15 +275,17 @@ class Streams:
         self._sends = sends
         self.spread = Spread(len(sends))
         self.table = TokenTable(counts=len(sends) > 1)
-        self.has_news = np.zeros(64, np.bool_)  # bool by stream: told, and not taken yet
-        self.versions = np.zeros(64, np.int64)  # i64 by stream: of the weights of its last news
+        self.has_unread = np.zeros(
+            64, np.bool_
+        )  # bool by stream: something came that was not taken
+        self.versions = np.zeros(64, np.int64)  # i64 by stream: of the weights of its last tokens
         self.first_versions = np.zeros(64, np.int64)  # i64 by stream: of its first; 0: none came
         self._streams: dict[int, Stream] = {}
         self._unused = list(range(63, -1, -1))
         self._places: dict[str, tuple[Stream, Part]] = {}  # by the id that an engine knows
         self._write: Write | None = None
         self.weights_version = 0
-        """Version of the weights that made the last columns."""
+        """Version of the weights that made the last Tokens."""
 
     def hand_out(self, write: Write) -> None:
         """Have `write` called for each step with the new tokens of streams that are direct; the end
@@ -301,13 +302,13 @@ class Streams:
         """Send requests of the same n, whose ids are not in use; the caller closes the stream.
         Raises Overloaded when there are too many completions at once."""
         if not self._unused:
-            size = len(self.has_news)
+            size = len(self.has_unread)
             self._unused = list(range(2 * size - 1, size - 1, -1))
-            self.has_news = np.append(self.has_news, np.zeros(size, np.bool_))
+            self.has_unread = np.append(self.has_unread, np.zeros(size, np.bool_))
             self.versions = np.append(self.versions, np.zeros(size, np.int64))
             self.first_versions = np.append(self.first_versions, np.zeros(size, np.int64))
         number = self._unused.pop()
-        self.has_news[number] = False
+        self.has_unread[number] = False
         self.first_versions[number] = 0
         try:
             stream = self._streams[number] = Stream(self, requests, number)
@@ -342,11 +343,15 @@ class Streams:
                 stream.add_output(part, output)
                 self._note_version(stream._number, output.first_version, message.weights_version)
                 stream.set_direct(False)  # what comes behind it is taken behind it
-                if not self.has_news[stream._number]:
-                    self.has_news[stream._number] = True
+                if not self.has_unread[stream._number]:
+                    self.has_unread[stream._number] = True
                     stream.wake()
-        if message.columns is not None:
-            self._receive_columns(message.columns, message.weights_version)
+        for number, count in message.cached:
+            reader = self.table.reader(number)
+            if reader != NOBODY:
+                self._streams[reader].add_cached(number, count)
+        if message.tokens is not None:
+            self._receive_tokens(from_wire(message.tokens), message.weights_version)
 
     def refuse(self, request_id: str, error: SRMError) -> None:
         """End the stream of this request with this error."""
@@ -368,29 +373,17 @@ class Streams:
         self.first_versions[number] = min(known, first or version)
         self.versions[number] = version
 
-    def _receive_columns(self, columns: Columns, version: int) -> None:
-        for number, count in columns.cached:
-            reader = self.table.reader(number)
-            if reader != NOBODY:
-                self._streams[reader].add_cached(number, count)
+    def _receive_tokens(self, tokens: Tokens, version: int) -> None:
         if version != self.weights_version:  # a stream's reader is to hear of it first
             self.table.end_direct()
             self.weights_version = version
-        rows = StepRows(
-            np.frombuffer(columns.streams, "<i8"),
-            np.frombuffer(columns.token_ids, "<i4"),
-            np.frombuffer(columns.reasons, np.uint8),
-            np.frombuffer(columns.logprobs, "<f4"),
-            np.frombuffer(columns.top_ids, "<i4").reshape(-1, columns.num_top or 1),
-            np.frombuffer(columns.top_logprobs, "<f4").reshape(-1, columns.num_top or 1),
-        )
-        readers, direct = self.table.put(rows)
-        fresh = np.zeros(len(self.has_news), np.bool_)
+        readers, direct = self.table.put(tokens)
+        fresh = np.zeros(len(self.has_unread), np.bool_)
         fresh[readers] = True
         self.versions[fresh] = version
         self.first_versions[fresh & (self.first_versions == 0)] = version
-        fresh &= ~self.has_news
-        self.has_news |= fresh
+        fresh &= ~self.has_unread
+        self.has_unread |= fresh
         for number in np.flatnonzero(fresh).tolist():
             self._streams[number].wake()
         if self._write is not None and direct is not None:

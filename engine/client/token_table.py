@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from engine.client.alternatives import NO_TOP, Alternatives
+from engine.client.alternatives import Alternatives
 from engine.client.token_queues import TokenQueues
 from engine.errors import InvalidRequest, Overloaded
-from engine.steps.batch import F32, I32, I64, Bool
-from engine.steps.token_deltas import NO_NEWS, U8, TokenDeltas
+from engine.steps.batch import I32, I64, Bool
+from engine.steps.tokens import NO_TOKENS, Tokens
 
 
 class Stretches:
@@ -74,42 +75,12 @@ CLOSED, NO_ROWS = -2, -1
 NOBODY = -1
 
 
-class StepRows(NamedTuple):
-    """New tokens of a step, at most one of each stream."""
-
-    streams: I64
-    tokens: I32
-    """-1: none."""
-    reasons: U8
-    logprobs: F32
-    """Log-probabilities of the rows that asked for them; empty where none did."""
-    top_ids: I32
-    """i32[first rows, k]: alternatives of those that asked for some; -1 behind them."""
-    top_logprobs: F32
-    """f32[first rows, k]"""
-
-    def alternatives(self, rows: I64, count: int) -> tuple[I32, F32]:
-        """Return those of some rows, which asked for `count`."""
-        if not count:
-            return np.empty((len(rows), 0), np.int32), np.empty((len(rows), 0), np.float32)
-        return self.top_ids[rows, :count], self.top_logprobs[rows, :count]
-
-    def part(self, rows: Bool) -> StepRows:
-        """Return those of some rows."""
-        logprobs = self.logprobs[rows] if len(self.logprobs) else self.logprobs
-        firsts = rows[: len(self.top_ids)]
-        return StepRows(
-            *(self.streams[rows], self.tokens[rows], self.reasons[rows], logprobs),
-            *(self.top_ids[firsts], self.top_logprobs[firsts]),
-        )
-
-
 class Arrived(NamedTuple):
     """The result of `TokenTable.put`: where a step's rows went."""
 
     readers: I64
     """Readers that have new tokens to take, maybe twice."""
-    direct: StepRows | None
+    direct: Tokens | None
     """Rows that are handed out, if there are any."""
 
 
@@ -117,7 +88,7 @@ class TokenTable:
     """Rows of tokens: appended by the step, read and forgotten by the reader."""
 
     def __init__(self, counts: bool = False) -> None:
-        """`counts`: it is to know what was delivered, for `skip_read`."""
+        """`counts`: it is to know what was read, for `skip_read`."""
         self._counts = counts
         self._queues = TokenQueues()
         self._alternatives = Alternatives()
@@ -126,13 +97,13 @@ class TokenTable:
         # By the number above INDEX_BITS.
         self._row = np.full(0, CLOSED, np.int32)  # the first of its rows
         self._size = np.zeros(0, np.int32)
-        self._reader = np.zeros(0, np.int32)  # whom to tell of news
+        self._reader = np.zeros(0, np.int32)  # whom to wake
         self._num_top = np.zeros(0, np.int32)  # alternatives that it asked for
         self._is_direct = np.zeros(0, np.bool_)  # its tokens are handed out as they arrive
         self._num_numbers = 0  # ever given out
         # By row.
         self._reason = np.zeros(0, np.uint8)
-        self._is_told = np.zeros(0, np.bool_)  # its end has been read
+        self._is_end_read = np.zeros(0, np.bool_)
         self._num_come = np.zeros(0, np.int32)  # tokens ever appended, if they are counted
         self._num_skipped = np.zeros(0, np.int32)  # tokens still to come that came before
         self._add_rows(64)
@@ -202,37 +173,37 @@ class TokenTable:
         """Append all tokens that come from now on."""
         self._is_direct[:] = False
 
-    def put(self, new: StepRows) -> Arrived:
+    def put(self, new: Tokens) -> Arrived:
         """Append a step's rows, but for those that are handed out. Rows of closed or ended streams
         are dropped."""
-        numbers = new.streams >> INDEX_BITS
+        numbers = new.owners >> INDEX_BITS
         assert not len(numbers) or numbers.max() < self._num_numbers, "rows of somebody else"
         first_rows = self._row[numbers]
         if (first_rows < 0).any():
             for number in np.unique(numbers[first_rows == NO_ROWS]).tolist():
                 self._give_rows(number)
             # What stands for no row is no number: nothing is counted from it.
-            new = new.part(self._row[numbers] != CLOSED)
-            numbers = new.streams >> INDEX_BITS
+            new = new.select(self._row[numbers] != CLOSED)
+            numbers = new.owners >> INDEX_BITS
             first_rows = self._row[numbers]
-        rows = first_rows + (new.streams & _INDEX)
+        rows = first_rows + (new.owners & _INDEX)
         runs = self._reason[rows] == 0
         if not runs.all():
-            rows, numbers, new = rows[runs], numbers[runs], new.part(runs)
+            rows, numbers, new = rows[runs], numbers[runs], new.select(runs)
         if self._counts:
-            new = new._replace(tokens=self._not_come(rows, new.tokens))
+            new = replace(new, token_ids=self._not_come(rows, new.token_ids))
         direct = None
-        self._is_direct[numbers[(new.reasons != 0) | (new.tokens < 0)]] = False
+        self._is_direct[numbers[(new.reasons != 0) | (new.token_ids < 0)]] = False
         is_direct = self._is_direct[numbers]
         if is_direct.any():
-            direct = new.part(is_direct)
-            rows, numbers, new = rows[~is_direct], numbers[~is_direct], new.part(~is_direct)
+            direct = new.select(is_direct)
+            rows, numbers, new = rows[~is_direct], numbers[~is_direct], new.select(~is_direct)
         self._reason[rows] = new.reasons
-        is_said, readers = new.tokens >= 0, self._reader[numbers]
-        if not is_said.all():
-            readers = readers[is_said | (new.reasons != 0)]
-            rows, numbers, new = rows[is_said], numbers[is_said], new.part(is_said)
-        self._queues.append(rows, new.tokens, new.logprobs)
+        has_token, readers = new.token_ids >= 0, self._reader[numbers]
+        if not has_token.all():
+            readers = readers[has_token | (new.reasons != 0)]
+            rows, numbers, new = rows[has_token], numbers[has_token], new.select(has_token)
+        self._queues.append(rows, new.token_ids, new.logprobs)
         if count := len(new.top_ids):
             num_top = self._num_top[numbers[:count]]
             self._alternatives.append(rows[:count], num_top, new.top_ids, new.top_logprobs)
@@ -253,34 +224,35 @@ class TokenTable:
         self._num_come[rows] += tokens >= 0
         return tokens
 
-    def take(self, first: int, size: int, only_ended: bool = False) -> TokenDeltas:
+    def take(self, first: int, size: int, only_ended: bool = False) -> Tokens:
         """Take new tokens of `size` completions from `first` on; `only_ended`: if they ended."""
         row = self._row_of(first)
         if row < 0:
-            return NO_NEWS
+            return NO_TOKENS
         if size == 1 and not only_ended:
             return self._take_one(row, int(self._num_top[first >> INDEX_BITS]))
         stretch = slice(row, row + size)
-        has_ended = (self._reason[stretch] != 0) & ~self._is_told[stretch]
+        has_ended = (self._reason[stretch] != 0) & ~self._is_end_read[stretch]
         if not only_ended:
             has_ended |= self._queues.count[stretch] > 0
         indices = np.flatnonzero(has_ended)
         rows = indices + row
         reasons = self._reason[rows]
-        self._is_told[rows] = reasons != 0
+        self._is_end_read[rows] = reasons != 0
+        offsets, token_ids, logprobs = self._queues.read(rows)
         tops = self._alternatives.read(rows, int(self._num_top[first >> INDEX_BITS]))
-        return TokenDeltas(indices, *self._queues.read(rows), reasons, *tops)
+        return Tokens(indices, offsets, token_ids, reasons, logprobs, *tops)
 
-    def _take_one(self, row: int, num_top: int) -> TokenDeltas:
+    def _take_one(self, row: int, num_top: int) -> Tokens:
         reason = int(self._reason[row])
-        if not self._queues.count[row] and (not reason or self._is_told[row]):
-            return NO_NEWS
-        self._is_told[row] = reason != 0
-        tokens, logprobs = self._queues.read_one(row)
-        offsets = np.array([0, len(tokens)])
+        if not self._queues.count[row] and (not reason or self._is_end_read[row]):
+            return NO_TOKENS
+        self._is_end_read[row] = reason != 0
+        token_ids, logprobs = self._queues.read_one(row)
         reasons = np.array([reason], np.uint8)
-        tops = self._alternatives.read(np.array([row]), num_top) if num_top else NO_TOP
-        return TokenDeltas(ONE_INDEX, offsets, tokens, logprobs, reasons, *tops)
+        tops = self._alternatives.read(np.array([row]), num_top) if num_top else ()
+        offsets = np.array([0, len(token_ids)])
+        return Tokens(FIRST, offsets, token_ids, reasons, logprobs, *tops)
 
     def reader(self, stream: int) -> int:
         """Return the reader of a stream; NOBODY if it is closed."""
@@ -295,15 +267,15 @@ class TokenTable:
             self._give_rows(first >> INDEX_BITS)
         rows = self._row_of(first) + indices
         self._reason[rows] = 1
-        self._is_told[rows] = True
+        self._is_end_read[rows] = True
         unread = int(self._queues.count[rows].sum())
         self._forget(first >> INDEX_BITS, rows)
         return unread
 
-    def told(self, first: int, size: int) -> Bool:
+    def are_ends_read(self, first: int, size: int) -> Bool:
         """bool[size]: whether the end of each of these completions has been read."""
         row = self._row_of(first)
-        return self._is_told[row : row + size] if row >= 0 else np.zeros(size, np.bool_)
+        return self._is_end_read[row : row + size] if row >= 0 else np.zeros(size, np.bool_)
 
     def has_ended(self, first: int, index: int) -> bool:
         """Whether a completion has ended, read or not."""
@@ -337,7 +309,7 @@ class TokenTable:
         if (more := self._stretches.end - self.num_rows) > 0:
             self._add_rows(max(more, self.num_rows))
         self._reason[row : row + size] = 0
-        self._is_told[row : row + size] = False
+        self._is_end_read[row : row + size] = False
         if self._counts:
             self._num_come[row : row + size] = self._num_skipped[row : row + size] = 0
         self._row[number] = row
@@ -345,7 +317,7 @@ class TokenTable:
     def _add_rows(self, count: int) -> None:
         self._queues.add_rows(count)
         self._reason = np.append(self._reason, np.zeros(count, np.uint8))
-        self._is_told = np.append(self._is_told, np.zeros(count, np.bool_))
+        self._is_end_read = np.append(self._is_end_read, np.zeros(count, np.bool_))
         if self._counts:
             more = np.zeros(count, np.int32)
             self._num_come = np.append(self._num_come, more)
@@ -353,4 +325,4 @@ class TokenTable:
 
 
 _INDEX = (1 << INDEX_BITS) - 1
-ONE_INDEX: I64 = np.zeros(1, np.int64)
+FIRST: I64 = np.zeros(1, np.int64)

@@ -21,7 +21,7 @@ from engine import metrics
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import Overloaded, RequestError
 from engine.messages import REASONS, Output, Request, SamplingParams, Status, join
-from engine.scheduler.outputs import NewTokens
+from engine.scheduler.outputs import StepTokens
 from engine.scheduler.parking import parkable, together
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.wait_queues import QueueRate
@@ -62,7 +62,7 @@ class Engine:
         self._queue_rate = QueueRate()  # at which sequences leave the queue
         self._in_flight: _Step | None = None
         self._is_settled = True  # False: complete the step under way before the next one
-        self._columns: list[NewTokens] = []
+        self._tokens: list[StepTokens] = []
         self._num_restored = 0  # tokens of sequences that were parked when they were added
         self._last_completed = 0.0
         self.progress: Callable[[Request], Parked | None] = lambda _: None
@@ -121,10 +121,10 @@ class Engine:
         metrics.REQUESTS.labels("finished").inc(requests - self.scheduler.num_requests)
         self._publish()  # there may be no further step to do it
 
-    def take_columns(self) -> list[NewTokens]:
-        """Take the columns of the steps since the last call, which come besides their Outputs."""
-        columns, self._columns = self._columns, []
-        return columns
+    def take_tokens(self) -> list[StepTokens]:
+        """Take the Tokens of the steps since the last call, which come besides their Outputs."""
+        tokens, self._tokens = self._tokens, []
+        return tokens
 
     def step(self) -> list[Output]:
         """Feed one batch and wait for it. Completes what `step_overlapped` left under way first."""
@@ -284,9 +284,10 @@ class Engine:
         if finished := requests - self.scheduler.num_requests:
             metrics.REQUESTS.labels("finished").inc(finished)
         ends = collections.Counter(output.finish_reason for output in outputs)
-        for columns in self.scheduler.take_columns():
-            ends.update(dict(zip(REASONS, np.bincount(columns.reasons).tolist(), strict=False)))
-            self._columns.append(columns)
+        for step_tokens in self.scheduler.take_tokens():
+            counts = np.bincount(step_tokens.tokens.reasons).tolist()
+            ends.update(dict(zip(REASONS, counts, strict=False)))
+            self._tokens.append(step_tokens)
         for reason, count in ends.items():
             if reason is not None and count:
                 metrics.SEQUENCES.labels(reason).inc(count)

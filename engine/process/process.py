@@ -236,7 +236,7 @@ class EngineProcess:
         try:
             if self._deadline is not None:
                 raise EngineUnavailable("the engine is draining and takes no new requests")
-            if request.emit == "columns":
+            if request.emit == "tokens":
                 request = self._numbered(client, request)
             self._engine.add(request)
         except (RequestError, EngineUnavailable) as error:
@@ -306,12 +306,14 @@ class EngineProcess:
         by_client: defaultdict[bytes, list[Output]] = defaultdict(list)
         for output in outputs:
             by_client[self._owner[output.id]].append(output)
-        steps, version = self._engine.take_columns(), self._engine.weights_version
+        steps, version = self._engine.take_tokens(), self._engine.weights_version
         for step in steps:
-            for number, columns in step.split(STREAM_BITS):
+            for number, own in step.split(STREAM_BITS):
                 # All requests of a client that is gone were aborted, so every row has a client.
                 client = self._clients.of_number(number)
-                self._send(client, Outputs(by_client.pop(client, []), columns, version))
+                its_outputs = by_client.pop(client, [])
+                tokens = own.tokens.to_wire()
+                self._send(client, Outputs(its_outputs, tokens, own.cached, version))
         for client, its_outputs in by_client.items():
             self._send(client, Outputs(its_outputs, weights_version=version))
         for output in outputs:

@@ -39,8 +39,8 @@ def accept(request: Request, model: ModelConfig, first_id: int) -> SequenceGroup
                 f"{name} must be -{MAX_PRIORITY} … {MAX_PRIORITY}, got {getattr(request, name)}",
                 name,
             )
-    if request.durable and request.emit == "columns":
-        raise InvalidRequest("durable must be false where emit is columns, got true", "durable")
+    if request.durable and request.emit == "tokens":
+        raise InvalidRequest("durable must be false where emit is tokens, got true", "durable")
     samples = _samples(request)
     last = params.n - 1 if samples is None else int(samples[-1])
     if request.stream < 0 or request.stream % STREAMS + last >= STREAMS:

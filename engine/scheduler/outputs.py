@@ -1,4 +1,4 @@
-"""Turn a step's samples and scores into Outputs for the callers; change nothing.
+"""Turn a step's samples and scores into what callers get: Outputs and Tokens; change nothing.
 
 Loops over ended sequences, streams and chunks of scored prompts, never over the whole batch.
 """
@@ -6,69 +6,87 @@ Loops over ended sequences, streams and chunks of scored prompts, never over the
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 
-from engine.messages import PROMPT, REASONS, Columns, Output
+from engine.messages import PROMPT, REASONS, Output
 from engine.state.sequence import SequenceGroup
 from engine.state.slots import DELTA, NO_LOGPROBS, SlotTable
-from engine.steps.batch import F32, I32, I64, Batch, Bool, Scores
-from engine.steps.token_deltas import U8
+from engine.steps.batch import F32, I32, I64, Batch, Bool, Scores, StepResult
+from engine.steps.tokens import Tokens, step_tokens
 
 RUNNING, STOP, LENGTH, ERROR = range(4)  # indices into REASONS
 NOT_FINITE = "the model's output was not finite"
-
-
 NO_PLACE = -1
 
 
-def places_of_scores(batch: Batch) -> I64:
-    """i64[decode rows]: the place of each one's scores in the step's; NO_PLACE: it has none."""
+@dataclass(frozen=True, slots=True, eq=False)
+class SampledRows:
+    """Decode rows of a step, with what they sampled."""
+
+    slots: I64
+    """int64 is what numpy indexes with: it would convert an int32 index at every use."""
+    positions: I32
+    ends: Bool  # it is the sequence's last allowed token
+    token_ids: I32
+    logprobs: F32
+    places: I64  # of its scores in the step's; NO_PLACE: it has none
+
+    def select(self, rows: Bool | I64) -> SampledRows:
+        """Return some of the rows."""
+        return SampledRows(*(getattr(self, column.name)[rows] for column in fields(SampledRows)))
+
+
+def sampled_rows(batch: Batch, result: StepResult) -> SampledRows:
+    """Return all decode rows of a step."""
     places = np.full(batch.num_decode, NO_PLACE)
     places[batch.score_rows[: batch.num_scored_decode]] = np.arange(batch.num_scored_decode)
-    return places
+    return SampledRows(
+        *(batch.slots.astype(np.int64), batch.positions, batch.ends),
+        *(result.token_ids, result.logprobs, places),
+    )
 
 
-def sampled(
+def make_outputs(
     table: SlotTable,
     groups: Mapping[int, SequenceGroup],
-    slots: I64,
-    positions: I32,
+    rows: SampledRows,
     reasons: I64,
-    places: I64,
     scores: Scores,
-    untold: Set[int],
+    unreported: Set[int],
 ) -> list[Output]:
-    """Make the Outputs of these slots' sequences: their new tokens, or all of them at their end.
+    """Make the Outputs of these rows' sequences: their new tokens, or all of them at their end.
 
-    Their rows stood at `positions`, and they end or go on for these `reasons`. Groups are by first
-    id, `places` of `places_of_scores`. Sequences in `untold` get all their tokens.
+    They end or go on for these `reasons`. Groups are by first id. Sequences in `unreported` get all
+    their tokens.
     """
-    sequence_ids, tells_news = table.sequence_id[slots], table.emit[slots] == DELTA
-    if untold:
-        tells_news &= ~np.isin(sequence_ids, list(untold))
+    slots, positions = rows.slots, rows.positions
+    sequence_ids, is_delta = table.sequence_id[slots], table.emit[slots] == DELTA
+    if unreported:
+        is_delta &= ~np.isin(sequence_ids, list(unreported))
     columns = (
         slots,
         sequence_ids,
         table.first_id[slots],
-        np.where(tells_news, positions, table.first_position[slots]),
+        np.where(is_delta, positions, table.first_position[slots]),
         positions + (reasons != ERROR),  # an error is no token
         table.num_logprobs[slots],
         reasons,
-        places,
+        rows.places,
     )
     outputs = []
     for slot, sequence_id, first_id, start, stop, num_logprobs, reason, place in zip(
         *(column.tolist() for column in columns), strict=True
     ):
         group = groups[first_id]
-        fields: dict[str, bytes] = {}
+        own: dict[str, bytes] = {}
         if place != NO_PLACE:  # then it streams, and has one new token at most
-            fields = scores.as_bytes(place, place + stop - start, num_logprobs)
+            own = scores.as_bytes(place, place + stop - start, num_logprobs)
         elif num_logprobs != NO_LOGPROBS:
             assert table.output_logprobs is not None
-            fields = {"logprobs": table.output_logprobs.read(slot, start, stop)}
+            own = {"logprobs": table.output_logprobs.read(slot, start, stop)}
         outputs.append(
             Output(
                 id=group.request.id,
@@ -78,89 +96,71 @@ def sampled(
                 error=NOT_FINITE if reason == ERROR else None,
                 cached_tokens=group.cached,
                 first_version=group.first_version,
-                **fields,
+                **own,
             )
         )
     return outputs
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NewTokens:
-    """A step's new tokens of sequences with `emit` = "columns", for all API processes together."""
+class StepTokens(NamedTuple):
+    """A step's new tokens of sequences with `emit` = "tokens", for all API processes together."""
 
-    streams: I64  # i64[rows]
-    token_ids: I32  # i32[rows]
-    reasons: U8  # u8[rows]
-    logprobs: F32  # f32[rows], or none where nobody asked
-    top_ids: I32  # i32[first rows, k] for those that asked, as many as any did
-    top_logprobs: F32  # f32[first rows, k]
-    cached: list[tuple[int, int]]  # stream and cached tokens of groups that begin to sample
-    finished: list[str]  # ids of requests that end with these rows
+    tokens: Tokens
+    """Owners are stream numbers."""
+    cached: list[tuple[int, int]]
+    """Stream and cached tokens of groups that begin to sample."""
+    finished: list[str]
+    """Ids of requests that end with these rows."""
 
-    def split(self, bits: int) -> list[tuple[int, Columns]]:
-        """Split into messages by owner: the bits of a stream number above the lowest `bits`."""
-        owners = self.streams >> bits
-        if len(owners) and (owners == owners[0]).all():
-            return [(int(owners[0]), self._columns(slice(None), bits, int(owners[0])))]
-        return [
-            (owner, self._columns(owners == owner, bits, owner))
-            for owner in np.unique(owners).tolist()
-        ]
+    def split(self, bits: int) -> list[tuple[int, StepTokens]]:
+        """Split by client: the bits of a stream number above the lowest `bits`, which are kept."""
+        clients = self.tokens.owners >> bits
+        return [(client, self._of_client(client, bits)) for client in np.unique(clients).tolist()]
 
-    def _columns(self, rows: slice | Bool, bits: int, owner: int) -> Columns:
-        firsts = rows if isinstance(rows, slice) else rows[: len(self.top_ids)]
-        return Columns(
-            streams=(self.streams[rows] - (owner << bits)).tobytes(),
-            token_ids=self.token_ids[rows].tobytes(),
-            reasons=self.reasons[rows].tobytes(),
-            logprobs=self.logprobs[rows].tobytes() if len(self.logprobs) else b"",
-            num_top=self.top_ids.shape[1],
-            top_ids=self.top_ids[firsts].tobytes(),
-            top_logprobs=self.top_logprobs[firsts].tobytes(),
-            cached=[
-                (stream - (owner << bits), count)
-                for stream, count in self.cached
-                if stream >> bits == owner
-            ],
+    def _of_client(self, client: int, bits: int) -> StepTokens:
+        is_own = self.tokens.owners >> bits == client
+        tokens = self.tokens if is_own.all() else self.tokens.select(is_own)
+        return StepTokens(
+            tokens.with_owners(tokens.owners - (client << bits)),
+            [(own - (client << bits), n) for own, n in self.cached if own >> bits == client],
+            [],
         )
 
 
-def new_tokens(
+def make_tokens(
     table: SlotTable,
     groups: Mapping[int, SequenceGroup],
-    slots: I64,
-    positions: I32,
-    tokens: I32,
-    logprobs: F32,
+    rows: SampledRows,
     reasons: I64,
-    places: I64,
     scores: Scores,
-) -> NewTokens:
-    """Collect what these slots' sequences sampled at these positions, and which end; see `sampled`.
-    The caller, who counts the ends, fills `finished` in."""
-    num_top, found = 0, places[places != NO_PLACE]
-    if len(found):  # theirs are the first rows
-        order = np.argsort(places == NO_PLACE, kind="stable")
-        slots, positions, tokens = slots[order], positions[order], tokens[order]
-        logprobs, reasons = logprobs[order], reasons[order]
-        logprobs[: len(found)] = scores.logprobs[found]
-        num_top = int(table.num_logprobs[slots[: len(found)]].max())
-    first_ids = np.unique(table.first_id[slots[positions == table.first_position[slots]]])
-    begun = [groups[first_id] for first_id in first_ids.tolist()]
+) -> StepTokens:
+    """Make the Tokens of these rows' sequences; see `make_outputs`. The caller, who counts the
+    ends, fills `finished` in."""
+    is_scored = rows.places != NO_PLACE
+    num_top, num_scored = 0, np.count_nonzero(is_scored)
+    logprobs = rows.logprobs
+    if num_scored:  # theirs are the first rows
+        order = np.argsort(~is_scored, kind="stable")
+        rows, reasons = rows.select(order), reasons[order]
+        logprobs = rows.logprobs
+        logprobs[:num_scored] = scores.logprobs[rows.places[:num_scored]]
+        num_top = int(table.num_logprobs[rows.slots[:num_scored]].max())
+    slots, scored = rows.slots, rows.places[:num_scored]
+    is_first = rows.positions == table.first_position[slots]
+    begun = [groups[first_id] for first_id in np.unique(table.first_id[slots[is_first]]).tolist()]
     asks = bool((table.num_logprobs[slots] != NO_LOGPROBS).any())
-    return NewTokens(
-        streams=table.stream[slots],
-        token_ids=tokens,
-        reasons=reasons.astype(np.uint8),
-        logprobs=logprobs if asks else logprobs[:0],
-        top_ids=scores.top_ids[found, :num_top],
-        top_logprobs=scores.top_logprobs[found, :num_top],
-        cached=[(group.request.stream, group.cached) for group in begun if group.cached],
-        finished=[],
+    tokens = step_tokens(
+        *(table.stream[slots], rows.token_ids, reasons.astype(np.uint8)),
+        logprobs if asks else logprobs[:0],
+        *(scores.top_ids[scored, :num_top], scores.top_logprobs[scored, :num_top]),
     )
+    cached = [(group.request.stream, group.cached) for group in begun if group.cached]
+    return StepTokens(tokens, cached, [])
 
 
-def prompt_scores(group: SequenceGroup, batch: Batch, row: int, scores: Scores) -> Output | None:
+def make_prompt_scores(
+    group: SequenceGroup, batch: Batch, row: int, scores: Scores
+) -> Output | None:
     """Return the scores of the chunk that the prefill row of this number fed; None if they are not
     finite."""
     begin, end = (batch.prefill["end"][row : row + 2] - batch.num_decode).tolist()
@@ -179,14 +179,10 @@ def prompt_scores(group: SequenceGroup, batch: Batch, row: int, scores: Scores) 
     )
 
 
-def unsampled(group: SequenceGroup, reason: int) -> list[Output]:
+def make_unsampled(group: SequenceGroup, reason: int) -> list[Output]:
     """Make the last Outputs, indices 0 and up, of a group none of which has begun to sample."""
+    error = NOT_FINITE if reason == ERROR else None
     return [
-        Output(
-            id=group.request.id,
-            index=index,
-            finish_reason=REASONS[reason],
-            error=NOT_FINITE if reason == ERROR else None,
-        )
+        Output(group.request.id, index, finish_reason=REASONS[reason], error=error)
         for index in range(group.unfinished)
     ]

@@ -16,7 +16,9 @@ class RequestRegistry:
     def __init__(self, admission: Admission) -> None:
         self.by_id: dict[str, SequenceGroup] = {}
         self.by_first_id: dict[int, SequenceGroup] = {}
-        self.untold: set[int] = set()  # ids of sequences of which all so far is to be told again
+        self.unreported: set[int] = (
+            set()
+        )  # ids of sequences of which all so far is to be told again
         self._admission = admission
         self._table, self._latencies = admission.table, admission.latencies
 
@@ -26,10 +28,10 @@ class RequestRegistry:
         self._admission.enter(group)
         self._latencies.arrive(group)
 
-    def tell_again(self, group: SequenceGroup, indices: I64) -> None:
+    def report_again(self, group: SequenceGroup, indices: I64) -> None:
         """Have all tokens of these samples sent again, the earlier ones included."""
         if group.request.emit == "delta":
-            self.untold.update((group.first_id + indices).tolist())
+            self.unreported.update((group.first_id + indices).tolist())
 
     def drop(self, group: SequenceGroup) -> None:
         """Take the group out of everything and free its slots at once."""
@@ -53,8 +55,8 @@ class RequestRegistry:
     def _forget(self, group: SequenceGroup) -> None:
         del self.by_id[group.request.id], self.by_first_id[group.first_id]
         self._admission.shares.leave(group.share, group.request.precedence)
-        if self.untold:
+        if self.unreported:
             ids = range(group.first_id, group.first_id + group.request.params.n)
-            self.untold = {one for one in self.untold if one not in ids}
+            self.unreported = {one for one in self.unreported if one not in ids}
         if group.stop_row >= 0:
             self._admission.stop_sets.release(group.stop_ids)

@@ -28,7 +28,7 @@ from engine.scheduler.accept import accept
 from engine.scheduler.admission import Admission
 from engine.scheduler.assembly import assemble
 from engine.scheduler.completion import StepCompletion
-from engine.scheduler.outputs import NewTokens
+from engine.scheduler.outputs import StepTokens
 from engine.scheduler.parking import Parking, check_fits, taken
 from engine.scheduler.preemption import victims
 from engine.scheduler.request_registry import RequestRegistry
@@ -62,8 +62,8 @@ class Scheduler:
             *(self.table, self.stop_sets, self.prefixes, self.parking, self.latencies),
             self._prefill_step_tokens,
         )
-        self._roster = RequestRegistry(self._admission)
-        self._completion = StepCompletion(self._admission, self._roster)
+        self._registry = RequestRegistry(self._admission)
+        self._completion = StepCompletion(self._admission, self._registry)
         self._turns = RoundRobin()
         self._next_id = 0
         self._num_prompt_tokens = 0  # of all requests accepted
@@ -81,7 +81,7 @@ class Scheduler:
 
     @property
     def num_requests(self) -> int:
-        return len(self._roster.by_id)
+        return len(self._registry.by_id)
 
     @property
     def num_left(self) -> int:
@@ -89,10 +89,10 @@ class Scheduler:
         return self._next_id - self.num_waiting
 
     def has_request(self, request_id: str) -> bool:
-        return request_id in self._roster.by_id
+        return request_id in self._registry.by_id
 
     def request_ids(self) -> list[str]:
-        return list(self._roster.by_id)
+        return list(self._registry.by_id)
 
     def add(self, request: Request, parked: Parked | None = None) -> None:
         """Accept a request, or raise the RequestError that says why not.
@@ -102,14 +102,14 @@ class Scheduler:
         """
         group = accept(request, self._model, self._next_id)
         count, limit = request.params.n, self._config.max_waiting
-        running = self._roster.by_id.get(request.id)
+        running = self._registry.by_id.get(request.id)
         if running is not None:
             if not self.is_sent_again(request):
                 raise InvalidRequest(f"id {request.id!r} is in use by a running request", "id")
             # Its sender knows none of its tokens.
             self._admission.shares.weigh(running.share, request.weight)
             running.request, running.unfinished = request, count
-            self._roster.tell_again(running, self._admission.begin_again(running))
+            self._registry.report_again(running, self._admission.begin_again(running))
             return
         if count > limit:
             raise InvalidRequest(f"n must be at most max_waiting = {limit}, got {count}", "n")
@@ -137,19 +137,19 @@ class Scheduler:
         self._next_id += request.params.n
         group.rank = self._num_prompt_tokens + PATIENCE * len(group.prompt)
         self._num_prompt_tokens += len(group.prompt)
-        self._roster.enter(group)
+        self._registry.enter(group)
         if parked is not None:
             self.parking.put(group, parked, self.latencies.unknown(len(parked)))
-            self._roster.tell_again(group, parked.indices)
+            self._registry.report_again(group, parked.indices)
 
     def is_durable(self, request_id: str) -> bool:
         """Whether this request runs and is durable."""
-        group = self._roster.by_id.get(request_id)
+        group = self._registry.by_id.get(request_id)
         return group is not None and group.request.durable
 
     def is_sent_again(self, request: Request) -> bool:
         """Whether it repeats, but for its weight, a durable request that runs and is resumable."""
-        group = self._roster.by_id.get(request.id)
+        group = self._registry.by_id.get(request.id)
         if group is None or not group.is_resumable:
             return False
         return msgspec.structs.replace(request, weight=group.request.weight) == group.request
@@ -158,17 +158,17 @@ class Scheduler:
         """Forget a request and free its slots at once; return how many sequences that ends: 0 of an
         unknown one. A step under way may still write these slots: `complete` says why that is
         safe."""
-        group = self._roster.by_id.get(request_id)
+        group = self._registry.by_id.get(request_id)
         if group is None:
             return 0
-        self._roster.drop(group)
+        self._registry.drop(group)
         self.latencies.abort(group)
         return group.unfinished
 
     def abandon(self, request_id: str, is_alone: bool) -> None:
         """Note that nobody waits for this request now, or that somebody does again."""
         self._abandoned.pop(request_id, None)
-        if is_alone and request_id in self._roster.by_id:
+        if is_alone and request_id in self._registry.by_id:
             self._abandoned[request_id] = None
 
     def in_the_way(self) -> list[str]:
@@ -176,7 +176,7 @@ class Scheduler:
         first abandoned first, and no more than these need."""
         if not self._abandoned:
             return []
-        alone = [self._roster.by_id.get(request_id) for request_id in self._abandoned]
+        alone = [self._registry.by_id.get(request_id) for request_id in self._abandoned]
         groups = [group for group in alone if group is not None]
         self._abandoned = dict.fromkeys(group.request.id for group in groups)
         found, free = [], self.table.num_free
@@ -199,7 +199,7 @@ class Scheduler:
         `cut` also ends all samples from that index on, started or not. As with `abort`, a step
         under way may still write these slots. Costs what is ended, not n.
         """
-        group = self._roster.by_id.get(request_id)
+        group = self._registry.by_id.get(request_id)
         if group is None:
             return 0
         table = self.table
@@ -215,7 +215,7 @@ class Scheduler:
         self.latencies.end(slots, table.first_id[slots], lengths)
         count = len(slots) + unstarted + self._stop_parked(group, indices, cut)
         if count == group.unfinished:
-            self._roster.drop(group)
+            self._registry.drop(group)
             self.latencies.finish(group)
             return count
         if unstarted:
@@ -256,7 +256,7 @@ class Scheduler:
         slots for them, at the latest when all others have ended.
         """
         for first_id, own, parked in taken(self.table, slots, states):
-            group = self._roster.by_first_id[first_id]
+            group = self._registry.by_first_id[first_id]
             # Memory of their own: what is left of others would keep it all.
             own_memory = parked.only(np.arange(len(parked)))
             self.parking.put(group, own_memory, self.latencies.park(own))
@@ -271,14 +271,14 @@ class Scheduler:
     def durable_among(self, slots: I64) -> I64:
         """Select the slots whose sequences' requests are durable, and can go on elsewhere."""
         first_ids, groups = np.unique(self.table.first_id[slots], return_inverse=True)
-        durable = [self._roster.by_first_id[one].is_resumable for one in first_ids.tolist()]
+        durable = [self._registry.by_first_id[one].is_resumable for one in first_ids.tolist()]
         return slots[np.array(durable, np.bool_)[groups]]
 
     def parked_in(self, slots: I64, states: SlotStates) -> Iterator[tuple[Request, Parked]]:
         """Yield what the sequences in these slots, of which the pool holds `states`, need to go on
         elsewhere; they also go on here."""
         for first_id, _, parked in taken(self.table, slots, states):
-            yield self._roster.by_first_id[first_id].request, parked
+            yield self._registry.by_first_id[first_id].request, parked
 
     def parked_apart(self) -> Iterator[tuple[Request, Parked]]:
         """Yield the parked sequences of durable requests."""
@@ -309,7 +309,7 @@ class Scheduler:
         start; all others go on from where they are.
         """
         self.prefixes.forget()
-        for group in self._roster.by_id.values():
+        for group in self._registry.by_id.values():
             if group.reach and not group.first_version:
                 group.first_version = version
             if group.prefilled and group.unstarted and not self._runs(group):
@@ -321,9 +321,9 @@ class Scheduler:
         is_owner = self.table.first_id[slots] == group.first_id
         return bool(is_owner.any()) or (group.num_unprefilled > 0)
 
-    def take_columns(self) -> list[NewTokens]:
-        """Take the columns of the steps since the last call, step by step."""
-        return self._completion.take_columns()
+    def take_tokens(self) -> list[StepTokens]:
+        """Take the Tokens of the steps since the last call, step by step."""
+        return self._completion.take_tokens()
 
     def schedule(self) -> Batch | None:
         """The next step's batch, or None when there is nothing to feed. The tables advance before
@@ -349,7 +349,7 @@ class Scheduler:
         # Only now, so that no row of this batch can have been given a slot that another one reads.
         groups, counts = np.unique(first_ids, return_counts=True)
         for first_id, count in zip(groups.tolist(), counts.tolist(), strict=True):
-            admission.count_forks(self._roster.by_first_id[first_id], count)
+            admission.count_forks(self._registry.by_first_id[first_id], count)
         return batch
 
     def _decode_room(self) -> int:

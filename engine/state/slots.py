@@ -58,8 +58,8 @@ FREE = -1
 """Sequence id of a free slot. An id is never used again, so it tells a slot's owners apart."""
 NO_LOGPROBS = -1
 """Number of alternatives where not even the sampled token's log-probability is wanted."""
-FINAL, DELTA, COLUMNS = range(3)
-EMITS = {"final": FINAL, "delta": DELTA, "columns": COLUMNS}
+FINAL, DELTA, TOKENS = range(3)
+EMITS = {"final": FINAL, "delta": DELTA, "tokens": TOKENS}
 """Codes of `Request.emit`, which says when and how a sequence reports its tokens."""
 
 
@@ -96,8 +96,8 @@ class SlotTable:
         # How it samples and ends.
         self.sampling = np.zeros(num_slots, SAMPLING)
         self.stop_row = np.zeros(num_slots, np.int32)  # i32 row of StopSets.table
-        self.emit = np.zeros(num_slots, np.uint8)  # u8 FINAL, DELTA or COLUMNS
-        self.stream = np.zeros(num_slots, np.int64)  # i64 its number in columns
+        self.emit = np.zeros(num_slots, np.uint8)  # u8 FINAL, DELTA or TOKENS
+        self.stream = np.zeros(num_slots, np.int64)  # i64 its number in Tokens
         self.num_logprobs = np.full(num_slots, NO_LOGPROBS, np.int32)  # i32 alternatives wanted
         self.is_edited = np.zeros(num_slots, np.bool_)  # bool: its logits are edited
         self.edits: dict[int, EditPlan] = {}  # by slot, where edited

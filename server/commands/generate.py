@@ -144,12 +144,12 @@ async def _print_text(completions: Completions, client: EngineClient, body: dict
     is_alone, texts = generation.num_choices == 1, [""] * generation.num_choices
     ended: set[int] = set()
     turn = 0
-    async with aclosing(generation.deltas(client)) as batches:
-        async for news in batches:
-            for delta in generation.texts(news):
-                texts[delta.index] += delta.text
-                if delta.finish_reason is not None:
-                    ended.add(delta.index)
+    async with aclosing(generation.run(client)) as arriving:
+        async for tokens in arriving:
+            for part in generation.feed(tokens):
+                texts[part.index] += part.text
+                if part.finish_reason is not None:
+                    ended.add(part.index)
             while turn in ended and not is_alone:
                 _write(f"[{turn}]{texts[turn]}\n".encode())
                 turn += 1

@@ -16,8 +16,8 @@ from msgspec import Meta
 from engine.client.client import EngineClient
 from engine.errors import UNDECODABLE, InvalidRequest, RequestError
 from engine.messages import Output, Request, SamplingParams, join
+from server.reply.scores import LOWEST
 from server.schema.validation import fault_in
-from server.text.logprobs import LOWEST
 from server.text.text import Text
 
 _TokenIds = Annotated[list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(min_length=1)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from engine.errors import InvalidRequest
-from server.text.sample import Delta
+from server.text.choice_part import ChoicePart
 
 MAX_DISTINCT_BYTES = 256 * 2**20
 """Most bytes that the distinct samples of a request may take while they are counted."""
@@ -25,7 +25,7 @@ class Tallied:
     """Their text, or their pattern group; None for samples without a group."""
     count: int = 0
     matched: int = 0
-    first: Delta | None = None
+    first: ChoicePart | None = None
     """The sample of lowest index, if choices are wanted."""
 
 
@@ -55,7 +55,7 @@ class DedupCounts:
         self._budget = budget
         self._entries: dict[str | None, Tallied] = {}
 
-    def add(self, sample: Delta) -> None:
+    def add(self, sample: ChoicePart) -> None:
         """Count a sample. Raises InvalidRequest when there are too many distinct ones."""
         text = sample.group if self._by_group else sample.text
         entry = self._entries.get(text)
@@ -76,7 +76,7 @@ class DedupCounts:
             self._entries.values(), key=lambda one: (-one.count, one.text is not None, one.text)
         )
 
-    def firsts(self) -> list[Delta]:
+    def firsts(self) -> list[ChoicePart]:
         """Return the sample of lowest index of each distinct text, with its count, by index."""
         found = (
             replace(entry.first, count=entry.count)
@@ -86,6 +86,6 @@ class DedupCounts:
         return sorted(found, key=lambda one: one.index)
 
 
-def _size(sample: Delta) -> int:
+def _size(sample: ChoicePart) -> int:
     arrays = (sample.token_ids, sample.logprobs, sample.top_ids, sample.top_logprobs)
     return 4 * len(sample.text) + sum(map(len, arrays)) + 32 * len(sample.text_offset)

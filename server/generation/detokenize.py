@@ -1,15 +1,19 @@
 """Makes text of the new tokens of a request's samples.
 
-A sample is kept from its first tokens to its last ones. Knows no engine.
+A sample has a TextStream from its first tokens to its last ones.
 """
 
 from __future__ import annotations
 
-from engine.messages import SamplingParams
-from engine.steps.token_deltas import CompletionTokens, TokenDeltas
+from collections.abc import Collection
+
+import numpy as np
+
+from engine.messages import REASONS, FinishReason
+from engine.steps.tokens import Tokens
 from server.schema.completion_request import CompletionRequest
-from server.text.packed import PackedSample
-from server.text.sample import Delta, Sample, StopStrings
+from server.text.choice_part import ChoicePart
+from server.text.stream import StopStrings, TextStream
 from server.text.text import Text
 
 _ENDED, _CUT = 1, 2
@@ -23,72 +27,83 @@ class Detokenizer:
         request: CompletionRequest,
         prompts: list[bytes],
         text: Text,
-        params: SamplingParams,
+        stop_token_ids: Collection[int],
         stops: StopStrings | None,
     ) -> None:
         """`prompts` are token ids, int32 little-endian."""
+        size = len(prompts) * request.num_samples
         self.num_tokens = 0
         """Tokens that have come, including those of samples that were cut."""
+        self.is_pending = np.zeros(size, np.bool_)
+        """bool[samples]: whether bytes of each are held back."""
         self._request = request
         self._prompts = prompts
-        self._text = text
-        self._params = params
+        self._table = text.table(with_special=not request.skip_special_tokens)
+        self._stop_token_ids = stop_token_ids
         self._stops = stops
-        self._samples: dict[int, Sample | PackedSample] = {}
-        self._is_over = bytearray(len(prompts) * request.num_samples)  # by sample; 0: it is not
+        self._streams: dict[int, TextStream] = {}
+        self._is_over = bytearray(size)  # by sample; 0: it is not
 
-    def feed(self, news: TokenDeltas) -> list[Delta]:
+    def feed(self, tokens: Tokens) -> list[ChoicePart]:
         """Return what new tokens add to each sample; samples that are over are skipped."""
-        deltas = []
-        for index, new in news.entries():
-            deltas += self.feed_one(index, new)
-        return deltas
+        token_ids, logprobs = tokens.token_ids.tobytes(), tokens.logprobs.tobytes()
+        top_ids, top_logprobs = tokens.top_ids.tobytes(), tokens.top_logprobs.tobytes()
+        width = tokens.top_ids.shape[1]
+        parts = []
+        for index, begin, end, reason in tokens.rows():
+            if self._is_over[index]:  # ended at a stop string before this came, or not needed
+                self.num_tokens += (end - begin) * (self._is_over[index] == _CUT)
+                continue
+            part = self._feed(index, token_ids[4 * begin : 4 * end], REASONS[reason])
+            end = begin + part.num_tokens  # noqa: PLW2901 - behind a stop string there is nothing
+            part.logprobs = logprobs[4 * begin : 4 * end]
+            if width:
+                part.top_ids = top_ids[4 * width * begin : 4 * width * end]
+                part.top_logprobs = top_logprobs[4 * width * begin : 4 * width * end]
+            parts.append(part)
+        return parts
 
-    def feed_one(self, index: int, new: CompletionTokens) -> list[Delta]:
-        """Feed one sample's tokens, as `feed` does for several."""
-        if self._is_over[index]:  # ended at a stop string before this came, or not needed
-            if self._is_over[index] == _CUT:
-                self.num_tokens += len(new.token_ids) // 4
-            return []
-        sample = self._sample(index)
-        delta = sample.feed(new)
-        self.num_tokens += delta.num_tokens
-        if sample.finished:
-            self._is_over[index] = _ENDED
-            del self._samples[index]
-        return [delta]
-
-    def free_sample(self, index: int) -> Sample | None:
-        """Return a sample of text that runs, has begun, and holds back no beginning of a stop
-        string; else None."""
-        sample = self._samples.get(index)
-        return sample if isinstance(sample, Sample) and sample.is_free else None
+    def stream(self, index: int) -> TextStream | None:
+        """Return the text of a sample that runs and has begun; else None."""
+        return self._streams.get(index)
 
     def cut(self, begin: int, end: int, unread: int) -> None:
         """Drop samples begin … end - 1; `unread` of their tokens had come and were not fed."""
         self.num_tokens += unread
         self._is_over[begin:end] = bytes([_CUT]) * (end - begin)
         for index in range(begin, end):
-            self._samples.pop(index, None)
+            self._streams.pop(index, None)
 
-    def _sample(self, index: int) -> Sample | PackedSample:
-        sample = self._samples.get(index)
-        if sample is None:
-            prompt = index // self._request.num_samples
-            sample = self._samples[index] = self._new_sample(prompt, index)
-        return sample
-
-    def _new_sample(self, prompt: int, index: int) -> Sample | PackedSample:
-        request = self._request
-        if request.return_packed:
-            return PackedSample(index, self._params.stop_token_ids)
-        return Sample(
-            index,
-            self._text,
-            self._stops,
-            self._params.stop_token_ids,
-            has_offsets=request.logprobs is not None,
-            echo=self._prompts[prompt] if request.echo else b"",
-            with_special=not request.skip_special_tokens,
-            keeps_stop=request.include_stop_str_in_output,
+    def _feed(self, index: int, token_ids: bytes, reason: FinishReason | None) -> ChoicePart:
+        request, stream, text = self._request, self._streams.get(index), ""
+        echo, is_first = b"", stream is None
+        stop_reason: str | int | None = None
+        if stream is None:
+            stream = TextStream(self._table, self._stops, request.include_stop_str_in_output)
+            self._streams[index] = stream
+            if request.echo:
+                echo = self._prompts[index // request.num_samples]
+                text = stream.echo(echo)
+        spoken = token_ids
+        if reason == "stop":
+            if not request.include_stop_str_in_output:  # the token that stopped it is not text
+                spoken = token_ids[:-4]
+            last = int.from_bytes(token_ids[-4:], "little")
+            stop_reason = last if last in self._stop_token_ids else None
+        if not request.return_packed:
+            added, count = stream.feed(spoken)
+            text += added
+            if stream.stop_string is not None:
+                token_ids, reason, stop_reason = token_ids[: 4 * count], "stop", stream.stop_string
+            elif reason is not None:
+                text += stream.flush()
+        self.num_tokens += len(token_ids) // 4
+        if reason is not None:
+            self._is_over[index] = _ENDED
+            del self._streams[index]
+        self.is_pending[index] = stream.is_pending
+        has_offsets = request.logprobs is not None and not request.return_packed
+        offsets = stream.offsets(echo + token_ids) if has_offsets else []
+        return ChoicePart(
+            *(index, is_first, text, token_ids, b"", b"", b"", offsets, reason, stop_reason)
         )

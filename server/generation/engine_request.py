@@ -94,11 +94,11 @@ def engine_requests(
 
 def _emit(
     request: CompletionRequest, params: SamplingParams, owner: RequestOwner
-) -> Literal["final", "delta", "columns"]:
+) -> Literal["final", "delta", "tokens"]:
     """Emit each step if it is read, or to count discarded tokens; else only the end."""
     if request.stops or params.logprobs or not wants_whole(request):
-        return "delta" if owner.durable else "columns"  # which durable requests may not have
-    return "columns" if request.ends_early and not owner.durable else "final"
+        return "delta" if owner.durable else "tokens"  # which durable requests may not have
+    return "tokens" if request.ends_early and not owner.durable else "final"
 
 
 def _seed(id: str, request: CompletionRequest, owner: RequestOwner, prompt: int) -> int:

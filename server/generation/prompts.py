@@ -1,6 +1,6 @@
-"""The prompts of a request: from text to token ids, and what a reply says of them.
+"""The prompts of a request: from text to token ids.
 
-Knows no engine and no samples. A prompt is accepted whole or refused with the field at fault.
+A prompt is accepted whole or refused with the field at fault.
 """
 
 from __future__ import annotations
@@ -8,16 +8,12 @@ from __future__ import annotations
 import asyncio
 from functools import cached_property
 
-import msgspec
 import numpy as np
-from msgspec import Raw
 
 from engine.errors import ContextTooLong, InvalidRequest
 from engine.messages import PROMPT, Output, join
 from server.schema.completion_request import CompletionRequest
-from server.schema.completion_response import Logprobs
 from server.schema.sampling_fields import MAX_CUT_LENGTH, MAX_SCORES
-from server.text import logprobs, packed
 from server.text.text import Text
 
 _AT_ONCE = 512
@@ -25,46 +21,20 @@ _AT_ONCE = 512
 
 
 class Prompt:
-    """One prompt; what replies show of it is made once for all its samples."""
+    """One prompt, and its scores as they come."""
 
-    def __init__(self, token_ids: bytes, request: CompletionRequest, text: Text) -> None:
+    def __init__(self, token_ids: bytes) -> None:
         self.token_ids = token_ids  # int32 little-endian
         self.scores: list[Output] = []
         """Outputs with its scores; complete before the first of its samples."""
-        self._request = request
-        self._name = logprobs.naming(text, request.return_tokens_as_token_ids)
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids) // 4
 
     @cached_property
-    def token_ids_json(self) -> Raw:
-        return Raw(msgspec.json.encode(memoryview(self.token_ids).cast("i").tolist()))
-
-    @cached_property
-    def echoed_logprobs(self) -> Logprobs:
-        """The logprobs that `echo` puts before a completion's, without offsets."""
-        return logprobs.of_prompt(self._first, self._rest, self._request.logprobs or 0, self._name)
-
-    @cached_property
-    def packed_json(self) -> Raw:
-        """The prompt with its scores, as `return_packed` gives them."""
-        return packed.of_prompt(self.token_ids, self._rest, self._request.prompt_logprobs)
-
-    @cached_property
-    def logprobs_json(self) -> Raw:
-        """The prompt's scores, as `prompt_logprobs` asks for them."""
-        return logprobs.as_prompt_logprobs(
-            self._rest, self._request.prompt_logprobs or 0, self._name
-        )
-
-    @property
-    def _first(self) -> int:
-        return int.from_bytes(self.token_ids[:4], "little")
-
-    @property
-    def _rest(self) -> Output:
+    def rest(self) -> Output:
+        """All its tokens but the first, with their scores."""
         return join(self.scores or [Output("", PROMPT)])
 
 

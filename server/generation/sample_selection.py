@@ -21,7 +21,7 @@ from server.generation.dedup_counts import Budget, DedupCounts
 from server.generation.matching import Pattern
 from server.schema.completion_request import CompletionRequest
 from server.schema.completion_response import Counted, Samples
-from server.text.sample import Delta
+from server.text.choice_part import ChoicePart
 
 _Kept = TypeVar("_Kept")
 
@@ -74,9 +74,9 @@ class Ranking:
         """Choose the best `n` of `best_of` samples."""
         self._n = n
         self._best_of = best_of
-        self._by_prompt: defaultdict[int, list[Delta]] = defaultdict(list)
+        self._by_prompt: defaultdict[int, list[ChoicePart]] = defaultdict(list)
 
-    def choices(self, sample: Delta) -> list[Delta]:
+    def choices(self, sample: ChoicePart) -> list[ChoicePart]:
         """Add a finished sample; return its prompt's choices, best first, once all have finished.
 
         A sample's index is prompt x best_of + sample; a choice's is prompt x n + place.
@@ -94,7 +94,7 @@ class Ranking:
         ]
 
 
-def mean_logprob(sample: Delta) -> float:
+def mean_logprob(sample: ChoicePart) -> float:
     """Return the mean log-probability of a sample's tokens; 0 where there are none."""
     logprobs = memoryview(sample.logprobs).cast("f")
     return math.fsum(logprobs) / len(logprobs) if len(logprobs) else 0.0
@@ -112,7 +112,7 @@ class SampleSelection:
         self._request = request
         self._pattern = Pattern(until.match, by_group) if until else None
         enough = until.count if until else None
-        self._draws: list[EarlyStop[Delta]] | None = None
+        self._draws: list[EarlyStop[ChoicePart]] | None = None
         if enough is not None:
             self._draws = [EarlyStop(request.n, enough) for _ in prompts]
         self._told_ends = [request.n] * num_prompts
@@ -124,7 +124,7 @@ class SampleSelection:
         self._matched = [0] * num_prompts
         self._finished_by: list[Counter[str]] = [Counter() for _ in prompts]
 
-    async def take(self, finished: list[Delta]) -> list[Delta]:
+    async def take(self, finished: list[ChoicePart]) -> list[ChoicePart]:
         """Add finished samples, each once; return the choices now known to be in the reply.
 
         Raises InvalidRequest when there are too many distinct ones to count.
@@ -155,7 +155,7 @@ class SampleSelection:
                 self._told_ends[prompt] = draw.end
                 yield prompt, draw.end, end
 
-    def rest(self) -> list[Delta]:
+    def rest(self) -> list[ChoicePart]:
         """Return the choices that are known only when all samples have finished."""
         return [choice for tally in self._tallies for choice in tally.firsts()]
 
@@ -163,7 +163,7 @@ class SampleSelection:
         """Return the counts of each prompt's samples, so far."""
         return [self._of_prompt(prompt) for prompt in range(len(self._drawn))]
 
-    def _certain(self, finished: list[Delta]) -> list[Delta]:
+    def _certain(self, finished: list[ChoicePart]) -> list[ChoicePart]:
         if self._draws is None:
             return finished
         n = self._request.n
@@ -175,7 +175,7 @@ class SampleSelection:
             )
         ]
 
-    def _count(self, sample: Delta) -> None:
+    def _count(self, sample: ChoicePart) -> None:
         prompt = sample.index // self._request.n
         self.num_tokens += sample.num_tokens
         self._drawn[prompt] += 1

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from functools import lru_cache
 
 import numpy as np
 
 from engine.client.streams import Delivery, Stream
 from engine.messages import Output
-from engine.steps.token_deltas import U8, TokenDeltas, merge
-from server.text.sample import StopStrings
+from engine.steps.batch import I32
+from engine.steps.tokens import U8, Tokens, join
+from server.text.stream import NEAR, UNKNOWN, StopStrings
 from server.text.text import ByteTable
 
 _MOST_PARTS = 64
@@ -29,7 +29,7 @@ def do_nothing() -> None:
     """Take the place of a `go_on`."""
 
 
-async def taken(
+async def read(
     stream: Stream, go_on: Callable[[], None] = do_nothing, only_ended: bool = False
 ) -> AsyncGenerator[Delivery, None]:
     """Yield what is new, until all has ended; `only_ended` as in `Stream.take`.
@@ -49,14 +49,14 @@ class StopStringStream:
         self._stream = stream
         self._watch = watch
         self._scores: list[tuple[int, Output]] = []
-        self._parts: list[TokenDeltas] = []
+        self._parts: list[Tokens] = []
         self._version = 0
         self._has_come = asyncio.Event()
 
-    async def taken(
+    async def read(
         self, go_on: Callable[[], None], only_whole: bool
     ) -> AsyncGenerator[Delivery, None]:
-        """Yield as `taken` of the stream; `only_whole`: once, when all has ended."""
+        """Yield as `read` of the stream; `only_whole`: once, when all has ended."""
         task = asyncio.create_task(self._fill(), name="watch for stop strings")
         task.add_done_callback(lambda _: self._has_come.set())
         try:
@@ -68,7 +68,7 @@ class StopStringStream:
                 if self._parts:
                     scores, self._scores = self._scores, []
                     parts, self._parts = self._parts, []
-                    yield Delivery(merge(parts), scores, self._version)
+                    yield Delivery(join(parts), scores, self._version)
             await task  # for what it may have raised
         finally:
             task.cancel()
@@ -78,25 +78,14 @@ class StopStringStream:
         while self._stream.unfinished:
             await self._stream.wait()
             delivery = self._stream.take()
-            if stopped := self._watch.stopped(delivery.news):
+            if stopped := self._watch.find_stopped(delivery.tokens):
                 self._stream.stop(np.array(stopped))
             self._scores += delivery.scores
-            self._parts.append(delivery.news)
+            self._parts.append(delivery.tokens)
             self._version = delivery.weights_version
             if len(self._parts) > _MOST_PARTS:
-                self._parts = [merge(self._parts)]
+                self._parts = [join(self._parts)]
             self._has_come.set()
-
-
-_UNKNOWN, CLEAN, _SUSPICIOUS = range(3)
-"""Kinds of tokens. No stop string begins in a CLEAN one or is complete there, unless it had begun
-before."""
-
-
-@lru_cache(maxsize=64)
-def _kinds_of(table: ByteTable, _stops: tuple[bytes, ...]) -> bytearray:
-    """Return the kinds of tokens beside these stop strings, which all who look for them learn."""
-    return bytearray(len(table.entries))
 
 
 class StopStringWatch:
@@ -105,49 +94,41 @@ class StopStringWatch:
     def __init__(self, table: ByteTable, stops: StopStrings, num_choices: int) -> None:
         self._table = table
         self._stops = stops
-        self.kinds = _kinds_of(table, stops.all)
-        """By token."""
-        self._kinds: U8 = np.frombuffer(self.kinds, np.uint8)
+        self._kinds: U8 = np.frombuffer(stops.kinds, np.uint8)
         self._has_begun = np.zeros(num_choices, np.bool_)
         self._begun: dict[int, bytes] = {}  # beginnings of stop strings that texts end in
 
-    def stopped(self, news: TokenDeltas) -> list[int]:
+    def find_stopped(self, tokens: Tokens) -> list[int]:
         """Return the completions that have now reached a stop string, but for those that the engine
         has ended."""
-        kinds = self._kinds[news.token_ids]
-        if not kinds.all():
-            for token in np.unique(news.token_ids[kinds == _UNKNOWN]).tolist():
-                self._learn(token)
-            kinds = self._kinds[news.token_ids]
-        suspicious = np.zeros(len(kinds) + 1, np.int64)
-        np.cumsum(kinds == _SUSPICIOUS, out=suspicious[1:])
-        is_near = suspicious[news.offsets[1:]] > suspicious[news.offsets[:-1]]
-        is_near = (is_near | self._has_begun[news.indices]) & (news.reasons == 0)
+        self.learn(tokens.token_ids)
+        kinds = self._kinds[tokens.token_ids]
+        num_near = np.zeros(len(kinds) + 1, np.int64)
+        np.cumsum(kinds == NEAR, out=num_near[1:])
+        is_near = num_near[tokens.offsets[1:]] > num_near[tokens.offsets[:-1]]
+        is_near = (is_near | self._has_begun[tokens.owners]) & (tokens.reasons == 0)
+        near = tokens.select(is_near)
         return [
             index
-            for entry in np.flatnonzero(is_near).tolist()
-            if self._has_stopped(index := int(news.indices[entry]), news.tokens_of(entry))
+            for index, begin, end, _ in near.rows()
+            if self._has_stopped(index, near.token_ids[begin:end].tobytes())
         ]
 
-    def stops(self, index: int, token: int) -> bool:
-        """Return whether a completion, which runs, reaches a stop string with this token."""
-        if self.kinds[token] == _UNKNOWN:
-            self._learn(token)
-        is_near = self.kinds[token] == _SUSPICIOUS or self._has_begun[index]
-        return bool(is_near) and self._has_stopped(index, token.to_bytes(4, "little"))
+    def learn(self, token_ids: I32) -> None:
+        """Find out of which kinds these tokens are."""
+        kinds = self._kinds[token_ids]
+        if not kinds.all():
+            for token in np.unique(token_ids[kinds == UNKNOWN]).tolist():
+                self._stops.learn(token)
 
-    def _learn(self, token: int) -> None:
-        data = self._table.entries[token]
-        is_near = self._stops.search(data) is not None or self._stops.undecided(data) > 0
-        self.kinds[token] = _SUSPICIOUS if is_near else CLEAN
+    def note(self, index: int, beginning: bytes) -> None:
+        """Note which beginning of a stop string a completion's text ends in, if any."""
+        self._has_begun[index] = bool(beginning)
+        self._begun[index] = beginning
 
     def _has_stopped(self, index: int, token_ids: bytes) -> bool:
-        data = self._begun.pop(index, b"") + self._table.join(token_ids)
-        if self._stops.search(data) is not None:
-            self._has_begun[index] = False
-            return True
-        undecided = self._stops.undecided(data)
-        self._has_begun[index] = undecided > 0
-        if undecided:
-            self._begun[index] = data[-undecided:]
-        return False
+        data = self._begun.get(index, b"") + self._table.join(token_ids)
+        is_over = self._stops.search(data) is not None
+        undecided = 0 if is_over else self._stops.count_undecided(data)
+        self.note(index, data[len(data) - undecided :])
+        return is_over

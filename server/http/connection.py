@@ -366,7 +366,7 @@ def _offer(connection: Connection) -> None:
         if message["type"] != CONNECT:
             await send(message)  # type: ignore[arg-type]  # uvicorn has types of its own
         elif cycle.chunked_encoding and not cycle.disconnected:
-            message["outlet"].reply = connection
+            message["outlet"].connection = connection
 
     cycle.scope["extensions"] = {CONNECT: {}}
     cycle.send = send_or_connect  # type: ignore[assignment]  # for this request alone

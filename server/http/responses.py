@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 import msgspec
@@ -72,13 +72,13 @@ async def until_gone(receive: Receive) -> None:
         pass
 
 
-def together(events: list[bytes]) -> bytes:
-    """Join several events that are sent as one part of a stream."""
-    return b"\n\ndata: ".join(events)
+def frame(documents: Sequence[bytes]) -> bytes:
+    """Return JSON documents as server-sent events."""
+    return b"data: %b\n\n" % b"\n\ndata: ".join(documents) if documents else b""
 
 
 class EventStream(Response):
-    """Server-sent events, a JSON document each, sent in parts of one or more.
+    """Server-sent events, sent in parts of one or more, which `frame` makes.
 
     It ends with `[DONE]`, whatever ended it.
 
@@ -102,12 +102,12 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         async with aclosing(self._events) as events:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await _send_event(send, self._first)
+            await _send(send, self._first)
             if self._outlet is not None and CONNECT in scope.get("extensions", ()):
                 await send({"type": CONNECT, "outlet": self._outlet})
             try:
                 async for event in events:
-                    await _send_event(send, event)
+                    await _send(send, event)
             except SRMError as error:
                 await _break_off(send, errors.status_of(error), errors.body_of(error))
             except asyncio.CancelledError:  # by a stop; or the client has left, and hears nothing
@@ -123,9 +123,8 @@ class EventStream(Response):
 
 async def _break_off(send: Send, status: int, body: errors.ErrorBody) -> None:
     request_log.note_broken_off(status)
-    await _send_event(send, msgspec.json.encode(body))
+    await _send(send, frame([msgspec.json.encode(body)]))
 
 
-async def _send_event(send: Send, event: bytes) -> None:
-    body = b"data: %b\n\n" % event
+async def _send(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -14,11 +14,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.errors import SRMError
 from server import errors
-from server.generation.encoding import Encoder
 from server.generation.engine_request import RequestOwner, of_current_request
-from server.generation.responder import Responder
 from server.http.bodies import read_body
 from server.http.responses import WhileConnected
+from server.reply.format import Format
+from server.reply.responder import Responder
 
 
 class Endpoint(ABC):
@@ -32,7 +32,7 @@ class Endpoint(ABC):
         self._responder = responder
 
     @abstractmethod
-    async def begin(self, body: bytes, id: str, owner: RequestOwner) -> Encoder:
+    async def begin(self, body: bytes, id: str, owner: RequestOwner) -> Format:
         """Make a request ready to run. Raises the RequestError to answer with."""
 
     async def answer(self, body: bytes) -> Response:

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.client.client import EngineClient
-from server.generation.event_writer import EventWriter
-from server.generation.rendering import Pieces
-from server.generation.responder import Responder
+from server.reply.responder import Responder
 from server.routes.chat import Chat
 from server.routes.completions import Completions
 from server.routes.models import Models
@@ -38,10 +36,12 @@ def services(
     stream_max_rate: float = 0.0,
 ) -> Services:
     """Make the services of a model called `model_name`. The caller closes `template` itself."""
-    models, pieces = Models(model_name, text.model.n_ctx), Pieces(text)
-    responder = Responder(client, EventWriter(client, pieces), stream_max_rate)
-    completions = Completions(client, text, models, responder, pieces)
-    chat = Chat(client, text, models, completions, template, responder)
+    models, responder = (
+        Models(model_name, text.model.n_ctx),
+        Responder(client, text, stream_max_rate),
+    )
+    completions = Completions(client, text, models, responder)
+    chat = Chat(text, models, completions, template, responder)
     return Services(models, completions, chat)
 
 

@@ -18,7 +18,7 @@ from engine.errors import EngineUnavailable, InvalidRequest, SRMError
 from engine.messages import Status, refusal
 from server.generation.engine_request import RequestOwner
 from server.http.bodies import json_reply, parsed, read_body
-from server.http.responses import EventStream, WhileConnected, together
+from server.http.responses import EventStream, WhileConnected, frame
 from server.model_identity import digest
 from server.routes.endpoint import Endpoint
 from server.routes.health import VERSION
@@ -108,7 +108,7 @@ class LineWorker:
         return status
 
     async def _events(self, asked: LinesRequest) -> AsyncGenerator[bytes, None]:
-        alive = _encode(LineAnswer())
+        alive = frame([_encode(LineAnswer())])
         yield alive
         owner = RequestOwner(asked.share, asked.weight, asked.priority, True, asked.created_unix)
         endpoint = self._endpoints[asked.url]
@@ -118,7 +118,7 @@ class LineWorker:
                 ended, running = await asyncio.wait(
                     running, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED
                 )
-                yield together([task.result() for task in ended]) if ended else alive
+                yield frame([task.result() for task in ended]) if ended else alive
         finally:
             for task in running:
                 task.cancel()

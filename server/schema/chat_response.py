@@ -34,6 +34,9 @@ class ChatLogprobs(msgspec.Struct):
     """A model here has no other voice to refuse with."""
 
 
+LogprobsJson = Annotated[Raw, Meta(extra_json_schema=reference(ChatLogprobs))]
+
+
 class ChatMessage(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str
@@ -43,7 +46,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 class ChatChoice(msgspec.Struct, kw_only=True):
     index: int
     message: ChatMessage
-    logprobs: ChatLogprobs | None = None
+    logprobs: LogprobsJson | None = None
     finish_reason: str | None
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it, if one did."""
@@ -87,7 +90,7 @@ class ChatDelta(msgspec.Struct, omit_defaults=True):
 class ChunkChoice(msgspec.Struct, kw_only=True):
     index: int
     delta: ChatDelta
-    logprobs: ChatLogprobs | None = None
+    logprobs: LogprobsJson | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET

@@ -26,7 +26,7 @@ def slots_add_up(scheduler: Scheduler) -> None:
 def queues_add_up(scheduler: Scheduler) -> None:
     """Each sample that is not over waits, has a slot or is parked, and its share knows."""
     parking, table, admission = scheduler.parking, scheduler.table, scheduler._admission
-    groups = list(scheduler._roster.by_id.values())
+    groups = list(scheduler._registry.by_id.values())
     waiting = [group for group in groups if group.unstarted]
     assert scheduler.num_waiting == sum(group.unstarted for group in waiting)
     assert scheduler.waiting_bytes == sum(group.num_bytes for group in waiting)
@@ -71,7 +71,7 @@ def queues_add_up(scheduler: Scheduler) -> None:
 def prefixes_add_up(scheduler: Scheduler) -> None:
     """Each slot of a prefix is free, kept or pinned, by as many as hold it."""
     prefixes, first = scheduler.prefixes, scheduler.table.num_slots
-    pins = Counter(chain(*(group.pinned for group in scheduler._roster.by_id.values())))
+    pins = Counter(chain(*(group.pinned for group in scheduler._registry.by_id.values())))
     assert all(prefix.pins == count for prefix, count in pins.items())
     assert len(pins) == prefixes.num_pinned
     held = [prefix.slot for prefix in chain(pins, prefixes._idle)]

@@ -13,7 +13,7 @@ from tests.engines.making import request_of
 from tests.engines.numpy_runner import TINY
 
 MAX_N = 9
-EMITS: tuple[Literal["final", "delta", "columns"], ...] = ("final", "delta", "columns")
+EMITS: tuple[Literal["final", "delta", "tokens"], ...] = ("final", "delta", "tokens")
 WEIGHTS_OF = {"": 1.0, "heavy": 1e3, "light": 0.1}
 HEADERS = np.random.default_rng(1).integers(0, 31, (2, TINY.n_ctx)).tolist()
 HEADERS[1][:20] = HEADERS[0][:20]

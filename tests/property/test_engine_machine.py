@@ -154,7 +154,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def stop_these(self, request_id: str, indices: set[int], cut: int | None) -> None:
         scheduler, stopped = self.engine.scheduler, set[int]()
-        group = scheduler._roster.by_id.get(request_id)
+        group = scheduler._registry.by_id.get(request_id)
         if group is not None:
             begun = {*self.with_a_slot(group), *scheduler.parking.indices(group).tolist()}
             stopped = begun & indices
@@ -209,7 +209,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.add(replace(many, emit="final"))
         self.step(4)
         self.settle()
-        group = self.engine.scheduler._roster.by_id.get(str(self.count))
+        group = self.engine.scheduler._registry.by_id.get(str(self.count))
         if group is not None:
             table = self.engine.scheduler.table
             slots = parkable(table)
@@ -399,7 +399,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 def said(engine: Engine, outputs: list[Output]) -> Said:
     """All of what steps said that returned these Outputs."""
-    steps = (columns.split(STREAMS.bit_length() - 1) for columns in engine.take_columns())
+    steps = (columns.split(STREAMS.bit_length() - 1) for columns in engine.take_tokens())
     return outputs, list(chain.from_iterable(steps))
 
 

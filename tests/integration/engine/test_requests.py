@@ -53,8 +53,8 @@ async def test_each_client_gets_what_an_engine_in_process_returns_in_each_form(
     async with connected(endpoint) as client, connected(endpoint) as other:
         final = await collect(client, make_request("a", **params))
         deltas = await collect(client, make_request("b", **params, emit="delta"))
-        asked = [make_request(name, emit="columns", **params) for name in "cd"]
-        more = make_request("e", prompt=[5, 8], emit="columns", **params)
+        asked = [make_request(name, emit="tokens", **params) for name in "cd"]
+        more = make_request("e", prompt=[5, 8], emit="tokens", **params)
         with client.open(asked) as stream, other.open([more]) as single:
             whole, rest = await rest_of(stream), await rest_of(single)
     assert sorted(final, key=lambda output: output.index) == [
@@ -189,7 +189,7 @@ async def test_stopped_samples_free_their_slots_while_others_run(
 ) -> None:
     served = serve()
     async with connected(endpoint) as client:
-        request = make_request(n=6, max_tokens=60, emit="columns")
+        request = make_request(n=6, max_tokens=60, emit="tokens")
         with client.open([request]) as stream:
             while len(stream.take().news.indices) < 6:
                 await stream.wait()

@@ -146,7 +146,7 @@ async def test_many_requests_are_spread_over_both(
 async def test_stops_and_cuts_reach_the_engines_that_have_them(
     two: tuple[Served, Served], endpoint: str, weights: Weights
 ) -> None:
-    request = request_of("a", **{**LENGTHY, "n": 64, "max_tokens": 40}, emit="columns")
+    request = request_of("a", **{**LENGTHY, "n": 64, "max_tokens": 40}, emit="tokens")
     expected = alone(msgspec.structs.replace(request, emit="final"), weights)
     async with client_of(endpoint) as client:
         with client.open([request]) as stream:
@@ -160,7 +160,7 @@ async def test_stops_and_cuts_reach_the_engines_that_have_them(
 
 async def test_leaving_aborts_it_everywhere(two: tuple[Served, Served], endpoint: str) -> None:
     async with client_of(endpoint) as client:
-        with client.open([request_of("a", n=100, max_tokens=50, emit="columns")]) as stream:
+        with client.open([request_of("a", n=100, max_tokens=50, emit="tokens")]) as stream:
             await stream.wait()
             await until(lambda: all(one.engine.has_work for one in two))
         await until(lambda: not any(one.engine.has_work for one in two))
@@ -220,7 +220,7 @@ async def test_a_frozen_engine_that_goes_on_says_nothing_more(
 ) -> None:
     """Its tokens would be among those of the engine that runs its samples by then."""
     serve(number=1)
-    request = request_of("a", **LENGTHY, emit="columns")
+    request = request_of("a", **LENGTHY, emit="tokens")
     expected = once(alone(msgspec.structs.replace(request, emit="final"), weights))
     context = zmq.Context()
     frozen = context.socket(zmq.ROUTER)

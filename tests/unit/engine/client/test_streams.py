@@ -151,7 +151,7 @@ def test_requests_that_are_refused_leave_room_for_others() -> None:
     """170 at once of 100,000 completions, most of them refused: they took up all rows for good."""
     heard: list[ToEngine] = []
     streams = Streams(heard.append)
-    opened = [streams.open([request(f"{i}", 100_000, emit="columns")]) for i in range(170)]
+    opened = [streams.open([request(f"{i}", 100_000, emit="tokens")]) for i in range(170)]
     sent = [message.stream for message in heard if isinstance(message, Request)]
     taken = np.array(sent[:2])  # by the engine, which says something of their first completions
     rows, reasons = np.array([7, 7], np.int32).tobytes(), bytes(2)

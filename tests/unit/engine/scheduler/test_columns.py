@@ -25,7 +25,7 @@ LENGTH, ERROR = REASONS.index("length"), REASONS.index("error")
 
 
 def taken(scheduler: Scheduler) -> NewTokens:
-    (columns,) = scheduler.take_columns()
+    (columns,) = scheduler.take_tokens()
     return columns
 
 
@@ -44,7 +44,7 @@ def ended(scheduler: Scheduler) -> list[int]:
 
 def test_a_step_says_all_in_columns() -> None:
     scheduler = scheduler_of()
-    scheduler.add(request_of(n=3, prompt=[5], max_tokens=2, emit="columns", stream=40))
+    scheduler.add(request_of(n=3, prompt=[5], max_tokens=2, emit="tokens", stream=40))
     assert step(scheduler, [11, 12, 13]) == []
     columns = taken(scheduler)
     assert sorted(columns.streams.tolist()) == [40, 41, 42]
@@ -54,9 +54,9 @@ def test_a_step_says_all_in_columns() -> None:
     assert step(scheduler, [14, -1, 16]) == []
     columns = taken(scheduler)
     assert (columns.reasons.tolist(), columns.finished) == ([LENGTH, ERROR, LENGTH], ["a"])
-    assert (scheduler.num_requests, scheduler.take_columns()) == (0, [])
-    scheduler.add(request_of(prompt=[5], emit="columns", logprobs=0))
-    scheduler.add(request_of("b", [5], emit="columns", stream=7))
+    assert (scheduler.num_requests, scheduler.take_tokens()) == (0, [])
+    scheduler.add(request_of(prompt=[5], emit="tokens", logprobs=0))
+    scheduler.add(request_of("b", [5], emit="tokens", stream=7))
     step(scheduler)
     assert taken(scheduler).logprobs.tolist() == [-0.5, -0.5]
 
@@ -64,15 +64,15 @@ def test_a_step_says_all_in_columns() -> None:
 def test_columns_say_what_was_cached_when_a_request_begins_to_sample() -> None:
     scheduler = scheduler_of()
     for name, cached in (("a", []), ("b", [[(9, 2)]])):
-        scheduler.add(request_of(name, n=2, max_tokens=2, emit="columns", stream=9))
+        scheduler.add(request_of(name, n=2, max_tokens=2, emit="tokens", stream=9))
         steps(scheduler)
-        assert [one.cached for one in scheduler.take_columns() if one.cached] == cached
+        assert [one.cached for one in scheduler.take_tokens() if one.cached] == cached
 
 
 def test_columns_are_split_by_the_bits_above() -> None:
     scheduler = scheduler_of()
     for at, number in enumerate((0, 1, 0, 2)):
-        scheduler.add(request_of(f"{at}", [5], emit="columns", stream=number * STREAMS + at))
+        scheduler.add(request_of(f"{at}", [5], emit="tokens", stream=number * STREAMS + at))
     step(scheduler, [21, 22, 23, 24])
     columns = taken(scheduler)
     of = dict(zip((columns.streams % STREAMS).tolist(), columns.token_ids.tolist(), strict=True))
@@ -87,24 +87,24 @@ def test_columns_are_split_by_the_bits_above() -> None:
 @pytest.mark.parametrize("stream", [-1, STREAMS - 1])
 def test_stream_numbers_have_a_range(stream: int) -> None:
     scheduler = scheduler_of()
-    scheduler.add(request_of("b", n=2, emit="columns", stream=STREAMS))  # of another client
+    scheduler.add(request_of("b", n=2, emit="tokens", stream=STREAMS))  # of another client
     with pytest.raises(InvalidRequest, match="stream must be"):
-        scheduler.add(request_of(n=2, emit="columns", stream=stream))
+        scheduler.add(request_of(n=2, emit="tokens", stream=stream))
 
 
 def test_stopped_samples_free_their_slots_at_once_and_say_nothing_more() -> None:
     scheduler = scheduler_of()
-    scheduler.add(request_of(n=5, max_tokens=9, emit="columns"))
+    scheduler.add(request_of(n=5, max_tokens=9, emit="tokens"))
     steps(scheduler, 2)
     under_way = scheduled(scheduler)
     assert stop(scheduler, 1, 3, 3, 99, -1) == 2
     assert (scheduler.table.num_free, scheduler.num_requests) == (5, 1)
     assert stop(scheduler, 1, 3) == 0
-    scheduler.take_columns()
+    scheduler.take_tokens()
     complete(scheduler, under_way)
     assert sorted(taken(scheduler).streams.tolist()) == [0, 2, 4]
     assert ended(scheduler) == []
-    streams = [one.streams[one.reasons != 0] for one in scheduler.take_columns()]
+    streams = [one.streams[one.reasons != 0] for one in scheduler.take_tokens()]
     assert sorted(np.concatenate(streams).tolist()) == [0, 2, 4]
 
 

@@ -25,7 +25,7 @@ def running(engine: Engine) -> Counter[str]:
     """Sequences with a slot, by request."""
     scheduler = engine.scheduler
     owners = scheduler.table.first_id[scheduler.table.first_id >= 0].tolist()
-    return Counter(scheduler._roster.by_first_id[owner].request.id for owner in owners)
+    return Counter(scheduler._registry.by_first_id[owner].request.id for owner in owners)
 
 
 def alone(*requests: Request) -> dict[tuple[str, int], bytes]:
@@ -90,7 +90,7 @@ def test_parked_samples_are_stopped_and_none_that_is_not_durable_is_kept() -> No
     engine.add(request_of("high", [9, 8], n=4, max_tokens=5))
     run(engine, 2)
     engine.stop("low", np.array([1], np.int32), 3)
-    assert engine.scheduler.parking.indices(engine.scheduler._roster.by_id["low"]).tolist() == [
+    assert engine.scheduler.parking.indices(engine.scheduler._registry.by_id["low"]).tolist() == [
         0,
         2,
     ]
@@ -150,7 +150,7 @@ def test_another_request_of_the_same_id_starts_anew() -> None:
     with pytest.raises(InvalidRequest, match="in use"):
         engine.add(other)
     with pytest.raises(InvalidRequest, match="durable must be false where emit is columns"):
-        engine.add(request_of("b", emit="columns", durable=True))
+        engine.add(request_of("b", emit="tokens", durable=True))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def served(scheduler: Scheduler) -> Counter[str]:
     batch = scheduled(scheduler)
     first_ids = scheduler.table.first_id[batch.slots].tolist()
     assert batch.is_turn
-    found = Counter(scheduler._roster.by_first_id[one].request.id for one in first_ids)
+    found = Counter(scheduler._registry.by_first_id[one].request.id for one in first_ids)
     complete(scheduler, batch)
     return found
 

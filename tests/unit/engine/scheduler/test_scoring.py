@@ -105,10 +105,10 @@ def test_alternatives_in_columns_are_those_of_the_first_rows() -> None:
     for stream, most in enumerate((None, 1, 0, 2)):
         owner = STREAMS * (stream == 3)
         scheduler.add(
-            request_of(f"{most}", [5], emit="columns", stream=owner + stream, logprobs=most)
+            request_of(f"{most}", [5], emit="tokens", stream=owner + stream, logprobs=most)
         )
     complete(scheduler, scheduled(scheduler))
-    (columns,) = scheduler.take_columns()
+    (columns,) = scheduler.take_tokens()
     split = dict(columns.split(STREAMS.bit_length() - 1))
     assert [np.frombuffer(split[owner].streams, "<i8").tolist() for owner in (0, 1)] == [
         [1, 0, 2],

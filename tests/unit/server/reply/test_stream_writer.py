@@ -18,23 +18,23 @@ from engine.client.client import EngineClient
 from engine.messages import (
     PROMPT,
     REASONS,
-    Columns,
     Output,
     Outputs,
     Request,
     Status,
     StopSamples,
 )
-from server.generation.encoding import Encoder
+from engine.steps.tokens import step_tokens
 from server.generation.engine_request import RequestOwner
-from server.generation.event_writer import EventWriter
 from server.generation.generation import Generation
-from server.generation.rendering import Pieces
-from server.generation.responder import Responder
-from server.routes.chat import ChatEncoder
+from server.reply.chat import ChatFormat
+from server.reply.format import Format
+from server.reply.renderer import Renderer
+from server.reply.responder import Responder
+from server.reply.scores import Scores
+from server.reply.stream_writer import Outlet
 from server.routes.completions import Completions
 from server.routes.models import Models
-from server.text.score_columns import ScoreColumns
 from server.text.text import Text
 from tests.serving import joined, parts_of
 
@@ -73,12 +73,12 @@ class Reply:
         self.is_paused = False
         self.may_go_on.set()
 
-    async def send_all(self, events: AsyncGenerator[bytes, None], outlet: Any) -> None:
+    async def send_all(self, events: AsyncGenerator[bytes, None], outlet: Outlet | None) -> None:
         """Send what a task makes, as EventStream does; `outlet` None: nobody else may."""
         async for event in events:
-            self.sent.append(b"data: %b\n\n" % event)
+            self.sent.append(event)
             if outlet is not None:
-                outlet.reply = self
+                outlet.connection = self
             await self.may_go_on.wait()
 
     @property
@@ -99,10 +99,10 @@ class Served:
         streams._sends = (self._hear,)
         self.heard: list[Request] = []
         self.stopped: list[StopSamples] = []
-        self.generations: list[Generation] = []
-        pieces, models = Pieces(text), Models("m%d", text.model.n_ctx)
-        self.responder = Responder(self.client, EventWriter(self.client, pieces), max_rate)
-        self.route = Completions(self.client, text, models, self.responder, pieces)
+        self.outlets: list[Outlet] = []
+        models = Models("m%d", text.model.n_ctx)
+        self.responder = Responder(self.client, text, max_rate)
+        self.route = Completions(self.client, text, models, self.responder)
 
     def _hear(self, message: Any) -> None:
         if isinstance(message, Request):
@@ -114,42 +114,43 @@ class Served:
         body = {"prompt": [5], "max_tokens": 99, "stream": True, **fields}
         id = f"r{len(self.heard)}"
         owner = RequestOwner(created_unix=1)
-        encoder: Encoder = await self.route.begin(json.dumps(body).encode(), id, owner)
+        form: Format = await self.route.begin(json.dumps(body).encode(), id, owner)
         if is_chat:
-            encoder = ChatEncoder(encoder.generation, self.text, "m%d", self.client)
-        self.generations.append(encoder.generation)
-        reply = Reply()
-        outlet = encoder.generation.outlet if self._is_direct else None
-        sending = reply.send_all(self.responder._events(encoder), outlet)
+            form = ChatFormat(form.generation, self.text, "m%d")
+        reply, outlet = Reply(), Outlet(Renderer(form, self.client, self.responder._pieces))
+        self.outlets.append(outlet)
+        sending = reply.send_all(self.responder.events(outlet), outlet if self._is_direct else None)
         task = asyncio.create_task(sending)
         await turns()
         return reply, task
+
+    @property
+    def generations(self) -> list[Generation]:
+        return [outlet.renderer.generation for outlet in self.outlets]
 
     @property
     def tokens(self) -> list[tuple[int, int]]:
         """What each request's key is charged: its tokens in the reply, and the others."""
         return [(one.completion_tokens, one.discarded_tokens) for one in self.generations]
 
-    def say(self, tokens: dict[tuple[int, int], int], ends: Any = (), version: int = 1) -> None:
+    def say(self, said: dict[tuple[int, int], int], ends: Any = (), version: int = 1) -> None:
         """Tokens, by request and completion."""
-        numbers = [self.heard[request].stream + index for request, index in tokens]
-        token_ids = np.array([*tokens.values()], "<i4")
+        numbers = [self.heard[request].stream + index for request, index in said]
+        token_ids = np.array([*said.values()], "<i4")
         # The token itself is among its alternatives, or not; sometimes there are fewer.
         top_ids = (
             token_ids[:, None] + np.arange(WIDTH, dtype="<i4") + token_ids[:, None] % 2
         ) % 320
         top_ids[token_ids % 7 == 0, 1:] = -1
         is_asked = bool(self.heard[-1].params.logprobs)
-        columns = Columns(
-            streams=np.array(numbers, "<i8").tobytes(),
-            token_ids=token_ids.tobytes(),
-            reasons=bytes([LENGTH if key in ends else 0 for key in tokens]),
-            logprobs=(-0.1 * token_ids).astype("<f4").tobytes(),
-            num_top=is_asked * WIDTH,
-            top_ids=is_asked * top_ids.tobytes(),
-            top_logprobs=is_asked * (-0.3 * top_ids).astype("<f4").tobytes(),
+        tokens = step_tokens(
+            np.array(numbers, "<i8"),
+            token_ids,
+            np.array([LENGTH if key in ends else 0 for key in said], np.uint8),
+            (-0.1 * token_ids).astype("<f4"),
+            *((top_ids, (-0.3 * top_ids).astype("<f4")) if is_asked else ()),
         )
-        self.client._streams.receive(Outputs([], columns, version))
+        self.client._streams.receive(Outputs([], tokens.to_wire(), weights_version=version))
 
 
 async def turns() -> None:
@@ -225,7 +226,6 @@ async def test_the_end_of_a_stream_of_few_events_is_not_waited_for(text: Text) -
     served.say({(0, 0): THE}, ends={(0, 0)})
     await asyncio.wait_for(task, 60)
     assert texts(reply) == [" the"]
-    assert served.generations[0].outlet.rendering is None  # which knows the generation
 
 
 async def test_what_needs_no_engine_is_no_reason_to_wait(text: Text) -> None:
@@ -384,7 +384,7 @@ async def test_a_choice_begins_behind_the_scores_of_its_prompt(
     assert reply.num_written == 1  # so those of the other prompt come while this one is written
     ids, number, rank = (np.array([one], "<i4").tobytes() for one in (7, 0, 1))
     score = Output(served.heard[1].id, PROMPT, ids, number, rank)
-    served.client._streams.receive(Outputs([score], None, 1))
+    served.client._streams.receive(Outputs([score]))
     for _ in range(num_turns):
         await asyncio.sleep(0)
     served.say({(0, 0): MAT, (1, 0): THE})
@@ -408,14 +408,13 @@ async def test_a_bug_ends_the_request_that_meets_it_and_no_other(text: Text, whe
     served = Served(text)
     replies = [await begun(served, stream_options=CONTINUOUS) for _ in range(3)]
     served.say({(0, 0): CAT, (1, 0): CAT, (2, 0): CAT})
-    outlet = served.generations[1].outlet
-    (number,) = outlet.stream.numbers  # type: ignore[union-attr]
-    line = served.responder._writer._lines[number]  # type: ignore[union-attr]
+    renderer = served.outlets[1].renderer
     if where == "rendering":
-        line.around = None  # so that a look-up is not enough
-        outlet.rendering.render = broken  # type: ignore[union-attr, method-assign]
+        (number,) = served.outlets[1].stream.numbers  # type: ignore[union-attr]
+        served.responder._writer._choices[number].template = None  # type: ignore[union-attr]
+        renderer.row_event = broken  # type: ignore[method-assign]
     elif where == "counting":
-        line.around = line.around._replace(counts=broken)  # type: ignore[union-attr]
+        renderer.count = broken  # type: ignore[method-assign]
     else:
         replies[1][0].write = broken  # type: ignore[assignment, method-assign]
     for _ in range(2):
@@ -434,7 +433,7 @@ async def test_scores_that_cannot_be_rendered_together_are_rendered_one_by_one(
 ) -> None:
     served = Served(text)
     reply, _ = await begun(served, logprobs=0)
-    monkeypatch.setattr(ScoreColumns, "render", broken)
+    monkeypatch.setattr(Scores, "render_each", broken)
     served.say({(0, 0): CAT})
     assert reply.events[-1]["choices"][0]["logprobs"]["tokens"] == [" cat"]
 

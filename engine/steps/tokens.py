@@ -1,0 +1,170 @@
+"""Tokens: new tokens of some completions, in the one form that they have from step to reply.
+
+The scheduler makes a table of each step, a message carries it, the client's table keeps it until it
+is read, and a reply is rendered from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.messages import REASONS, Output
+from engine.steps.batch import F32, I32, I64, Bool
+
+U8 = npt.NDArray[np.uint8]
+NO_LOGPROBS: F32 = np.empty(0, np.float32)
+NO_TOP_IDS: I32 = np.empty((0, 0), np.int32)
+NO_TOP_LOGPROBS: F32 = np.empty((0, 0), np.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens:
+    """A row for each completion that has new tokens or has ended; no completion has two."""
+
+    owners: I64  # i64[rows] stream number of the completion; once read, its index in the request
+    offsets: I64  # i64[rows + 1] tokens of row i: token_ids[offsets[i] : offsets[i + 1]]
+    token_ids: I32  # i32[tokens] -1 where the reason is "error", which is no token
+    reasons: U8  # u8[rows] index into REASONS; not 0 at a completion's end
+    logprobs: F32 = field(default_factory=lambda: NO_LOGPROBS)
+    """f32[tokens], valid where they were asked for; or none where nobody asked."""
+    top_ids: I32 = field(default_factory=lambda: NO_TOP_IDS)
+    """i32[first tokens, k]: those with alternatives are the first; -1 beyond what one asked for."""
+    top_logprobs: F32 = field(default_factory=lambda: NO_TOP_LOGPROBS)  # f32[first tokens, k]
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+    def rows(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield each row's owner, the begin and end of its tokens, and its reason."""
+        ends = self.offsets.tolist()
+        return zip(self.owners.tolist(), ends, ends[1:], self.reasons.tolist(), strict=False)
+
+    def select(self, rows: Bool) -> Tokens:
+        """Return the rows that are True."""
+        if len(self.token_ids) == len(rows):  # one each, as in a step
+            tokens, offsets = rows, self.offsets[: np.count_nonzero(rows) + 1]
+        else:
+            counts = np.diff(self.offsets)
+            tokens, offsets = np.repeat(rows, counts), _offsets(counts[rows])
+        firsts = tokens[: len(self.top_ids)]
+        return Tokens(
+            *(self.owners[rows], offsets, self.token_ids[tokens], self.reasons[rows]),
+            self.logprobs[tokens] if len(self.logprobs) else self.logprobs,
+            *(self.top_ids[firsts], self.top_logprobs[firsts]),
+        )
+
+    def with_owners(self, owners: I64) -> Tokens:
+        """Return the same tokens under other numbers."""
+        return replace(self, owners=owners)
+
+    def slices(self, size: int) -> Iterator[Tokens]:
+        """Yield the same in parts of at most `size` rows."""
+        if len(self) <= size:
+            yield self
+            return
+        places = np.arange(len(self))
+        for begin in range(0, len(self), size):
+            yield self.select((places >= begin) & (places < begin + size))
+
+    def to_wire(self) -> list[bytes]:
+        """Return a step's rows, one token each, as the bytes that a message carries."""
+        assert len(self.token_ids) == len(self.owners)
+        arrays = (self.owners, self.token_ids, self.reasons, self.logprobs)
+        top = (self.top_ids, self.top_logprobs)
+        width = bytes([self.top_ids.shape[1]])
+        return [*(one.tobytes() for one in arrays), width, *(one.tobytes() for one in top)]
+
+
+def step_tokens(
+    owners: I64,
+    token_ids: I32,
+    reasons: U8,
+    logprobs: F32 = NO_LOGPROBS,
+    top_ids: I32 = NO_TOP_IDS,
+    top_logprobs: F32 = NO_TOP_LOGPROBS,
+) -> Tokens:
+    """Return rows of one token each."""
+    offsets = np.arange(len(owners) + 1)
+    return Tokens(owners, offsets, token_ids, reasons, logprobs, top_ids, top_logprobs)
+
+
+def from_wire(wire: Sequence[bytes]) -> Tokens:
+    """Return what `to_wire` made bytes of. Raises ValueError if that was not it."""
+    owners, token_ids, reasons, logprobs, width, top_ids, top_logprobs = wire
+    shape = -1, width[0] or 1
+    return step_tokens(
+        *(np.frombuffer(owners, "<i8"), np.frombuffer(token_ids, "<i4")),
+        *(np.frombuffer(reasons, np.uint8), np.frombuffer(logprobs, "<f4")),
+        *(
+            np.frombuffer(top_ids, "<i4").reshape(shape),
+            np.frombuffer(top_logprobs, "<f4").reshape(shape),
+        ),
+    )
+
+
+NO_TOKENS = step_tokens(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.uint8))
+
+
+def from_outputs(outputs: Sequence[tuple[int, Output]]) -> Tokens:
+    """Return the tokens of Outputs, which came in this order, each with its completion's index."""
+    parts = [output for _, output in outputs]
+    token_ids = np.frombuffer(b"".join([part.token_ids for part in parts]), "<i4")
+    shape = len(token_ids), -1 if len(token_ids) else 0
+    found = Tokens(
+        owners=np.array([index for index, _ in outputs], np.int64),
+        offsets=_offsets(np.array([len(part.token_ids) // 4 for part in parts], np.int64)),
+        token_ids=token_ids,
+        reasons=np.array([REASONS.index(part.finish_reason) for part in parts], np.uint8),
+        logprobs=np.frombuffer(b"".join([part.logprobs for part in parts]), "<f4"),
+        top_ids=np.frombuffer(b"".join([part.top_ids for part in parts]), "<i4").reshape(shape),
+        top_logprobs=np.frombuffer(b"".join([part.top_logprobs for part in parts]), "<f4").reshape(
+            shape
+        ),
+    )
+    is_ordered = all(index < following for (index, _), (following, _) in pairwise(outputs))
+    return found if is_ordered else _join([found])
+
+
+def join(parts: Sequence[Tokens]) -> Tokens:
+    """Join tables of one request, which came in this order, into one with ascending owners."""
+    parts = [part for part in parts if len(part)] or parts[:1]
+    return parts[0] if len(parts) == 1 else _join(parts)
+
+
+def _join(parts: Sequence[Tokens]) -> Tokens:
+    owners = np.concatenate([part.owners for part in parts])
+    order = np.argsort(owners, kind="stable")
+    counts = np.concatenate([np.diff(part.offsets) for part in parts])
+    begins = (np.cumsum(counts) - counts)[order]
+    ends = np.cumsum(counts[order])
+    # The place of each token among those of the parts.
+    places = np.arange(ends[-1]) + np.repeat(begins - ends + counts[order], counts[order])
+    owners, firsts = np.unique(owners[order], return_index=True)
+    lasts = np.append(firsts[1:], len(order)) - 1  # the last part's row of each completion
+
+    def ordered(arrays: list[Any]) -> Any:
+        values = np.concatenate([array for array in arrays if len(array)] or arrays[:1])
+        # Others may have begun to ask meanwhile: then not all parts have them.
+        return values[places] if len(values) == len(places) else values[:0]
+
+    return Tokens(
+        owners=owners,
+        offsets=np.append(0, ends[lasts]),
+        token_ids=ordered([part.token_ids for part in parts]),
+        reasons=np.concatenate([part.reasons for part in parts])[order][lasts],
+        logprobs=ordered([part.logprobs for part in parts]),
+        top_ids=ordered([part.top_ids for part in parts]),
+        top_logprobs=ordered([part.top_logprobs for part in parts]),
+    )
+
+
+def _offsets(counts: I64) -> I64:
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets

@@ -1,0 +1,1 @@
+"""Replies as bytes: whole, and as events of a stream."""

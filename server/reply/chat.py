@@ -1,0 +1,86 @@
+"""The reply to POST /v1/chat/completions: role, content and end of a choice are in three events, as
+clients expect them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET
+
+from server.reply.format import Format
+from server.reply.scores import ChatScores
+from server.schema.chat_response import (
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChatDelta,
+    ChatMessage,
+    ChunkChoice,
+)
+from server.text.choice_part import ChoicePart
+
+
+class ChatFormat(Format):
+    """A ChatCompletion, or ChatChunks."""
+
+    scores_kind = ChatScores
+    is_one_event = False
+    _is_prompt_shown = False
+
+    def whole(self, part: ChoicePart, is_event: bool) -> ChatChoice | ChunkChoice:
+        fields: dict[str, Any] = {
+            "index": part.index,
+            "logprobs": self.logprobs(part),
+            "finish_reason": part.finish_reason,
+            "stop_reason": part.stop_reason,
+            "token_ids": self.token_ids(part),
+            "matched": UNSET if part.matched is None else part.matched,
+        }
+        if is_event:
+            delta = ChatDelta(role="assistant", content=part.text)
+            return ChunkChoice(delta=delta, **fields)
+        count = UNSET if part.count is None else part.count
+        return ChatChoice(message=ChatMessage(content=part.text), count=count, **fields)
+
+    def opening(self, parts: list[ChoicePart]) -> list[Any]:
+        delta = ChatDelta(role="assistant", content="")
+        return [ChunkChoice(index=part.index, delta=delta) for part in parts if part.is_first]
+
+    def events(self, parts: list[ChoicePart]) -> list[list[Any]]:
+        wants_tokens = self.request.return_token_ids or self.request.logprobs is not None
+        contents = [
+            ChunkChoice(
+                index=part.index,
+                delta=ChatDelta(content=part.text),
+                logprobs=self.logprobs(part),
+                token_ids=self.token_ids(part),
+            )
+            for part in parts
+            if part.text or (wants_tokens and part.num_tokens)
+        ]
+        ends = [
+            ChunkChoice(
+                index=part.index,
+                delta=ChatDelta(),
+                finish_reason=part.finish_reason,
+                stop_reason=part.stop_reason,
+            )
+            for part in parts
+            if part.finish_reason is not None
+        ]
+        return [choices for choices in (contents, ends) if choices]
+
+    def envelope(self, fields: dict[str, Any], is_event: bool) -> ChatChunk | ChatCompletion:
+        return ChatChunk(**fields) if is_event else ChatCompletion(**fields)
+
+    def first_fields(self) -> dict[str, Any]:
+        """Return the prompt's token ids and scores, if asked for and not sent before."""
+        if self._is_prompt_shown:
+            return {}
+        self._is_prompt_shown = True
+        fields, prompt = {}, self.prompts[0]
+        if self.request.return_token_ids:
+            fields["prompt_token_ids"] = prompt.token_ids
+        if self.request.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = prompt.logprobs
+        return fields

@@ -1,0 +1,61 @@
+"""The reply to POST /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET
+
+from server.reply.format import Format
+from server.reply.scores import CompletionScores
+from server.schema.completion_response import Choice, Completion, Packed
+from server.text.choice_part import ChoicePart
+
+
+class CompletionFormat(Format):
+    """A Completion with its Choices."""
+
+    scores_kind = CompletionScores
+
+    def whole(self, part: ChoicePart, is_event: bool = False) -> Choice:  # noqa: ARG002 - are alike
+        request = self.request
+        choice = Choice(
+            index=part.index,
+            text=part.text,
+            finish_reason=part.finish_reason,
+            stop_reason=part.stop_reason,
+            matched=UNSET if part.matched is None else part.matched,
+            count=UNSET if part.count is None else part.count,
+        )
+        place = part.index // request.n
+        if request.return_packed:
+            choice.packed = Packed(
+                token_ids=part.token_ids,
+                logprobs=UNSET if request.logprobs is None else part.logprobs,
+                top_token_ids=part.top_ids if request.logprobs else UNSET,
+                top_logprobs=part.top_logprobs if request.logprobs else UNSET,
+            )
+            if part.is_first and (request.return_token_ids or request.prompt_logprobs is not None):
+                choice.packed_prompt = self.prompts[place].packed
+            return choice
+        is_echoed = request.echo and part.is_first and request.logprobs is not None
+        choice.logprobs = self.logprobs(
+            part, self.prompts[place].echoed_scores if is_echoed else None
+        )
+        if request.prompt_logprobs is not None and part.is_first:
+            choice.prompt_logprobs = self.prompts[place].logprobs
+        choice.token_ids = self.token_ids(part)
+        if request.return_token_ids and part.is_first:
+            choice.prompt_token_ids = self.prompts[place].token_ids
+        return choice
+
+    def events(self, parts: list[ChoicePart]) -> list[list[Any]]:
+        request = self.request
+        wants_tokens = request.return_token_ids or request.return_packed
+        wants_scores = not (request.logprobs is None and request.prompt_logprobs is None)
+        is_always_sent = wants_tokens or wants_scores
+        shown = [part for part in parts if part.text or part.finish_reason or is_always_sent]
+        return [[self.whole(part) for part in shown]] if shown else []
+
+    def envelope(self, fields: dict[str, Any], is_event: bool) -> Completion:  # noqa: ARG002
+        return Completion(**fields)

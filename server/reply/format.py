@@ -1,0 +1,102 @@
+"""Format: the shape of one kind of reply. A dialect is a subclass.
+
+It says which choices an event has and what is in them. When an event is made, and what of it is
+looked up instead of encoded, is for `renderer.py`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import Any, ClassVar
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from server.generation.generation import Generation
+from server.reply.prompt import ShownPrompt
+from server.reply.scores import Scores, scores_of
+from server.reply.template import SCORES, TEXT
+from server.schema.completion_response import Samples, Usage
+from server.text.choice_part import ChoicePart
+from server.text.text import Text
+
+UsageField = Usage | UnsetType | None
+"""UNSET (absent), null, or the usage."""
+
+
+class Format(ABC):
+    """Writes the replies to one request as structs."""
+
+    scores_kind: ClassVar[type[Scores]]
+    """How its choices say scores."""
+    is_one_event: ClassVar[bool] = True
+    """Whether a choice's first text, all the others and its end are events of the same shape."""
+
+    def __init__(self, generation: Generation, text: Text, model_name: str) -> None:
+        self.generation = generation
+        self.request = generation.request
+        self.text = text
+        self.model_name = model_name
+        as_ids = self.request.return_tokens_as_token_ids
+        self.scores = scores_of(self.scores_kind, text, as_ids)
+
+    @abstractmethod
+    def whole(self, part: ChoicePart, is_event: bool) -> msgspec.Struct:
+        """Return a finished choice, of a whole reply or in an event of a stream."""
+
+    @abstractmethod
+    def events(self, parts: list[ChoicePart]) -> list[list[msgspec.Struct]]:
+        """Return the choices of each event for these parts; none if there is nothing to send."""
+
+    def opening(self, _parts: list[ChoicePart]) -> list[msgspec.Struct]:
+        """Return choices that announce a completion, before any of its text."""
+        return []
+
+    @abstractmethod
+    def envelope(self, fields: dict[str, Any], is_event: bool) -> msgspec.Struct:
+        """Return the reply or event with these fields."""
+
+    def first_fields(self) -> dict[str, Any]:
+        """Return fields of a whole reply, and of a stream's first event."""
+        return {}
+
+    def fields(
+        self,
+        choices: list[Raw],
+        usage: UsageField,
+        samples: list[Samples] | UnsetType,
+        version: int | None,
+        fingerprint: str | None,
+    ) -> dict[str, Any]:
+        """Return the fields around the choices of a reply or event."""
+        return {
+            "id": self.generation.id,
+            "created": self.generation.created_unix,
+            "model": self.model_name,
+            "choices": choices,
+            "usage": usage,
+            "system_fingerprint": fingerprint,
+            "weights_version": version,
+            "samples": samples,
+        }
+
+    @cached_property
+    def prompts(self) -> list[ShownPrompt]:
+        """What is shown of each prompt."""
+        prompts = self.generation.prompts
+        return [ShownPrompt(prompt, self.request, self.scores) for prompt in prompts]
+
+    def logprobs(self, part: ChoicePart, before: list[Any] | None = None) -> Raw | None:
+        """Return the scores of a choice, after the entries `before` them, if they are asked for."""
+        if self.request.logprobs is None:
+            return None
+        if part.text is TEXT:
+            return SCORES
+        return self.scores.render(part, self.request.logprobs, part.text_offset, before or ())
+
+    def token_ids(self, part: ChoicePart) -> list[int] | UnsetType:
+        """Return the token ids of a choice, if they are asked for."""
+        if not self.request.return_token_ids:
+            return UNSET
+        return memoryview(part.token_ids).cast("i").tolist()

@@ -1,0 +1,252 @@
+"""Renderer: the reply to one request as bytes, whole or as events of a stream.
+
+Most tokens of a stream cost no encoding: their text, and what is around it, was encoded once
+(`template.py`), and `stream_writer.py` joins these bytes. Choices share an event, except in
+requests of at most MOST_ALONE choices, since many clients read only the first choice of an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from msgspec import UNSET, Raw, UnsetType
+
+from engine.client.client import EngineClient
+from engine.steps.tokens import Tokens
+from server.generation.generation import AT_ONCE
+from server.http.responses import frame
+from server.reply.choice_template import ChoiceTemplate, EventTemplate
+from server.reply.format import Format, UsageField
+from server.reply.template import (
+    CHOICES,
+    COMPLETION_TOKENS,
+    Pieces,
+    Template,
+    encode_json,
+    escape,
+)
+from server.schema.completion_response import Samples, Usage
+from server.text.choice_part import ChoicePart, join
+
+MOST_ALONE = 16
+"""Most choices of a request for which each has events of its own."""
+
+
+class Renderer:
+    """Renders what comes of a generation, each part once and in order."""
+
+    def __init__(self, form: Format, client: EngineClient, pieces: Pieces) -> None:
+        request, generation = form.request, form.generation
+        self.form = form
+        self.generation = generation
+        options = request.stream_options
+        interval = request.stream_interval or 1
+        self.is_continuous = bool(options and options.continuous_usage_stats)
+        """Whether each event says the usage so far."""
+        self._client = client
+        self._pieces = pieces
+        self._usage: UsageField = None if options and options.include_usage else UNSET
+        self._num_shown = 0  # tokens, where usage says them
+        self._num_prompt_tokens = sum(prompt.num_tokens for prompt in generation.prompts)
+        self._frames: dict[UsageField, Template] = {}
+        self._version: int | None = None  # of the weights in the frames
+        self._is_few = generation.num_choices <= MOST_ALONE
+        self._pacing = Pacing(interval)
+        is_text = request.skip_special_tokens and not request.return_token_ids
+        # All between a choice's first tokens and its last is text, sent as it comes, and scores.
+        self._is_text = is_text and not request.return_packed and interval == 1
+        asks_for_scores = request.logprobs is not None or request.prompt_logprobs is not None
+        is_plain = not (asks_for_scores or request.echo or request.stops)
+        # Events of many choices are joined of what was encoded before.
+        self._joins = self._is_text and is_plain and form.is_one_event and not self._is_few
+
+    @property
+    def at_once(self) -> int:
+        """Most choices that are rendered before other tasks get their turn."""
+        joins = self._joins and not self.form.request.stream_whole
+        return self.generation.num_choices if joins else AT_ONCE
+
+    @property
+    def may_be_written(self) -> bool:
+        """Whether its events may be written as their tokens come, by `StreamWriter`."""
+        request = self.form.request
+        is_stream = request.stream and not request.stream_whole
+        return is_stream and self._is_few and self.generation.asks_for_all
+
+    def choice(self, part: ChoicePart, is_event: bool = False) -> Raw:
+        """Return a finished choice."""
+        return Raw(encode_json(self.form.whole(part, is_event)))
+
+    def reply(self, choices: list[Raw]) -> bytes:
+        """Return the whole reply."""
+        fields = self._fields(choices, self._usage_now(), self.generation.samples)
+        first = self.generation.first_version
+        if first and first != fields["weights_version"]:
+            fields["first_weights_version"] = first
+        return encode_json(self.form.envelope(fields | self.form.first_fields(), is_event=False))
+
+    def events(self, tokens: Tokens) -> bytes:
+        """Return the events for new tokens, as they are sent; maybe none."""
+        if not self._joins:
+            return self._events_for(self.generation.feed(tokens))
+        choices = self._join_choices(tokens)
+        self.count()
+        return frame(self._encode([choices])) if choices else b""
+
+    def whole_events(self, parts: list[ChoicePart]) -> bytes:
+        """Return the events for whole choices."""
+        self.count()
+        return frame(self._encode([self.choice(part, is_event=True) for part in parts]))
+
+    def last_events(self) -> bytes:
+        """Return the events behind those of all choices; maybe none."""
+        events, samples = [], self.generation.samples
+        if samples is not UNSET:
+            events.append(self._event([], UNSET, samples))
+        if self._usage is None:
+            events.append(self._event([], self._usage_now()))
+        return frame(events)
+
+    def row_event(self, row: Tokens, template: EventTemplate | None, scores: bytes | None) -> bytes:
+        """Return the events for one token of a choice that runs, whose scores are known or None;
+        maybe none."""
+        parts = self.generation.feed_row(row)
+        if template is None or scores is None or not parts or parts[0].finish_reason:
+            return self._events_for(parts)
+        text = escape(parts[0].text)
+        return template.fill(text, scores, self.count()) if text or scores else b""
+
+    def template(self, index: int) -> EventTemplate | None:
+        """Return what an event of a choice has around a token's text and scores; None if it may
+        have to say more now, or if the format has these in another order."""
+        if not self._is_text or self.generation.detokenizer.stream(index) is None:
+            return None
+        if self.is_continuous and len(self.generation.prompts) > 1:
+            return None  # how much of a prompt was cached is not known before it begins
+        try:
+            choice, around = ChoiceTemplate.of(self.form), self._counting_frame()
+        except ValueError:
+            return None
+        return choice.in_event(index, around)
+
+    def count(self) -> tuple[int, int] | None:
+        """Return the tokens so far, of completions and all, if each event says them."""
+        if not self.is_continuous:
+            return None
+        self._num_shown = self.generation.completion_tokens
+        return self._num_shown, self._num_shown + self._num_prompt_tokens
+
+    def _join_choices(self, tokens: Tokens) -> bytes:
+        """Return the choices with new tokens, with commas. In one pass those that have only whole
+        characters and go on; one by one the others."""
+        detokenizer, template = self.generation.detokenizer, ChoiceTemplate.of(self.form)
+        is_odd = (tokens.reasons != 0) | detokenizer.is_pending[tokens.owners]
+        is_whole = self._pieces.is_whole[tokens.token_ids]
+        if not is_whole.all():
+            num_parts = np.zeros(len(is_whole) + 1, np.int64)
+            np.cumsum(~is_whole, out=num_parts[1:])
+            is_odd |= num_parts[tokens.offsets[1:]] > num_parts[tokens.offsets[:-1]]
+        heads, pieces = template.heads(self.generation.num_choices), self._pieces.json
+        if not is_odd.any():
+            detokenizer.num_tokens += len(tokens.token_ids)
+            return template.join(heads, tokens, pieces)
+        plain = tokens.select(~is_odd)
+        detokenizer.num_tokens += len(plain.token_ids)
+        joined = [template.join(heads, plain, pieces)]
+        for part in detokenizer.feed(tokens.select(is_odd)):
+            if part.text or part.finish_reason:
+                end = template.end(self.form, part.finish_reason, part.stop_reason)
+                joined.append(b"%b%b%b" % (heads[part.index][1:], escape(part.text), end))
+        return b",".join(filter(None, joined))
+
+    def _events_for(self, parts: list[ChoicePart]) -> bytes:
+        parts = self._pacing.take(parts)
+        if not parts:
+            return b""
+        events = self._encode(self._encoded(self.form.opening(parts)))
+        self.count()
+        for choices in self.form.events(parts):
+            events += self._encode(self._encoded(choices))
+        return frame(events)
+
+    def _encoded(self, choices: list[Any]) -> list[bytes]:
+        return [encode_json(choice) for choice in choices]
+
+    def _encode(self, choices: Sequence[bytes]) -> list[bytes]:
+        """Return the events of these choices: one each, or one for all."""
+        if not choices:
+            return []
+        usage = self.generation.usage_of(self._num_shown) if self.is_continuous else self._usage
+        return [self._event(own, usage) for own in (zip(choices) if self._is_few else (choices,))]
+
+    def _event(
+        self,
+        choices: Sequence[bytes],
+        usage: UsageField,
+        samples: list[Samples] | UnsetType = UNSET,
+    ) -> bytes:
+        first = self.form.first_fields()
+        if first or isinstance(usage, Usage) or samples is not UNSET:
+            fields = self._fields([*map(Raw, choices)], usage, samples)
+            return encode_json(self.form.envelope(fields | first, is_event=True))
+        if self.generation.weights_version != self._version:  # else frames stay the same
+            self._frames.clear()
+            self._version = self.generation.weights_version
+        if usage not in self._frames:
+            self._frames[usage] = Template(self._frame_example(usage), CHOICES)
+        begin, end = self._frames[usage].pieces
+        return b"%b%b%b" % (begin, b",".join(choices), end)
+
+    def _counting_frame(self) -> Template:
+        """Return the template of an event around its choice, with the counts that it says."""
+        if not self.is_continuous:
+            return Template(self._frame_example(self._usage), CHOICES)
+        usage = self.generation.usage_of(COMPLETION_TOKENS)
+        example = self._frame_example(usage)
+        return Template(example, CHOICES, COMPLETION_TOKENS, usage.total_tokens)
+
+    def _frame_example(self, usage: UsageField) -> bytes:
+        fields = self._fields([CHOICES], usage, UNSET)
+        return encode_json(self.form.envelope(fields, is_event=True))
+
+    def _usage_now(self) -> Usage:
+        return self.generation.usage_of(self.generation.completion_tokens)
+
+    def _fields(
+        self, choices: list[Raw], usage: UsageField, samples: list[Samples] | UnsetType
+    ) -> dict[str, Any]:
+        version = self.generation.weights_version
+        if version is None and self._client.status is not None:  # nothing was made
+            version = self._client.status.weights_version
+        fingerprint = None if version is None else self._client.fingerprint(version)
+        return self.form.fields(choices, usage, samples, version, fingerprint)
+
+
+class Pacing:
+    """`stream_interval`: holds back the parts of a choice until they have enough tokens.
+
+    A choice's first tokens are passed on at once, so that the time to the first token does not
+    grow; so are its last, since nothing comes after them.
+    """
+
+    def __init__(self, min_tokens: int) -> None:
+        self._min_tokens = min_tokens
+        self._held: dict[int, list[ChoicePart]] = {}
+        self._num_held: dict[int, int] = {}  # tokens
+
+    def take(self, parts: list[ChoicePart]) -> list[ChoicePart]:
+        """Return what may be sent now, joined with what was held back before it."""
+        if self._min_tokens == 1:
+            return parts
+        ready = []
+        for part in parts:
+            held = self._held.setdefault(part.index, [])
+            held.append(part)
+            count = self._num_held.get(part.index, 0) + part.num_tokens
+            if part.is_first or part.finish_reason or count >= self._min_tokens:
+                ready.append(join(self._held.pop(part.index)))
+                count = 0
+            self._num_held[part.index] = count
+        return ready

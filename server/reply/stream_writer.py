@@ -1,0 +1,231 @@
+"""StreamWriter: events of one token, written to all connections in one pass a step.
+
+A stream of few choices goes on here once its first event is sent. Its task sleeps until a choice
+ends or the weights change; or while its client reads too slowly, which gets fewer, larger events.
+Most tokens cost a look-up; what is more than text of whole characters, its renderer encodes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+
+from engine.client.client import EngineClient
+from engine.client.streams import Stream
+from engine.steps.tokens import Tokens, step_tokens
+from server import metrics
+from server.reply.choice_template import EventTemplate
+from server.reply.renderer import Renderer
+from server.reply.scores import Scores
+from server.reply.template import Pieces, escape
+from server.text.stream import CLEAN, TextStream
+
+log = logging.getLogger(__name__)
+
+
+class Connection(Protocol):
+    """The connection of a reply that has begun, and whose body is sent in chunks of HTTP."""
+
+    on_pause: Callable[[], None]
+    """Called when the client has read too little of it."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the client has read too little of it, and not yet more."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes as they are."""
+        ...
+
+
+class Outlet:
+    """Where the events of one request go."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self.renderer = renderer
+        self.connection: Connection | None = None
+        """None while only the request's task may send them."""
+        self.has_begun = False
+        """Whether an event was sent."""
+        self.last_sent = renderer.generation.started
+        """When the last event was, or the request began; seconds of `time.monotonic`."""
+        self.stream: Stream | None = None
+        """The stream whose events they are, while StreamWriter may write them."""
+
+    def fail(self, error: Exception) -> None:
+        """End the request with an unforeseen error, which its task logs: the bug that one request
+        meets is not to silence the others of the process."""
+        if self.stream is not None:
+            self.stream.set_direct(False)
+            self.stream.fail(error)
+
+
+class _Choice:
+    """A choice whose events may be written here."""
+
+    __slots__ = ("index", "kinds", "num_top", "outlet", "template", "text")
+
+    template: EventTemplate | None
+    text: TextStream
+    """Set where there is a template."""
+
+    def __init__(self, outlet: Outlet, index: int, num_top: int, kinds: bytes | bytearray) -> None:
+        self.outlet = outlet
+        self.index = index
+        self.num_top = num_top
+        self.kinds = kinds
+        self.renew()
+
+    def renew(self) -> None:
+        """Make the template of what comes next."""
+        renderer = self.outlet.renderer
+        self.template = renderer.template(self.index)
+        if (text := renderer.generation.detokenizer.stream(self.index)) is not None:
+            self.text = text
+
+
+class StreamWriter:
+    """Writes for one API process."""
+
+    def __init__(self, client: EngineClient, pieces: Pieces) -> None:
+        self._pieces = pieces
+        self._choices: dict[int, _Choice] = {}  # by stream number
+        self._all_clean = bytes([CLEAN]) * len(pieces.json)
+        client.hand_out(self.write)
+
+    @contextmanager
+    def writing(self, outlet: Outlet, stream: Stream) -> Iterator[Callable[[], None]]:
+        """Have a stream's events written here. What this yields is called whenever all that came of
+        the stream is sent, and nobody but the writer has to make events until it has more."""
+        stops = outlet.renderer.generation.stops
+        kinds = self._all_clean if stops is None else stops.kinds
+        choices = {
+            number: _Choice(outlet, index, stream.num_top, kinds)
+            for index, number in enumerate(stream.numbers)
+        }
+
+        def pause() -> None:
+            stream.set_direct(False)
+
+        def go_on() -> None:
+            connection = outlet.connection
+            if not outlet.has_begun or connection is None or connection.is_paused:
+                return
+            for choice in choices.values():
+                choice.renew()
+            connection.on_pause = pause
+            stream.set_direct(True)
+
+        self._choices.update(choices)
+        outlet.stream = stream
+        try:
+            yield go_on
+        finally:
+            outlet.stream = None
+            stream.set_direct(False)  # nobody writes what would be handed out
+            for number in choices:
+                del self._choices[number]
+            if outlet.connection is not None:
+                outlet.connection.on_pause = lambda: None
+
+    def write(self, tokens: Tokens) -> None:
+        """Write the events of one token for each of these streams."""
+        choices, token_ids = self._choices, tokens.token_ids.tolist()
+        texts = self._pieces.json[tokens.token_ids].tolist()
+        all_scores = self._scores(tokens) if len(tokens.logprobs) else {}
+        written: dict[Outlet, bytes] = {}
+        for at, number in enumerate(tokens.owners.tolist()):
+            choice, text, token = choices[number], texts[at], token_ids[at]
+            outlet, template, scores = choice.outlet, choice.template, all_scores.get(at, b"")
+            try:
+                if (
+                    template is not None
+                    and choice.kinds[token] == CLEAN
+                    and scores is not None
+                    and not choice.text.held
+                ):
+                    events = self._fill(choice, template, token, text, scores)
+                else:
+                    row = _row(tokens, at, choice)
+                    events = outlet.renderer.row_event(row, template, scores)
+                    if template is None:
+                        choice.renew()
+            except Exception as error:  # noqa: BLE001 - its task logs it
+                outlet.fail(error)
+                continue
+            if events:
+                written[outlet] = written[outlet] + events if outlet in written else events
+        now = time.monotonic()
+        for outlet, events in written.items():
+            try:
+                outlet.connection.write(b"%x\r\n%b\r\n" % (len(events), events))  # type: ignore[union-attr]  # see `writing`
+            except Exception as error:  # noqa: BLE001 - its task logs it
+                outlet.fail(error)
+        metrics.observe_all(
+            metrics.INTER_TOKEN_LATENCY, np.array([now - outlet.last_sent for outlet in written])
+        )
+        for outlet in written:
+            outlet.last_sent = now
+
+    def _fill(
+        self, choice: _Choice, template: EventTemplate, token: int, text: bytes, scores: bytes
+    ) -> bytes:
+        """Return the event of a token in which no stop string begins or ends."""
+        renderer, stream = choice.outlet.renderer, choice.text
+        renderer.generation.num_unseen += 1
+        if not text or stream.is_pending:
+            data = token.to_bytes(4, "little")
+            text = escape(stream.feed(data)[0])
+            if scores:
+                stream.offsets(data)
+            if not (text or scores):
+                return b""
+        elif scores:
+            stream.num_characters += self._pieces.num_characters[token]
+        return template.fill(text, scores, renderer.count())
+
+    def _scores(self, tokens: Tokens) -> dict[int, bytes | None]:
+        """Return the scores, as JSON, of rows of streams that ask for some; None where they could
+        not be rendered together with others."""
+        alike: defaultdict[tuple[Scores, int], dict[int, int]] = defaultdict(dict)
+        for at, number in enumerate(tokens.owners.tolist()):
+            choice = self._choices[number]
+            form = choice.outlet.renderer.form
+            if choice.template is not None and form.request.logprobs is not None:
+                alike[form.scores, choice.num_top][at] = choice.text.num_characters
+        found: dict[int, bytes | None] = {}
+        for (scores, num_top), offsets in alike.items():
+            own = np.array([*offsets])
+            token_ids, logprobs = tokens.token_ids[own].tolist(), tokens.logprobs[own].tolist()
+            top_ids, top_logprobs = [], []
+            if num_top:
+                top_ids = tokens.top_ids[own, :num_top].ravel().tolist()
+                top_logprobs = tokens.top_logprobs[own, :num_top].ravel().tolist()
+            rendered: list[bytes | None]
+            try:
+                rendered = [
+                    *scores.render_each(
+                        token_ids, logprobs, top_ids, top_logprobs, offsets.values()
+                    )
+                ]
+            except Exception:  # whose it is shows when each row is rendered alone
+                log.exception("scores could not be rendered together")
+                rendered = [None] * len(own)
+            found.update(zip(offsets, rendered, strict=True))
+        return found
+
+
+def _row(tokens: Tokens, at: int, choice: _Choice) -> Tokens:
+    """Return the row of one choice."""
+    own = slice(at, at + 1)
+    return step_tokens(
+        *(np.array([choice.index]), tokens.token_ids[own], tokens.reasons[own]),
+        tokens.logprobs[own],
+        *(tokens.top_ids[own, : choice.num_top], tokens.top_logprobs[own, : choice.num_top]),
+    )

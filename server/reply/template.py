@@ -1,0 +1,68 @@
+"""Template: JSON with holes, made of an encoded example; and the text of every token as JSON.
+
+What is the same in many events is encoded once, with marks in the places of what changes.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Raw
+
+from server.text.text import Text
+
+encode_json = msgspec.json.Encoder().encode
+
+
+def _number() -> int:
+    return 2**52 + secrets.randbits(52)
+
+
+TEXT = secrets.token_hex(16)
+"""Marks a text; within its quotation marks."""
+SCORES, CHOICES = (Raw(encode_json(secrets.token_hex(16))) for _ in range(2))
+"""Mark values of any kind."""
+INDEX, COMPLETION_TOKENS = _number(), _number()
+"""Mark numbers. No client or operator can name any of these: they are drawn when this starts."""
+
+
+class Template:
+    """The bytes between the holes of an example."""
+
+    def __init__(self, example: bytes, *marks: str | int | Raw) -> None:
+        """Raises ValueError if these marks are not in the example in this order."""
+        pieces = []
+        for mark in marks:
+            data = bytes(mark) if isinstance(mark, Raw) else str(mark).encode()
+            piece, found, example = example.partition(data)
+            if not found:
+                raise ValueError("the holes of the example are in another order")
+            pieces.append(piece)
+        self.pieces = (*pieces, example)
+        """One more than there are marks."""
+
+
+def escape(text: str) -> bytes:
+    """Return the text as JSON, without the quotation marks."""
+    return encode_json(text)[1:-1]
+
+
+class Pieces:
+    """The text of every token as JSON."""
+
+    def __init__(self, text: Text) -> None:
+        size = text.model.vocab_size
+        self.json: npt.NDArray[np.object_] = np.empty(size, np.object_)
+        """bytes[vocab_size]; empty where a token is not whole characters."""
+        entries = text.table().entries
+        self.num_characters = text.table().num_characters
+        for token, entry in enumerate(entries):
+            try:
+                self.json[token] = escape(entry.decode())
+            except UnicodeDecodeError:
+                self.json[token] = b""
+        self.is_whole = self.json != b""
+        """bool[vocab_size]: whether each token is whole characters, and at least one."""
