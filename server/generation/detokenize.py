@@ -10,6 +10,7 @@ from collections.abc import Collection
 import numpy as np
 
 from engine.messages import REASONS, FinishReason
+from engine.steps.batch import Bool
 from engine.steps.tokens import Tokens
 from server.schema.completion_request import CompletionRequest
 from server.text.choice_part import ChoicePart
@@ -34,7 +35,8 @@ class Detokenizer:
         size = len(prompts) * request.num_samples
         self.num_tokens = 0
         """Tokens that have come, including those of samples that were cut."""
-        self.is_pending = np.zeros(size, np.bool_)
+        self._is_pending = bytearray(size)
+        self.is_pending: Bool = np.frombuffer(self._is_pending, np.bool_)
         """bool[samples]: whether bytes of each are held back."""
         self._request = request
         self._prompts = prompts
@@ -62,6 +64,19 @@ class Detokenizer:
                 part.top_logprobs = top_logprobs[4 * width * begin : 4 * width * end]
             parts.append(part)
         return parts
+
+    def end(self, index: int, text: str, row: Tokens) -> ChoicePart:
+        """Return the last part of a sample whose stop string was reached with this one token."""
+        stream = self._streams.pop(index)
+        self._is_over[index] = _ENDED
+        self.num_tokens += 1
+        token_ids, logprobs = row.token_ids.tobytes(), row.logprobs.tobytes()
+        offsets = stream.offsets(token_ids) if self._request.logprobs is not None else []
+        top_ids, top_logprobs = row.top_ids.tobytes(), row.top_logprobs.tobytes()
+        scores = logprobs, top_ids, top_logprobs
+        return ChoicePart(
+            index, False, text, token_ids, *scores, offsets, "stop", stream.stop_string
+        )
 
     def stream(self, index: int) -> TextStream | None:
         """Return the text of a sample that runs and has begun; else None."""
@@ -101,7 +116,7 @@ class Detokenizer:
         if reason is not None:
             self._is_over[index] = _ENDED
             del self._streams[index]
-        self.is_pending[index] = stream.is_pending
+        self._is_pending[index] = stream.is_pending
         has_offsets = request.logprobs is not None and not request.return_packed
         offsets = stream.offsets(echo + token_ids) if has_offsets else []
         return ChoicePart(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, aclosing
 from dataclasses import replace
 
@@ -177,7 +177,9 @@ class Generation:
                 size = len(requests) * stream.n
                 self._watch = StopStringWatch(self._table, self.stops, size)
                 can_wait = not (self.request.stream or self.request.ends_early)
-                source = StopStringStream(stream, self._watch).read(go_on, only_whole=can_wait)
+                source = StopStringStream(stream, self._watch, self._beginnings).read(
+                    go_on, only_whole=can_wait
+                )
             async with aclosing(source) as deliveries:
                 async for delivery in deliveries:
                     self._note(stream, delivery)
@@ -193,14 +195,26 @@ class Generation:
         """Return the same of one token of a sample, which still runs, that `run` does not yield;
         ends the sample at a stop string."""
         parts = self.detokenizer.feed(row)
-        if self._watch is not None and self.stream is not None:
-            self._watch.learn(row.token_ids)
-            for part in parts:
-                if part.finish_reason is not None:
-                    self.stream.stop(np.array([part.index]))
-                elif (text := self.detokenizer.stream(part.index)) is not None:
-                    self._watch.note(part.index, text.held)
+        for part in parts:
+            if part.finish_reason is not None:
+                self._stop(part.index)
         return parts
+
+    def end_row(self, row: Tokens, text: str) -> ChoicePart:
+        """Return the same where the token, fed elsewhere, has reached a stop string."""
+        index = int(row.owners[0])
+        self._stop(index)
+        return self.detokenizer.end(index, text, row)
+
+    def _stop(self, index: int) -> None:
+        assert self.stream is not None
+        self.stream.stop(np.array([index]))
+
+    def _beginnings(self) -> Iterator[tuple[int, bytes]]:
+        """Yield for each sample that runs what its text ends in of a stop string."""
+        for index in range(len(self.prompts) * self.request.num_samples):
+            if (text := self.detokenizer.stream(index)) is not None:
+                yield index, text.held
 
     async def certain(self, tokens: Tokens) -> list[ChoicePart]:
         """Return the choices, whole, that these tokens make certain to be in the reply.

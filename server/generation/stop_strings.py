@@ -10,7 +10,7 @@ may be the beginning of a stop string.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 
 import numpy as np
 
@@ -45,9 +45,18 @@ async def read(
 class StopStringStream:
     """Ends a stream's completions at stop strings, and keeps what was not asked for yet."""
 
-    def __init__(self, stream: Stream, watch: StopStringWatch) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        watch: StopStringWatch,
+        beginnings: Callable[[], Iterable[tuple[int, bytes]]],
+    ) -> None:
+        """`beginnings` says what the text of each completion ends in of a stop string, where others
+        have fed it tokens that did not come here."""
         self._stream = stream
         self._watch = watch
+        self._beginnings = beginnings
+        self._goes_on_elsewhere = False
         self._scores: list[tuple[int, Output]] = []
         self._parts: list[Tokens] = []
         self._version = 0
@@ -63,6 +72,7 @@ class StopStringStream:
             while not task.done() or self._parts:
                 if not self._parts:
                     go_on()
+                    self._goes_on_elsewhere = go_on is not do_nothing
                 await (asyncio.wait({task}) if only_whole else self._has_come.wait())
                 self._has_come.clear()
                 if self._parts:
@@ -78,6 +88,10 @@ class StopStringStream:
         while self._stream.unfinished:
             await self._stream.wait()
             delivery = self._stream.take()
+            if self._goes_on_elsewhere:
+                self._goes_on_elsewhere = False
+                for index, beginning in self._beginnings():
+                    self._watch.note(index, beginning)
             if stopped := self._watch.find_stopped(delivery.tokens):
                 self._stream.stop(np.array(stopped))
             self._scores += delivery.scores

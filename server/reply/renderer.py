@@ -109,14 +109,13 @@ class Renderer:
             events.append(self._event([], self._usage_now()))
         return frame(events)
 
-    def row_event(self, row: Tokens, template: EventTemplate | None, scores: bytes | None) -> bytes:
-        """Return the events for one token of a choice that runs, whose scores are known or None;
-        maybe none."""
-        parts = self.generation.feed_row(row)
-        if template is None or scores is None or not parts or parts[0].finish_reason:
-            return self._events_for(parts)
-        text = escape(parts[0].text)
-        return template.fill(text, scores, self.count()) if text or scores else b""
+    def row_events(self, row: Tokens) -> bytes:
+        """Return the events for one token of a choice that runs; maybe none."""
+        return self._events_for(self.generation.feed_row(row))
+
+    def end_events(self, row: Tokens, text: str) -> bytes:
+        """Return the events for a token that, fed elsewhere, has reached a stop string."""
+        return self._events_for([self.generation.end_row(row, text)])
 
     def template(self, index: int) -> EventTemplate | None:
         """Return what an event of a choice has around a token's text and scores; None if it may

@@ -12,6 +12,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from operator import add
 from typing import Any, Protocol
 
 import msgspec
@@ -53,11 +54,12 @@ def _id_name(token: int) -> str:
     return f"token_id:{token}"
 
 
-def encode_numbers(values: list[float]) -> list[bytes]:
+def encode_numbers(values: Sequence[float]) -> list[bytes]:
     """Return the numbers as JSON."""
-    if values and min(values) < LOWEST:
-        values = [max(value, LOWEST) for value in values]
-    return msgspec.json.encode(values)[1:-1].split(b",") if values else []
+    if not values:
+        return []
+    shown = [*values] if min(values) >= LOWEST else [max(value, LOWEST) for value in values]
+    return msgspec.json.encode(shown)[1:-1].split(b",")
 
 
 class _Remembered(dict[int, bytes]):
@@ -111,9 +113,9 @@ class Scores(ABC):
         ones; those of all are one list."""
         width = len(top_ids) // max(len(token_ids), 1)
         entries = self._entries(token_ids, logprobs, top_ids, top_logprobs, width, width)
-        join = self._join
-        return [join((entry,), (at,)) for entry, at in zip(entries, offsets, strict=True)]
+        return [*map(self._join_one, entries, offsets)]
 
+    @abstractmethod
     def _entries(
         self,
         token_ids: Sequence[int],
@@ -123,70 +125,84 @@ class Scores(ABC):
         width: int,
         num_top: int,
     ) -> list[Any]:
-        num_top = min(num_top, width)
-        numbers, top_numbers = encode_numbers([*logprobs]), encode_numbers([*top_logprobs])
-        entries = []
-        for place, (token, number) in enumerate(zip(token_ids, numbers, strict=True)):
-            shown = slice(place * width, place * width + num_top)
-            entries.append(self._entry(token, number, top_ids[shown], top_numbers[shown]))
-        return entries
+        """Return the entry of each token; it has `width` likeliest ones, of which `num_top` are
+        shown."""
 
     @abstractmethod
     def _before(self, token: int) -> bytes:
         """Return what stands before a token's number."""
 
     @abstractmethod
-    def _entry(
-        self, token: int, number: bytes, top_ids: Sequence[int], top_numbers: list[bytes]
-    ) -> Any:
-        """Return the entry of a token; of the likeliest ones _NOBODY may be the last."""
-
-    @abstractmethod
     def _join(self, entries: Sequence[Any], offsets: Sequence[int]) -> bytes:
         """Return entries as what a choice has."""
+
+    @abstractmethod
+    def _join_one(self, entry: Any, offset: int) -> bytes:
+        """Return the same of one entry, several times as fast."""
 
 
 class CompletionScores(Scores):
     """Writes a `Logprobs`; an entry is a token's name, its number and the likeliest ones."""
 
-    first_entry = b"null", b"null"
-    """Number and likeliest ones of a prompt's first token, which nothing comes before."""
+    def entries_of_prompt(self, first: int, rest: Scored, num_top: int) -> list[Any]:
+        """Return the entries of a prompt: its first token, and the others with their scores."""
+        return [(self._begin[first][:-1], b"null", b"null"), *self.entries(rest, num_top)]
 
     def _before(self, token: int) -> bytes:
         return msgspec.json.encode(self.name(token)) + b":"
 
-    def _entry(
+    def _entries(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        top_ids: Sequence[int],
+        top_logprobs: Sequence[float],
+        width: int,
+        num_top: int,
+    ) -> list[tuple[bytes, bytes, bytes]]:
+        begin, is_shared = self._begin, self._is_shared
+        numbers, top_numbers = encode_numbers(logprobs), encode_numbers(top_logprobs)
+        own = [*map(add, map(begin.__getitem__, token_ids), numbers)]
+        tops = [b"{%b}" % pair for pair in own]
+        if width and num_top:
+            is_odd = _NOBODY in top_ids or any(is_shared[token] for token in (*top_ids, *token_ids))
+            pairs = [] if is_odd else [*map(add, map(begin.__getitem__, top_ids), top_numbers)]
+            for place, token in enumerate(token_ids):
+                at = slice(place * width, place * width + num_top)
+                ids = top_ids[at]
+                if is_odd:
+                    tops[place] = self._by_name(token, numbers[place], ids, top_numbers[at])
+                elif token in ids:
+                    tops[place] = b"{%b}" % b",".join(pairs[at])
+                else:
+                    tops[place] = b"{%b,%b}" % (b",".join(pairs[at]), own[place])
+        names = [begin[token][:-1] for token in token_ids]
+        return [*zip(names, numbers, tops, strict=True)]
+
+    def _by_name(
         self, token: int, number: bytes, top_ids: Sequence[int], top_numbers: list[bytes]
-    ) -> tuple[bytes, bytes, bytes]:
-        begin = self._begin
-        own = begin[token]
-        if not top_numbers:
-            return own[:-1], number, b"{%b%b}" % (own, number)
-        if token not in top_ids:
-            top_ids, top_numbers = [*top_ids, token], [*top_numbers, number]
-        if any(map(self._is_shared.__getitem__, top_ids)) or _NOBODY in top_ids:
-            return own[:-1], number, self._by_name(top_ids, top_numbers)
-        shown = [begin[other] + p for other, p in zip(top_ids, top_numbers, strict=True)]
-        return own[:-1], number, b"{%b}" % b",".join(shown)
-
-    def _by_name(self, top_ids: Sequence[int], numbers: list[bytes]) -> bytes:
-        """Return the tokens by name; of two with one name, the second by id."""
+    ) -> bytes:
+        """Return the likeliest tokens and the token itself by name; of two with one name, the
+        second by id."""
+        pairs = [*zip(top_ids, top_numbers, strict=True)]
         found: dict[str, Raw] = {}
-        for token, number in zip(top_ids, numbers, strict=True):
-            if token != _NOBODY:
-                label = self.name(token)
-                found[_id_name(token) if label in found else label] = Raw(number)
+        for other, shown in pairs if token in top_ids else [*pairs, (token, number)]:
+            if other != _NOBODY:
+                label = self.name(other)
+                found[_id_name(other) if label in found else label] = Raw(shown)
         return msgspec.json.encode(found)
-
-    def entries_of_prompt(self, first: int, rest: Scored, num_top: int) -> list[Any]:
-        """Return the entries of a prompt: its first token, and the others with their scores."""
-        return [(self._begin[first][:-1], b"null", b"null"), *self.entries(rest, num_top)]
 
     def _join(self, entries: Sequence[tuple[bytes, bytes, bytes]], offsets: Sequence[int]) -> bytes:
         names, numbers, tops = zip(*entries, strict=True) if entries else ((), (), ())
         return b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":[%b]}' % (
             *(b",".join(names), b",".join(numbers), b",".join(tops)),
             b",".join([b"%d" % offset for offset in offsets]),
+        )
+
+    def _join_one(self, entry: tuple[bytes, bytes, bytes], offset: int) -> bytes:
+        return b'{"tokens":[%b],"token_logprobs":[%b],"top_logprobs":[%b],"text_offset":[%d]}' % (
+            *entry,
+            offset,
         )
 
 
@@ -204,17 +220,31 @@ class ChatScores(Scores):
         piece = list(self._text.pieces(token.to_bytes(4, "little"))[0]) or None
         return b',"bytes":%b}' % msgspec.json.encode(piece)
 
-    def _entry(
-        self, token: int, number: bytes, top_ids: Sequence[int], top_numbers: list[bytes]
-    ) -> bytes:
+    def _entries(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        top_ids: Sequence[int],
+        top_logprobs: Sequence[float],
+        width: int,
+        num_top: int,
+    ) -> list[bytes]:
         begin, end = self._begin, self._end
-        pairs = zip(top_ids, top_numbers, strict=True)
-        shown = [begin[other] + p + end[other] for other, p in pairs if other != _NOBODY]
-        own = begin[token] + number + end[token][:-1]
-        return b'%b,"top_logprobs":[%b]}' % (own, b",".join(shown))
+        numbers, top_numbers = encode_numbers(logprobs), encode_numbers(top_logprobs)
+        entries = []
+        for place, (token, number) in enumerate(zip(token_ids, numbers, strict=True)):
+            at = slice(place * width, place * width + min(width, num_top))
+            pairs = zip(top_ids[at], top_numbers[at], strict=True)
+            shown = [begin[other] + p + end[other] for other, p in pairs if other != _NOBODY]
+            own = begin[token] + number + end[token][:-1]
+            entries.append(b'%b,"top_logprobs":[%b]}' % (own, b",".join(shown)))
+        return entries
 
     def _join(self, entries: Sequence[bytes], _offsets: Sequence[int]) -> bytes:
         return b'{"content":[%b],"refusal":null}' % b",".join(entries)
+
+    def _join_one(self, entry: bytes, _offset: int) -> bytes:
+        return b'{"content":[%b],"refusal":null}' % entry
 
 
 @lru_cache(maxsize=8)

@@ -24,7 +24,7 @@ from server.reply.choice_template import EventTemplate
 from server.reply.renderer import Renderer
 from server.reply.scores import Scores
 from server.reply.template import Pieces, escape
-from server.text.stream import CLEAN, TextStream
+from server.text.stream import CLEAN, UNKNOWN, TextStream
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Outlet:
 class _Choice:
     """A choice whose events may be written here."""
 
-    __slots__ = ("index", "kinds", "num_top", "outlet", "template", "text")
+    __slots__ = ("index", "kinds", "num_top", "outlet", "scores", "template", "text")
 
     template: EventTemplate | None
     text: TextStream
@@ -80,6 +80,8 @@ class _Choice:
         self.index = index
         self.num_top = num_top
         self.kinds = kinds
+        form = outlet.renderer.form
+        self.scores = None if form.request.logprobs is None else form.scores
         self.renew()
 
     def renew(self) -> None:
@@ -142,20 +144,23 @@ class StreamWriter:
         written: dict[Outlet, bytes] = {}
         for at, number in enumerate(tokens.owners.tolist()):
             choice, text, token = choices[number], texts[at], token_ids[at]
-            outlet, template, scores = choice.outlet, choice.template, all_scores.get(at, b"")
+            outlet, scores = choice.outlet, all_scores.get(at, b"")
             try:
-                if (
-                    template is not None
-                    and choice.kinds[token] == CLEAN
-                    and scores is not None
-                    and not choice.text.held
-                ):
-                    events = self._fill(choice, template, token, text, scores)
+                if (template := choice.template) is None or scores is None:
+                    events = outlet.renderer.row_events(_row(tokens, at, choice))
+                    choice.renew()
                 else:
-                    row = _row(tokens, at, choice)
-                    events = outlet.renderer.row_event(row, template, scores)
-                    if template is None:
-                        choice.renew()
+                    is_fed = not text or choice.kinds[token] != CLEAN or choice.text.is_pending
+                    if is_fed:
+                        said = choice.text.feed_token(token)
+                        text = escape(said)
+                    if is_fed and choice.text.stop_string is not None:
+                        events = outlet.renderer.end_events(_row(tokens, at, choice), said)
+                        choice.template = None
+                    else:
+                        counts = self._count(choice, token, is_fed, scores)
+                        has_any = text or scores
+                        events = template.fill(text, scores, counts) if has_any else b""
             except Exception as error:  # noqa: BLE001 - its task logs it
                 outlet.fail(error)
                 continue
@@ -173,22 +178,20 @@ class StreamWriter:
         for outlet in written:
             outlet.last_sent = now
 
-    def _fill(
-        self, choice: _Choice, template: EventTemplate, token: int, text: bytes, scores: bytes
-    ) -> bytes:
-        """Return the event of a token in which no stop string begins or ends."""
-        renderer, stream = choice.outlet.renderer, choice.text
+    def _count(
+        self, choice: _Choice, token: int, is_fed: bool, scores: bytes
+    ) -> tuple[int, int] | None:
+        """Count a token whose text is known; return what its event says of tokens so far."""
+        renderer = choice.outlet.renderer
         renderer.generation.num_unseen += 1
-        if not text or stream.is_pending:
-            data = token.to_bytes(4, "little")
-            text = escape(stream.feed(data)[0])
-            if scores:
-                stream.offsets(data)
-            if not (text or scores):
-                return b""
-        elif scores:
-            stream.num_characters += self._pieces.num_characters[token]
-        return template.fill(text, scores, renderer.count())
+        if scores:
+            if is_fed:
+                choice.text.offsets(token.to_bytes(4, "little"))
+            else:
+                choice.text.num_characters += self._pieces.num_characters[token]
+        if choice.kinds[token] == UNKNOWN and renderer.generation.stops is not None:
+            renderer.generation.stops.learn(token)
+        return renderer.count()
 
     def _scores(self, tokens: Tokens) -> dict[int, bytes | None]:
         """Return the scores, as JSON, of rows of streams that ask for some; None where they could
@@ -196,9 +199,8 @@ class StreamWriter:
         alike: defaultdict[tuple[Scores, int], dict[int, int]] = defaultdict(dict)
         for at, number in enumerate(tokens.owners.tolist()):
             choice = self._choices[number]
-            form = choice.outlet.renderer.form
-            if choice.template is not None and form.request.logprobs is not None:
-                alike[form.scores, choice.num_top][at] = choice.text.num_characters
+            if choice.template is not None and choice.scores is not None:
+                alike[choice.scores, choice.num_top][at] = choice.text.num_characters
         found: dict[int, bytes | None] = {}
         for (scores, num_top), offsets in alike.items():
             own = np.array([*offsets])

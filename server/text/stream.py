@@ -99,22 +99,29 @@ class TextStream:
     def feed(self, token_ids: bytes) -> tuple[str, int]:
         """Take tokens, int32 little-endian; return the text that is decided now, and how many of
         the tokens it takes: all, unless a stop string was reached before the last."""
-        data, count = self.held + self._table.join(token_ids), len(token_ids) // 4
+        num_held = len(self.held)
+        text, end = self._advance(self.held + self._table.join(token_ids))
+        count = len(token_ids) // 4
+        return text, count if end is None else self._count_to(end - num_held, token_ids)
+
+    def feed_token(self, token: int) -> str:
+        """Take one token; return the text that is decided now."""
+        return self._advance(self.held + self._table.entries[token])[0]
+
+    def _advance(self, data: bytes) -> tuple[str, int | None]:
+        """Return the text of these bytes that is decided, and where a stop string ends in them."""
         if self._stops is None:
             text = self._decoder.decode(data)
             self.is_pending = bool(self._decoder.getstate()[0])
-            return text, count
+            return text, None
         if found := self._stops.search(data):
             begin, end = found
-            count = self._count_to(end - len(self.held), token_ids)
-            self.stop_string = data[begin:end].decode()
-            self.held = b""
-            return self._decoder.decode(data[: end if self._keeps_stop else begin], True), count
+            self.held, self.stop_string = b"", data[begin:end].decode()
+            return self._decoder.decode(data[: end if self._keeps_stop else begin], True), end
         decided = len(data) - self._stops.count_undecided(data)
-        self.held = data[decided:]
-        text = self._decoder.decode(data[:decided])
+        text, self.held = self._decoder.decode(data[:decided]), data[decided:]
         self.is_pending = bool(self.held or self._decoder.getstate()[0])
-        return text, count
+        return text, None
 
     def echo(self, token_ids: bytes) -> str:
         """Take tokens in which no stop string is looked for."""

@@ -412,7 +412,7 @@ async def test_a_bug_ends_the_request_that_meets_it_and_no_other(text: Text, whe
     if where == "rendering":
         (number,) = served.outlets[1].stream.numbers  # type: ignore[union-attr]
         served.responder._writer._choices[number].template = None  # type: ignore[union-attr]
-        renderer.row_event = broken  # type: ignore[method-assign]
+        renderer.row_events = broken  # type: ignore[method-assign]
     elif where == "counting":
         renderer.count = broken  # type: ignore[method-assign]
     else:
