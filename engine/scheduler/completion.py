@@ -73,7 +73,7 @@ class StepCompletion:
             unreported.difference_update(table.sequence_id[own.slots].tolist())
         registry.count_ends(rows.slots[in_outputs & is_end])
         in_tokens = emit == TOKENS
-        if in_tokens.any():
+        if table.num_streaming and in_tokens.any():
             own = rows.select(in_tokens)
             step = make_tokens(table, registry.by_first_id, own, reasons[in_tokens], scores)
             step.finished.extend(registry.count_ends(rows.slots[in_tokens & is_end]))

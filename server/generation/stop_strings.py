@@ -13,10 +13,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.client.streams import Delivery, Stream
 from engine.messages import Output
-from engine.steps.batch import I32
 from engine.steps.tokens import U8, Tokens, join
 from server.text.stream import NEAR, UNKNOWN, StopStrings
 from server.text.text import ByteTable
@@ -128,7 +128,7 @@ class StopStringWatch:
             if self._has_stopped(index, near.token_ids[begin:end].tobytes())
         ]
 
-    def learn(self, token_ids: I32) -> None:
+    def learn(self, token_ids: npt.NDArray[np.int32]) -> None:
         """Find out of which kinds these tokens are."""
         kinds = self._kinds[token_ids]
         if not kinds.all():
