@@ -16,10 +16,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 _ENGINE = ("engine", "engine.steps")
-_SERVES = ("engine", "engine.client", "engine.steps.token_deltas")
+_SERVES = ("engine", "engine.client", "engine.steps.tokens")
 """What servers see of the engine: its messages and settings, and the client of its process."""
 _EDGE = ("server", "server.schema", "server.http")
-_ANSWERS = (*_EDGE, "server.text", "server.generation")
+_ANSWERS = (*_EDGE, "server.text", "server.generation", "server.reply")
 _MEASURES = ("engine.errors", "engine.settings", "loadtest")
 """What every command of ours says, reads and writes in one way: nothing that serves."""
 _REPORTS = (*_MEASURES, "loadtest.analysis", "loadtest.client")
@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "server.text": (*_SERVES, "server", "server.schema"),
     "server.supervise": (*_SERVES, *_EDGE, "server.text"),
     "server.generation": (*_SERVES, *_EDGE, "server.text"),
+    "server.reply": (*_SERVES, *_EDGE, "server.text", "server.generation"),
     "server.routes": (*_SERVES, *_ANSWERS, "server.storage"),
     "server.batch": (*_SERVES, *_ANSWERS, "server.storage", "server.routes"),
     "server.commands": (

@@ -6,14 +6,17 @@ import sys
 import threading
 
 import msgspec
+import numpy as np
 import zmq
 
-from engine.messages import Columns, Outputs, Status
+from engine.messages import Outputs, Status
 from engine.settings import load
+from engine.steps.tokens import step_tokens
 from engine.wiring import EngineWiring
 
 STATUS = Status("ready", 8, 0, 0, 100, 1, 0, 64, 32, "silent")
-OF_NOBODY = Outputs([], Columns((7 << 20).to_bytes(8, "little"), bytes(4), bytes(1)))
+NOBODY = step_tokens(np.array([7 << 20]), np.zeros(1, np.int32), np.zeros(1, np.uint8))
+OF_NOBODY = Outputs([], NOBODY.to_wire())
 """A row of a stream that the client does not have."""
 
 

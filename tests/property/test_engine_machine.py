@@ -1,6 +1,6 @@
 """The engine under any order of add, abort and both ways to step holds its invariants.
 
-1. Every accepted request gets exactly one terminal Output per sample, or row of Columns, unless it
+1. Every accepted request gets exactly one terminal Output per sample, or row of Tokens, unless it
    was aborted or the sample stopped; of what was, nothing more is heard.
 2. Slots, queues, shares and prefixes add up: see `tests/engines/invariants.py`.
 3. Each sample equals that of an engine which runs this request alone, by `step`, and keeps no
@@ -35,7 +35,7 @@ from msgspec.structs import replace
 
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest, Overloaded
-from engine.messages import PROMPT, REASONS, Columns, Output, Request, Running, join
+from engine.messages import PROMPT, REASONS, Output, Request, Running, join
 from engine.process.engine import Engine
 from engine.scheduler.outputs import NOT_FINITE
 from engine.scheduler.parking import parkable
@@ -43,6 +43,7 @@ from engine.state.parked import Parked, merged
 from engine.state.sequence import STREAMS, SequenceGroup
 from engine.state.slots import SlotTable
 from engine.steps.batch import I32, Batch, StepResult
+from engine.steps.tokens import from_wire
 from tests.engines.invariants import prefixes_add_up, queues_add_up, slots_add_up
 from tests.engines.numpy_runner import TINY, NumpyLaunched, NumpyRunner, ints, tiny_weights
 from tests.engines.run_engine import alone
@@ -51,7 +52,9 @@ from tests.engines.strategies import EMITS, MAX_N, alike, configs, requests, tok
 WEIGHTS = tiny_weights()
 WEIGHTS.embedding[31] = np.nan  # so that "error" endings occur too
 
-Said = tuple[list[Output], list[tuple[int, Columns]]]
+Part = tuple[int, list[bytes], list[tuple[int, int]]]
+"""A client's number, its Tokens as a message carries them, and what was cached."""
+Said = tuple[list[Output], list[Part]]
 
 
 class RecordingRunner(NumpyRunner):
@@ -105,7 +108,7 @@ class EngineMachine(RuleBasedStateMachine):
             request,
             id=str(self.count),
             stream=MAX_N * self.count,
-            durable=request.durable and request.emit != "columns",
+            durable=request.durable and request.emit != "tokens",
         )
         params, waiting = request.params, self.engine.status().waiting
         try:
@@ -303,20 +306,15 @@ class EngineMachine(RuleBasedStateMachine):
                 assert output.finish_reason is not None
             earlier.append(output)
 
-    def outputs_of(self, steps: list[tuple[int, Columns]]) -> Iterator[Output]:
-        """What columns say, a row each, as Outputs."""
-        for number, columns in steps:
+    def outputs_of(self, steps: list[Part]) -> Iterator[Output]:
+        """What steps' tokens say, a row each, as Outputs."""
+        for number, wire, cached in steps:
             assert number == 0
-            self.cached |= dict(columns.cached)
-            top_ids = np.frombuffer(columns.top_ids, "<i4").reshape(-1, columns.num_top or 1)
-            top_logprobs = np.frombuffer(columns.top_logprobs, "<f4").reshape(top_ids.shape)
-            rows = zip(
-                np.frombuffer(columns.streams, "<i8").tolist(),
-                np.frombuffer(columns.token_ids, "<i4"),
-                np.frombuffer(columns.logprobs or bytes(len(columns.token_ids)), "<f4"),
-                columns.reasons,
-                strict=True,
-            )
+            self.cached |= dict(cached)
+            step = from_wire(wire)
+            top_ids, top_logprobs, token_ids = step.top_ids, step.top_logprobs, step.token_ids
+            logprobs = step.logprobs if len(step.logprobs) else np.zeros(len(step), np.float32)
+            rows = zip(step.owners.tolist(), token_ids, logprobs, step.reasons, strict=True)
             for row, (stream, token, logprob, reason) in enumerate(rows):
                 request = self.requests[str(stream // MAX_N)]
                 is_error = REASONS[reason] == "error"
@@ -382,7 +380,7 @@ class EngineMachine(RuleBasedStateMachine):
             expected = {PROMPT: said[PROMPT]} if PROMPT in said else {}
         assert said.keys() == expected.keys()
         for index, one in expected.items():
-            if request.emit == "columns" and index != PROMPT:  # which have no ranks
+            if request.emit == "tokens" and index != PROMPT:  # which have no ranks
                 one = replace(one, ranks=b"")  # noqa: PLW2901
             assert replace(said[index], cached_tokens=0, first_version=0) == one
             assert said[index].cached_tokens < len(request.prompt_token_ids) // 4
@@ -399,8 +397,9 @@ class EngineMachine(RuleBasedStateMachine):
 
 def said(engine: Engine, outputs: list[Output]) -> Said:
     """All of what steps said that returned these Outputs."""
-    steps = (columns.split(STREAMS.bit_length() - 1) for columns in engine.take_tokens())
-    return outputs, list(chain.from_iterable(steps))
+    steps = (step.split(STREAMS.bit_length() - 1) for step in engine.take_tokens())
+    parts = chain.from_iterable(steps)
+    return outputs, [(number, own.tokens.to_wire(), own.cached) for number, own in parts]
 
 
 EngineMachine.TestCase.settings = settings(

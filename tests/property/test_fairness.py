@@ -8,12 +8,10 @@ prompts and the queue are scarce.
 from __future__ import annotations
 
 from itertools import cycle
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -26,7 +24,6 @@ from server.batch.jobs import _weights
 from server.generation.engine_request import RequestOwner, engine_requests
 from server.generation.prompts import Prompt
 from server.storage.records import BatchRecord
-from server.text.text import Text
 from tests.bodies.refusals import completion
 from tests.engines.making import complete, park_victims, scheduled, scheduler_of
 
@@ -50,19 +47,11 @@ limits = st.fixed_dictionaries(
 )
 
 
-@pytest.fixture(scope="module")
-def text(text_model: Path) -> Text:
-    return Text(text_model)
-
-
 class Flood:
     """A scheduler to which some owners send requests without end."""
 
-    def __init__(
-        self, text: Text, limits: dict[str, int], *senders: tuple[RequestOwner, Any]
-    ) -> None:
+    def __init__(self, limits: dict[str, int], *senders: tuple[RequestOwner, Any]) -> None:
         self.scheduler: Scheduler = scheduler_of(**limits, max_step_tokens=20)
-        self._text = text
         self._count = 0
         self._sent = [(owner, cycle(bodies)) for owner, bodies in senders]
         for _ in range(20):
@@ -75,7 +64,7 @@ class Flood:
         ids = np.full(body["length"], 5 + self._count % 20, np.int32).tobytes()
         asked = completion(priority=0 if owner.durable else body["priority"])
         params = SamplingParams(n=body["n"], max_tokens=body["max_tokens"], ignore_eos=True)
-        prompt = Prompt(ids, asked, self._text)
+        prompt = Prompt(ids)
         (request,) = engine_requests(str(self._count), asked, params, owner, [prompt], [0])
         return request
 
@@ -115,10 +104,10 @@ SCARCE = {"num_slots": 4, "max_step_rows": 4, "prefix_slots": 2, "max_waiting_by
 @example(flood=[FEW | {"n": 60, "max_tokens": 1}], limits=SCARCE | {"num_slots": 9}, body=FEW)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 def test_no_field_of_one_keys_requests_keeps_another_keys_request_waiting(
-    text: Text, flood: list[Body], limits: dict[str, int], body: Body
+    flood: list[Body], limits: dict[str, int], body: Body
 ) -> None:
     few = body | {"n": min(body["n"], 4), "max_tokens": min(body["max_tokens"], 5)}
-    Flood(text, limits, (of_key("a"), flood)).run(of_key("b"), few)
+    Flood(limits, (of_key("a"), flood)).run(of_key("b"), few)
 
 
 def batches_of(*made: tuple[str, int, float]) -> list[RequestOwner]:
@@ -144,19 +133,19 @@ made = st.tuples(st.just("a"), st.integers(-1000, 1000), st.floats(1e-3, 1e3))
 @example(theirs=[("a", 1000, 1.0)], flood=[FEW | {"max_tokens": 1_000}], limits=SCARCE)
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 def test_no_priority_or_weight_of_a_keys_batches_keeps_another_keys_waiting(
-    text: Text, theirs: list[tuple[str, int, float]], flood: list[Body], limits: dict[str, int]
+    theirs: list[tuple[str, int, float]], flood: list[Body], limits: dict[str, int]
 ) -> None:
     *senders, other = batches_of(*theirs, ("b", 0, 1.0))
-    Flood(text, limits, *((one, flood) for one in senders)).run(other, FEW)
+    Flood(limits, *((one, flood) for one in senders)).run(other, FEW)
 
 
 @given(theirs=st.lists(made, min_size=1, max_size=6), flood=bodies, limits=limits)
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 def test_batches_make_way_for_people_of_all_keys_whatever_these_ask(
-    text: Text, theirs: list[tuple[str, int, float]], flood: list[Body], limits: dict[str, int]
+    theirs: list[tuple[str, int, float]], flood: list[Body], limits: dict[str, int]
 ) -> None:
     senders = batches_of(*theirs)
-    busy = Flood(text, limits, *((one, flood) for one in senders))
+    busy = Flood(limits, *((one, flood) for one in senders))
     for priority in (1000, -1000):
         busy.run(of_key("b"), FEW | {"priority": priority, "n": 2})
         busy.run(of_key("a"), FEW | {"priority": priority, "n": 2})

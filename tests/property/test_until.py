@@ -19,13 +19,14 @@ from hypothesis import strategies as st
 
 from engine.client.client import EngineClient
 from engine.client.streams import Streams
-from engine.messages import REASONS, Abort, Columns, Output, Outputs, Request, StopSamples, ToEngine
+from engine.messages import REASONS, Abort, Output, Outputs, Request, StopSamples, ToEngine
+from engine.steps.tokens import step_tokens
 from server.generation.engine_request import RequestOwner
 from server.generation.generation import Generation
 from server.routes.services import services
 from server.schema.completion_request import parse_completion
 from server.schema.completion_response import Samples
-from server.text.sample import Delta
+from server.text.choice_part import ChoicePart
 from server.text.text import Text
 from tests.engines.making import IDLE
 
@@ -113,13 +114,13 @@ class ScriptedEngine(EngineClient):
         request, text = self._requests[prompt], self._script.samples[prompt][index]
         ids = array("i", [self._ids[one] for one in text])
         is_last = count == len(text)
-        if request.emit == "columns":
-            columns = Columns(
-                streams=np.array([request.stream + index], "<i8").tobytes(),
-                token_ids=ids[count - 1 : count].tobytes(),
-                reasons=bytes([LENGTH if is_last else 0]),
+        if request.emit == "tokens":
+            tokens = step_tokens(
+                np.array([request.stream + index]),
+                np.array(ids[count - 1 : count]),
+                np.array([LENGTH if is_last else 0], np.uint8),
             )
-            self._streams.receive(Outputs([], columns))
+            self._streams.receive(Outputs([], tokens.to_wire()))
         elif request.emit == "delta" or is_last:
             shown = ids[count - 1 : count] if request.emit == "delta" else ids
             reason = REASONS[LENGTH] if is_last else None
@@ -128,7 +129,7 @@ class ScriptedEngine(EngineClient):
 
 async def reply_to(
     script: Script, text: Text, fields: dict[str, Any], sender: RequestOwner
-) -> tuple[ScriptedEngine, Generation, list[Delta]]:
+) -> tuple[ScriptedEngine, Generation, list[ChoicePart]]:
     """All that the reply has, in the order in which it comes."""
     client = ScriptedEngine(script, text)
     prompts, n = [[5 + i] for i in range(len(script.samples))], len(script.samples[0])
@@ -137,8 +138,8 @@ async def reply_to(
     ids = [array("i", prompt).tobytes() for prompt in prompts]
     generation = Generation("made", request, ids, text, sender)
     choices = []
-    async for news in generation.deltas(client):
-        choices += await generation.certain(news)
+    async for tokens in generation.run(client):
+        choices += await generation.certain(tokens)
     choices += generation.rest()
     await asyncio.sleep(0)
     if client._task is not None:
@@ -190,7 +191,7 @@ def test_until_is_of_the_first_samples_up_to_the_one_that_is_enough(
         assert (samples.requested, samples.drawn, samples.matched) == (n, len(own), sum(matches))
         assert samples.reached == (sum(matches) == enough)
         assert sum(samples.finished_by.values()) == len(own)
-    usage = generation.usage
+    usage = generation.usage_of(generation.completion_tokens)
     assert usage.completion_tokens == sum(choice.num_tokens for choice in choices)
     assert (usage.discarded_tokens is msgspec.UNSET) == sender.durable
     said = sum(len(one) for own in script.samples for one in own)
@@ -256,7 +257,7 @@ def test_a_stream_of_whole_choices_has_each_once_and_whole(
     assert {choice.index: choice.text for choice in choices} == dict(enumerate(expected))
     assert len(choices) == len(expected)
     assert all(choice.is_first and choice.finish_reason for choice in choices)
-    assert generation.usage.completion_tokens == sum(map(len, expected))
+    assert generation.completion_tokens == sum(map(len, expected))
     assert generation.samples is msgspec.UNSET
 
 

@@ -23,7 +23,6 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineUnavailable, StepFailed
 from engine.messages import (
     Abandon,
-    Columns,
     Hello,
     LoadWeights,
     Output,
@@ -318,7 +317,7 @@ async def test_an_engine_whose_answer_is_not_read_yet_is_not_taken_for_gone(endp
 
 LIES = {
     "rows of nobody": OF_NOBODY,
-    "half a row": Outputs([], Columns(bytes(7), bytes(4), bytes(1))),
+    "half a row": Outputs([], [bytes(7), bytes(4), bytes(1), b"", b"\0", b"", b""]),
 }
 
 

@@ -24,20 +24,20 @@ from engine.messages import (
     StopSamples,
 )
 from engine.process.engine import Engine
-from engine.steps.token_deltas import TokenDeltas, merge
+from engine.steps.tokens import Tokens, join
 from engine.weights.weights import Weights
 from tests.conftest import MakeRequest
 from tests.engines.numpy_runner import NumpyRunner
 from tests.engines.served_engine import NUM_SLOTS, RawClient, Serve, collect, connected, until
 
 
-async def rest_of(stream: Stream) -> TokenDeltas:
-    """All columns that are still to come."""
-    parts = [stream.take().news]
+async def rest_of(stream: Stream) -> Tokens:
+    """All tokens that are still to come."""
+    parts = [stream.take().tokens]
     while stream.unfinished:
         await stream.wait()
-        parts.append(stream.take().news)
-    return merge(parts)
+        parts.append(stream.take().tokens)
+    return join(parts)
 
 
 async def test_each_client_gets_what_an_engine_in_process_returns_in_each_form(
@@ -65,12 +65,12 @@ async def test_each_client_gets_what_an_engine_in_process_returns_in_each_form(
         assert [delta.finish_reason for delta in own] == [None] * 8 + ["length"]
         assert b"".join(delta.token_ids for delta in own) == expected.token_ids
         assert b"".join(delta.logprobs for delta in own) == expected.logprobs
-    for columns, outputs in ((whole, [*ours, *ours]), (rest, theirs)):
-        assert sorted(columns.indices.tolist()) == list(range(len(outputs)))
-        for index, expected in enumerate(outputs):
-            assert columns.tokens_of(index) == expected.token_ids
-            assert dict(columns.entries())[index].logprobs == expected.logprobs
-        assert {REASONS[reason] for reason in columns.reasons} == {"length"}
+    for tokens, outputs in ((whole, [*ours, *ours]), (rest, theirs)):
+        assert sorted(tokens.owners.tolist()) == list(range(len(outputs)))
+        for index, begin, end, reason in tokens.rows():
+            assert tokens.token_ids[begin:end].tobytes() == outputs[index].token_ids
+            assert tokens.logprobs[begin:end].tobytes() == outputs[index].logprobs
+            assert REASONS[reason] == "length"
     assert not served.engine.has_work
 
 
@@ -191,13 +191,13 @@ async def test_stopped_samples_free_their_slots_while_others_run(
     async with connected(endpoint) as client:
         request = make_request(n=6, max_tokens=60, emit="tokens")
         with client.open([request]) as stream:
-            while len(stream.take().news.indices) < 6:
+            while len(stream.take().tokens) < 6:
                 await stream.wait()
             stream.stop(np.array([0, 1, 2, 4]))
             table = served.engine.scheduler.table
             await until(lambda: table.num_owned <= 2)
             assert served.engine.has_request("a")
-            assert set((await rest_of(stream)).indices.tolist()) == {3, 5}
+            assert set((await rest_of(stream)).owners.tolist()) == {3, 5}
         await until(lambda: not served.engine.has_work)
         assert table.num_free == NUM_SLOTS
 

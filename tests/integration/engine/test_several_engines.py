@@ -27,7 +27,6 @@ from engine.errors import (
 )
 from engine.messages import (
     PROMPT,
-    Columns,
     Done,
     LoadWeights,
     Output,
@@ -38,6 +37,7 @@ from engine.messages import (
     join,
 )
 from engine.steps.batch import Batch
+from engine.steps.tokens import step_tokens
 from engine.weights.weights import Weights
 from tests.engines.making import IDLE, request_of
 from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
@@ -78,35 +78,35 @@ def assert_same(found: dict[int, Output], expected: dict[int, Output]) -> None:
 
 
 def once(expected: dict[int, Output]) -> dict[int, tuple[bytes, int]]:
-    """What `columns` returns of these."""
+    """What `collect_tokens` returns of these."""
     samples = [(index, one) for index, one in expected.items() if index != PROMPT]
     return {index: (one.token_ids, 1) for index, one in samples}
 
 
-async def columns(stream: Stream) -> dict[int, tuple[bytes, int]]:
+async def collect_tokens(stream: Stream) -> dict[int, tuple[bytes, int]]:
     """The tokens of each completion, and how often it ended."""
     tokens: defaultdict[int, bytes] = defaultdict(bytes)
     ends: defaultdict[int, int] = defaultdict(int)
     while stream.unfinished:
         await stream.wait()
-        news = stream.take().news
-        for entry, index in enumerate(news.indices.tolist()):
-            tokens[index] += news.tokens_of(entry)
-            ends[index] += bool(news.reasons[entry])
+        new = stream.take().tokens
+        for index, begin, end, reason in new.rows():
+            tokens[index] += new.token_ids[begin:end].tobytes()
+            ends[index] += bool(reason)
     return {index: (tokens[index], ends[index]) for index in tokens}
 
 
 async def assert_answers(client: EngineClient, request: Request, expected: Any) -> None:
     """Ask, and compare what comes in the form that the request asks for."""
-    if request.emit == "columns":
+    if request.emit == "tokens":
         with client.open([request]) as stream:
-            found = await columns(stream)
+            found = await collect_tokens(stream)
         assert found == once(expected)
     else:
         assert_same(whole(await collect(client, request)), expected)
 
 
-@pytest.mark.parametrize("emit", ["final", "delta", "columns"])
+@pytest.mark.parametrize("emit", ["final", "delta", "tokens"])
 @pytest.mark.parametrize(
     "params",
     [
@@ -152,7 +152,7 @@ async def test_stops_and_cuts_reach_the_engines_that_have_them(
         with client.open([request]) as stream:
             stream.stop(np.array([0, 3]))
             stream.cut(0, 7)
-            found = await columns(stream)
+            found = await collect_tokens(stream)
             await until(lambda: not any(one.engine.has_work for one in two))
     # Those that waited for a slot when they were stopped run on, and nobody hears of it.
     assert found == {index: (expected[index].token_ids, 1) for index in (1, 2, 4, 5, 6)}
@@ -195,9 +195,9 @@ class Breaks(NumpyRunner):
 @pytest.mark.parametrize(
     ("emit", "params"),
     [
-        *((emit, {"logprobs": 2}) for emit in ("delta", "columns")),
-        *((emit, {}) for emit in ("final", "delta", "columns")),
-        *((emit, {"logprobs": 0, "prompt_logprobs": 2}) for emit in ("final", "delta", "columns")),
+        *((emit, {"logprobs": 2}) for emit in ("delta", "tokens")),
+        *((emit, {}) for emit in ("final", "delta", "tokens")),
+        *((emit, {"logprobs": 0, "prompt_logprobs": 2}) for emit in ("final", "delta", "tokens")),
     ],
 )
 async def test_what_a_broken_engine_had_is_run_by_another(
@@ -238,7 +238,7 @@ async def test_a_frozen_engine_that_goes_on_says_nothing_more(
         frozen.send_multipart([identity, msgspec.msgpack.encode(status)])
         await until(lambda: client.status is not None)
         with client.open([request]) as stream:
-            found = asyncio.create_task(columns(stream))
+            found = asyncio.create_task(collect_tokens(stream))
             message: Any = None
             while not isinstance(message, Request):
                 _, message = await asyncio.to_thread(heard)
@@ -247,10 +247,12 @@ async def test_a_frozen_engine_that_goes_on_says_nothing_more(
 
             def say(place: int) -> None:
                 """A token of each of its samples."""
-                tokens = [expected[one][0][4 * place :][:4] for one in own.tolist()]
-                streams = (message.stream + own.astype("<i8")).tobytes()
-                said = Columns(streams, b"".join(tokens), bytes(len(own)))
-                frozen.send_multipart([identity, msgspec.msgpack.encode(Outputs([], said))])
+                ids = b"".join(expected[index][0][4 * place :][:4] for index in own.tolist())
+                streams = message.stream + own.astype("<i8")
+                reasons = np.zeros(len(own), np.uint8)
+                said = step_tokens(streams, np.frombuffer(ids, "<i4"), reasons)
+                outputs = Outputs([], said.to_wire())
+                frozen.send_multipart([identity, msgspec.msgpack.encode(outputs)])
 
             for place in range(3):
                 say(place)

@@ -149,7 +149,7 @@ def test_another_request_of_the_same_id_starts_anew() -> None:
     engine.add(request_of(max_tokens=6))
     with pytest.raises(InvalidRequest, match="in use"):
         engine.add(other)
-    with pytest.raises(InvalidRequest, match="durable must be false where emit is columns"):
+    with pytest.raises(InvalidRequest, match="durable must be false where emit is tokens"):
         engine.add(request_of("b", emit="tokens", durable=True))
 
 

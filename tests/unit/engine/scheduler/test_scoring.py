@@ -100,7 +100,7 @@ def test_alternatives_come_with_each_token_to_those_who_asked(most: int) -> None
     assert (len(scheduled(scheduler).score_rows), scheduler.table.num_asking) == (0, 0)
 
 
-def test_alternatives_in_columns_are_those_of_the_first_rows() -> None:
+def test_alternatives_in_tokens_are_those_of_the_first_rows() -> None:
     scheduler = scheduler_of()
     for stream, most in enumerate((None, 1, 0, 2)):
         owner = STREAMS * (stream == 3)
@@ -108,13 +108,10 @@ def test_alternatives_in_columns_are_those_of_the_first_rows() -> None:
             request_of(f"{most}", [5], emit="tokens", stream=owner + stream, logprobs=most)
         )
     complete(scheduler, scheduled(scheduler))
-    (columns,) = scheduler.take_tokens()
-    split = dict(columns.split(STREAMS.bit_length() - 1))
-    assert [np.frombuffer(split[owner].streams, "<i8").tolist() for owner in (0, 1)] == [
-        [1, 0, 2],
-        [3],
-    ]
-    assert [floats(split[owner].logprobs) for owner in (0, 1)] == [[0, -0.5, -0.5], [-1]]
-    assert {split[owner].num_top for owner in (0, 1)} == {2}
-    assert [ints(split[owner].top_ids) for owner in (0, 1)] == [[0, 1], [100, 101]]
-    assert floats(split[1].top_logprobs) == [-100, -101]
+    (step,) = scheduler.take_tokens()
+    split = dict(step.split(STREAMS.bit_length() - 1))
+    tokens = [split[owner].tokens for owner in (0, 1)]
+    assert [one.owners.tolist() for one in tokens] == [[1, 0, 2], [3]]
+    assert [one.logprobs.tolist() for one in tokens] == [[0, -0.5, -0.5], [-1]]
+    assert [one.top_ids.tolist() for one in tokens] == [[[0, 1]], [[100, 101]]]
+    assert tokens[1].top_logprobs.tolist() == [[-100, -101]]

@@ -1,4 +1,4 @@
-"""New tokens as columns; samples that are stopped one by one, or cut off before they start."""
+"""New tokens of a step; samples that are stopped one by one, or cut off before they start."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import pytest
 
 from engine.errors import InvalidRequest
 from engine.messages import REASONS
-from engine.scheduler.outputs import NewTokens
+from engine.scheduler.outputs import StepTokens
 from engine.scheduler.scheduler import Scheduler
 from engine.state.sequence import STREAMS
 from tests.engines.making import (
     complete,
-    ints,
     request_of,
     scheduled,
     scheduler_of,
@@ -24,9 +23,9 @@ from tests.tools.calls import calls_of
 LENGTH, ERROR = REASONS.index("length"), REASONS.index("error")
 
 
-def taken(scheduler: Scheduler) -> NewTokens:
-    (columns,) = scheduler.take_tokens()
-    return columns
+def taken(scheduler: Scheduler) -> StepTokens:
+    (step,) = scheduler.take_tokens()
+    return step
 
 
 def stop(scheduler: Scheduler, *indices: int, cut: int | None = None) -> int:
@@ -42,26 +41,26 @@ def ended(scheduler: Scheduler) -> list[int]:
     return indices
 
 
-def test_a_step_says_all_in_columns() -> None:
+def test_a_step_says_all_in_tokens() -> None:
     scheduler = scheduler_of()
     scheduler.add(request_of(n=3, prompt=[5], max_tokens=2, emit="tokens", stream=40))
     assert step(scheduler, [11, 12, 13]) == []
-    columns = taken(scheduler)
-    assert sorted(columns.streams.tolist()) == [40, 41, 42]
-    assert columns.token_ids.tolist() == [11, 12, 13]
-    assert (columns.reasons.tolist(), columns.finished) == ([0, 0, 0], [])
-    assert not len(columns.logprobs)
+    tokens, _, finished = taken(scheduler)
+    assert sorted(tokens.owners.tolist()) == [40, 41, 42]
+    assert tokens.token_ids.tolist() == [11, 12, 13]
+    assert (tokens.reasons.tolist(), finished) == ([0, 0, 0], [])
+    assert not len(tokens.logprobs)
     assert step(scheduler, [14, -1, 16]) == []
-    columns = taken(scheduler)
-    assert (columns.reasons.tolist(), columns.finished) == ([LENGTH, ERROR, LENGTH], ["a"])
+    tokens, _, finished = taken(scheduler)
+    assert (tokens.reasons.tolist(), finished) == ([LENGTH, ERROR, LENGTH], ["a"])
     assert (scheduler.num_requests, scheduler.take_tokens()) == (0, [])
     scheduler.add(request_of(prompt=[5], emit="tokens", logprobs=0))
     scheduler.add(request_of("b", [5], emit="tokens", stream=7))
     step(scheduler)
-    assert taken(scheduler).logprobs.tolist() == [-0.5, -0.5]
+    assert taken(scheduler).tokens.logprobs.tolist() == [-0.5, -0.5]
 
 
-def test_columns_say_what_was_cached_when_a_request_begins_to_sample() -> None:
+def test_tokens_say_what_was_cached_when_a_request_begins_to_sample() -> None:
     scheduler = scheduler_of()
     for name, cached in (("a", []), ("b", [[(9, 2)]])):
         scheduler.add(request_of(name, n=2, max_tokens=2, emit="tokens", stream=9))
@@ -69,19 +68,19 @@ def test_columns_say_what_was_cached_when_a_request_begins_to_sample() -> None:
         assert [one.cached for one in scheduler.take_tokens() if one.cached] == cached
 
 
-def test_columns_are_split_by_the_bits_above() -> None:
+def test_tokens_are_split_by_the_bits_above() -> None:
     scheduler = scheduler_of()
     for at, number in enumerate((0, 1, 0, 2)):
         scheduler.add(request_of(f"{at}", [5], emit="tokens", stream=number * STREAMS + at))
     step(scheduler, [21, 22, 23, 24])
-    columns = taken(scheduler)
-    of = dict(zip((columns.streams % STREAMS).tolist(), columns.token_ids.tolist(), strict=True))
+    step_tokens = taken(scheduler)
+    tokens, split = step_tokens.tokens, dict(step_tokens.split(STREAMS.bit_length() - 1))
+    of = dict(zip((tokens.owners % STREAMS).tolist(), tokens.token_ids.tolist(), strict=True))
     assert sorted(of.values()) == [21, 22, 23, 24]
-    split = columns.split(STREAMS.bit_length() - 1)
-    said = {to: (np.frombuffer(one.streams, "<i8").tolist(), one.token_ids) for to, one in split}
     for number, streams in ((0, [0, 2]), (1, [1]), (2, [3])):
-        assert sorted(said[number][0]) == streams
-        assert ints(said[number][1]) == [of[stream] for stream in said[number][0]]
+        own = split[number].tokens
+        assert sorted(own.owners.tolist()) == streams
+        assert own.token_ids.tolist() == [of[stream] for stream in own.owners.tolist()]
 
 
 @pytest.mark.parametrize("stream", [-1, STREAMS - 1])
@@ -102,10 +101,11 @@ def test_stopped_samples_free_their_slots_at_once_and_say_nothing_more() -> None
     assert stop(scheduler, 1, 3) == 0
     scheduler.take_tokens()
     complete(scheduler, under_way)
-    assert sorted(taken(scheduler).streams.tolist()) == [0, 2, 4]
+    assert sorted(taken(scheduler).tokens.owners.tolist()) == [0, 2, 4]
     assert ended(scheduler) == []
-    streams = [one.streams[one.reasons != 0] for one in scheduler.take_tokens()]
-    assert sorted(np.concatenate(streams).tolist()) == [0, 2, 4]
+    steps_left = [step.tokens for step in scheduler.take_tokens()]
+    owners = [tokens.owners[tokens.reasons != 0] for tokens in steps_left]
+    assert sorted(np.concatenate(owners).tolist()) == [0, 2, 4]
 
 
 def calls_of_a_stop(n: int) -> int:

@@ -47,9 +47,9 @@ async def test_a_reply_in_chunks_gives_its_connection_and_no_other_does() -> Non
         lender = connection(cycle=cycle)
         _offer(lender)
         cycle.chunked_encoding, cycle.disconnected = is_chunked, is_gone
-        outlet = SimpleNamespace(reply=None)
+        outlet = SimpleNamespace(connection=None)
         await cycle.send({"type": CONNECT, "outlet": outlet})
-        assert (outlet.reply is lender) == (is_chunked and not is_gone)
+        assert (outlet.connection is lender) == (is_chunked and not is_gone)
         await cycle.send({"type": "http.response.body"})
         assert (
             cycle.sent == [{"type": "http.response.body"}] and CONNECT in cycle.scope["extensions"]
@@ -57,7 +57,7 @@ async def test_a_reply_in_chunks_gives_its_connection_and_no_other_does() -> Non
 
 
 async def test_a_retry_over_http_1_0_lends_nothing() -> None:
-    cycle, outlet = Cycle(), SimpleNamespace(reply=None)
+    cycle, outlet = Cycle(), SimpleNamespace(connection=None)
     _speak_1_0(cycle, False)  # type: ignore[arg-type]  # stands for uvicorn's
     await cycle.send({"type": CONNECT, "outlet": outlet})
-    assert outlet.reply is None and not cycle.sent
+    assert outlet.connection is None and not cycle.sent

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
-from server.http.responses import EventStream
+from server.http.responses import EventStream, frame
 
 
 async def test_a_client_that_has_left_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
@@ -21,11 +21,11 @@ async def test_a_client_that_has_left_is_no_failure(caplog: pytest.LogCaptureFix
             raise ClientDisconnect
 
     async def events() -> AsyncGenerator[bytes, None]:
-        yield b"2"
+        yield frame([b"2"])
 
     async def receive() -> Any:
         raise AssertionError("nobody asks")
 
     with pytest.raises(ClientDisconnect):
-        await EventStream(b"1", events())({"type": "http"}, receive, send)
+        await EventStream(frame([b"1"]), events())({"type": "http"}, receive, send)
     assert len(sent) == 3 and not caplog.records

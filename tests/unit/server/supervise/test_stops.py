@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from engine.errors import EngineUnavailable
 from server.http.request_middleware import RequestMiddleware
-from server.http.responses import EventStream
+from server.http.responses import EventStream, frame
 from server.supervise.supervisor import Child, Supervisor
 from tests.engines.served_engine import until
 
@@ -31,10 +31,10 @@ class Streamed:
         self.has_begun = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await EventStream(b"{}", self._events())(scope, receive, send)
+        await EventStream(frame([b"{}"]), self._events())(scope, receive, send)
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
-        yield b"{}"
+        yield frame([b"{}"])
         self.has_begun.set()
         if self._error is not None:
             raise self._error
