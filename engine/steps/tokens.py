@@ -47,10 +47,10 @@ class Tokens:
 
     def select(self, rows: Bool) -> Tokens:
         """Return the rows that are True."""
-        if len(self.token_ids) == len(rows):  # one each, as in a step
+        counts = np.diff(self.offsets)
+        if len(self.token_ids) == len(rows) and counts.all():  # one each, as in a step
             tokens, offsets = rows, self.offsets[: np.count_nonzero(rows) + 1]
         else:
-            counts = np.diff(self.offsets)
             tokens, offsets = np.repeat(rows, counts), _offsets(counts[rows])
         firsts = tokens[: len(self.top_ids)]
         return Tokens(
