@@ -238,7 +238,7 @@ class Pacing:
     def take(self, parts: list[ChoicePart]) -> list[ChoicePart]:
         """Return what may be sent now, joined with what was held back before it."""
         if self._min_tokens == 1:
-            return parts
+            return [part for part in parts if part.token_ids or part.is_first or part.finish_reason]
         ready = []
         for part in parts:
             held = self._held.setdefault(part.index, [])
