@@ -15,7 +15,6 @@ from engine.errors import EngineUnavailable, InvalidRequest, Overloaded, SRMErro
 from engine.messages import (
     REASONS,
     Abort,
-    Columns,
     Output,
     Outputs,
     Request,
@@ -23,6 +22,7 @@ from engine.messages import (
     StopSamples,
     ToEngine,
 )
+from engine.steps.tokens import step_tokens
 
 LENGTH = REASONS.index("length")
 N = 4
@@ -30,6 +30,13 @@ N = 4
 
 def request(name: str, n: int = N, **settings: Any) -> Request:
     return Request(name, b"\5\0\0\0", SamplingParams(n=n), **settings)
+
+
+def receive(streams: Streams, numbers: list[int], reason: int = 0) -> None:
+    """A token of each of these completions."""
+    size = len(numbers)
+    ids, reasons = np.full(size, 7, np.int32), np.full(size, reason, np.uint8)
+    streams.receive(Outputs([], step_tokens(np.array(numbers), ids, reasons).to_wire()))
 
 
 class Engine:
@@ -44,21 +51,16 @@ class Engine:
 
     def say(self, place: int, index: int, num_tokens: int, is_end: bool) -> None:
         request, reason = self.requests[place], LENGTH if is_end else 0
-        if request.emit != "columns":
+        if request.emit != "tokens":
             ids = array("i", [7] * num_tokens).tobytes()
             output = Output(request.id, index, ids, finish_reason=REASONS[reason])
             self.streams.receive(Outputs([output]))
             return
         for count in range(1, num_tokens + 1):
-            columns = Columns(
-                streams=np.array([request.stream + index]).tobytes(),
-                token_ids=np.array([7], np.int32).tobytes(),
-                reasons=bytes([reason if count == num_tokens else 0]),
-            )
-            self.streams.receive(Outputs([], columns))
+            receive(self.streams, [request.stream + index], reason * (count == num_tokens))
 
 
-@pytest.mark.parametrize("emit", ["final", "delta", "columns"])
+@pytest.mark.parametrize("emit", ["final", "delta", "tokens"])
 def test_what_is_left_is_all_that_is_waited_for(emit: str) -> None:
     engine = Engine(emit)
     stream = engine.stream
@@ -81,8 +83,21 @@ def test_what_is_left_is_all_that_is_waited_for(emit: str) -> None:
     assert not any(isinstance(message, Abort) for message in engine.heard)
 
 
+def test_samples_are_stopped_by_request_and_what_still_runs_is_aborted() -> None:
+    heard: list[ToEngine] = []
+    stream = Streams(heard.append).open([request(name, 3, emit="tokens") for name in "ab"])
+    heard.clear()
+    stream.stop(np.array([1, 2, 3]))
+    assert stream.unfinished == 3
+    stream.stop(np.array([0]))
+    stream.close()
+    stops = [("a", [1, 2]), ("b", [0]), ("a", [0])]
+    said = [StopSamples(name, np.array(indices, "<i4").tobytes()) for name, indices in stops]
+    assert heard == [*said, Abort("b")]
+
+
 def test_samples_that_were_stopped_by_name_are_not_counted_again() -> None:
-    engine = Engine("columns")
+    engine = Engine("tokens")
     engine.say(0, 3, 1, is_end=False)
     engine.stream.take()
     engine.stream.stop(np.array([3]))
@@ -92,12 +107,12 @@ def test_samples_that_were_stopped_by_name_are_not_counted_again() -> None:
 
 
 def test_only_those_that_have_ended_are_taken_where_no_others_are_wanted() -> None:
-    engine = Engine("columns")
+    engine = Engine("tokens")
     engine.say(0, 1, 2, is_end=False)
     engine.say(1, 1, 3, is_end=True)
     for expected in ([N + 1], [], [1]):
-        news = engine.stream.take(only_ended=True).news
-        assert (news.indices.tolist(), len(news.token_ids)) == (expected, 3 * len(expected))
+        tokens = engine.stream.take(only_ended=True).tokens
+        assert (tokens.owners.tolist(), len(tokens.token_ids)) == (expected, 3 * len(expected))
         if not expected:
             engine.say(0, 1, 1, is_end=True)
     engine.say(0, 2, 2, is_end=False)
@@ -153,10 +168,8 @@ def test_requests_that_are_refused_leave_room_for_others() -> None:
     streams = Streams(heard.append)
     opened = [streams.open([request(f"{i}", 100_000, emit="tokens")]) for i in range(170)]
     sent = [message.stream for message in heard if isinstance(message, Request)]
-    taken = np.array(sent[:2])  # by the engine, which says something of their first completions
-    rows, reasons = np.array([7, 7], np.int32).tobytes(), bytes(2)
-    streams.receive(Outputs([], Columns(taken.tobytes(), rows, reasons)))
-    assert [len(one.take().news.indices) for one in opened[:3]] == [1, 1, 0]
+    receive(streams, sent[:2])  # the engine has taken these
+    assert [len(one.take().tokens) for one in opened[:3]] == [1, 1, 0]
     assert streams.table.num_rows <= 200_000
     for one in opened[2:]:
         one.fail(Overloaded("the queue is full"))

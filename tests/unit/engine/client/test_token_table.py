@@ -8,18 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.client.alternatives import NO_TOP
 from engine.client.token_queues import PAGE
-from engine.client.token_table import (
-    NOBODY,
-    UNUSED_READERS,
-    Arrived,
-    StepRows,
-    Stretches,
-    TokenTable,
-)
-from engine.messages import REASONS
-from engine.steps.token_deltas import TokenDeltas, merge, slices
+from engine.client.token_table import NOBODY, UNUSED_READERS, Arrived, Stretches, TokenTable
+from engine.steps.tokens import step_tokens
+from tests.unit.engine.steps.test_tokens import read
 
 WIDTH = 3
 """Alternatives in a step's rows. Those of token 7 are 7, 8, 9."""
@@ -40,21 +32,7 @@ def put_all(
     streams = np.array(list(rows), np.int64)
     top_ids = (tokens[:num_asking, None] + np.arange(WIDTH)).astype(np.int32)
     logprobs, top_logprobs = -tokens.astype(np.float32), -top_ids.astype(np.float32)
-    return table.put(StepRows(streams, tokens, reasons, logprobs, top_ids, top_logprobs))
-
-
-def read(news: TokenDeltas, num_top: int = 0) -> dict[int, list[int]]:
-    if num_top and len(news.token_ids):
-        assert np.array_equal(news.top_ids, news.token_ids[:, None] + np.arange(num_top))
-        assert np.array_equal(news.top_logprobs, -news.top_ids)
-    else:
-        assert not news.top_ids.size
-    found = {}
-    for entry, index in enumerate(news.indices.tolist()):
-        tokens = np.frombuffer(news.tokens_of(entry), "<i4")
-        assert np.array_equal(np.frombuffer(dict(news.entries())[index].logprobs, "<f4"), -tokens)
-        found[index] = tokens.tolist()
-    return found
+    return table.put(step_tokens(streams, tokens, reasons, logprobs, top_ids, top_logprobs))
 
 
 def test_tokens_of_many_completions_of_a_closed_reader_are_dropped() -> None:
@@ -103,11 +81,10 @@ def test_rows_give_what_was_put_there(rng: random.Random, num_actions: int) -> N
                 del unread[first + i]
         elif kind == "take":
             first, size = rng.choice(opened)
-            news = table.take(first, size)
-            found = read(news, num_top[first])
+            found = read(table.take(first, size), num_top[first])
             assert all(unread[first + i] == found.get(i, []) for i in range(size))
             unread |= {first + i: [] for i in range(size)}
-            assert not table.take(first, size).indices.size
+            assert not len(table.take(first, size))
             if rng.random() < 0.7:
                 table.set_direct(first, True)
                 direct.add(first)
@@ -122,7 +99,7 @@ def test_rows_give_what_was_put_there(rng: random.Random, num_actions: int) -> N
                 arrived = put_all(table, rows, ends, len(asking))
                 handed_out = {}
                 if (out := arrived.direct) is not None:
-                    handed_out = dict(zip(out.streams.tolist(), out.tokens.tolist(), strict=True))
+                    handed_out = dict(zip(out.owners.tolist(), out.token_ids.tolist(), strict=True))
                     assert out.logprobs.tolist() == [-token for token in handed_out.values()]
                     firsts = [s for s in handed_out if num_top[s]]
                     assert [*handed_out][: len(firsts)] == firsts
@@ -163,17 +140,17 @@ def test_an_end_is_told_once_and_nothing_comes_behind_it() -> None:
     table = TokenTable()
     first = table.open(3, 7)
     assert put(table, {first: 5, first + 2: 6}, {first + 2}) == [7, 7]
-    news = table.take(first, 3)
-    assert (news.indices.tolist(), news.reasons.tolist()) == ([0, 2], [0, 2])
+    tokens = table.take(first, 3)
+    assert (tokens.owners.tolist(), tokens.reasons.tolist()) == ([0, 2], [0, 2])
     assert put(table, {first: 8, first + 2: 9}) == [7]
     assert read(table.take(first, 3)) == {0: [8]}
     assert table.ended(first, 3).tolist() == [False, False, True]
     table = TokenTable()
     first = table.open(1, 0)
-    error, none = np.array([3], np.uint8), np.empty(0, np.float32)  # which is no token
-    table.put(StepRows(np.array([first]), np.array([-1], np.int32), error, none, *NO_TOP))
-    news = table.take(first, 1)
-    assert (len(news.token_ids), news.reasons.tolist()) == (0, [3])
+    error = np.array([3], np.uint8)  # which is no token
+    table.put(step_tokens(np.array([first]), np.array([-1], np.int32), error))
+    tokens = table.take(first, 1)
+    assert (len(tokens.token_ids), tokens.reasons.tolist()) == (0, [3])
 
 
 def test_what_is_muted_is_forgotten() -> None:
@@ -206,39 +183,3 @@ def test_a_number_is_not_used_again_soon() -> None:
         table.close(used[-1], 1)
     *first, last = used
     assert len(set(first)) == UNUSED_READERS + 1 and last in first
-
-
-parts = st.lists(
-    st.dictionaries(st.integers(0, 6), st.lists(st.integers(0, 99), max_size=4)),
-    min_size=1,
-    max_size=50,
-)
-
-
-def news_of(part: dict[int, list[int]], reason: int = 0) -> TokenDeltas:
-    own = dict(sorted(part.items()))
-    tokens = np.array([token for each in own.values() for token in each], np.int32)
-    return TokenDeltas(
-        indices=np.array(list(own), np.int64),
-        offsets=np.cumsum([0, *map(len, own.values())]),
-        token_ids=tokens,
-        logprobs=-tokens.astype(np.float32),
-        reasons=np.full(len(own), reason, np.uint8),
-    )
-
-
-@settings(max_examples=50)
-@given(parts, st.integers(1, 4))
-def test_merging_joins_what_each_says_and_slicing_keeps_it(
-    said: list[dict[int, list[int]]], size: int
-) -> None:
-    merged = merge([news_of(part, reason=i % len(REASONS)) for i, part in enumerate(said)])
-    names = {index for part in said for index in part}
-    expected = {i: [token for part in said for token in part.get(i, [])] for i in names}
-    assert read(merged) == expected
-    assert merged.indices.tolist() == sorted(names)
-    last = [max(i for i, part in enumerate(said) if name in part) for name in sorted(names)]
-    assert merged.reasons.tolist() == [i % len(REASONS) for i in last]
-    pieces = list(slices(merged, size))
-    assert all(len(piece.indices) <= size for piece in pieces)
-    assert {i: own for piece in pieces for i, own in read(piece).items()} == expected

@@ -32,11 +32,11 @@ def asked(text: Text, owner: RequestOwner = NOBODY, **fields: Any) -> list[Reque
     [
         ({}, "final", None),
         ({"best_of": 4}, "final", 0),
-        ({"best_of": 4, "logprobs": 3}, "columns", 3),
+        ({"best_of": 4, "logprobs": 3}, "tokens", 3),
         ({"n": 2, "best_of": 2}, "final", None),
         ({"return_packed": True, "logprobs": 0}, "final", 0),
-        ({"stop": "a", "priority": -7}, "columns", None),
-        ({"stream": True, "priority": 7, "request_id": "again"}, "columns", None),
+        ({"stop": "a", "priority": -7}, "tokens", None),
+        ({"stream": True, "priority": 7, "request_id": "again"}, "tokens", None),
     ],
 )
 def test_no_more_is_asked_than_is_needed_and_under_an_id_of_our_own(

@@ -12,12 +12,14 @@ import pytest
 from engine.errors import InvalidRequest
 from server.generation.dedup_counts import Budget, DedupCounts
 from server.generation.sample_selection import Ranking
-from server.text.sample import Delta
+from server.text.choice_part import ChoicePart
 
 
-def sample(index: int, text: str, num_tokens: int = 1, logprobs: Sequence[float] = ()) -> Delta:
+def sample(
+    index: int, text: str, num_tokens: int = 1, logprobs: Sequence[float] = ()
+) -> ChoicePart:
     found = array("f", logprobs).tobytes()
-    return Delta(index, True, text, bytes(4 * num_tokens), found, b"", b"", [], "stop", None)
+    return ChoicePart(index, True, text, bytes(4 * num_tokens), found, b"", b"", [], "stop", None)
 
 
 SCORES = [[-1.0], [-0.5, -0.75], [-4.0, 0.0, 0.0, 0.0], [-math.inf, 0.0], []]

@@ -8,27 +8,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.messages import FinishReason
-from server.generation.stream_events import Pacing
-from server.text.sample import Delta, join
+from server.reply.renderer import Pacing
+from server.text.choice_part import ChoicePart, join
 
 sizes = st.lists(st.integers(0, 4), min_size=1, max_size=20)
 
 
 @given(st.integers(1, 9), st.lists(sizes, min_size=1, max_size=3))
 def test_events_have_enough_tokens_and_miss_none(interval: int, choices: list[list[int]]) -> None:
-    def delta(index: int, turn: int) -> Delta:
+    def part_of(index: int, turn: int) -> ChoicePart:
         size, is_end = choices[index][turn], turn + 1 == len(choices[index])
         reason: FinishReason | None = "length" if is_end else None
         tokens = bytes([turn]) * 4 * size
-        return Delta(index, turn == 0, f"{turn} " * size, tokens, b"", b"", b"", [], reason, None)
+        return ChoicePart(
+            index, turn == 0, f"{turn} " * size, tokens, b"", b"", b"", [], reason, None
+        )
 
-    pacing, sent = Pacing(interval), defaultdict[int, list[Delta]](list)
+    pacing, sent = Pacing(interval), defaultdict[int, list[ChoicePart]](list)
     for turn in range(max(map(len, choices))):
-        news = [delta(i, turn) for i, own in enumerate(choices) if turn < len(own)]
-        for one in pacing.take(news):
-            sent[one.index].append(one)
+        parts = [part_of(i, turn) for i, own in enumerate(choices) if turn < len(own)]
+        for part in pacing.take(parts):
+            sent[part.index].append(part)
     for index, own in enumerate(choices):
-        whole, parts = [delta(index, turn) for turn in range(len(own))], sent[index]
+        whole, parts = [part_of(index, turn) for turn in range(len(own))], sent[index]
         assert join(parts) == join(whole)
         assert parts[0] == whole[0]
         assert all(part.num_tokens >= interval for part in parts[1:-1])
