@@ -22,6 +22,7 @@ _FOLDERS = {
     "engine/client/": "engine message",
     "server/text/": "decoding",
     "server/generation/": "rendering",
+    "server/reply/": "rendering",
     "server/schema/": "rendering",
     "server/routes/": "requests",
     "server/http/": "requests",

@@ -38,7 +38,7 @@ RANDOM_BYTES: dict[str, Any] = {
     **{"stop": ["e", "at", "é", "<|"], "echo": True, "logprobs": 0, "ignore_eos": True},
     **{"skip_special_tokens": False, "include_stop_str_in_output": True},
 }
-"""However they are cut, tests/unit/server/text/test_sample.py says."""
+"""However they are cut, tests/unit/server/text/test_stream.py says."""
 WHOLE: dict[str, Any] = {"stream_whole": True, "n": 200, "max_tokens": 8}
 UNTIL: dict[str, Any] = {"until": {"match": "[aeiou]", "count": 9}}
 CASES: list[tuple[str, dict[str, Any]]] = [

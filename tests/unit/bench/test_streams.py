@@ -15,8 +15,8 @@ LOOP = ["main (server/__main__.py:110)", "run (uvicorn/server.py:86)"]
     [
         ([], "loop"),
         (["take (/home/us/srm/engine/client/streams.py:9)"], "engine message"),
-        (["write (server/generation/event_writer.py:80)"], "rendering"),
-        (["write (server/generation/event_writer.py:80)", "__send (libc.so.6)"], "system call"),
+        (["write (server/reply/stream_writer.py:80)"], "rendering"),
+        (["write (server/reply/stream_writer.py:80)", "__send (libc.so.6)"], "system call"),
         (["write (server/http/connection.py:70)", "uv__write (uvloop/loop.so)"], "requests"),
         (["push (server/generation/text.py:3)", "step (server/text/text.py:4)"], "decoding"),
         (["sender (fancy/write.py:1)"], "loop"),

@@ -15,15 +15,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from engine.client.client import EngineClient
-from engine.messages import (
-    PROMPT,
-    REASONS,
-    Output,
-    Outputs,
-    Request,
-    Status,
-    StopSamples,
-)
+from engine.messages import PROMPT, REASONS, Output, Outputs, Request, Status, StopSamples
 from engine.steps.tokens import step_tokens
 from server.generation.engine_request import RequestOwner
 from server.generation.generation import Generation
@@ -38,7 +30,7 @@ from server.routes.models import Models
 from server.text.text import Text
 from tests.serving import joined, parts_of
 
-LENGTH = REASONS.index("length")
+STOP, LENGTH = REASONS.index("stop"), REASONS.index("length")
 WIDTH = 4
 """Alternatives in a step's rows."""
 STATUS = Status("ready", 9, 0, 0, 99, 1, 0, 512, 320, "f")
@@ -133,7 +125,13 @@ class Served:
         """What each request's key is charged: its tokens in the reply, and the others."""
         return [(one.completion_tokens, one.discarded_tokens) for one in self.generations]
 
-    def say(self, said: dict[tuple[int, int], int], ends: Any = (), version: int = 1) -> None:
+    def say(
+        self,
+        said: dict[tuple[int, int], int],
+        ends: Any = (),
+        version: int = 1,
+        reason: int = LENGTH,
+    ) -> None:
         """Tokens, by request and completion."""
         numbers = [self.heard[request].stream + index for request, index in said]
         token_ids = np.array([*said.values()], "<i4")
@@ -146,15 +144,25 @@ class Served:
         tokens = step_tokens(
             np.array(numbers, "<i8"),
             token_ids,
-            np.array([LENGTH if key in ends else 0 for key in said], np.uint8),
+            np.array([reason if key in ends else 0 for key in said], np.uint8),
             (-0.1 * token_ids).astype("<f4"),
             *((top_ids, (-0.3 * top_ids).astype("<f4")) if is_asked else ()),
         )
         self.client._streams.receive(Outputs([], tokens.to_wire(), weights_version=version))
 
+    def say_each(self, *tokens: int, version: int = 1) -> None:
+        """Tokens of the first completion of the first request, one by one."""
+        for token in tokens:
+            self.say({(0, 0): token}, version=version)
 
-async def turns() -> None:
-    for _ in range(12):
+
+@pytest.fixture
+def served(text: Text) -> Served:
+    return Served(text)
+
+
+async def turns(count: int = 12) -> None:
+    for _ in range(count):
         await asyncio.sleep(0)
 
 
@@ -167,34 +175,28 @@ async def begun(served: Served, **fields: Any) -> tuple[Reply, asyncio.Task[None
     return reply, task
 
 
-async def test_usage_counts_what_was_written_before(text: Text) -> None:
-    served = Served(text)
+async def test_usage_counts_what_was_written_before(served: Served) -> None:
     reply, _ = await begun(served, stream_options=CONTINUOUS)
-    for token in (CUT, REST, CAT):
-        served.say({(0, 0): token})
+    served.say_each(CUT, REST, CAT)
     assert reply.num_written == 2
     counts = [(event["usage"]["completion_tokens"], event["model"]) for event in reply.events]
     assert counts == [(1, "m%d"), (3, "m%d"), (4, "m%d")]
     assert reply.events[-1]["usage"]["total_tokens"] == 5
 
 
-async def test_a_choice_that_begins_later_counts_what_was_written_before(text: Text) -> None:
-    served = Served(text)
+async def test_a_choice_that_begins_later_counts_what_was_written_before(served: Served) -> None:
     reply, _ = await served.ask(is_chat=True, n=2, stream_options=CONTINUOUS)
-    served.say({(0, 0): THE})
+    served.say_each(THE)
     await turns()
-    for token in (CAT, MAT):
-        served.say({(0, 0): token})
+    served.say_each(CAT, MAT)
     served.say({(0, 1): THE})
     counts = [event["usage"]["completion_tokens"] for event in reply.events]
     assert (counts, reply.num_written) == ([0, 1, 2, 3, 3, 4], 3)
 
 
-async def test_scores_are_written_with_the_place_of_each_token(text: Text) -> None:
-    served = Served(text)
+async def test_scores_are_written_with_the_place_of_each_token(served: Served) -> None:
     reply, _ = await begun(served, logprobs=0)
-    for token in (CAT, CUT, REST, MAT):
-        served.say({(0, 0): token})
+    served.say_each(CAT, CUT, REST, MAT)
     assert reply.num_written == 4
     scores = [event["choices"][0]["logprobs"] for event in reply.events]
     assert [one["text_offset"] for one in scores] == [[0], [4], [8], [8], [9]]
@@ -207,14 +209,13 @@ async def test_a_stream_of_few_events_has_all_tokens_in_them(text: Text) -> None
     served = Served(text, max_rate=1e-6)
     reply, task = await begun(served)
     for token in (CAT, MAT):
-        served.say({(0, 0): token})
+        served.say_each(token)
         await turns()
     assert texts(reply) == [" the"]  # and no more for 11 days
     task.cancel()
     served = Served(text, max_rate=1e9)
     reply, task = await begun(served)
-    for token in (CAT, MAT):
-        served.say({(0, 0): token})
+    served.say_each(CAT, MAT)
     served.say({(0, 0): THE}, ends={(0, 0)})
     await asyncio.wait_for(task, 60)
     assert texts(reply) == [" the", " cat mat the"] and not reply.num_written
@@ -240,8 +241,7 @@ def texts(reply: Reply) -> list[str]:
     return [choice["text"] for event in reply.events for choice in event["choices"]]
 
 
-async def test_tokens_are_written_in_one_event_each_and_nobody_wakes(text: Text) -> None:
-    served = Served(text)
+async def test_tokens_are_written_in_one_event_each_and_nobody_wakes(served: Served) -> None:
     name = "srm_inter_token_latency_seconds_count"
     replies = [(await begun(served))[0] for _ in range(2)]
     before = REGISTRY.get_sample_value(name) or 0
@@ -253,10 +253,9 @@ async def test_tokens_are_written_in_one_event_each_and_nobody_wakes(text: Text)
     assert REGISTRY.get_sample_value(name) == before + 7
 
 
-async def test_choices_with_news_are_written_together(text: Text) -> None:
-    served = Served(text)
+async def test_choices_with_news_are_written_together(served: Served) -> None:
     reply, _ = await served.ask(n=3)
-    served.say({(0, 0): THE})
+    served.say_each(THE)
     await turns()
     served.say({(0, 0): CAT, (0, 1): MAT, (0, 2): CUT})  # two of which begin
     served.say({(0, 2): REST})
@@ -271,26 +270,24 @@ async def test_choices_with_news_are_written_together(text: Text) -> None:
     "odd",
     [
         lambda served, _: served.say({(0, 0): MAT}, ends={(0, 0)}),
-        lambda served, _: served.say({(0, 0): MAT}, version=2),
-        lambda served, reply: [reply.pause(), served.say({(0, 0): MAT})],
+        lambda served, _: served.say_each(MAT, version=2),
+        lambda served, reply: [reply.pause(), served.say_each(MAT)],
     ],
     ids=["an end", "other weights", "a slow client"],
 )
 async def test_what_is_odd_is_left_to_the_task_and_so_is_all_behind_it(
-    text: Text, odd: Callable[[Served, Reply], Any]
+    served: Served, odd: Callable[[Served, Reply], Any]
 ) -> None:
-    served = Served(text)
     reply, _ = await begun(served)
-    served.say({(0, 0): CAT})
+    served.say_each(CAT)
     odd(served, reply)
-    served.say({(0, 0): THE}, version=2)  # before the task has had its turn
+    served.say_each(THE, version=2)  # before the task has had its turn
     assert reply.num_written == 1
     await turns()
     assert reply.num_written == 1 and "".join(texts(reply)).startswith(" the cat mat")
     reply.resume()
     await turns()
-    for _ in range(2):  # written again, once the task has taken all that came
-        served.say({(0, 0): THE}, version=2)
+    served.say_each(THE, THE, version=2)  # written, once the task has taken all that came
     is_over = reply.events[-1]["choices"][0]["finish_reason"] is not None
     assert reply.num_written == (1 if is_over else 3)
 
@@ -302,7 +299,7 @@ async def test_a_stream_that_may_not_be_written_to_is_its_tasks(text: Text, what
     if what == "a slow client":
         reply.pause()
     if what != "no event":
-        served.say({(0, 0): THE})
+        served.say_each(THE)
         if what == "older weights":  # another stream hears of the new ones first
             served.client._streams.weights_version = 2
         await turns()
@@ -315,8 +312,7 @@ async def test_a_stream_that_may_not_be_written_to_is_its_tasks(text: Text, what
     assert not reply.num_written and texts(reply)[-1] == " cat"
 
 
-async def test_a_stop_string_ends_a_choice_and_its_slot_though_nobody_woke(text: Text) -> None:
-    served = Served(text)
+async def test_a_stop_string_ends_a_choice_and_its_slot_though_nobody_woke(served: Served) -> None:
     reply, task = await served.ask(n=2, stop=["cat m", "\n\n"])
     served.say({(0, 0): THE, (0, 1): THE})
     await turns()
@@ -352,21 +348,19 @@ async def test_what_comes_while_a_client_does_not_read_is_one_event(text: Text) 
 
 @pytest.mark.parametrize("num_turns", range(12))
 async def test_nothing_is_written_before_what_came_while_the_client_was_slow(
-    text: Text, num_turns: int
+    served: Served, num_turns: int
 ) -> None:
-    served = Served(text)
     reply, _ = await served.ask(stop=["cat m"])
     reply.pause()
-    served.say({(0, 0): THE})
+    served.say_each(THE)
     await turns()
-    served.say({(0, 0): CAT})  # the beginning of the stop string, and read though nobody takes it
+    served.say_each(CAT)  # the beginning of the stop string, and read though nobody takes it
     await turns()
     reply.resume()
-    for _ in range(num_turns):
-        await asyncio.sleep(0)
-    served.say({(0, 0): THE})
+    await turns(num_turns)
+    served.say_each(THE)
     await turns()
-    served.say({(0, 0): THE})
+    served.say_each(THE)
     assert "".join(texts(reply)) == " the cat the the"
     assert reply.num_written
 
@@ -374,19 +368,17 @@ async def test_nothing_is_written_before_what_came_while_the_client_was_slow(
 @pytest.mark.parametrize("num_turns", range(4))
 @pytest.mark.parametrize("fields", [{"prompt_logprobs": 0}, {"prompt_logprobs": 0, "stop": ["?"]}])
 async def test_a_choice_begins_behind_the_scores_of_its_prompt(
-    text: Text, fields: dict[str, Any], num_turns: int
+    served: Served, fields: dict[str, Any], num_turns: int
 ) -> None:
-    served = Served(text)
     reply, _ = await served.ask(prompt=[[5], [6, 7]], **fields)
-    served.say({(0, 0): THE})
+    served.say_each(THE)
     await turns()
-    served.say({(0, 0): CAT})
+    served.say_each(CAT)
     assert reply.num_written == 1  # so those of the other prompt come while this one is written
     ids, number, rank = (np.array([one], "<i4").tobytes() for one in (7, 0, 1))
     score = Output(served.heard[1].id, PROMPT, ids, number, rank)
     served.client._streams.receive(Outputs([score]))
-    for _ in range(num_turns):
-        await asyncio.sleep(0)
+    await turns(num_turns)
     served.say({(0, 0): MAT, (1, 0): THE})
     await turns()
     served.say({(0, 0): MAT, (1, 0): THE})
@@ -404,8 +396,9 @@ def broken(*_: Any) -> Any:
 
 
 @pytest.mark.parametrize("where", ["rendering", "counting", "sending"])
-async def test_a_bug_ends_the_request_that_meets_it_and_no_other(text: Text, where: str) -> None:
-    served = Served(text)
+async def test_a_bug_ends_the_request_that_meets_it_and_no_other(
+    served: Served, where: str
+) -> None:
     replies = [await begun(served, stream_options=CONTINUOUS) for _ in range(3)]
     served.say({(0, 0): CAT, (1, 0): CAT, (2, 0): CAT})
     renderer = served.outlets[1].renderer
@@ -429,12 +422,11 @@ async def test_a_bug_ends_the_request_that_meets_it_and_no_other(text: Text, whe
 
 
 async def test_scores_that_cannot_be_rendered_together_are_rendered_one_by_one(
-    text: Text, monkeypatch: pytest.MonkeyPatch
+    served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = Served(text)
     reply, _ = await begun(served, logprobs=0)
     monkeypatch.setattr(Scores, "render_each", broken)
-    served.say({(0, 0): CAT})
+    served.say_each(CAT)
     assert reply.events[-1]["choices"][0]["logprobs"]["tokens"] == [" cat"]
 
 
@@ -486,8 +478,7 @@ async def all_said(
         chance, is_slow, num_turns = rng.random(), rng.random() < 0.1, rng.choice([0, 0, 1, 12])
         if chance < 0.1 and is_direct:
             reply.pause() if is_slow else reply.resume()
-        for _ in range(num_turns):
-            await asyncio.sleep(0)
+        await turns(num_turns)
     reply.resume()
     await asyncio.wait_for(task, 60)
     return served, reply
