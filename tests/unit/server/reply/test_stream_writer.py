@@ -8,6 +8,7 @@ import random
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -27,6 +28,7 @@ from server.reply.scores import Scores
 from server.reply.stream_writer import Outlet
 from server.routes.completions import Completions
 from server.routes.models import Models
+from server.schema.completion_response import Choice
 from server.text.text import Text
 from tests.serving import joined, parts_of
 
@@ -405,7 +407,7 @@ async def test_a_bug_ends_the_request_that_meets_it_and_no_other(
     if where == "rendering":
         (number,) = served.outlets[1].stream.numbers  # type: ignore[union-attr]
         served.responder._writer._choices[number].template = None  # type: ignore[union-attr]
-        renderer.row_events = broken  # type: ignore[method-assign]
+        renderer.row_events = broken  # type: ignore[assignment, method-assign]
     elif where == "counting":
         renderer.count = broken  # type: ignore[method-assign]
     else:
@@ -453,18 +455,24 @@ FIELDS: list[dict[str, Any]] = [
     {"skip_special_tokens": False, "n": 2},
     {"is_chat": True, "stop": ["cat"], "n": 4, "return_token_ids": True},
     {"n": 17},
+    {"n": 17, "stop_token_ids": [MAT, CAT]},
+    {"n": 2, "stop_token_ids": [MAT, CAT]},
 ]
+
+
+Said = dict[tuple[int, int], list[int]]
 
 
 async def all_said(
     text: Text, fields: dict[str, Any], rng: random.Random, is_direct: bool
-) -> tuple[Served, Reply]:
-    """A stream whose tokens come at any time, and whose client pauses."""
+) -> tuple[Served, Reply, Said]:
+    """A stream whose tokens come at any time, and whose client pauses; and its tokens."""
     served = Served(text, is_direct)
     reply, task = await served.ask(**fields)
-    n, version = fields.get("n", 1), 1
-    places = range(len(served.heard))
-    left = {(place, index): rng.randint(1, 25) for place in places for index in range(n)}
+    version, reason = 1, STOP if "stop_token_ids" in fields else LENGTH
+    keys = [(p, i) for p in range(len(served.heard)) for i in range(fields.get("n", 1))]
+    said: Said = {key: [] for key in keys}
+    left = {key: rng.randint(1, 25) for key in keys}
     while left:
         spoken = [key for key in left if rng.random() < 0.8]
         tokens = {
@@ -473,7 +481,9 @@ async def all_said(
         }
         ends = {key for key in spoken if left[key] == 1}
         version += rng.random() < 0.03
-        served.say(tokens, ends, version)
+        served.say(tokens, ends, version, reason)
+        for key, token in tokens.items():
+            said[key].append(token)
         left = {key: count - (key in tokens) for key, count in left.items() if key not in ends}
         chance, is_slow, num_turns = rng.random(), rng.random() < 0.1, rng.choice([0, 0, 1, 12])
         if chance < 0.1 and is_direct:
@@ -481,7 +491,7 @@ async def all_said(
         await turns(num_turns)
     reply.resume()
     await asyncio.wait_for(task, 60)
-    return served, reply
+    return served, reply, said
 
 
 def choices_of(reply: Reply) -> list[dict[str, Any]]:
@@ -489,7 +499,26 @@ def choices_of(reply: Reply) -> list[dict[str, Any]]:
     return [joined(parts_of(reply.events, index)) for index in range(count)]
 
 
-@settings(max_examples=80)
+def check_texts(text: Text, reply: Reply, fields: dict[str, Any], said: Said) -> None:
+    """What is read adds up to the text of all tokens, but for one that stopped it."""
+    table, stop_ids = text.table(not fields.get("skip_special_tokens", True)), [MAT, CAT]
+    echoed = fields.get("prompt", [5]) if "echo" in fields else []
+    for index, (choice, ids) in enumerate(zip(choices_of(reply), said.values(), strict=True)):
+        is_stop = "stop_token_ids" in fields
+        whole = table.join(np.array([*echoed, *ids[: len(ids) - is_stop]], "<i4").tobytes())
+        found = choice["delta"]["content"] if "delta" in choice else choice["text"]
+        assert found == whole.decode(errors="replace")
+        reason = ids[-1] if is_stop and ids[-1] in stop_ids else None
+        assert choice["finish_reason"] == ("stop" if is_stop else "length")
+        assert choice["stop_reason"] == reason
+        if fields.keys() <= {"n", "stop_token_ids"}:
+            parts = parts_of(reply.events, index)
+            assert all(part["finish_reason"] is None and part["text"] for part in parts[:-1])
+            plain = Choice(index=0, text="", finish_reason=None, stop_reason=None)
+            assert all([*part] == [*msgspec.to_builtins(plain)] for part in parts)
+
+
+@settings(max_examples=100)
 @given(st.sampled_from(FIELDS), st.integers(0, 2**32))
 def test_whoever_writes_them_events_say_the_same(
     text: Text, fields: dict[str, Any], seed: int
@@ -498,6 +527,8 @@ def test_whoever_writes_them_events_say_the_same(
         asyncio.run(all_said(text, fields, random.Random(seed), is_direct))
         for is_direct in (True, False)
     )
+    if not {"stop", "return_packed"} & fields.keys():
+        check_texts(text, one[1], fields, one[2])
     assert choices_of(one[1]) == choices_of(other[1])
     assert one[1].events[-1].get("usage") == other[1].events[-1].get("usage")
     assert one[0].tokens == other[0].tokens
