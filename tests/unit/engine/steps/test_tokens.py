@@ -21,12 +21,11 @@ def tokens_of(part: dict[int, list[int]], reason: int = 0) -> Tokens:
     """Tokens, each with a log-probability that tells it, and two alternatives."""
     own = dict(sorted(part.items()))
     ids = np.array([token for each in own.values() for token in each], np.int32)
-    top_ids = ids[:, None] + np.arange(2, dtype=np.int32)
-    return Tokens(
-        *(np.array([*own], np.int64), np.cumsum([0, *map(len, own.values())]), ids),
-        *(np.full(len(own), reason, np.uint8), -ids.astype(np.float32)),
-        *(top_ids, -top_ids.astype(np.float32)),
-    )
+    top_ids = (ids[:, None] + np.arange(2)).astype(np.int32)
+    offsets = np.cumsum([0, *map(len, own.values())], dtype=np.int64)
+    reasons, logprobs = np.full(len(own), reason, np.uint8), -ids.astype(np.float32)
+    owners, top_logprobs = np.array([*own], np.int64), -top_ids.astype(np.float32)
+    return Tokens(owners, offsets, ids, reasons, logprobs, top_ids, top_logprobs)
 
 
 def read(tokens: Tokens, num_top: int = 0) -> dict[int, list[int]]:

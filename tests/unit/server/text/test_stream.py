@@ -26,8 +26,8 @@ EOS = 1
 ENDS: list[FinishReason] = ["stop", "length"]
 tokens = st.lists(st.integers(0, TEXT_MODEL.vocab_size - 1), min_size=1, max_size=40)
 cuts = st.lists(st.integers(0, 40))
-KEPT = {"include_stop_str_in_output": True}
-SPECIAL = {"skip_special_tokens": False}
+KEPT: dict[str, Any] = {"include_stop_str_in_output": True}
+SPECIAL: dict[str, Any] = {"skip_special_tokens": False}
 
 
 def ints(ids: list[int]) -> bytes:
@@ -99,7 +99,7 @@ def test_cut_anywhere_it_reads_the_same(
     is_kept: bool,
     reason: FinishReason,
 ) -> None:
-    fields: dict[str, Any] = (SPECIAL if is_special else {}) | (KEPT if is_kept else {})
+    fields = (SPECIAL if is_special else {}) | (KEPT if is_kept else {})
     fields |= {"echo": True, "prompt": echo} if echo else {}
 
     def read(cuts: list[int]) -> list[ChoicePart]:
