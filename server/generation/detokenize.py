@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.messages import REASONS, FinishReason
-from engine.steps.batch import Bool
 from engine.steps.tokens import Tokens
 from server.schema.completion_request import CompletionRequest
 from server.text.choice_part import ChoicePart
@@ -36,7 +36,7 @@ class Detokenizer:
         self.num_tokens = 0
         """Tokens that have come, including those of samples that were cut."""
         self._is_pending = bytearray(size)
-        self.is_pending: Bool = np.frombuffer(self._is_pending, np.bool_)
+        self.is_pending: npt.NDArray[np.bool_] = np.frombuffer(self._is_pending, np.bool_)
         """bool[samples]: whether bytes of each are held back."""
         self._request = request
         self._prompts = prompts

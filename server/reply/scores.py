@@ -98,7 +98,8 @@ class Scores(ABC):
         """Return the entry of each token."""
         token_ids, top_ids = array("i", scored.token_ids), array("i", scored.top_ids)
         logprobs, top_logprobs = array("f", scored.logprobs), array("f", scored.top_logprobs)
-        width = len(top_ids) // max(len(token_ids), 1)  # of each token, at least `num_top`
+        width = len(top_ids) // max(len(token_ids), 1)  # of each token
+        num_top = min(num_top, width)
         return self._entries(token_ids, logprobs, top_ids, top_logprobs, width, num_top)
 
     def render_each(
