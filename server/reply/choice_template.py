@@ -19,16 +19,9 @@ class EventTemplate(NamedTuple):
 
     begin: bytes
     before_scores: bytes
-    end: tuple[bytes, ...]
-    """One piece; or three, between which counts of tokens stand."""
-
-    def fill(self, text: bytes, scores: bytes, counts: tuple[int, int] | None) -> bytes:
-        """Return the event; `counts` are those of its completions' tokens, and of all."""
-        begin, before_scores, end = self
-        if counts is None:
-            return b"%b%b%b%b%b" % (begin, text, before_scores, scores, end[0])
-        tail = (end[0], counts[0], end[1], counts[1], end[2])
-        return b"%b%b%b%b%b%d%b%d%b" % (begin, text, before_scores, scores, *tail)
+    end: bytes
+    """If it says counts, they are formatted into it."""
+    has_counts: bool
 
 
 class ChoiceTemplate:
@@ -57,11 +50,17 @@ class ChoiceTemplate:
     def in_event(self, index: int, around: Template) -> EventTemplate:
         """Return the template of a choice's events, which have these bytes around the choice."""
         begin, *end = around.pieces
-        end[0] = self._end + end[0]
-        end[-1] += b"\n\n"
+        end = (
+            [self._end + end[0], *end[1:-1], end[-1] + b"\n\n"]
+            if end[1:]
+            else [self._end + end[0] + b"\n\n"]
+        )
+        has_counts = len(end) > 1
+        if has_counts:
+            end = [piece.replace(b"%", b"%%") for piece in end]
         return EventTemplate(
             b"data: %b%b%d%b" % (begin, self._begin, index, self._between),
-            *(self._before_scores, tuple(end)),
+            *(self._before_scores, b"%d".join(end), has_counts),
         )
 
     def heads(self, size: int) -> npt.NDArray[np.object_]:

@@ -69,7 +69,7 @@ class Outlet:
 class _Choice:
     """A choice whose events may be written here."""
 
-    __slots__ = ("index", "kinds", "num_top", "outlet", "scores", "template", "text")
+    __slots__ = ("generation", "index", "kinds", "num_top", "outlet", "scores", "template", "text")
 
     template: EventTemplate | None
     text: TextStream
@@ -77,6 +77,7 @@ class _Choice:
 
     def __init__(self, outlet: Outlet, index: int, num_top: int, kinds: bytes | bytearray) -> None:
         self.outlet = outlet
+        self.generation = outlet.renderer.generation
         self.index = index
         self.num_top = num_top
         self.kinds = kinds
@@ -88,7 +89,7 @@ class _Choice:
         """Make the template of what comes next."""
         renderer = self.outlet.renderer
         self.template = renderer.template(self.index)
-        if (text := renderer.generation.detokenizer.stream(self.index)) is not None:
+        if (text := self.generation.detokenizer.stream(self.index)) is not None:
             self.text = text
 
 
@@ -139,6 +140,7 @@ class StreamWriter:
     def write(self, tokens: Tokens) -> None:
         """Write the events of one token for each of these streams."""
         choices, token_ids = self._choices, tokens.token_ids.tolist()
+        num_characters = self._pieces.num_characters
         texts = self._pieces.json[tokens.token_ids].tolist()
         all_scores = self._scores(tokens) if len(tokens.logprobs) else {}
         written: dict[Outlet, bytes] = {}
@@ -146,21 +148,29 @@ class StreamWriter:
             choice, text, token = choices[number], texts[at], token_ids[at]
             outlet, scores = choice.outlet, all_scores.get(at, b"")
             try:
-                if (template := choice.template) is None or scores is None:
+                template = choice.template
+                if template is None or scores is None:
                     events = outlet.renderer.row_events(_row(tokens, at, choice))
                     choice.renew()
                 else:
-                    is_fed = not text or choice.kinds[token] != CLEAN or choice.text.is_pending
-                    if is_fed:
-                        said = choice.text.feed_token(token)
-                        text = escape(said)
-                    if is_fed and choice.text.stop_string is not None:
-                        events = outlet.renderer.end_events(_row(tokens, at, choice), said)
-                        choice.template = None
+                    stream = choice.text
+                    if not text or stream.is_pending or choice.kinds[token] != CLEAN:
+                        added = self._feed(choice, token, bool(scores))
+                        text = escape(added)
+                    elif scores:
+                        stream.num_characters += num_characters[token]
+                    if stream.stop_string is None:
+                        begin, before_scores, end, has_counts = template
+                        choice.generation.num_unseen += 1
+                        if has_counts:
+                            end %= outlet.renderer.count()
+                        events = b"%b%b%b%b%b" % (begin, text, before_scores, scores, end)
+                        if not (text or scores):
+                            continue
                     else:
-                        counts = self._count(choice, token, is_fed, scores)
-                        has_any = text or scores
-                        events = template.fill(text, scores, counts) if has_any else b""
+                        row = _row(tokens, at, choice)
+                        events = outlet.renderer.end_events(row, added)
+                        choice.template = None
             except Exception as error:  # noqa: BLE001 - its task logs it
                 outlet.fail(error)
                 continue
@@ -178,20 +188,16 @@ class StreamWriter:
         for outlet in written:
             outlet.last_sent = now
 
-    def _count(
-        self, choice: _Choice, token: int, is_fed: bool, scores: bytes
-    ) -> tuple[int, int] | None:
-        """Count a token whose text is known; return what its event says of tokens so far."""
-        renderer = choice.outlet.renderer
-        renderer.generation.num_unseen += 1
-        if scores:
-            if is_fed:
-                choice.text.offsets(token.to_bytes(4, "little"))
-            else:
-                choice.text.num_characters += self._pieces.num_characters[token]
-        if choice.kinds[token] == UNKNOWN and renderer.generation.stops is not None:
-            renderer.generation.stops.learn(token)
-        return renderer.count()
+    def _feed(self, choice: _Choice, token: int, has_scores: bool) -> str:
+        """Return the text that is decided with a token which is not whole characters, or behind or
+        in which a stop string may begin or end."""
+        stops = choice.generation.stops
+        if stops is not None and choice.kinds[token] == UNKNOWN:
+            stops.learn(token)
+        text = choice.text.feed_token(token)
+        if has_scores and choice.text.stop_string is None:
+            choice.text.offsets(token.to_bytes(4, "little"))
+        return text
 
     def _scores(self, tokens: Tokens) -> dict[int, bytes | None]:
         """Return the scores, as JSON, of rows of streams that ask for some; None where they could
