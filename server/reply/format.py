@@ -30,6 +30,8 @@ class Format(ABC):
 
     scores_kind: ClassVar[type[Scores]]
     """How its choices say scores."""
+    may_share_events: ClassVar[bool] = True
+    """Whether an event can have several choices."""
     is_one_event: ClassVar[bool] = True
     """Whether a choice's first text, all the others and its end are events of the same shape."""
 

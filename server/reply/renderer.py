@@ -52,7 +52,7 @@ class Renderer:
         self._num_prompt_tokens = sum(prompt.num_tokens for prompt in generation.prompts)
         self._frames: dict[UsageField, Template] = {}
         self._version: int | None = None  # of the weights in the frames
-        self._is_few = generation.num_choices <= MOST_ALONE
+        self._is_few = generation.num_choices <= MOST_ALONE or not form.may_share_events
         self._pacing = Pacing(interval)
         is_text = request.skip_special_tokens and not request.return_token_ids
         # All between a choice's first tokens and its last is text, sent as it comes, and scores.

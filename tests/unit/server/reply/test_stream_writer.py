@@ -104,13 +104,15 @@ class Served:
         elif isinstance(message, StopSamples):
             self.stopped.append(message)
 
-    async def ask(self, is_chat: bool = False, **fields: Any) -> tuple[Reply, asyncio.Task[None]]:
+    async def ask(
+        self, is_chat: bool = False, dialect: type[Format] | None = None, **fields: Any
+    ) -> tuple[Reply, asyncio.Task[None]]:
         body = {"prompt": [5], "max_tokens": 99, "stream": True, **fields}
         id = f"r{len(self.heard)}"
         owner = RequestOwner(created_unix=1)
         form: Format = await self.route.begin(json.dumps(body).encode(), id, owner)
-        if is_chat:
-            form = ChatFormat(form.generation, self.text, "m%d")
+        if dialect := ChatFormat if is_chat else dialect:
+            form = dialect(form.generation, self.text, "m%d")
         reply, outlet = Reply(), Outlet(Renderer(form, self.client, self.responder._pieces))
         self.outlets.append(outlet)
         sending = reply.send_all(self.responder.events(outlet), outlet if self._is_direct else None)
