@@ -91,7 +91,9 @@ class Renderer:
         """Return the events for new tokens, as they are sent; maybe none."""
         if not self._joins:
             return self._events_for(self.generation.feed(tokens))
-        choices = self._join_choices(tokens)
+        # Part by part: what is made on the way takes many times the memory of the bytes.
+        joined = map(self._join_choices, tokens.slices(AT_ONCE))
+        choices = b",".join(filter(None, joined))
         self.count()
         return frame(self._encode([choices])) if choices else b""
 
