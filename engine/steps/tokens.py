@@ -64,13 +64,15 @@ class Tokens:
         return replace(self, owners=owners)
 
     def slices(self, size: int) -> Iterator[Tokens]:
-        """Yield the same in parts of at most `size` rows."""
-        if len(self) <= size:
-            yield self
-            return
-        places = np.arange(len(self))
-        for begin in range(0, len(self), size):
-            yield self.select((places >= begin) & (places < begin + size))
+        """Yield the same in parts of at most `size` rows, at least one."""
+        for begin in range(0, max(len(self), 1), size):
+            rows, offsets = slice(begin, begin + size), self.offsets[begin : begin + size + 1]
+            tokens = slice(offsets[0], offsets[-1])
+            yield Tokens(
+                *(self.owners[rows], offsets - offsets[0], self.token_ids[tokens]),
+                *(self.reasons[rows], self.logprobs[tokens]),
+                *(self.top_ids[tokens], self.top_logprobs[tokens]),
+            )
 
     def to_wire(self) -> list[bytes]:
         """Return a step's rows, one token each, as the bytes that a message carries."""

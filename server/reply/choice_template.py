@@ -50,13 +50,9 @@ class ChoiceTemplate:
     def in_event(self, index: int, around: Template) -> EventTemplate:
         """Return the template of a choice's events, which have these bytes around the choice."""
         begin, *end = around.pieces
-        end = (
-            [self._end + end[0], *end[1:-1], end[-1] + b"\n\n"]
-            if end[1:]
-            else [self._end + end[0] + b"\n\n"]
-        )
-        has_counts = len(end) > 1
-        if has_counts:
+        end[0] = self._end + end[0]
+        end[-1] += b"\n\n"
+        if has_counts := len(end) > 1:
             end = [piece.replace(b"%", b"%%") for piece in end]
         return EventTemplate(
             b"data: %b%b%d%b" % (begin, self._begin, index, self._between),

@@ -192,18 +192,22 @@ class Renderer:
         if first or isinstance(usage, Usage) or samples is not UNSET:
             fields = self._fields([*map(Raw, choices)], usage, samples)
             return encode_json(self.form.envelope(fields | first, is_event=True))
+        begin, end = self._frame(usage).pieces
+        return b"%b%b%b" % (begin, b",".join(choices), end)
+
+    def _frame(self, usage: UsageField) -> Template:
+        """Return the template of an event around its choices, without counts."""
         if self.generation.weights_version != self._version:  # else frames stay the same
             self._frames.clear()
             self._version = self.generation.weights_version
         if usage not in self._frames:
             self._frames[usage] = Template(self._frame_example(usage), CHOICES)
-        begin, end = self._frames[usage].pieces
-        return b"%b%b%b" % (begin, b",".join(choices), end)
+        return self._frames[usage]
 
     def _counting_frame(self) -> Template:
         """Return the template of an event around its choice, with the counts that it says."""
         if not self.is_continuous:
-            return Template(self._frame_example(self._usage), CHOICES)
+            return self._frame(self._usage)
         usage = self.generation.usage_of(COMPLETION_TOKENS)
         example = self._frame_example(usage)
         return Template(example, CHOICES, COMPLETION_TOKENS, usage.total_tokens)
