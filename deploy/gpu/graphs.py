@@ -50,7 +50,10 @@ def main(argv: list[str]) -> int:
     if given.device == "gpu":
         missing = _missing(given.output)
         wanted = [name for name in wanted if name in missing]
-        log.info("%d of %d graphs are there", len(every) - len(missing), len(every))
+        log.info(
+            "%d of %d models and sets of ops have their graphs, a file each; slots have another",
+            *(len(every) - len(missing), len(every)),
+        )
     for number, name in enumerate(wanted, 1):
         log.info("%d of %d: %s", number, len(wanted), name)
         settings = ["--device", given.device, "--output", str(given.output)]

@@ -128,13 +128,15 @@ def main(argv: list[str]) -> int:
         match argv:
             case ["prune", folder]:
                 graphs = prune(Path(folder))
-                log.info("%d graphs, %d bytes", len(graphs), sum(p.stat().st_size for p in graphs))
+                size = sum(path.stat().st_size for path in graphs)
+                log.info("%d files of compiled graphs, %.1f MiB", len(graphs), size / 2**20)
             case ["adopt", folder, "cpu" | "gpu" as device]:
                 log.info("%d graphs taken over", adopt(open_device(device), Path(folder)))
             case ["keep", folder, kept]:
                 keep(Path(folder), Path(kept))
             case ["unpack", kept, folder]:
-                log.info("%d graphs unpacked", len(unpack(Path(kept), Path(folder))))
+                paths = unpack(Path(kept), Path(folder))
+                log.info("%d files of compiled graphs unpacked", len(paths))
             case _:
                 raise ConfigError(
                     "give prune FOLDER, adopt FOLDER cpu|gpu, keep FOLDER KEPT, unpack KEPT FOLDER"

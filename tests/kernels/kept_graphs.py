@@ -7,6 +7,7 @@ neither, which a digest of their sources stands for. Prints the names of those t
 
 from __future__ import annotations
 
+import logging
 import sys
 from importlib import import_module
 from typing import NoReturn
@@ -31,6 +32,7 @@ def do_nothing(*_: object) -> None:
 
 
 def main(argv: list[str]) -> int:
+    logging.disable(logging.INFO)  # of how long compiling took, which is not done
     InferenceSession.compile = must_compile
     KernelLibrary.load_paths = KernelLibrary.verify_custom_op = do_nothing
     for name, command in (GRAPHS | GPU_GRAPHS).items():
