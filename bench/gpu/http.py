@@ -1,8 +1,9 @@
-"""`python -m bench.gpu.http TASK`: tokens a second through HTTP, of a server on this device.
+"""`python -m bench.gpu.http TASK`: tokens a second through HTTP, of servers on this device.
 
 `srm serve` runs a random model of the task's shape. Bursts are `rows` streams of one completion
 each, then requests of N completions, `slots` completions together, streamed and whole. Engine,
-server and client share the machine.
+server and client share the machine. Of several `servers`, each has an engine on the same device and
+its share of the slots and requests; a line says why one server does not take two.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -19,6 +23,7 @@ from bench.gpu.task import Lines, Task, read_task
 from bench.host.serving import serving
 from bench.server.http import rate_of
 from bench.server.load import send
+from engine.errors import ConfigError
 from engine.weights.random_model import write_random_model
 
 N = 1_000
@@ -34,31 +39,54 @@ def main(argv: list[str]) -> int:
     n = min(N, task.slots // 4)
     bursts = [(count, 1, True) for count in task.rows]
     bursts += [(task.slots // n, n, is_stream) for is_stream in (True, False)]
-    apis = max(1, int(CORES_OF_API_PROCESSES * len(os.sched_getaffinity(0))))
-    with tempfile.TemporaryDirectory() as folder:
+    cores, count = len(os.sched_getaffinity(0)), task.servers
+    apis = max(1, int(CORES_OF_API_PROCESSES * cores / count))
+    known = {"d_model": task.d_model, "servers": count, "api_processes": apis}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
         model = Path(folder) / f"srm-{task.d_model}"
         write_random_model(model, task.model)
         flags: dict[str, object] = {"model": model, "device": task.device, "dtype": task.dtype}
-        flags |= {"cache-dir": task.cache_dir, "api-processes": apis, "num-slots": task.slots}
-        flags |= {"max-waiting": 2 * max(task.slots, *task.rows), "log-level": "warning"}
+        flags |= {"cache-dir": task.cache_dir, "api-processes": apis}
+        flags |= {"num-slots": task.slots // count, "log-level": "warning"}
+        flags |= {"max-waiting": 2 * max([task.slots, *task.rows])}
         given = [f"--{name}={value}" for name, value in flags.items()]
-        with serving(*given, log=sys.stderr) as server:
-            send(server.url, requests=1, output_tokens="2", seed=9, prompt_tokens="4")
-            for requests, n, is_stream in bursts:
-                kind = "streamed" if is_stream else "whole"
-                measure = partial(_measure, server.url, task, requests, n, is_stream)
-                known = {"d_model": task.d_model, "api_processes": apis}
-                lines.attempt(f"{requests} requests of {n}, {kind}", measure, **known)
+        if count > 1:
+            lines.attempt("one server, devices 0,0", partial(_refused, *given, "--devices=0,0"))
+        urls = []
+        for number in range(count):
+            data = f"--data-dir={folder}/data-{number}"
+            urls.append(opened.enter_context(serving(*given, data, log=sys.stderr)).url)
+            send(urls[-1], requests=1, output_tokens="2", seed=9, prompt_tokens="4")
+        for requests, n, is_stream in bursts:
+            kind = "streamed" if is_stream else "whole"
+            measure = partial(_measure, urls, task, requests, n, is_stream)
+            lines.attempt(f"{requests} requests of {n}, {kind}", measure, **known)
     return 0
 
 
-def _measure(url: str, task: Task, requests: int, n: int, is_stream: bool) -> dict[str, Any]:
-    sizes: dict[str, Any] = {"requests": requests, "concurrency": requests, "n": str(n)}
+def _refused(*flags: str) -> dict[str, Any]:
+    """Return the last line of a server that does not start; empty: it did."""
+    with tempfile.TemporaryFile("w+") as log:
+        try:
+            with serving(*flags, log=log):
+                return {"refused": ""}
+        except ConfigError:
+            log.seek(0)
+            return {"refused": log.read().splitlines()[-1]}
+
+
+def _measure(
+    urls: Sequence[str], task: Task, requests: int, n: int, is_stream: bool
+) -> dict[str, Any]:
+    each = requests // len(urls)
+    sizes: dict[str, Any] = {"requests": each, "concurrency": each, "n": str(n)}
     sizes |= {"prompt_tokens": str(PROMPT_TOKENS), "output_tokens": str(MAX_TOKENS)}
-    raw = [
-        rate_of(send(url, TIMEOUT_S, seed=seed, stream=is_stream, **sizes))
-        for seed in range(task.repetitions)
-    ]
+    sizes |= {"stream": is_stream, "timeout_s": TIMEOUT_S}
+    with ThreadPoolExecutor(len(urls)) as threads:
+        raw = [
+            rate_of(*threads.map(partial(send, seed=seed, **sizes), urls))
+            for seed in range(task.repetitions)
+        ]
     facts = {"requests": requests, "n": n, "is_stream": is_stream}
     return facts | {"http_tokens_per_s": median(raw), "raw": raw}
 

@@ -54,19 +54,22 @@ def _profile(task: Task, given: str) -> dict[str, Any]:
 
 
 def _count(task: Task, given: str, rows: int, launches: int) -> dict[str, Any]:
-    """Have every counter of the first layer's kernels in a step written to files, and what their
+    """Have every counter of one launch of each kernel of a step written to files, and what its
     warps wait for at each instruction."""
-    report, steps = _file_of(task, "counters.ncu-rep"), 2
+    report = _file_of(task, "counters.ncu-rep")
+    skipped, names = each_once(launches, task.model.num_layers)
     _run_steps(
         *("--set", "full", "--import-source", "no", "-f", "-o", str(report)),
-        *("--launch-skip", str(steps * launches), "--launch-count", str(len(BEGIN) + 5)),
-        settings=json.loads(given) | {"part": f"{task.part} {rows} rows", "rows": [rows]},
+        *("--launch-skip", str(skipped), "--launch-count", str(len(names))),
+        settings=json.loads(given)
+        | {"part": f"{task.part} {rows} rows", "rows": [rows], "repetitions": 3},
     )
     for page in ("raw", "source"):
         shown = ["ncu", "--import", str(report), "--csv", "--page", page]
         with _file_of(task, f"{page}.csv").open("wb") as file:
             subprocess.run(shown, check=True, stdout=file)
-    return {"d_model": task.d_model, "rows": rows, "bytes": report.stat().st_size}
+    facts = {"d_model": task.d_model, "rows": rows, "bytes": report.stat().st_size}
+    return facts | {"kernels_in_order": names}
 
 
 def _run_steps(*options: str, settings: dict[str, Any]) -> None:
@@ -115,6 +118,14 @@ def last_step(kernels: list[tuple[str, float]], num_layers: int) -> dict[str, An
         "launches": period,
         "ns": sum(ns for _, ns in kernels[-period:]),
     }
+
+
+def each_once(launches: int, num_layers: int) -> tuple[int, list[str]]:
+    """Return how many launches to skip, and the names of those that then have each kernel of a step
+    once: the second step's end, and the third's begin with its first layer."""
+    names = _labels(launches, num_layers)
+    of_layer = (launches - len(BEGIN) - len(END)) // num_layers
+    return 2 * launches - len(END), names[-len(END) :] + names[: len(BEGIN) + of_layer]
 
 
 def _labels(launches: int, num_layers: int) -> list[str]:

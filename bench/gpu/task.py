@@ -48,6 +48,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """The ops to measure; empty: all."""
     slots: int = 0
     """Slots of the state pool; 0: as many as rows need."""
+    servers: int = 1
+    """Servers that share the device, each with an engine of its own."""
     products: tuple[tuple[int, int, int], ...] = ()
     """Matrix products [rows, inner] x [inner, columns] to measure the peak of."""
     forms: tuple[str, ...] = ()

@@ -169,11 +169,13 @@ def _bursts(
     return [send(url, output_tokens=tokens, seed=i, **sizes) for i in range(config.repetitions)]
 
 
-def rate_of(recording: Recording) -> float:
-    """Return the tokens a second from the first byte sent to the last reply's end."""
-    requests = recording.requests
-    seconds = float(requests["ended"].max() - requests["sent"].min())
-    return int(requests["usage_output_tokens"].sum()) / seconds
+def rate_of(*recordings: Recording) -> float:
+    """Return the tokens a second of all, from the first byte sent to the last reply's end."""
+    found = [(one.about.started_unix, one.requests) for one in recordings]
+    began = min(start + float(requests["sent"].min()) for start, requests in found)
+    ended = max(start + float(requests["ended"].max()) for start, requests in found)
+    tokens = sum(int(requests["usage_output_tokens"].sum()) for _, requests in found)
+    return tokens / (ended - began)
 
 
 def _ttft(recording: Recording) -> dict[str, float]:

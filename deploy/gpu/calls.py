@@ -53,7 +53,7 @@ class Sizes:
     streams: tuple[int, ...] = (256, 4096)
     served: int = 64_000  # completions at once, of requests for many
     step_rows: tuple[int, ...] = (8192, 16_384, 32_768)  # beside the first
-    forms: tuple[tuple[str, ...], ...] = (("captured",), ("compiled captured",))
+    forms: tuple[tuple[str, ...], ...] = (("captured",), ("compiled captured",), ("eager",))
     products: tuple[tuple[int, int, int], ...] = (
         (8192, 8192, 8192),
         *((65_536, d, columns) for d in (1024, 512) for columns in (4 * d, d, 8192)),
@@ -120,7 +120,11 @@ def calls(sizes: Sizes, cache_dir: str) -> dict[int, list[Part]]:
     )
     begin = [facts, opening, adopt] if sizes.device == "gpu" else [facts, opening]
     return {
-        1: begin + _headline(sizes) + _pytorch(sizes, sizes.forms[:1]) + _profiles(sizes),
+        1: begin
+        + _headline(sizes)
+        + _pytorch(sizes, sizes.forms[:1])
+        + _profiles(sizes)
+        + _two_engines(sizes),
         2: begin + _everything(sizes) + _pytorch(sizes, sizes.forms[1:]),
         3: begin + _http(sizes) + _float8(sizes) + _checks(sizes),
     }
@@ -237,6 +241,11 @@ def _http(sizes: Sizes) -> list[Part]:
         _part("http", 90, "http", width, rows=sizes.streams, slots=sizes.served, attempt_s=60)
         for width in sorted(sizes.widths)
     ]
+
+
+def _two_engines(sizes: Sizes) -> list[Part]:
+    two = {"servers": 2, "slots": sizes.served, "repetitions": 2, "attempt_s": 60}
+    return [_part("two engines", 75, "http", min(sizes.widths), **two)]
 
 
 def _float8(sizes: Sizes) -> list[Part]:

@@ -21,6 +21,26 @@ from tests.serving import ROOT
 NVIDIA_SMI = """#!/bin/sh
 echo 'NVIDIA H100, 580, 96, 9.0, 81559 MiB, 600 MiB, 1980, 1980, 2619, 2619, 70, 700, 30, 1, 0, 1'
 """
+NCU = f"""#!{sys.executable}
+import os, subprocess, sys
+from pathlib import Path
+from tests.fake_driver.driver import launches_of, read_log
+
+given, log = sys.argv[1:], Path(os.environ["FAKE_CUDA_LOG"])
+options = dict(zip(given, given[1:]))
+if "--import" not in options:
+    before = len(launches_of(read_log(log)))
+    subprocess.run(given[given.index(sys.executable) :], check=True)
+    names = [one["kernel"] for one in launches_of(read_log(log))][before:]
+    skipped = int(options.get("--launch-skip", 0))
+    shown = names[skipped : skipped + int(options.get("--launch-count", len(names)))]
+    rows = ['"ID","Kernel Name","gpu__time_duration.sum"', '"","","us"']
+    rows += [f'"{{number}}","{{name}}","1"' for number, name in enumerate(shown)]
+    Path(options.get("-o") or options["--log-file"]).write_text(chr(10).join(rows))
+"""
+"""A profiler that knows the launches of its program from the driver's log."""
+KERNELS = 11
+"""Of a step of any number of rows."""
 CALL = """
 import sys
 from dataclasses import replace
@@ -43,6 +63,8 @@ SIZES["gpu"] = sizes = replace(
     counted_rows=256,
     op_rows=(2, 129),
     op_seconds=0.005,
+    streams=(8,),
+    served=64,
     step_rows=(256, 4096),
     same_rows=(300,),
     many_slots=(4096, 262_144),
@@ -55,21 +77,22 @@ run.Call(number, "gpu", results, graphs, float("inf")).run(kept)
 """
 BEGIN = {"machine", "opening", "adopt"}
 RAN = {
-    1: BEGIN | {"products 512", "decode 512", "logprobs 512"},
+    1: BEGIN | {"products 512", "decode 512", "logprobs 512", "profile 512", "two engines 512"},
     2: BEGIN
     | {"probe 512", "decode more 512", "wide pool 512", "4096 slots 512", "262144 slots 512"},
-    3: BEGIN | {"launches 512", "states 512"},
+    3: BEGIN | {"http 512", "launches 512", "states 512"},
 }
 """Parts that end well, though nothing is computed."""
-NO_PROGRAM = {"profile 512", "memcheck 512", "racecheck 512"}
+NO_PROGRAM = {"memcheck 512", "racecheck 512"}
 DIED = "the last tokens are not those sampled"
 """Of a sampler that samples nothing; its size is left out then, and the part goes on."""
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    (tmp_path / "nvidia-smi").write_text(NVIDIA_SMI)
-    (tmp_path / "nvidia-smi").chmod(0o755)
+    for name, program in (("nvidia-smi", NVIDIA_SMI), ("ncu", NCU)):
+        (tmp_path / name).write_text(program)
+        (tmp_path / name).chmod(0o755)
     (tmp_path / "log").touch()
     return tmp_path
 
@@ -85,7 +108,7 @@ def test_a_call_runs_to_its_end_and_is_reported(
     fake: FakeDriver, graphs: Path, place: Path, number: int
 ) -> None:
     results = place / "results"
-    path = {"PATH": f"{place}:{os.environ['PATH']}"}
+    path = {"PATH": f"{place}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", CALL, str(number), str(results), str(graphs)]
     environment = os.environ | path | fake.environment(place / "log")
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
@@ -97,6 +120,9 @@ def test_a_call_runs_to_its_end_and_is_reported(
     for name in found.keys() - RAN[number] - NO_PROGRAM:
         assert name == "ops 512" and found[name]["exit"] and DIED in said
     assert len(launches_of(read_log(place / "log"))) > 46
+    for counted in results.glob("*-counters.ncu-rep"):  # of the first call
+        kernels = [row.split(",")[1] for row in counted.read_text().splitlines()[2:]]
+        assert len(kernels) == len({*kernels}) == KERNELS, "each kernel of a step once"
     report = [sys.executable, "-m", "bench.gpu.report", str(results), str(place)]
     subprocess.run(report, cwd=ROOT, check=True, capture_output=True)
     (page,) = place.glob("*-gpu.md")

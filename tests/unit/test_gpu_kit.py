@@ -20,7 +20,7 @@ import pytest
 
 import deploy.gpu.run as run_module
 from bench.gpu.ops import wrong_elements
-from bench.gpu.profile import last_step, read_kernels
+from bench.gpu.profile import each_once, last_step, read_kernels
 from bench.gpu.report import _ops
 from bench.gpu.task import Task
 from deploy.gpu import graphs
@@ -156,6 +156,14 @@ def test_a_step_of_ncus_table() -> None:
         read_kernels("==ERROR== ERR_NVGPUCTRPERM")
     with pytest.raises(ValueError, match="in 'fortnight'"):
         read_kernels(report.replace('"us"', '"fortnight"'))
+
+
+def test_counters_are_of_each_kernel_once() -> None:
+    for of_layer in (5, 6):
+        launches = 2 + 8 * of_layer + 4
+        skipped, names = each_once(launches, num_layers=8)
+        assert skipped == 2 * launches - 4 and len(names) == len({*names}) == of_layer + 6
+        assert names[:6] == ["head", "edit", "sample", "score", "expand", "embed"]
 
 
 def test_a_size_that_never_ends_costs_its_limit_alone(call: Call) -> None:
@@ -324,6 +332,7 @@ def test_all_calls_run_to_their_end_on_a_processor_and_are_reported(
     for shown in (
         *("PyTorch eager | bfloat16 | 16", "srm | bfloat16 | 16", "parked halfway"),
         *("proj_in | bfloat16 | 256 | 65 | yes", "call-3 | decode float8 256 | left out"),
+        "256 | 2 | 4 × 2 | whole",
     ):
         assert f"| {shown} |" in report.read_text().replace("random d 256 | ", "")
     assert report.with_suffix(".svg").exists()
