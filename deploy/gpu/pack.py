@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,26 +37,10 @@ LEFT_OUT = (
 )
 """Parts of the source tree that no call reads."""
 SMALL = (
-    *(
-        "msgspec",
-        "fastapi",
-        "starlette",
-        "uvicorn",
-        "httptools",
-        "pyzmq",
-        "google-re2",
-        "zstandard",
-    ),
-    *("pydantic", "pydantic-core", "annotated-types", "typing-inspection", "python-multipart"),
-    *(
-        "opentelemetry-api",
-        "annotated-doc",
-        "typing-extensions",
-        "anyio",
-        "h11",
-        "httpx",
-        "httpcore",
-    ),
+    *("msgspec", "fastapi", "starlette", "uvicorn", "httptools", "pyzmq", "google-re2"),
+    *("zstandard", "pydantic", "pydantic-core", "annotated-types", "typing-inspection"),
+    *("python-multipart", "opentelemetry-api", "annotated-doc", "typing-extensions", "anyio"),
+    *("h11", "httpx", "httpcore"),
 )
 """Packages that calls need, those of the server among them; of others the machine has its own."""
 MAX = ("max", "max-core", "max-shmem-libs", "mojo-compiler", "exceptiongroup", "taskgroup")
@@ -67,30 +52,27 @@ LIBRARIES = (
 PTX, libNVPTX, are left out: a compiled graph holds machine code and needs none of them."""
 UNUSED = ("pipelines", "serve", "benchmark", "_entrypoints", "nn", "experimental", "include")
 """Parts of the Python package `max` that are left out."""
-XZ = ["xz", "--threads=1", "--x86", "--lzma2=preset=9e,dict=256MiB"]
+XZ = ["xz", "--threads=2", "--block-size=116MiB", "--x86", "--lzma2=preset=4,dict=128MiB"]
+"""Half of MAX's runtime for each of two cores: what is in more blocks than one is packed twice."""
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (34, 31, 28, 27, 24, 17, 12, 5)]
 PLATFORMS += ["manylinux2014_x86_64", "manylinux1_x86_64"]
 
 
-def fetch(packages: Iterable[str], site: Path, python_version: str) -> None:
-    """Put packages of the locks' versions, for that Python, side by side into a folder."""
+def fetch(packages: Sequence[str], site: Path, python_version: str) -> None:
+    """Put packages of the locks' versions, for that Python, side by side into a new folder."""
     pins = "\n".join((ROOT / name).read_text() for name in LOCKS)
-    for package in packages:
-        name = package.replace("-", "[-_]")
-        pinned = re.search(rf"^{name}==[^ \n]+", pins, re.MULTILINE | re.IGNORECASE)
-        wanted = [f"--platform={platform}" for platform in PLATFORMS]
-        wanted += ["--implementation=cp", f"--python-version={python_version}"]
-        # pip replaces a folder that two packages share, so each gets a folder of its own first.
-        with tempfile.TemporaryDirectory() as one:
-            subprocess.run(
-                [
-                    *(sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--no-compile"),
-                    *("--disable-pip-version-check", "--only-binary=:all:", "--target", one),
-                    *(*wanted, pinned[0] if pinned else package),
-                ],
-                check=True,
-            )
-            shutil.copytree(one, site, dirs_exist_ok=True)
+    names = [rf"^{package.replace('-', '[-_]')}==[^ \n]+" for package in packages]
+    found = [re.search(name, pins, re.MULTILINE | re.IGNORECASE) for name in names]
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--no-compile"),
+            *("--disable-pip-version-check", "--only-binary=:all:", f"--target={site}"),
+            *("--implementation=cp", f"--python-version={python_version}"),
+            *(f"--platform={platform}" for platform in PLATFORMS),
+            *(one[0] if one else name for one, name in zip(found, packages, strict=True)),
+        ],
+        check=True,
+    )
 
 
 def slim(site: Path) -> None:
@@ -122,12 +104,28 @@ def put_tree(into: Path) -> None:
 
 
 def compress(folder: Path, archive: Path) -> None:
-    """Archive what a folder holds, without what Python compiled."""
-    tar = ["tar", "-C", str(folder), "--sort=name", "--exclude=__pycache__", "-c", "."]
+    """Archive what a folder holds, without what Python compiled. The largest files come first:
+    much of libMGPRT's code is at the end of libmax's too."""
+    paths = [one for one in folder.rglob("*") if "__pycache__" not in one.parts]
+    paths.sort(key=lambda one: (-(one.stat().st_size >> 24), one))
+    names = [str(one.relative_to(folder)) for one in paths]
+    tar = ["tar", "-C", str(folder), "--no-recursion", "-c", *names]
     with archive.open("wb") as file, subprocess.Popen(tar, stdout=subprocess.PIPE) as packing:
         subprocess.run(XZ, stdin=packing.stdout, stdout=file, check=True)
     if packing.returncode:
         raise SystemExit(f"tar of {folder} failed")
+
+
+def pack_runtime(work: Path, archive: Path, python_version: str) -> None:
+    """Archive MAX's runtime, unless it is there: it stays the same until MAX is another."""
+    if archive.exists():
+        return
+    sys.stdout.write("compressing MAX's runtime: one to two minutes of two cores, once\n")
+    sys.stdout.flush()
+    fetch(MAX, work / "site", python_version)
+    slim(work / "site")
+    compress(work, partial := archive.with_suffix(".partial"))
+    partial.replace(archive)
 
 
 def _git(*arguments: str) -> str:
@@ -137,26 +135,20 @@ def _git(*arguments: str) -> str:
 
 def pack(folder: Path, device: str, python_version: str, graphs: Path) -> int:
     """Write what a call carries; return 1 if it is too large."""
-    runtime = f"max-{_pinned('max')}-python-{python_version}.tar.xz"
+    runtime = folder.parent / f"max-{_pinned('max')}-python-{python_version}.tar.xz"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor() as beside:
         work = Path(name)
+        packed = beside.submit(pack_runtime, work / "max", runtime, python_version)
         fetch(SMALL, work / "tree" / "site", python_version)
         put_tree(work / "tree" / "source")
         kept = work / "graphs" / "graphs"
         shutil.copytree(graphs, kept, ignore=shutil.ignore_patterns("*.lock", "*.partial"))
         for each in ("tree", "graphs"):
             compress(work / each, folder / f"{each}.tar.xz")
-        made = folder.parent / runtime  # minutes to compress, and the same until MAX is another
-        if not made.exists():
-            sys.stdout.write("compressing MAX's runtime: about 4 minutes of a core, once\n")
-            sys.stdout.flush()
-            fetch(MAX, work / "max" / "site", python_version)
-            slim(work / "max" / "site")
-            compress(work / "max", partial := made.with_suffix(".partial"))
-            partial.replace(made)
-    shutil.copy(made, folder)
+        packed.result()
+    shutil.copy(runtime, folder)
     shutil.copy(ROOT / "deploy" / "gpu" / "run.sh", folder)
     sizes = {path.name: path.stat().st_size / 2**20 for path in sorted(folder.iterdir())}
     checkout = sum(
