@@ -89,8 +89,9 @@ class Format(ABC):
         prompts = self.generation.prompts
         return [ShownPrompt(prompt, self.request, self.scores) for prompt in prompts]
 
-    def logprobs(self, part: ChoicePart, before: list[Any] | None = None) -> Raw | None:
-        """Return the scores of a choice, after the entries `before` them, if they are asked for."""
+    def logprobs(self, part: ChoicePart, before: list[Any] | None = None) -> Any:
+        """Return the JSON of a choice's scores, after the entries `before` them, if they are asked
+        for. It stands where the reply's struct, which tells who decodes it, has an object."""
         if self.request.logprobs is None:
             return None
         if part.text is TEXT:

@@ -18,7 +18,6 @@ from server.schema.chat_response import (
     ChatChoice,
     ChatChunk,
     ChatCompletion,
-    ChatLogprobs,
     ChunkChoice,
 )
 from server.schema.completion_response import Counted, Samples
@@ -31,7 +30,7 @@ OPERATIONS = (
     Operation("POST", "/v1/chat/completions", "The next message of a chat, whole or as a stream.",
               ChatCompletion, events=ChatChunk,
               body=BodySchema(ChatRequest, {"messages": MESSAGES_FORMS}, CHAT_NEUTRAL),
-              parts=(ChatChoice, ChunkChoice, ChatLogprobs, Samples, Counted),
+              parts=(ChatChoice, ChunkChoice, Samples, Counted),
               errors=(404, 409, 504)),
 )  # fmt: skip
 

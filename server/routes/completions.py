@@ -20,7 +20,6 @@ from server.schema.completion_response import (
     Choice,
     Completion,
     Counted,
-    Logprobs,
     Packed,
     PromptLogprob,
     Samples,
@@ -33,7 +32,7 @@ OPERATIONS = (
     Operation("POST", "/v1/completions",
               "Completions of one or many prompts, whole or as a stream.", Completion,
               body=BodySchema(CompletionRequest, {"prompt": PROMPT_FORMS}, NEUTRAL),
-              events=Completion, parts=(Choice, Logprobs, PromptLogprob, Packed, Samples, Counted),
+              events=Completion, parts=(Choice, PromptLogprob, Packed, Samples, Counted),
               errors=(404, 409, 504)),
 )  # fmt: skip
 

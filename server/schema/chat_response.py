@@ -34,9 +34,6 @@ class ChatLogprobs(msgspec.Struct):
     """A model here has no other voice to refuse with."""
 
 
-LogprobsJson = Annotated[Raw, Meta(extra_json_schema=reference(ChatLogprobs))]
-
-
 class ChatMessage(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str
@@ -46,7 +43,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 class ChatChoice(msgspec.Struct, kw_only=True):
     index: int
     message: ChatMessage
-    logprobs: LogprobsJson | None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str | None
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it, if one did."""
@@ -90,7 +87,7 @@ class ChatDelta(msgspec.Struct, omit_defaults=True):
 class ChunkChoice(msgspec.Struct, kw_only=True):
     index: int
     delta: ChatDelta
-    logprobs: LogprobsJson | None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET

@@ -64,7 +64,7 @@ class Packed(msgspec.Struct, kw_only=True):
 class Choice(msgspec.Struct, kw_only=True):
     index: int
     text: str
-    logprobs: Annotated[Raw, Meta(extra_json_schema=reference(Logprobs))] | None = None
+    logprobs: Logprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it, if one did."""
