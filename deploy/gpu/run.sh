@@ -11,11 +11,30 @@ here=$(realpath "$(dirname "$0")")
 call=${1:?usage: run.sh CALL RESULTS [DEVICE]}
 results=$(realpath -m "${2:?where to write what is measured}")
 device=${3:-gpu}
-place=$(realpath "${KIT_PLACE:-$(mktemp -d)}")
-for archive in "$here"/*.tar.xz; do
-  unpacked=$place/$(basename "$archive").unpacked
-  test -f "$unpacked" || { tar -xJf "$archive" -C "$place" && touch "$unpacked"; }
-done
+
+# Says why nothing runs, in RESULTS too, whose disk may be full.
+refuse() {
+  echo "run.sh: $1" >&2
+  line=$(tr -d '"\\' <<<"${1%%$'\n'*}" | tr '[:cntrl:]' ' ')
+  mkdir -p "$results" &&
+    echo "{\"part\": \"unpack\", \"key\": \"end\", \"at\": $began, \"exit\": 2, \"last\": \"$line\"}" \
+      >>"$results/call-$call.jsonl" || true
+  exit 2
+}
+
+place=${KIT_PLACE:-$(mktemp -d)}
+mkdir -p "$place" || refuse "cannot make $place"
+place=$(realpath "$place")
+unpacked=$place/unpacked
+if ! test -f "$unpacked"; then
+  for archive in "$here"/*.tar.xz; do
+    # Not behind || or in {}: bash ignores there what fails before the last command.
+    if ! said=$(tar -xJf "$archive" -C "$place" 2>&1); then
+      refuse "$archive cannot be unpacked into $place: $said"
+    fi
+  done
+  touch "$unpacked"
+fi
 cd "$place/source"
 export PYTHONPATH=$place/site PYTHONDONTWRITEBYTECODE=1
 exec python3 -m deploy.gpu.run "$call" "$results" --device "$device" --began "$began" --cache-dir "$place/graphs"

@@ -1,0 +1,87 @@
+"""`run.sh` of the kit, with archives that hold next to nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.serving import ROOT
+
+PROGRAM = """
+import json, os, pathlib, sys
+pathlib.Path(sys.argv[2]).mkdir(exist_ok=True)
+found = {"argv": sys.argv[1:], "at": os.getcwd(), "path": os.environ["PYTHONPATH"], "is": IS}
+sys.stdout.write(json.dumps(found | {"python": sys.executable}))
+"""
+
+
+class Kit:
+    """A folder that was packed, whose program says what it was given."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.results = folder / "kit", folder / "results"
+        self.place = folder / "not" / "there"
+        self.folder.mkdir()
+        shutil.copy(ROOT / "deploy" / "gpu" / "run.sh", self.folder)
+        self.pack("first")
+
+    def pack(self, program: str) -> None:
+        source = self.folder.parent / "source"
+        (source / "deploy" / "gpu").mkdir(parents=True, exist_ok=True)
+        (source / "deploy" / "gpu" / "run.py").write_text(PROGRAM.replace("IS", repr(program)))
+        with tarfile.open(self.folder / "tree.tar.xz", "w:xz") as archive:
+            archive.add(source, "source")
+
+    def run(self, **environment: str) -> subprocess.CompletedProcess[str]:
+        variables = {"KIT_PLACE": str(self.place), **environment}
+        return subprocess.run(
+            ["bash", str(self.folder / "run.sh"), "1", str(self.results)],
+            env=os.environ | variables,
+            capture_output=True,
+            check=False,
+            text=True,
+        )
+
+    def refused(self) -> str:
+        (line,) = (self.results / "call-1.jsonl").read_text().splitlines()
+        end = json.loads(line)
+        assert end["part"] == "unpack" and end["exit"] == 2
+        return str(end["last"])
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Kit:
+    return Kit(tmp_path)
+
+
+def test_a_call_runs_in_a_place_that_was_not_there(kit: Kit) -> None:
+    done = kit.run()
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["argv"][:2] == ["1", str(kit.results)] and found["is"] == "first"
+    assert found["at"].startswith(str(kit.place)) and found["at"].endswith("/source")
+
+
+def test_an_archive_that_cannot_be_unpacked_ends_the_call_and_says_so(kit: Kit) -> None:
+    whole = (kit.folder / "tree.tar.xz").read_bytes()
+    (kit.folder / "tree.tar.xz").write_bytes(whole[:-20])
+    for _ in range(2):  # what is half unpacked is not taken for whole
+        done = kit.run()
+        assert done.returncode == 2 and not done.stdout
+        assert "tree.tar.xz cannot be unpacked" in done.stderr
+        assert "tree.tar.xz cannot be unpacked" in kit.refused()
+        (kit.results / "call-1.jsonl").unlink()
+    (kit.folder / "tree.tar.xz").write_bytes(whole)
+    assert kit.run().returncode == 0
+
+
+def test_a_place_that_cannot_be_made_ends_the_call_and_says_so(kit: Kit, tmp_path: Path) -> None:
+    (tmp_path / "not").write_text("a file")
+    assert kit.run().returncode == 2
+    assert kit.refused().startswith("cannot make")
