@@ -4,7 +4,8 @@
 #   run.sh CALL RESULTS [DEVICE=gpu]
 #
 # RESULTS gets call-CALL.jsonl, a line for each result as soon as it is there, and call-CALL.log.
-# KIT_PLACE=FOLDER says where to unpack, to be found there by the next call. See README.md.
+# KIT_PLACE=FOLDER says where to unpack, to be found there by the next call with the same archives.
+# See README.md.
 set -euo pipefail
 began=$(date +%s)
 here=$(realpath "$(dirname "$0")")
@@ -23,6 +24,8 @@ refuse() {
 }
 
 place=${KIT_PLACE:-$(mktemp -d)}
+kit=$(cat "$here"/*.tar.xz | sha256sum)
+place=$place/${kit:0:12} # another kit's files are not mixed with these
 mkdir -p "$place" || refuse "cannot make $place"
 place=$(realpath "$place")
 unpacked=$place/unpacked

@@ -81,6 +81,19 @@ def test_an_archive_that_cannot_be_unpacked_ends_the_call_and_says_so(kit: Kit) 
     assert kit.run().returncode == 0
 
 
+def test_a_mended_kit_is_unpacked_beside_the_one_before_it(kit: Kit) -> None:
+    first = json.loads(kit.run().stdout)
+    kit.pack("mended")
+    mended = json.loads(kit.run().stdout)
+    assert mended["is"] == "mended" and mended["at"] != first["at"]
+
+
+def test_the_next_call_finds_what_was_unpacked(kit: Kit) -> None:
+    at = Path(json.loads(kit.run().stdout)["at"])
+    (at / "left").touch()
+    assert json.loads(kit.run().stdout)["at"] == str(at) and (at / "left").exists()
+
+
 def test_a_place_that_cannot_be_made_ends_the_call_and_says_so(kit: Kit, tmp_path: Path) -> None:
     (tmp_path / "not").write_text("a file")
     assert kit.run().returncode == 2
