@@ -109,7 +109,9 @@ def compress(folder: Path, archive: Path) -> None:
     paths = [one for one in folder.rglob("*") if "__pycache__" not in one.parts]
     paths.sort(key=lambda one: (-(one.stat().st_size >> 24), one))
     names = [str(one.relative_to(folder)) for one in paths]
-    tar = ["tar", "-C", str(folder), "--no-recursion", "-c", *names]
+    # Root, who unpacks them, is refused graphs that another user may write.
+    owner = ["--owner=0", "--group=0", "--mode=go-w"]
+    tar = ["tar", "-C", str(folder), *owner, "--no-recursion", "-c", *names]
     with archive.open("wb") as file, subprocess.Popen(tar, stdout=subprocess.PIPE) as packing:
         subprocess.run(XZ, stdin=packing.stdout, stdout=file, check=True)
     if packing.returncode:

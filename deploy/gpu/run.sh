@@ -26,13 +26,14 @@ refuse() {
 place=${KIT_PLACE:-$(mktemp -d)}
 kit=$(cat "$here"/*.tar.xz | sha256sum)
 place=$place/${kit:0:12} # another kit's files are not mixed with these
+umask 022 # the engine reads no graph where others may write
 mkdir -p "$place" || refuse "cannot make $place"
 place=$(realpath "$place")
 unpacked=$place/unpacked
 if ! test -f "$unpacked"; then
   for archive in "$here"/*.tar.xz; do
     # Not behind || or in {}: bash ignores there what fails before the last command.
-    if ! said=$(tar -xJf "$archive" -C "$place" 2>&1); then
+    if ! said=$(tar --no-same-owner -xJf "$archive" -C "$place" 2>&1); then
       refuse "$archive cannot be unpacked into $place: $said"
     fi
   done

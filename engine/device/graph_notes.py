@@ -22,7 +22,13 @@ from pathlib import Path
 import msgspec
 from max.driver import Device
 
-from engine.device.graph_cache import GraphNote, cache_path, code_version, describe_device
+from engine.device.graph_cache import (
+    GraphNote,
+    cache_path,
+    check_owned,
+    code_version,
+    describe_device,
+)
 from engine.device.linear import KERNELS
 from engine.device.runner import open_device
 from engine.errors import UNDECODABLE, ConfigError, SRMError
@@ -48,12 +54,13 @@ def prune(folder: Path) -> list[Path]:
 def adopt(device: Device, folder: Path) -> int:
     """Link every graph to the name that is looked for here; return how many needed it.
 
-    Raises ConfigError for a graph of other code, and on a CPU for one of another processor, whose
-    instructions this one may not have.
+    Raises ConfigError for a graph of other code, for one that others may write, and on a CPU for
+    one of another processor, whose instructions this one may not have.
     """
     current, linked = code_version(), 0
     log.info("the device is %s", describe_device(device))
     for path, note in read_notes(folder).items():
+        check_owned(folder, path, path.with_suffix(".json"))  # before each is refused when read
         if note.code != current:
             raise ConfigError(f"{path} was compiled from code {note.code}, here is {current}")
         try:

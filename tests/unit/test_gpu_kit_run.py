@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.gpu.pack import compress
 from tests.serving import ROOT
 
 PROGRAM = """
@@ -19,6 +20,12 @@ pathlib.Path(sys.argv[2]).mkdir(exist_ok=True)
 found = {"argv": sys.argv[1:], "at": os.getcwd(), "path": os.environ["PYTHONPATH"], "is": IS}
 sys.stdout.write(json.dumps(found | {"python": sys.executable}))
 """
+
+
+def as_another(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """As a normal user packs it."""
+    member.uid = member.gid = 1000
+    return member
 
 
 class Kit:
@@ -36,7 +43,7 @@ class Kit:
         (source / "deploy" / "gpu").mkdir(parents=True, exist_ok=True)
         (source / "deploy" / "gpu" / "run.py").write_text(PROGRAM.replace("IS", repr(program)))
         with tarfile.open(self.folder / "tree.tar.xz", "w:xz") as archive:
-            archive.add(source, "source")
+            archive.add(source, "source", filter=as_another)
 
     def run(self, **environment: str) -> subprocess.CompletedProcess[str]:
         variables = {"KIT_PLACE": str(self.place), **environment}
@@ -66,6 +73,22 @@ def test_a_call_runs_in_a_place_that_was_not_there(kit: Kit) -> None:
     found = json.loads(done.stdout)
     assert found["argv"][:2] == ["1", str(kit.results)] and found["is"] == "first"
     assert found["at"].startswith(str(kit.place)) and found["at"].endswith("/source")
+
+
+def test_what_is_unpacked_belongs_to_who_unpacks_it(kit: Kit) -> None:
+    for path in (kit.place, *Path(json.loads(kit.run().stdout)["at"]).rglob("*")):
+        assert path.stat().st_uid == os.geteuid() and not path.stat().st_mode & 0o022
+
+
+def test_graphs_are_packed_as_roots_for_root_alone_to_write(tmp_path: Path) -> None:
+    graph = tmp_path / "graphs" / "a.mef"
+    graph.parent.mkdir()
+    graph.touch()
+    graph.chmod(0o666)
+    compress(tmp_path, tmp_path.with_suffix(".tar.xz"))
+    with tarfile.open(tmp_path.with_suffix(".tar.xz")) as archive:
+        assert {(one.name, one.uid, one.gid) for one in archive} >= {("graphs/a.mef", 0, 0)}
+        assert not any(one.mode & 0o022 for one in archive)
 
 
 def test_an_archive_that_cannot_be_unpacked_ends_the_call_and_says_so(kit: Kit) -> None:

@@ -61,6 +61,16 @@ def test_other_code_and_other_processors_are_refused(
         adopt(CPU(), tmp_path)
 
 
+def test_graphs_where_others_may_write_are_refused_before_any_is_read(tmp_path: Path) -> None:
+    graphs = tmp_path / "open" / "graphs"
+    graphs.mkdir(parents=True)
+    keep(graphs, Gpu("sm_90a"))
+    assert adopt(cast(Any, Gpu("sm_90")), graphs) == 0
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(ConfigError, match=r"open: others may write there .* chmod"):
+        adopt(cast(Any, Gpu("sm_90")), graphs)
+
+
 def test_pruning_leaves_the_graphs_of_this_code(tmp_path: Path) -> None:
     older, current = keep(tmp_path, Gpu("sm_80"), code="older"), keep(tmp_path, Gpu("sm_90"))
     (tmp_path / "step-unknown.mef").touch()
