@@ -5,7 +5,7 @@
 #
 # RESULTS gets call-CALL.jsonl, a line for each result as soon as it is there, and call-CALL.log.
 # KIT_PLACE=FOLDER says where to unpack, to be found there by the next call with the same archives.
-# See README.md.
+# PYTHON=PROGRAM is tried first, if it is of the kit's version. See README.md.
 set -euo pipefail
 began=$(date +%s)
 here=$(realpath "$(dirname "$0")")
@@ -22,6 +22,18 @@ refuse() {
       >>"$results/call-$call.jsonl" || true
   exit 2
 }
+
+runtime=$(basename "$here"/max-*-python-*.tar.xz .tar.xz)
+version=${runtime##*-python-}
+python=
+for program in "${PYTHON:-}" "python$version" python3; do
+  says="$("$program" -c 'import sys; print("%d.%d" % sys.version_info[:2], sys.executable)' 2>/dev/null || true)"
+  if test "${says%% *}" = "$version"; then
+    python=${says#* }
+    break
+  fi
+done
+test "$python" || refuse "no Python $version here, which the kit is packed for: PYTHON=PROGRAM names one, else pack with --python-version"
 
 place=${KIT_PLACE:-$(mktemp -d)}
 kit=$(cat "$here"/*.tar.xz | sha256sum)
@@ -40,5 +52,5 @@ if ! test -f "$unpacked"; then
   touch "$unpacked"
 fi
 cd "$place/source"
-export PYTHONPATH=$place/site PYTHONDONTWRITEBYTECODE=1
-exec python3 -m deploy.gpu.run "$call" "$results" --device "$device" --began "$began" --cache-dir "$place/graphs"
+export PYTHONPATH=$place/site${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1
+exec "$python" -m deploy.gpu.run "$call" "$results" --device "$device" --began "$began" --cache-dir "$place/graphs"

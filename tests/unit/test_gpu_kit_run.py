@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -42,11 +43,14 @@ class Kit:
         source = self.folder.parent / "source"
         (source / "deploy" / "gpu").mkdir(parents=True, exist_ok=True)
         (source / "deploy" / "gpu" / "run.py").write_text(PROGRAM.replace("IS", repr(program)))
+        version = "{}.{}".format(*sys.version_info)
+        with tarfile.open(self.folder / f"max-1-python-{version}.tar.xz", "w:xz"):
+            pass
         with tarfile.open(self.folder / "tree.tar.xz", "w:xz") as archive:
             archive.add(source, "source", filter=as_another)
 
     def run(self, **environment: str) -> subprocess.CompletedProcess[str]:
-        variables = {"KIT_PLACE": str(self.place), **environment}
+        variables = {"KIT_PLACE": str(self.place), "PYTHON": sys.executable, **environment}
         return subprocess.run(
             ["bash", str(self.folder / "run.sh"), "1", str(self.results)],
             env=os.environ | variables,
@@ -115,6 +119,38 @@ def test_the_next_call_finds_what_was_unpacked(kit: Kit) -> None:
     at = Path(json.loads(kit.run().stdout)["at"])
     (at / "left").touch()
     assert json.loads(kit.run().stdout)["at"] == str(at) and (at / "left").exists()
+
+
+def pythons(folder: Path, **versions: str) -> str:
+    """A PATH whose programs of these names say that they are of that version, or run."""
+    folder.mkdir()
+    for name, version in versions.items():
+        says = f"echo {version} /none" if version else f'exec {sys.executable} "$@"'
+        (folder / name).write_text(f"#!/bin/sh\n{says}\n")
+        (folder / name).chmod(0o755)
+    return f"{folder}:/usr/bin:/bin"
+
+
+def test_the_first_python_of_the_kits_version_runs_it(kit: Kit, tmp_path: Path) -> None:
+    named = "python{}.{}".format(*sys.version_info)
+    path = pythons(tmp_path / "bin", **{"python3": "3.1", named: ""})
+    for other in ("", "python3", "/no/such/python"):
+        done = kit.run(PATH=path, PYTHON=other)
+        assert Path(json.loads(done.stdout)["python"]).samefile(sys.executable), done.stderr
+
+
+def test_another_python_ends_the_call_before_anything_is_unpacked(kit: Kit, tmp_path: Path) -> None:
+    (runtime,) = kit.folder.glob("max-*")
+    runtime.rename(kit.folder / "max-1-python-3.99.tar.xz")
+    assert kit.run(PATH=pythons(tmp_path / "bin", python3="3.9")).returncode == 2
+    assert kit.refused().startswith("no Python 3.99 here") and not kit.place.exists()
+
+
+def test_what_the_machine_puts_on_its_path_stays_behind_the_kits(kit: Kit) -> None:
+    found = json.loads(kit.run(PYTHONPATH="/theirs").stdout)
+    assert found["path"] == str(Path(found["at"]).parent / "site") + ":/theirs"
+    found = json.loads(kit.run(PYTHONPATH="").stdout)
+    assert found["path"].endswith("/site")
 
 
 def test_a_place_that_cannot_be_made_ends_the_call_and_says_so(kit: Kit, tmp_path: Path) -> None:
