@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.frame import Record, table
-from bench.gpu.task import read_lines
 from bench.peaks.rates import byte_cells, bytes_moved, peak_line, rate_cells, runs_of
 from bench.peaks.torch_side import plot_record
+from deploy.gpu.lines import parse_lines
 from engine.errors import ConfigError, SRMError
 from loadtest.records import RECORDS, write_record
 
@@ -25,10 +25,13 @@ UNSHOWN = {"part", "key", "at", "call", "begun", "ok", "raw", "d_model", "enviro
 
 def record_of(results: Path) -> Record:
     """Return what came back as a record. Raises ConfigError where nothing did."""
+    found = {
+        path.stem: parse_lines(path.read_bytes()) for path in sorted(results.glob("call-*.jsonl"))
+    }
     lines = [
-        line | {"call": path.stem}
-        for path in sorted(results.glob("call-*.jsonl"))
-        for line in read_lines(path)
+        line | {"call": call}
+        for call, (whole, _) in found.items()
+        for line in whole
         if not line.get("begun")
     ]
     machines = [line for line in lines if line["part"] == "machine" and "machine" in line]
@@ -38,6 +41,7 @@ def record_of(results: Path) -> Record:
     named = ("date", "time", "commit", "machine")
     record: Record = {"command": "deploy/gpu/run.sh"} | {k: machines[-1][k] for k in named}
     record |= {"lines": lines, "models": _models(lines), "peak_gflops": _peaks(lines)}
+    record["damaged_lines"] = sum(damaged for _, damaged in found.values())
     copies = [line["gb_per_s"] for line in lines if "gb_per_s" in line]
     return record | ({"peak_gb_per_s": max(copies)} if copies else {})
 
@@ -96,6 +100,8 @@ def markdown(record: Record) -> list[str]:
         ("Parts", _parts(lines)),
     ]
     text = [peak_line(record)] if record["peak_gflops"] else []
+    if damaged := record["damaged_lines"]:
+        text += ["", f"Lines that broke off, and are left out: {damaged}."]
     for heading, shown in tables:
         if len(shown) > 2:  # more than its head
             text += ["", f"## {heading}", "", *shown]

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from deploy.gpu.lines import open_lines, parse_lines
 from engine.config import Dtype, ModelConfig, ProductSetting
 
 
@@ -86,7 +87,7 @@ class Lines:
     """
 
     def __init__(self, path: Path, part: str, limit_s: float = 0.0, only: str = "") -> None:
-        self._file, self._part, self._limit_s, self._only = path.open("ab"), part, limit_s, only
+        self._file, self._part, self._limit_s, self._only = open_lines(path), part, limit_s, only
         mine = [line for line in read_lines(path) if line["part"] == part]
         self._attempted = {line["key"] for line in mine if line.get("begun")}
 
@@ -115,4 +116,5 @@ class Lines:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+    """Read the lines of a file that are whole."""
+    return parse_lines(path.read_bytes())[0]

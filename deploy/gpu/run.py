@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.gpu.calls import LIMIT_S, SIZES, Part, calls
+from deploy.gpu.lines import open_lines, parse_lines
 
 ENVIRONMENT = {
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # others' plugins may not even import there
@@ -94,9 +95,13 @@ class Call:
                 self._write(part, left_out="no time")
                 failed += 1
                 continue
-            status = self._run_part(part, min(left, part.limit_s * self._patience))
+            try:
+                status = self._run_part(part, min(left, part.limit_s * self._patience))
+                last = last_line(self.log)
+            except OSError as error:  # as where a program is there that cannot be executed
+                status, last = 1, f"{type(error).__name__}: {error}"
             lasted = round(time.time() - started, 1)
-            self._write(part, exit=status, seconds=lasted, last=last_line(self.log))
+            self._write(part, exit=status, seconds=lasted, last=last)
             failed += status != 0
             if part.opens:
                 opened = [one["environment"] for one in self._lines_of(part) if one.get("ok")]
@@ -157,17 +162,25 @@ class Call:
         return [*under, sys.executable, "-m", part.module, *arguments]
 
     def _lines_of(self, part: Part) -> list[dict[str, Any]]:
-        lines = [json.loads(line) for line in self.lines.read_bytes().splitlines()]
+        lines, _ = parse_lines(self.lines.read_bytes())
         return [line for line in lines if line["part"] == part.name]
 
     def _write(self, part: Part, **facts: Any) -> None:
         self._append({"part": part.name, "key": "end", "at": time.time(), **facts})
-        sys.stdout.write(f"{part.name}: {', '.join(f'{k} {v}' for k, v in facts.items())}\n")
-        sys.stdout.flush()
+        say(f"{part.name}: {', '.join(f'{k} {v}' for k, v in facts.items())}")
 
     def _append(self, line: dict[str, Any]) -> None:
-        with self.lines.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        with open_lines(self.lines) as file:
+            file.write(json.dumps(line).encode() + b"\n")
+
+
+def say(text: str) -> None:
+    """Print it, if anyone is left to read it: a connection that broke ends no call."""
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def waited(process: subprocess.Popen[bytes], limit_s: float) -> int:

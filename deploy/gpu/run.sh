@@ -18,7 +18,8 @@ refuse() {
   echo "run.sh: $1" >&2
   line=$(tr -d '"\\' <<<"${1%%$'\n'*}" | tr '[:cntrl:]' ' ')
   mkdir -p "$results" &&
-    echo "{\"part\": \"unpack\", \"key\": \"end\", \"at\": $began, \"exit\": 2, \"last\": \"$line\"}" \
+    # On a line of its own, whatever the call before left behind.
+    printf '\n{"part": "unpack", "key": "end", "at": %s, "exit": 2, "last": "%s"}\n' "$began" "$line" \
       >>"$results/call-$call.jsonl" || true
   exit 2
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.gpu.lines import parse_lines
 from deploy.gpu.pack import compress
 from tests.serving import ROOT
 
@@ -60,8 +61,8 @@ class Kit:
         )
 
     def refused(self) -> str:
-        (line,) = (self.results / "call-1.jsonl").read_text().splitlines()
-        end = json.loads(line)
+        (end,), damaged = parse_lines((self.results / "call-1.jsonl").read_bytes())
+        assert not damaged
         assert end["part"] == "unpack" and end["exit"] == 2
         return str(end["last"])
 

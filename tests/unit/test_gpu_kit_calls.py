@@ -1,0 +1,59 @@
+"""A call of the GPU kit goes on wherever the one before it broke off."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.gpu.report import markdown, record_of
+from deploy.gpu.run import Call
+from tests.unit.test_gpu_kit import call, part, written
+
+__all__ = ["call"]
+MACHINE = {"part": "machine", "key": "machine", "machine": "A100", "commit": "1"}
+MACHINE |= {"date": "2026-11-26", "time": "2026-11-26T00:00:00Z"}
+
+
+def write(path: Path, *lines: dict[str, Any], cut: str = "") -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(one | {"at": 0}) + "\n" for one in lines) + cut)
+
+
+def test_a_line_that_broke_off_costs_no_other(call: Call) -> None:
+    write(call.lines, {"part": "a", "key": "up 1", "begun": True}, cut='{"part": "a", "ke')
+    assert call.run([part(1, 4)]) == 0
+    content = call.lines.read_text().splitlines()
+    assert content[1] == '{"part": "a", "ke' and [json.loads(one) for one in content[2:]]
+    write(call.lines.with_name("call-2.jsonl"), MACHINE, cut="[]\n\n7")
+    call.lines.unlink()
+    record = record_of(call.lines.parent)
+    assert record["damaged_lines"] == 2
+    assert "Lines that broke off, and are left out: 2." in markdown(record)
+
+
+def test_a_program_that_cannot_be_executed_costs_its_part_alone(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ncu").write_bytes(b"\x7fELF of another machine")
+    (tmp_path / "ncu").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert call.run([part(1, under=("ncu", "--set")), part(1, name="b")]) == 1
+    first, *_, last = written(call)
+    assert first["exit"] == 1 and first["last"].startswith("OSError: [Errno 8]")
+    assert last["part"] == "b" and last["exit"] == 0
+
+
+def test_a_call_whose_output_nobody_reads_any_more_goes_on(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "w") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        assert call.run([part(1), part(1, name="b")]) == 0
+    assert written(call)[-1]["part"] == "b"
