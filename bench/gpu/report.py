@@ -14,7 +14,7 @@ from typing import Any
 from bench.frame import Record, table
 from bench.peaks.rates import byte_cells, bytes_moved, peak_line, rate_cells, runs_of
 from bench.peaks.torch_side import plot_record
-from deploy.gpu.lines import parse_lines
+from deploy.gpu.lines import drop_retried, parse_lines
 from engine.errors import ConfigError, SRMError
 from loadtest.records import RECORDS, write_record
 
@@ -31,8 +31,7 @@ def record_of(results: Path) -> Record:
     lines = [
         line | {"call": call}
         for call, (whole, _) in found.items()
-        for line in whole
-        if not line.get("begun")
+        for line in drop_retried([line for line in whole if not line.get("begun")])
     ]
     machines = [line for line in lines if line["part"] == "machine" and "machine" in line]
     if not machines:

@@ -4,6 +4,7 @@ A measurement is `python -m bench.gpu.NAME TASK`, with a `Task` as JSON. It is a
 each with a key. An attempt that raises ends the process; when it is started again with the same
 file, what was attempted is left out. So a size that fails, even one that leaves the GPU unusable,
 costs no other size, and neither does one that never ends: its process ends at the attempt's limit.
+A size at which the whole call broke off is tried once more.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 import faulthandler
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from deploy.gpu.lines import open_lines, parse_lines
+from deploy.gpu.lines import BROKE_OFF, open_lines, parse_lines
 from engine.config import Dtype, ModelConfig, ProductSetting
 
 
@@ -89,7 +91,9 @@ class Lines:
     def __init__(self, path: Path, part: str, limit_s: float = 0.0, only: str = "") -> None:
         self._file, self._part, self._limit_s, self._only = open_lines(path), part, limit_s, only
         mine = [line for line in read_lines(path) if line["part"] == part]
-        self._attempted = {line["key"] for line in mine if line.get("begun")}
+        begun = Counter(line["key"] for line in mine if line.get("begun"))
+        broke_off = {line["key"] for line in mine if line.get("died") == BROKE_OFF}
+        self._attempted = {key for key, times in begun.items() if times > 1 or key not in broke_off}
 
     @classmethod
     def of(cls, task: Task) -> Lines:

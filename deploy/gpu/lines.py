@@ -7,6 +7,9 @@ import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
+BROKE_OFF = "the call broke off"
+"""What a size died of that was begun and never ended; the next call tries it once more."""
+
 
 def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
     """Return the lines, and how many are damaged."""
@@ -22,6 +25,16 @@ def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
         else:
             damaged += 1
     return lines, damaged
+
+
+def drop_retried(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines but those that broke off and have a later result."""
+    last = {(line.get("part"), line["key"]): line for line in lines}
+    return [
+        line
+        for line in lines
+        if line.get("died") != BROKE_OFF or line is last[line.get("part"), line["key"]]
+    ]
 
 
 def open_lines(path: Path) -> BinaryIO:

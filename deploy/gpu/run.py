@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.gpu.calls import LIMIT_S, SIZES, Part, calls
-from deploy.gpu.lines import open_lines, parse_lines
+from deploy.gpu.lines import BROKE_OFF, drop_retried, open_lines, parse_lines
 
 ENVIRONMENT = {
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # others' plugins may not even import there
@@ -114,6 +114,8 @@ class Call:
     def _run_part(self, part: Part, limit_s: float) -> int:
         """Run it, again while it dies of something new; TIMED_OUT if its time ran out."""
         ends, deaths = time.time() + limit_s, 0
+        if broke_off := tried(self._lines_of(part)):
+            self._write_death(broke_off, BROKE_OFF)
         while True:
             environment = self.environment | dict(part.environment)
             status = self._run_process(self._command(part), ends - time.time(), environment)
@@ -122,7 +124,7 @@ class Call:
                 return status or deaths
             deaths += 1
             why = f"exit {status}: {last_line(self.log)}"
-            self._append(died_of | {"begun": False, "at": time.time(), "ok": False, "died": why})
+            self._write_death(died_of, why)
             if self.device == "gpu" and part.needs_device and self._again < MOST_AGAIN:
                 self._again += 1
                 again = replace(part, name=f"{part.name} again: {died_of['key']}")
@@ -168,6 +170,9 @@ class Call:
     def _write(self, part: Part, **facts: Any) -> None:
         self._append({"part": part.name, "key": "end", "at": time.time(), **facts})
         say(f"{part.name}: {', '.join(f'{k} {v}' for k, v in facts.items())}")
+
+    def _write_death(self, begun: dict[str, Any], why: str) -> None:
+        self._append(begun | {"begun": False, "at": time.time(), "ok": False, "died": why})
 
     def _append(self, line: dict[str, Any]) -> None:
         with open_lines(self.lines) as file:
@@ -218,7 +223,8 @@ def wrong_products(part: str, lines: list[dict[str, Any]]) -> list[str]:
 
     A part that looked at none has found something wrong too.
     """
-    looked_at = [line for line in lines if line.get("product") and not line.get("begun")]
+    ended = drop_retried([line for line in lines if not line.get("begun")])
+    looked_at = [line for line in ended if line.get("product")]
     if not looked_at:
         return [f"{part} looked at none"]
     wrong = [line for line in looked_at if not line["ok"] and line["rows"] >= PADDED]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.gpu.report import markdown, record_of
-from deploy.gpu.run import Call
+from deploy.gpu.run import Call, wrong_products
 from tests.unit.test_gpu_kit import call, part, written
 
 __all__ = ["call"]
@@ -57,3 +57,26 @@ def test_a_call_whose_output_nobody_reads_any_more_goes_on(
         monkeypatch.setattr(sys, "stdout", gone)
         assert call.run([part(1), part(1, name="b")]) == 0
     assert written(call)[-1]["part"] == "b"
+
+
+def test_a_size_at_which_a_call_broke_off_is_tried_once_more(call: Call) -> None:
+    begun = {"part": "a", "begun": True, "product": "max"}
+    ended = {"part": "a", "key": "up 1", "ok": True}
+    write(call.lines, begun | {"key": "up 1"}, ended, begun | {"key": "up 6", "rows": 6})
+    assert call.run([part(1, 6, checks_products=True), part(8, name="b", needs_products=True)]) == 0
+    _, broke_off, found, end, *_ = written(call)
+    assert not broke_off["ok"] and broke_off["died"] == "the call broke off"
+    assert found["key"] == broke_off["key"] == "up 6" and found["ok"] and end["exit"] == 0
+    write(call.lines.with_name("call-2.jsonl"), MACHINE)
+    lines = [one for one in record_of(call.lines.parent)["lines"] if one["key"] == "up 6"]
+    assert [one["ok"] for one in lines] == [True]
+
+
+def test_a_size_at_which_two_calls_broke_off_is_left(call: Call) -> None:
+    begun = {"part": "a", "key": "up 6", "begun": True, "product": "max", "rows": 6}
+    write(call.lines, begun, begun | {"begun": False, "died": "the call broke off"}, begun)
+    assert call.run([part(6, 7, checks_products=True)]) == 0
+    first, second, other, _ = written(call)
+    assert [one["key"] for one in (first, second, other)] == ["up 6", "up 6", "up 7"]
+    assert second["died"] == "the call broke off" and not second["ok"]
+    assert wrong_products("a", written(call)) == ["a: up 6"]
