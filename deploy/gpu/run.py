@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -19,10 +20,10 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from deploy.gpu.calls import LIMIT_S, SIZES, Part, calls
 from deploy.gpu.lines import BROKE_OFF, drop_retried, open_lines, parse_lines
@@ -49,6 +50,8 @@ LEAST_S = 5
 PADDED = 2
 """Rows that a step on a GPU has at least: what products of fewer give ends nothing."""
 SECONDS_TO_END = 5
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)  # found before a fork, after which little may be done
 HEADING = "\n=== "
 """Before each command in the log."""
 
@@ -138,13 +141,8 @@ class Call:
         with self.log.open("ab") as log:
             log.write(f"{HEADING}{' '.join(command)}\n".encode())
             log.flush()
-            process = subprocess.Popen(
-                command,
-                env={**os.environ, **ENVIRONMENT, **environment, "SRM_CACHE_DIR": self.cache_dir},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # so that its children end with it
-            )
+            own = {**os.environ, **ENVIRONMENT, **environment, "SRM_CACHE_DIR": self.cache_dir}
+            process = start(command, log, own)
             try:
                 return waited(process, limit_s)
             except subprocess.TimeoutExpired:
@@ -188,6 +186,30 @@ def say(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def die_with_parent() -> None:
+    """In a child, before its program: have it killed when this process ends, even by SIGKILL."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def start(
+    command: Sequence[str], output: BinaryIO, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a program that ends with this process; its children end with its session."""
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        preexec_fn=die_with_parent,  # noqa: PLW1509 (there are no threads)
+    )
+
+
+def end_call(number: int, _: object) -> None:
+    """On a signal: end what runs, as `finally` says."""
+    raise SystemExit(128 + number)
+
+
 def waited(process: subprocess.Popen[bytes], limit_s: float) -> int:
     """Return the exit status; raises TimeoutExpired when it takes longer."""
     return process.wait(max(limit_s, 0.1))
@@ -206,7 +228,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 def clocks_written(results: Path) -> Iterator[None]:
     """Have clocks, temperature and why clocks are low written to clocks.csv twice a second."""
     with (results / "clocks.csv").open("ab") as file:
-        process = subprocess.Popen(CLOCKS, stdout=file, stderr=file, start_new_session=True)
+        process = start(CLOCKS, file)
         try:
             yield
         finally:
@@ -246,6 +268,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--cache-dir", default=kept, help="folder of compiled graphs")
     parser.add_argument("--began", type=float, default=time.time(), help="seconds since 1970")
     given = parser.parse_args(argv)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, end_call)
     ends = given.began + SIZES[given.device].patience * LIMIT_S[given.call] - SECONDS_TO_END
     call = Call(given.call, given.device, given.results, given.cache_dir, ends)
     watched = given.device == "gpu" and shutil.which(CLOCKS[0])

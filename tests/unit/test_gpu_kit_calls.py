@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,3 +83,37 @@ def test_a_size_at_which_two_calls_broke_off_is_left(call: Call) -> None:
     assert [one["key"] for one in (first, second, other)] == ["up 6", "up 6", "up 7"]
     assert second["died"] == "the call broke off" and not second["ok"]
     assert wrong_products("a", written(call)) == ["a: up 6"]
+
+
+ENDLESS = """
+import sys
+from deploy.gpu import run
+
+run.calls = lambda *_: {1: [run.Part(name="a", limit_s=300, module="attempts", settings=SETTINGS)]}
+sys.exit(run.main(["1", sys.argv[1], "--device", "cpu"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("under", "numbers", "status"),
+    [
+        ([], [signal.SIGTERM], 143),
+        ([], [signal.SIGHUP], 129),
+        ([], [signal.SIGKILL], -9),
+        (["nohup"], [signal.SIGHUP, signal.SIGTERM], 143),
+    ],
+)
+def test_no_part_outlives_a_call_that_is_ended(
+    call: Call, under: list[str], numbers: list[signal.Signals], status: int
+) -> None:
+    """A part holds the log open as long as it lives: a pipe, whose reader sees that."""
+    program = ENDLESS.replace("SETTINGS", repr({"rows": (5,)}))
+    os.mkfifo(pipe := call.log)
+    command = [*under, sys.executable, "-c", program, str(call.log.parent)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as running, pipe.open("rb") as log:
+        while b'"up 5"' not in call.lines.read_bytes():
+            time.sleep(0.01)
+        for number in numbers:
+            running.send_signal(number)
+        assert running.wait() == status
+        log.read()  # ends when the last that writes there has ended
