@@ -14,7 +14,7 @@ from typing import Any
 from bench.frame import Record, table
 from bench.peaks.rates import byte_cells, bytes_moved, peak_line, rate_cells, runs_of
 from bench.peaks.torch_side import plot_record
-from deploy.gpu.lines import drop_retried, parse_lines
+from deploy.gpu.lines import AGAIN, drop_retried, parse_lines
 from engine.errors import ConfigError, SRMError
 from loadtest.records import RECORDS, write_record
 
@@ -24,7 +24,8 @@ UNSHOWN = {"part", "key", "at", "call", "begun", "ok", "raw", "d_model", "enviro
 
 
 def record_of(results: Path) -> Record:
-    """Return what came back as a record. Raises ConfigError where nothing did."""
+    """Return what came back as a record. Raises ConfigError where nothing did, and where it is of
+    several machines or commits."""
     found = {
         path.stem: parse_lines(path.read_bytes()) for path in sorted(results.glob("call-*.jsonl"))
     }
@@ -36,13 +37,22 @@ def record_of(results: Path) -> Record:
     machines = [line for line in lines if line["part"] == "machine" and "machine" in line]
     if not machines:
         raise ConfigError(f"{results} has no call-*.jsonl that says on which machine")
-    # The last call knows which MAX it was.
+    of = {f"{one['machine']} at {one['commit']}": one["call"] for one in machines}
+    if len(of) > 1:
+        named_calls = " and ".join(f"{call} is of {which}" for which, call in of.items())
+        raise ConfigError(f"{results}: {named_calls}: put each into a folder of its own")
     named = ("date", "time", "commit", "machine")
+    timed = _timed(lines)
     record: Record = {"command": "deploy/gpu/run.sh"} | {k: machines[-1][k] for k in named}
-    record |= {"lines": lines, "models": _models(lines), "peak_gflops": _peaks(lines)}
+    record |= {"lines": lines, "models": _models(timed), "peak_gflops": _peaks(timed)}
     record["damaged_lines"] = sum(damaged for _, damaged in found.values())
-    copies = [line["gb_per_s"] for line in lines if "gb_per_s" in line]
+    copies = [line["gb_per_s"] for line in timed if "gb_per_s" in line]
     return record | ({"peak_gb_per_s": max(copies)} if copies else {})
+
+
+def _timed(lines: list[Record]) -> list[Record]:
+    """Return the lines whose times count: not those of MAX's synchronous mode."""
+    return [line for line in lines if AGAIN not in line["part"]]
 
 
 def _peaks(lines: list[Record]) -> dict[str, float]:
@@ -87,14 +97,14 @@ def _models(lines: list[Record]) -> list[Record]:
 
 def markdown(record: Record) -> list[str]:
     """Render the record as tables."""
-    lines = record["lines"]
+    lines, timed = record["lines"], _timed(record["lines"])
     tables: list[tuple[str, list[str]]] = [
         ("Tokens a second, sampled at temperature 1", _rates(record)),
-        ("Many sequences in turns", _many(lines)),
-        ("Through HTTP", _http(lines)),
-        ("Products and ops against float64", _ops(lines)),
+        ("Many sequences in turns", _many(timed)),
+        ("Through HTTP", _http(timed)),
+        ("Products and ops against float64", _ops(timed)),
         ("The same wherever and beside whomever", _checks(lines)),
-        ("A step's kernels", _kernels(lines)),
+        ("A step's kernels", _kernels(timed)),
         ("The driver", _facts(lines, "probe")),
         ("Parts", _parts(lines)),
     ]

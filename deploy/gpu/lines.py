@@ -10,6 +10,9 @@ from typing import Any, BinaryIO
 BROKE_OFF = "the call broke off"
 """What a size died of that was begun and never ended; the next call tries it once more."""
 
+AGAIN = " again: "
+"""Between a part's name and a size: lines of that size in MAX's synchronous mode."""
+
 
 def parse_lines(content: bytes) -> tuple[list[dict[str, Any]], int]:
     """Return the lines, and how many are damaged."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from deploy.gpu.calls import LIMIT_S, SIZES, Part, calls
-from deploy.gpu.lines import BROKE_OFF, drop_retried, open_lines, parse_lines
+from deploy.gpu.lines import AGAIN, BROKE_OFF, drop_retried, open_lines, parse_lines
 
 ENVIRONMENT = {
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # others' plugins may not even import there
@@ -130,7 +130,7 @@ class Call:
             self._write_death(died_of, why)
             if self.device == "gpu" and part.needs_device and self._again < MOST_AGAIN:
                 self._again += 1
-                again = replace(part, name=f"{part.name} again: {died_of['key']}")
+                again = replace(part, name=f"{part.name}{AGAIN}{died_of['key']}")
                 command = self._command(again, only=died_of["key"])
                 left = min(AGAIN_S, ends - time.time())
                 self._run_process(command, left, environment | SYNCHRONOUS)

@@ -15,6 +15,7 @@ import pytest
 
 from bench.gpu.report import markdown, record_of
 from deploy.gpu.run import Call, wrong_products
+from engine.errors import ConfigError
 from tests.unit.test_gpu_kit import call, part, written
 
 __all__ = ["call"]
@@ -117,3 +118,28 @@ def test_no_part_outlives_a_call_that_is_ended(
             running.send_signal(number)
         assert running.wait() == status
         log.read()  # ends when the last that writes there has ended
+
+
+@pytest.mark.parametrize("other", [{"commit": "2"}, {"machine": "H200"}])
+def test_results_of_two_machines_or_commits_are_no_report(
+    call: Call, other: dict[str, str]
+) -> None:
+    write(call.lines, MACHINE)
+    write(call.lines.with_name("call-2.jsonl"), MACHINE)
+    assert record_of(call.lines.parent)["commit"] == "1"
+    write(call.lines.with_name("call-2.jsonl"), MACHINE | other)
+    named = r"call-1 is of A100 at 1 and call-2 is of (A100 at 2|H200 at 1): put each"
+    with pytest.raises(ConfigError, match=named):
+        record_of(call.lines.parent)
+
+
+def test_times_of_the_synchronous_mode_are_no_rates(call: Call) -> None:
+    rate = {"d_model": 512, "dtype": "bfloat16", "batch_size": 2, "tokens_per_s": 3.0}
+    rate |= {"top_p": 1.0, "flops_per_token": 4, "bytes": {}, "ok": True, "key": "2"}
+    parts = ("decode 512", "decode 512 again: 2")
+    write(call.lines, MACHINE, *({**rate, "part": name} for name in parts))
+    record = record_of(call.lines.parent)
+    (run,) = record["models"][0]["runs"]
+    assert [one["part"] for one in run["batches"]] == ["decode 512"]
+    write(call.lines, MACHINE, {"part": parts[1], "key": "2", "gflops": 1, "dtype": "bfloat16"})
+    assert not record_of(call.lines.parent)["peak_gflops"]
