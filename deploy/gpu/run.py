@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -50,6 +50,10 @@ LEAST_S = 5
 PADDED = 2
 """Rows that a step on a GPU has at least: what products of fewer give ends nothing."""
 SECONDS_TO_END = 5
+ECHO_S = 1.0
+"""Seconds between looks at what a part has written."""
+UNECHOED = {"raw", "wrong"}
+"""What is long of a line, and stays in its file."""
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)  # found before a fork, after which little may be done
 HEADING = "\n=== "
@@ -72,6 +76,7 @@ class Call:
         self._again = 0
         self.lines, self.log = (results / f"call-{number}.{kind}" for kind in ("jsonl", "log"))
         self.lines.touch()
+        self._echoed = self.lines.stat().st_size
 
     def run(self, parts: Iterable[Part]) -> int:
         """Run the parts; return how many failed or found no time."""
@@ -144,11 +149,12 @@ class Call:
             own = {**os.environ, **ENVIRONMENT, **environment, "SRM_CACHE_DIR": self.cache_dir}
             process = start(command, log, own)
             try:
-                return waited(process, limit_s)
+                return waited(process, limit_s, self._echo)
             except subprocess.TimeoutExpired:
                 return TIMED_OUT
             finally:
                 end_group(process)
+                self._echo()
 
     def _command(self, part: Part, only: str = "") -> list[str]:
         task: dict[str, Any] = {"part": part.name, "lines": str(self.lines), "only": only}
@@ -167,7 +173,17 @@ class Call:
 
     def _write(self, part: Part, **facts: Any) -> None:
         self._append({"part": part.name, "key": "end", "at": time.time(), **facts})
-        say(f"{part.name}: {', '.join(f'{k} {v}' for k, v in facts.items())}")
+        self._echo()
+
+    def _echo(self) -> None:
+        """Print the results since the last time, which a log of the connection keeps too."""
+        with self.lines.open("rb") as file:
+            file.seek(self._echoed)
+            whole, end, _ = file.read().rpartition(b"\n")
+        self._echoed += len(whole + end)
+        for line in parse_lines(whole)[0]:
+            if not line.get("begun"):
+                say(json.dumps({name: line[name] for name in line if name not in UNECHOED}))
 
     def _write_death(self, begun: dict[str, Any], why: str) -> None:
         self._append(begun | {"begun": False, "at": time.time(), "ok": False, "died": why})
@@ -210,9 +226,14 @@ def end_call(number: int, _: object) -> None:
     raise SystemExit(128 + number)
 
 
-def waited(process: subprocess.Popen[bytes], limit_s: float) -> int:
+def waited(process: subprocess.Popen[bytes], limit_s: float, meanwhile: Callable[[], None]) -> int:
     """Return the exit status; raises TimeoutExpired when it takes longer."""
-    return process.wait(max(limit_s, 0.1))
+    ends = time.time() + max(limit_s, 0.1)
+    while (left := ends - time.time()) > ECHO_S:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(ECHO_S)
+        meanwhile()
+    return process.wait(left)
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

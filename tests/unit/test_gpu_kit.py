@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def test_a_size_that_fails_costs_no_other(call: Call) -> None:
 def test_what_was_measured_is_kept_when_time_runs_out(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wait(process: subprocess.Popen[bytes], timeout: float) -> int:
+    def wait(process: subprocess.Popen[bytes], timeout: float, _: Callable[[], None]) -> int:
         while b'"up 5"' not in call.lines.read_bytes():  # which would take ten minutes
             time.sleep(0.01)
         raise subprocess.TimeoutExpired([], timeout)

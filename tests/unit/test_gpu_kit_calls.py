@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+import deploy.gpu.run as run_module
 from bench.gpu.report import markdown, record_of
-from deploy.gpu.run import Call, wrong_products
+from deploy.gpu.run import TIMED_OUT, Call, waited, wrong_products
 from engine.errors import ConfigError
 from tests.unit.test_gpu_kit import call, part, written
 
@@ -143,3 +146,37 @@ def test_times_of_the_synchronous_mode_are_no_rates(call: Call) -> None:
     assert [one["part"] for one in run["batches"]] == ["decode 512"]
     write(call.lines, MACHINE, {"part": parts[1], "key": "2", "gflops": 1, "dtype": "bfloat16"})
     assert not record_of(call.lines.parent)["peak_gflops"]
+
+
+def test_results_are_printed_as_they_come_without_what_is_long(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed: list[str] = []
+    monkeypatch.setattr(run_module, "say", printed.append)
+
+    def wait(process: subprocess.Popen[bytes], _: float, meanwhile: Callable[[], None]) -> int:
+        while not printed:
+            meanwhile()
+        raise subprocess.TimeoutExpired([], 1)
+
+    monkeypatch.setattr(run_module, "waited", wait)
+    call._append({"part": "a", "key": "of the call before"})
+    call = Call(1, "cpu", call.lines.parent, "", math.inf)
+    assert call.run([part(1, 5)]) == 1
+    first, end = map(json.loads, printed)
+    assert first["key"] == "up 1" and end["key"] == "end" and end["exit"] == TIMED_OUT
+    call._write(part(1), raw=[1.0], wrong={"elements": 1}, ok=False)
+    assert {*json.loads(printed[-1])} == {"part", "key", "at", "ok"}
+
+
+def test_who_waits_for_a_part_looks_at_what_it_wrote_meanwhile() -> None:
+    looks: list[int] = []
+
+    class Process:
+        def wait(self, timeout: float) -> int:
+            if len(looks) < 2:
+                raise subprocess.TimeoutExpired([], timeout)
+            return 7
+
+    process = cast(Any, Process())
+    assert waited(process, 1e6, lambda: looks.append(1)) == 7 and len(looks) == 2
