@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -56,6 +57,11 @@ UNECHOED = {"raw", "wrong"}
 """What is long of a line, and stays in its file."""
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)  # found before a fork, after which little may be done
+HUNG = re.compile(
+    r"^Timeout \((\d+):(\d+):(\d+)[.\d]*\)!\n.*^(?:Current t|T)hread [^\n]*\n +File ([^\n]+)",
+    re.MULTILINE | re.DOTALL,
+)
+"""What `faulthandler` prints of an attempt's limit, to the innermost frame of the last thread."""
 HEADING = "\n=== "
 """Before each command in the log."""
 
@@ -275,9 +281,14 @@ def wrong_products(part: str, lines: list[dict[str, Any]]) -> list[str]:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line that the last command printed, cut to 200 characters."""
-    printed = log.read_text(errors="replace").rpartition(HEADING)[2].splitlines()[1:]
-    return next((line.strip()[:200] for line in reversed(printed) if line.strip()), "")
+    """Return the last line that the last command printed, cut to 200 characters; of an attempt that
+    took too long, what its main thread did, whose traceback is the last."""
+    printed = log.read_text(errors="replace").rpartition(HEADING)[2].partition("\n")[2]
+    if hung := HUNG.search(printed):
+        hours, minutes, seconds = map(int, hung.groups()[:3])
+        taken = (hours * 60 + minutes) * 60 + seconds
+        return f"longer than {taken} s, in {hung[4].strip()}"[:200]
+    return next((line.strip()[:200] for line in reversed(printed.splitlines()) if line.strip()), "")
 
 
 def main(argv: list[str]) -> int:

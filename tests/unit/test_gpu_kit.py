@@ -171,7 +171,8 @@ def test_a_size_that_never_ends_costs_its_limit_alone(call: Call) -> None:
     assert call.run([part(1, 5, 4, attempt_s=0.1)]) == 1
     first, hung, last, end = written(call)
     assert first["ok"] and last["key"] == "up 4" and end["exit"] == 1
-    assert hung["key"] == "up 5" and hung["died"].startswith("exit 1")
+    assert hung["key"] == "up 5" and hung["died"].startswith("exit 1: longer than 2 s, in ")
+    assert hung["died"].endswith("in measure") and "attempts.py" in hung["died"]
     assert "Timeout (0:00:02)!" in call.log.read_text() and "measure" in call.log.read_text()
 
 

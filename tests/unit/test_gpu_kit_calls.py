@@ -17,7 +17,7 @@ import pytest
 
 import deploy.gpu.run as run_module
 from bench.gpu.report import markdown, record_of
-from deploy.gpu.run import TIMED_OUT, Call, waited, wrong_products
+from deploy.gpu.run import HEADING, TIMED_OUT, Call, last_line, waited, wrong_products
 from engine.errors import ConfigError
 from tests.unit.test_gpu_kit import call, part, written
 
@@ -180,3 +180,19 @@ def test_who_waits_for_a_part_looks_at_what_it_wrote_meanwhile() -> None:
 
     process = cast(Any, Process())
     assert waited(process, 1e6, lambda: looks.append(1)) == 7 and len(looks) == 2
+
+
+HANG = """Timeout (0:01:20.500000)!
+Thread 0x00007f8 (most recent call first):
+  File "watchdog.py", line 3 in wait
+Thread 0x00007f9 [MainThread] (most recent call first):
+  File "runner.py", line 7 in synchronize
+  File "<frozen runpy>", line 88 in _run_code
+"""
+
+
+def test_a_hang_is_named_by_what_the_main_thread_did(call: Call) -> None:
+    call.log.write_text(f"{HEADING}before\n{HANG}{HEADING}command\nopening\n{HANG}")
+    assert last_line(call.log) == 'longer than 80 s, in "runner.py", line 7 in synchronize'
+    call.log.write_text(f"{HEADING}before\n{HANG}{HEADING}command\nValueError: 2\n\n")
+    assert last_line(call.log) == "ValueError: 2"
