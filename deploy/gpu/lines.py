@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 BROKE_OFF = "the call broke off"
-"""What a size died of that was begun and never ended; the next call tries it once more."""
+"""Said of a size that was begun and never ended; the next call tries it once more."""
 
 AGAIN = " again: "
 """Between a part's name and a size: lines of that size in MAX's synchronous mode."""

@@ -54,14 +54,14 @@ SECONDS_TO_END = 5
 ECHO_S = 1.0
 """Seconds between looks at what a part has written."""
 UNECHOED = {"raw", "wrong"}
-"""What is long of a line, and stays in its file."""
+"""Fields of a line that are long: they stay in its file."""
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)  # found before a fork, after which little may be done
 HUNG = re.compile(
     r"^Timeout \((\d+):(\d+):(\d+)[.\d]*\)!\n.*^(?:Current t|T)hread [^\n]*\n +File ([^\n]+)",
     re.MULTILINE | re.DOTALL,
 )
-"""What `faulthandler` prints of an attempt's limit, to the innermost frame of the last thread."""
+"""Matches a dump of `faulthandler` at an attempt's limit, to the last thread's innermost frame."""
 HEADING = "\n=== "
 """Before each command in the log."""
 

@@ -147,10 +147,6 @@ class Generation:
         """Counts of the samples drawn, if the reply has them."""
         return self._selection.samples() if self.request.says_samples else UNSET
 
-    def prompt_of(self, index: int) -> Prompt:
-        """Return the prompt of a choice."""
-        return self.prompts[index // self.request.n]
-
     async def run(
         self, client: EngineClient, at_once: int = AT_ONCE, attach: Attach | None = None
     ) -> AsyncGenerator[Tokens, None]:

@@ -15,7 +15,7 @@ from server.text.choice_part import ChoicePart
 
 
 class EventTemplate(NamedTuple):
-    """What is around the text and the scores of an event of one choice."""
+    """The bytes around the text and the scores of an event of one choice."""
 
     begin: bytes
     before_scores: bytes
@@ -25,7 +25,7 @@ class EventTemplate(NamedTuple):
 
 
 class ChoiceTemplate:
-    """What is around the text of a choice in the events of one format."""
+    """The bytes around the text of a choice in the events of one format."""
 
     _known: ClassVar[dict[tuple[type[Format], bool], ChoiceTemplate]] = {}
 

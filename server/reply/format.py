@@ -85,7 +85,7 @@ class Format(ABC):
 
     @cached_property
     def prompts(self) -> list[ShownPrompt]:
-        """What is shown of each prompt."""
+        """Return each prompt as replies show it."""
         prompts = self.generation.prompts
         return [ShownPrompt(prompt, self.request, self.scores) for prompt in prompts]
 
