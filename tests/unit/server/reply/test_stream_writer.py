@@ -335,6 +335,23 @@ async def test_a_stop_string_ends_a_choice_and_its_slot_though_nobody_woke(serve
     assert [(one["index"], one["stop_reason"]) for one in ends] == [(0, "cat m"), (1, "\n\n")]
 
 
+async def test_a_stop_string_that_had_begun_before_a_client_paused_frees_its_slot(
+    text: Text,
+) -> None:
+    served = Served(text)
+    reply, task = await begun(served, stop=["cat m"])
+    served.say({(0, 0): CAT})  # written directly, but for what is held back
+    assert reply.num_written == 1
+    reply.pause()
+    served.say({(0, 0): MAT})
+    await turns()
+    assert len(served.stopped) == 1
+    reply.resume()
+    await asyncio.wait_for(task, 60)
+    assert "".join(texts(reply)) == " the "
+    assert reply.events[-1]["choices"][0]["stop_reason"] == "cat m"
+
+
 async def test_what_comes_while_a_client_does_not_read_is_one_event(text: Text) -> None:
     """All that comes behind the event that waits for it, however much that is."""
     served = Served(text)
