@@ -27,8 +27,8 @@ from engine.errors import ConfigError
 from engine.weights.random_model import write_random_model
 
 N = 1_000
-CORES_OF_API_PROCESSES = 0.375
-"""Part of the cores that get an API process; the client takes as many."""
+CORES_OF_API_PROCESSES = 0.6
+"""Part of the cores that get an API process. An engine takes one, the client what is left."""
 PROMPT_TOKENS, MAX_TOKENS = 32, 128
 TIMEOUT_S = 120.0
 
@@ -41,7 +41,8 @@ def main(argv: list[str]) -> int:
     bursts += [(task.slots // n, n, is_stream) for is_stream in (True, False)]
     cores, count = len(os.sched_getaffinity(0)), task.servers
     apis = max(1, int(CORES_OF_API_PROCESSES * cores / count))
-    known = {"d_model": task.d_model, "servers": count, "api_processes": apis}
+    workers = max(1, (cores - count * (apis + 1)) // count)
+    known = {"d_model": task.d_model, "servers": count, "api_processes": apis, "workers": workers}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
         model = Path(folder) / f"srm-{task.d_model}"
         write_random_model(model, task.model)
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> int:
             send(urls[-1], requests=1, output_tokens="2", seed=9, prompt_tokens="4")
         for requests, n, is_stream in bursts:
             kind = "streamed" if is_stream else "whole"
-            measure = partial(_measure, urls, task, requests, n, is_stream)
+            measure = partial(_measure, urls, task, workers, requests, n, is_stream)
             lines.attempt(f"{requests} requests of {n}, {kind}", measure, **known)
     return 0
 
@@ -76,12 +77,12 @@ def _refused(*flags: str) -> dict[str, Any]:
 
 
 def _measure(
-    urls: Sequence[str], task: Task, requests: int, n: int, is_stream: bool
+    urls: Sequence[str], task: Task, workers: int, requests: int, n: int, is_stream: bool
 ) -> dict[str, Any]:
     each = requests // len(urls)
     sizes: dict[str, Any] = {"requests": each, "concurrency": each, "n": str(n)}
     sizes |= {"prompt_tokens": str(PROMPT_TOKENS), "output_tokens": str(MAX_TOKENS)}
-    sizes |= {"stream": is_stream, "timeout_s": TIMEOUT_S}
+    sizes |= {"stream": is_stream, "timeout_s": TIMEOUT_S, "workers": workers}
     with ThreadPoolExecutor(len(urls)) as threads:
         raw = [
             rate_of(*threads.map(partial(send, seed=seed, **sizes), urls))

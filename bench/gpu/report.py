@@ -147,11 +147,11 @@ def _many(lines: list[Record]) -> list[str]:
 
 def _http(lines: list[Record]) -> list[str]:
     return table(
-        "d | servers | requests × n | reply | API processes of each | tok/s",
+        "d | servers | requests × n | reply | API and client processes of each | tok/s",
         (
             f"{one['d_model']} | {one.get('servers', 1)} | {one['requests']:,} × {one['n']:,} "
             f"| {'stream' if one['is_stream'] else 'whole'} | {one['api_processes']} "
-            f"| {one['http_tokens_per_s']:,.0f}"
+            f"+ {one.get('workers', 1)} | {one['http_tokens_per_s']:,.0f}"
             for one in lines
             if "http_tokens_per_s" in one
         ),

@@ -11,6 +11,8 @@ from typing import Any
 
 LIMIT_S = {1: 280, 2: 400, 3: 330}
 """Seconds of a call, unpacking included."""
+FIRST = {"machine", "opening", "adopt"}
+"""Parts with which each call begins."""
 EACH_BUFFER_ALONE = {"MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE_PERCENT": "0"}
 """MAX's pool of memory hides from a memory checker where a buffer ends."""
 

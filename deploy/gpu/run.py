@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from deploy.gpu.calls import LIMIT_S, SIZES, Part, calls
+from deploy.gpu.calls import FIRST, LIMIT_S, SIZES, Part, calls
 from deploy.gpu.lines import AGAIN, BROKE_OFF, drop_retried, open_lines, parse_lines
 
 ENVIRONMENT = {
@@ -299,6 +299,7 @@ def main(argv: list[str]) -> int:
     kept = os.environ.get("SRM_CACHE_DIR", str(Path("~/.cache/srm").expanduser()))
     parser.add_argument("--cache-dir", default=kept, help="folder of compiled graphs")
     parser.add_argument("--began", type=float, default=time.time(), help="seconds since 1970")
+    parser.add_argument("--parts", type=re.compile, help="only parts whose name this matches")
     given = parser.parse_args(argv)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
@@ -307,7 +308,10 @@ def main(argv: list[str]) -> int:
     call = Call(given.call, given.device, given.results, given.cache_dir, ends)
     watched = given.device == "gpu" and shutil.which(CLOCKS[0])
     with clocks_written(given.results) if watched else contextlib.nullcontext():
-        return call.run(calls(SIZES[given.device], given.cache_dir)[given.call])
+        parts = calls(SIZES[given.device], given.cache_dir)[given.call]
+        if given.parts:
+            parts = [part for part in parts if part.name in FIRST or given.parts.match(part.name)]
+        return call.run(parts)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # On the GPU machine: unpacks the archives beside it and runs one call of the kit.
 #
-#   run.sh CALL RESULTS [DEVICE=gpu]
+#   run.sh CALL RESULTS [DEVICE=gpu [PARTS]]
 #
+# PARTS is a regular expression: only parts whose names begin so are run.
 # RESULTS gets call-CALL.jsonl, a line for each result as soon as it is there, and call-CALL.log.
 # KIT_PLACE=FOLDER says where to unpack, to be found there by the next call with the same archives.
 # PYTHON=PROGRAM is tried first, if it is of the kit's version. See README.md.
@@ -54,4 +55,4 @@ if ! test -f "$unpacked"; then
 fi
 cd "$place/source"
 export PYTHONPATH=$place/site${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE=1
-exec "$python" -m deploy.gpu.run "$call" "$results" --device "$device" --began "$began" --cache-dir "$place/graphs"
+exec "$python" -m deploy.gpu.run "$call" "$results" --device "$device" --began "$began" --cache-dir "$place/graphs" ${4:+"--parts=$4"}

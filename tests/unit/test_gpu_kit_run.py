@@ -50,10 +50,10 @@ class Kit:
         with tarfile.open(self.folder / "tree.tar.xz", "w:xz") as archive:
             archive.add(source, "source", filter=as_another)
 
-    def run(self, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *more: str, **environment: str) -> subprocess.CompletedProcess[str]:
         variables = {"KIT_PLACE": str(self.place), "PYTHON": sys.executable, **environment}
         return subprocess.run(
-            ["bash", str(self.folder / "run.sh"), "1", str(self.results)],
+            ["bash", str(self.folder / "run.sh"), "1", str(self.results), *more],
             env=os.environ | variables,
             capture_output=True,
             check=False,
@@ -78,6 +78,10 @@ def test_a_call_runs_in_a_place_that_was_not_there(kit: Kit) -> None:
     found = json.loads(done.stdout)
     assert found["argv"][:2] == ["1", str(kit.results)] and found["is"] == "first"
     assert found["at"].startswith(str(kit.place)) and found["at"].endswith("/source")
+
+
+def test_parts_can_be_named(kit: Kit) -> None:
+    assert json.loads(kit.run("gpu", "http 5").stdout)["argv"][-1] == "--parts=http 5"
 
 
 def test_what_is_unpacked_belongs_to_who_unpacks_it(kit: Kit) -> None:
