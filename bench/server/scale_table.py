@@ -35,7 +35,7 @@ def assumptions(record: Record) -> list[str]:
     ]
     assumed = [
         (
-            "tokens a second of a GPU, d 1,024 (1.84 M: an H100 through HTTP; 2.79 M: its engine)",
+            "tokens a second of a GPU, d 1,024 (2.26 M: an H100 through HTTP; 2.79 M: its engine)",
             f"{low / 1e6:g} to {high / 1e6:g} M",
         ),
         ("sequences that a GPU runs at once", f"{settings['running']:,}"),
