@@ -32,7 +32,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if isinstance(value, tuple) and all(isinstance(one, int | float) for one in value):
+            if isinstance(value, tuple) and all(isinstance(item, int | float) for item in value):
                 check_sizes(name, value)
             elif isinstance(value, float) and not value > 0:
                 raise ValueError(f"{name} must be above 0, got {value}")
@@ -50,8 +50,8 @@ def check_sizes(name: str, sizes: tuple[float, ...]) -> None:
     if name == "random_widths" and any(width < 4 or width % 4 for width in sizes):
         raise ValueError(f"random_widths must be multiples of 4, got {sizes}")
     is_missing = not sizes and name not in MAY_BE_EMPTY
-    if is_missing or any(one < 1 if isinstance(one, int) else not one > 0 for one in sizes):
-        least = "above 0" if any(isinstance(one, float) for one in sizes) else "of at least 1"
+    if is_missing or any(size < 1 if isinstance(size, int) else not size > 0 for size in sizes):
+        least = "above 0" if any(isinstance(size, float) for size in sizes) else "of at least 1"
         raise ValueError(f"{name} must be one or more numbers {least}, got {sizes}")
 
 

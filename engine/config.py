@@ -271,7 +271,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"devices must be empty where device is cpu, got {self.devices}; use device = gpu"
             )
-        if len(set(self.devices)) < len(self.devices) or any(one < 0 for one in self.devices):
+        if len(set(self.devices)) < len(self.devices) or any(device < 0 for device in self.devices):
             raise ValueError(f"devices must be different numbers from 0 on, got {self.devices}")
         allowed = {"cpu": "auto, float32 or bfloat16", "gpu": "auto, bfloat16 or float8"}
         if (self.device, self.dtype) in {("gpu", "float32"), ("cpu", "float8")}:

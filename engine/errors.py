@@ -89,7 +89,7 @@ class ContextTooLong(RequestError):
     code = "context_length_exceeded"
 
     @classmethod
-    def of(cls, num_tokens: int | str, n_ctx: int, param: str) -> ContextTooLong:
+    def from_length(cls, num_tokens: int | str, n_ctx: int, param: str) -> ContextTooLong:
         return cls(
             f"This model's maximum context length is {n_ctx} tokens. However, your prompt has "
             f"{num_tokens} tokens: the prompt is too long.",

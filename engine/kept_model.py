@@ -85,7 +85,9 @@ def model_files(folder: Path) -> list[Path]:
     """Return the files of a model's folder. Raises CheckpointError if it cannot be read."""
     try:
         files = [file for file in sorted(folder.iterdir()) if file.is_file()]
-        return [one for one in files if one.name == WEIGHTS or one.stat().st_size <= SMALL_BYTES]
+        return [
+            file for file in files if file.name == WEIGHTS or file.stat().st_size <= SMALL_BYTES
+        ]
     except OSError as error:
         raise CheckpointError(f"cannot read {folder}: {error.strerror}") from None
 

@@ -223,7 +223,7 @@ def _add(
     total: float,
 ) -> None:
     # The library offers one observation at a time; this is what its `observe` does for one.
-    found = np.bincount(places, weights=counts)
-    for place in np.flatnonzero(found).tolist():
-        histogram._buckets[place].inc(float(found[place]))
+    sums = np.bincount(places, weights=counts)
+    for place in np.flatnonzero(sums).tolist():
+        histogram._buckets[place].inc(float(sums[place]))
     histogram._sum.inc(float(total))

@@ -84,16 +84,16 @@ class Region(msgspec.Struct, frozen=True):
     def read(self) -> Iterator[tuple[str, list[Read]]]:
         """Yield the label and the values of each region; one that is damaged is left out."""
         for number, label in enumerate(self.labels):
-            found: list[Read] = []
+            reads: list[Read] = []
             start = number * _REGION_BYTES
             try:
                 for place, size in ((start, COUNTS_BYTES), (start + COUNTS_BYTES, GAUGES_BYTES)):
                     used = min(*_SIZES.unpack(os.pread(self.fd, _SIZES.size, place)), size)
-                    found += (one for one, _ in _entries(os.pread(self.fd, max(used, 0), place)))
+                    reads += (item for item, _ in _entries(os.pread(self.fd, max(used, 0), place)))
             except UNDECODABLE as error:
                 log.warning("metrics of region %d are damaged and left out: %s", number, error)
             else:
-                yield label, found
+                yield label, reads
 
 
 def create(labels: Sequence[str]) -> list[Region]:
@@ -144,7 +144,7 @@ class _Table:
         if keeps and used:
             try:
                 data = bytes(memory[: max(used, _UNIT)])
-                self._places = {one.key: place for one, place in _entries(data)}
+                self._places = {item.key: place for item, place in _entries(data)}
                 self._used = len(data)
             except UNDECODABLE as error:
                 log.warning("metrics of the process before are damaged, and begin anew: %s", error)

@@ -95,11 +95,11 @@ def read_settings(
     if file is not None:
         file = _preset(Path(file), command.presets)
         _apply(settings, hints, _open_tables(_read_toml(file), known, str(file)), str(file))
-    found = {name: environ[variable_of(name)] for name in hints if variable_of(name) in environ}
-    env = {name: value for name, value in found.items() if command.reads(name)}
+    entries = {name: environ[variable_of(name)] for name in hints if variable_of(name) in environ}
+    env = {name: value for name, value in entries.items() if command.reads(name)}
     _apply(settings, hints, env, "environment")
     _apply(settings, hints, flags, "command line")
-    if unread := [name for name in found if name not in settings]:
+    if unread := [name for name in entries if name not in settings]:
         variable, flag = variable_of(unread[0]), flag_of(unread[0])
         raise ConfigError(f"environment: {variable} is not read by {command.prog}: pass {flag}")
     return settings
@@ -150,7 +150,7 @@ def build(kind: type[T], settings: Mapping[str, Any]) -> T:
         raise ConfigError(str(error)) from None
 
 
-def of_values(kind: type[T], values: Mapping[str, Any], source: str) -> T:
+def build_struct(kind: type[T], values: Mapping[str, Any], source: str) -> T:
     """Build the struct from values given by name, checked as a file's are. Raises ConfigError."""
     settings: dict[str, Any] = {}
     _apply(settings, get_type_hints(kind), values, source)
@@ -228,9 +228,9 @@ def _named(presets: Path) -> str:
 def _preset(file: Path, presets: Path | None) -> Path:
     if presets is None or file.is_file():
         return file
-    found = presets / f"{file}.toml"
-    if found.is_file():
-        return found
+    path = presets / f"{file}.toml"
+    if path.is_file():
+        return path
     raise ConfigError(f"no such file: {file}; and it is none of {_named(presets)}")
 
 

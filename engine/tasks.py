@@ -79,7 +79,7 @@ async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
 async def beside(*work: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
     """Run these while the block runs. One that fails ends the block, and its error is raised."""
     async with task_group() as group:
-        tasks = [group.create_task(one) for one in work]
+        tasks = [group.create_task(coroutine) for coroutine in work]
         yield
         for task in tasks:
             task.cancel()

@@ -58,7 +58,9 @@ def width_of(make: MakeModel, parameters: int, most: int) -> int:
 
     def distance(width: int) -> int:
         with torch.device("meta"):
-            return abs(sum(one.numel() for one in make(width).parameters()) - parameters)
+            return abs(
+                sum(parameter.numel() for parameter in make(width).parameters()) - parameters
+            )
 
     return min(range(MULTIPLE, most + 1, MULTIPLE), key=distance)
 
@@ -69,7 +71,9 @@ class Trials:
     def __init__(self, config: BaselinesConfig, corpus: Corpus) -> None:
         self._config, self._corpus = config, corpus
         self._make = model_makers(config.num_layers, config.n_ctx, corpus.vocab_size)
-        wanted = sum(one.numel() for one in self._make[REFERENCE](config.d_model).parameters())
+        wanted = sum(
+            parameter.numel() for parameter in self._make[REFERENCE](config.d_model).parameters()
+        )
         self._widths = {
             name: width_of(make, wanted, 2 * config.d_model) for name, make in self._make.items()
         }
@@ -81,8 +85,8 @@ class Trials:
         gives it."""
         names = {f"{name} {rate:g} {steps}": name for name, (rate, steps) in of.items()}
         cases = {case: self._case(name, *of[name]) for case, name in names.items()}
-        found = run_cases("baselines", self._config, cases, {"texts": self._corpus.sha256}, seeds)
-        return {names[case]: results for case, results in found.items()}
+        losses = run_cases("baselines", self._config, cases, {"texts": self._corpus.sha256}, seeds)
+        return {names[case]: results for case, results in losses.items()}
 
     def _case(self, name: str, rate: float, steps: int) -> Callable[[int], Numbers]:
         config, corpus, width = self._config, self._corpus, self._widths[name]
@@ -108,8 +112,8 @@ def try_rates(config: BaselinesConfig, trials: Trials) -> dict[str, dict[float, 
     for rate in config.learning_rates:
         run(dict.fromkeys(tried, rate))
     for _ in range(config.further_rates):
-        run({name: rate for name, found in tried.items() if (rate := rate_beyond(found))})
-    return {name: dict(sorted(found.items())) for name, found in tried.items()}
+        run({name: rate for name, losses in tried.items() if (rate := rate_beyond(losses))})
+    return {name: dict(sorted(losses.items())) for name, losses in tried.items()}
 
 
 def best_rate(tried: Mapping[float, Numbers]) -> float:
@@ -139,18 +143,20 @@ def page(
     """Return the record's text: losses by learning rate, and for both comparisons a table and what
     agrees."""
     lines = ["Losses by learning rate, with one seed:", ""]
-    for name, found in tried.items():
-        losses = ", ".join(f"{rate:g}: {one['loss']:.3f}" for rate, one in found.items())
-        side = "" if not rate_beyond(found) else "; the best is the last that was tried on its side"
+    for name, result in tried.items():
+        losses = ", ".join(f"{rate:g}: {item['loss']:.3f}" for rate, item in result.items())
+        side = (
+            "" if not rate_beyond(result) else "; the best is the last that was tried on its side"
+        )
         lines += [f"- {name}: {losses}{side}"]
     lines += [""]
     for title, results in (("parameters", parameters), ("processor time", time)):
         ours = values_of(results, "loss")
         seconds = values_of(results, "processor_seconds")
         rows = []
-        for name, (one, *_) in results.items():
-            sizes = [str(one["width"]), f"{one['parameters']:,}", f"{one['learning_rate']:g}"]
-            took = [str(one["steps"]), f"{mean(seconds[name]):.0f}", spread(ours[name])]
+        for name, (item, *_) in results.items():
+            sizes = [str(item["width"]), f"{item['parameters']:,}", f"{item['learning_rate']:g}"]
+            took = [str(item["steps"]), f"{mean(seconds[name]):.0f}", spread(ours[name])]
             rows.append([name, *sizes, *took, number(FINEWEB[name]), number(FINEMATH[name])])
         heads = ["model", "d", "parameters", "rate", "steps", "processor s", "loss"]
         heads += ["the paper's, FineWeb", "FineMath"]
@@ -165,15 +171,17 @@ def main(argv: list[str]) -> int:
     config = load(BaselinesConfig, argv, prog="python -m experiments baselines")
     trials = Trials(config, standard_library(config.max_vocab_size))
     tried = try_rates(config, trials)
-    rates = {name: best_rate(found) for name, found in tried.items()}
+    rates = {name: best_rate(losses) for name, losses in tried.items()}
     parameters = trials.run({name: (rate, config.steps) for name, rate in rates.items()})
     steps = equal_time(parameters, config.steps)
     time = trials.run({name: (rate, steps[name]) for name, rate in rates.items()})
     results = {
-        f"{name}, rate {rate:g}": [one] for name, of in tried.items() for rate, one in of.items()
+        f"{name}, rate {rate:g}": [value]
+        for name, of in tried.items()
+        for rate, value in of.items()
     }
-    results |= {f"{name}, equal parameters": found for name, found in parameters.items()}
-    results |= {f"{name}, equal time": found for name, found in time.items()}
+    results |= {f"{name}, equal parameters": losses for name, losses in parameters.items()}
+    results |= {f"{name}, equal time": losses for name, losses in time.items()}
     figure = beside(values_of(time, "loss"), FINEMATH, "loss (nats per token), equal time")
     publish("baselines", argv, config, results, page(tried, parameters, time), figure)
     return 0

@@ -147,8 +147,8 @@ def copy(config: CopyingConfig, variant: str, width: int, copied: int, seed: int
         config.steps,
         config.learning_rate,
     )
-    found = {"accuracy": accuracy(run, evaluation), "loss": run.evaluate(evaluation)}
-    return found | {"width": width, "copied": copied, **took}
+    figures = {"accuracy": accuracy(run, evaluation), "loss": run.evaluate(evaluation)}
+    return figures | {"width": width, "copied": copied, **took}
 
 
 def case(variant: str, width: int, copied: int) -> str:
@@ -160,10 +160,10 @@ def paper(config: CopyingConfig) -> dict[str, float]:
     """Return the paper's accuracies by our cases, matching its widths with ours from the narrowest
     up."""
     return {
-        case(variant, width, config.n_ctx // 2): found
+        case(variant, width, config.n_ctx // 2): figures
         for variant, accuracies in PAPER.items()
-        for width, found in zip(config.widths, accuracies, strict=False)
-        if found is not None
+        for width, figures in zip(config.widths, accuracies, strict=False)
+        if figures is not None
     }
 
 
@@ -172,7 +172,7 @@ def page(config: CopyingConfig, results: Results) -> list[str]:
     ours, theirs = values_of(results, "accuracy"), paper(config)
     by_width = [
         [variant, *(spread(ours[case(variant, w, config.n_ctx // 2)]) for w in config.widths)]
-        + [number(found) for found in PAPER.get(variant, (None, None, None))]
+        + [number(figures) for figures in PAPER.get(variant, (None, None, None))]
         for variant in VARIANTS
     ]
     by_length = [

@@ -176,17 +176,18 @@ def solved(rules: GRPOConfig, model: Path) -> Numbers:
     weights = load_model(model).state_dict()
     with closing(engine_sampler(base, weights, engine, 1, sampling.gpu_memory)) as sampler:
         asking = Asking(sampling, rules.seed, asked, tokenizer, reward, sampler)
-        found = asking.evaluate(0, samples, None)
-    return {"right": found.right, "samples": found.samples}
+        solved_rates = asking.evaluate(0, samples, None)
+    return {"right": solved_rates.right, "samples": solved_rates.samples}
 
 
 def rates(results: Sequence[Numbers], ks: Sequence[int]) -> Floats:
     """Return each question's estimate of pass@k, mean over seeds, [questions, ks]."""
     tables = (
-        pass_table([Tally(one["samples"], right) for right in one["right"]], ks) for one in results
+        pass_table([Tally(result["samples"], right) for right in result["right"]], ks)
+        for result in results
     )
-    found: Floats = np.mean(list(tables), axis=0)
-    return found
+    solved_rates: Floats = np.mean(list(tables), axis=0)
+    return solved_rates
 
 
 def powers(samples: int) -> list[int]:
@@ -218,11 +219,11 @@ def page(config: FinetuningConfig, results: Results) -> list[str]:
     ks = powers(config.samples)
     before, after = (rates(results[case], ks) for case in (BEFORE, AFTER))
     rows = (
-        [f"{k:,}", *(f"{one.mean():.4f}" for one in both), gain(*both)]
+        [f"{k:,}", *(f"{item.mean():.4f}" for item in both), gain(*both)]
         for at, k in enumerate(ks)
         for both in [(before[:, at], after[:, at])]
     )
-    least = [min(loss for _, loss in one["evaluation_losses"]) for one in results[AFTER]]
+    least = [min(loss for _, loss in result["evaluation_losses"]) for result in results[AFTER]]
     lines = [
         f"{len(before)} questions, {config.samples:,} samples of each at temperature "
         f"{config.temperature:g} and top_p {config.top_p:g}; right is who has the number behind "
@@ -234,7 +235,7 @@ def page(config: FinetuningConfig, results: Results) -> list[str]:
         "",
     ]
     for case in (BEFORE, AFTER):
-        once = np.mean([np.mean(np.array(one["right"]) > 0) for one in results[case]])
+        once = np.mean([np.mean(np.array(result["right"]) > 0) for result in results[case]])
         lines += [f"{case.capitalize()}: {once:.0%} of the questions are solved at least once. "
                   f"{law(results[case], config.samples)}", ""]  # fmt: skip
     return lines[:-1]
@@ -243,20 +244,20 @@ def page(config: FinetuningConfig, results: Results) -> list[str]:
 def law(results: Sequence[Numbers], samples: int) -> str:
     """Say which power law pass@k follows, and how closely."""
     ks = spaced(samples)
-    found = rates(results, ks)
-    fitted = fit(ks, found.mean(axis=0))
+    solved_rates = rates(results, ks)
+    fitted = fit(ks, solved_rates.mean(axis=0))
     if fitted is None:
         return "Its pass@k has no power law to see."
-    many = fits(ks, resampled_means(found, RESAMPLED, 0), fitted)
+    many = fits(ks, resampled_means(solved_rates, RESAMPLED, 0), fitted)
     of_a, of_b = intervals(np.array(many))
-    away = np.abs(fitted.coverage(ks) - found.mean(axis=0)).max()
+    away = np.abs(fitted.coverage(ks) - solved_rates.mean(axis=0)).max()
     return (
-        f"pass@k = exp(a · k^b) with a = {_told(fitted.a, of_a)} and b = {_told(fitted.b, of_b)}, "
+        f"pass@k = exp(a · k^b) with a = {_show(fitted.a, of_a)} and b = {_show(fitted.b, of_b)}, "
         f"95 % over questions; it is at most {away:.3f} beside the curve."
     )
 
 
-def _told(value: float, interval: Interval) -> str:
+def _show(value: float, interval: Interval) -> str:
     return f"{value:.3f} ({interval.low:.3f} … {interval.high:.3f})"
 
 
@@ -265,11 +266,11 @@ def drawn(config: FinetuningConfig, results: Results) -> Figure:
     figure, axes = plt.subplots(figsize=(7, 5))
     ks = spaced(config.samples)
     for case, colour in ((BEFORE, "C0"), (AFTER, "C1")):
-        found = rates(results[case], ks)
-        over = np.array(intervals(resampled_means(found, RESAMPLED, 0)))
-        axes.plot(ks, found.mean(axis=0), color=colour, label=case)
+        solved_rates = rates(results[case], ks)
+        over = np.array(intervals(resampled_means(solved_rates, RESAMPLED, 0)))
+        axes.plot(ks, solved_rates.mean(axis=0), color=colour, label=case)
         axes.fill_between(ks, over[:, 0], over[:, 1], color=colour, alpha=0.2)
-        fitted: PowerLaw | None = fit(ks, found.mean(axis=0))
+        fitted: PowerLaw | None = fit(ks, solved_rates.mean(axis=0))
         if fitted is not None:
             axes.plot(ks, fitted.coverage(ks), "--", color=colour)
     axes.set(xlabel="samples of a question, k", ylabel="pass@k", xscale="log", ylim=(0, 1.02))

@@ -42,8 +42,8 @@ GROWTH = 4
 def _by_steps(model: Any, ids: Tensor) -> Tensor:
     state, logits = model.empty_state(len(ids)), []
     for position in range(ids.shape[1]):
-        found, state = model.step(ids[:, position], state, position)
-        logits.append(found)
+        measured, state = model.step(ids[:, position], state, position)
+        logits.append(measured)
     return torch.stack(logits, 1)
 
 
@@ -101,10 +101,10 @@ class FormsConfig(ModelSettings, frozen=True):
     @property
     def lengths(self) -> list[int]:
         """Lengths, the shortest first."""
-        found = [self.n_ctx]
-        while found[0] % 2 == 0 and found[0] // 2 >= self.shortest:
-            found.insert(0, found[0] // 2)
-        return found
+        measured = [self.n_ctx]
+        while measured[0] % 2 == 0 and measured[0] // 2 >= self.shortest:
+            measured.insert(0, measured[0] // 2)
+        return measured
 
 
 def measure(config: FormsConfig, form: str, length: int, seed: int) -> Numbers:
@@ -165,28 +165,28 @@ def in_fresh_process(config: FormsConfig, form: str, length: int) -> Callable[[i
     return measured
 
 
-def is_followed(config: FormsConfig, found: list[Numbers]) -> bool:
+def is_followed(config: FormsConfig, measured: list[Numbers]) -> bool:
     """Whether a form with these results at one length is run at twice the length."""
-    seconds = max(max(one["seconds"]) for one in found)
-    most = max(one["bytes"] for one in found)
+    seconds = max(max(numbers["seconds"]) for numbers in measured)
+    most = max(numbers["bytes"] for numbers in measured)
     limits = (config.most_seconds, config.most_gib * 2**30)
-    return all(GROWTH * one <= limit for one, limit in zip((seconds, most), limits, strict=True))
+    return all(GROWTH * item <= limit for item, limit in zip((seconds, most), limits, strict=True))
 
 
 def run_all(config: FormsConfig) -> dict[str, dict[int, list[Numbers]]]:
     """Return the results of each form by length, up to the longest length at which it is run."""
-    found: dict[str, dict[int, list[Numbers]]] = {form: {} for form in config.forms}
+    measured: dict[str, dict[int, list[Numbers]]] = {form: {} for form in config.forms}
     left = list(config.forms)
     for length in config.lengths:
         cases = {f"{form} {length}": in_fresh_process(config, form, length) for form in left}
         results = run_cases("forms", config, cases, {})
         for form in left:
-            found[form][length] = results[f"{form} {length}"]
-        left = [form for form in left if is_followed(config, found[form][length])]
-    return found
+            measured[form][length] = results[f"{form} {length}"]
+        left = [form for form in left if is_followed(config, measured[form][length])]
+    return measured
 
 
-def page(config: FormsConfig, found: Mapping[str, Mapping[int, list[Numbers]]]) -> list[str]:
+def page(config: FormsConfig, measured: Mapping[str, Mapping[int, list[Numbers]]]) -> list[str]:
     """Return the record's text: two tables, what was not run, and what the paper says."""
     lines = [
         f"Forward and backward passes over {config.rows * config.n_ctx:,} tokens, in float32, each "
@@ -201,24 +201,24 @@ def page(config: FormsConfig, found: Mapping[str, Mapping[int, list[Numbers]]]) 
     ):
         rows = (
             [form, *(_mean(of.get(length), member, unit, shown) for length in config.lengths)]
-            for form, of in found.items()
+            for form, of in measured.items()
         )
         heads = ["form", *(f"{length:,} tokens" for length in config.lengths)]
         lines += [f"{title}:", "", *table(heads, rows), ""]
-    for form, of in found.items():
+    for form, of in measured.items():
         if (longest := max(of)) < config.n_ctx:
             lines += [
                 f"Not run: {form} at {2 * longest:,} tokens and more. At {longest:,} it took "
-                f"{max(max(one['seconds']) for one in of[longest]):.1f} s an update and "
-                f"{max(one['bytes'] for one in of[longest]) / 2**30:.2f} GiB, and {GROWTH} times "
+                f"{max(max(item['seconds']) for item in of[longest]):.1f} s an update and "
+                f"{max(item['bytes'] for item in of[longest]) / 2**30:.2f} GiB, and {GROWTH} times "
                 f"as much is above {config.most_seconds:g} s or {config.most_gib:g} GiB.",
                 "",
             ]
-    return [*lines, limitation(found.get("published", {}))]
+    return [*lines, limitation(measured.get("published", {}))]
 
 
 def _mean(results: list[Numbers] | None, member: str, unit: int, digits: int) -> str:
-    return number(mean(one[member] for one in results) / unit if results else None, digits)
+    return number(mean(result[member] for result in results) / unit if results else None, digits)
 
 
 def limitation(published: Mapping[int, list[Numbers]]) -> str:
@@ -227,32 +227,32 @@ def limitation(published: Mapping[int, list[Numbers]]) -> str:
     The memory added by the last doubling of the length is compared with that of the doubling
     before: quadratic growth adds four times as much, linear growth twice.
     """
-    said = (
+    message = (
         "The paper names as a limitation that the memory of its parallel form grows with the "
         "square of the length."
     )
-    most = [mean(one["bytes"] for one in published[length]) for length in sorted(published)]
+    most = [mean(numbers["bytes"] for numbers in published[length]) for length in sorted(published)]
     if len(most) < 3:
-        return f"{said} Whether ours does takes three lengths of it."
+        return f"{message} Whether ours does takes three lengths of it."
     added = [most[-1] - most[-2], most[-2] - most[-3]]
     agrees = added[1] > 0 and added[0] >= 3 * added[1]
-    before, last = (f"{one / 2**20:,.0f} MiB" for one in (added[1], added[0]))
+    before, last = (f"{item / 2**20:,.0f} MiB" for item in (added[1], added[0]))
     return (
-        f"{said} The last doubling added {last} to ours and the one before {before}: "
+        f"{message} The last doubling added {last} to ours and the one before {before}: "
         f"that {'agrees, a square adds' if agrees else 'does not agree, a square would add'} "
         "four times as much."
     )
 
 
-def drawn(found: Mapping[str, Mapping[int, list[Numbers]]]) -> Figure:
+def drawn(measured: Mapping[str, Mapping[int, list[Numbers]]]) -> Figure:
     """Plot tokens a second and memory by length, a line for each form."""
     figure, panels = plt.subplots(1, 2, figsize=(10, 4.5))
     for axes, member, unit, label in (
         (panels[0], "tokens_per_s", 1, "tokens a processor second"),
         (panels[1], "bytes", 2**20, "MiB at the most"),
     ):
-        for form, of in found.items():
-            values = [mean(one[member] for one in of[length]) / unit for length in of]
+        for form, of in measured.items():
+            values = [mean(item[member] for item in of[length]) / unit for length in of]
             axes.plot(list(of), values, marker=".", label=form)
         axes.set(xscale="log", yscale="log", xlabel="tokens of a sequence", ylabel=label)
         axes.set_xscale("log", base=2)
@@ -264,7 +264,9 @@ def drawn(found: Mapping[str, Mapping[int, list[Numbers]]]) -> Figure:
 def main(argv: list[str]) -> int:
     """Run all cases and write the record."""
     config = load(FormsConfig, argv, prog="python -m experiments forms")
-    found = run_all(config)
-    results: Results = {f"{form} {n}": one for form, of in found.items() for n, one in of.items()}
-    publish("forms", argv, config, results, page(config, found), drawn(found))
+    measured = run_all(config)
+    results: Results = {
+        f"{form} {n}": value for form, of in measured.items() for n, value in of.items()
+    }
+    publish("forms", argv, config, results, page(config, measured), drawn(measured))
     return 0

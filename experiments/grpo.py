@@ -122,11 +122,11 @@ def learned(config: GRPOExperimentConfig, case: str, seed: int) -> Numbers:
     summary = grpo(rules).summary
     updates = Lines(rules.output / "updates.jsonl", Update, config.steps)
     return solved(config.sampling, rules.output) | {
-        "rewards": [one.reward for one in updates],
-        "mixed": mean(one.mixed for one in updates),
+        "rewards": [update.reward for update in updates],
+        "mixed": mean(update.mixed for update in updates),
         "kl": updates[-1].kl,
-        "learned_tokens": sum(one.learned_tokens for one in updates),
-        "rollout_tokens": sum(one.rollout_tokens for one in updates),
+        "learned_tokens": sum(update.learned_tokens for update in updates),
+        "rollout_tokens": sum(update.rollout_tokens for update in updates),
         "summary": msgspec.to_builtins(summary),
     }
 
@@ -137,19 +137,19 @@ def page(config: GRPOExperimentConfig, results: Results) -> list[str]:
     start = rates(results[START], ks)
     gains, means = [], {}
     for case in config.cases:
-        found = rates(results[case], ks)
-        means[case] = found.mean(axis=0) - start.mean(axis=0)
-        gains.append([case, *(gain(start[:, at], found[:, at]) for at in range(len(ks)))])
-    began = [START, *(f"{one:.4f}" for one in start.mean(axis=0))]
+        solved_rates = rates(results[case], ks)
+        means[case] = solved_rates.mean(axis=0) - start.mean(axis=0)
+        gains.append([case, *(gain(start[:, at], solved_rates[:, at]) for at in range(len(ks)))])
+    began = [START, *(f"{value:.4f}" for value in start.mean(axis=0))]
     trained = []
     for case in config.cases:
         seeds, rules = results[case], config.training(case, 0)
         rewards = (
-            f"{mean(mean(one['rewards'][part]) for one in seeds):.3f}"
+            f"{mean(mean(seed['rewards'][part]) for seed in seeds):.3f}"
             for part in (slice(AVERAGED), slice(-AVERAGED, None))
         )
-        mixed = f"{mean(one['mixed'] for one in seeds):.0%}"
-        tokens = f"{mean(one['learned_tokens'] for one in seeds):,.0f}"
+        mixed = f"{mean(seed['mixed'] for seed in seeds):.0%}"
+        tokens = f"{mean(seed['learned_tokens'] for seed in seeds):,.0f}"
         trained.append([case, str(rules.data.questions), str(rules.rows), *rewards, mixed, tokens])
     heads = ["case", "questions", "rows learned", f"reward of the first {AVERAGED} updates"]
     heads += [f"of the last {AVERAGED}", "mixed", "tokens learned"]

@@ -158,7 +158,7 @@ class Repeated:
         return inputs, inputs
 
 
-def told(config: InformationConfig, corpus: Corpus, case: str, seed: int) -> Numbers:
+def train_case(config: InformationConfig, corpus: Corpus, case: str, seed: int) -> Numbers:
     """Train a case; return its loss on held-out text in nats per token, and its entropy ratio.
 
     The ratio is 1 - loss / ln(vocabulary size): 0 where nothing is known of the tokens.
@@ -244,7 +244,7 @@ def main(argv: list[str]) -> int:
     corpus = standard_library(config.max_vocab_size)
 
     def case_of(case: str) -> Callable[[int], Numbers]:
-        return lambda seed: told(config, corpus, case, seed)
+        return lambda seed: train_case(config, corpus, case, seed)
 
     cases = {case: case_of(case) for case in CASES}
     results = run_cases("information", config, cases, {"texts": corpus.sha256})

@@ -102,7 +102,7 @@ def losses(case: str, config: MixersConfig, corpus: Corpus, seed: int) -> Number
 def page(results: Results) -> list[str]:
     """Return the record's text: what agrees, a table of cases, one of changes."""
     ours = values_of(results, "loss")
-    means = {case: mean(found) for case, found in ours.items()}
+    means = {case: mean(result) for case, result in ours.items()}
     with_decay = {case: loss for case, loss in means.items() if "decay" in case}
     best = min(loss for case, loss in means.items() if case not in with_decay)
     beaten = sum(loss < best for loss in with_decay.values())

@@ -84,7 +84,9 @@ def timed(rules: GRPOConfig) -> Numbers:
     """Train a case; return rates and shares of its updates without the first ones."""
     grpo(rules)
     updates = Lines(rules.output / "updates.jsonl", Update, rules.schedule.steps)[WARMING:]
-    seconds = {name: sum(getattr(one, name) for one in updates) for name in (*TIMES, "rollout_s")}
+    seconds = {
+        name: sum(getattr(update, name) for update in updates) for name in (*TIMES, "rollout_s")
+    }
     return {**msgspec.to_builtins(summary(updates)), **seconds}
 
 
@@ -93,9 +95,9 @@ def page(config: RolloutsConfig, results: Results) -> list[str]:
     rows = []
     for case, seeds in results.items():
         sampled, learned, waiting, overlap = (
-            [one[name] for one in seeds] for name in (*RATES, *SHARES)
+            [seed[name] for seed in seeds] for name in (*RATES, *SHARES)
         )
-        spent = [_spent(one) / config.steps for one in seeds]
+        spent = [_spent(seed) / config.steps for seed in seeds]
         seconds = f"{mean(spent):.2f} ({min(spent):.2f} … {max(spent):.2f})"
         waits = f"{mean(waiting):.0%} ({min(waiting):.0%} … {max(waiting):.0%})"
         speeds = f"{mean(sampled):,.0f}", f"{mean(learned):,.0f}"
@@ -103,7 +105,7 @@ def page(config: RolloutsConfig, results: Results) -> list[str]:
     heads = ["rollouts by", "s an update", "of it waiting for rollouts", "sampling overlapped"]
     heads += ["tok/s while sampling", "tok/s while learning"]
     whole = {case: mean(map(_spent, seeds)) for case, seeds in results.items()}
-    rates = {case: mean(found) for case, found in values_of(results, RATES[0]).items()}
+    rates = {case: mean(value) for case, value in values_of(results, RATES[0]).items()}
     engine, ahead, torch = CASES
     return [
         f"{config.steps} updates of {config.questions} questions, {config.rollouts} rollouts of "
@@ -129,7 +131,7 @@ def drawn(config: RolloutsConfig, results: Results) -> Figure:
     for name, label in zip(
         TIMES, ("waiting for rollouts", "learning", "weights over"), strict=True
     ):
-        widths = [mean(found) / config.steps for found in values_of(results, name).values()]
+        widths = [mean(value) / config.steps for value in values_of(results, name).values()]
         axes.barh(list(results), widths, left=left, label=label)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.invert_yaxis()

@@ -136,7 +136,7 @@ def _compare(argv: list[str]) -> int:
     if argv[:1] and argv[0] in {"--help", "-h"}:
         sys.stdout.write(COMPARE_USAGE)
         return 0
-    if len(argv) not in {2, 3} or any(one.startswith("-") for one in argv):
+    if len(argv) not in {2, 3} or any(argument.startswith("-") for argument in argv):
         raise ConfigError(f"{COMPARE_USAGE.strip()}\ngot {' '.join(argv) or 'nothing'}")
     first, second, *output = map(Path, argv)
     comparison = compare(first, second)

@@ -112,8 +112,8 @@ def _choice(rest: str) -> Lengths:
     if not all(0 <= weight < math.inf for weight in weights) or not sum(weights) > 0:
         raise ValueError("weights must not be below 0, and one above it")
     bounds = list(accumulate(weights))
-    kept = [number for number, weight in zip(numbers, weights, strict=True) if weight]
-    return Lengths(lambda share: numbers[bisect_left(bounds, share * bounds[-1])], min(kept))
+    results = [number for number, weight in zip(numbers, weights, strict=True) if weight]
+    return Lengths(lambda share: numbers[bisect_left(bounds, share * bounds[-1])], min(results))
 
 
 def _of_file(path: Path, field: str) -> Lengths:

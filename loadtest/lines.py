@@ -26,16 +26,16 @@ def read(path: Path, kind: type[T], allowed: str) -> list[tuple[int, T]]:
     Raises ConfigError for an invalid line, for a file without lines, and for an unreadable file.
     """
     decoder = msgspec.json.Decoder(kind)
-    found = []
+    decoded = []
     for number, line in enumerate(text_of(path).split("\n"), 1):
         if line.strip():
             try:
-                found.append((number, decoder.decode(line)))
+                decoded.append((number, decoder.decode(line)))
             except UNDECODABLE as error:
                 raise bad_line(path, number, str(error), allowed) from None
-    if not found:
+    if not decoded:
         raise ConfigError(f"{path}: no line; allowed is {allowed}")
-    return found
+    return decoded
 
 
 def bad_line(path: Path, number: int, error: str, allowed: str) -> ConfigError:

@@ -62,10 +62,10 @@ class Condition:
 
 def parse(text: str) -> Condition:
     """Parse an objective of requests. Raises ConfigError if it is none."""
-    found = _condition(text, "objective", OBJECTIVES, (), ", ".join(OBJECTIVES))
-    if found.comparison not in {"<", "<="}:
+    objective = _condition(text, "objective", OBJECTIVES, (), ", ".join(OBJECTIVES))
+    if objective.comparison not in {"<", "<="}:
         raise ConfigError(f"objective {text!r}: a limit from above is wanted, such as `ttft<0.5`")
-    return found
+    return objective
 
 
 def parse_condition(text: str) -> Condition:

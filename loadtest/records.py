@@ -74,13 +74,13 @@ def _commit() -> str:
         return archived.read_text().strip()
     if shutil.which("git") is None:  # as in a container
         return "installed"
-    found = subprocess.run(
+    ran = subprocess.run(
         ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"],
         capture_output=True,
         text=True,
         check=False,
     )
-    return found.stdout.strip() or "installed"
+    return ran.stdout.strip() or "installed"
 
 
 def _gpu() -> str:
@@ -93,8 +93,8 @@ def _gpu() -> str:
 
 def _machine() -> str:
     """Describe it; several processors go by one name and differ by twice: so the family too."""
-    told = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines()]
-    facts = {key.strip(): value.strip() for key, *rest in told for value in rest}
+    results = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    facts = {key.strip(): value.strip() for key, *rest in results for value in rest}
     name = facts.get("model name", platform.processor())
     widest = next((label for flag, label in _WIDEST if flag in facts.get("flags", "").split()), "")
     cores = len(os.sched_getaffinity(0))

@@ -168,8 +168,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         must(self, ends, "duration_s", f"above 0 {kind}{needs}")
         trimmed, whole = self.warmup_s + self.cooldown_s, self.duration_s
         if whole and trimmed >= whole:
-            said = f"must be less than duration_s = {whole}, got {trimmed}"
-            raise ValueError(f"warmup_s + cooldown_s {said}")
+            message = f"must be less than duration_s = {whole}, got {trimmed}"
+            raise ValueError(f"warmup_s + cooldown_s {message}")
 
     def _check_prompts(self) -> None:
         if self.api == "chat" and self.tokenizer is None and self.prompts is None:

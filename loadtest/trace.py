@@ -51,10 +51,10 @@ class _Mooncake(msgspec.Struct, forbid_unknown_fields=True):
 def read(path: Path) -> list[Arrival]:
     """Return the requests sorted by time, ties in the file's order. Raises ConfigError."""
     if path.suffix == ".csv":
-        found = _azure(path)
+        requests = _azure(path)
     elif '"input_length"' in lines.text_of(path).lstrip().partition("\n")[0]:
         allowed = "timestamp (milliseconds), input_length, output_length and perhaps hash_ids"
-        found = [
+        requests = [
             Arrival(
                 line.timestamp / 1000,
                 max(1, line.input_length),
@@ -65,8 +65,8 @@ def read(path: Path) -> list[Arrival]:
         ]
     else:
         allowed = "timestamp (seconds) and perhaps prompt_tokens, output_tokens, n, hash_ids"
-        found = [line for _, line in lines.read(path, Arrival, allowed)]
-    return sorted(found, key=attrgetter("timestamp"))
+        requests = [line for _, line in lines.read(path, Arrival, allowed)]
+    return sorted(requests, key=attrgetter("timestamp"))
 
 
 def _azure(path: Path) -> list[Arrival]:
@@ -74,15 +74,15 @@ def _azure(path: Path) -> list[Arrival]:
     head, *rows = list(csv.reader(lines.text_of(path).splitlines())) or [[]]
     if tuple(head) != _AZURE:
         raise lines.bad_line(path, 1, f"got {head}", allowed)
-    found = []
+    requests = []
     for number, row in enumerate(rows, 2):
         try:
-            found.append(_row(*row))
+            requests.append(_row(*row))
         except (TypeError, ValueError) as error:
             raise lines.bad_line(path, number, f"got {row}: {error}", allowed) from None
-    if not found:
+    if not requests:
         raise lines.bad_line(path, 2, "no line", allowed)
-    return found
+    return requests
 
 
 def _row(moment: str, prompt_tokens: str, output_tokens: str) -> Arrival:

@@ -235,9 +235,9 @@ def within_open_files(config: Config) -> Config:
 
 def _is_worker(url: str) -> bool:
     """Whether a URL has a host that can be looked up, and a port that there can be."""
-    if (found := _WORKER.fullmatch(url)) is None:
+    if (match := _WORKER.fullmatch(url)) is None:
         return False
-    host, port = found.groups()
+    host, port = match.groups()
     try:
         _ = IPv6Address(host[1:-1]) if host.startswith("[") else host.encode("idna")
     except ValueError:

@@ -37,13 +37,13 @@ def model_id(folder: Path) -> str:
     return digest(parts)
 
 
-def as_started(model: Path, kept: str) -> Path:
+def as_started(model: Path, message: str) -> Path:
     """Return the model's folder, or its copy from the server's start where a small file of the
     folder is not the same any more. Blocks."""
-    if not kept or all(_is_same(file, model) for file in Path(kept).iterdir()):
+    if not message or all(_is_same(file, model) for file in Path(message).iterdir()):
         return model
     log.warning("%s has changed since the server started: going on as it was", model)
-    return Path(kept)
+    return Path(message)
 
 
 def _is_same(file: Path, folder: Path) -> bool:
@@ -56,7 +56,7 @@ def _is_same(file: Path, folder: Path) -> bool:
 
 
 def digest(parts: list[bytes]) -> str:
-    found = blake2b(digest_size=8)
+    hasher = blake2b(digest_size=8)
     for part in parts:
-        found.update(len(part).to_bytes(8, "little") + part)
-    return found.hexdigest()
+        hasher.update(len(part).to_bytes(8, "little") + part)
+    return hasher.hexdigest()

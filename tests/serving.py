@@ -141,7 +141,7 @@ class Server:
             raise AssertionError("srm serve did not start:\n" + "".join(self.lines))
         self.url = self._url()
         self.http = httpx.Client(base_url=self.url, timeout=600)  # of a busy machine
-        port = next((one.split("=")[1] for one in flags if one.startswith("--admin-port=")), "")
+        port = next((flag.split("=")[1] for flag in flags if flag.startswith("--admin-port=")), "")
         self.admin_url = f"http://127.0.0.1:{port}" if port else self.url
         self.admin = httpx.Client(base_url=self.admin_url, timeout=120) if port else self.http
 
@@ -154,8 +154,8 @@ class Server:
         self._ready.set()
 
     def _url(self) -> str:
-        found = re.search(r"^Serving \S+ on (\S+)$", "".join(self.lines), re.MULTILINE)
-        return found[1] if found else ""
+        match = re.search(r"^Serving \S+ on (\S+)$", "".join(self.lines), re.MULTILINE)
+        return match[1] if match else ""
 
     def metric(self, name: str, label: str = "") -> float:
         """The sum of the samples of a metric, of those that have a label with this value."""
@@ -225,8 +225,8 @@ def complete(server: Server, **fields: Any) -> dict[str, Any]:
 def choice_of(server: Server, **fields: Any) -> dict[str, Any]:
     """Its only choice."""
     (choice,) = complete(server, **fields)["choices"]
-    found: dict[str, Any] = choice
-    return found
+    entries: dict[str, Any] = choice
+    return entries
 
 
 def events_of(server: Server, path: str = COMPLETIONS, /, **fields: Any) -> list[dict[str, Any]]:
@@ -242,7 +242,7 @@ def events_of(server: Server, path: str = COMPLETIONS, /, **fields: Any) -> list
 
 def parts_of(events: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
     """What events say of one choice."""
-    return [one for event in events for one in event["choices"] if one["index"] == index]
+    return [choice for event in events for choice in event["choices"] if choice["index"] == index]
 
 
 def added(first: Any, more: Any) -> Any:
@@ -292,7 +292,7 @@ def read_all(connection: socket.socket) -> bytes:
 def processes(server: Server) -> list[tuple[str, int]]:
     """`engine`, `api` or `jobs`, and the process id of each child."""
     pids = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text()
-    found = []
+    results = []
     for pid in map(int, pids.split()):
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -300,8 +300,8 @@ def processes(server: Server) -> list[tuple[str, int]]:
             continue
         if command != [b""]:  # the same, and nobody has waited for it yet
             (name,) = {b"api", b"jobs"} & set(command) or {b"engine"}
-            found.append((name.decode(), pid))
-    return found
+            results.append((name.decode(), pid))
+    return results
 
 
 def children(server: Server) -> dict[str, int]:

@@ -125,8 +125,8 @@ PROGRAMS_SEE = {
 
 
 def sources() -> list[Path]:
-    found = [path for top in TOPS for path in sorted((ROOT / top).rglob("*.py"))]
-    return [*found, ROOT / "srm.py"]
+    paths = [path for top in TOPS for path in sorted((ROOT / top).rglob("*.py"))]
+    return [*paths, ROOT / "srm.py"]
 
 
 MODULES = {
@@ -134,6 +134,9 @@ MODULES = {
     for path in sources()
     if path.stem != "__init__"
 }
+
+
+NAMED = [*MODULES.values(), *sorted((ROOT / "tests").rglob("*.py"))]
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
@@ -151,7 +154,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
 
 def violations(module: str, tree: ast.AST) -> list[str]:
     """What the file of that dotted name does that the rules forbid."""
-    found = []
+    results = []
     is_free = module.endswith("__main__") or module.startswith("bench.")
     package = module.rpartition(".")[0]
     may = {package, *MAY_IMPORT.get(package, ())}
@@ -159,20 +162,20 @@ def violations(module: str, tree: ast.AST) -> list[str]:
         top = name.split(".")[0]
         if module.startswith(PROGRAMS):
             if top in TOPS and name not in PROGRAMS_SEE:
-                found.append(f"a program of peers may not look into {name}")
+                results.append(f"a program of peers may not look into {name}")
             continue
         if top in TOPS and not is_free and may.isdisjoint({name, name.rpartition(".")[0]}):
-            found.append(f"{module} may not import {name}")
+            results.append(f"{module} may not import {name}")
         owners = MAY_IMPORT_LIBRARY.get(top)
         if owners and not f"{module}.".startswith(tuple(f"{owner}." for owner in owners)):
-            found.append(f"{module} may not import {top}")
+            results.append(f"{module} may not import {top}")
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            found.append("TYPE_CHECKING hides a cycle")
+            results.append("TYPE_CHECKING hides a cycle")
         if isinstance(node, FUNCTION):
             own = [name for name in imports(node) if name.split(".")[0] in TOPS]
-            found += [f"{node.name}() imports {name}: imports are at the top" for name in own]
-    return found
+            results += [f"{node.name}() imports {name}: imports are at the top" for name in own]
+    return results
 
 
 def identifiers(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -220,15 +223,19 @@ def test_imports_keep_the_rules(module: str) -> None:
 def test_packages_import_in_one_direction() -> None:
     seen: list[str] = []
     for package, others in MAY_IMPORT.items():
-        assert all(any(f"{one}.".startswith(f"{old}.") for old in seen) for one in others)
+        assert all(any(f"{item}.".startswith(f"{old}.") for old in seen) for item in others)
         seen.append(package)
-    ruled = [one for one in MODULES if "." in one and not one.startswith(("bench.", "deploy."))]
+    ruled = [
+        module
+        for module in MODULES
+        if "." in module and not module.startswith(("bench.", "deploy."))
+    ]
     assert {module.rpartition(".")[0] for module in ruled} <= {*seen}
 
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     graph = {
-        name: {one for one in imports(ast.parse(path.read_text())) if one in MODULES}
+        name: {text for text in imports(ast.parse(path.read_text())) if text in MODULES}
         for name, path in MODULES.items()
     }
     TopologicalSorter(graph).prepare()
@@ -241,7 +248,7 @@ def test_folders_are_small() -> None:
 
 def test_package_inits_cost_nothing() -> None:
     api = ROOT / "engine" / "__init__.py"  # its names are looked up when asked
-    for path in [one for one in sources() if one.stem == "__init__" and one != api]:
+    for path in [source for source in sources() if source.stem == "__init__" and source != api]:
         body = ast.parse(path.read_text()).body
         assert all(isinstance(node, ast.Expr) for node in body), f"{path}: more than a docstring"
 
@@ -259,7 +266,9 @@ def test_importing_the_engine_loads_neither_max_nor_tokenizers() -> None:
 
 def test_every_module_says_what_it_is() -> None:
     assert not [path for path in sources() if path.stem in FORBIDDEN_NAMES]
-    assert not [one for one in sources() if not ast.get_docstring(ast.parse(one.read_text()))]
+    assert not [
+        source for source in sources() if not ast.get_docstring(ast.parse(source.read_text()))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +294,12 @@ def test_every_module_says_what_it_is() -> None:
     ],
 )
 def test_the_rules_notice(module: str, source: str, rule: str) -> None:
-    assert any(rule in found for found in violations(module, ast.parse(source)))
+    assert any(rule in violation for violation in violations(module, ast.parse(source)))
+
+
+@pytest.mark.parametrize("module", NAMED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_are_those_of_the_field(module: Path) -> None:
+    assert not forbidden_identifiers(ast.parse(module.read_text()))
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ FILLED_IN_ELSEWHERE = {"BenchConfig", "ModelConfig", "LoadConfig"}
 CHECKED_LATER = {"GenerateConfig", "BatchConfig", "EvaluateConfig"}
 """Settings that become others, of a request or of the engine, which check them."""
 UNCHECKED = {("HostBenchConfig", "seconds")}
-SAID_IN_A_SENTENCE = {
+WRITTEN_IN_A_SENTENCE = {
     *("FileDeleted", "Health", "Pong", "Version", "WorldSize", "Detokenized", "ChunkChoice"),
 }
 """Replies without a table of their own."""
@@ -65,8 +65,8 @@ def read(page: str) -> str:
 
 def sections(page: str) -> dict[str, str]:
     """The text below each heading, up to the next one."""
-    found = re.split(r"^#+ (.*)\n", read(page), flags=re.M)
-    return dict(zip(found[1::2], found[2::2], strict=True))
+    parts = re.split(r"^#+ (.*)\n", read(page), flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def names(text: str) -> list[str]:
@@ -87,14 +87,18 @@ def test_everything_that_has_a_table_has_it() -> None:
     tables = set(chain(*(doc_tables.names(path.read_text()) for path in PAGES)))
     assert {name.partition(" ")[0] for name in tables} == set(doc_tables.TABLES)
     assert {"metrics server.metrics", "metrics engine.metrics"} <= tables
-    of = {name.split(".")[-1] for name in (re.sub(" but .*", "", one) for one in tables)}
-    for one in OPERATIONS:
-        for kind in (one.body.kind if one.body else None, one.query, one.form):
+    of = {name.split(".")[-1] for name in (re.sub(" but .*", "", table) for table in tables)}
+    for operation in OPERATIONS:
+        for kind in (
+            operation.body.kind if operation.body else None,
+            operation.query,
+            operation.form,
+        ):
             assert kind is None or kind.__name__ in of
     for package in ("engine", "server", "training", "experiments", "loadtest", "bench"):
         for path in (ROOT / package).rglob("*.py"):
-            found = set(re.findall(r"^class (\w+Config)\(", path.read_text(), re.M))
-            assert found <= of | FILLED_IN_ELSEWHERE
+            result = set(re.findall(r"^class (\w+Config)\(", path.read_text(), re.M))
+            assert result <= of | FILLED_IN_ELSEWHERE
 
 
 def settings_tables() -> Iterator[tuple[type[msgspec.Struct], dict[str, dict[str, str]]]]:
@@ -161,7 +165,7 @@ def struct_names() -> Iterator[tuple[str, str, tuple[str, ...]]]:
         page, _, heading = place.partition("#")
         yield page, heading, kind.__struct_fields__
     fields = {*dataclasses.fields(Generated), *dataclasses.fields(Completion)}
-    yield "python.md", "What comes back", tuple(one.name for one in fields if one.repr)
+    yield "python.md", "What comes back", tuple(field.name for field in fields if field.repr)
     for page in API:
         for heading, text in sections(page).items():
             if heading in WIRE and "<!-- table: fields" not in text:
@@ -170,9 +174,9 @@ def struct_names() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 WIRE: dict[str, type[msgspec.Struct]] = {
     name: kind
-    for module, found in list(sys.modules.items())
+    for module, result in list(sys.modules.items())
     if module.startswith(("server.schema.", "server.routes."))
-    for name, kind in vars(found).items()
+    for name, kind in vars(result).items()
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 }
 """Every struct of requests and replies, by its name."""
@@ -184,10 +188,12 @@ def test_every_field_is_there(page: str, heading: str, expected: tuple[str, ...]
 
 
 def test_every_reply_command_and_sampling_parameter_is_there() -> None:
-    kinds = chain(*((one.reply, one.events, *one.parts) for one in OPERATIONS))
+    kinds = chain(
+        *((operation.reply, operation.events, *operation.parts) for operation in OPERATIONS)
+    )
     replies = {kind.__name__ for kind in kinds if isinstance(kind, type)}
     headings = {heading for page in API for heading in sections(page)}
-    assert replies <= headings | SAID_IN_A_SENTENCE
+    assert replies <= headings | WRITTEN_IN_A_SENTENCE
     listed = re.findall(r"^\| `srm (\w+)", sections("configuration.md")["Commands"], re.M)
     assert list(dict.fromkeys(listed)) == COMMANDS
     named = set(re.findall(r"`(\w+)`", sections("python.md")["SamplingParams"]))
@@ -202,7 +208,7 @@ def test_limits_are_what_they_are() -> None:
     """.split()}  # fmt: skip
     assert limits["MAX_BAD_WORDS"] == limits["MAX_STOPS"]
     assert limits["MAX_BAD_WORD_LENGTH"] == limits["MAX_STOP_LENGTH"]
-    for said in (
+    for message in (
         *(f" {limit}" for limit in limits.values()),
         f"| {until.MAX_PATTERN_LENGTH} characters, {matching.MAX_PROGRAM} instructions |",
         f"| {dedup_counts.MAX_DISTINCT_BYTES // 2**20} MiB |",
@@ -215,7 +221,7 @@ def test_limits_are_what_they_are() -> None:
         f" {RENDER_S:g} s, {template_process.MAX_MEMORY // 2**30} GiB ",
         *(f" {tokenize.MAX_CHARACTERS} characters ", f" {tokenize.MAX_TOKENS} tokens "),
     ):
-        assert said in text
+        assert message in text
     settings = re.findall(r"`(\w+)`", text.strip().splitlines()[-1])
     assert settings and set(settings) <= set(srm.SETTINGS)
 
@@ -245,7 +251,7 @@ def test_a_page_names_nothing_that_does_not_exist(path: Path) -> None:
     assert set(re.findall(r"\bmake ([a-z][a-z-]*)", code)) <= set(targets)
     assert set(re.findall(r"\bsrm ([a-z]+)(?![\w.])", code)) <= set(COMMANDS)
     fields = chain(*(settings_in(kind) for kind, _ in settings_tables()))
-    flags = {"config", "help", "version"} | {one.name.replace("_", "-") for one in fields}
+    flags = {"config", "help", "version"} | {field.name.replace("_", "-") for field in fields}
     flags |= set(re.findall(r"--([a-z][a-z-]*)", convert_parser().format_help()))
     used = re.findall(r"(?:srm|engine\.device\.precompile) [^`\n]*?--([a-z][a-z-]*)", code)
     assert set(used) <= flags
@@ -272,10 +278,10 @@ def test_what_is_to_be_installed_is_on_an_index() -> None:
         for path in (ROOT / name).rglob("*.py")
     ]
     for path in (*PAGES, *sources):
-        for said in re.findall(r"pip install ([^`\"\n:]*)", path.read_text()):
-            words = [word.strip("'") for word in said.split() if not word.startswith(("-", "{"))]
+        for match in re.findall(r"pip install ([^`\"\n:]*)", path.read_text()):
+            words = [word.strip("'") for word in match.split() if not word.startswith(("-", "{"))]
             named = list(takewhile(lambda word: re.fullmatch(r"[\w\[\]-]+", word), words))
-            assert set(named) <= known, f"{path}: pip install {said}"
+            assert set(named) <= known, f"{path}: pip install {match}"
 
 
 def blocks(page: str, info: str) -> list[str]:
@@ -299,8 +305,8 @@ def test_shell_examples_run(server: Server) -> None:
     examples = [example for page in API for example in blocks(page, "sh test")]
     assert len(examples) > 2
     for example in examples:
-        said = ran(BASH, example, server.url)
-        assert said.startswith(("{", "data: ")) and '"error"' not in said
+        message = ran(BASH, example, server.url)
+        assert message.startswith(("{", "data: ")) and '"error"' not in message
     (refused,) = blocks("api/completions.md", "sh test refused")
     (shown,) = blocks("api/completions.md", "json")
     assert json.loads(ran(BASH, refused, server.url)) == json.loads(shown)
@@ -320,8 +326,8 @@ def test_python_examples_run_one_after_the_other(
     server: Server, pages: list[str], expected: dict[str, int]
 ) -> None:
     script = "\n".join(example for page in pages for example in blocks(page, "python test"))
-    said = ran(PYTHON, script, server.url, cwd=ROOT)
-    assert {text: said.count(text) for text in expected} == expected
+    message = ran(PYTHON, script, server.url, cwd=ROOT)
+    assert {text: message.count(text) for text in expected} == expected
 
 
 def test_a_trainer_changes_weights(text_model: Path, tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ def _command(argv: list[str]) -> int:
             f"srm train has the commands pretrain, sft, grpo and tokenizer; got {settings[:1]}"
         )
     elif command == "evaluate":
-        found = evaluate(load(EvaluateConfig, settings, prog="srm evaluate"))
-        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        evaluation = evaluate(load(EvaluateConfig, settings, prog="srm evaluate"))
+        print(msgspec.json.format(msgspec.json.encode(evaluation), indent=2).decode())
     else:
         raise ConfigError(f"training has the commands train and evaluate, not {command!r}")
     return 0

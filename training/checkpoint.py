@@ -21,7 +21,7 @@ from engine.errors import CheckpointError, ConfigError
 from engine.weights.checkpoint import read_model
 from engine.weights.tensors import is_scalar
 from training.model import SRM
-from training.text.whole_files import whole, write_whole
+from training.text.whole_files import replace_file, write_whole
 
 
 def save_model(config: ModelConfig, weights: Mapping[str, Tensor], folder: Path) -> None:
@@ -31,7 +31,7 @@ def save_model(config: ModelConfig, weights: Mapping[str, Tensor], folder: Path)
         name: (value.float() if is_scalar(name) else value.bfloat16()).contiguous()
         for name, value in weights.items()
     }
-    with whole(folder / "model.safetensors") as partial:
+    with replace_file(folder / "model.safetensors") as partial:
         try:
             save_file(tensors, partial, metadata={"format": "pt"})
         except SafetensorError as error:

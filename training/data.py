@@ -98,4 +98,4 @@ def encode(tokenizer: Tokenizer, batch: list[tuple[str, str]]) -> list[tuple[lis
     prompts, solutions = zip(*batch, strict=True)
     begun = tokenizer.encode_batch(prompts)
     ended = tokenizer.encode_batch(solutions, add_special_tokens=False)
-    return [(one.ids, [*other.ids, END_ID]) for one, other in zip(begun, ended, strict=True)]
+    return [(start.ids, [*other.ids, END_ID]) for start, other in zip(begun, ended, strict=True)]

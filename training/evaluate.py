@@ -99,7 +99,7 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     fewer samples.
     """
     drawn = list(islice(problems("held-out", config.seed), config.problems))
-    digest = hashlib.sha256(msgspec.json.encode([one.prompt for one in drawn])).hexdigest()[:16]
+    digest = hashlib.sha256(msgspec.json.encode([token.prompt for token in drawn])).hexdigest()[:16]
     other = None if config.against is None else _read(config.against, digest, config.samples)
     weights = load_checkpoint(config.model)
     tokenizer = read_tokenizer(config.model / "tokenizer.json")
@@ -135,7 +135,7 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
         right=right,
         pass_at=pass_at,
         pass_at_error=pass_at_error,
-        pass_at_1_by_kind={kind: float(np.mean(found)) for kind, found in rates.items()},
+        pass_at_1_by_kind={kind: float(np.mean(rate)) for kind, rate in rates.items()},
         generated_tokens=sum(len(o.token_ids) // 4 for outputs in sampled for o in outputs),
         seconds=seconds,
         gains=gains,
@@ -146,24 +146,26 @@ def _read(path: Path, digest: str, samples: int) -> Evaluation:
     """Read what `srm evaluate` printed for another model. Raises ConfigError if it cannot be read
     or has other problems or fewer samples."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Evaluation)
+        decoded = msgspec.json.decode(path.read_bytes(), type=Evaluation)
     except OSError as error:
         raise ConfigError(f"against: {path} cannot be read: {error.strerror}") from error
     except UNDECODABLE as error:
         raise ConfigError(f"against: {path} is no output of srm evaluate: {error}") from None
-    if found.digest != digest:
+    if decoded.digest != digest:
         raise ConfigError(
-            f"against: {path} has {found.problems} problems that are not those of problems and "
+            f"against: {path} has {decoded.problems} problems that are not those of problems and "
             "seed here: give both as they were for that file"
         )
-    if found.samples < samples:
+    if decoded.samples < samples:
         raise ConfigError(
             f"against: {path} must have at least {samples} samples of each problem, got "
-            f"{found.samples}"
+            f"{decoded.samples}"
         )
-    if len(found.right) != found.problems or not all(0 <= n <= found.samples for n in found.right):
+    if len(decoded.right) != decoded.problems or not all(
+        0 <= n <= decoded.samples for n in decoded.right
+    ):
         raise ConfigError(f"against: {path} must have the right samples of each problem")
-    return found
+    return decoded
 
 
 def _table(samples: int, right: list[int], most: int) -> Floats:

@@ -38,7 +38,7 @@ class Form(Protocol):
 
     def run(self, unit: TorchMixerUnit, x: Tensor) -> Tensor: ...
 
-    def at(self, scalars: Tensor) -> Tensor:
+    def shape_scalars(self, scalars: Tensor) -> Tensor:
         """Return the scalars [H, n] at the positions of x, shaped to be multiplied with x."""
         ...
 
@@ -55,10 +55,12 @@ class Parallel:
         self._chunk = chunk
 
     def run(self, unit: TorchMixerUnit, x: Tensor) -> Tensor:
-        sums = decayed_sums(self.at(unit.alpha_in).to(x.dtype) * x, unit.decay, self._chunk)
-        return _finish(self.at(unit.alpha_out).to(sums.dtype) * sums, unit, x, self)
+        sums = decayed_sums(
+            self.shape_scalars(unit.alpha_in).to(x.dtype) * x, unit.decay, self._chunk
+        )
+        return _finish(self.shape_scalars(unit.alpha_out).to(sums.dtype) * sums, unit, x, self)
 
-    def at(self, scalars: Tensor) -> Tensor:
+    def shape_scalars(self, scalars: Tensor) -> Tensor:
         return scalars[:, : self._length].T.unsqueeze(-1)
 
 
@@ -105,11 +107,15 @@ class Recurrent:
         # than half an ulp of the state, so it is added to the smaller term first, or it would be
         # lost again.
         left = (unit.decay - rounded).to(x.dtype)
-        s = self.at(unit.alpha_in) * x + left[:, None] * before + rounded[:, None] * before
+        s = (
+            self.shape_scalars(unit.alpha_in) * x
+            + left[:, None] * before
+            + rounded[:, None] * before
+        )
         self._new_states.append(s.flatten(-2))
-        return _finish(self.at(unit.alpha_out) * s, unit, x, self)
+        return _finish(self.shape_scalars(unit.alpha_out) * s, unit, x, self)
 
-    def at(self, scalars: Tensor) -> Tensor:
+    def shape_scalars(self, scalars: Tensor) -> Tensor:
         return scalars[:, self._position, None]
 
     def new_state(self) -> Tensor:
@@ -119,5 +125,5 @@ class Recurrent:
 
 def _finish(y: Tensor, unit: TorchMixerUnit, x: Tensor, form: Form) -> Tensor:
     if unit.gamma is not None:
-        y = y + form.at(unit.gamma).to(x.dtype) * x
-    return y if unit.beta is None else y + form.at(unit.beta).to(x.dtype)
+        y = y + form.shape_scalars(unit.gamma).to(x.dtype) * x
+    return y if unit.beta is None else y + form.shape_scalars(unit.beta).to(x.dtype)

@@ -33,7 +33,7 @@ from training.events import Events, events_in
 from training.model import LanguageModel
 from training.processes import Processes, spread, stop_asked
 from training.settings import MAY_CHANGE
-from training.text.whole_files import is_sealed, seal, whole
+from training.text.whole_files import is_sealed, replace_file, seal
 
 log = logging.getLogger(__name__)
 
@@ -103,10 +103,10 @@ class Run:
         folder: Path,
         own: Processes,
         source: Mapping[str, Any],
-        kept: Mapping[str, Any] = MappingProxyType({}),
+        fixed: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """`source` and `kept` identify the run: its data, and the settings that may not change. A
-        run saved by a version that did not store one of `kept` takes its current value.
+        """`source` and `fixed` identify the run: its data, and the settings that may not change. A
+        run saved by a version that did not store one of `fixed` takes its current value.
 
         Raises ConfigError if the folder has a different run, and names what differs.
         """
@@ -114,7 +114,7 @@ class Run:
         self._best: dict[str, Tensor] | None = None
         self._schedule, self._own = schedule, own
         self._saved = folder / "run.pt"
-        self._kept = kept
+        self._kept = fixed
         self._source = {**source, "config": msgspec.to_builtins(model.config)}
         self._model = spread(model, own, schedule.shard)
         self._forward = torch.compile(self._model) if schedule.compile else self._model
@@ -149,15 +149,15 @@ class Run:
                 progress.update(bar, advance=1, loss=loss, rate=rate)
                 self.tell("tokens per second", rate)
                 done, is_last = step + 1, step + 1 == schedule.steps
-                said = f"step {done} of {schedule.steps}: loss {loss:.3f}, {rate:,.0f} tok/s"
+                message = f"step {done} of {schedule.steps}: loss {loss:.3f}, {rate:,.0f} tok/s"
                 every = schedule.evaluate_every
                 if evaluation and every and (done % every == 0 or is_last):
                     self._evaluated(done, self.evaluate(evaluation))
-                    said += f", evaluation {self.losses.evaluations[-1][1]:.4f}"
+                    message += f", evaluation {self.losses.evaluations[-1][1]:.4f}"
                 is_over = self._own.total(torch.tensor(float(asked.is_set())).to(self._own.device))
                 if done % schedule.save_every == 0 or is_last or is_over:
                     if self._own.is_first and not progress.console.is_terminal:
-                        progress.print(said)  # a log shows no bar
+                        progress.print(message)  # a log shows no bar
                     self.save()
                 if is_over and not is_last:
                     raise KeyboardInterrupt
@@ -175,13 +175,13 @@ class Run:
         self._model.train()
         return total / count
 
-    def _evaluated(self, done: int, found: float) -> None:
+    def _evaluated(self, done: int, result: float) -> None:
         """Append an evaluation loss. Raises ConfigError if it is not finite."""
-        self._check(found, f"evaluation loss after step {done}")
+        self._check(result, f"evaluation loss after step {done}")
         least = min((loss for _, loss in self.losses.evaluations), default=math.inf)
-        self.losses.evaluations.append((done, found))
-        self.tell("evaluation loss", found)
-        if self._schedule.keep_best and found < least:
+        self.losses.evaluations.append((done, result))
+        self.tell("evaluation loss", result)
+        if self._schedule.keep_best and result < least:
             self._best = {name: value.clone() for name, value in self._last().items()}
 
     def update(self, parts: Sequence[Part], loss: Callable[[Part], Tensor]) -> float:
@@ -199,10 +199,10 @@ class Run:
         losses = []
         for number, part in enumerate(parts, 1):
             self._sum_gradients(number == len(parts))
-            found = loss(part)
-            losses.append(found.detach())
+            value = loss(part)
+            losses.append(value.detach())
             # Gradients are averaged over processes, and each has its part of the sum alone.
-            self._scaler.scale(found * own.count).backward()  # type: ignore[no-untyped-call]
+            self._scaler.scale(value * own.count).backward()  # type: ignore[no-untyped-call]
         self._scaler.unscale_(self._optimizer)
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._schedule.clip_norm)
         total = own.total(torch.stack(losses).sum())
@@ -230,10 +230,10 @@ class Run:
         if self._events is not None:
             self._events.add_scalar(name, value, len(self.losses.steps))
 
-    def _check(self, found: float, which: str) -> None:
-        if not math.isfinite(found):
+    def _check(self, value: float, which: str) -> None:
+        if not math.isfinite(value):
             raise ConfigError(
-                f"the {which} is {found}: lower learning_rate, or take precision = float32; saved "
+                f"the {which} is {value}: lower learning_rate, or take precision = float32; saved "
                 f"is what {self._saved.parent} has"
             )
 
@@ -275,7 +275,7 @@ class Run:
             run |= {"model": model, "optimizer": optimizer}
             run |= {"scaler": self._scaler.state_dict(), "losses": msgspec.to_builtins(self.losses)}
             run["best"] = self._best
-            with whole(self._saved) as partial:
+            with replace_file(self._saved) as partial:
                 try:
                     torch.save(run, partial)
                 except RuntimeError as error:  # its writer says no more
@@ -297,12 +297,12 @@ class Run:
             raise ConfigError(
                 f"{self._saved} cannot be read: remove it or change output: {error}"
             ) from error
-        source, kept = run["settings"], run.get("kept")
-        if kept is None:
-            kept = {name: source[name] for name in source.keys() - self._source.keys()}
-        unknown = sorted(self._kept.keys() - kept.keys())
+        source, fixed = run["settings"], run.get("kept")
+        if fixed is None:
+            fixed = {name: source[name] for name in source.keys() - self._source.keys()}
+        unknown = sorted(self._kept.keys() - fixed.keys())
         *made_of, config = ((name, source.get(name), now) for name, now in self._source.items())
-        settings = [(name, kept.get(name, now), now) for name, now in self._kept.items()]
+        settings = [(name, fixed.get(name, now), now) for name, now in self._kept.items()]
         for name, was, value in (*made_of, *settings, config):  # settings name the config's sizes
             if was != value:
                 raise ConfigError(

@@ -10,7 +10,7 @@ import msgspec
 from matplotlib import pyplot as plt
 
 from training.loop import Losses
-from training.text.whole_files import whole, write_whole
+from training.text.whole_files import replace_file, write_whole
 
 
 def write_losses(
@@ -28,10 +28,10 @@ def write_losses(
         for kind, at in (kinds or {"training": steps}).items()
     }
     if losses.evaluations:
-        told = msgspec.json.encode(losses.evaluations)
-        write_whole(folder / "evaluation_losses.json", told)
-        done, found = zip(*losses.evaluations, strict=True)
-        lines["evaluation"] = (done, found)
+        reported = msgspec.json.encode(losses.evaluations)
+        write_whole(folder / "evaluation_losses.json", reported)
+        done, losses_by_step = zip(*losses.evaluations, strict=True)
+        lines["evaluation"] = (done, losses_by_step)
     mpl.use("svg")  # no display needed
     with mpl.rc_context({"svg.hashsalt": "srm"}):  # the same picture for the same numbers
         figure, axes = plt.subplots(figsize=(7, 4))
@@ -41,6 +41,6 @@ def write_losses(
         axes.grid(which="both", linewidth=0.3)
         axes.legend()
         figure.tight_layout()
-        with whole(folder / "loss.svg") as partial:
+        with replace_file(folder / "loss.svg") as partial:
             figure.savefig(partial, format="svg", metadata={"Date": None})
         plt.close(figure)

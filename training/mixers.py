@@ -88,9 +88,12 @@ class TokenMixer(nn.Module):
         """Return channels j = β + Σ_i α_i · sums[j - (k - 1) + i], where sums below 0 are 0."""
         size, width = self.config.kernel_size, self.config.d_model
         padded = F.pad(sums, (size - 1, 0))
-        y = form.at(self._beta()).to(sums.dtype)
+        y = form.shape_scalars(self._beta()).to(sums.dtype)
         for i in range(size):
-            y = y + form.at(self._alpha(row=i)).to(sums.dtype) * padded[..., i : i + width]
+            y = (
+                y
+                + form.shape_scalars(self._alpha(row=i)).to(sums.dtype) * padded[..., i : i + width]
+            )
         return y
 
     def _alpha(self, row: int = 0, stage: str = "") -> Tensor:

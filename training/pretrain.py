@@ -24,7 +24,7 @@ from training.loss_files import write_losses
 from training.model import SRM
 from training.problems.drawn import examples
 from training.processes import processes
-from training.settings import check_numbers, kept
+from training.settings import check_numbers, select_fixed
 from training.text.documents import documents, files
 from training.text.packed_batches import PackedBatches
 from training.text.token_file import token_file
@@ -192,7 +192,7 @@ def pretrain(config: PretrainConfig) -> Losses:
             batches, evaluation, source = _batches(config, tokenizer)
         model = SRM(config.model(tokenizer.get_vocab_size()))
         schedule = build(Schedule, msgspec.structs.asdict(config))
-        settings = kept(config) | {"evaluation_share": config.held_out}
+        settings = select_fixed(config) | {"evaluation_share": config.held_out}
         run = Run(model, schedule, config.output, own, {"texts": source}, settings)
         run.train(batches, evaluation)
         weights = run.weights()
@@ -248,14 +248,14 @@ def _batches(
     if not config.texts:
         made = ProblemBatches(tokenizer, config.seed, config.batch_tokens, config.n_ctx)
         return made, [], "problems"
-    found = files(config.texts, config.suffix)
-    sizes = "".join(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}\n" for path in found)
+    paths = files(config.texts, config.suffix)
+    sizes = "".join(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}\n" for path in paths)
     described = f"{sizes}{config.text_member}\n{tokenizer.to_str()}"
     source = hashlib.sha256(described.encode()).hexdigest()
     _, ids = token_file(
         config.output / "tokens",
         source,
-        lambda: documents(found, member=config.text_member),
+        lambda: documents(paths, member=config.text_member),
         tokenizer,
         END_ID,
     )
@@ -265,5 +265,5 @@ def _batches(
     if not held_out:
         return batches, [], source
     others = PackedBatches(ids[len(ids) - held_out :], rows, config.n_ctx, config.seed)
-    kept = min(config.evaluation_batches, len(others))
-    return batches, [others[index] for index in range(kept)], source
+    smallest = min(config.evaluation_batches, len(others))
+    return batches, [others[index] for index in range(smallest)], source

@@ -56,7 +56,7 @@ def check_numbers(config: msgspec.Struct, least: Mapping[str, float]) -> None:
             raise ValueError(f"clip_norm must be above 0, got {value}")
 
 
-def kept(config: msgspec.Struct) -> dict[str, Any]:
+def select_fixed(config: msgspec.Struct) -> dict[str, Any]:
     """Return the settings that may not change when a run is resumed."""
-    found: dict[str, Any] = msgspec.to_builtins(flatten(config), enc_hook=str)
-    return {name: value for name, value in found.items() if name not in _MAY_CHANGE}
+    fixed: dict[str, Any] = msgspec.to_builtins(flatten(config), enc_hook=str)
+    return {name: value for name, value in fixed.items() if name not in _MAY_CHANGE}

@@ -34,7 +34,7 @@ def float8_ops(model: ModelConfig, on: DeviceRef) -> dict[str, Op]:
     (layer,) = fold(one_layer, random_tensors(one_layer), "random").layers
     tensors = float8_channel_mixer(layer)
 
-    def of(dtype: DType, *shape: int | str) -> TensorType:
+    def make_type(dtype: DType, *shape: int | str) -> TensorType:
         return TensorType(dtype, shape, on)
 
     def factor(rows: int, inner: int, scale: int) -> Array:
@@ -49,7 +49,7 @@ def float8_ops(model: ModelConfig, on: DeviceRef) -> dict[str, Op]:
     ) -> Op:
         bits = tensors[f"{name}_weight"]
         columns, inner = bits.shape
-        types = [of(FLOAT8, "tokens", inner), of(DType.float32, columns, 2), other]
+        types = [make_type(FLOAT8, "tokens", inner), make_type(DType.float32, columns, 2), other]
 
         def call(x: TensorValue, of_columns: TensorValue, last: TensorValue) -> Any:
             return multiply(x, Weight(name, FLOAT8, bits.shape, on), of_columns, last)
@@ -63,9 +63,9 @@ def float8_ops(model: ModelConfig, on: DeviceRef) -> dict[str, Op]:
         x = factor(rows, 4 * d, INNER_SCALE)
         return [x, tensors["down_columns"], made.stored(rows, d)]
 
-    stream = of(DType.bfloat16, "tokens", d)
+    stream = make_type(DType.bfloat16, "tokens", d)
     return {
         "norm": Op([stream], layer_norm_float8, lambda rows: [made.stored(rows, d)]),
-        "up": product("up", multiply_float8, of(DType.float32, 4 * d), up),
+        "up": product("up", multiply_float8, make_type(DType.float32, 4 * d), up),
         "down": product("down", multiply_float8_into_stream, stream, down),
     }

@@ -70,12 +70,12 @@ def _measure_dtype(model: ModelConfig, dtype: Dtype, config: KernelsBenchConfig)
         raw = seconds_per_call(call, device.synchronize, config.repetitions, config.seconds)
         return {"seconds": median(raw), "raw": raw}
 
-    found = []
+    results = []
     for name in ops.ops:
         for rows in config.rows if name != "call" else ():
             count = count_op(name, model, dtype, config.device, rows)
-            found.append({"op": name, "rows": rows} | count._asdict() | timed(name, rows))
-    return {"dtype": dtype, "call": timed("call", 1), "ops": found}
+            results.append({"op": name, "rows": rows} | count._asdict() | timed(name, rows))
+    return {"dtype": dtype, "call": timed("call", 1), "ops": results}
 
 
 def markdown(record: Record) -> list[str]:

@@ -96,9 +96,9 @@ class Ops:
                 self.weights[name] = from_e4m3(op.bits.T)
                 registry[name] = Buffer.from_numpy(op.bits).view(FLOAT8, op.bits.shape)
             if op.bound:
-                kept = feeds.weight(*op.bound)
-                plain = self.weights[name] = widened(kept)
-                on_gpu = np.ascontiguousarray(kept.T)
+                retained = feeds.weight(*op.bound)
+                plain = self.weights[name] = widened(retained)
+                on_gpu = np.ascontiguousarray(retained.T)
                 laid_out = pack_linear(plain, dtype) if device.is_host else on_gpu
                 registry[name] = Buffer.from_numpy(laid_out).view(dtype, laid_out.shape)
         self._models = session.init_all(compiled, weights_registry=registry)
@@ -109,8 +109,8 @@ class Ops:
         arrays = op.feed(rows)
         before = [array.copy() for array in arrays]  # a processor changes these in place
         given = [self._upload(array, kind) for array, kind in zip(arrays, op.types, strict=True)]
-        outputs = [_array(one) for one in self._models[name].execute(*given)]
-        return before, outputs, [_array(one) for one in given]
+        outputs = [_array(buffer) for buffer in self._models[name].execute(*given)]
+        return before, outputs, [_array(item) for item in given]
 
     def prepare(self, name: str, rows: int) -> Callable[[], object]:
         """Return a function that calls an op on so many rows, to be called repeatedly."""
@@ -139,15 +139,15 @@ class Ops:
         return buffer.view(kind.dtype, array.shape)  # numpy has no bfloat16, only its bits
 
 
-def widened(kept: Array) -> F32:
+def widened(array: Array) -> F32:
     """Return the float32 that stored values mean: bits of bfloat16, or float32 itself."""
-    return kept if kept.dtype == np.float32 else widen_bfloat16(kept)
+    return array if array.dtype == np.float32 else widen_bfloat16(array)
 
 
 def _array(buffer: Buffer) -> Array:
     bits = {DType.bfloat16: DType.uint16, FLOAT8: DType.uint8}.get(buffer.dtype, buffer.dtype)
-    found: Array = buffer.view(bits, buffer.shape).to_numpy()
-    return found
+    array: Array = buffer.view(bits, buffer.shape).to_numpy()
+    return array
 
 
 def load_ops(
@@ -291,7 +291,7 @@ class _Maker:
         types: Inputs = []
         for name in inputs.split():
             kind, *names = _TYPES.get(name, f"int {name}").split()
-            shape = [int(one) if one.isdecimal() else sizes.get(one, one) for one in names]
+            shape = [int(name) if name.isdecimal() else sizes.get(name, name) for name in names]
             make = BufferType if name in _CHANGED else TensorType
             types.append(make(self._dtypes[kind], shape, self._on if shape else HOST))
         return types

@@ -183,7 +183,7 @@ def markdown(record: Record) -> list[str]:
 def _row(record: Record, model: Record, run: Record, entry: Record) -> str:
     dtype, tokens = run["dtype"], entry["prompt_tokens"] * entry["prompts"]
     cells = rate_cells(record, dtype, entry["tokens_per_s"], model["prefill_flops_per_token"])
-    (decode,) = (one for one in run["decode"] if one["batch_size"] == tokens)
+    (decode,) = (record for record in run["decode"] if record["batch_size"] == tokens)
     decoded = share(record, dtype, decode["tokens_per_s"], model["flops_per_token"])
     name = f"{model['name']} | {dtype} | {entry['prompt_tokens']} | {entry['prompts']}"
     moved = byte_cells(record, entry.get("bytes"), tokens / entry["tokens_per_s"])

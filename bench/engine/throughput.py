@@ -66,8 +66,8 @@ def main(argv: list[str]) -> int:
 
 def measure(config: EngineBenchConfig) -> Record:
     """Return each model's rates, and the peaks."""
-    found = measure_models(config, lambda path: _measure_model(path, config))
-    return found | {"top_p": config.top_p}
+    models = measure_models(config, lambda path: _measure_model(path, config))
+    return models | {"top_p": config.top_p}
 
 
 def _measure_model(path: Path, config: EngineBenchConfig) -> dict[str, Any]:

@@ -60,10 +60,10 @@ def main(argv: list[str]) -> int:
     if accelerator_count() == 0:
         _say_why_none()
     model, cache_dir = read_model(config.model).config, config.cache_dir.expanduser()
-    found: dict[Product, list[dict[str, Any]] | str] = {
+    rates: dict[Product, list[dict[str, Any]] | str] = {
         product: measure(product, model, config, cache_dir) for product in get_args(Product)
     }
-    choice = choose(model, config.rows, found)
+    choice = choose(model, config.rows, rates)
     sys.stdout.write("\n".join([*shown(choice), ""]))
     path = choice_path(model, DType.bfloat16, open_device("gpu"), cache_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,21 +119,21 @@ def measure(
         except subprocess.TimeoutExpired:
             return f"it did not end within {LIMIT_S} s"
         if done.returncode:
-            said = done.stderr.strip().splitlines() or [f"exit {done.returncode}"]
-            return said[-1]
+            output = done.stderr.strip().splitlines() or [f"exit {done.returncode}"]
+            return output[-1]
         return [line for line in read_lines(Path(task.lines)) if not line.get("begun")]
 
 
 def choose(
     model: ModelConfig,
     rows: Sequence[int],
-    found: Mapping[Product, Sequence[dict[str, Any]] | str],
+    rates: Mapping[Product, Sequence[dict[str, Any]] | str],
 ) -> ProductChoice:
     """Return the product with the least geometric mean of times, of those that are right. Raises
     SRMError if none is."""
     seconds: dict[Product, dict[int, float]] = {}
     left_out: dict[Product, str] = {}
-    for product, lines in found.items():
+    for product, lines in rates.items():
         wrong = lines if isinstance(lines, str) else next(_wrong(lines), "")
         if wrong or isinstance(lines, str):
             left_out[product] = wrong

@@ -200,7 +200,8 @@ def count_step(
             )
     gaps_ns = len(step) * config.gap_us * 1e3 / rows
     ns = {
-        sampler: gaps_ns + sum(one["ns"] for one in kernels if one["sampler"] in {"", sampler})
+        sampler: gaps_ns
+        + sum(kernel["ns"] for kernel in kernels if kernel["sampler"] in {"", sampler})
         for sampler in SAMPLERS
     }
     return {
@@ -238,7 +239,7 @@ def _row(
         instructions, moved = code.samplers[_kind(name, sampler)]
         return moved, instructions / issued_per_ns
     if name == "mix":
-        instructions, moved = (model.d_model * one for one in code.mix)
+        instructions, moved = (model.d_model * value for value in code.mix)
         return moved, instructions / issued_per_ns
     if name in IDLE:
         return 0.0, 0.0

@@ -29,7 +29,7 @@ def markdown(record: Record) -> list[str]:
     epilogues = ", ".join(
         f"{kind} {value} ({code['special'][kind]})" for kind, value in code["epilogues"].items()
     )
-    samplers = ", ".join(f"{name} {found[0]:,.0f}" for name, found in code["samplers"].items())
+    samplers = ", ".join(f"{name} {sampler[0]:,.0f}" for name, sampler in code["samplers"].items())
     return [
         "A step of 8 layers in bfloat16, counted and not measured: launches, nanoseconds a token, "
         "and whether processors (p) or memory (m) bind. Instructions of a thread after a tile's "

@@ -35,7 +35,7 @@ TIMEOUT_S = 120.0
 
 def main(argv: list[str]) -> int:
     task = read_task(argv)
-    lines = Lines.of(task)
+    lines = Lines.from_task(task)
     n = min(N, task.slots // 4)
     bursts = [(count, 1, True) for count in task.rows]
     bursts += [(task.slots // n, n, is_stream) for is_stream in (True, False)]

@@ -37,23 +37,23 @@ MOST = 4.0
 
 def main(argv: list[str]) -> int:
     task = read_task(argv)
-    Lines.of(task).attempt("prompts", lambda: _measure(task))
+    Lines.from_task(task).attempt("prompts", lambda: _measure(task))
     return 0
 
 
 def _measure(task: Task) -> dict[str, Any]:
     prompts, length = task.rows
     drawn = np.random.default_rng(1).integers(task.vocab_size, size=(prompts, length))
-    top, found = _on_device(task, drawn.tolist())
+    top, logprobs = _on_device(task, drawn.tolist())
     weights = fold(task.model, random_tensors(task.model), "random")
     exact = np.stack([_logprobs(in_float64(weights), ids) for ids in drawn.tolist()])
-    kept = as_it_is if task.dtype == "float32" else _rounded
-    narrow = in_float64(weights, kept)
-    mixers = [float8_mixer(one) for one in weights.layers if task.dtype == "float8"]
-    rounded = np.stack([_logprobs(narrow, ids, kept, mixers) for ids in drawn.tolist()])
+    retained = as_it_is if task.dtype == "float32" else _rounded
+    narrow = in_float64(weights, retained)
+    mixers = [float8_mixer(layer) for layer in weights.layers if task.dtype == "float8"]
+    rounded = np.stack([_logprobs(narrow, ids, retained, mixers) for ids in drawn.tolist()])
     # Of the scored tokens alone, no term of which is negative.
-    logp, logr = (np.take_along_axis(one, top, axis=2) for one in (exact, rounded))
-    ours, allowed = _divergence(logp, found), _divergence(logp, logr) + 1e-9
+    logp, logr = (np.take_along_axis(item, top, axis=2) for item in (exact, rounded))
+    ours, allowed = _divergence(logp, logprobs), _divergence(logp, logr) + 1e-9
     same = float((top[..., 0] == exact.argmax(2)).mean())
     return {
         "d_model": task.d_model,
@@ -61,7 +61,7 @@ def _measure(task: Task) -> dict[str, Any]:
         "tokens": int(top.shape[0] * top.shape[1]),
         "divergence": ours,
         "divergence_of_rounding": allowed,
-        "largest_difference": float(np.abs(found - logp).max()),
+        "largest_difference": float(np.abs(logprobs - logp).max()),
         "same_likeliest": same,
         "same_likeliest_when_rounded": float((rounded.argmax(2) == exact.argmax(2)).mean()),
         "ok": ours < MOST * allowed,
@@ -74,10 +74,10 @@ def _on_device(task: Task, prompts: list[list[int]]) -> tuple[np.ndarray, F64]:
     engine = Engine(task.model, runner, EngineConfig(num_slots=runner.num_slots))
     params = SamplingParams(max_tokens=0, prompt_logprobs=min(MAX_LOGPROBS, task.vocab_size))
     tops, logprobs = [], []
-    for found, *_ in engine.generate(prompts, params):
+    for result, *_ in engine.generate(prompts, params):
         shape = (len(prompts[0]) - 1, -1)
-        tops.append(np.frombuffer(found.top_ids, "<i4").reshape(shape).astype(np.int64))
-        logprobs.append(np.frombuffer(found.top_logprobs, "<f4").reshape(shape))
+        tops.append(np.frombuffer(result.top_ids, "<i4").reshape(shape).astype(np.int64))
+        logprobs.append(np.frombuffer(result.top_logprobs, "<f4").reshape(shape))
     runner.close()
     return np.stack(tops), np.stack(logprobs).astype(np.float64)
 
@@ -85,14 +85,14 @@ def _on_device(task: Task, prompts: list[list[int]]) -> tuple[np.ndarray, F64]:
 def _logprobs(
     weights: Weights,
     ids: list[int],
-    kept: Kept = as_it_is,
+    retained: Kept = as_it_is,
     mixers: Sequence[Callable[[F64], F64]] = (),
 ) -> F64:
     """f64[len(ids) - 1, V]: of what follows each token but the last."""
     state, rows = np.zeros(weights.config.state_width), []
     for position, token in enumerate(ids[:-1]):
-        logits, state = feed(weights, token, position, state, kept, mixers)
-        rows.append(kept(logits) - np.logaddexp.reduce(kept(logits)))
+        logits, state = feed(weights, token, position, state, retained, mixers)
+        rows.append(retained(logits) - np.logaddexp.reduce(retained(logits)))
     return np.stack(rows)
 
 

@@ -24,7 +24,7 @@ QUERIED = (
 
 def main(argv: list[str]) -> int:
     task = read_task(argv)
-    Lines.of(task).attempt(
+    Lines.from_task(task).attempt(
         "machine",
         lambda: (
             new_record("deploy/gpu/run.sh", task.device)
@@ -45,8 +45,8 @@ def _gpu() -> dict[str, Any]:
     query = ["nvidia-smi", f"--query-gpu={','.join(QUERIED)}", "--format=csv,noheader"]
     values = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
     whole = subprocess.run(["nvidia-smi"], capture_output=True, text=True, check=True).stdout
-    found = [value.strip() for value in values[0].split(",")]
-    return {"gpu": dict(zip(QUERIED, found, strict=True)), "nvidia_smi": whole}
+    facts = [value.strip() for value in values[0].split(",")]
+    return {"gpu": dict(zip(QUERIED, facts, strict=True)), "nvidia_smi": whole}
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from bench.gpu.task import Lines, Task, read_task
 
 def main(argv: list[str]) -> int:
     task = read_task(argv)
-    Lines.of(task).attempt("steps", lambda: _steps(task))
+    Lines.from_task(task).attempt("steps", lambda: _steps(task))
     return 0
 
 
@@ -32,7 +32,7 @@ def _steps(task: Task) -> dict[str, Any]:
     result = runner.launch(decode_rows(tokens, task.repetitions - 1, top_p=0.9)).wait()
     trace = take_launch_trace()  # empty on a processor
     runner.close()
-    launched = Counter(f"{one.kind.name.lower()} {one.name}".strip() for one in trace)
+    launched = Counter(f"{item.kind.name.lower()} {item.name}".strip() for item in trace)
     return {
         "d_model": task.d_model,
         "rows": rows,

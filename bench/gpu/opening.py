@@ -45,7 +45,7 @@ print(describe_device(device), dict(device.stats))
 
 def main(argv: list[str]) -> int:
     task = read_task(argv)
-    lines = Lines.of(task)
+    lines = Lines.from_task(task)
     for name, environment in LADDER.items():
         opened: list[bool] = []
         lines.attempt(name, partial(_open, task, environment, opened), environment=environment)
@@ -61,11 +61,11 @@ def _open(task: Task, environment: dict[str, str], opened: list[bool]) -> dict[s
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=RUNG_S, check=False)
         ok = done.returncode == 0
-        said = f"exit {done.returncode}: {(done.stdout + done.stderr)[-2000:]}"
+        output = f"exit {done.returncode}: {(done.stdout + done.stderr)[-2000:]}"
     except subprocess.TimeoutExpired:
-        ok, said = False, f"longer than {RUNG_S:.0f} s"
+        ok, output = False, f"longer than {RUNG_S:.0f} s"
     opened.append(ok)
-    return {"ok": ok, "open_s": time.perf_counter() - started, "said": said}
+    return {"ok": ok, "open_s": time.perf_counter() - started, "said": output}
 
 
 if __name__ == "__main__":

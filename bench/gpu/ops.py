@@ -49,7 +49,7 @@ MOST_WRONG, WRONG_COLUMNS = 64, 64
 
 def main(argv: list[str]) -> int:
     task = read_task(argv)
-    lines, device = Lines.of(task), open_device(task.device)
+    lines, device = Lines.from_task(task), open_device(task.device)
     dtype = graph_dtype(task.dtype)
     by = choose_product(task.product, task.model, dtype, device)
     ops = Ops(task.model, dtype, device, Path(task.cache_dir), by, bound=True, only=task.ops)
@@ -62,11 +62,11 @@ def main(argv: list[str]) -> int:
 
 
 def _attempt(ops: Ops, task: Task, name: str, rows: int) -> dict[str, Any]:
-    compared, columns, found = compare(ops, name, rows)
-    error = largest_error(found)
+    compared, columns, compared_values = compare(ops, name, rows)
+    error = largest_error(compared_values)
     facts: dict[str, Any] = {"error": error, "ok": error <= 1}  # NaN is not
     if not facts["ok"]:
-        return facts | {"wrong": wrong_elements(compared, columns, found)}
+        return facts | {"wrong": wrong_elements(compared, columns, compared_values)}
     if rows == 0:
         return facts
     wait = ops.device.synchronize
@@ -79,30 +79,32 @@ def compare(ops: Ops, name: str, rows: int) -> tuple[npt.NDArray[np.int64], int,
     """Run an op on so many rows. Return which are compared, the columns of each, and with what."""
     before, outputs, after = ops.run(name, rows)
     if ops.dtype == FLOAT8:
-        found = _float8(name, ops.weights.get(name), before, outputs)
+        compared_values = _float8(name, ops.weights.get(name), before, outputs)
     elif name in ops.weights:
-        found = _product(name, ops.weights[name], before, outputs)
+        compared_values = _product(name, ops.weights[name], before, outputs)
     else:
-        found = CHECKS[name](before, outputs, after)
-    got, expected, _ = found
+        compared_values = CHECKS[name](before, outputs, after)
+    got, expected, _ = compared_values
     if got.shape != expected.shape:
         raise ValueError(f"{name} of {rows} rows gave {got.shape}, not {expected.shape}")
-    return looked_at(rows), outputs[0].shape[-1] if outputs else 1, found
+    return looked_at(rows), outputs[0].shape[-1] if outputs else 1, compared_values
 
 
-def largest_error(found: Found) -> float:
+def largest_error(compared_values: Found) -> float:
     """Return the largest error as a part of what is allowed."""
-    got, expected, allowed = found
+    got, expected, allowed = compared_values
     return float((np.abs(got - expected) / allowed).max()) if got.size else 0.0
 
 
-def wrong_elements(rows: npt.NDArray[np.int64], columns: int, found: Found) -> dict[str, Any]:
+def wrong_elements(
+    rows: npt.NDArray[np.int64], columns: int, compared_values: Found
+) -> dict[str, Any]:
     """Return how many elements are wrong, how many by row and by columns, and the first of them.
 
     An element is (row, column, got, expected). What an op gives besides its rows comes behind them,
     as more rows of -1.
     """
-    got, expected, allowed = (one.ravel() for one in found)
+    got, expected, allowed = (compared_value.ravel() for compared_value in compared_values)
     places = np.flatnonzero(~(np.abs(got - expected) <= allowed))
     of = np.append(rows, np.full(-(-got.size // columns) - len(rows), -1))[places // columns]
     by_row, in_row = np.unique(of, return_counts=True)
@@ -156,25 +158,25 @@ def _product(name: str, weight: Array, before: list[Array], outputs: list[Array]
         seen.append(y := y + _wide(before[2][rows]))
     sums = np.abs(x) @ np.abs(wide)  # in float32, in any order
     allowed = 1.2 * _rounding(outputs[0], *seen) + 2e-6 * sums
-    found = _wide(outputs[0][rows]), y, allowed
+    compared_values = _wide(outputs[0][rows]), y, allowed
     if name == "head":  # at temperature 1
         slices = partial(oracle.slices, temperatures=np.ones(len(rows)))
-        return _with_moments(found, outputs, rows, slices)
-    return _with_moments(found, outputs, rows)
+        return _with_moments(compared_values, outputs, rows, slices)
+    return _with_moments(compared_values, outputs, rows)
 
 
 def _with_moments(
-    found: Found,
+    compared_values: Found,
     outputs: list[Array],
     rows: npt.NDArray[np.int64],
     moments_of: Callable[[F64], F64] = oracle.moments,
 ) -> Found:
     """Add the moments of these rows of the first output, where they are the second."""
     if len(outputs) == 1:
-        return found
+        return compared_values
     expected = moments_of(_wide(outputs[0][rows]))
     moments = outputs[1][rows].astype(np.float64), expected, 1e-5 * np.abs(expected) + 1e-6
-    pairs = zip(found, moments, strict=True)
+    pairs = zip(compared_values, moments, strict=True)
     y, wanted, allowed = (np.concatenate([a.ravel(), b.ravel()]) for a, b in pairs)
     return y, wanted, allowed
 
@@ -186,7 +188,7 @@ def _float8(name: str, weight: Array | None, before: list[Array], outputs: list[
         x = _wide(before[0][rows])
         y = norm_scale(x.shape[1]) * oracle.layer_norm(x)
         return from_e4m3(outputs[0][rows]).astype(np.float64), y, 1e-4 + _rounding_e4m3(y)
-    x, wide = (one.astype(np.float64) for one in (from_e4m3(before[0][rows]), weight))
+    x, wide = (item.astype(np.float64) for item in (from_e4m3(before[0][rows]), weight))
     scales, bias = before[1].T.astype(np.float64)
     y = x @ wide * scales + bias
     lost = LOST_OF_SUMS * (np.abs(x) @ np.abs(wide)) * scales
@@ -209,13 +211,13 @@ def _embed(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:
     tokens, table = before[1], before[3]
     rows = looked_at(len(tokens))
     expected = _wide(table[tokens[rows]])
-    found = _wide(outputs[0][rows]), expected, np.full(expected.shape, 1e-30)
-    return _with_moments(found, outputs, rows)
+    compared_values = _wide(outputs[0][rows]), expected, np.full(expected.shape, 1e-30)
+    return _with_moments(compared_values, outputs, rows)
 
 
 def _norm(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:
     rows = looked_at(len(before[0]))
-    x, weight, bias = (_wide(one) for one in (before[0][rows], *before[1:]))
+    x, weight, bias = (_wide(array) for array in (before[0][rows], *before[1:]))
     normed = oracle.layer_norm(x)
     allowed = 1e-4 + _rounding(outputs[0], normed * weight, normed * weight + bias)
     return _wide(outputs[0][rows]), normed * weight + bias, allowed
@@ -223,7 +225,7 @@ def _norm(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:
 
 def _mix(before: list[Array], outputs: list[Array], after: list[Array]) -> Found:
     pool, unit, x, slots, _, positions, bounds, *mixer = before
-    scalars = [one.astype(np.float64) for one in mixer]
+    scalars = [item.astype(np.float64) for item in mixer]
     rows, d = looked_at(len(slots)), x.shape[1]
     of = slice(int(unit) * d, (int(unit) + 1) * d)
     lengths = np.diff(bounds)[rows]
@@ -302,15 +304,15 @@ def _score(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:
         logprob, rank, top = oracle.score(values, temperature, int(tokens[row]), wanted)
         got += [logprobs[place], ranks[place], *top_ids[place], *top_logprobs[place]]
         none = MAX_LOGPROBS - len(top)
-        expected += [logprob, rank, *(one for one, _ in top), *[-1] * none]
-        expected += [*(one for _, one in top), *[0] * none]
+        expected += [logprob, rank, *(item for item, _ in top), *[-1] * none]
+        expected += [*(item for _, item in top), *[0] * none]
     return np.array(got), np.array(expected), np.full(len(got), 1e-3)
 
 
 def _expand(before: list[Array], outputs: list[Array], after: list[Array]) -> Found:
     rows, sampling = oracle.expand(*before)
     got, wanted = (
-        np.concatenate([one.ravel() for one in each]).astype(np.float64)
+        np.concatenate([item.ravel() for item in each]).astype(np.float64)
         for each in ((*outputs, after[0]), (*rows, sampling))
     )
     return got, wanted, np.full(len(got), 0.5)

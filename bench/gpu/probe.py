@@ -34,7 +34,7 @@ COPIES = (4 * 2**10, 8 * 4_096, 8 * 65_536)
 
 def main(argv: list[str]) -> int:
     task = read_task(argv)
-    lines, started = Lines.of(task), time.perf_counter()
+    lines, started = Lines.from_task(task), time.perf_counter()
     device = open_device(task.device)
     opened = time.perf_counter() - started
     lines.attempt("device", lambda: _device(device) | {"open_s": opened})
@@ -109,7 +109,7 @@ def _timed(call: Callable[[], object], device: Device, times: int) -> tuple[floa
         returned = time.perf_counter() - started
         device.synchronize()
         raw.append((returned, time.perf_counter() - started))
-    return median(one for one, _ in raw), median(one for _, one in raw)
+    return median(item for item, _ in raw), median(item for _, item in raw)
 
 
 def _start(device: Device, task: Task) -> dict[str, Any]:

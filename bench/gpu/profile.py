@@ -29,7 +29,7 @@ LAYERS = {
 
 def main(argv: list[str]) -> int:
     task = read_task(argv)
-    lines = Lines.of(task)
+    lines = Lines.from_task(task)
     step: dict[str, Any] = {}
 
     def profile() -> dict[str, Any]:
@@ -49,8 +49,8 @@ def _profile(task: Task, given: str) -> dict[str, Any]:
         *("--csv", "--page", "raw", "--metrics", METRIC, "--log-file", str(report)),
         settings=json.loads(given) | {"part": f"{task.part} run"},
     )
-    found = last_step(read_kernels(report.read_text()), task.model.num_layers)
-    return {"d_model": task.d_model, "rows": task.rows[0]} | found
+    kernels = last_step(read_kernels(report.read_text()), task.model.num_layers)
+    return {"d_model": task.d_model, "rows": task.rows[0]} | kernels
 
 
 def _count(task: Task, given: str, rows: int, launches: int) -> dict[str, Any]:
@@ -109,10 +109,10 @@ def last_step(kernels: list[tuple[str, float]], num_layers: int) -> dict[str, An
     period = next((n for n in periods if names[-n:] == names[-2 * n : -n]), 0)
     if not period:
         raise ValueError(f"no step repeats among {len(names)} launches: {names[-80:]}")
-    found: dict[str, list[float]] = defaultdict(list)
+    entries: dict[str, list[float]] = defaultdict(list)
     for label, (_, ns) in zip(_labels(period, num_layers), kernels[-period:], strict=True):
-        found[label].append(ns)
-    ordered = sorted(found.items(), key=lambda one: -sum(one[1]))
+        entries[label].append(ns)
+    ordered = sorted(entries.items(), key=lambda one: -sum(one[1]))
     return {
         "kernels": [{"name": name, "calls": len(ns), "ns": sum(ns)} for name, ns in ordered],
         "launches": period,

@@ -26,18 +26,18 @@ UNSHOWN = {"part", "key", "at", "call", "begun", "ok", "raw", "d_model", "enviro
 def record_of(results: Path) -> Record:
     """Return what came back as a record. Raises ConfigError where nothing did, and where it is of
     several machines or commits."""
-    found = {
+    entries = {
         path.stem: parse_lines(path.read_bytes()) for path in sorted(results.glob("call-*.jsonl"))
     }
     lines = [
         line | {"call": call}
-        for call, (whole, _) in found.items()
+        for call, (whole, _) in entries.items()
         for line in drop_retried([line for line in whole if not line.get("begun")])
     ]
     machines = [line for line in lines if line["part"] == "machine" and "machine" in line]
     if not machines:
         raise ConfigError(f"{results} has no call-*.jsonl that says on which machine")
-    of = {f"{one['machine']} at {one['commit']}": one["call"] for one in machines}
+    of = {f"{machine['machine']} at {machine['commit']}": machine["call"] for machine in machines}
     if len(of) > 1:
         named_calls = " and ".join(f"{call} is of {which}" for which, call in of.items())
         raise ConfigError(f"{results}: {named_calls}: put each into a folder of its own")
@@ -45,7 +45,7 @@ def record_of(results: Path) -> Record:
     timed = _timed(lines)
     record: Record = {"command": "deploy/gpu/run.sh"} | {k: machines[-1][k] for k in named}
     record |= {"lines": lines, "models": _models(timed), "peak_gflops": _peaks(timed)}
-    record["damaged_lines"] = sum(damaged for _, damaged in found.values())
+    record["damaged_lines"] = sum(damaged for _, damaged in entries.values())
     copies = [line["gb_per_s"] for line in timed if "gb_per_s" in line]
     return record | ({"peak_gb_per_s": max(copies)} if copies else {})
 
@@ -75,7 +75,7 @@ def _models(lines: list[Record]) -> list[Record]:
             if line["part"].startswith("decode"):
                 batches.setdefault(line["dtype"], []).append(line)
         runs: list[Record] = [
-            {"by": "srm", "dtype": dtype, "batches": found} for dtype, found in batches.items()
+            {"by": "srm", "dtype": dtype, "batches": batch} for dtype, batch in batches.items()
         ]
         others = [line for line in lines if "by" in line and line.get("d_model") == width]
         others = [line for line in others if "tokens_per_s" in line]
@@ -84,10 +84,10 @@ def _models(lines: list[Record]) -> list[Record]:
                 "by": by,
                 "dtype": "bfloat16",
                 "batches": sorted(
-                    (one for one in others if one["by"] == by), key=lambda one: one["batch_size"]
+                    (line for line in others if line["by"] == by), key=lambda one: one["batch_size"]
                 ),
             }
-            for by in dict.fromkeys(one["by"] for one in others)
+            for by in dict.fromkeys(line["by"] for line in others)
         ]
         model = {"name": f"random d {width}", "flops_per_token": mine[0]["flops_per_token"]}
         counted = {line["dtype"]: line["bytes"] for line in mine}
@@ -134,13 +134,13 @@ def _rates(record: Record) -> list[str]:
 
 
 def _many(lines: list[Record]) -> list[str]:
-    found = [one for one in lines if one["part"].split()[1:2] == ["slots"] and "rows" in one]
+    ones = [line for line in lines if line["part"].split()[1:2] == ["slots"] and "rows" in line]
     return table(
         "d | sequences | rows of a step | tok/s",
         (
-            f"{one['d_model']} | {one['batch_size']:,} | {one['rows']:,} "
-            f"| {one['tokens_per_s']:,.0f}"
-            for one in found
+            f"{item['d_model']} | {item['batch_size']:,} | {item['rows']:,} "
+            f"| {item['tokens_per_s']:,.0f}"
+            for item in ones
         ),
     )
 
@@ -149,11 +149,11 @@ def _http(lines: list[Record]) -> list[str]:
     return table(
         "d | servers | requests × n | reply | API and client processes of each | tok/s",
         (
-            f"{one['d_model']} | {one.get('servers', 1)} | {one['requests']:,} × {one['n']:,} "
-            f"| {'stream' if one['is_stream'] else 'whole'} | {one['api_processes']} "
-            f"+ {one.get('workers', 1)} | {one['http_tokens_per_s']:,.0f}"
-            for one in lines
-            if "http_tokens_per_s" in one
+            f"{line['d_model']} | {line.get('servers', 1)} | {line['requests']:,} × {line['n']:,} "
+            f"| {'stream' if line['is_stream'] else 'whole'} | {line['api_processes']} "
+            f"+ {line.get('workers', 1)} | {line['http_tokens_per_s']:,.0f}"
+            for line in lines
+            if "http_tokens_per_s" in line
         ),
     )
 
@@ -162,10 +162,10 @@ def _ops(lines: list[Record]) -> list[str]:
     return table(
         "op | dtype | d | rows | right | error, of what rounding allows | time | GFLOP/s | GB/s",
         (
-            f"{one['op']} | {one['dtype']} | {one['d_model']} | {one['rows']:,} | {_ok(one)} | "
-            f"{_error(one)} | " + (_speed(one) if "seconds" in one else "– | – | –")
-            for one in lines
-            if "op" in one and "ok" in one
+            f"{op['op']} | {op['dtype']} | {op['d_model']} | {op['rows']:,} | {_ok(op)} | "
+            f"{_error(op)} | " + (_speed(op) if "seconds" in op else "– | – | –")
+            for op in lines
+            if "op" in op and "ok" in op
         ),
     )
 
@@ -183,10 +183,10 @@ def _speed(one: Record) -> str:
 
 
 def _checks(lines: list[Record]) -> list[str]:
-    found = [one for one in lines if "ok" in one and "op" not in one and one["part"] != "probe"]
+    ones = [line for line in lines if "ok" in line and "op" not in line and line["part"] != "probe"]
     return table(
         "part | what | right | found",
-        (f"{one['part']} | {one['key']} | {_ok(one)} | {_shown(one)}" for one in found),
+        (f"{item['part']} | {item['key']} | {_ok(item)} | {_shown(item)}" for item in ones),
     )
 
 
@@ -194,28 +194,28 @@ def _kernels(lines: list[Record]) -> list[str]:
     return table(
         "d | rows | kernel | calls | µs | of the step",
         (
-            f"{one['d_model']} | {one['rows']:,} | `{kernel['name'][:80]}` | {kernel['calls']} "
-            f"| {kernel['ns'] / 1e3:,.1f} | {kernel['ns'] / one['ns']:.1%}"
-            for one in lines
-            if "kernels" in one
-            for kernel in one["kernels"][:MOST_KERNELS]
+            f"{line['d_model']} | {line['rows']:,} | `{kernel['name'][:80]}` | {kernel['calls']} "
+            f"| {kernel['ns'] / 1e3:,.1f} | {kernel['ns'] / line['ns']:.1%}"
+            for line in lines
+            if "kernels" in line
+            for kernel in line["kernels"][:MOST_KERNELS]
         ),
     )
 
 
 def _facts(lines: list[Record], part: str) -> list[str]:
-    found = [one for one in lines if one["part"].split()[0] == part and one["key"] != "end"]
-    return table("what | found", (f"{one['key']} | {_shown(one)}" for one in found))
+    ones = [line for line in lines if line["part"].split()[0] == part and line["key"] != "end"]
+    return table("what | found", (f"{item['key']} | {_shown(item)}" for item in ones))
 
 
 def _parts(lines: list[Record]) -> list[str]:
     return table(
         "call | part | exit | seconds | its last words",
         (
-            f"{one['call']} | {one['part']} | {one.get('exit', 'left out')} "
-            f"| {one.get('seconds', '–')} | {_cell(one.get('left_out', one.get('last')))}"
-            for one in lines
-            if one["key"] == "end"
+            f"{line['call']} | {line['part']} | {line.get('exit', 'left out')} "
+            f"| {line.get('seconds', '–')} | {_cell(line.get('left_out', line.get('last')))}"
+            for line in lines
+            if line["key"] == "end"
         ),
     )
 
@@ -233,7 +233,7 @@ def _flat(facts: Record) -> Iterator[tuple[str, Any]]:
     """Yield figures, those of figures within them behind their name."""
     for key, value in facts.items():
         if isinstance(value, dict):
-            yield from ((f"{key} {name}", one) for name, one in _flat(value))
+            yield from ((f"{key} {name}", item) for name, item in _flat(value))
         else:
             yield key, value
 

@@ -27,14 +27,14 @@ and few have other tiles of ours."""
 PROMPT, PREFILLED = 48, 1000
 
 
-class Said(NamedTuple):
+class Outcome(NamedTuple):
     """The tokens of some sequences, by step, and their states afterwards."""
 
     tokens: I32
     logprobs: F32
     states: F32
 
-    def differing(self, other: Said) -> dict[str, Any]:
+    def differing(self, other: Outcome) -> dict[str, Any]:
         counts = {
             f"differing_{name}": int((mine.view(np.int32) != theirs.view(np.int32)).sum())
             for name, mine, theirs in zip(self._fields, self, other, strict=True)
@@ -44,7 +44,7 @@ class Said(NamedTuple):
 
 def main(argv: list[str]) -> int:
     task = read_task(argv)
-    lines, rows, runner = Lines.of(task), task.rows[0], open_runner(task)
+    lines, rows, runner = Lines.from_task(task), task.rows[0], open_runner(task)
     low = np.arange(rows, dtype=np.int32)
     high = low + np.int32(runner.num_slots - rows)
     expected = _say(task, runner, low)
@@ -52,8 +52,8 @@ def main(argv: list[str]) -> int:
     facts = {"d_model": task.d_model, "slots": runner.num_slots, "values": values, "rows": rows}
 
     def compared(how: str, **settings: Any) -> None:
-        found = partial(_say, task, runner, **settings)
-        lines.attempt(how, lambda: facts | found().differing(expected))
+        result = partial(_say, task, runner, **settings)
+        lines.attempt(how, lambda: facts | result().differing(expected))
 
     def prefilled(length: int) -> dict[str, Any]:
         whole = _prefill(task, runner, low[:PREFILLED], PROMPT)
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     lines.attempt("sampled", lambda: facts | {"different": different, "ok": different > STEPS})
     compared("again", slots=low)
     compared("the highest slots", slots=high)
-    for together in (one for one in TOGETHER if one < rows):
+    for together in (number for number in TOGETHER if number < rows):
         compared(f"{together} together", slots=low, together=together)
     compared("parked halfway", slots=low, then=high)
     for length in (1, 7, PROMPT // 2):
@@ -79,7 +79,7 @@ def _say(
     slots: I32,
     together: int | None = None,
     then: I32 | None = None,
-) -> Said:
+) -> Outcome:
     """Decode one sequence in each slot; with `then` they move there halfway, through the host."""
     (first,) = random_tokens(task.model, 1, len(slots))
     tokens, logprobs = [], []
@@ -94,21 +94,21 @@ def _say(
             seeds = np.arange(len(slots), dtype=np.int32)[part]
             batch = decode_rows(fed[part], position, 0.9, slots[part], seeds)
             launched.append(runner.launch(batch))
-        results = [one.wait() for one in launched]
-        tokens.append(np.concatenate([one.token_ids for one in results]))
-        logprobs.append(np.concatenate([one.logprobs for one in results]))
+        results = [step.wait() for step in launched]
+        tokens.append(np.concatenate([result.token_ids for result in results]))
+        logprobs.append(np.concatenate([result.logprobs for result in results]))
     states = runner.read_slots(slots.astype(np.int64)).states
-    return Said(np.stack(tokens), np.stack(logprobs), states)
+    return Outcome(np.stack(tokens), np.stack(logprobs), states)
 
 
-def _prefill(task: Task, runner: ModelRunner, slots: I32, length: int) -> Said:
+def _prefill(task: Task, runner: ModelRunner, slots: I32, length: int) -> Outcome:
     """Feed every slot a prompt of PROMPT tokens, so many a step; only the states say something."""
     prompts, none = random_tokens(task.model, len(slots), PROMPT), np.empty(0, np.int32)
     for begin in range(0, PROMPT, length):
         piece = np.ascontiguousarray(prompts[:, begin : begin + length])
         runner.launch(prefill_rows(piece, begin, slots)).wait()
     states = runner.read_slots(slots.astype(np.int64)).states
-    return Said(none, none.astype(np.float32), states)
+    return Outcome(none, none.astype(np.float32), states)
 
 
 if __name__ == "__main__":

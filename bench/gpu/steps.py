@@ -22,7 +22,7 @@ from engine.weights.weights import fold
 
 def main(argv: list[str]) -> int:
     task = read_task(argv)
-    lines, model, config = Lines.of(task), task.model, bench_config(task)
+    lines, model, config = Lines.from_task(task), task.model, bench_config(task)
     counted = decode_bytes(model, task.dtype, task.device)._asdict()
     facts: dict[str, Any] = {"d_model": model.d_model, "dtype": task.dtype}
     facts |= {"flops_per_token": model.flops_per_token, "bytes": counted}
@@ -30,8 +30,8 @@ def main(argv: list[str]) -> int:
 
     def rates(rows: int, top_p: float = 1.0) -> dict[str, Any]:
         running = max(task.slots, rows)
-        found = measure_decode(model, runner, running, config, turn_rows=rows, top_p=top_p)
-        return facts | {"top_p": top_p} | found
+        decode = measure_decode(model, runner, running, config, turn_rows=rows, top_p=top_p)
+        return facts | {"top_p": top_p} | decode
 
     for rows in task.rows:
         lines.attempt(f"{rows} rows", partial(rates, rows))

@@ -96,7 +96,7 @@ class Lines:
         self._attempted = {key for key, times in begun.items() if times > 1 or key not in broke_off}
 
     @classmethod
-    def of(cls, task: Task) -> Lines:
+    def from_task(cls, task: Task) -> Lines:
         return cls(Path(task.lines), task.part, task.attempt_s, task.only)
 
     def attempt(self, key: str, measure: Callable[[], dict[str, Any]], **known: Any) -> None:
@@ -107,10 +107,10 @@ class Lines:
         if self._limit_s:  # a thread of C's, which no call that waits for a GPU can stop
             faulthandler.dump_traceback_later(self._limit_s, exit=True)
         try:
-            found = measure()
+            result = measure()
         finally:
             faulthandler.cancel_dump_traceback_later()
-        self.write(key, **known, **found)
+        self.write(key, **known, **result)
 
     def write(self, key: str, **facts: Any) -> None:
         line = {"part": self._part, "key": key, "at": time.time()} | facts

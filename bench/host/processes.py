@@ -62,11 +62,14 @@ class Watch:
 
     def peak_rss(self, began: float, ended: float) -> int:
         """Return the peak memory in that time, in bytes; 0 if there is no sample."""
-        return max((one.rss_bytes for one in self.samples if began <= one.time <= ended), default=0)
+        return max(
+            (sample.rss_bytes for sample in self.samples if began <= sample.time <= ended),
+            default=0,
+        )
 
     def foreign_cpus(self, began: float, ended: float) -> float | None:
         """Return the cores used by other processes meanwhile; None: too short to measure."""
-        within = [one for one in self.samples if began <= one.time <= ended]
+        within = [sample for sample in self.samples if began <= sample.time <= ended]
         if len(within) < 2:
             return None
         first, last = within[0], within[-1]
@@ -83,23 +86,23 @@ class Watch:
 
 def processes() -> dict[int, Process]:
     """Return all processes by id."""
-    found = {}
+    pids = {}
     for entry in _PROC.iterdir():
         if entry.name.isdecimal():
             with suppress(OSError):  # it has ended
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 user, system, *ended = (int(ticks) / _TICK for ticks in fields[11:15])
                 times = user + system + sum(ended), system + ended[1]
-                found[int(entry.name)] = Process(int(fields[1]), *times, int(fields[21]) * _PAGE)
-    return found
+                pids[int(entry.name)] = Process(int(fields[1]), *times, int(fields[21]) * _PAGE)
+    return pids
 
 
 def below(pid: int, table: dict[int, Process]) -> set[int]:
     """Return a process and its descendants, as far as they are in the table."""
-    found = {pid} & table.keys()
-    while more := {one for one, process in table.items() if process.parent in found} - found:
-        found |= more
-    return found
+    pids = {pid} & table.keys()
+    while more := {key for key, process in table.items() if process.parent in pids} - pids:
+        pids |= more
+    return pids
 
 
 def children_of_server(pid: int, table: dict[int, Process]) -> dict[int, str]:

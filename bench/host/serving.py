@@ -22,15 +22,15 @@ from loadtest.records import ROOT
 _STOP_S = 20.0
 _SERVE = """import sys; from server.supervise.launch import main
 sys.exit(main(sys.argv[2:], engine_module=sys.argv[1]))"""
-_SAID = 600
+_SHOWN = 600
 """Number of characters of a server's log that an error message shows."""
 
 
 def free_port() -> int:
     """Return a currently free port of the loopback interface."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as result:
+        result.bind(("127.0.0.1", 0))
+        return int(result.getsockname()[1])
 
 
 @contextmanager
@@ -49,12 +49,12 @@ def server(
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
-        log.open("wb") as said,
+        log.open("wb") as log_file,
         subprocess.Popen(
             command,
             cwd=log.parent,
             env=dict(variables),
-            stdout=said,
+            stdout=log_file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         ) as process,
@@ -70,17 +70,17 @@ def _wait_until_ready(
     process: subprocess.Popen[bytes], port: int, ask: Mapping[str, Any], log: Path, start_s: float
 ) -> None:
     url = f"http://127.0.0.1:{port}/v1/completions"
-    deadline, said = time.monotonic() + start_s, ""
+    deadline, output = time.monotonic() + start_s, ""
     while time.monotonic() < deadline and process.poll() is None:
         with suppress(httpx.HTTPError):
             answer = httpx.post(url, json=ask, timeout=start_s)
-            said = f"; {answer.status_code}: {answer.text}"
+            output = f"; {answer.status_code}: {answer.text}"
             if answer.is_success:
                 return
         time.sleep(0.2)
     why = f"does not answer after {start_s:g} s" if process.poll() is None else "ended"
-    told = log.read_text(errors="replace")[-_SAID:].strip() + said[:_SAID]
-    raise ConfigError(f"the server {why}: {told}")
+    reported = log.read_text(errors="replace")[-_SHOWN:].strip() + output[:_SHOWN]
+    raise ConfigError(f"the server {why}: {reported}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -130,8 +130,8 @@ def serving(
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                if found := re.match(r"Serving \S+ on http://([^:]+):(\d+)", line):
-                    yield Serving(process.pid, found[1], int(found[2]))
+                if match := re.match(r"Serving \S+ on http://([^:]+):(\d+)", line):
+                    yield Serving(process.pid, match[1], int(match[2]))
                     break
             else:
                 raise ConfigError(f"`srm serve {' '.join(flags)}` did not start")

@@ -35,7 +35,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def main(argv: list[str]) -> int:
     """Print a list of {by, dtype, shape [rows, inner, columns], gflops}."""
-    task, found = msgspec.json.decode(argv[0], type=Task), []
+    task, results = msgspec.json.decode(argv[0], type=Task), []
     if task.threads:
         torch.set_num_threads(task.threads)
     wait = torch.cuda.synchronize if task.device == "gpu" else lambda: None
@@ -44,8 +44,8 @@ def main(argv: list[str]) -> int:
             rows, inner, columns = shape
             seconds = median(seconds_per_call(call, wait, task.repetitions, 0.2))
             gflops = 2 * rows * inner * columns / seconds / 1e9
-            found.append({"by": by, "dtype": dtype, "shape": shape, "gflops": gflops})
-    sys.stdout.write(msgspec.json.encode(found).decode())
+            results.append({"by": by, "dtype": dtype, "shape": shape, "gflops": gflops})
+    sys.stdout.write(msgspec.json.encode(results).decode())
     return 0
 
 

@@ -19,7 +19,7 @@ from bench.peaks.timing import seconds_per_call
 
 def main(argv: list[str]) -> int:
     task = read_task(argv)
-    lines = Lines.of(task)
+    lines = Lines.from_task(task)
     lines.attempt("copy", partial(_copy, task))
     for shape in task.products:
         lines.attempt("×".join(map(str, shape)), partial(_product, task, shape))

@@ -61,15 +61,15 @@ def _plot_run(record: Record, model: Record, run: Record, panels: list[Axes]) ->
     dashes = DASHES[run["dtype"]]
     style: Record = {"color": COLOURS[run["by"]], "linestyle": dashes, "marker": "."}
     rates.plot(sizes, tokens, label=f"{run['by']}, {run['dtype']}", **style)
-    times.plot(sizes, [1e3 * one for one in seconds], **style)
+    times.plot(sizes, [1e3 * second for second in seconds], **style)
     peak = record["peak_gflops"].get(run["dtype"])
     if peak is not None:  # measured by torch alone, where the engine does not compute in it
         shares.plot(sizes, [t * model["flops_per_token"] / 1e9 / peak for t in tokens], **style)
     copied = record.get("peak_gb_per_s")  # of one call of deploy/gpu alone
     if copied and bytes_moved(model, run["dtype"], 1) is not None and run["by"] == "srm":
         moved = [bytes_moved(model, run["dtype"], row) or 0 for row in rows]
-        gb_per_s = [one / s / 1e9 for one, s in zip(moved, seconds, strict=True)]
-        of_peak = [one / copied for one in gb_per_s]
+        gb_per_s = [item / s / 1e9 for item, s in zip(moved, seconds, strict=True)]
+        of_peak = [rate / copied for rate in gb_per_s]
         shares.plot(sizes, of_peak, **style | {"marker": "x", "alpha": 0.5})
 
 
@@ -100,7 +100,11 @@ def _plot_prompts(peak: float, model: Record, run: Record, axes: Axes) -> None:
         ("one prompt", "tab:blue", dict.fromkeys(most, 1)),
         ("a full step", "tab:orange", most),
     ):
-        entries = [one for one in run["prefill"] if one["prompts"] == wanted[one["prompt_tokens"]]]
+        entries = [
+            record
+            for record in run["prefill"]
+            if record["prompts"] == wanted[record["prompt_tokens"]]
+        ]
         lengths = [entry["prompt_tokens"] for entry in entries]
         style: Record = {"color": colour, "linestyle": DASHES[run["dtype"]]}
         flops = model["prefill_flops_per_token"] / 1e9 / peak
@@ -140,8 +144,8 @@ def draw_kernels(record: Record) -> Figure:
         for place, rows in enumerate(counts):
             entries = [entry for entry in run["ops"] if entry["rows"] == rows]
             shares = [
-                limit(record, run["dtype"], one["flops"], one["bytes"])[1] / one["seconds"]
-                for one in entries
+                limit(record, run["dtype"], entry["flops"], entry["bytes"])[1] / entry["seconds"]
+                for entry in entries
             ]
             at = [index + (place - (len(counts) - 1) / 2) * height for index in range(len(names))]
             axes.barh(at, shares, height=height, label=f"{rows:,} rows")
@@ -156,23 +160,23 @@ def draw_kernels(record: Record) -> Figure:
 def draw_peers(record: Record) -> Figure:
     """Draw the best tok/s over HTTP and offline, and tok/s by concurrent sequences."""
     best = {
-        one["name"]: max(point["tokens_per_s"] for point in one["points"])
-        for one in record["results"]
-        if one["points"]
+        result["name"]: max(point["tokens_per_s"] for point in result["points"])
+        for result in record["results"]
+        if result["points"]
     }
     results = sorted((r for r in record["results"] if r["points"]), key=lambda r: best[r["name"]])
-    ways = [how for how in ("http", "offline") if any(one["how"] == how for one in results)]
+    ways = [how for how in ("http", "offline") if any(result["how"] == how for result in results)]
     size = (7 * max(1, len(ways)), 4 + 0.28 * len(results) / max(1, len(ways)))
     figure, grid = plt.subplots(2, max(1, len(ways)), figsize=size, squeeze=False)
     for column, how in enumerate(ways):
         bars, lines = grid[:, column]
-        for one in (one for one in results if one["how"] == how):
-            name, is_ours = f"{one['engine']}: {one['model']}", one["version"] == "this commit"
-            colour = "tab:green" if one["model"].startswith("srm") else "tab:gray"
-            rate = best[one["name"]]
+        for item in (result for result in results if result["how"] == how):
+            name, is_ours = f"{item['engine']}: {item['model']}", item["version"] == "this commit"
+            colour = "tab:green" if item["model"].startswith("srm") else "tab:gray"
+            rate = best[item["name"]]
             bar = bars.barh([name], [rate], color="tab:blue" if is_ours else colour)
             bars.bar_label(bar, [f" {rate:,.0f}"], fontsize=7)
-            points = sorted((p["concurrency"], p["tokens_per_s"]) for p in one["points"])
+            points = sorted((p["concurrency"], p["tokens_per_s"]) for p in item["points"])
             width = 1.2 if is_ours else 0.7
             lines.plot(*zip(*points, strict=True), marker=".", linewidth=width, label=name)
         bars.set(title=f"best tok/s, {how}", xscale="log")

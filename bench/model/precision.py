@@ -115,9 +115,9 @@ def markdown(record: Record) -> list[str]:
     for model in record["models"]:
         shape = model["config"]
         rows = (
-            f"{one['case']} | {one['rms_error']:.1e} | {one['max_error']:.1e} "
-            f"| {one['greedy']:.2%} | {one['kl_mean']:.1e} | {one['kl_p99']:.1e}"
-            for one in model["cases"]
+            f"{case['case']} | {case['rms_error']:.1e} | {case['max_error']:.1e} "
+            f"| {case['greedy']:.2%} | {case['kl_mean']:.1e} | {case['kl_p99']:.1e}"
+            for case in model["cases"]
         )
         lines += [
             *("", f"## {model['name']}", ""),
@@ -134,7 +134,7 @@ def _solved_problems(folder: Path, count: int, seed: int) -> Tensor:
     size, stream = load_checkpoint(folder).config.n_ctx, problems("held-out", seed)
     tokenizer, ids = Tokenizer.from_file(str(folder / "tokenizer.json")), list[int]()
     while len(ids) < count * size:
-        drawn = [(one.prompt, one.solution) for one in islice(stream, 64)]
+        drawn = [(problem.prompt, problem.solution) for problem in islice(stream, 64)]
         for prompt, solution in encode(tokenizer, drawn):
             ids += prompt + solution
     return torch.tensor(ids[: count * size]).view(count, size)
@@ -143,7 +143,7 @@ def _solved_problems(folder: Path, count: int, seed: int) -> Tensor:
 def _measure_model(name: str, folder: Path, ids: Tensor) -> dict[str, Any]:
     exact = load_model(folder).double()(ids)
     largest, logp = float(exact.abs().max()), exact.log_softmax(-1)
-    found = []
+    results = []
     for case, roundings in CASES.items():
         logits = RoundedModel(folder, roundings)(ids).double()
         error = (logits - exact) / largest
@@ -157,13 +157,13 @@ def _measure_model(name: str, folder: Path, ids: Tensor) -> dict[str, Any]:
             "kl_mean": terms.mean(),
             "kl_p99": terms.quantile(0.99),
         }
-        found.append({"case": case} | {key: float(f"{v:.4g}") for key, v in measures.items()})
+        results.append({"case": case} | {key: float(f"{v:.4g}") for key, v in measures.items()})
     return {
         "name": name,
         "config": msgspec.to_builtins(load_checkpoint(folder).config),
         "tokens": ids.numel(),
         "largest_logit": largest,
-        "cases": found,
+        "cases": results,
     }
 
 

@@ -17,7 +17,7 @@ from engine.weights.weights import fold
 
 def main(argv: list[str]) -> int:
     task = read_task(argv)
-    lines, weights = Lines.of(task), fold(task.model, random_tensors(task.model), "random")
+    lines, weights = Lines.from_task(task), fold(task.model, random_tensors(task.model), "random")
     for form in task.forms:
         decoder = Decoder(weights, form, task.dtype, task.device)
         for rows in task.rows:

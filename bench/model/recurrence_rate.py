@@ -51,17 +51,17 @@ def main(argv: list[str]) -> int:
     task = msgspec.json.decode(argv[0], type=Task)
     weights = load_checkpoint(Path(task.model))
     forms = list(FORMS)[: 2 if task.device == "cpu" else None]
-    found = [_rates(weights, form, dtype, task) for dtype in task.dtypes for form in forms]
-    sys.stdout.write(msgspec.json.encode(found).decode())
+    dtypes = [_rates(weights, form, dtype, task) for dtype in task.dtypes for form in forms]
+    sys.stdout.write(msgspec.json.encode(dtypes).decode())
     return 0
 
 
 def _rates(weights: Weights, form: str, dtype: str, task: Task) -> dict[str, Any]:
     decoder, batches, first_steps_s = Decoder(weights, form, dtype, task.device), [], 0.0
     for batch_size in task.batch_sizes:
-        found = decoder.measure(batch_size, task.repetitions, task.seconds)
-        first_steps_s += found.pop("first_step_s")
-        batches.append(found)
+        result = decoder.measure(batch_size, task.repetitions, task.seconds)
+        first_steps_s += result.pop("first_step_s")
+        batches.append(result)
     by = {"by": FORMS[form], "dtype": dtype, "first_steps_s": first_steps_s}
     return by | {"batches": batches}
 
@@ -89,9 +89,9 @@ class Decoder:
             self._count(advance, 0)
             first = time.perf_counter() - started
             steps = [self._count(advance, seconds) for _ in range(repetitions)]
-        rates = [batch_size * one for one in steps]
-        found = {"batch_size": batch_size, "tokens_per_s": median(rates), "raw": rates}
-        return found | {"first_step_s": first}
+        rates = [batch_size * step for step in steps]
+        entries = {"batch_size": batch_size, "tokens_per_s": median(rates), "raw": rates}
+        return entries | {"first_step_s": first}
 
     def _count(self, advance: Callable[[], None], seconds: float) -> float:
         """Return steps a second over at least `seconds` and at least one step."""

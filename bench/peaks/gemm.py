@@ -72,28 +72,28 @@ class GemmPeak:
         """Return the weights of a GPU's graphs, which lie on the host until they are bound."""
         if self._device.is_host:
             return {}
-        found = {}
+        entries = {}
         for shape in SHAPES:
             drawn = np.random.default_rng(0).standard_normal(shape[::-1], np.float32)
             weight = round_bfloat16(drawn)
             name = _graph_name("bound_bfloat16", *shape)
-            found[name] = Buffer.from_numpy(weight).view(DType.bfloat16, weight.shape)
-        return found
+            entries[name] = Buffer.from_numpy(weight).view(DType.bfloat16, weight.shape)
+        return entries
 
     def measure(self, repetitions: int) -> list[dict[str, Any]]:
         """Return a list of {by, dtype, shape [rows, inner, columns], gflops}."""
-        found = []
+        results = []
         for shape in SHAPES:
             for rows in ROWS[self._kind]:
                 for name, dtype, run in self._products(rows, *shape):
                     raw = seconds_per_call(run, self._device.synchronize, repetitions, LEAST_S)
                     gflops = 2 * rows * math.prod(shape) / median(raw) / 1e9
                     entry = {"by": name, "dtype": dtype, "shape": [rows, *shape], "gflops": gflops}
-                    found.append(entry)
+                    results.append(entry)
         if has_torch():
             rows_tried, dtypes = ROWS[self._kind], self._dtypes
-            found += torch_products(self._kind, dtypes, rows_tried, SHAPES, repetitions)
-        return found
+            results += torch_products(self._kind, dtypes, rows_tried, SHAPES, repetitions)
+        return results
 
     def _products(self, rows: int, inner: int, columns: int) -> Iterator[Product]:
         weight = np.random.default_rng(0).standard_normal((inner, columns), np.float32)

@@ -34,13 +34,13 @@ def measure_memory(kind: str, repetitions: int, values: int = CPU_VALUES) -> lis
 
     `gb_per_s` is the best run, as in STREAM, since a limit is wanted; the median is there as well.
     """
-    found = []
+    memory = []
     for by, name, moved, run in _cpu_streams(values) if kind == "cpu" else _gpu_streams():
         run()
         raw = [moved / seconds / 1e9 for seconds in (_time(run) for _ in range(repetitions))]
         entry = {"by": by, "stream": name, "bytes": moved, "gb_per_s": max(raw)}
-        found.append(entry | {"median_gb_per_s": median(raw), "raw": raw})
-    return found
+        memory.append(entry | {"median_gb_per_s": median(raw), "raw": raw})
+    return memory
 
 
 def _cpu_streams(values: int) -> list[Stream]:

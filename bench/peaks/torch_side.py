@@ -34,8 +34,8 @@ def torch_products(
     """Return torch's matrix products, a list of {by, dtype, shape, gflops}."""
     task = {"device": device, "dtypes": dtypes, "rows": rows, "shapes": shapes}
     more = {"repetitions": repetitions, "threads": threads}
-    found: list[dict[str, Any]] = ask_torch("gemm_peak", task | more)
-    return found
+    torch: list[dict[str, Any]] = ask_torch("gemm_peak", task | more)
+    return torch
 
 
 def ask_torch(module: str, task: Any) -> Any:

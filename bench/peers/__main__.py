@@ -106,10 +106,10 @@ def _gemm(config: PeersConfig) -> list[dict[str, Any]]:
     """Return torch's rates of matrix products; report foreign CPU use."""
     dtypes = tuple(dict.fromkeys(("float32", config.dtype)))
     with Watch() as watch:
-        found = torch_products("cpu", dtypes, _ROWS, _SHAPES, 3, config.cores)
+        result = torch_products("cpu", dtypes, _ROWS, _SHAPES, 3, config.cores)
     foreign = watch.foreign_cpus(0.0, float("inf"))
-    _say(f"matrix products: {peaks(found)} GFLOP/s, {foreign or 0:.2f} foreign CPUs")
-    return found
+    _say(f"matrix products: {peaks(result)} GFLOP/s, {foreign or 0:.2f} foreign CPUs")
+    return result
 
 
 def _say(text: str) -> None:

@@ -57,8 +57,8 @@ def _compile_llama(environment: Path, wanted: str) -> None:
 
     Both are built from llama-cpp-python's source package, which contains all of llama.cpp.
     """
-    found = re.search(r"^llama[_-]cpp[_-]python==(\S+)$", wanted, re.MULTILINE)
-    if not found:
+    match = re.search(r"^llama[_-]cpp[_-]python==(\S+)$", wanted, re.MULTILINE)
+    if not match:
         raise ConfigError(f"{LISTS / 'llama.txt'} names no version of llama_cpp_python")
     for tool in ("cmake", "ninja", "g++"):
         if shutil.which(tool) is None:
@@ -66,7 +66,7 @@ def _compile_llama(environment: Path, wanted: str) -> None:
     source, build = environment / "source", environment / "build"
     source.mkdir()
     download = (environment / "bin" / "pip", "download", "--no-deps", "--dest", source)
-    _run(*download, "--no-binary", "llama-cpp-python", f"llama-cpp-python=={found[1]}")
+    _run(*download, "--no-binary", "llama-cpp-python", f"llama-cpp-python=={match[1]}")
     (packed,) = source.glob("*.tar.gz")
     with tarfile.open(packed) as file:
         file.extractall(source, filter="data")
@@ -88,12 +88,12 @@ def python_of(environment: str, folder: Path) -> str:
 
 def surroundings(environment: str, folder: Path) -> dict[str, str]:
     """Return the variables of programs in an environment; they keep it off the network."""
-    found = {**os.environ, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+    entries = {**os.environ, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
     if environment:
-        found["PATH"] = f"{folder / environment / 'bin'}:{found.get('PATH', '')}"
+        entries["PATH"] = f"{folder / environment / 'bin'}:{entries.get('PATH', '')}"
     if environment == "llama":
-        found["LLAMA_CPP_LIB_PATH"] = str(folder / "llama" / "build" / "bin")
-    return found
+        entries["LLAMA_CPP_LIB_PATH"] = str(folder / "llama" / "build" / "bin")
+    return entries
 
 
 def model_path(peer: Peer, folder: Path) -> Path:

@@ -94,10 +94,10 @@ def _version(peer: Peer, config: PeersConfig) -> str:
     if not peer.package:
         return "this commit"
     command = [python_of(peer.environment, config.folder), "-c", _VERSION, peer.package]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    if found.returncode:
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ran.returncode:
         raise ConfigError(f"{peer.package} is not installed: `make peers-setup` first")
-    return f"{peer.package} {found.stdout.strip()}"
+    return f"{peer.package} {ran.stdout.strip()}"
 
 
 def _measure_server(
@@ -137,8 +137,8 @@ def _measure_server(
         rate = load(first, first).summary.output_tokens_per_s
         for concurrency in peer.concurrency:
             began = time.monotonic()
-            found = load(concurrency, concurrency * waves(rate, concurrency, config))
-            points.append(http_point(found, concurrency, watch, began, time.monotonic()))
+            loaded = load(concurrency, concurrency * waves(rate, concurrency, config))
+            points.append(http_point(loaded, concurrency, watch, began, time.monotonic()))
             rate = points[-1].tokens_per_s
 
 
@@ -215,12 +215,12 @@ def _measure_program(
         raise ConfigError(f"its program failed: {log.read_text(errors='replace')[-500:].strip()}")
 
 
-def offline_point(found: dict[str, Any], watch: Watch) -> Point:
+def offline_point(entries: dict[str, Any], watch: Watch) -> Point:
     """Return the point of a line that `programs/timing.py` printed."""
     return Point(
-        concurrency=found["concurrency"],
-        tokens_per_s=found["tokens"] / median(found["seconds"]),
-        seconds=found["seconds"],
-        rss_bytes=watch.peak_rss(found["began"], found["ended"]),
-        foreign_cpus=watch.foreign_cpus(found["began"], found["ended"]),
+        concurrency=entries["concurrency"],
+        tokens_per_s=entries["tokens"] / median(entries["seconds"]),
+        seconds=entries["seconds"],
+        rss_bytes=watch.peak_rss(entries["began"], entries["ended"]),
+        foreign_cpus=watch.foreign_cpus(entries["began"], entries["ended"]),
     )

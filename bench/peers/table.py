@@ -70,13 +70,13 @@ class Result(msgspec.Struct, frozen=True):
             and point.tokens_per_s >= share * best.tokens_per_s
             and point.rss_bytes <= memory_bytes
         ]
-        found = max(fitting, default=0)
-        return min(found, self.most) if self.most else found
+        largest = max(fitting, default=0)
+        return min(largest, self.most) if self.most else largest
 
     def fitting(self, memory_bytes: float) -> int:
         """Return how many states fit that memory, nothing else counted, within `most`."""
-        found = int(memory_bytes // self.state_bytes)
-        return min(found, self.most) if self.most else found
+        result = int(memory_bytes // self.state_bytes)
+        return min(result, self.most) if self.most else result
 
 
 USEFUL = 0.9
@@ -100,11 +100,13 @@ def markdown(record: dict[str, Any]) -> str:
         "",
     ]
     for how, title in _HOW.items():
-        if chosen := [one for one in results if one.how == how]:
+        if chosen := [peer for peer in results if peer.how == how]:
             lines += [f"## {title}", "", *_best(chosen, peak), "", *_ratios(chosen)]
     lines += ["## How many sequences at once", "", *_useful(results, settings["memory_gib"]), ""]
     lines += ["## Every concurrency", "", *_points(results), ""]
-    failures = [f"- `{one.name}`: {one.failure.splitlines()[-1]}" for one in results if one.failure]
+    failures = [
+        f"- `{peer.name}`: {peer.failure.splitlines()[-1]}" for peer in results if peer.failure
+    ]
     if failures:
         lines += ["## Ended early", "", *failures, ""]
     return "\n".join(lines)
@@ -127,13 +129,14 @@ def _ttft(point: Point, digits: int) -> str:
 
 def _best(results: list[Result], peak: dict[str, float]) -> list[str]:
     rows = []
-    for one in sorted(results, key=_rate, reverse=True):
-        if (best := one.best) is not None:
-            gflops = best.tokens_per_s * one.flops_per_token / 1e9
+    for result in sorted(results, key=_rate, reverse=True):
+        if (best := result.best) is not None:
+            gflops = best.tokens_per_s * result.flops_per_token / 1e9
             rows.append(
-                f"{one.engine} | {one.version} | {one.model} | {one.dtype} | {best.concurrency} "
-                f"| {_tokens_per_s(best)} | {one.flops_per_token / 1e6:.1f} "
-                f"| {gflops / peak.get(one.dtype, float('nan')):.0%} | {_ttft(best, 2)} "
+                f"{result.engine} | {result.version} | {result.model} | {result.dtype} "
+                f"| {best.concurrency} | {_tokens_per_s(best)} "
+                f"| {result.flops_per_token / 1e6:.1f} "
+                f"| {gflops / peak.get(result.dtype, float('nan')):.0%} | {_ttft(best, 2)} "
                 f"| {best.rss_bytes / 2**20:,.0f} MiB"
             )
     return table(
@@ -145,14 +148,14 @@ def _best(results: list[Result], peak: dict[str, float]) -> list[str]:
 
 def _ratios(results: list[Result]) -> list[str]:
     """Render the ratios of our tok/s to theirs, each at its best, and the same ratios of FLOP/s."""
-    best = [one for one in results if one.best]
-    others = [one for one in best if one.version != "this commit"]
+    best = [peer for peer in results if peer.best]
+    others = [peer for peer in best if peer.version != "this commit"]
     ours = [
-        one
-        for one in best
-        if one.version == "this commit"
-        and one.model.startswith("srm")
-        and not one.name.endswith("-slots")
+        peer
+        for peer in best
+        if peer.version == "this commit"
+        and peer.model.startswith("srm")
+        and not peer.name.endswith("-slots")
     ]
     if not ours or not others:
         return []
@@ -168,9 +171,9 @@ def _ratios(results: list[Result]) -> list[str]:
         "different amounts a token).",
         "",
         *table(
-            " | ".join(["against", "model", *(one.model for one in ours)]),
+            " | ".join(["against", "model", *(peer.model for peer in ours)]),
             (
-                " | ".join([other.engine, other.model, *(cell(one, other) for one in ours)])
+                " | ".join([other.engine, other.model, *(cell(peer, other) for peer in ours)])
                 for other in others
             ),
         ),
@@ -180,18 +183,20 @@ def _ratios(results: list[Result]) -> list[str]:
 
 def _useful(results: list[Result], memory_gib: float) -> list[str]:
     memory, rows = memory_gib * 2**30, []
-    measured = {one.name: one.useful(USEFUL, memory) for one in results}
-    most = max((measured[one.name] for one in results if one.version == "this commit"), default=0)
+    measured = {peer.name: peer.useful(USEFUL, memory) for peer in results}
+    most = max(
+        (measured[peer.name] for peer in results if peer.version == "this commit"), default=0
+    )
     widest = int(memory // Shape("srm", 1024).state_bytes())
-    for one in results:
-        found, fitting = measured[one.name], one.fitting(memory)
-        is_other = one.version != "this commit"
+    for peer in results:
+        result, fitting = measured[peer.name], peer.fitting(memory)
+        is_other = peer.version != "this commit"
         rows.append(
-            f"{one.engine}, {one.how} | {one.model} | {one.state_bytes / 2**10:,.0f} KiB "
-            f"| {f'{found:,}' if found else '–'}"
-            f"{f' at {_rate(one):,.0f} tok/s' if one.name.endswith('-slots') else ''} "
-            f"| {fitting:,}{' (its limit)' if fitting == one.most else ''} "
-            f"| {f'{most / found:,.0f}' if is_other and most and found else '–'} "
+            f"{peer.engine}, {peer.how} | {peer.model} | {peer.state_bytes / 2**10:,.0f} KiB "
+            f"| {f'{result:,}' if result else '–'}"
+            f"{f' at {_rate(peer):,.0f} tok/s' if peer.name.endswith('-slots') else ''} "
+            f"| {fitting:,}{' (its limit)' if fitting == peer.most else ''} "
+            f"| {f'{most / result:,.0f}' if is_other and most and result else '–'} "
             f"| {f'{widest / fitting:,.0f}' if is_other else '–'}"
         )
     return [
@@ -213,13 +218,13 @@ def _points(results: list[Result]) -> list[str]:
         "engine | model | sequences | tok/s | TTFT p50 / p99 | ITL p50 | peak RSS "
         "| foreign CPUs | client CPU",
         (
-            f"{one.engine}, {one.how} | {one.model} | {point.concurrency:,} "
+            f"{peer.engine}, {peer.how} | {peer.model} | {point.concurrency:,} "
             f"| {_tokens_per_s(point)} | {_ttft(point, 3)} "
             f"| {'–' if point.itl_p50 is None else f'{point.itl_p50 * 1e3:.1f} ms'} "
             f"| {point.rss_bytes / 2**20:,.0f} MiB "
             f"| {'–' if point.foreign_cpus is None else f'{point.foreign_cpus:.2f}'} "
             f"| {'–' if point.client_cpu is None else f'{point.client_cpu:.0%}'}"
-            for one in results
-            for point in one.points
+            for peer in results
+            for point in peer.points
         ),
     )

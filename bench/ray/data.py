@@ -95,21 +95,21 @@ def measured(config: RayDataConfig, folder: Path, kill: Callable[[], None]) -> d
         ),
     ]
     expected = records([folder / "alone"])
-    single, found = (records(list(path.glob("batch_*"))) for path in (folder / "single", killed))
-    ids = Counter(decode(line)["custom_id"] for line in found.elements())
+    single, result = (records(list(path.glob("batch_*"))) for path in (folder / "single", killed))
+    ids = Counter(decode(line)["custom_id"] for line in result.elements())
     used = [decode(line)["response"]["body"]["usage"]["completion_tokens"] for line in expected]
     return {
         "cases": cases,
         "tokens": sum(used),
         "lost": config.lines - len(ids),
         "twice": ids.total() - len(ids),
-        "differing": (found - expected).total() + (single - expected).total(),
+        "differing": (result - expected).total() + (single - expected).total(),
     }
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.json.decode(line)
-    return found
+    decoded: dict[str, Any] = msgspec.json.decode(line)
+    return decoded
 
 
 def case(
@@ -158,8 +158,8 @@ def kill_node(cluster: Any, node: Any) -> None:
     """Kill all processes of a node at once, as a power cut would."""
     for raylet in node.all_processes["raylet"]:
         process = psutil.Process(raylet.process.pid)
-        for one in [process, *process.children(recursive=True)]:
-            os.kill(one.pid, signal.SIGKILL)
+        for item in [process, *process.children(recursive=True)]:
+            os.kill(item.pid, signal.SIGKILL)
     cluster.remove_node(node, allow_graceful=False)
 
 

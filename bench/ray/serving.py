@@ -79,18 +79,18 @@ async def under_load(url: str, config: RayServeConfig) -> dict[str, Any]:
 
 def replicas() -> list[int]:
     """Return the process ids of the replicas."""
-    found = psutil.process_iter(["cmdline"])  # which is None of one that has just ended
-    named = ((one.pid, " ".join(one.info["cmdline"] or [])) for one in found)
+    processes = psutil.process_iter(["cmdline"])  # which is None of one that has just ended
+    named = ((process.pid, " ".join(process.info["cmdline"] or [])) for process in processes)
     return [pid for pid, name in named if name.startswith("ray::ServeReplica:")]
 
 
 async def reply(http: httpx.AsyncClient, max_tokens: int) -> str:
     """Ask for a whole reply and return how it ended."""
     try:
-        found = await http.post("/v1/completions", json=body(max_tokens))
+        response = await http.post("/v1/completions", json=body(max_tokens))
     except httpx.HTTPError as error:
         return type(error).__name__
-    return f"{found.status_code}"
+    return f"{response.status_code}"
 
 
 async def stream(http: httpx.AsyncClient, max_tokens: int) -> str:
@@ -98,10 +98,10 @@ async def stream(http: httpx.AsyncClient, max_tokens: int) -> str:
     asked = body(max_tokens) | {"stream": True}
     last = ""
     try:
-        async with http.stream("POST", "/v1/completions", json=asked) as found:
-            if found.status_code != 200:
-                return f"{found.status_code}"
-            async for line in found.aiter_lines():
+        async with http.stream("POST", "/v1/completions", json=asked) as response:
+            if response.status_code != 200:
+                return f"{response.status_code}"
+            async for line in response.aiter_lines():
                 last = line or last
     except httpx.HTTPError as error:
         return f"{type(error).__name__} in the middle"

@@ -47,26 +47,26 @@ def _training(folder: Path) -> list[str]:
 
 def _accuracy(folder: Path) -> list[str]:
     """Render the result of `srm evaluate`."""
-    found: dict[str, Any] = msgspec.json.decode((folder / "evaluation.json").read_bytes())
-    ks = [f"pass@{int(k):,}" for k in found["pass_at"]]
-    errors = found["pass_at_error"]
-    rates = [f"{rate:.3f} ± {errors[k]:.3f}" for k, rate in found["pass_at"].items()]
+    decoded: dict[str, Any] = msgspec.json.decode((folder / "evaluation.json").read_bytes())
+    ks = [f"pass@{int(k):,}" for k in decoded["pass_at"]]
+    errors = decoded["pass_at_error"]
+    rates = [f"{rate:.3f} ± {errors[k]:.3f}" for k, rate in decoded["pass_at"].items()]
     compared = []
-    if gains := found["gains"]:
+    if gains := decoded["gains"]:
         more = (
             f"{more:+.3f} ± {gains['pass_at_error'][k]:.3f}" for k, more in gains["pass_at"].items()
         )
         compared = [f"| more than {gains['than']} | {' | '.join(more)} |"]
-    kinds = found["pass_at_1_by_kind"].items()
+    kinds = decoded["pass_at_1_by_kind"].items()
     return [
-        f"{found['problems']:,} held-out problems, {found['samples']:,} samples each at "
-        f"temperature {found['temperature']:g}, by the weights {found['fingerprint']}; greedy "
-        f"{found['greedy']:.3f}. ± is a standard error over problems, of a difference over the "
+        f"{decoded['problems']:,} held-out problems, {decoded['samples']:,} samples each at "
+        f"temperature {decoded['temperature']:g}, by the weights {decoded['fingerprint']}; greedy "
+        f"{decoded['greedy']:.3f}. ± is a standard error over problems, of a difference over the "
         "differences of the same problems.",
         "",
         f"| | {' | '.join(ks)} |",
         "|---|" + "---|" * len(ks),
-        f"| {found['model']} | {' | '.join(rates)} |",
+        f"| {decoded['model']} | {' | '.join(rates)} |",
         *compared,
         "",
         "| kind of problem | pass@1 |",
@@ -78,13 +78,13 @@ def _accuracy(folder: Path) -> list[str]:
 def _learning(folder: Path) -> list[str]:
     """Render the evaluations of `srm train grpo`."""
     lines = (folder / "evaluations.jsonl").read_bytes().splitlines()
-    found: list[dict[str, Any]] = [msgspec.json.decode(line) for line in lines]
-    last = found[-1]
+    decoded: list[dict[str, Any]] = [msgspec.json.decode(line) for line in lines]
+    last = decoded[-1]
     most = list(last["pass_at"])[-1]
     rows = [
-        f"| {one['step']} | {one['pass_at']['1']:.4f} ± {one['pass_at_1_error']:.4f} | "
-        f"{one['gain']:+.4f} ± {one['gain_error']:.4f} | {one['pass_at'][most]:.4f} |"
-        for one in found
+        f"| {item['step']} | {item['pass_at']['1']:.4f} ± {item['pass_at_1_error']:.4f} | "
+        f"{item['gain']:+.4f} ± {item['gain_error']:.4f} | {item['pass_at'][most]:.4f} |"
+        for item in decoded
     ]
     return [
         f"{len(last['right'])} held-out problems, {last['samples']} samples each; ± is a standard "
@@ -155,7 +155,7 @@ def _steps(record: Record) -> list[str]:
     sizes = (f"{batch['batch_size']:,}" for batch in ours[0][1]["batches"])
     rows = [
         " | ".join([f"{model['name']}, {run['dtype']}",
-                    *(", ".join(_step(record, model, run, one)) for one in run["batches"])])
+                    *(", ".join(_step(record, model, run, batch)) for batch in run["batches"])])
         for model, run in ours
     ]  # fmt: skip
     lines = table(" | ".join(["step of so many sequences", *sizes]), rows)
@@ -253,14 +253,16 @@ def _http(record: Record) -> list[str]:
 
 def _peers(record: Record) -> list[str]:
     """Render every engine that speaks HTTP, with each of its models at its best concurrency."""
-    served = [one for one in record["results"] if one["how"] == "http" and one["points"]]
-    best = [(max(one["points"], key=_rate), one) for one in served]
+    served = [
+        result for result in record["results"] if result["how"] == "http" and result["points"]
+    ]
+    best = [(max(peer["points"], key=_rate), peer) for peer in served]
     return table(
         "engine, over HTTP | model | requests at once | tok/s | GFLOP/s",
         (
-            f"{one['engine']} | {one['model']}, {one['dtype']} | {point['concurrency']:,} "
-            f"| {_rate(point):,.0f} | {_rate(point) * one['flops_per_token'] / 1e9:,.0f}"
-            for point, one in sorted(best, key=lambda row: -_rate(row[0]))
+            f"{item['engine']} | {item['model']}, {item['dtype']} | {point['concurrency']:,} "
+            f"| {_rate(point):,.0f} | {_rate(point) * item['flops_per_token'] / 1e9:,.0f}"
+            for point, item in sorted(best, key=lambda row: -_rate(row[0]))
         ),
     )
 
@@ -268,11 +270,11 @@ def _peers(record: Record) -> list[str]:
 def ray_data(record: Record) -> list[str]:
     """Render a batch on a cluster beside `srm batch`."""
     lines, tokens = record["settings"]["lines"], record["tokens"]
-    times = [one["seconds"] - one["start_s"] for one in record["cases"]]
+    times = [case["seconds"] - case["start_s"] for case in record["cases"]]
     rows = (
-        f"{one['name']} | {one['start_s']:.1f} s | {took:.1f} s | {lines / took:,.0f} "
+        f"{case['name']} | {case['start_s']:.1f} s | {took:.1f} s | {lines / took:,.0f} "
         f"| {tokens / took:,.0f} | {times[0] / took:.0%}"
-        for one, took in zip(record["cases"], times, strict=True)
+        for case, took in zip(record["cases"], times, strict=True)
     )
     return [
         f"{lines:,} lines, {tokens:,} tokens. The start is the whole command for a single line, "

@@ -45,8 +45,8 @@ def main(argv: list[str]) -> int:
     for page in stale:
         if not config.check:
             page.write_text(written(page, RECORDS))
-        said = "does not agree with its records: srm bench table" if config.check else "written"
-        sys.stdout.write(f"{page.relative_to(ROOT)}: {said}\n")
+        output = "does not agree with its records: srm bench table" if config.check else "written"
+        sys.stdout.write(f"{page.relative_to(ROOT)}: {output}\n")
     return 1 if config.check and stale else 0
 
 
@@ -56,8 +56,8 @@ def written(page: Path, records: Path) -> str:
     Raises ConfigError if a page asks for unknown figures.
     """
 
-    def block(found: re.Match[str]) -> str:
-        name = found[1]
+    def block(match: re.Match[str]) -> str:
+        name = match[1]
         if name in CARD:
             lines = "\n".join(CARD[name](page.parent))
             return f"<!-- figures: {name} -->\n{lines}\n{END}"
@@ -83,9 +83,9 @@ def newest(kind: str, records: Path) -> tuple[Path, dict[str, Any]] | None:
 
     Records of one day are ordered by their time, which earlier records lack.
     """
-    found = [
+    results = [
         (record.get("time", record["date"]), path, record)
         for path in records.glob(f"*-{kind}.json")
         if is_whole(record := msgspec.json.decode(path.read_bytes()))
     ]
-    return max(found, key=lambda one: one[:2])[1:] if found else None
+    return max(results, key=lambda one: one[:2])[1:] if results else None

@@ -119,7 +119,7 @@ def _cases(
     with serving(*flags) as server:
         for requests, n, streamed in bursts:
             for is_stream in streamed:
-                found = _bursts(server.url, config, requests=requests, n=n, stream=is_stream)
+                result = _bursts(server.url, config, requests=requests, n=n, stream=is_stream)
                 yield {
                     "model": model.name,
                     "dtype": dtype,
@@ -127,8 +127,8 @@ def _cases(
                     "n": n,
                     "is_stream": is_stream,
                     "engine_tokens_per_s": engine[requests, n],
-                    "http_tokens_per_s": [rate_of(one) for one in found],
-                    "ttft_s": [_ttft(one) for one in found] if is_stream else [],
+                    "http_tokens_per_s": [rate_of(burst) for burst in result],
+                    "ttft_s": [_ttft(burst) for burst in result] if is_stream else [],
                 }
 
 
@@ -171,10 +171,10 @@ def _bursts(
 
 def rate_of(*recordings: Recording) -> float:
     """Return the tokens a second of all, from the first byte sent to the last reply's end."""
-    found = [(one.about.started_unix, one.requests) for one in recordings]
-    began = min(start + float(requests["sent"].min()) for start, requests in found)
-    ended = max(start + float(requests["ended"].max()) for start, requests in found)
-    tokens = sum(int(requests["usage_output_tokens"].sum()) for _, requests in found)
+    results = [(recording.about.started_unix, recording.requests) for recording in recordings]
+    began = min(start + float(requests["sent"].min()) for start, requests in results)
+    ended = max(start + float(requests["ended"].max()) for start, requests in results)
+    tokens = sum(int(requests["usage_output_tokens"].sum()) for _, requests in results)
     return tokens / (ended - began)
 
 
@@ -192,14 +192,14 @@ def markdown(record: Record) -> list[str]:
         kind = "stream" if case["is_stream"] else "whole"
         size = f"{case['requests']:,} × {case['n']:,}"
         ttft = [
-            median(one[name] for one in case["ttft_s"])
+            median(item[name] for item in case["ttft_s"])
             for name in ("p50", "p99")
             if kind == "stream"
         ]
         rows.append(
             f"{case['model']}, {case['dtype']} | {size} | {kind} "
             f"| {engine:,.0f} | {http:,.0f} | {http / engine:.0%} | "
-            + " / ".join(f"{one:.2f} s" for one in ttft)
+            + " / ".join(f"{item:.2f} s" for item in ttft)
         )
     return [
         f"Tokens a second, prompts of {settings['prompt_tokens']} tokens, completions of "

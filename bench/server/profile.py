@@ -52,9 +52,9 @@ def sampled(pid: int, file: Path, form: str) -> Iterator[None]:
             yield
         finally:
             process.send_signal(signal.SIGINT)  # it writes what it has
-            _, said = process.communicate()
+            _, output = process.communicate()
     if not file.exists():
-        raise ConfigError(f"py-spy did not sample process {pid}: {said.strip()[-300:]}")
+        raise ConfigError(f"py-spy did not sample process {pid}: {output.strip()[-300:]}")
 
 
 def divided(stacks: str) -> dict[str, int]:

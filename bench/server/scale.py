@@ -113,29 +113,29 @@ def measure(config: ScaleConfig) -> Record:
 
 def unit_costs() -> UnitCosts:
     """Read the newest records. Raises ConfigError if one of them is missing."""
-    found: dict[str, Any] = {}
+    costs: dict[str, Any] = {}
     for kind in ("text", "host", "fleet"):
         if (last := newest(kind, RECORDS)) is None:
             raise ConfigError(f"{RECORDS} has no record of {kind}: unit costs are read from it")
-        found[kind] = last
-    texts = {case["name"]: case["raw"] for case in found["text"][1]["cases"]}
+        costs[kind] = last
+    texts = {case["name"]: case["raw"] for case in costs["text"][1]["cases"]}
     whole, streamed = texts["whole of many"], texts["streams"]
-    lines = max(found["fleet"][1]["cases"], key=lambda case: (case["engines"], case["lines_per_s"]))
+    lines = max(costs["fleet"][1]["cases"], key=lambda case: (case["engines"], case["lines_per_s"]))
     cpu, remote = lines["cpu_s_per_line"], 1 - 1 / lines["engines"]
     return UnitCosts(
-        whole_ns=1e9 / median(one["tokens_per_api_s"] for one in whole),
-        streamed_ns=1e9 / median(one["tokens_per_api_s"] for one in streamed),
-        whole_bytes=median(one["bytes"] / one["tokens"] for one in whole),
-        streamed_bytes=median(one["bytes"] / one["tokens"] for one in streamed),
+        whole_ns=1e9 / median(text["tokens_per_api_s"] for text in whole),
+        streamed_ns=1e9 / median(stream["tokens_per_api_s"] for stream in streamed),
+        whole_bytes=median(text["bytes"] / text["tokens"] for text in whole),
+        streamed_bytes=median(stream["bytes"] / stream["tokens"] for stream in streamed),
         host_ns=max(
             case["schedule"] + case["complete"]
-            for case in found["host"][1]["cases"]
+            for case in costs["host"][1]["cases"]
             if case["running"] > 65_536
         ),
         owner_us=1e6 * cpu["owner jobs"],
         worker_us=1e6 * cpu["others api"] / remote,
         line_bytes=lines["network_bytes_per_line"] / remote,
-        records={kind: path.stem for kind, (path, _) in found.items()},
+        records={kind: path.stem for kind, (path, _) in costs.items()},
     )
 
 

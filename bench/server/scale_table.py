@@ -76,7 +76,7 @@ def plan(record: Record) -> list[str]:
             *table(
                 "GPUs | tok/s | requests/s | network | API cores | router cores "
                 "| servers that own batches | dollars a billion tokens",
-                (_row(one) for one in _by_gpus(cases)),
+                (_row(item) for item in _by_gpus(cases)),
             ),
             "",
         ]
@@ -115,11 +115,11 @@ def markdown(record: Record) -> list[str]:
 def _by_gpus(cases: list[dict[str, Any]]) -> list[tuple[int, list[dict[str, Any]]]]:
     """Return the slow and the fast case of each number of GPUs."""
     counts = dict.fromkeys(case["gpus"] for case in cases)
-    return [(count, [one for one in cases if one["gpus"] == count]) for count in counts]
+    return [(count, [case for case in cases if case["gpus"] == count]) for count in counts]
 
 
-def _row(found: tuple[int, list[dict[str, Any]]]) -> str:
-    gpus, (low, high) = found
+def _row(result: tuple[int, list[dict[str, Any]]]) -> str:
+    gpus, (low, high) = result
     cells = [f"{gpus:,}"]
     for name, form in (
         ("tokens_per_s", "{:,.0f} M"),

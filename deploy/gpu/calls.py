@@ -136,9 +136,9 @@ def _headline(sizes: Sizes) -> list[Part]:
     """Whether our products are right, and what the engine makes of them: on disk in minutes."""
     return [
         *(
-            one
+            item
             for width in sizes.widths
-            for one in (
+            for item in (
                 _part(
                     "products",
                     60,

@@ -62,14 +62,14 @@ def fetch(packages: Sequence[str], site: Path, python_version: str) -> None:
     """Put packages of the locks' versions, for that Python, side by side into a new folder."""
     pins = "\n".join((ROOT / name).read_text() for name in LOCKS)
     names = [rf"^{package.replace('-', '[-_]')}==[^ \n]+" for package in packages]
-    found = [re.search(name, pins, re.MULTILINE | re.IGNORECASE) for name in names]
+    results = [re.search(name, pins, re.MULTILINE | re.IGNORECASE) for name in names]
     subprocess.run(
         [
             *(sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--no-compile"),
             *("--disable-pip-version-check", "--only-binary=:all:", f"--target={site}"),
             *("--implementation=cp", f"--python-version={python_version}"),
             *(f"--platform={platform}" for platform in PLATFORMS),
-            *(one[0] if one else name for one, name in zip(found, packages, strict=True)),
+            *(item[0] if item else name for item, name in zip(results, packages, strict=True)),
         ],
         check=True,
     )
@@ -81,9 +81,9 @@ def slim(site: Path) -> None:
     for path in (site / "modular").iterdir():
         if path != libraries:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    kept = {f"{name}.so" for name in LIBRARIES}
+    members = {f"{name}.so" for name in LIBRARIES}
     for path in libraries.iterdir():
-        if path.name not in kept:
+        if path.name not in members:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     for name in UNUSED:
         shutil.rmtree(site / "max" / name)
@@ -106,9 +106,9 @@ def put_tree(into: Path) -> None:
 def compress(folder: Path, archive: Path) -> None:
     """Archive what a folder holds, without what Python compiled. The largest files come first:
     much of libMGPRT's code is at the end of libmax's too."""
-    paths = [one for one in folder.rglob("*") if "__pycache__" not in one.parts]
+    paths = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
     paths.sort(key=lambda one: (-(one.stat().st_size >> 24), one))
-    names = [str(one.relative_to(folder)) for one in paths]
+    names = [str(path.relative_to(folder)) for path in paths]
     # Root, who unpacks them, is refused graphs that another user may write.
     owner = ["--owner=0", "--group=0", "--mode=go-w"]
     tar = ["tar", "-C", str(folder), *owner, "--no-recursion", "-c", *names]
@@ -145,8 +145,8 @@ def pack(folder: Path, device: str, python_version: str, graphs: Path) -> int:
         packed = beside.submit(pack_runtime, work / "max", runtime, python_version)
         fetch(SMALL, work / "tree" / "site", python_version)
         put_tree(work / "tree" / "source")
-        kept = work / "graphs" / "graphs"
-        shutil.copytree(graphs, kept, ignore=shutil.ignore_patterns("*.lock", "*.partial"))
+        retained = work / "graphs" / "graphs"
+        shutil.copytree(graphs, retained, ignore=shutil.ignore_patterns("*.lock", "*.partial"))
         for each in ("tree", "graphs"):
             compress(work / each, folder / f"{each}.tar.xz")
         packed.result()
@@ -155,12 +155,12 @@ def pack(folder: Path, device: str, python_version: str, graphs: Path) -> int:
     sizes = {path.name: path.stat().st_size / 2**20 for path in sorted(folder.iterdir())}
     checkout = sum(
         (ROOT / path).stat().st_size / 2**20
-        for path in _git("ls-files", "--", ".", *(f":!{one}" for one in HEAVY)).splitlines()
+        for path in _git("ls-files", "--", ".", *(f":!{name}" for name in HEAVY)).splitlines()
     )
     kit = sum(sizes.values())
-    said = ", ".join(f"{name} {size:.1f}" for name, size in sizes.items())
+    text = ", ".join(f"{name} {size:.1f}" for name, size in sizes.items())
     sys.stdout.write(
-        f"{folder}: {kit:.1f} MiB for the {device} ({said});\n{kit + checkout:.1f} MiB if a tool "
+        f"{folder}: {kit:.1f} MiB for the {device} ({text});\n{kit + checkout:.1f} MiB if a tool "
         f"carries the checkout too, without {' and '.join(HEAVY)}; at most {MOST_MIB}\n"
     )
     return int(kit + checkout > MOST_MIB)
@@ -168,8 +168,8 @@ def pack(folder: Path, device: str, python_version: str, graphs: Path) -> int:
 
 def _pinned(package: str) -> str:
     pins = (ROOT / LOCKS[0]).read_text()
-    found = re.search(rf"^{package}==([^ \n;]+)", pins, re.MULTILINE)
-    return found[1] if found else "unpinned"
+    match = re.search(rf"^{package}==([^ \n;]+)", pins, re.MULTILINE)
+    return match[1] if match else "unpinned"
 
 
 def main(argv: list[str]) -> int:

@@ -118,7 +118,7 @@ class Call:
             self._write(part, exit=status, seconds=lasted, last=last)
             failed += status != 0
             if part.opens:
-                opened = [one["environment"] for one in self._lines_of(part) if one.get("ok")]
+                opened = [line["environment"] for line in self._lines_of(part) if line.get("ok")]
                 self.environment = opened[-1] if opened else {}
                 self.opened = bool(opened)
             if part.checks_products:
@@ -170,7 +170,7 @@ class Call:
         arguments = [json.dumps(task)] if part.arguments is None else part.arguments
         # A part that runs a program itself finds it.
         results = str(self.lines.parent)
-        under = [one.replace("RESULTS", results) for one in part.under if len(part.under) > 1]
+        under = [text.replace("RESULTS", results) for text in part.under if len(part.under) > 1]
         return [*under, sys.executable, "-m", part.module, *arguments]
 
     def _lines_of(self, part: Part) -> list[dict[str, Any]]:
@@ -296,8 +296,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("call", type=int, choices=LIMIT_S)
     parser.add_argument("results", type=Path)
     parser.add_argument("--device", choices=SIZES, default="gpu", help="cpu: a rehearsal")
-    kept = os.environ.get("SRM_CACHE_DIR", str(Path("~/.cache/srm").expanduser()))
-    parser.add_argument("--cache-dir", default=kept, help="folder of compiled graphs")
+    value = os.environ.get("SRM_CACHE_DIR", str(Path("~/.cache/srm").expanduser()))
+    parser.add_argument("--cache-dir", default=value, help="folder of compiled graphs")
     parser.add_argument("--began", type=float, default=time.time(), help="seconds since 1970")
     parser.add_argument("--parts", type=re.compile, help="only parts whose name this matches")
     given = parser.parse_args(argv)

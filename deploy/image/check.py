@@ -96,8 +96,8 @@ class Check:
             with Container(NAME, IMAGE) as server:
                 used_s = server.processor_s
                 demand(used_s < MOST_START_S, f"the {which} start took {used_s:.1f} s")
-                said = json.loads(run("bash", "-c", curl.replace("8000", str(server.port))))
-                demand(said["choices"] == wanted, f"README's curl was answered with {said}")
+                output = json.loads(run("bash", "-c", curl.replace("8000", str(server.port))))
+                demand(output["choices"] == wanted, f"README's curl was answered with {output}")
                 run("podman", "healthcheck", "run", server.name)
                 self._has_no_rights(server)
                 code = server.stop(60)
@@ -121,10 +121,10 @@ class Check:
         with Container(NAME, IMAGE) as server:
             for pid in server.children("server\0api"):
                 os.kill(pid, signal.SIGSTOP)
-            said = run("podman", "healthcheck", "run", server.name, can_fail=True)
+            output = run("podman", "healthcheck", "run", server.name, can_fail=True)
             demand(
-                re.search("unhealthy|exceeded timeout", said) is not None,
-                f"HEALTHCHECK says of a server that does not answer: {said}",
+                re.search("unhealthy|exceeded timeout", output) is not None,
+                f"HEALTHCHECK says of a server that does not answer: {output}",
             )
 
     def other_model(self) -> None:
@@ -154,14 +154,14 @@ class Check:
         try:
             for path in ("etc/pip.conf", "run/ca.pem", "root/.cache", "root/.config"):
                 demand(not (top / path).exists(), f"/{path} is left in the image")
-            found = [str(one) for one in top.rglob("pip") if one.is_dir()]
-            demand(not found, f"pip is left in the image: {found}")
+            paths = [str(path) for path in top.rglob("pip") if path.is_dir()]
+            demand(not paths, f"pip is left in the image: {paths}")
             for path in ("etc/hostname", "etc/hosts", "etc/resolv.conf"):
                 names = (top / path).read_text().split() if (top / path).exists() else []
                 demand(socket.gethostname() not in names, f"/{path} names this machine")
                 demand(path != "etc/resolv.conf" or not names, f"/{path} names a server")
             bill = json.loads((top / "opt/srm/sbom.cdx.json").read_text())
-            installed = {one["name"].lower() for one in bill["components"]}
+            installed = {component["name"].lower() for component in bill["components"]}
             demand({"max", "numpy", "uvloop"} <= installed, "the SBOM lacks packages")
         finally:
             run("podman", "image", "unmount", IMAGE)
@@ -236,9 +236,9 @@ def _answer(port: int) -> None:
         "POST", "/v1/completions", f'{{"prompt": {QUESTION}, "temperature": 0, "max_tokens": 64}}',
         {"Content-Type": "application/json"},
     )  # fmt: skip
-    said = connection.getresponse().read().decode()
+    output = connection.getresponse().read().decode()
     connection.close()
-    demand("#### 42" in said, f"it answers {said}")
+    demand("#### 42" in output, f"it answers {output}")
 
 
 PARTS: dict[str, Callable[[Check], None]] = {

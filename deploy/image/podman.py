@@ -54,12 +54,12 @@ def run(
 
     Its output goes to a file: a pipe would be held open by podman's monitor, which stays.
     """
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as captured:
         try:
             code = subprocess.run(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=captured,
                 stderr=subprocess.STDOUT,
                 timeout=timeout_s,
                 env={**os.environ, **(environment or {})},
@@ -67,8 +67,8 @@ def run(
             ).returncode
         except subprocess.TimeoutExpired:
             raise CheckFailed(f"{' '.join(command)}: not done after {timeout_s:g} s") from None
-        said.seek(0)
-        text = said.read().decode(errors="replace")
+        captured.seek(0)
+        text = captured.read().decode(errors="replace")
     demand(can_fail or code == 0, f"{' '.join(command)}: exit {code}\n{text[-3000:]}")
     return text
 
@@ -77,15 +77,15 @@ def inspect(kind: str, name: str) -> dict[str, Any]:
     """Return what `podman KIND inspect NAME` knows."""
     # Podman's warnings come before the document, on another stream.
     text = run("podman", kind, "inspect", name)
-    (found,) = json.loads(text[text.index("[\n") :])
-    return dict(found)
+    (facts,) = json.loads(text[text.index("[\n") :])
+    return dict(facts)
 
 
 def free_port() -> int:
     """Return a port of the loopback interface that nothing listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as result:
+        result.bind(("127.0.0.1", 0))
+        return int(result.getsockname()[1])
 
 
 class Container:
@@ -125,8 +125,8 @@ class Container:
     def processor_s(self) -> float:
         """Seconds of one processor that all of its processes took so far, by its control group."""
         first, second = "/sys/fs/cgroup/cpuacct/cpuacct.usage", "/sys/fs/cgroup/cpu.stat"
-        said = self.execute("sh", "-c", f"cat {first} 2>/dev/null || cat {second}").split()
-        return int(said[0]) / 1e9 if len(said) == 1 else int(said[1]) / 1e6
+        output = self.execute("sh", "-c", f"cat {first} 2>/dev/null || cat {second}").split()
+        return int(output[0]) / 1e9 if len(output) == 1 else int(output[1]) / 1e6
 
     def execute(self, *command: str) -> str:
         """Run a command in the container and return what it said."""
@@ -135,8 +135,8 @@ class Container:
     def children(self, argument: str) -> list[int]:
         """Return the processes, by their numbers outside, whose command line has this in it."""
         first = Path("/proc") / str(inspect("container", self.name)["State"]["Pid"])
-        found = [int(one) for one in (first / f"task/{first.name}/children").read_text().split()]
-        return [one for one in found if argument in Path(f"/proc/{one}/cmdline").read_text()]
+        pids = [int(word) for word in (first / f"task/{first.name}/children").read_text().split()]
+        return [pid for pid in pids if argument in Path(f"/proc/{pid}/cmdline").read_text()]
 
     def stop(self, timeout_s: float) -> int:
         """Send SIGTERM; return the exit code."""

@@ -64,22 +64,22 @@ def main(argv: list[str]) -> int:
     if config.write:
         ALERTS.write_text(alerts())
         return 0
-    found, metrics = list(sources()), metric_names()
+    objects_by_source, metrics = list(sources()), metric_names()
     left_out: set[str] = set()
     for overlay in OVERLAYS:
         objects = rendered(overlay)
-        said = [*problems(objects), *lint(objects, metrics)]
+        results = [*problems(objects), *lint(objects, metrics)]
         if config.models:
-            said += custom_problems(objects, Path(config.models))
+            results += custom_problems(objects, Path(config.models))
         else:
-            left_out |= {one["kind"] for one in objects if not is_built_in(one)}
-        found += [f"{overlay.name}: {problem}" for problem in said]
+            left_out |= {instance["kind"] for instance in objects if not is_built_in(instance)}
+        objects_by_source += [f"{overlay.name}: {problem}" for problem in results]
         sys.stdout.write(f"{overlay.name}: {len(objects)} objects\n")
     sys.stdout.writelines(
         f"not validated, for want of --models: {kind}\n" for kind in sorted(left_out)
     )
-    sys.stdout.writelines(f"{problem}\n" for problem in found)
-    return 1 if found else 0
+    sys.stdout.writelines(f"{problem}\n" for problem in objects_by_source)
+    return 1 if objects_by_source else 0
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import yaml
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.settings import of_values
+from engine.settings import build_struct
 from server.config import ServerConfig
 
 Object = dict[str, Any]
@@ -38,19 +38,19 @@ class StrictLoader(yaml.SafeLoader):  # type: ignore[misc]  # of a package witho
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} is given twice", node.start_mark
                 )
-        found: dict[Any, Any] = super().construct_mapping(node, deep)
-        return found
+        entries: dict[Any, Any] = super().construct_mapping(node, deep)
+        return entries
 
 
 def objects_of(text: str) -> list[Object]:
     """Return the objects of a YAML text. Raises yaml.YAMLError, for a key given twice too."""
-    return [one for one in yaml.load_all(text, StrictLoader) if one]
+    return [object_ for object_ in yaml.load_all(text, StrictLoader) if object_]
 
 
 def lint(objects: Sequence[Object], metrics: Set[str]) -> list[str]:
     """Return what is wrong with objects that are applied together; `metrics` are srm's names."""
-    found = [problem for check in _CHECKS for problem in check(objects)]
-    return found + list(_scaling(objects, metrics))
+    problems = [problem for check in _CHECKS for problem in check(objects)]
+    return problems + list(_scaling(objects, metrics))
 
 
 def title_of(one: Object) -> str:
@@ -59,7 +59,7 @@ def title_of(one: Object) -> str:
 
 
 def _of(objects: Sequence[Object], *kinds: str) -> list[Object]:
-    return [one for one in objects if one["kind"] in kinds]
+    return [instance for instance in objects if instance["kind"] in kinds]
 
 
 def _workloads(objects: Sequence[Object]) -> list[Object]:
@@ -74,8 +74,8 @@ def _pod(workload: Object) -> Object:
 def _containers(objects: Sequence[Object]) -> Iterator[tuple[str, Object, Object]]:
     """Yield a title, the workload and the container, of each container."""
     for workload in _workloads(objects):
-        for one in _pod(workload)["spec"]["containers"]:
-            yield f"{title_of(workload)}, container {one['name']}", workload, one
+        for container in _pod(workload)["spec"]["containers"]:
+            yield f"{title_of(workload)}, container {container['name']}", workload, container
 
 
 def _selected(objects: Sequence[Object], labels: Object) -> list[Object]:
@@ -83,57 +83,57 @@ def _selected(objects: Sequence[Object], labels: Object) -> list[Object]:
     wanted = dict(labels)
     pod_name = wanted.pop(_POD_NAME, None)
     return [
-        one
-        for one in _workloads(objects)
-        if wanted.items() <= _pod(one)["metadata"].get("labels", {}).items()
-        and (pod_name is None or re.fullmatch(rf"{one['metadata']['name']}-\d+", pod_name))
+        workload
+        for workload in _workloads(objects)
+        if wanted.items() <= _pod(workload)["metadata"].get("labels", {}).items()
+        and (pod_name is None or re.fullmatch(rf"{workload['metadata']['name']}-\d+", pod_name))
     ]
 
 
 def _ports(workload: Object) -> dict[str | int, int]:
     """Return the ports of a workload's containers, by name and by number."""
-    found: dict[str | int, int] = {}
-    for one in _pod(workload)["spec"]["containers"]:
-        for port in one.get("ports", []):
-            found |= {
+    ports: dict[str | int, int] = {}
+    for container in _pod(workload)["spec"]["containers"]:
+        for port in container.get("ports", []):
+            ports |= {
                 port["name"]: port["containerPort"],
                 port["containerPort"]: port["containerPort"],
             }
-    return found
+    return ports
 
 
 def _volumes(objects: Sequence[Object]) -> Iterator[str]:
-    claims = {one["metadata"]["name"] for one in _of(objects, "PersistentVolumeClaim")}
+    claims = {object_["metadata"]["name"] for object_ in _of(objects, "PersistentVolumeClaim")}
     for workload in _workloads(objects):
-        for one in _pod(workload)["spec"].get("volumes", []):
-            claim = one.get("persistentVolumeClaim", {}).get("claimName")
+        for volume in _pod(workload)["spec"].get("volumes", []):
+            claim = volume.get("persistentVolumeClaim", {}).get("claimName")
             if claim is not None and claim not in claims:
-                yield f"{title_of(workload)}: volume {one['name']} has no claim {claim!r}"
+                yield f"{title_of(workload)}: volume {volume['name']} has no claim {claim!r}"
 
 
 def _probes(objects: Sequence[Object]) -> Iterator[str]:
-    for title, workload, one in _containers(objects):
+    for title, workload, item in _containers(objects):
         for name in ("readinessProbe", "livenessProbe"):
-            if name not in one:
+            if name not in item:
                 yield f"{title}: there is no {name}"
         for name in _PROBES:
-            port = one.get(name, {}).get("httpGet", {}).get("port")
+            port = item.get(name, {}).get("httpGet", {}).get("port")
             if port is not None and port not in _ports(workload):
                 yield f"{title}: {name}: port {port!r} is none of the container's"
 
 
 def _resources(objects: Sequence[Object]) -> Iterator[str]:
-    for title, _, one in _containers(objects):
+    for title, _, item in _containers(objects):
         for name in ("cpu", "memory"):
-            if name not in one.get("resources", {}).get("requests", {}):
+            if name not in item.get("resources", {}).get("requests", {}):
                 yield f"{title}: requests has no {name}"
 
 
 def _security(objects: Sequence[Object]) -> Iterator[str]:
     """Yield breaches of the restricted Pod Security Standard, and a root that can be written to."""
-    for title, workload, one in _containers(objects):
+    for title, workload, item in _containers(objects):
         pod = _pod(workload)["spec"].get("securityContext", {})
-        own = one.get("securityContext", {})
+        own = item.get("securityContext", {})
         for name, value in {
             "runAsNonRoot": pod.get("runAsNonRoot") is True,
             "runAsUser": pod.get("runAsUser", 0) > 0,
@@ -149,45 +149,46 @@ def _security(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def _selectors(objects: Sequence[Object]) -> Iterator[str]:
-    for one in _of(objects, "Service"):
-        pods = _selected(objects, one["spec"].get("selector", {}))
+    for object_ in _of(objects, "Service"):
+        pods = _selected(objects, object_["spec"].get("selector", {}))
         if not pods:
-            yield f"{title_of(one)}: its selector matches no pods"
-        for port in one["spec"]["ports"]:
+            yield f"{title_of(object_)}: its selector matches no pods"
+        for port in object_["spec"]["ports"]:
             target = port.get("targetPort", port["port"])
             if not all(target in _ports(pod) for pod in pods):
-                yield f"{title_of(one)}: targetPort = {target!r} is no port of its pods"
-    for one in _of(objects, "PodDisruptionBudget"):
-        if not _selected(objects, one["spec"]["selector"]["matchLabels"]):
-            yield f"{title_of(one)}: its selector matches no pods"
-    for one in _of(objects, "ServiceMonitor"):
-        labels = one["spec"]["selector"]["matchLabels"].items()
+                yield f"{title_of(object_)}: targetPort = {target!r} is no port of its pods"
+    for object_ in _of(objects, "PodDisruptionBudget"):
+        if not _selected(objects, object_["spec"]["selector"]["matchLabels"]):
+            yield f"{title_of(object_)}: its selector matches no pods"
+    for object_ in _of(objects, "ServiceMonitor"):
+        labels = object_["spec"]["selector"]["matchLabels"].items()
         services = [
             service
             for service in _of(objects, "Service")
             if labels <= service["metadata"].get("labels", {}).items()
         ]
         if len(services) != 1:
-            yield f"{title_of(one)}: its selector matches {len(services)} Services and not one"
-        for end in one["spec"]["endpoints"]:
+            yield f"{title_of(object_)}: its selector matches {len(services)} Services and not one"
+        for end in object_["spec"]["endpoints"]:
             ports = {port["name"] for service in services for port in service["spec"]["ports"]}
             if end["port"] not in ports:
-                yield f"{title_of(one)}: port = {end['port']!r} is none of {sorted(ports)}"
+                yield f"{title_of(object_)}: port = {end['port']!r} is none of {sorted(ports)}"
 
 
 def _network(objects: Sequence[Object]) -> Iterator[str]:
     policies = _of(objects, "NetworkPolicy")
     if not any(
-        one["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]} for one in policies
+        policy["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+        for policy in policies
     ):
         yield "no NetworkPolicy denies all that no other one allows"
-    for one in policies:
-        chosen = one["spec"]["podSelector"].get("matchLabels", {})
+    for policy in policies:
+        chosen = policy["spec"]["podSelector"].get("matchLabels", {})
         pods = _selected(objects, chosen)
         if not pods:
-            yield f"{title_of(one)}: podSelector matches no pods"
+            yield f"{title_of(policy)}: podSelector matches no pods"
         for way, ends in (("ingress", "from"), ("egress", "to")):
-            for rule in one["spec"].get(way, []):
+            for rule in policy["spec"].get(way, []):
                 names = [
                     port["port"] for port in rule.get("ports", []) if isinstance(port["port"], str)
                 ]
@@ -201,38 +202,38 @@ def _network(objects: Sequence[Object]) -> Iterator[str]:
                     if not all(
                         name in _ports(pod) for pod in (pods if way == "ingress" else others)
                     ):
-                        yield f"{title_of(one)}: {way}: port {name!r} is none of the pods'"
+                        yield f"{title_of(policy)}: {way}: port {name!r} is none of the pods'"
                 if way == "egress" and rule.get("to") and names and not others:
-                    yield f"{title_of(one)}: egress: podSelector matches no pods"
+                    yield f"{title_of(policy)}: egress: podSelector matches no pods"
 
 
 def _references(objects: Sequence[Object]) -> Iterator[str]:
-    titles = {title_of(one): one for one in objects}
-    for one in _workloads(objects):
-        spec = _pod(one)["spec"]
+    titles = {title_of(instance): instance for instance in objects}
+    for workload in _workloads(objects):
+        spec = _pod(workload)["spec"]
         account = spec.get("serviceAccountName")
         if account is not None and f"ServiceAccount/{account}" not in titles:
-            yield f"{title_of(one)}: there is no ServiceAccount {account!r}"
-        if one["kind"] == "StatefulSet":
-            service = titles.get(f"Service/{one['spec']['serviceName']}", {"spec": {}})
+            yield f"{title_of(workload)}: there is no ServiceAccount {account!r}"
+        if workload["kind"] == "StatefulSet":
+            service = titles.get(f"Service/{workload['spec']['serviceName']}", {"spec": {}})
             if service["spec"].get("clusterIP") != "None":
-                yield f"{title_of(one)}: serviceName must be a Service with clusterIP: None"
-    for title, _, one in _containers(objects):
-        for variable in one.get("env", []):
+                yield f"{title_of(workload)}: serviceName must be a Service with clusterIP: None"
+    for title, _, item in _containers(objects):
+        for variable in item.get("env", []):
             for kind, key in (("Secret", "secretKeyRef"), ("ConfigMap", "configMapKeyRef")):
                 ref = variable.get("valueFrom", {}).get(key)
                 if ref and not ref.get("optional") and f"{kind}/{ref['name']}" not in titles:
                     yield f"{title}: {variable['name']}: there is no {kind} {ref['name']!r}"
-    for one in _of(objects, "RoleBinding"):
-        for ref in (one["roleRef"], *one["subjects"]):
+    for object_ in _of(objects, "RoleBinding"):
+        for ref in (object_["roleRef"], *object_["subjects"]):
             if f"{ref['kind']}/{ref['name']}" not in titles:
-                yield f"{title_of(one)}: there is no {ref['kind']} {ref['name']!r}"
+                yield f"{title_of(object_)}: there is no {ref['kind']} {ref['name']!r}"
 
 
 def _discovery(objects: Sequence[Object]) -> Iterator[str]:
     """Arguments of the router that name other objects."""
-    for title, _, one in _containers(objects):
-        arguments: list[str] = one.get("args", [])
+    for title, _, item in _containers(objects):
+        arguments: list[str] = item.get("args", [])
         if "--service-discovery" not in arguments:
             continue
         label = next((b for a, b in pairwise(arguments) if a == "--selector"), "")
@@ -247,8 +248,8 @@ def _discovery(objects: Sequence[Object]) -> Iterator[str]:
 
 def _settings(objects: Sequence[Object]) -> Iterator[str]:
     """Settings of srm: known, in their ranges, and agreeing with ports and the time for a stop."""
-    for title, workload, one in _containers(objects):
-        variables = {v["name"]: v.get("value") for v in one.get("env", [])}
+    for title, workload, item in _containers(objects):
+        variables = {v["name"]: v.get("value") for v in item.get("env", [])}
         values = {
             name.removeprefix("SRM_").lower(): value
             for name, value in variables.items()
@@ -264,15 +265,15 @@ def _settings(objects: Sequence[Object]) -> Iterator[str]:
             for kind in (EngineConfig, ServerConfig)
         )
         try:
-            engine = of_values(EngineConfig, of_engine, "env")
-            of_values(ServerConfig, of_server, "env")
+            engine = build_struct(EngineConfig, of_engine, "env")
+            build_struct(ServerConfig, of_server, "env")
         except ConfigError as error:
             yield f"{title}: {error}"
             continue
         for name in ("port", "admin_port"):
             if values.get(name) and int(values[name]) not in _ports(workload):
                 yield f"{title}: SRM_{name.upper()} = {values[name]} is no port of the pod"
-        hook = one.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        hook = item.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
         needed = hook + engine.drain_s + engine.snapshot_s + _EXIT_S
         given = _pod(workload)["spec"].get("terminationGracePeriodSeconds", 30)
         if given < needed:
@@ -284,32 +285,32 @@ def _settings(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def _scaling(objects: Sequence[Object], metrics: Set[str]) -> Iterator[str]:
-    titles = {title_of(one) for one in objects}
+    titles = {title_of(instance) for instance in objects}
     scalers = _of(objects, "HorizontalPodAutoscaler", "ScaledObject")
-    for one in scalers:
-        spec = one["spec"]
+    for scaler in scalers:
+        spec = scaler["spec"]
         target = "{kind}/{name}".format(**spec["scaleTargetRef"])
         if target not in titles:
-            yield f"{title_of(one)}: there is no {target}"
+            yield f"{title_of(scaler)}: there is no {target}"
         least, most = (
             spec.get(f"{way}Replicas") or spec.get(f"{way}ReplicaCount") for way in ("min", "max")
         )
         if not 1 <= least <= most:
-            yield f"{title_of(one)}: replicas {least} … {most} must be 1 or more, and in order"
+            yield f"{title_of(scaler)}: replicas {least} … {most} must be 1 or more, and in order"
         for metric in spec.get("metrics", []):
             name, goal = metric["pods"]["metric"]["name"], metric["pods"]["target"]
             if name not in metrics:
-                yield f"{title_of(one)}: srm has no metric {name!r}"
+                yield f"{title_of(scaler)}: srm has no metric {name!r}"
             if goal["type"] != "AverageValue" or not _QUANTITY.fullmatch(goal["averageValue"]):
-                yield f"{title_of(one)}: {name}: the target must be an AverageValue, a quantity"
+                yield f"{title_of(scaler)}: {name}: the target must be an AverageValue, a quantity"
         for trigger in spec.get("triggers", []):
             names = set(re.findall(r"\bsrm_\w+", trigger["metadata"]["query"]))
             for name in sorted(names - metrics) or ([] if names else ["in the query"]):
-                yield f"{title_of(one)}: srm has no metric {name!r}"
+                yield f"{title_of(scaler)}: srm has no metric {name!r}"
             threshold = trigger["metadata"]["threshold"]
             if not _QUANTITY.fullmatch(threshold):
-                yield f"{title_of(one)}: threshold = {threshold!r} is no quantity"
-    if len({str(one["spec"]["scaleTargetRef"]) for one in scalers}) < len(scalers):
+                yield f"{title_of(scaler)}: threshold = {threshold!r} is no quantity"
+    if len({str(scaler["spec"]["scaleTargetRef"]) for scaler in scalers}) < len(scalers):
         yield "two autoscalers have the same target"
 
 

@@ -40,6 +40,6 @@ def alerts() -> str:
 
 def metric_names() -> set[str]:
     """Return the names of the engine's metrics, as Prometheus has them."""
-    found = (one for one in vars(engine.metrics).values() if isinstance(one, MetricWrapperBase))
-    families = [family for metric in found for family in metric.describe()]
-    return {one.name + ("_total" if one.type == "counter" else "") for one in families}
+    metrics = (var for var in vars(engine.metrics).values() if isinstance(var, MetricWrapperBase))
+    families = [family for metric in metrics for family in metric.describe()]
+    return {family.name + ("_total" if family.type == "counter" else "") for family in families}

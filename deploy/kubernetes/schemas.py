@@ -42,14 +42,14 @@ def is_built_in(one: Object) -> bool:
 def problems(objects: Sequence[Object]) -> Iterator[str]:
     """Yield what does not fit Kubernetes' schemas, in strict mode. Leaves out custom kinds."""
     version = kubernetes_validate.latest_version()
-    for one in filter(is_built_in, objects):
+    for instance in filter(is_built_in, objects):
         try:
-            kubernetes_validate.validate(one, version, strict=True)
+            kubernetes_validate.validate(instance, version, strict=True)
         except kubernetes_validate.ValidationError as error:
-            yield f"{title_of(one)}: {error.message}"
+            yield f"{title_of(instance)}: {error.message}"
         except kubernetes_validate.SchemaNotFoundError:
-            kind = f"{one['kind']} of {one['apiVersion']}"
-            yield f"{title_of(one)}: Kubernetes {version} has no {kind}"
+            kind = f"{instance['kind']} of {instance['apiVersion']}"
+            yield f"{title_of(instance)}: Kubernetes {version} has no {kind}"
 
 
 def custom_problems(objects: Sequence[Object], folder: Path) -> list[str]:
@@ -57,9 +57,10 @@ def custom_problems(objects: Sequence[Object], folder: Path) -> list[str]:
 
     Raises KeyError for a group that no package is known of.
     """
-    custom = [one for one in objects if not is_built_in(one)]
+    custom = [instance for instance in objects if not is_built_in(instance)]
     given = [
-        (f"{PACKAGES[group_of(one)]}/{one['apiVersion']}/{one['kind']}", one) for one in custom
+        (f"{PACKAGES[group_of(problem)]}/{problem['apiVersion']}/{problem['kind']}", problem)
+        for problem in custom
     ]
     done = subprocess.run(
         ["node", "--input-type=module", "--eval", _PROGRAM],

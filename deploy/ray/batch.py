@@ -78,14 +78,14 @@ def run(
         ray.init()
     source, output = whole_uri(config.input), whole_uri(config.output)
     shards = _shards(source, config.shard_lines)
-    raw = (line for one in shards for _, line in read_shard(source, one, batch.max_body_bytes))
+    raw = (line for shard in shards for _, line in read_shard(source, shard, batch.max_body_bytes))
     name = job_name(batch, engine, next(raw, b"") or b"")
     job = Job(name, source, output, config.output_format, batch, engine, engine_module)
     missing = _missing(job, shards, config.resume)
     is_failed = False
     if missing:
         rows = _answered(config, job, missing, width)
-        is_failed = _follow(rows, sum(one.last + 1 - one.first for one in missing))
+        is_failed = _follow(rows, sum(group.last + 1 - group.first for group in missing))
     forget_unfinished(output)
     return 1 if is_failed else 0
 
@@ -98,7 +98,7 @@ def _shards(source: str, lines: int) -> list[Shard]:
 
 def _missing(job: Job, shards: list[Shard], is_resumed: bool) -> list[Shard]:
     """Return the shards that have no results yet. Raises ConfigError if the output has others'."""
-    names = {one.file_name(job.name, job.suffix): one for one in shards}
+    names = {shard.file_name(job.name, job.suffix): shard for shard in shards}
     there = output_names(job.output)
     if there and not is_resumed:
         raise ConfigError(
@@ -111,15 +111,17 @@ def _missing(job: Job, shards: list[Shard], is_resumed: bool) -> list[Shard]:
         )
     if there:
         log.info("%d of %d shards have their results", len(there), len(names))
-    return [one for name, one in names.items() if name not in there]
+    return [item for name, item in names.items() if name not in there]
 
 
 def _answered(
     config: RayBatchConfig, job: Job, shards: list[Shard], width: int
 ) -> Iterable[dict[str, int]]:
     """Yield counts of each shard as it ends, in any order."""
-    rows = ray.data.from_items([batch_of(one) for one in shards], override_num_blocks=len(shards))
-    found: Iterable[dict[str, int]] = rows.map_batches(
+    rows = ray.data.from_items(
+        [batch_of(shard) for shard in shards], override_num_blocks=len(shards)
+    )
+    result: Iterable[dict[str, int]] = rows.map_batches(
         ShardWorker,
         fn_constructor_args=[job],
         batch_size=1,
@@ -133,23 +135,23 @@ def _answered(
         num_cpus=config.cpus_per_actor,
         num_gpus=1 if job.engine.device == "gpu" else 0,
     ).iter_rows()
-    return found
+    return result
 
 
 def _follow(rows: Iterable[dict[str, int]], total: int) -> bool:
     """Log how far the job is; returns whether lines failed."""
     completed = failed = tokens = 0
-    started = said = time.monotonic()
+    started = reported_at = time.monotonic()
     for row in rows:
         completed += row["completed"]
         failed += row["failed"]
         tokens += row["completion_tokens"]
-        if (now := time.monotonic()) > said + _LOG_S:
-            said = now
+        if (now := time.monotonic()) > reported_at + _LOG_S:
+            reported_at = now
             rate = tokens / (now - started)
             log.info("%s of %s lines, %.0f tok/s", f"{completed + failed:,}", f"{total:,}", rate)
     log.info(
         "%s lines: %s answered, %s failed; %s tokens sampled",
-        *(f"{one:,}" for one in (completed + failed, completed, failed, tokens)),
+        *(f"{item:,}" for item in (completed + failed, completed, failed, tokens)),
     )
     return failed > 0

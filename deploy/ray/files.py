@@ -62,8 +62,8 @@ def locate(uri: str) -> tuple[Any, str]:
     Raises ConfigError.
     """
     try:
-        found: tuple[Any, str] = fs.FileSystem.from_uri(uri)
-        return found
+        located: tuple[Any, str] = fs.FileSystem.from_uri(uri)
+        return located
     except (pyarrow.ArrowException, ImportError, OSError) as error:
         raise ConfigError(f"{uri} cannot be reached: {error}") from None
 
@@ -87,11 +87,11 @@ def input_files(uri: str) -> list[str]:
     ]
     if not paths:
         raise ConfigError(f"input = {uri}: the folder has no files")
-    for one in paths:
-        if codec_of(Path(one)) is not None:
+    for path in paths:
+        if codec_of(Path(path)) is not None:
             raise ConfigError(
-                f"input = {one} is compressed, so it cannot be read from its middle: lines without "
-                "compression, or Parquet, can"
+                f"input = {path} is compressed, so it cannot be read from its middle: lines "
+                "without compression, or Parquet, can"
             )
     return sorted(paths)
 
@@ -129,11 +129,11 @@ def _line_pieces(files: Any, path: str, lines: int) -> Iterator[Piece]:
         yield Piece(path, min(lines, count - number * lines), 0, start, end)
 
 
-def in_order(found: list[list[Piece]]) -> list[Shard]:
+def in_order(results: list[list[Piece]]) -> list[Shard]:
     """Return the pieces of all files as shards, numbered through."""
     shards: list[Shard] = []
     last = 0
-    for piece in chain.from_iterable(found):
+    for piece in chain.from_iterable(results):
         shards.append(Shard(last + 1, last + piece.lines, piece))
         last += piece.lines
     return shards
@@ -146,7 +146,7 @@ def read_shard(uri: str, shard: Shard, max_line_bytes: int) -> list[RawLine]:
     with files.open_input_file(piece.path) as file:
         if is_parquet(Path(piece.path)):
             encoded = map(encode_row, _rows(parquet.ParquetFile(file), piece))
-            lines = enumerate(one if len(one) <= max_line_bytes else None for one in encoded)
+            lines = enumerate(file if len(file) <= max_line_bytes else None for file in encoded)
             return [(shard.first + number, line) for number, line in lines]
         file.seek(piece.start)
         data = BytesIO(file.read(piece.end - piece.start))
@@ -182,10 +182,10 @@ def output_names(uri: str) -> set[str]:
     files, folder = locate(uri)
     try:
         files.create_dir(f"{folder}/{UNFINISHED}", recursive=True)
-        found = files.get_file_info(fs.FileSelector(folder))
+        file_info = files.get_file_info(fs.FileSelector(folder))
     except OSError as error:
         raise ConfigError(f"output = {uri}: {error}") from None
-    return {info.base_name for info in found if not info.base_name.startswith(("_", "."))}
+    return {info.base_name for info in file_info if not info.base_name.startswith(("_", "."))}
 
 
 def forget_unfinished(uri: str) -> None:

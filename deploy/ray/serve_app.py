@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from engine.client.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.settings import of_values
+from engine.settings import build_struct
 from server.config import ServerConfig
 from server.errors import ErrorBody, ErrorDetail, response
 from server.routes.app import create_app
@@ -130,4 +130,4 @@ def settings_of(given: Mapping[str, Any]) -> tuple[ServerConfig, EngineConfig]:
             raise ConfigError(f"{name} is no setting of a replica; these are: {known}")
     server = {name: given[name] for name in ServerConfig.__struct_fields__ if name in given}
     engine = {name: given[name] for name in EngineConfig.__struct_fields__ if name in given}
-    return of_values(ServerConfig, server, "args"), of_values(EngineConfig, engine, "args")
+    return build_struct(ServerConfig, server, "args"), build_struct(EngineConfig, engine, "args")

@@ -64,10 +64,10 @@ class EngineClient:
         endpoints = endpoint.split(",")
         self.engines = [
             EngineConnection(
-                *(one, heartbeat_s, engine_timeout_s),
+                *(endpoint, heartbeat_s, engine_timeout_s),
                 *(self._receive, partial(self._change, number), len(endpoints) > 1),
             )
-            for number, one in enumerate(endpoints)
+            for number, endpoint in enumerate(endpoints)
         ]
         self._heartbeat_s, self._away_s = heartbeat_s, away_s
         self._changes: set[asyncio.Task[Done]] = set()  # of weights, whoever still waits for them
@@ -81,17 +81,17 @@ class EngineClient:
         self._has_begun = False
         self._fingerprints: dict[int, str] = {}  # by weights_version
         self._has_status = asyncio.Event()
-        self._streams = Streams(*(one.send for one in self.engines))
+        self._streams = Streams(*(engine.send for engine in self.engines))
 
     @property
     def losses(self) -> int:
         """How often an engine became unreachable."""
-        return sum(one.losses for one in self.engines)
+        return sum(engine.losses for engine in self.engines)
 
     @property
     def num_away(self) -> int:
         """How many engines do not answer."""
-        return sum(one.status is None for one in self.engines)
+        return sum(engine.status is None for engine in self.engines)
 
     def fingerprint(self, weights_version: int) -> str | None:
         """Return the fingerprint of a version that the engines use or have used; else None."""
@@ -100,8 +100,8 @@ class EngineClient:
     async def connect(self, fail: Fail = end_process) -> None:
         """Start talking to the engines, which need not be there yet. `fail` is called if that
         cannot go on: by default the process ends, which would hear of nothing any more."""
-        for one in self.engines:
-            await one.connect(fail)
+        for engine in self.engines:
+            await engine.connect(fail)
 
     async def wait_until_ready(self, timeout_s: float) -> Status:
         """The first status; EngineUnavailable if it takes longer than `timeout_s`."""
@@ -121,9 +121,9 @@ class EngineClient:
             change.cancel()
         await asyncio.gather(*self._changes, return_exceptions=True)
         for number in range(len(self.engines)):
-            self._streams.spread.hear(number, None)  # none of them is to run anything again
-        for one in self.engines:
-            await one.close()
+            self._streams.spread.note_status(number, None)  # none of them is to run anything again
+        for engine in self.engines:
+            await engine.close()
 
     async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
         """Run a request; yields its Outputs until each of its n completions has ended.
@@ -188,24 +188,28 @@ class EngineClient:
         """Stage the weights on all engines, then put them to use. Until the first one has put them
         they are dropped by all if anything goes wrong; then by none, and whoever missed that
         follows the note that it has left."""
-        losses = [one.losses for one in self.engines]
+        losses = [engine.losses for engine in self.engines]
         try:
             async with beside(self._hold(message.id, losses)):
                 staged = await self._ask_all(message)
-            versions = {one.detail["weights_version"] for one in staged}
+            versions = {engine.detail["weights_version"] for engine in staged}
             if len(versions) > 1:
                 raise EngineUnavailable("the engines do not use the same weights yet: ask again")
             self._check_all_there(losses)
         except BaseException:
-            for one in self.engines:
-                one.send(Abort(message.id))
+            for engine in self.engines:
+                engine.send(Abort(message.id))
             raise
         put = PutWeights(message.id)
         answers = await asyncio.gather(
-            *(one.ask(put) for one in self.engines), return_exceptions=True
+            *(engine.ask(put) for engine in self.engines), return_exceptions=True
         )
-        done = [one for one in answers if isinstance(one, Done)]
-        errors = [(number, one) for number, one in enumerate(answers) if not isinstance(one, Done)]
+        done = [answer for answer in answers if isinstance(answer, Done)]
+        errors = [
+            (number, answer)
+            for number, answer in enumerate(answers)
+            if not isinstance(answer, Done)
+        ]
         if not done:
             why = f"whether weights were changed is not known: {errors[0][1]}"
             raise EngineUnavailable(f"{why}; /v1/admin/state says which are in use")
@@ -221,24 +225,24 @@ class EngineClient:
         EngineUnavailable once one of them cannot make it."""
         while True:
             self._check_all_there(losses)
-            for one in self.engines:
-                one.send(HoldWeights(change))
+            for engine in self.engines:
+                engine.send(HoldWeights(change))
             await asyncio.sleep(self._heartbeat_s)
 
     def _check_all_there(self, losses: list[int]) -> None:
-        for number, one in enumerate(self.engines):
-            is_ready = one.status is not None and one.status.state == "ready"
-            if not is_ready or one.losses != losses[number]:
+        for number, engine in enumerate(self.engines):
+            is_ready = engine.status is not None and engine.status.state == "ready"
+            if not is_ready or engine.losses != losses[number]:
                 why = f"engine {number} does not answer, has been lost, or drains"
                 raise EngineUnavailable(f"{why}: no weights are changed")
 
     async def _ask_all(self, message: TakeSnapshot | LoadWeights) -> list[Done]:
         """Ask every engine, none of which may be away. Raises the first error."""
-        for number, one in enumerate(self.engines):
-            if one.status is None and len(self.engines) > 1:
+        for number, engine in enumerate(self.engines):
+            if engine.status is None and len(self.engines) > 1:
                 raise EngineUnavailable(f"engine {number} does not answer: it is starting, or gone")
         async with task_group() as group:
-            tasks = [group.create_task(one.ask(message)) for one in self.engines]
+            tasks = [group.create_task(engine.ask(message)) for engine in self.engines]
         return [task.result() for task in tasks]
 
     def _receive(self, message: Outputs | Refusal) -> None:
@@ -250,12 +254,12 @@ class EngineClient:
     def _change(self, number: int, why: str) -> None:
         """Take in a status, or the reason why an engine is lost."""
         status = self.engines[number].status
-        self._streams.spread.hear(number, None if self.is_closed else status)
-        found = [one.status for one in self.engines if one.status is not None]
+        self._streams.spread.note_status(number, None if self.is_closed else status)
+        engines = [engine.status for engine in self.engines if engine.status is not None]
         if status is not None:
             self._fingerprints[status.weights_version] = status.fingerprint
-            self._has_begun = self._has_begun or self._may_begin(len(found))
-        self.status = _sum(found) if found and self._has_begun else None
+            self._has_begun = self._has_begun or self._may_begin(len(engines))
+        self.status = _sum(engines) if engines and self._has_begun else None
         if self.status is not None:
             self._has_status.set()
         else:
@@ -268,14 +272,14 @@ class EngineClient:
     def _look_for_others(self) -> None:
         """Give up waiting for engines that are away for too long while another one is there."""
         now, is_away = time.monotonic(), self._streams.spread.is_away
-        for number, one in enumerate(self.engines):
-            if one.status is not None:
+        for number, engine in enumerate(self.engines):
+            if engine.status is not None:
                 self._gone_at[number] = now
             elif not is_away[number] and now - self._gone_at[number] >= self._away_s:
                 is_away[number] = True
                 away = f"engine {number} has not been there for {self._away_s:g} s"
                 log.warning("%s: others run what batches would have it run", away)
-                one.give_up(away)
+                engine.give_up(away)
 
     def _may_begin(self, num_heard: int) -> bool:
         now = time.monotonic()
@@ -283,24 +287,24 @@ class EngineClient:
         return num_heard == len(self.engines) or now - self._heard_at >= ENGINE_TIMEOUT_S
 
 
-def _sum(found: list[Status]) -> Status:
+def _sum(status: list[Status]) -> Status:
     """Return the status of all these engines together."""
-    if len(found) == 1:
-        return found[0]
+    if len(status) == 1:
+        return status[0]
     totals = {
-        name: sum(getattr(one, name) for one in found)
+        name: sum(getattr(item, name) for item in status)
         for name in ("num_slots", "running", "waiting", "max_waiting", "steps", "sampled")
     }
-    best = next((one for one in found if one.state == "ready"), found[0])
-    retry_after_s = max(one.retry_after_s for one in found)
-    version = max(found, key=lambda one: one.weights_version)
+    best = next((item for item in status if item.state == "ready"), status[0])
+    retry_after_s = max(item.retry_after_s for item in status)
+    version = max(status, key=lambda one: one.weights_version)
     return msgspec.structs.replace(
         best,
         retry_after_s=retry_after_s,
         weights_version=version.weights_version,
         fingerprint=version.fingerprint,
-        changing=max(one.changing for one in found),
-        held_s=max(one.held_s for one in found),
+        changing=max(item.changing for item in status),
+        held_s=max(item.held_s for item in status),
         **totals,
     )
 
@@ -315,11 +319,11 @@ def _together(answers: list[Done]) -> Done:
     if len(answers) == 1:
         return answers[0]
     detail: dict[str, str | int | float] = {}
-    for name in dict.fromkeys(name for one in answers for name in one.detail):
-        found = [one.detail[name] for one in answers if name in one.detail]
-        numbers = [value for value in found if not isinstance(value, str)]
+    for name in dict.fromkeys(name for answer in answers for name in answer.detail):
+        details = [answer.detail[name] for answer in answers if name in answer.detail]
+        numbers = [value for value in details if not isinstance(value, str)]
         if name in _ADDED:
             detail[name] = sum(numbers)
         else:
-            detail[name] = max(numbers) if numbers else found[0]
+            detail[name] = max(numbers) if numbers else details[0]
     return Done(answers[0].id, detail)

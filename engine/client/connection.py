@@ -209,7 +209,7 @@ class EngineConnection:
     def _has_progressed(self, status: Status) -> bool:
         """Whether the engine stepped since the last Status, or was idle then or is idle now."""
         last = self.status
-        is_idle = [one is None or not (one.running or one.waiting) for one in (last, status)]
+        is_idle = [item is None or not (item.running or item.waiting) for item in (last, status)]
         return any(is_idle) or last is None or status.steps != last.steps
 
     async def _keep_alive(self) -> None:
@@ -236,7 +236,7 @@ class EngineConnection:
         self._changed(why)
 
     def _fail_asked(self, ids: Iterable[str], error: SRMError) -> None:
-        for answer in [self._asked[one] for one in ids]:
+        for answer in [self._asked[own_id] for own_id in ids]:
             if not answer.done():
                 answer.set_exception(error)
 

@@ -70,7 +70,7 @@ class Spread:
         self._given = [0] * count  # samples of streams that are open here
         self._others = [0] * count  # samples beyond these that an engine has, by its last Status
 
-    def hear(self, engine: int, status: Status | None) -> None:
+    def note_status(self, engine: int, status: Status | None) -> None:
         """Note what an engine says of itself, or that it is not to be given anything."""
         self.statuses[engine] = status
         self.is_away[engine] &= status is None
@@ -95,7 +95,7 @@ class Spread:
         if request.durable:
             home = crc32(request.id.encode())
             own = [(home + part) % self.count for part in range(self.count)]
-            engines = ([one for one in own if not self.is_away[one]] or own)[:most]
+            engines = ([solution for solution in own if not self.is_away[solution]] or own)[:most]
         else:
             engines = self.choose(request, most) or [0]  # which then refuses it
         if len(engines) == 1:

@@ -37,7 +37,7 @@ Write = Callable[[Tokens], None]
 
 
 class Delivery(NamedTuple):
-    """Everything a stream received since the last `take`."""
+    """Everything a stream received since the last `read_new`."""
 
     tokens: Tokens
     """New tokens of completions; their owner is place of the request x n + completion."""
@@ -76,7 +76,7 @@ class Stream:
                 request = msgspec.structs.replace(request, stream=number)  # noqa: PLW2901
             self._parts.append(streams.spread.parts(request, place))
         for part in self.parts:
-            streams.give(self, part)
+            streams.submit(self, part)
 
     @property
     def first_version(self) -> int:
@@ -114,10 +114,10 @@ class Stream:
             if self._error is not None and not self._streams.has_unread[self._number]:
                 raise self._error
 
-    def take(self, only_ended: bool = False) -> Delivery:
+    def read_new(self, only_ended: bool = False) -> Delivery:
         """Return everything new since the last call. `only_ended` leaves the tokens of completions
         that still run, so that each one comes whole."""
-        tokens = self._streams.table.take(self._first, self._size, only_ended)
+        tokens = self._streams.table.read_new(self._first, self._size, only_ended)
         self.unfinished -= int(np.count_nonzero(tokens.reasons))
         scores: list[tuple[int, Output]] = []
         if outputs := self.take_outputs():
@@ -210,7 +210,7 @@ class Stream:
 
     def lose(self, engine: int, error: SRMError) -> None:
         """Have another engine run what is left of what this one had, or end with the error."""
-        for part in [one for one in self.parts if one.engine == engine]:
+        for part in [part for part in self.parts if part.engine == engine]:
             if not self.run_again(part):
                 self.fail(error)
 
@@ -222,20 +222,20 @@ class Stream:
         left = samples[~streams.table.ended(first, self.n)[samples]]
         if not len(left):
             return True
-        found = streams.spread.choose(part.request, 1, without=part.engine)
-        if self._is_durable or part.runs == MAX_RUNS or not found:
+        engine = streams.spread.choose(part.request, 1, without=part.engine)
+        if self._is_durable or part.runs == MAX_RUNS or not engine:
             return False
-        status = streams.spread.statuses[found[0]]
+        status = streams.spread.statuses[engine[0]]
         if status is None or self.first_version not in {0, status.weights_version}:
             return False  # other weights would go on with other tokens
         streams.table.skip_read(first, left)
         for index in (PROMPT, *left.tolist()):
             self._skipped[part.place, index] = self._received.get((part.place, index), 0)
-        again = part.again(left, found[0])
+        again = part.again(left, engine[0])
         own = self._parts[part.place]
         own[own.index(part)] = again
         streams.take_back(part)
-        streams.give(self, again)
+        streams.submit(self, again)
         return True
 
     def _of_whole(self, part: Part, output: Output) -> Output:
@@ -317,7 +317,7 @@ class Streams:
             raise
         return stream
 
-    def give(self, stream: Stream, part: Part) -> None:
+    def submit(self, stream: Stream, part: Part) -> None:
         """Have an engine run this."""
         self._places[part.request.id] = stream, part
         self.spread.count_given(part, 1)
@@ -337,9 +337,9 @@ class Streams:
     def receive(self, message: Outputs) -> None:
         """Hand out a step's tokens; those that nobody reads any more are dropped."""
         for output in message.outputs:
-            found = self._places.get(output.id)
-            if found is not None:
-                stream, part = found
+            value = self._places.get(output.id)
+            if value is not None:
+                stream, part = value
                 stream.add_output(part, output)
                 self._note_version(stream._number, output.first_version, message.weights_version)
                 stream.set_direct(False)  # what comes behind it is taken behind it
@@ -363,7 +363,7 @@ class Streams:
 
     def lose(self, engine: int, make: Callable[[], SRMError]) -> None:
         """Note that an engine has gone; streams that end by that get an error each."""
-        self.spread.hear(engine, None)
+        self.spread.note_status(engine, None)
         for stream in list(self._streams.values()):
             stream.lose(engine, make())
 

@@ -24,7 +24,7 @@ class TokenQueues:
         self.count = np.zeros(0, np.int64)  # tokens in the queue
         self._first = np.zeros(0, np.int64)  # place in the arena of the next one to read
         self._last = np.zeros(0, np.int64)  # the page written to, if it is not read to its end
-        self._room = np.zeros(0, np.int64)  # places left in it
+        self._free_places = np.zeros(0, np.int64)  # places left in it
         # By page.
         self._next = np.zeros(0, np.int64)  # of the same row
         self._free = np.zeros(0, np.int64)  # a stack of pages
@@ -43,15 +43,15 @@ class TokenQueues:
         """Add rows with empty queues."""
         more = np.zeros(count, np.int64)
         self.count, self._first = np.append(self.count, more), np.append(self._first, more)
-        self._room = np.append(self._room, more)
+        self._free_places = np.append(self._free_places, more)
         self._last = np.append(self._last, np.full(count, _NO_PAGE))
 
     def append(self, rows: I64, tokens: I32, logprobs: F32) -> None:
         """Append a token to each of these rows, which must be distinct; logprobs may be empty."""
-        full = rows[self._room[rows] == 0]
+        full = rows[self._free_places[rows] == 0]
         if len(full):
             self._add_pages(full)
-        room = self._room[rows]
+        room = self._free_places[rows]
         places = self._last[rows] * PAGE + (PAGE - room)
         self._tokens[places] = tokens
         if len(logprobs):
@@ -59,7 +59,7 @@ class TokenQueues:
                 self._has_logprobs = True
                 self._logprobs = np.zeros(len(self._tokens), np.float32)
             self._logprobs[places] = logprobs
-        self._room[rows] = room - 1
+        self._free_places[rows] = room - 1
         self.count[rows] += 1
 
     def read(self, rows: I64) -> tuple[I64, I32, F32]:
@@ -105,7 +105,7 @@ class TokenQueues:
         last = self._last[rows]
         self._release(last[last != _NO_PAGE])
         self._last[rows] = _NO_PAGE
-        self._room[rows] = 0
+        self._free_places[rows] = 0
 
     def _add_pages(self, rows: I64) -> None:
         if self._num_free < len(rows):
@@ -116,7 +116,7 @@ class TokenQueues:
         self._next[self._last[rows[is_chained]]] = pages[is_chained]
         self._first[rows[~is_chained]] = pages[~is_chained] * PAGE
         self._last[rows] = pages
-        self._room[rows] = PAGE
+        self._free_places[rows] = PAGE
 
     def _read(self, rows: I64) -> tuple[I64, I64]:
         """Return offsets, and where in the arena the tokens lie, i64[offsets[-1]]."""

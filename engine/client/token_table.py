@@ -36,7 +36,7 @@ class Stretches:
         self._begins: list[int] = []
         self._ends: list[int] = []
 
-    def take(self, size: int) -> int:
+    def allocate(self, size: int) -> int:
         """Take a stretch of `size` places; return its first."""
         for at, (begin, end) in enumerate(zip(self._begins, self._ends, strict=True)):
             if end - begin >= size:
@@ -224,7 +224,7 @@ class TokenTable:
         self._num_come[rows] += tokens >= 0
         return tokens
 
-    def take(self, first: int, size: int, only_ended: bool = False) -> Tokens:
+    def read_new(self, first: int, size: int, only_ended: bool = False) -> Tokens:
         """Take new tokens of `size` completions from `first` on; `only_ended`: if they ended."""
         row = self._row_of(first)
         if row < 0:
@@ -305,7 +305,7 @@ class TokenTable:
         """Give a reader rows, now that its first token shows that its request was accepted."""
         assert self._row[number] == NO_ROWS, "it has rows, or is closed"
         size = int(self._size[number])
-        row = self._stretches.take(size)
+        row = self._stretches.allocate(size)
         if (more := self._stretches.end - self.num_rows) > 0:
             self._add_rows(max(more, self.num_rows))
         self._reason[row : row + size] = 0

@@ -86,27 +86,27 @@ def _no_gpu() -> Device:
     raise ConfigError("device = gpu, but MAX finds no GPU here; use device = cpu")
 
 
-def _reason(said: str) -> str:
+def _reason(message: str) -> str:
     """Return of MAX's error what a user can do something about."""
-    if "driver version is not supported" in said:
-        wanted = re.search(r"driver version >= *([\w.]+)", said)
+    if "driver version is not supported" in message:
+        wanted = re.search(r"driver version >= *([\w.]+)", message)
         least = f" to {wanted[1]} or newer" if wanted else ""
         return f"the GPU's driver is too old; update it{least}, or use device = cpu"
-    if "OUT_OF_MEMORY" in said or "out of memory" in said:
+    if "OUT_OF_MEMORY" in message or "out of memory" in message:
         return f"its memory is in use; {END_THEM}"
-    if found := re.search(r"(\d+) uncorrectable ECC error", said):
+    if match := re.search(r"(\d+) uncorrectable ECC error", message):
         return (
-            f"its memory has had {found[0]}s, so that results may be wrong; reset it "
+            f"its memory has had {match[0]}s, so that results may be wrong; reset it "
             "(nvidia-smi --gpu-reset) or choose another GPU with CUDA_VISIBLE_DEVICES"
         )
-    if found := re.search(r"HW (Slowdown|Thermal Slowdown|Power Brake)", said):
+    if match := re.search(r"HW (Slowdown|Thermal Slowdown|Power Brake)", message):
         return (
-            f"it is throttled at this moment ({found[0]}), as a GPU is that is too hot or short of "
+            f"it is throttled at this moment ({match[0]}), as a GPU is that is too hot or short of "
             "power; see nvidia-smi -q -d PERFORMANCE, or use it all the same with "
             "MODULAR_DEVICE_CONTEXT_DISABLE_HEALTHCHECK=true"
         )
-    first = next((line.strip() for line in said.splitlines() if "CUDA information" in line), "")
-    seen = first or said.splitlines()[0] if said else "no reason given"
+    first = next((line.strip() for line in message.splitlines() if "CUDA information" in line), "")
+    seen = first or message.splitlines()[0] if message else "no reason given"
     return (
         f"MAX finds no GPU here ({seen}); if nvidia-smi lists one, look whether this process may "
         "see it (container, CUDA_VISIBLE_DEVICES), else use device = cpu"

@@ -118,16 +118,16 @@ class StepBuffers:
 
     def download(self, outputs: Sequence[Buffer]) -> None:
         """Enqueue copies of a step's outputs to the host, which `read` waits for."""
-        sizes = [one.num_elements * one.element_size for one in outputs]
+        sizes = [output.num_elements * output.element_size for output in outputs]
         begins, size = _places(sizes)
         if size > self._results.num_elements:
             self._results = _pinned(self._device, 2 * size)
         self._read = [
-            self._results[begin : begin + own].view(one.dtype, one.shape)
-            for one, begin, own in zip(outputs, begins, sizes, strict=True)
+            self._results[begin : begin + own].view(output.dtype, output.shape)
+            for output, begin, own in zip(outputs, begins, sizes, strict=True)
         ]
-        for target, one in zip(self._read, outputs, strict=True):
-            target.inplace_copy_from(one)
+        for target, output in zip(self._read, outputs, strict=True):
+            target.inplace_copy_from(output)
         self._outputs = outputs  # not to be freed before they are copied
         self._event = self._device.default_queue.record_event()
 
@@ -136,7 +136,7 @@ class StepBuffers:
         assert self._event is not None
         self._event.synchronize()
         self._outputs = ()
-        return [one.to_numpy().copy() for one in self._read]
+        return [buffer.to_numpy().copy() for buffer in self._read]
 
     def _make_room(self, size: int) -> None:
         """Have room for inputs of so many bytes, and for twice as many so that it seldom grows."""

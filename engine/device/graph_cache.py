@@ -49,7 +49,7 @@ RELEASED_GRAPHS = Path(__file__).resolve().parents[2] / "graphs"
 """The bundled model's graphs, which a wheel or an image has beside the program. Those of a source
 tree are as old as its last `make graphs`, but what they were compiled from is in their names."""
 
-SOURCES = [Path(one.__file__ or "") for one in (kernels, linear, messages, model, products)]
+SOURCES = [Path(module.__file__ or "") for module in (kernels, linear, messages, model, products)]
 """What builds graphs."""
 Built = tuple[Graph | Module, list[Path]]
 """What is to be compiled, and compiled kernels that it needs beside those it names itself."""
@@ -136,13 +136,13 @@ def cached(
 ) -> CompiledModel:
     """Return graphs of a kind and shape, read from `shipped` or `folder`, or compiled and kept in
     `folder`. Raises ConfigError if others may write there, but for graphs beside the program."""
-    if shipped and (found := _read(cache_path(name, shape, device, shipped))) is not None:
-        return found
+    if shipped and (graph := _read(cache_path(name, shape, device, shipped))) is not None:
+        return graph
     if device.is_host:
         processor.compile_for_level()
     path = cache_path(name, shape, device, folder)
-    if (found := _read(path)) is not None:
-        return found
+    if (graph := _read(path)) is not None:
+        return graph
     with _alone(path.with_suffix(".lock")):
         check_owned(path.parent)  # before minutes are spent on what would not be read again
         return _read(path) or _compile(name, shape, build, session, device, path)
@@ -174,17 +174,17 @@ def check_owned(*paths: Path) -> None:
     for path in map(Path.resolve, paths):
         for place in (path, *path.parents):
             try:
-                found = place.stat()
+                info = place.stat()
             except FileNotFoundError:
                 continue
             except OSError as error:
                 raise ConfigError(f"{place}: {error.strerror}") from None
-            mode = stat.S_IMODE(found.st_mode)
-            is_open = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and found.st_gid not in own)
+            mode = stat.S_IMODE(info.st_mode)
+            is_open = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and info.st_gid not in own)
             is_kept = place != path and mode & stat.S_ISVTX
-            if found.st_uid not in own or (is_open and not is_kept):
+            if info.st_uid not in own or (is_open and not is_kept):
                 raise ConfigError(
-                    f"{place}: others may write there (owner {found.st_uid}, group {found.st_gid}, "
+                    f"{place}: others may write there (owner {info.st_uid}, group {info.st_gid}, "
                     f"mode {mode:o}), and compiled graphs, which are code, are kept in it: take "
                     "that from them with chmod and chown, or set cache_dir or graphs_dir to a "
                     "folder that is yours alone"

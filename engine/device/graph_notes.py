@@ -43,12 +43,12 @@ FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma
 def prune(folder: Path) -> list[Path]:
     """Delete graphs of other code, and those without a note; return the graphs that are left."""
     notes, current = read_notes(folder), code_version()
-    kept = {path for path, note in notes.items() if note.code == current}
-    for path in set(folder.glob("*.mef")) - kept:
+    retained = {path for path, note in notes.items() if note.code == current}
+    for path in set(folder.glob("*.mef")) - retained:
         log.debug("%s is not of this code: deleted", path)
         path.unlink()
         path.with_suffix(".json").unlink(missing_ok=True)
-    return sorted(kept)
+    return sorted(retained)
 
 
 def adopt(device: Device, folder: Path) -> int:
@@ -78,16 +78,16 @@ def adopt(device: Device, folder: Path) -> int:
     return linked
 
 
-def keep(folder: Path, kept: Path) -> None:
+def keep(folder: Path, retained: Path) -> None:
     """Compress every graph of this code, unless it is kept.
 
     What a graph says in errors about lines of ours is put relative to the source tree: where that
     lies on this machine is nobody's business.
     """
-    kept.mkdir(parents=True, exist_ok=True)
+    retained.mkdir(parents=True, exist_ok=True)
     here = str(KERNELS.parents[1]).encode()
     for path, note in read_notes(folder).items():
-        file = kept / f"{note.name}-{note.made_of}{KEPT}"
+        file = retained / f"{note.name}-{note.made_of}{KEPT}"
         if note.code != code_version() or not note.made_of or file.exists():
             continue
         graph = path.read_bytes().replace(here, b"." + b"/" * (len(here) - 1))  # of the same size
@@ -98,17 +98,17 @@ def keep(folder: Path, kept: Path) -> None:
         log.info("%s, %d bytes, is %s", path.name, file.stat().st_size, file.name)
 
 
-def unpack(kept: Path, folder: Path, code: str = "") -> list[Path]:
+def unpack(retained: Path, folder: Path, code: str = "") -> list[Path]:
     """Write kept graphs there, as ones of this `code`; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for file in sorted(kept.glob(f"*{KEPT}")):
+    for file in sorted(retained.glob(f"*{KEPT}")):
         note = msgspec.structs.replace(_read_note(file.with_suffix(".json")), code=code)
         path = folder / file.with_suffix(".mef").name
         path.with_suffix(".json").write_bytes(msgspec.json.encode(note))
         path.write_bytes(lzma.decompress(file.read_bytes()))
-        for one in (path, path.with_suffix(".json")):
-            one.chmod(0o644)  # as `graph_cache` wants them, whatever the umask
+        for item in (path, path.with_suffix(".json")):
+            item.chmod(0o644)  # as `graph_cache` wants them, whatever the umask
         paths.append(path)
     return paths
 
@@ -139,10 +139,10 @@ def main(argv: list[str]) -> int:
                 log.info("%d files of compiled graphs, %.1f MiB", len(graphs), size / 2**20)
             case ["adopt", folder, "cpu" | "gpu" as device]:
                 log.info("%d graphs taken over", adopt(open_device(device), Path(folder)))
-            case ["keep", folder, kept]:
-                keep(Path(folder), Path(kept))
-            case ["unpack", kept, folder]:
-                paths = unpack(Path(kept), Path(folder))
+            case ["keep", folder, retained]:
+                keep(Path(folder), Path(retained))
+            case ["unpack", retained, folder]:
+                paths = unpack(Path(retained), Path(folder))
                 log.info("%d files of compiled graphs unpacked", len(paths))
             case _:
                 raise ConfigError(

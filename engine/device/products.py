@@ -145,8 +145,8 @@ def multiply_into_stream(
     """x @ weight^T + bias + stream, the "own" product, with its moments."""
     wide, depth = map(int, weight.shape)
     inputs, types = [x, weight, bias, stream.values], stream_types(stream.values.type)
-    found = ops.custom("srm_stream_sm90", x.device, inputs, types, {"N": wide, "K": depth})
-    return Stream(*(one.tensor for one in found))
+    product = ops.custom("srm_stream_sm90", x.device, inputs, types, {"N": wide, "K": depth})
+    return Stream(*(item.tensor for item in product))
 
 
 def multiply_float8(
@@ -167,8 +167,8 @@ def multiply_float8_into_stream(
     FLOAT8, their columns in that order."""
     wide, depth = map(int, weight.shape)
     inputs, types = [x, weight, columns, residual], stream_types(residual.type)
-    found = ops.custom("srm_down_e4m3", x.device, inputs, types, {"N": wide, "K": depth})
-    return Stream(*(one.tensor for one in found))
+    product = ops.custom("srm_down_e4m3", x.device, inputs, types, {"N": wide, "K": depth})
+    return Stream(*(item.tensor for item in product))
 
 
 def stream_types(values: TensorType) -> list[TensorType]:

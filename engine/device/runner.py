@@ -116,7 +116,7 @@ class ModelRunner:
         self._pool = StatePool(weights.config, num_pool_slots, self.device, copies)
         on_gpu = not self.device.is_host
         self._gpu_steps = GpuSteps(self.device, self._pool, num_slots) if on_gpu else None
-        self._no_edits = [_buffer(one) for one in edit_inputs(NO_EDITS)]
+        self._no_edits = [_buffer(edit_own_input) for edit_own_input in edit_inputs(NO_EDITS)]
         self._thread = ThreadPoolExecutor(
             max_workers=1,
             thread_name_prefix="step",
@@ -151,11 +151,17 @@ class ModelRunner:
 
     def _run(self, batch: Batch) -> StepResult:
         has_edits = batch.edits is not NO_EDITS
-        edits = [_buffer(one) for one in edit_inputs(batch.edits)] if has_edits else self._no_edits
-        buffers = [*(_buffer(one) for one in batch_inputs(batch)), *edits]
+        edits = (
+            [_buffer(edit_own_input) for edit_own_input in edit_inputs(batch.edits)]
+            if has_edits
+            else self._no_edits
+        )
+        buffers = [*(_buffer(batch_own_input) for batch_own_input in batch_inputs(batch)), *edits]
         tokens, logprobs, *scores = self._model.execute(*self._pool.buffers, *buffers)
-        found = Scores(*(one.to_numpy() for one in scores)) if len(batch.score_rows) else NO_SCORES
-        return StepResult(tokens.to_numpy(), logprobs.to_numpy(), found)
+        scored = (
+            Scores(*(score.to_numpy() for score in scores)) if len(batch.score_rows) else NO_SCORES
+        )
+        return StepResult(tokens.to_numpy(), logprobs.to_numpy(), scored)
 
 
 def open_device(kind: str, *numbers: int) -> Device:

@@ -115,10 +115,10 @@ class Clients:
         """Return the silent clients that are not connected any more. `ask` sends a client something
         and returns whether it is there."""
         oldest = time.monotonic() - self.timeout_s
-        found = []
+        lost = []
         for client in [client for client, heard in self._heard.items() if heard < oldest]:
             if not ask(client):
-                found.append(client)
+                lost.append(client)
                 continue
             self._heard[client] = oldest + _LOOK_EVERY_S  # it is looked again then
             if client not in self._silent:
@@ -127,7 +127,7 @@ class Clients:
                     "a client has said nothing for %g s; its process is there: its requests go on",
                     self.timeout_s,
                 )
-        return found
+        return lost
 
     def forget(self, client: bytes) -> None:
         """Forget a client that is gone, and its number."""

@@ -79,8 +79,8 @@ class Durable:
         if request.id in self._kept:
             wanted = digest(request)
             _, records = self._kept[request.id]
-            found = [parked for known, parked in records if digest(known) == wanted]
-            return latest(found) if found else None
+            parkeds = [parked for known, parked in records if digest(known) == wanted]
+            return latest(parkeds) if parkeds else None
         if not self._has_looked:
             self._has_looked = True
             self._open()
@@ -193,8 +193,8 @@ class Durable:
         except SnapshotError as error:
             self._fail(error)
             return
-        kept = (record for _, records in self._kept.values() for record in records)
-        parts = chain(self._engine.durable_parts(), in_parts(list(kept), READ_SLOTS))
+        retained = (record for _, records in self._kept.values() for record in records)
+        parts = chain(self._engine.durable_parts(), in_parts(list(retained), READ_SLOTS))
         version = self._engine.weights_version
         self._capture = Capture(self._folder, self._stamp, parts, version)
 

@@ -22,7 +22,7 @@ from engine.config import EngineConfig, ModelConfig
 from engine.errors import Overloaded, RequestError
 from engine.messages import REASONS, Output, Request, SamplingParams, Status, join
 from engine.scheduler.outputs import StepTokens
-from engine.scheduler.parking import parkable, together
+from engine.scheduler.parking import merge_writes, parkable
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.wait_queues import QueueRate
 from engine.state.parked import Parked, in_parts
@@ -258,9 +258,9 @@ class Engine:
         """
         outputs = [] if self._is_settled else self.settle()
         self._is_settled = True
-        if len(self.scheduler.victims()):
+        if len(self.scheduler.choose_preempted()):
             outputs += self.settle()
-            slots = self.scheduler.victims()  # some may have ended meanwhile
+            slots = self.scheduler.choose_preempted()  # some may have ended meanwhile
             for begin in range(0, len(slots), READ_SLOTS):
                 some = slots[begin : begin + READ_SLOTS]
                 self.scheduler.park(some, self._runner.read_slots(some))
@@ -269,7 +269,7 @@ class Engine:
     def _launch(self) -> _Step | None:
         started = self.scheduler.latencies.now = time.monotonic()
         batch = self.scheduler.schedule()
-        for slots, states in together(self.scheduler.take_resumed(), READ_SLOTS):
+        for slots, states in merge_writes(self.scheduler.take_resumed(), READ_SLOTS):
             self._runner.write_slots(slots, states)
         return None if batch is None else _Step(batch, self._runner.launch(batch), started)
 

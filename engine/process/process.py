@@ -50,7 +50,7 @@ from engine.process.clients import Clients
 from engine.process.durable import Detail, Durable
 from engine.process.engine import Engine
 from engine.process.watchdog import Heartbeat, Watchdog
-from engine.process.weight_reload import Swaps
+from engine.process.weight_reload import WeightReload
 from engine.process.weights_note import LoadFolder
 from engine.state.sequence import STREAMS
 from engine.weights.checkpoint import load_checkpoint
@@ -96,7 +96,7 @@ class EngineProcess:
         self._durable = Durable(engine, config)
         self._durable_ids: set[str] = set()  # requests that are durable
         self._time_out: deque[tuple[float, str]] = deque()  # deadline and id, in order of arrival
-        self._swaps = Swaps(engine, load, config.weights_note)
+        self._weight_reload = WeightReload(engine, load, config.weights_note)
         self._deadline: float | None = None  # of the drain; None: not draining
         self._leaves_at_once = False
         self._decoder = msgspec.msgpack.Decoder[ToEngine](ToEngine)
@@ -135,7 +135,7 @@ class EngineProcess:
             self._refuse_all(StepFailed("the engine failed while this request was running"))
             return StepFailed.exit_code
         finally:
-            self._swaps.close()
+            self._weight_reload.close()
             self._clients.close()
 
     def _is_over(self) -> bool:
@@ -153,7 +153,7 @@ class EngineProcess:
 
     def _read_inbox(self) -> None:
         """Handle what has arrived; wait for something only if there is nothing to step."""
-        is_busy = self._durable.is_busy or self._swaps.current is not None
+        is_busy = self._durable.is_busy or self._weight_reload.current is not None
         wait_ms = BUSY_WAIT_MS if is_busy else IDLE_WAIT_MS
         if not self._engine.has_work and not self._clients.socket.poll(wait_ms):
             return
@@ -170,10 +170,12 @@ class EngineProcess:
             return
         if isinstance(message, Hello):
             if self._deadline is None:  # else it leaves anyway, and what runs is to end first
-                self._swaps.check_note()
+                self._weight_reload.check_note()
             self._send_status(client)
         elif isinstance(message, Abort):
-            change = self._swaps.current  # may be dropped over another connection than it came by
+            change = (
+                self._weight_reload.current
+            )  # may be dropped over another connection than it came by
             if self._owner.get(message.id) == client or (change and change.id == message.id):
                 self._forget(message.id)
                 self._engine.abort(message.id)
@@ -191,9 +193,9 @@ class EngineProcess:
 
     def _swap(self, client: bytes, message: AboutWeights) -> None:
         if self._deadline is None:
-            self._swaps.check_note()
+            self._weight_reload.check_note()
         try:
-            if done := self._swaps.receive(message):
+            if done := self._weight_reload.receive(message):
                 self._send(client, done)
         except SRMError as error:
             self._send(client, refusal(message.id, error))
@@ -202,14 +204,14 @@ class EngineProcess:
                 self._owner[message.id] = client
 
     def _change_weights(self) -> None:
-        if (message := self._swaps.current) is None:
+        if (message := self._weight_reload.current) is None:
             return
         client = self._owner.get(message.id)  # None: it does not wait any more
         try:
             is_draining = self._deadline is not None
-            if is_draining or not self._swaps.is_due():
-                self._swaps.check_wanted(client is not None, is_draining)
-                if client is not None and (staged := self._swaps.take_staged()):
+            if is_draining or not self._weight_reload.is_due():
+                self._weight_reload.check_wanted(client is not None, is_draining)
+                if client is not None and (staged := self._weight_reload.take_staged()):
                     self._send(client, staged)
                 return
             self._send_outputs(self._engine.settle())
@@ -218,7 +220,7 @@ class EngineProcess:
                 for request_id in self._owner:
                     self._engine.abort(request_id)
                 self._refuse_all(EngineUnavailable("other weights were put to use meanwhile"))
-            done = self._swaps.make()
+            done = self._weight_reload.make()
             self._durable.forget()
         except StepFailed:
             raise
@@ -227,8 +229,8 @@ class EngineProcess:
             if client is not None:
                 self._send(client, refusal(message.id, error))
             return
-        for one in self._clients:
-            self._send_status(one)
+        for item in self._clients:
+            self._send_status(item)
         if client is not None:
             self._send(client, done)
 
@@ -297,7 +299,7 @@ class EngineProcess:
                 self._engine.abort(request_id)
                 limit = self._config.request_timeout_s
                 self._refuse(request_id, TimedOut(f"it took longer than {limit:g} s"))
-        for request_id in self._engine.scheduler.in_the_way():
+        for request_id in self._engine.scheduler.find_abandoned_holding_slots():
             self._engine.abort(request_id)
             self._refuse(request_id, EngineUnavailable("its client left, and others had to wait"))
 
@@ -329,7 +331,7 @@ class EngineProcess:
         return self._owner.pop(request_id, None)
 
     def _send_status(self, client: bytes) -> bool:
-        status = self._swaps.told_in(self._engine.status())
+        status = self._weight_reload.add_status(self._engine.status())
         if self._deadline is not None:
             status = msgspec.structs.replace(status, state="draining")
         return self._send(client, status)
@@ -358,7 +360,7 @@ def serve(engine: Engine, config: EngineWiring, load: LoadFolder = load_checkpoi
     heartbeat = Heartbeat(Path(config.heartbeat)) if config.heartbeat else None
 
     def progress() -> None:
-        watchdog.feed()
+        watchdog.note_progress()
         if heartbeat is not None:
             heartbeat.beat(engine.num_steps)
 

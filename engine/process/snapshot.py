@@ -158,18 +158,18 @@ class SnapshotFile:
 
     def _check_stamp(self) -> None:
         for name in Stamp.__struct_fields__:
-            found, expected = getattr(self.header.stamp, name), getattr(self._stamp, name)
-            if found != expected:
-                raise self._refused(name, found, expected)
+            actual, expected = getattr(self.header.stamp, name), getattr(self._stamp, name)
+            if actual != expected:
+                raise self._refused(name, actual, expected)
 
     def _load(self, number: int) -> _LoadedChunk:
         """Verify all of a chunk's checksums; keep its small arrays."""
         chunk = self.header.chunks[number]
         for section, size, checksum in zip(SECTIONS, chunk.sizes, chunk.checksums, strict=True):
-            begin, found = chunk.begin(section), 0
+            begin, actual = chunk.begin(section), 0
             for at in range(begin, begin + size, _PIECE):
-                found = zlib.crc32(self._read(at, min(_PIECE, begin + size - at)), found)
-            self._check(f"checksum of {section} in chunk {number}", found, checksum)
+                actual = zlib.crc32(self._read(at, min(_PIECE, begin + size - at)), actual)
+            self._check(f"checksum of {section} in chunk {number}", actual, checksum)
 
         def array(section: str, kind: str) -> npt.NDArray[Any]:
             return np.frombuffer(self._read(chunk.begin(section), chunk.size(section)), kind)
@@ -201,12 +201,12 @@ class SnapshotFile:
             left -= len(parts[-1])
         return b"".join(parts) if len(parts) > 1 else (parts or [b""])[0]
 
-    def _check(self, field: str, found: int, expected: int) -> None:
-        if found != expected:
-            raise self._refused(field, f"{found:08x}", f"{expected:08x}")
+    def _check(self, field: str, actual: int, expected: int) -> None:
+        if actual != expected:
+            raise self._refused(field, f"{actual:08x}", f"{expected:08x}")
 
-    def _refused(self, field: str, found: object, expected: object) -> SnapshotError:
-        return SnapshotError(f"{self.path}: {field} is {found}, expected {expected}")
+    def _refused(self, field: str, actual: object, expected: object) -> SnapshotError:
+        return SnapshotError(f"{self.path}: {field} is {actual}, expected {expected}")
 
 
 class _Versioned(msgspec.Struct):

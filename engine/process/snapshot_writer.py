@@ -106,7 +106,7 @@ class SnapshotWriter:
                 created_unix=time.time(),
                 num_sequences=self.num_sequences,
                 ids=[request_id for request_id, _ in self._records],
-                digests=b"".join(one for _, one in self._records),
+                digests=b"".join(item for _, item in self._records),
                 places=np.array(self._places, "<i4").tobytes(),
                 chunks=self._chunks,
             )
@@ -146,14 +146,14 @@ class SnapshotWriter:
 
 def _sections(parts: Sequence[Parked], state_dtype: str) -> Iterator[Iterable[memoryview]]:
     """Yield a chunk's sections in the order of SECTIONS, in pieces that fit a processor's cache."""
-    tokens = [one for part in parts for one in part.tokens]
-    logprobs = [one for part in parts for one in part.logprobs]
+    tokens = [token for part in parts for token in part.tokens]
+    logprobs = [logprob for part in parts for logprob in part.logprobs]
     yield _states(parts, state_dtype)
     yield [_raw(np.concatenate([part.states.last_tokens for part in parts]), "<i4")]
     yield [_raw(np.concatenate([part.indices for part in parts]), "<i8")]
     yield [_raw(np.concatenate([part.positions for part in parts]), "<i4")]
-    yield [_raw(np.array([len(one) // 4 for one in tokens]), "<i4")]
-    yield [_raw(np.array([len(one) // 4 for one in logprobs]), "<i4")]
+    yield [_raw(np.array([len(token) // 4 for token in tokens]), "<i4")]
+    yield [_raw(np.array([len(logprob) // 4 for logprob in logprobs]), "<i4")]
     yield [memoryview(b"".join(tokens))]
     yield [memoryview(b"".join(logprobs))]
 

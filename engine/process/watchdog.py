@@ -29,7 +29,7 @@ class Watchdog:
         self._armed_at = -REARM_S
         self._is_failing = False
 
-    def feed(self) -> None:
+    def note_progress(self) -> None:
         """Note progress: start the time-out anew."""
         now = time.monotonic()
         if self._timeout_s and now - self._armed_at >= REARM_S:

@@ -48,7 +48,7 @@ WATCH_S = 60.0
 """Seconds between two lines of the log that say for how long nothing has started."""
 
 
-class Swaps:
+class WeightReload:
     """Changes of an engine's weights, one at a time."""
 
     def __init__(self, engine: Engine, load: LoadFolder, note: str) -> None:
@@ -63,7 +63,7 @@ class Swaps:
         self._asked = 0.0
         self.is_prepared = False
         """Whether the change can be made; one that is staged is not, before it is committed."""
-        self._is_told = self._is_committed = False
+        self._is_reported = self._is_committed = False
         self.lease_s = LEASE_S
         """Seconds after which a staged change is dropped if its client has not said `hold`."""
         self._held_until = 0.0  # by the last word of the client
@@ -82,7 +82,7 @@ class Swaps:
         """Seconds for which nothing has started because of a change; 0 where things start."""
         return 0.0 if self._held_at is None else time.monotonic() - self._held_at
 
-    def told_in(self, status: Status) -> Status:
+    def add_status(self, status: Status) -> Status:
         """Return the engine's status with what there is to say of a change."""
         metrics.HELD_SECONDS.set(self.held_s)
         path = "" if self._message is None else self._message.path
@@ -134,9 +134,9 @@ class Swaps:
 
     def take_staged(self) -> Done | None:
         """Return what tells the client that a staged change can be made, once."""
-        if not self.is_prepared or self._is_told or self._message is None:
+        if not self.is_prepared or self._is_reported or self._message is None:
             return None
-        self._is_told = True
+        self._is_reported = True
         return Done(self._message.id, {"weights_version": self._engine.weights_version + 1})
 
     def check_wanted(self, has_owner: bool, is_draining: bool) -> None:
@@ -197,8 +197,8 @@ class Swaps:
         path = Path(self._note)
         if not self._note or not path.exists() or (self._message and not self.is_prepared):
             return None
-        found = path.stat()
-        if self._note_seen == (seen := (found.st_ino, found.st_mtime_ns)):
+        status = path.stat()
+        if self._note_seen == (seen := (status.st_ino, status.st_mtime_ns)):
             return None
         self._note_seen = seen
         try:
@@ -270,7 +270,7 @@ class Swaps:
         self._engine.scheduler.is_held, self._held_at = False, None
         self._message = self._loading = None
         self._copying.end()
-        self.is_prepared = self._is_told = self._is_committed = False
+        self.is_prepared = self._is_reported = self._is_committed = False
 
 
 def load_weights(
@@ -289,11 +289,11 @@ def load_weights(
         config_path = folder / "config.json"
         config = parse_model_config(config_path, read_file(config_path))
         _check_same(folder, config, served)  # before all the rest is read
-        kept = copy(folder)
+        retained = copy(folder)
         try:
-            weights = load(kept)
+            weights = load(retained)
         except CheckpointError as error:
-            raise CheckpointError(error.message.replace(str(kept), str(folder))) from None
+            raise CheckpointError(error.message.replace(str(retained), str(folder))) from None
     except CheckpointError as error:
         raise InvalidRequest(f"path = {str(folder)!r}: {error.message}", "path") from None
     except (InvalidRequest, StoreError, EngineUnavailable):

@@ -25,7 +25,7 @@ from engine.process.engine import Engine as SteppedEngine
 from engine.python.pending_prompt import PendingPrompt, Prompt, in_turn
 from engine.python.request_output import Completion, Generated
 from engine.python.tokenizer import FolderTokenizer
-from engine.settings import of_values
+from engine.settings import build_struct
 from engine.steps.batch import I32
 from engine.weights.checkpoint import load_checkpoint
 
@@ -60,7 +60,7 @@ class Engine:
         for name in _OF_THE_PROCESS:
             if name in settings:
                 raise ConfigError(f"{name} is a setting of the engine process; there is none here")
-        config = of_values(EngineConfig, {"model": Path(model), **settings}, "Engine")
+        config = build_struct(EngineConfig, {"model": Path(model), **settings}, "Engine")
         weights = load_checkpoint(config.model)
         runner = ModelRunner(weights, config)
         steps = SteppedEngine(weights.config, runner, config, weights.fingerprint)
@@ -100,8 +100,8 @@ class Engine:
             raise InvalidRequest(
                 f"params must be one or as many as prompts: {len(given)}; got {len(each)}", "params"
             )
-        steps, found = self._open(), [Generated(_NO_TOKENS, []) for _ in given]
-        total, before = sum(one.n for one in each), steps.scheduler.latencies.num_sampled
+        steps, generateds = self._open(), [Generated(_NO_TOKENS, []) for _ in given]
+        total, before = sum(params.n for params in each), steps.scheduler.latencies.num_sampled
         finished = 0
 
         def report() -> None:
@@ -112,12 +112,12 @@ class Engine:
 
         asked = in_turn(zip(given, each, strict=True), self._tokenizer)
         with closing(self._run(steps, asked, report)) as completions:
-            for one, made in completions:
+            for item, made in completions:
                 finished += 1
-                found[one.number].completions.append(made)
-                if not one.unfinished:
-                    found[one.number] = one.generated(found[one.number].completions)
-        return found
+                generateds[item.number].completions.append(made)
+                if not item.unfinished:
+                    generateds[item.number] = item.generated(generateds[item.number].completions)
+        return generateds
 
     def stream(
         self,
@@ -176,7 +176,7 @@ class Engine:
                 after_step()
                 for output in outputs:
                     one = running[output.id]
-                    if (made := one.take(output, decode)) is not None:
+                    if (made := one.add_output(output, decode)) is not None:
                         if not one.unfinished:
                             del running[output.id]
                         yield one, made
@@ -212,13 +212,13 @@ def _checked(
         return
     # A dict's keys are none, but it is the dict that is wrong.
     is_list = isinstance(params, Iterable) and not isinstance(params, Mapping)
-    for one in params if is_list else [params]:
-        if not isinstance(one, SamplingParams):
+    for each in params if is_list else [params]:
+        if not isinstance(each, SamplingParams):
             raise InvalidRequest(
-                f"params must be SamplingParams, or one for each prompt; got {type(one).__name__}",
+                f"params must be SamplingParams, or one for each prompt; got {type(each).__name__}",
                 "params",
             )
-        yield one
+        yield each
 
 
 def _streamed(params: SamplingParams) -> SamplingParams:

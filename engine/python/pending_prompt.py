@@ -28,7 +28,7 @@ class PendingPrompt:
     unfinished: int
     parts: dict[int, list[Output]] = field(default_factory=dict)
 
-    def take(self, output: Output, decode: Decode) -> Completion | None:
+    def add_output(self, output: Output, decode: Decode) -> Completion | None:
         """Add an Output; return the completion that it ends, if it does."""
         self.parts.setdefault(output.index, []).append(output)
         if output.finish_reason is None:

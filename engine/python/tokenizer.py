@@ -24,8 +24,8 @@ class FolderTokenizer:
     def encode(self, texts: list[str]) -> list[I32]:
         """Return i32[tokens] of each text, with what the tokenizer adds around a prompt. Raises
         InvalidRequest where there is no tokenizer, CheckpointError where it is none."""
-        found = self._load().encode_batch(texts)
-        return [np.array(one.ids, np.int32) for one in found]
+        encoded = self._load().encode_batch(texts)
+        return [np.array(item.ids, np.int32) for item in encoded]
 
     def decode(self, token_ids: I32) -> str | None:
         """Return the text of token ids, without special tokens; None without a tokenizer."""

@@ -83,7 +83,7 @@ def _prompt(data: bytes, model: ModelConfig) -> I32:
         )
     prompt = np.frombuffer(data, "<i4").astype(np.int32)
     if len(prompt) > model.n_ctx:
-        raise ContextTooLong.of(len(prompt), model.n_ctx, "prompt_token_ids")
+        raise ContextTooLong.from_length(len(prompt), model.n_ctx, "prompt_token_ids")
     outside = prompt[(prompt < 0) | (prompt >= model.vocab_size)]
     check_ids("prompt_token_ids", outside.tolist(), model.vocab_size)
     return prompt

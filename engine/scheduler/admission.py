@@ -20,7 +20,7 @@ import numpy as np
 from engine.messages import MAX_PRIORITY
 from engine.scheduler.parking import Parking
 from engine.scheduler.prefill import Prefill
-from engine.scheduler.wait_queues import FairLine
+from engine.scheduler.wait_queues import FairQueue
 from engine.state.fair_share import FairShare, FairShares, add_to
 from engine.state.latency import Latencies
 from engine.state.prefixes import NO_SLOT, Order, Prefixes
@@ -45,21 +45,21 @@ class Admission:
     shares: FairShares = field(default_factory=FairShares)
     num_waiting: int = 0  # sequences accepted and not started
     waiting_bytes: int = 0  # of requests that have sequences to start
-    waiting: FairLine = field(default_factory=FairLine)  # for a slot to prefill into
-    forking: FairLine = field(default_factory=FairLine)  # prefilled, for slots to start in
+    waiting: FairQueue = field(default_factory=FairQueue)  # for a slot to prefill into
+    forking: FairQueue = field(default_factory=FairQueue)  # prefilled, for slots to start in
     prefill: Prefill = field(init=False)
     is_held: bool = False  # only what is parked gets slots
     _yielding: SequenceGroup | None = None  # gives up its prefix when none of its rows needs it
     _waiting_at: Counter[int] = field(default_factory=Counter)  # of num_waiting, by priority
     _resumed: list[tuple[I64, SlotStates]] = field(default_factory=list)
-    _rivals: tuple[FairLine, ...] = field(init=False)  # those that can use a slot now
+    _rivals: tuple[FairQueue, ...] = field(init=False)  # those that can use a slot now
 
     def __post_init__(self) -> None:
         self.prefill = Prefill(self.prefixes, self.waiting)
         self._rivals = self.lines
 
     @property
-    def lines(self) -> tuple[FairLine, FairLine, FairLine]:
+    def lines(self) -> tuple[FairQueue, FairQueue, FairQueue]:
         """All lines that want slots."""
         return self.parking.line, self.forking, self.waiting
 
@@ -86,7 +86,7 @@ class Admission:
         if share is None or not share.waiting:
             return True
         tiers = self.shares.tiers.values()
-        waiting = sum(bool(one.waiting) for tier in tiers for one in tier.members.values())
+        waiting = sum(bool(member.waiting) for tier in tiers for member in tier.members.values())
         return share.waiting_bytes + more <= limit // waiting
 
     def leave(self, group: SequenceGroup) -> None:
@@ -151,8 +151,8 @@ class Admission:
         if self.num_waiting:
             self._divide_prefixes()
         room = self.room
-        while (found := self._next(room)) is not None:
-            line, group = found
+        while (candidate := self._next(room)) is not None:
+            line, group = candidate
             line.discard(group)
             if line is self.parking.line:
                 self._resume(group)
@@ -175,9 +175,9 @@ class Admission:
     def may_displace(self, share: FairShare) -> bool:
         """Whether others, of lower priority or with far more slots, may have to give it slots."""
         priority = share.tier.priority
-        return min(self.shares.owning, default=priority) < priority or self.is_poor(share)
+        return min(self.shares.owning, default=priority) < priority or self.is_below_share(share)
 
-    def is_poor(self, share: FairShare) -> bool:
+    def is_below_share(self, share: FairShare) -> bool:
         """Whether it holds less than half of its part of what its priority has."""
         return self.holds_little(share) and self.part(share) >= share.owned + 1
 
@@ -195,10 +195,12 @@ class Admission:
         at about `limit`."""
         priority = share.tier.priority
         count = share.parked if above == EVERY else self.parking.count(share, above)
-        forking = self.forking.at(priority).of(share)
-        count += sum(one.unstarted for one in takewhile(_precede(above), forking))
+        forking = self.forking.get_queue(priority).list_groups(share)
+        count += sum(group.unstarted for group in takewhile(_precede(above), forking))
         room, prefixes = self.room, self.prefixes.num_available
-        for group in takewhile(_precede(above), self.waiting.at(priority).of(share)):
+        for group in takewhile(
+            _precede(above), self.waiting.get_queue(priority).list_groups(share)
+        ):
             if count >= limit or self._is_blocked(group, room):
                 break
             if not group.num_unprefilled:
@@ -212,7 +214,7 @@ class Admission:
             room -= group.num_unprefilled
         return count
 
-    def _next(self, room: int) -> tuple[FairLine, SequenceGroup] | None:
+    def _next(self, room: int) -> tuple[FairQueue, SequenceGroup] | None:
         """Return who gets the next free slot, and the line it is in."""
         free, best = self.table.num_free, None
         if self.is_held:
@@ -223,7 +225,7 @@ class Admission:
         if waiting is not None and self._is_blocked(waiting, room):
             # It waits for the state of a prompt, and not all others need one.
             heads = self.waiting.heads() if room > 0 else ()
-            waiting = next((one for one in heads if not self._is_blocked(one, room)), None)
+            waiting = next((head for head in heads if not self._is_blocked(head, room)), None)
             if waiting is None:
                 self._rivals = self._rivals[:2]
         if not free:
@@ -253,11 +255,11 @@ class Admission:
         first = self.waiting.peek()
         if first is None or self.is_held or self.room <= 0:
             return
-        line = self.waiting.at(first.share.tier.priority)
+        line = self.waiting.get_queue(first.share.tier.priority)
         if self.prefixes.num_available > len(line):
             return
-        heads = (next(line.of(share)) for share in line.shares())
-        wanting = [one for one in heads if one.num_unprefilled and one.needs_prefix]
+        heads = (next(line.list_groups(share)) for share in line.shares())
+        wanting = [head for head in heads if head.num_unprefilled and head.needs_prefix]
         if not wanting or (len(line) == 1 and self.prefixes.num_available):
             return
         group = min(wanting, key=lambda one: (one.share.pins, one.share.last_begun))
@@ -275,16 +277,16 @@ class Admission:
         for lower in reversed(self.forking.priorities):
             if lower > priority or self._yielding:
                 break
-            line = self.forking.at(lower)
+            line = self.forking.get_queue(lower)
             for rich in sorted(line.shares(), key=lambda one: -one.pins):
                 if lower == priority and (
                     rich is share or (share.pins and rich.pins <= 2 * (share.pins + 1))
                 ):
                     continue
-                groups = list(line.of(rich))
+                groups = list(line.list_groups(rich))
                 # The last in line, or else the first, whose started sequences soon have a row.
-                idle = [one for one in reversed(groups) if not one.unforked]
-                for group in idle + [one for one in groups if one.unforked]:
+                idle = [group for group in reversed(groups) if not group.unforked]
+                for group in idle + [group for group in groups if group.unforked]:
                     is_used = group.started > group.begun_at or rich.load > share.load
                     if group.prefix and group.prefix.pins == 1 and (lower < priority or is_used):
                         self.forking.discard(group)
@@ -318,7 +320,7 @@ class Admission:
 
     def _begin_prefill(self, group: SequenceGroup) -> None:
         if not group.needs_prefix:
-            slots = self.table.take(group, 1)
+            slots = self.table.assign_slots(group, 1)
             group.slot = int(slots[0])
             self._count_started(group, slots)
         self.prefill.push(group)
@@ -327,7 +329,7 @@ class Admission:
         """Start sequences of a prefilled group, as many as its share is to have now."""
         count = min(group.unstarted, self._portion(group))
         if count:
-            slots = self.table.take(group, count)
+            slots = self.table.assign_slots(group, count)
             self.table.is_running[slots] = True
             self._count_started(group, slots)
         if group.unstarted:
@@ -341,7 +343,7 @@ class Admission:
             self.latencies.take_up(group)
         portion = self._portion(group)
         while portion and self.parking.holds(group):
-            parked, times = self.parking.take(group, portion)
+            parked, times = self.parking.pop_parked(group, portion)
             slots = self.table.take_back(group, parked)
             self.table.is_running[slots] = True
             group.remember(parked.indices, slots)
@@ -358,7 +360,7 @@ class Admission:
         free, share = self.table.num_free, group.share
         others = 0
         for line in self._rivals:
-            rivals = line.at(share.tier.priority)
+            rivals = line.get_queue(share.tier.priority)
             if len(rivals) > (share in rivals):
                 others += rivals.weight - (share.weight if share in rivals else 0)
         if not others:

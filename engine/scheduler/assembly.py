@@ -52,9 +52,9 @@ class PromptChunk(NamedTuple):
 
 
 def assemble(
-    table: SlotTable, slots: I64, chunks: list[PromptChunk], is_turn: bool = False
+    table: SlotTable, slots: I64, chunks: list[PromptChunk], is_partial: bool = False
 ) -> Batch:
-    """Make the batch that decodes these slots, i64[D], and feeds these chunks. `is_turn`: others
+    """Make the batch that decodes these slots, i64[D], and feeds these chunks. `is_partial`: others
     run too."""
     scored = [chunk for chunk in chunks if chunk.num_scored]
     chunks = scored + [chunk for chunk in chunks if not chunk.num_scored]
@@ -71,7 +71,7 @@ def assemble(
         scored_ids=np.array([chunk.group.first_id for chunk in scored], np.int64),
         edits=_edits(table, slots),
         starting=rows[positions[rows] == table.first_position[slots[rows]]],
-        is_turn=is_turn,
+        is_partial=is_partial,
         **_scored(table, slots, scored),
     )
 
@@ -115,7 +115,7 @@ def _edits(table: SlotTable, slots: I64) -> Edits:
     rows = np.flatnonzero(table.is_edited[slots])
     edited = slots[rows]
     columns = (rows, edited, table.first_position[edited], table.position[edited])
-    for row, slot, first, position in zip(*(one.tolist() for one in columns), strict=True):
+    for row, slot, first, position in zip(*(column.tolist() for column in columns), strict=True):
         plan, num_sampled = table.edits[slot], position - first
         if plan.has_edits(num_sampled):
             # The device adds the last token itself: the host may not have it yet.

@@ -51,7 +51,7 @@ class StepCompletion:
         if not is_live.all():  # aborted, or ended by the step before this one
             rows, starting = rows.select(is_live), starting[is_live[starting]]
         first = batch.slots[starting].astype(np.int64)
-        self._latencies.sample(rows.slots, first, table.first_id[first], batch.is_turn)
+        self._latencies.sample(rows.slots, first, table.first_id[first], batch.is_partial)
         table.record(rows.slots, rows.positions, rows.token_ids, rows.logprobs)
         is_reported = rows.ends | self._stop_sets.may_end[rows.token_ids]
         if table.num_streaming:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.scheduler.wait_queues import FairLine
+from engine.scheduler.wait_queues import FairQueue
 from engine.state.fair_share import FairShare
 from engine.state.latency import RequestTimes
 from engine.state.parked import Parked
@@ -42,11 +42,11 @@ def check_fits(group: SequenceGroup, parked: Parked) -> None:
     assert (np.diff(parked.indices) > 0).all() and len(parked.states) == len(parked)
     assert all(0 <= index < group.request.params.n for index in parked.indices[[0, -1]])
     assert all(0 < length // 4 < group.max_outputs for length in lengths)
-    assert [len(one) for one in parked.tokens] == lengths
-    assert [len(one) for one in parked.logprobs] == [length * asks for length in lengths]
+    assert [len(token) for token in parked.tokens] == lengths
+    assert [len(logprob) for logprob in parked.logprobs] == [length * asks for length in lengths]
 
 
-def taken(table: SlotTable, slots: I64, states: SlotStates) -> Iterator[Taken]:
+def collect_states(table: SlotTable, slots: I64, states: SlotStates) -> Iterator[Taken]:
     """Yield what these slots' sequences need to go on in others, by group; the groups share memory.
 
     `slots` are some of `parkable`, `states` what the pool holds of them, all steps being completed.
@@ -61,7 +61,9 @@ def taken(table: SlotTable, slots: I64, states: SlotStates) -> Iterator[Taken]:
         yield Taken(first_id, slots[own], all_of_them.part(own))
 
 
-def together(resumed: list[tuple[I64, SlotStates]], most: int) -> Iterator[tuple[I64, SlotStates]]:
+def merge_writes(
+    resumed: list[tuple[I64, SlotStates]], most: int
+) -> Iterator[tuple[I64, SlotStates]]:
     """Merge writes into few of about `most` slots each, ascending: neighbouring slots meet."""
     while resumed:
         count, size = 0, 0
@@ -111,7 +113,7 @@ class Parking:
     """All parked sequences, and the groups in line to go on."""
 
     def __init__(self, max_bytes: int) -> None:
-        self.line = FairLine()
+        self.line = FairQueue()
         self.num_bytes = 0
         self.num_parked = 0
         self.num_ever_parked = 0
@@ -147,7 +149,7 @@ class Parking:
     def count(self, share: FairShare, above: int) -> int:
         """Number of the share's parked sequences that have a higher precedence than `above`."""
         count = 0
-        for group in self.line.at(share.tier.priority).of(share):
+        for group in self.line.get_queue(share.tier.priority).list_groups(share):
             if group.request.precedence <= above:
                 break
             count += sum(len(piece.parked) - piece.begin for piece in self._pieces[group])
@@ -163,18 +165,18 @@ class Parking:
         self.num_bytes += parked.nbytes
         self._count(group, len(parked))
 
-    def take(self, group: SequenceGroup, count: int) -> tuple[Parked, RequestTimes]:
+    def pop_parked(self, group: SequenceGroup, count: int) -> tuple[Parked, RequestTimes]:
         """Take sequences that are to go on, `count` at most; those parked first come first."""
         pieces = self._pieces[group]
         piece = pieces[0]
         parked, times = piece.rest()
-        found = slice(0, count)
+        chosen = slice(0, count)
         piece.begin += min(count, len(parked))
         if piece.begin == len(piece.parked):
             self._remove(group, piece)
         self.num_resumed += min(count, len(parked))
         self._count(group, -min(count, len(parked)))
-        return parked.part(found), times.only(found)
+        return parked.part(chosen), times.only(chosen)
 
     def drop(self, group: SequenceGroup, wanted: I64) -> list[tuple[I32, RequestTimes]]:
         """Forget the group's sequences of these indices; return their positions and times."""

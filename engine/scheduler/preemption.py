@@ -25,32 +25,38 @@ _ID_BITS = 48  # no sequence's id is as large as 2 to it
 RECORD_BYTES = 128  # about how many bytes a parked sequence takes besides its state and tokens
 
 
-def victims(admission: Admission, state_bytes: int) -> I64:
+def choose_preempted(admission: Admission, state_bytes: int) -> I64:
     """Slots to be given up now, ascending; `state_bytes` is the size of a slot's state."""
     table, parking = admission.table, admission.parking
-    waiting = {one for line in admission.lines for one in line.priorities}
+    waiting = {priority for line in admission.lines for priority in line.priorities}
     priorities = sorted(waiting, reverse=True)
     owning = admission.shares.owning
     if not priorities or not owning or parking.room <= 0 or admission.is_held:
         return NONE
-    found, room = NONE, parking.room
+    preempted, room = NONE, parking.room
     if priorities[0] > owning[0]:
-        found = _of_lower(admission, [one for one in priorities if one > owning[0]], owning)
-    if not len(found):
-        found = _of_richer(admission, admission.shares.tiers[priorities[0]])
-    if not len(found) and admission.shares.mixed and parking.own_room > 0:
-        found = np.concatenate([NONE, *map(partial(_of_own, admission), admission.shares.mixed)])
+        preempted = _choose_lower_priority(
+            admission, [priority for priority in priorities if priority > owning[0]], owning
+        )
+    if not len(preempted):
+        preempted = _choose_above_share(admission, admission.shares.tiers[priorities[0]])
+    if not len(preempted) and admission.shares.mixed and parking.own_room > 0:
+        preempted = np.concatenate(
+            [NONE, *map(partial(_of_own, admission), admission.shares.mixed)]
+        )
         room = parking.own_room
-    sizes = table.position[found].astype(np.int64) - table.first_position[found]
-    sizes *= np.where(table.num_logprobs[found] == NO_LOGPROBS, 4, 8)
+    sizes = table.position[preempted].astype(np.int64) - table.first_position[preempted]
+    sizes *= np.where(table.num_logprobs[preempted] == NO_LOGPROBS, 4, 8)
     fits = np.cumsum(sizes + state_bytes + RECORD_BYTES) <= room
-    return np.sort(found[fits])
+    return np.sort(preempted[fits])
 
 
-def _of_lower(admission: Admission, priorities: list[int], owning: list[int]) -> I64:
+def _choose_lower_priority(admission: Admission, priorities: list[int], owning: list[int]) -> I64:
     """Choose slots for groups of these priorities, the highest first."""
     table, tiers = admission.table, admission.shares.tiers
-    limit = table.num_free + sum(tiers[one].owned for one in owning if one < priorities[0])
+    limit = table.num_free + sum(
+        tiers[priority].owned for priority in owning if priority < priorities[0]
+    )
     wants = []
     for priority in priorities:
         shares = tiers[priority].members.values()
@@ -65,26 +71,27 @@ def _of_lower(admission: Admission, priorities: list[int], owning: list[int]) ->
         needed -= table.num_free + count
         if needed <= 0:
             break
-        found = _youngest(table, slots[of == lower], needed)
-        chosen.append(found)
-        count += len(found)
+        preempted = _youngest(table, slots[of == lower], needed)
+        chosen.append(preempted)
+        count += len(preempted)
     return np.concatenate(chosen)
 
 
-def _of_richer(admission: Admission, tier: Tier) -> I64:
+def _choose_above_share(admission: Admission, tier: Tier) -> I64:
     """Choose slots for shares of the tier that wait and hold little, of others that hold much."""
     table = admission.table
-    lines = [line.at(tier.priority) for line in admission.lines]
+    lines = [line.get_queue(tier.priority) for line in admission.lines]
     if len(tier.members) < 2 or not any(
-        admission.is_poor(share)
+        admission.is_below_share(share)
         for line in lines
         for share in takewhile(admission.holds_little, line.shares())
     ):
         return NONE
-    poor = [share for share in tier.members.values() if admission.is_poor(share)]
-    lacks = [int(admission.part(share)) - share.owned for share in poor]
+    below_share = [share for share in tier.members.values() if admission.is_below_share(share)]
+    lacks = [int(admission.part(share)) - share.owned for share in below_share]
     needed = sum(
-        min(most, admission.usable(share, most)) for share, most in zip(poor, lacks, strict=True)
+        min(most, admission.usable(share, most))
+        for share, most in zip(below_share, lacks, strict=True)
     )
     needed -= table.num_free
     if needed <= 0:
@@ -98,17 +105,20 @@ def _of_richer(admission: Admission, tier: Tier) -> I64:
         if needed <= 0 or spare[share] <= 0:
             break
         own = slots[table.share[slots] == share.place]
-        found = _youngest(table, own, min(needed, spare[share]))
-        chosen.append(found)
-        needed -= len(found)
+        preempted = _youngest(table, own, min(needed, spare[share]))
+        chosen.append(preempted)
+        needed -= len(preempted)
     return np.concatenate(chosen)
 
 
 def _of_own(admission: Admission, share: FairShare) -> I64:
     """Choose slots of a share for its own groups of higher precedence."""
-    heads = (next(line.at(share.tier.priority).of(share), None) for line in admission.lines)
-    highest = max((one.request.precedence for one in heads if one), default=EVERY)
-    levels = [one for one in sorted(share.owned_at) if one < highest]
+    heads = (
+        next(line.get_queue(share.tier.priority).list_groups(share), None)
+        for line in admission.lines
+    )
+    highest = max((head.request.precedence for head in heads if head), default=EVERY)
+    levels = [precedence for precedence in sorted(share.owned_at) if precedence < highest]
     if not levels:
         return NONE
     table = admission.table

@@ -9,7 +9,7 @@ Keeps: no row reads what its own batch writes.
 from __future__ import annotations
 
 from engine.scheduler.assembly import PromptChunk
-from engine.scheduler.wait_queues import FairLine, WaitQueue
+from engine.scheduler.wait_queues import FairQueue, WaitQueue
 from engine.state.prefixes import NO_SLOT, Prefix, Prefixes
 from engine.state.sequence import SequenceGroup
 
@@ -21,7 +21,7 @@ splits the prefill in two rows of different steps."""
 class Prefill:
     """Groups whose prompts are being prefilled, or wait for a prefix that is."""
 
-    def __init__(self, prefixes: Prefixes, waiting: FairLine) -> None:
+    def __init__(self, prefixes: Prefixes, waiting: FairQueue) -> None:
         """`waiting`: where groups go back to when what they awaited is there, or dropped."""
         self._prefixes = prefixes
         self._waiting = waiting
@@ -43,21 +43,21 @@ class Prefill:
         """Decide which state the group starts from, and which it makes; `push` it if prompt is left
         to feed. False: it waits for a prefix."""
         tokens = group.prompt[:-1]
-        found = self._prefixes.find(tokens)
+        matched = self._prefixes.find(tokens)
         if not group.is_scored:  # a scored prompt is fed whole
-            if found.coming is not None and found.coming.order > group.order:
-                group.awaited = found.coming
-                self._awaiting.setdefault(found.coming, WaitQueue()).push(group)
+            if matched.coming is not None and matched.coming.order > group.order:
+                group.awaited = matched.coming
+                self._awaiting.setdefault(matched.coming, WaitQueue()).push(group)
                 return False
-            if found.ready is not None:
-                self._start_from(group, found.ready)
+            if matched.ready is not None:
+                self._start_from(group, matched.ready)
         self._num_begun += 1
         group.share.last_begun, group.begun_at = self._num_begun, group.started
-        is_news = self._prefixes.keep and found.length < len(tokens)
-        if group.num_unprefilled and (group.needs_prefix or is_news):
+        is_new = self._prefixes.keep and matched.length < len(tokens)
+        if group.num_unprefilled and (group.needs_prefix or is_new):
             self._leave(group, len(tokens))
-        if found.length + MIN_SPLIT <= found.shared < len(tokens):
-            self._leave(group, found.shared)
+        if matched.length + MIN_SPLIT <= matched.shared < len(tokens):
+            self._leave(group, matched.shared)
         if group.cached:
             self._prefixes.count_hit(group.cached)
         return True
@@ -69,7 +69,7 @@ class Prefill:
     def chunks(self, room: int) -> tuple[list[PromptChunk], list[SequenceGroup]]:
         """Return the next chunks, `room` tokens at most, and the groups whose prompts are done."""
         chunks: list[PromptChunk] = []
-        parted: list[SequenceGroup] = []
+        forked: list[SequenceGroup] = []
         done: list[SequenceGroup] = []
         while room and (group := self._line.peek()) is not None:
             chunk = _next_chunk(group, room)
@@ -83,8 +83,8 @@ class Prefill:
                 prefix = group.fills.pop(0)
                 self._prefixes.finish(prefix)
                 self._wake(prefix)
-            (parted if group.num_unprefilled else done).append(group)
-        for group in parted:  # only now: their next rows read what these write
+            (forked if group.num_unprefilled else done).append(group)
+        for group in forked:  # only now: their next rows read what these write
             self._line.push(group)
         for group in done:
             self.release(group, besides=group.prefix)
@@ -92,7 +92,7 @@ class Prefill:
 
     def release(self, group: SequenceGroup, besides: Prefix | None = None) -> None:
         """Release the group's prefixes, which nobody reads for it any more, `besides` one."""
-        for prefix in [one for one in group.pinned if one is not besides]:
+        for prefix in [prefix for prefix in group.pinned if prefix is not besides]:
             group.pinned.remove(prefix)
             group.share.pins -= 1
             self._prefixes.release(prefix)

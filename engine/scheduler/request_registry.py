@@ -57,6 +57,6 @@ class RequestRegistry:
         self._admission.shares.leave(group.share, group.request.precedence)
         if self.unreported:
             ids = range(group.first_id, group.first_id + group.request.params.n)
-            self.unreported = {one for one in self.unreported if one not in ids}
+            self.unreported = {number for number in self.unreported if number not in ids}
         if group.stop_row >= 0:
             self._admission.stop_sets.release(group.stop_ids)

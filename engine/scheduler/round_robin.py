@@ -27,14 +27,14 @@ class RoundRobin:
         self._num_steps = 0  # in which not all had a row
         self._num_crowded = 0  # steps on end in which new sequences had most of the rows
 
-    def take(self, table: SlotTable, shares: FairShares, room: int) -> tuple[I64, bool]:
+    def choose_slots(self, table: SlotTable, shares: FairShares, room: int) -> tuple[I64, bool]:
         """The slots to decode, i64[room at most], and whether others run too."""
         num_running = int(np.count_nonzero(table.is_running))
         if num_running <= room:
             return np.flatnonzero(table.is_running), False
         owning = shares.owning
         self._num_steps += 1
-        self._next = {one: slot for one, slot in self._next.items() if one in owning}
+        self._next = {key: slot for key, slot in self._next.items() if key in owning}
         if len(owning) > 1:
             slots = self._by_priority(table, shares, room)
         else:
@@ -47,7 +47,9 @@ class RoundRobin:
     def _by_priority(self, table: SlotTable, shares: FairShares, room: int) -> I64:
         """All running slots of the higher priorities, and a turn of the first that does not fit."""
         descending = shares.owning[::-1]
-        counts = np.cumsum([shares.tiers[one].owned for one in descending])  # or fewer that run
+        counts = np.cumsum(
+            [shares.tiers[priority].owned for priority in descending]
+        )  # or fewer that run
         fitting = int(np.searchsorted(counts, room, "right"))
         chosen = []
         if fitting:
@@ -113,11 +115,11 @@ class RoundRobin:
             runs = is_running[turn : turn + stretch] & ~table.is_new[turn : turn + stretch]
             if its_own is not None:
                 runs = runs & its_own[table.share[turn : turn + stretch]]
-            found = turn + np.flatnonzero(runs)[:missing]
-            if len(found):
-                chosen.append(found)
-                self._next[priority] = int(found[-1]) + 1
-            missing -= len(found)
+            result = turn + np.flatnonzero(runs)[:missing]
+            if len(result):
+                chosen.append(result)
+                self._next[priority] = int(result[-1]) + 1
+            missing -= len(result)
             left -= stretch
             turn = turn + stretch if turn + stretch < len(is_running) else 0
         return np.concatenate(chosen)

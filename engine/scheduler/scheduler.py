@@ -29,8 +29,8 @@ from engine.scheduler.admission import Admission
 from engine.scheduler.assembly import assemble
 from engine.scheduler.completion import StepCompletion
 from engine.scheduler.outputs import StepTokens
-from engine.scheduler.parking import Parking, check_fits, taken
-from engine.scheduler.preemption import victims
+from engine.scheduler.parking import Parking, check_fits, collect_states
+from engine.scheduler.preemption import choose_preempted
 from engine.scheduler.request_registry import RequestRegistry
 from engine.scheduler.round_robin import RoundRobin
 from engine.state.latency import Latencies
@@ -64,7 +64,7 @@ class Scheduler:
         )
         self._registry = RequestRegistry(self._admission)
         self._completion = StepCompletion(self._admission, self._registry)
-        self._turns = RoundRobin()
+        self._round_robin = RoundRobin()
         self._next_id = 0
         self._num_prompt_tokens = 0  # of all requests accepted
         self._abandoned: dict[str, None] = {}  # requests that nobody waits for, in that order
@@ -171,7 +171,7 @@ class Scheduler:
         if is_alone and request_id in self._registry.by_id:
             self._abandoned[request_id] = None
 
-    def in_the_way(self) -> list[str]:
+    def find_abandoned_holding_slots(self) -> list[str]:
         """Abandoned requests whose slots others of their priority or a higher one wait for: the
         first abandoned first, and no more than these need."""
         if not self._abandoned:
@@ -179,18 +179,18 @@ class Scheduler:
         alone = [self._registry.by_id.get(request_id) for request_id in self._abandoned]
         groups = [group for group in alone if group is not None]
         self._abandoned = dict.fromkeys(group.request.id for group in groups)
-        found, free = [], self.table.num_free
+        abandoned, free = [], self.table.num_free
         for group in groups:
             priority = group.request.priority
-            own = sum(one.unstarted for one in groups if one.request.priority >= priority)
+            own = sum(group.unstarted for group in groups if group.request.priority >= priority)
             if self._admission.waiting_before(priority) - own <= free:
                 continue
             slots = group.slots[: group.reach]
             held = int(np.count_nonzero(self.table.first_id[slots] == group.first_id))
             if held:
-                found.append(group.request.id)
+                abandoned.append(group.request.id)
                 free += held
-        return found
+        return abandoned
 
     def stop(self, request_id: str, indices: I32, cut: int | None = None) -> int:
         """End these samples of a request and free their slots at once; return how many there were
@@ -241,21 +241,21 @@ class Scheduler:
             count += len(tokens)
         return count
 
-    def victims(self) -> I64:
+    def choose_preempted(self) -> I64:
         """Return the slots, ascending, whose sequences should be parked for those who wait: cheap
         if none.
 
         They may be parked once no step is under way; by then the answer may have changed.
         """
-        return victims(self._admission, self._state_bytes)
+        return choose_preempted(self._admission, self._state_bytes)
 
     def park(self, slots: I64, states: SlotStates) -> None:
         """Take these slots from their sequences, of which the pool holds `states`.
 
-        They are some of `victims` and no step is under way. The sequences go on when there are
+        Some of `choose_preempted`, and no step is under way. The sequences go on when there are
         slots for them, at the latest when all others have ended.
         """
-        for first_id, own, parked in taken(self.table, slots, states):
+        for first_id, own, parked in collect_states(self.table, slots, states):
             group = self._registry.by_first_id[first_id]
             # Memory of their own: what is left of others would keep it all.
             own_memory = parked.only(np.arange(len(parked)))
@@ -271,13 +271,16 @@ class Scheduler:
     def durable_among(self, slots: I64) -> I64:
         """Select the slots whose sequences' requests are durable, and can go on elsewhere."""
         first_ids, groups = np.unique(self.table.first_id[slots], return_inverse=True)
-        durable = [self._registry.by_first_id[one].is_resumable for one in first_ids.tolist()]
+        durable = [
+            self._registry.by_first_id[first_own_id].is_resumable
+            for first_own_id in first_ids.tolist()
+        ]
         return slots[np.array(durable, np.bool_)[groups]]
 
     def parked_in(self, slots: I64, states: SlotStates) -> Iterator[tuple[Request, Parked]]:
         """Yield what the sequences in these slots, of which the pool holds `states`, need to go on
         elsewhere; they also go on here."""
-        for first_id, _, parked in taken(self.table, slots, states):
+        for first_id, _, parked in collect_states(self.table, slots, states):
             yield self._registry.by_first_id[first_id].request, parked
 
     def parked_apart(self) -> Iterator[tuple[Request, Parked]]:
@@ -330,11 +333,13 @@ class Scheduler:
         the device has run: the step after can be scheduled at once."""
         admission = self._admission
         admission.admit()
-        slots, is_turn = self._turns.take(self.table, admission.shares, self._decode_room())
+        slots, is_partial = self._round_robin.choose_slots(
+            self.table, admission.shares, self._decode_room()
+        )
         chunks, prefilled = admission.prefill.chunks(self._prefill_step_tokens - len(slots))
         if not len(slots) and not chunks:
             return None
-        batch = assemble(self.table, slots, chunks, is_turn)
+        batch = assemble(self.table, slots, chunks, is_partial)
         new = slots[batch.new["row"]]
         self.table.is_new[new] = False
         first_ids = self.table.first_id[new[batch.new["read_slot"] != new]]

@@ -63,7 +63,7 @@ class _Ranked(NamedTuple):
     share: FairShare
 
 
-class ShareLine:
+class ShareQueue:
     """Groups of one priority, a line for each share."""
 
     def __init__(self) -> None:
@@ -79,13 +79,13 @@ class ShareLine:
     def __contains__(self, share: FairShare) -> bool:
         return share in self._lines
 
-    def of(self, share: FairShare) -> Iterator[SequenceGroup]:
+    def list_groups(self, share: FairShare) -> Iterator[SequenceGroup]:
         """The share's groups, by precedence and arrival."""
         return iter(self._lines.get(share, ()))
 
     def shares(self) -> Iterator[FairShare]:
         """The shares that wait, the one with the least load first."""
-        return (one.share for one in self._ranked) if self._ranked else iter(self._lines)
+        return (message.share for message in self._ranked) if self._ranked else iter(self._lines)
 
     def push(self, group: SequenceGroup) -> None:
         share = group.share
@@ -95,8 +95,8 @@ class ShareLine:
             self.weight += share.weight
             share.rankings.append(self.rank)
             if len(self._lines) == 2:
-                for one in self._lines:
-                    self._insert(one)
+                for queue in self._lines:
+                    self._insert(queue)
             elif len(self._lines) > 2:
                 self._insert(share)
         line.push(group)
@@ -139,11 +139,11 @@ class ShareLine:
         del self._ranked[bisect_left(self._ranked, self._ranks.pop(share))]
 
 
-class FairLine:
+class FairQueue:
     """Groups in order of priority, load of their share, precedence, and arrival."""
 
     def __init__(self) -> None:
-        self._lines: dict[int, ShareLine] = {}
+        self._lines: dict[int, ShareQueue] = {}
         self._priorities: list[int] = []  # ascending
 
     @property
@@ -151,7 +151,7 @@ class FairLine:
         """Priorities of the groups that wait, the highest first."""
         return self._priorities[::-1]
 
-    def at(self, priority: int) -> ShareLine:
+    def get_queue(self, priority: int) -> ShareQueue:
         """The groups of this priority."""
         return self._lines.get(priority, NOBODY)
 
@@ -159,7 +159,7 @@ class FairLine:
         priority = group.request.priority
         line = self._lines.get(priority)
         if line is None:
-            line = self._lines[priority] = ShareLine()
+            line = self._lines[priority] = ShareQueue()
             insort(self._priorities, priority)
         line.push(group)
 
@@ -171,7 +171,7 @@ class FairLine:
         for priority in self.priorities:
             line = self._lines[priority]
             for share in line.shares():
-                yield next(line.of(share))
+                yield next(line.list_groups(share))
 
     def discard(self, group: SequenceGroup) -> None:
         """Take the group out if it is here."""
@@ -184,7 +184,7 @@ class FairLine:
                 self._priorities.remove(priority)
 
 
-NOBODY = ShareLine()  # the line of a priority at which no group waits
+NOBODY = ShareQueue()  # the line of a priority at which no group waits
 
 
 WINDOW_S = 30.0  # how far back the rate is measured

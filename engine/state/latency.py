@@ -39,15 +39,15 @@ class InterTokenLatency:
         self._times = [0.0]  # seconds, of the steps from `_floor` on
         self._most_steps = MOST_STEPS
 
-    def serve(self, slots: I64, first: I64, is_turn: bool, now: float) -> list[Gap]:
+    def serve(self, slots: I64, first: I64, is_partial: bool, now: float) -> list[Gap]:
         """Note that a step served these slots, i64[D], at `now`; return (seconds, rows) pairs.
 
         `first`: i64[S], those of them that were served for the first time, and so did not wait for
-        a next token. `is_turn`: others, which run too, were not served.
+        a next token. `is_partial`: others, which run too, were not served.
         """
         num_known, step = len(self._times), self._floor + len(self._times)
         self._times.append(now)
-        if num_known == 1 and not is_turn:
+        if num_known == 1 and not is_partial:
             counts = np.array([len(slots) - len(first)])
         else:
             self._last[first] = step
@@ -58,7 +58,7 @@ class InterTokenLatency:
             (now - self._times[place], count)
             for place, count in zip(waited.tolist(), counts[waited].tolist(), strict=True)
         ]
-        if not is_turn:
+        if not is_partial:
             self._floor, self._times = step, [now]
         elif num_known >= self._most_steps:
             self._drop_unused()
@@ -78,8 +78,8 @@ class InterTokenLatency:
         # Neighbours were mostly served by the same step, so there are few pieces.
         begins = np.flatnonzero(np.diff(last, prepend=-1))
         counts = np.diff(begins, append=len(last))
-        found = np.bincount(self._places(last[begins]), counts, num_places)
-        return found.astype(np.int64)
+        result = np.bincount(self._places(last[begins]), counts, num_places)
+        return result.astype(np.int64)
 
     def _drop_unused(self) -> None:
         """Number the steps anew, without those after which each slot was served again."""
@@ -147,12 +147,12 @@ class Latencies:
         assert group.taken_up is not None
         self._taken_up[slots] = self.now if group.started else group.taken_up
 
-    def sample(self, slots: I64, first: I64, first_ids: I64, is_turn: bool) -> None:
+    def sample(self, slots: I64, first: I64, first_ids: I64, is_partial: bool) -> None:
         """Note that a step sampled a token for each of these slots: for those of `first`, i64[S],
-        of the groups `first_ids`, the first one. `is_turn`: other slots run too."""
+        of the groups `first_ids`, the first one. `is_partial`: other slots run too."""
         self.num_sampled += len(slots)
         late = self._end_pauses(slots, first) if self._paused else first
-        self._gaps += self._pace.serve(slots, late, is_turn, self.now)
+        self._gaps += self._pace.serve(slots, late, is_partial, self.now)
         if len(first):
             self._first_token[first] = self.now
             self._spoke.append((self.now, first_ids))
@@ -181,12 +181,12 @@ class Latencies:
         The latter waited since then. A sequence that begins in such a slot was never parked.
         """
         paused = np.fromiter(self._paused, np.int64, len(self._paused))
-        found = paused[np.isin(paused, slots)]
-        last = np.array([self._paused.pop(slot) for slot in found.tolist()])
-        resumed = ~np.isin(found, first)
+        ended = paused[np.isin(paused, slots)]
+        last = np.array([self._paused.pop(slot) for slot in ended.tolist()])
+        resumed = ~np.isin(ended, first)
         known = last[resumed & ~np.isnan(last)]
-        self._gaps += [(self.now - one, 1) for one in known.tolist()]
-        return np.concatenate([first, found[resumed]])
+        self._gaps += [(self.now - key, 1) for key in known.tolist()]
+        return np.concatenate([first, ended[resumed]])
 
     def end_parked(self, first_id: int, times: RequestTimes, tokens: I64) -> None:
         """Note that these sequences of a group ended where they were parked."""
@@ -234,12 +234,12 @@ class Latencies:
     def _publish_ended(self) -> None:
         if not self._ended:
             return
-        lengths = [len(one.tokens) for one in self._ended]
-        now = np.repeat([one.now for one in self._ended], lengths)
-        first_ids = np.concatenate([one.first_ids for one in self._ended])
-        taken_up = np.concatenate([one.taken_up for one in self._ended])
-        first_token = np.concatenate([one.first_token for one in self._ended])
-        tokens = np.concatenate([one.tokens for one in self._ended])
+        lengths = [len(future.tokens) for future in self._ended]
+        now = np.repeat([future.now for future in self._ended], lengths)
+        first_ids = np.concatenate([future.first_ids for future in self._ended])
+        taken_up = np.concatenate([future.taken_up for future in self._ended])
+        first_token = np.concatenate([future.first_token for future in self._ended])
+        tokens = np.concatenate([future.tokens for future in self._ended])
         self._ended.clear()
         order = np.argsort(first_ids, kind="stable")
         ids, begins, counts = np.unique(first_ids[order], return_index=True, return_counts=True)
@@ -271,8 +271,8 @@ class Latencies:
             (metrics.REQUEST_PROMPT_TOKENS, [len(group.prompt) for group in groups]),
             (metrics.REQUEST_TOKENS, [group.sampled for group in groups]),
             (metrics.REQUEST_LONGEST, [group.longest for group in groups]),
-            (metrics.REQUEST_N, [one.n for one in params]),
-            (metrics.REQUEST_MAX_TOKENS, [one.max_tokens for one in params]),
+            (metrics.REQUEST_N, [param.n for param in params]),
+            (metrics.REQUEST_MAX_TOKENS, [param.max_tokens for param in params]),
         )
         for histogram, values in facts:
             metrics.observe(histogram, np.array(values))

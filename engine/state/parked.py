@@ -67,8 +67,8 @@ def merged(parts: Sequence[Parked]) -> Parked:
             np.concatenate([part.states.states for part in parts]),
             np.concatenate([part.states.last_tokens for part in parts]),
         ),
-        tuple(one for part in parts for one in part.tokens),
-        tuple(one for part in parts for one in part.logprobs),
+        tuple(token for part in parts for token in part.tokens),
+        tuple(logprob for part in parts for logprob in part.logprobs),
     )
     return together.only(np.argsort(indices))
 
@@ -77,7 +77,7 @@ def latest(parts: Sequence[Parked]) -> Parked:
     """Merge parts; a sample in several is taken from the last."""
     known: list[Parked] = []
     for place, part in enumerate(parts):
-        later = np.concatenate([part.indices[:0], *(one.indices for one in parts[place + 1 :])])
+        later = np.concatenate([part.indices[:0], *(part.indices for part in parts[place + 1 :])])
         known.append(part.only(np.flatnonzero(~np.isin(part.indices, later))))
     return merged(known)
 

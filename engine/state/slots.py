@@ -50,8 +50,8 @@ class History:
     def read(self, slot: int, start: int, stop: int) -> bytes:
         """A slot's values at positions start … stop - 1."""
         first = start // BLOCK
-        found = self._blocks[first : -(-stop // BLOCK), slot].tobytes()
-        return found[4 * (start - first * BLOCK) : 4 * (stop - first * BLOCK)]
+        result = self._blocks[first : -(-stop // BLOCK), slot].tobytes()
+        return result[4 * (start - first * BLOCK) : 4 * (stop - first * BLOCK)]
 
 
 FREE = -1
@@ -115,13 +115,13 @@ class SlotTable:
     def num_owned(self) -> int:
         return self.num_slots - self.num_free
 
-    def take(self, group: SequenceGroup, count: int) -> I32:
+    def assign_slots(self, group: SequenceGroup, count: int) -> I32:
         """Take slots for a group's next `count` sequences, with all that a first row needs."""
-        return self._give(group, group.next_fresh(count))
+        return self._assign(group, group.next_fresh(count))
 
     def take_back(self, group: SequenceGroup, parked: Parked) -> I32:
         """Take slots for sequences that were parked, with everything that they had in others."""
-        slots = self._give(group, parked.indices)
+        slots = self._assign(group, parked.indices)
         self.position[slots] = parked.positions
         self.first_read[slots], self.first_token[slots] = slots, FROM_DEVICE
         first = len(group.prompt) - 1
@@ -137,7 +137,7 @@ class SlotTable:
             self.output_logprobs.put(whose, first + places, logprobs)
         return slots
 
-    def _give(self, group: SequenceGroup, indices: I64) -> I32:
+    def _assign(self, group: SequenceGroup, indices: I64) -> I32:
         """Take slots for these samples of a group, each at its beginning."""
         count = len(indices)
         assert count <= self.num_free, "more slots were taken than are free"

@@ -106,7 +106,7 @@ class Batch:
     # Facts that the device does not need. The step may end after the next one is scheduled.
     # i64[S]: the decode rows that are a sequence's first.
     starting: I64 = field(default_factory=lambda: np.empty(0, np.int64))
-    is_turn: bool = False  # other sequences run too, whose turn it is not
+    is_partial: bool = False  # other sequences run too, whose turn it is not
 
     @property
     def num_decode(self) -> int:
@@ -215,7 +215,7 @@ def padded(batch: Batch, spare_slot: int) -> Batch:
     if not len(batch.score_rows):
         batch = replace(batch, score_rows=zero, num_top=zero)
     own = {field.name: getattr(batch.edits, field.name) for field in fields(Edits)}
-    missing = {name: getattr(NOTHING_EDITED, name) for name, one in own.items() if not len(one)}
+    missing = {name: getattr(NOTHING_EDITED, name) for name, array in own.items() if not len(array)}
     return replace(batch, edits=replace(batch.edits, **missing))
 
 

@@ -112,8 +112,10 @@ class EditList:
             spans = self._shared[key] = self._share(plan, key[1])
         spans = spans.copy()
         if plan.openings and known.endswith(plan.openings):
-            found = [plan.longer[one] for one in plan.openings if known.endswith(one)]
-            self._put(spans, Span.PAIRS, b"".join([plan.lists.get(Span.PAIRS, b""), *found]))
+            openings = [
+                plan.longer[opening] for opening in plan.openings if known.endswith(opening)
+            ]
+            self._put(spans, Span.PAIRS, b"".join([plan.lists.get(Span.PAIRS, b""), *openings]))
         if plan.is_penal:
             self._put(spans, Span.SAMPLED, known)
         self._rows.append(row)

@@ -80,7 +80,7 @@ class Tokens:
         arrays = (self.owners, self.token_ids, self.reasons, self.logprobs)
         top = (self.top_ids, self.top_logprobs)
         width = bytes([self.top_ids.shape[1]])
-        return [*(one.tobytes() for one in arrays), width, *(one.tobytes() for one in top)]
+        return [*(array.tobytes() for array in arrays), width, *(item.tobytes() for item in top)]
 
 
 def step_tokens(
@@ -118,7 +118,7 @@ def from_outputs(outputs: Sequence[tuple[int, Output]]) -> Tokens:
     parts = [output for _, output in outputs]
     token_ids = np.frombuffer(b"".join([part.token_ids for part in parts]), "<i4")
     shape = len(token_ids), -1 if len(token_ids) else 0
-    found = Tokens(
+    tokens = Tokens(
         owners=np.array([index for index, _ in outputs], np.int64),
         offsets=_offsets(np.array([len(part.token_ids) // 4 for part in parts], np.int64)),
         token_ids=token_ids,
@@ -130,7 +130,7 @@ def from_outputs(outputs: Sequence[tuple[int, Output]]) -> Tokens:
         ),
     )
     is_ordered = all(index < following for (index, _), (following, _) in pairwise(outputs))
-    return found if is_ordered else _join([found])
+    return tokens if is_ordered else _join([tokens])
 
 
 def join(parts: Sequence[Tokens]) -> Tokens:

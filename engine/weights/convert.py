@@ -133,7 +133,10 @@ def _tokenizer(path: Path | None, config: ModelConfig) -> bytes | None:
     content = read_file(path)
     try:
         spec: Any = msgspec.json.decode(content)
-        ids = [*spec["model"]["vocab"].values(), *(one["id"] for one in spec["added_tokens"])]
+        ids = [
+            *spec["model"]["vocab"].values(),
+            *(added_token["id"] for added_token in spec["added_tokens"]),
+        ]
         largest = max(ids)
     except (*UNDECODABLE, AttributeError, KeyError, TypeError):
         raise CheckpointError(f"{path} is not a byte-level BPE tokenizer.json") from None
@@ -173,15 +176,15 @@ def _write(
 
 def _summary(config: ModelConfig) -> str:
     fields = ("mixer", "num_layers", "d_model", "num_heads", "n_ctx", "vocab_size", "decay")
-    told = [f"{name} {msgspec.to_builtins(getattr(config, name))}" for name in fields]
+    facts = [f"{name} {msgspec.to_builtins(getattr(config, name))}" for name in fields]
     if config.decay:
-        told.append(f"decay_constant {config.decay_constant}")
+        facts.append(f"decay_constant {config.decay_constant}")
     if config.mixer == "kernel":
-        told.append(f"kernel_size {config.kernel_size}")
+        facts.append(f"kernel_size {config.kernel_size}")
     if config.combined_row_quirk:
-        told.append("combined_row_quirk")
-    told.append("projections" if config.use_projections else "no projections")
-    return ", ".join(told)
+        facts.append("combined_row_quirk")
+    facts.append("projections" if config.use_projections else "no projections")
+    return ", ".join(facts)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -110,8 +110,8 @@ def gpu_memory_gib() -> float:
     """Ask nvidia-smi for the first GPU's memory. Raises ConfigError where it names none."""
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(query, capture_output=True, text=True, check=True).stdout
-        return float(told.splitlines()[0]) / 1024
+        output = subprocess.run(query, capture_output=True, text=True, check=True).stdout
+        return float(output.splitlines()[0]) / 1024
     except (OSError, subprocess.CalledProcessError, ValueError, IndexError):
         raise ConfigError(
             "device_memory_gib must be given where nvidia-smi names no GPU; an H100 has "
@@ -150,7 +150,7 @@ def main(argv: list[str]) -> int:
     rates = (given.device_memory_gib, given.tflops, given.tb_per_s)
     if given.device == "cpu" and (given.dtype, *rates) != (None,) * 4:
         raise ConfigError("dtype, device_memory_gib, tflops and tb_per_s need device = gpu")
-    if any(one is not None and not 0 < one < math.inf for one in rates):
+    if any(rate is not None and not 0 < rate < math.inf for rate in rates):
         raise ConfigError("device_memory_gib, tflops and tb_per_s must be above 0")
     facts = inspect_model(given.model)
     if given.device == "gpu":

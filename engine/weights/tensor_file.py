@@ -41,7 +41,7 @@ def read_file(path: Path) -> bytes:
 def stored_tensors(path: Path, content: bytes) -> dict[str, StoredTensor]:
     """Return the tensors in a file's content, by name."""
     try:
-        found = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
+        tensors = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
         hint = ""
         if content[:2] in {b"PK", b"\x80\x02"}:
@@ -50,7 +50,8 @@ def stored_tensors(path: Path, content: bytes) -> dict[str, StoredTensor]:
             hint = "; it is a pointer of Git LFS, which fetches the file with `git lfs pull`"
         raise CheckpointError(f"{path} is not a whole safetensors file: {error}{hint}") from None
     return {
-        name: StoredTensor(one["dtype"], tuple(one["shape"]), one["data"]) for name, one in found
+        name: StoredTensor(item["dtype"], tuple(item["shape"]), item["data"])
+        for name, item in tensors
     }
 
 
@@ -67,11 +68,11 @@ def checked(
             f"{asker} asks for it"
         )
     for name, shape in shapes.items():
-        found = stored[name].shape
-        if found != shape:
-            turned = ": it is transposed" if found == shape[::-1] else ""
+        stored_shape = stored[name].shape
+        if stored_shape != shape:
+            turned = ": it is transposed" if stored_shape == shape[::-1] else ""
             raise CheckpointError(
-                f"{path}: tensor {name} has shape {list(found)}, "
+                f"{path}: tensor {name} has shape {list(stored_shape)}, "
                 f"but {asker} asks for {list(shape)}{turned}"
             )
     if foreign := sorted(stored.keys() - shapes.keys()):

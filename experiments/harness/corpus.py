@@ -50,7 +50,10 @@ def standard_library(vocab_size: int) -> Corpus:
     tokenizer = train_tokenizer(training, vocab_size)
 
     def encoded(some: list[str]) -> Ids:
-        rows = (np.array([*one.ids, END_ID], np.uint16) for one in tokenizer.encode_batch(some))
+        rows = (
+            np.array([*encoding.ids, END_ID], np.uint16)
+            for encoding in tokenizer.encode_batch(some)
+        )
         return np.concatenate(list(rows))
 
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()

@@ -32,12 +32,14 @@ class Ordering:
 def ordering(ours: Mapping[str, Sequence[float]], paper: Mapping[str, float]) -> Ordering:
     """Compare all pairs of cases that both have; `ours` has a figure for each seed, two or more."""
     pairs = in_order = clear = clear_in_order = 0
-    for one, other in combinations([name for name in ours if name in paper], 2):
-        if paper[one] == paper[other]:
+    for item, other in combinations([name for name in ours if name in paper], 2):
+        if paper[item] == paper[other]:
             continue
-        gap = mean(ours[one]) - mean(ours[other])
-        agrees = gap * (paper[one] - paper[other]) > 0
-        is_clear = abs(gap) > 2 * math.hypot(standard_error(ours[one]), standard_error(ours[other]))
+        gap = mean(ours[item]) - mean(ours[other])
+        agrees = gap * (paper[item] - paper[other]) > 0
+        is_clear = abs(gap) > 2 * math.hypot(
+            standard_error(ours[item]), standard_error(ours[other])
+        )
         pairs += 1
         in_order += agrees
         clear += is_clear

@@ -27,7 +27,7 @@ class _File(msgspec.Struct):
     result: Numbers
 
     @classmethod
-    def of(cls, about: dict[str, Any], result: Numbers) -> _File:
+    def from_result(cls, about: dict[str, Any], result: Numbers) -> _File:
         return cls(zlib.crc32(msgspec.json.encode([about, result])), about, result)
 
 
@@ -42,19 +42,19 @@ def cached(path: Path, about: Mapping[str, Any], measure: Callable[[], Numbers])
         return _read(path, plain)
     path.parent.mkdir(parents=True, exist_ok=True)
     result = msgspec.json.decode(msgspec.json.encode(measure()))
-    write_whole(path, msgspec.json.format(msgspec.json.encode(_File.of(plain, result))))
+    write_whole(path, msgspec.json.format(msgspec.json.encode(_File.from_result(plain, result))))
     return result  # type: ignore[no-any-return]
 
 
 def digest(paths: Iterable[Path]) -> str:
     """Return a hash of the contents of files. Raises ConfigError for one that cannot be read."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for path in paths:
         try:
-            found.update(path.read_bytes())
+            hasher.update(path.read_bytes())
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    return found.hexdigest()
+    return hasher.hexdigest()
 
 
 def _read(path: Path, about: dict[str, Any]) -> Numbers:
@@ -62,7 +62,7 @@ def _read(path: Path, about: dict[str, Any]) -> Numbers:
         file = msgspec.json.decode(path.read_bytes(), type=_File)
     except UNDECODABLE as error:
         raise ConfigError(f"results: {path} is damaged, remove it: {error}") from None
-    if file != _File.of(file.about, file.result):
+    if file != _File.from_result(file.about, file.result):
         raise ConfigError(f"results: {path} is damaged, remove it: its checksum is another one")
     for name, was, wanted in _differing(file.about, about):
         raise ConfigError(

@@ -25,7 +25,7 @@ from loadtest.records import new_record, settings_of, write_record
 from training.loop import Run, Schedule, TrainingBatches
 from training.model import LanguageModel
 from training.processes import processes
-from training.text.whole_files import whole
+from training.text.whole_files import replace_file
 
 NOT_OF_A_RESULT = ("output", "results", "seeds")
 """Settings that results do not depend on: a cached result is used whatever they are."""
@@ -58,8 +58,8 @@ def run_cases(
     for number, (seed, case) in enumerate(runs, 1):
 
         def measured(seed: int = seed, case: str = case) -> Numbers:
-            found = {name: of_now[name] for name in ("commit", "machine")} | cases[case](seed)
-            return {"seed": seed} | found
+            result = {name: of_now[name] for name in ("commit", "machine")} | cases[case](seed)
+            return {"seed": seed} | result
 
         sys.stderr.write(f"{name}: {number} of {len(runs)}: {case}, seed {seed}\n")
         path = config.results / name / f"{case.replace(' ', '_')}-{seed}.json"
@@ -122,15 +122,15 @@ def publish(
     """Write the record, its page and its plot; print the page. Returns the page's path."""
     record = new_record(" ".join(["python -m experiments", name, *argv]))
     record |= {"settings": settings_of(config), "torch": str(torch.__version__), "results": results}
-    commits = sorted({one["commit"] for seeds in results.values() for one in seeds})
-    told = f"torch {torch.__version__}; cases ran at {', '.join(commits)}."
+    commits = sorted({seed["commit"] for seeds in results.values() for seed in seeds})
+    reported = f"torch {torch.__version__}; cases ran at {', '.join(commits)}."
     stem = f"experiment-{name}"
     picture = f"{record['date']}-{record['commit']}-{stem}.svg"
-    text = "\n".join([told, "", *lines, "", f"![the same as a picture]({picture})", ""])
+    text = "\n".join([reported, "", *lines, "", f"![the same as a picture]({picture})", ""])
     page = write_record(record, stem, text, config.output)
     with mpl.rc_context({"svg.hashsalt": "srm"}):  # the same picture for the same numbers
         figure.tight_layout()
-        with whole(page.with_name(picture)) as partial:
+        with replace_file(page.with_name(picture)) as partial:
             figure.savefig(partial, format="svg", metadata={"Date": None})
         plt.close(figure)
     return page
@@ -138,4 +138,4 @@ def publish(
 
 def values_of(results: Results, member: str) -> dict[str, list[float]]:
     """Return one number, `member`, of each result, by case."""
-    return {case: [one[member] for one in seeds] for case, seeds in results.items()}
+    return {case: [seed[member] for seed in seeds] for case, seeds in results.items()}

@@ -92,8 +92,8 @@ def _changes(values: NDArray[np.generic]) -> Flags:
 def _scales(requests: Rows, row: Counts, tokens: Counts) -> Times:
     """[requests] Tokens by the client's count, else the server's, per token of events."""
     seen = np.bincount(row, tokens, len(requests))
-    counted, told = requests["output_tokens"], requests["usage_output_tokens"]
-    told = np.where(counted >= 0, counted, told)
+    counted, reported = requests["output_tokens"], requests["usage_output_tokens"]
+    reported = np.where(counted >= 0, counted, reported)
     scales = np.ones(len(requests))
-    np.divide(told, seen, out=scales, where=(told > 0) & (seen > 0))
+    np.divide(reported, seen, out=scales, where=(reported > 0) & (seen > 0))
     return scales

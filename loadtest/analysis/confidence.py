@@ -61,15 +61,15 @@ def parts(observed: Observed) -> dict[str, list[float]]:
     chunks, requests = observed.chunks, observed.recording.requests
     tokens, _ = np.histogram(chunks.time, edges, weights=chunks.tokens * chunks.scale)
     completed, _ = np.histogram(requests["ended"][is_whole(requests)], edges)
-    found = {"output_tokens_per_s": tokens / length, "completed_per_s": completed / length}
+    rates = {"output_tokens_per_s": tokens / length, "completed_per_s": completed / length}
     medians = {"ttft": observed.ttft(), "itl": observed.itl(), "e2e": observed.e2e()}
     for name, values in medians.items():
         place = np.clip(np.searchsorted(edges, values.time, "right") - 1, 0, BATCHES - 1)
         if np.bincount(place, minlength=BATCHES).min() >= FEWEST:
             inside = [place == number for number in range(BATCHES)]
             medians_of = [weighted_median(values.value[i], values.weight[i]) for i in inside]
-            found[f"{name}_p50"] = np.array(medians_of)
-    return {key: [float(value) for value in values] for key, values in found.items()}
+            rates[f"{name}_p50"] = np.array(medians_of)
+    return {key: [float(value) for value in values] for key, values in rates.items()}
 
 
 def weighted_median(values: Times, weights: Times) -> float:

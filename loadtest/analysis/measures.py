@@ -114,8 +114,8 @@ def good_requests(recording: Recording, chunks: Chunks, objectives: Iterable[str
 
 def prompt_tokens(requests: Rows) -> Times:
     """[requests] Prompt tokens as the client made them, else as the server counts them."""
-    made, told = requests["prompt_tokens"], requests["usage_prompt_tokens"]
-    return np.where(made >= 0, made, np.where(told >= 0, told, np.nan))
+    made, reported = requests["prompt_tokens"], requests["usage_prompt_tokens"]
+    return np.where(made >= 0, made, np.where(reported >= 0, reported, np.nan))
 
 
 def concurrency(begins: Times, ends: Times, window: Window) -> tuple[float, int]:

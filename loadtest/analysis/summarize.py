@@ -35,8 +35,8 @@ def summarize(
     num_planned = int(planned.sum())
 
     errors = np.bincount(requests["error"][planned], minlength=len(ERRORS))
-    counted, told = requests["output_tokens"], requests["usage_output_tokens"]
-    checked = planned & (counted >= 0) & (told >= 0)
+    counted, reported = requests["output_tokens"], requests["usage_output_tokens"]
+    checked = planned & (counted >= 0) & (reported >= 0)
     begun = measures.within(observed.first, window)
     received = measures.within(parts.time, window)
     good = completed & measures.good_requests(recording, parts, scenario.objectives)
@@ -66,8 +66,8 @@ def summarize(
         concurrency_max=most,
         **{name: histogram.distribution() for name, histogram in histograms(observed).items()},
         checked=int(checked.sum()),
-        miscounted=int((checked & (counted != told)).sum()),
-        usage_output_tokens=int(told[checked].sum()),
+        miscounted=int((checked & (counted != reported)).sum()),
+        usage_output_tokens=int(reported[checked].sum()),
         counted_output_tokens=int(counted[checked].sum()),
         cpu_share=cpu_share,
         lag_max_s=lag_max_s,
@@ -93,7 +93,9 @@ def histograms(observed: Observed) -> dict[str, Histogram]:
         times["tpot"] = tpot[completed[row]]
         _, times["gap"], tokens, itl = measures.token_gaps(observed.chunks, observed.window)
     every = {measure: times.get(measure, np.empty(0)) for measure in DISTRIBUTIONS}
-    found = {measure: Histogram(values[~np.isnan(values)]) for measure, values in every.items()}
+    by_measure = {
+        measure: Histogram(values[~np.isnan(values)]) for measure, values in every.items()
+    }
     if is_stream:
-        found["itl"] = Histogram(itl, tokens)
-    return found
+        by_measure["itl"] = Histogram(itl, tokens)
+    return by_measure

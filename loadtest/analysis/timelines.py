@@ -106,8 +106,8 @@ def _in_flight(requests: Rows, seconds: float, width: float, count: int) -> list
         ordered = np.sort(np.nan_to_num(times, nan=seconds))
         before = np.searchsorted(ordered, edges)
         sums = np.concatenate([[0.0], np.cumsum(ordered)])
-        found: Times = edges * before - sums[before]
-        return found
+        result: Times = edges * before - sums[before]
+        return result
 
     under_way = np.diff(area(sent["sent"]) - area(sent["ended"]))
     return list((np.maximum(under_way, 0) / np.maximum(np.diff(edges), 1e-12)).tolist())
@@ -124,10 +124,10 @@ def _percentile(places: Counts, values: Times, q: float, count: int) -> list[flo
 
 
 def _largest(places: Counts, values: Times, count: int) -> list[float]:
-    found = np.full(count, -np.inf)
+    largest = np.full(count, -np.inf)
     known = ~np.isnan(values)
-    np.maximum.at(found, places[known], values[known])
-    return list(np.where(np.isfinite(found), found, NAN).tolist())
+    np.maximum.at(largest, places[known], values[known])
+    return list(np.where(np.isfinite(largest), largest, NAN).tolist())
 
 
 def _cpu_shares(clients: Rows) -> Times:
@@ -146,10 +146,12 @@ def server_timeline(samples: list[MetricSample]) -> ServerTimeline:
     step = max(1, math.ceil(len(samples) / INTERVALS))
     samples = samples[::step]
     names = {
-        column: found
+        column: column_name
         for column, candidates in SERVER_NAMES.items()
-        for found in [next((n for n in candidates if any(n in s.values for s in samples)), "")]
-        if found
+        for column_name in [
+            next((n for n in candidates if any(n in s.values for s in samples)), "")
+        ]
+        if column_name
     }
     times = [sample.time for sample in samples]
 
@@ -157,11 +159,11 @@ def server_timeline(samples: list[MetricSample]) -> ServerTimeline:
         return [s.values.get(names[column], NAN) for s in samples] if column in names else []
 
     def counted(column: str) -> list[float]:
-        values, found = gauge(column), [NAN] if column in names and samples else []
+        values, counts = gauge(column), [NAN] if column in names and samples else []
         for index in range(1, len(values)):
             grown, took = values[index] - values[index - 1], times[index] - times[index - 1]
-            found.append(grown / took if grown >= 0 and took > 0 else NAN)
-        return found
+            counts.append(grown / took if grown >= 0 and took > 0 else NAN)
+        return counts
 
     return ServerTimeline(
         names=names,

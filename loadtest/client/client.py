@@ -16,7 +16,7 @@ from engine.errors import ConfigError
 from loadtest import recording
 from loadtest.client.connection import ClientConnection
 from loadtest.client.os_limits import exhausted
-from loadtest.client.reply import BadReply, News
+from loadtest.client.reply import BadReply, TokenCounts
 from loadtest.client.request_attempt import RequestAttempt, Verdict, queue_seconds
 from loadtest.client.target import Target
 from loadtest.recording import RowBuffer
@@ -69,16 +69,16 @@ class Client:
 
     def send(self, index: int, planned: float, asked: RequestPlan) -> None:
         """Send a request. Calls must be in the order of `planned`, in seconds since the start."""
-        exchange = RequestAttempt(index, planned, asked)
-        self._under_way[index] = exchange
+        attempt = RequestAttempt(index, planned, asked)
+        self._under_way[index] = attempt
         self._arm()
-        self._dispatch(exchange)
+        self._dispatch(attempt)
 
     def cut(self) -> None:
         """End all requests under way, with the error `cut`."""
         now = time.monotonic()
-        for exchange in list(self._under_way.values()):
-            self._fail(exchange, "cut", "", now)
+        for attempt in list(self._under_way.values()):
+            self._fail(attempt, "cut", "", now)
 
     async def close(self) -> None:
         """Close all connections and wait until they are closed. No request may be under way."""
@@ -93,17 +93,17 @@ class Client:
         while self._connections:  # transports tell of their end in a later turn
             await asyncio.sleep(0.001)
 
-    def _dispatch(self, exchange: RequestAttempt) -> None:
-        while self._idle and not exchange.is_resent:
+    def _dispatch(self, attempt: RequestAttempt) -> None:
+        while self._idle and not attempt.is_resent:
             connection = self._idle.pop()
             if connection.is_reusable:
-                self._send_on(connection, exchange)
+                self._send_on(connection, attempt)
                 return
-        task = self._loop.create_task(self._connect(exchange))
+        task = self._loop.create_task(self._connect(attempt))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
-    async def _connect(self, exchange: RequestAttempt) -> None:
+    async def _connect(self, attempt: RequestAttempt) -> None:
         target = self._target
         try:
             _, connection = await self._loop.create_connection(
@@ -116,74 +116,74 @@ class Client:
         except OSError as error:
             if (lack := exhausted(error, self._worker, len(self._connections))) is not None:
                 self._on_fatal(lack)
-            elif not exchange.is_over:
-                self._fail(exchange, "connect", str(error), time.monotonic())
+            elif not attempt.is_over:
+                self._fail(attempt, "connect", str(error), time.monotonic())
             return
         self._connections.add(connection)
-        if exchange.is_over:  # its time ran out meanwhile
+        if attempt.is_over:  # its time ran out meanwhile
             self._idle.append(connection)
         else:
-            self._send_on(connection, exchange)
+            self._send_on(connection, attempt)
 
-    def _send_on(self, connection: ClientConnection, exchange: RequestAttempt) -> None:
-        body = exchange.asked.body
-        exchange.connection = connection
-        self._on[connection] = exchange
-        if math.isnan(exchange.sent):
-            exchange.sent = time.monotonic() - self._started
+    def _send_on(self, connection: ClientConnection, attempt: RequestAttempt) -> None:
+        body = attempt.asked.body
+        attempt.connection = connection
+        self._on[connection] = attempt
+        if math.isnan(attempt.sent):
+            attempt.sent = time.monotonic() - self._started
         connection.send(b"%b%d\r\n\r\n%b" % (self._target.head, len(body), body), self)
 
     def body(self, connection: ClientConnection, data: bytes, now: float) -> None:
-        """Take a part of a reply; called by a connection, as are `whole` and `broken`."""
-        exchange = self._on[connection]
+        """Take a part of a reply; called by a connection, as are `end_reply` and `broken`."""
+        attempt = self._on[connection]
         time_s = now - self._started
-        if not exchange.num_bytes:
-            exchange.first_byte = time_s
+        if not attempt.num_bytes:
+            attempt.first_byte = time_s
         try:
-            news = exchange.take(data, connection, self._scenario.stream, self._keep_text)
+            counts = attempt.receive(data, connection, self._scenario.stream, self._keep_text)
         except BadReply as error:
-            self._fail(exchange, "protocol", str(error), now)
+            self._fail(attempt, "protocol", str(error), now)
             return
-        if news:
-            self._record(exchange.index, news, time_s)
+        if counts:
+            self._record(attempt.index, counts, time_s)
 
-    def whole(self, connection: ClientConnection, now: float) -> None:
-        exchange = self._on.pop(connection)
-        exchange.connection = None
-        verdict, news = exchange.finish(connection)
+    def end_reply(self, connection: ClientConnection, now: float) -> None:
+        attempt = self._on.pop(connection)
+        attempt.connection = None
+        verdict, counts = attempt.finish(connection)
         queue_s = queue_seconds(connection.headers)
         if connection.is_reusable:
             self._idle.append(connection)
         else:
             connection.abort()
-        if news:
-            self._record(exchange.index, news, now - self._started)
-        if not math.isnan(verdict.retry_after_s) and exchange.retries < self._scenario.retries:
-            self._loop.call_later(verdict.retry_after_s, self._retry, exchange)
+        if counts:
+            self._record(attempt.index, counts, now - self._started)
+        if not math.isnan(verdict.retry_after_s) and attempt.retries < self._scenario.retries:
+            self._loop.call_later(verdict.retry_after_s, self._retry, attempt)
             return
-        self._end(exchange, verdict, now, queue_s)
+        self._end(attempt, verdict, now, queue_s)
 
     def broken(self, connection: ClientConnection, kind: str, message: str, now: float) -> None:
-        exchange = self._on.pop(connection)
-        exchange.connection = None
-        if connection.is_unanswered_reuse and not exchange.is_resent:
-            exchange.is_resent = True
-            self._dispatch(exchange)
+        attempt = self._on.pop(connection)
+        attempt.connection = None
+        if connection.is_unanswered_reuse and not attempt.is_resent:
+            attempt.is_resent = True
+            self._dispatch(attempt)
             return
-        exchange.status = max(connection.status, 0)
-        self._end(exchange, Verdict(kind, message), now)
+        attempt.status = max(connection.status, 0)
+        self._end(attempt, Verdict(kind, message), now)
 
-    def _record(self, index: int, news: News, time_s: float) -> None:
-        for choice, tokens in news:
+    def _record(self, index: int, counts: TokenCounts, time_s: float) -> None:
+        for choice, tokens in counts:
             self.events.append(index, choice, time_s, tokens)
             self.output_tokens += tokens
 
-    def _retry(self, exchange: RequestAttempt) -> None:
-        if not exchange.is_over:
-            exchange.retries += 1
-            exchange.is_resent = False
-            exchange.begin()
-            self._dispatch(exchange)
+    def _retry(self, attempt: RequestAttempt) -> None:
+        if not attempt.is_over:
+            attempt.retries += 1
+            attempt.is_resent = False
+            attempt.begin()
+            self._dispatch(attempt)
 
     def _arm(self) -> None:
         """Set one timer for all requests: the oldest under way is the next to time out."""
@@ -191,38 +191,36 @@ class Client:
             left = self._left(next(iter(self._under_way.values())))
             self._deadline = self._loop.call_later(max(left, 0.001), self._expire)
 
-    def _left(self, exchange: RequestAttempt) -> float:
-        return self._started + exchange.planned + self._scenario.timeout_s - time.monotonic()
+    def _left(self, attempt: RequestAttempt) -> float:
+        return self._started + attempt.planned + self._scenario.timeout_s - time.monotonic()
 
     def _expire(self) -> None:
         self._deadline = None
-        over = takewhile(lambda exchange: self._left(exchange) <= 0, self._under_way.values())
-        for exchange in list(over):
-            self._fail(exchange, "timeout", "", time.monotonic())
+        over = takewhile(lambda value: self._left(value) <= 0, self._under_way.values())
+        for attempt in list(over):
+            self._fail(attempt, "timeout", "", time.monotonic())
         self._arm()
 
-    def _fail(self, exchange: RequestAttempt, kind: str, message: str, now: float) -> None:
+    def _fail(self, attempt: RequestAttempt, kind: str, message: str, now: float) -> None:
         """End the request, whatever its connection is doing."""
-        if (connection := exchange.connection) is not None:
-            exchange.status = max(connection.status, 0)
-            exchange.connection = None
+        if (connection := attempt.connection) is not None:
+            attempt.status = max(connection.status, 0)
+            attempt.connection = None
             del self._on[connection]
             connection.abort()
-        self._end(exchange, Verdict(kind, message), now)
+        self._end(attempt, Verdict(kind, message), now)
 
     def _end(
-        self, exchange: RequestAttempt, verdict: Verdict, now: float, queue_s: float = math.nan
+        self, attempt: RequestAttempt, verdict: Verdict, now: float, queue_s: float = math.nan
     ) -> None:
-        exchange.is_over = True
-        del self._under_way[exchange.index]
-        reply = exchange.reply
+        attempt.is_over = True
+        del self._under_way[attempt.index]
+        reply = attempt.reply
         if reply is not None:
             queue_s = queue_s if math.isnan(reply.queue_s) else reply.queue_s
             if reply.texts and not reply.is_counted:
-                self.texts[exchange.index] = ["".join(parts) for parts in reply.texts.values()]
+                self.texts[attempt.index] = ["".join(parts) for parts in reply.texts.values()]
         if verdict.message:
             self.last_error = f"{verdict.kind}: {verdict.message}"
-        self.requests.append(
-            *exchange.row(self._worker, now - self._started, verdict.kind, queue_s)
-        )
-        self._on_end(exchange, verdict.kind)
+        self.requests.append(*attempt.row(self._worker, now - self._started, verdict.kind, queue_s))
+        self._on_end(attempt, verdict.kind)

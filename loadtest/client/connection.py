@@ -23,7 +23,7 @@ class Receiver(Protocol):
 
     def body(self, connection: ClientConnection, data: bytes, now: float) -> None: ...
 
-    def whole(self, connection: ClientConnection, now: float) -> None:
+    def end_reply(self, connection: ClientConnection, now: float) -> None:
         """The reply has ended; the connection may be used again if `is_reusable`."""
 
     def broken(self, connection: ClientConnection, kind: str, message: str, now: float) -> None:
@@ -54,7 +54,7 @@ class ClientConnection(asyncio.Protocol):
         return self.uses > 1 and self._now == 0.0
 
     def send(self, data: bytes, receiver: Receiver) -> None:
-        """Send a whole request. The receiver is told of its reply until `whole` or `broken`."""
+        """Send a whole request. The receiver is told of its reply until `end_reply` or `broken`."""
         assert self._receiver is None, "one request at a time"
         self._receiver = receiver
         self.uses += 1
@@ -110,7 +110,7 @@ class ClientConnection(asyncio.Protocol):
     def _end(self) -> None:
         receiver, self._receiver = self._receiver, None
         if receiver is not None:  # it may have aborted meanwhile
-            receiver.whole(self, self._now)
+            receiver.end_reply(self, self._now)
 
     def _break(self, kind: str, message: str) -> None:
         receiver, self._receiver = self._receiver, None

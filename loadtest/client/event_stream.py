@@ -30,7 +30,7 @@ class EventParser:
         """Bytes of an event that has not ended."""
         return len(self._held)
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def parse(self, data: bytes) -> list[bytes]:
         """Return the data of events that these bytes complete, an event's lines joined by LF."""
         if self._after_cr or b"\r" in data:
             data = self._with_lf(data)
@@ -45,18 +45,18 @@ class EventParser:
         if parts[-1]:
             self._held += parts[-1]
         del parts[-1]
-        found = []
+        events = []
         for part in parts:
             if part.startswith(_DATA) and b"\n" not in part:
-                found.append(part[6:])
+                events.append(part[6:])
             elif (lines := self._lines(part)) is not None:
-                found.append(lines)
+                events.append(lines)
             self._is_first = False
-        return found
+        return events
 
     def finish(self) -> list[bytes]:
         """Return the data of an event left unfinished at the end."""
-        return self.feed(b"\n\n")
+        return self.parse(b"\n\n")
 
     def _with_lf(self, data: bytes) -> bytes:
         """Replace CR LF and CR by LF, a CR at the end too, though it may be half of a CR LF."""

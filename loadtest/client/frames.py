@@ -146,7 +146,7 @@ class LiveStats:
         self._requests = requests
         self._seen = 0
         self._first_bytes = np.zeros(len(_BOUNDS) + 1, np.int64)
-        self._told, self._cpu_s = time.monotonic(), time.process_time()
+        self._reported_at, self._cpu_s = time.monotonic(), time.process_time()
 
     def times(self) -> FrameTimes:
         rows = self._requests.since(self._seen)
@@ -155,18 +155,18 @@ class LiveStats:
         places = np.searchsorted(_BOUNDS, taken[~np.isnan(taken)])
         self._first_bytes += np.bincount(places, minlength=len(self._first_bytes))
         late = rows["sent"] - rows["planned"]
-        told, self._told = self._told, time.monotonic()
+        reported, self._reported_at = self._reported_at, time.monotonic()
         cpu_s, self._cpu_s = self._cpu_s, time.process_time()
         return FrameTimes(
             tuple(self._first_bytes.tolist()),
             float(late[~np.isnan(late)].max(initial=0.0)),
-            (self._cpu_s - cpu_s) / max(self._told - told, 1e-9),
+            (self._cpu_s - cpu_s) / max(self._reported_at - reported, 1e-9),
         )
 
 
 def first_byte_percentiles(times: list[FrameTimes]) -> tuple[float, float]:
     """Return p50 and p99 over all processes, in seconds; NaN if nothing has ended."""
-    total = np.cumsum(np.sum([one.first_bytes for one in times], axis=0))
+    total = np.cumsum(np.sum([duration.first_bytes for duration in times], axis=0))
     if not total[-1]:
         return float("nan"), float("nan")
     p50, p99 = np.append(_BOUNDS, np.inf)[np.searchsorted(total, np.array([0.5, 0.99]) * total[-1])]

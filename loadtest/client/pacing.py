@@ -44,7 +44,7 @@ class Ahead:
         for index in islice(self._indices, min(most, _AHEAD - len(self._made))):
             self._made.append((index, self._workload.request(index)))
 
-    def take(self) -> tuple[int, RequestPlan] | None:
+    def pop_next(self) -> tuple[int, RequestPlan] | None:
         """Return the next request; None after the last."""
         if not self._made:
             self.fill(1)
@@ -89,7 +89,7 @@ class OpenLoop:
             planned = float(self._own[self._next])
             self._next += 1
             begun += 1
-            taken = self._ahead.take()
+            taken = self._ahead.pop_next()
             assert taken is not None, "as many requests as times"
             self._send(taken[0], planned, taken[1])
             if self._is_over:  # the machine cannot go on
@@ -109,7 +109,7 @@ class ClosedLoop:
     ) -> None:
         """`duration_s` is when the last request may begin; 0: no limit but the indices."""
         self._ahead = Ahead(workload, indices)
-        self._turns = deque([0.0] * concurrency)  # begin times that are due; seconds of the run
+        self._due = deque([0.0] * concurrency)  # begin times that are due; seconds of the run
         self._duration_s = duration_s
         self._begun = 0
         self._is_over = False
@@ -140,20 +140,20 @@ class ClosedLoop:
             self._finished(time.monotonic() - self._started)
 
     def _another(self) -> None:
-        self._turns.append(time.monotonic() - self._started)
-        if len(self._turns) == 1:
+        self._due.append(time.monotonic() - self._started)
+        if len(self._due) == 1:
             self._begin()
 
     def _begin(self) -> None:
-        for _ in range(min(len(self._turns), _AT_ONCE)):
+        for _ in range(min(len(self._due), _AT_ONCE)):
             if self._is_over:
                 return
-            taken = self._ahead.take()
+            taken = self._ahead.pop_next()
             if taken is None:
                 self.stop()
                 return
             self._begun += 1
-            self._send(taken[0], self._turns.popleft(), taken[1])
+            self._send(taken[0], self._due.popleft(), taken[1])
             self._ahead.fill(1)
-        if self._turns:
+        if self._due:
             self._loop.call_soon(self._begin)

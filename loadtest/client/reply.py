@@ -70,7 +70,7 @@ class _Document(msgspec.Struct, gc=False):
 
 _decode = msgspec.json.Decoder(_Document).decode
 
-News = list[tuple[int, int]]
+TokenCounts = list[tuple[int, int]]
 """New tokens: pairs of choice and count."""
 
 
@@ -82,15 +82,15 @@ class Reply:
     """The reply to one request; fed with its body as it comes."""
 
     __slots__ = tuple(
-        "_body _events _guessed _num_bytes _told is_done queue_s texts tokens usage_output_tokens "
-        "usage_prompt_tokens".split()
+        "_body _events _guessed _has_counts _num_bytes is_done queue_s texts tokens "
+        "usage_output_tokens usage_prompt_tokens".split()
     )
 
     def __init__(self, stream: bool, keep_text: bool) -> None:
         self._events = EventParser() if stream else None
         self._body: list[bytes] = []
         self._num_bytes = 0
-        self._told = self._guessed = self.is_done = False
+        self._has_counts = self._guessed = self.is_done = False
         self.texts: dict[int, list[str]] | None = {} if keep_text else None
         """The text of each choice, if text is kept."""
         self.tokens = 0
@@ -100,32 +100,32 @@ class Reply:
     @property
     def is_counted(self) -> bool:
         """Whether `tokens` is exact: every part with tokens said how many."""
-        return self._told and not self._guessed
+        return self._has_counts and not self._guessed
 
-    def feed(self, data: bytes) -> News:
+    def read(self, data: bytes) -> TokenCounts:
         """Take a piece of the body. Raises BadReply. Without a stream, only `finish` has news."""
         if self._events is None:
             self._body.append(data)
             self._num_bytes += len(data)
         else:
-            news = self._take(self._events.feed(data))
+            counts = self._take(self._events.parse(data))
             self._num_bytes = self._events.num_held
         if self._num_bytes > MAX_BYTES:
             raise BadReply(f"a reply of more than {MAX_BYTES} bytes")
-        return [] if self._events is None else news
+        return [] if self._events is None else counts
 
-    def finish(self) -> News:
+    def finish(self) -> TokenCounts:
         """Return the news at the body's end. Raises BadReply unless the reply is whole."""
         if self._events is None:
             return self._whole(self._read(b"".join(self._body)))
-        news = self._take(self._events.finish())
+        counts = self._take(self._events.finish())
         if not self.is_done:
             raise BadReply("the stream ended without [DONE]")
-        return news
+        return counts
 
-    def _take(self, events: list[bytes]) -> News:
+    def _take(self, events: list[bytes]) -> TokenCounts:
         assert self._events is not None
-        news: News = []
+        counts: TokenCounts = []
         for data in events:
             if self.is_done:
                 break
@@ -134,19 +134,19 @@ class Reply:
                 break
             for choice in self._read(data).choices or ():
                 if count := self._count(choice):
-                    news.append((choice.index, count))
+                    counts.append((choice.index, count))
                     self.tokens += count
         if self._events.named_error:
             raise BadReply("an event of type error")
-        return news
+        return counts
 
     def _read(self, data: bytes) -> _Document:
         try:
             document = _decode(data)
         except UNDECODABLE as error:
             raise BadReply(f"{error}: {data[:200]!r}") from None
-        if document.error and (said := bytes(document.error)) not in _NOTHING:
-            raise BadReply(said.decode(errors="replace"))
+        if document.error and (message := bytes(document.error)) not in _NOTHING:
+            raise BadReply(message.decode(errors="replace"))
         if (usage := document.usage) is not None:
             if usage.completion_tokens is not None:
                 self.usage_output_tokens = usage.completion_tokens
@@ -160,26 +160,26 @@ class Reply:
 
     def _count(self, choice: _Choice) -> int:
         """Count new tokens: by their ids, else their logprobs, else 1 if there is text."""
-        count = _told(choice)
+        count = _read_count(choice)
         if count is not None and self.texts is None:
-            self._told = True
+            self._has_counts = True
             return count
         message = choice.delta or choice.message
         text = message.text if message is not None else choice.text
         if text and self.texts is not None:
             self.texts.setdefault(choice.index, []).append(text)
-        self._told |= count is not None
+        self._has_counts |= count is not None
         self._guessed |= count is None and bool(text)
         return int(bool(text)) if count is None else count
 
-    def _whole(self, document: _Document) -> News:
+    def _whole(self, document: _Document) -> TokenCounts:
         """Count each choice by itself, or split the usage equally if one gives no count."""
         choices = document.choices
         if not choices:
             raise BadReply("a reply without choices")
         self.is_done = True
         counts = [self._count(choice) for choice in choices]
-        if any(_told(choice) is None for choice in choices):
+        if any(_read_count(choice) is None for choice in choices):
             self._guessed = True
             if self.usage_output_tokens >= 0:
                 each, more = divmod(self.usage_output_tokens, len(choices))
@@ -189,7 +189,7 @@ class Reply:
         return [(choice.index, count) for choice, count in pairs if count]
 
 
-def _told(choice: _Choice) -> int | None:
+def _read_count(choice: _Choice) -> int | None:
     """Return how many new tokens the choice reports; None if it does not say."""
     if choice.token_ids:
         ids = bytes(choice.token_ids)

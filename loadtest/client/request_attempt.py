@@ -11,7 +11,7 @@ import time
 from typing import NamedTuple
 
 from loadtest.client.connection import ClientConnection
-from loadtest.client.reply import UNKNOWN, BadReply, News, Reply
+from loadtest.client.reply import UNKNOWN, BadReply, Reply, TokenCounts
 from loadtest.recording import ERRORS
 from loadtest.workload.workload import RequestPlan
 
@@ -59,9 +59,9 @@ class RequestAttempt:
         self.first_byte = math.nan
         self.num_bytes = 0
 
-    def take(
+    def receive(
         self, data: bytes, connection: ClientConnection, stream: bool, keep_text: bool
-    ) -> News:
+    ) -> TokenCounts:
         """Take a piece of the body. Raises BadReply."""
         self.num_bytes += len(data)
         if self.reply is None:
@@ -70,9 +70,9 @@ class RequestAttempt:
                 self.refusal = (self.refusal + data)[:_SHOWN]
                 return []
             self.reply = Reply(stream, keep_text)
-        return self.reply.feed(data)
+        return self.reply.read(data)
 
-    def finish(self, connection: ClientConnection) -> tuple[Verdict, News]:
+    def finish(self, connection: ClientConnection) -> tuple[Verdict, TokenCounts]:
         """Judge the reply at the end of its body."""
         self.status = status = connection.status
         if 200 <= status < 300:

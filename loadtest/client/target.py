@@ -100,11 +100,11 @@ async def _address(url: str, host: str, port: int) -> str:
     """Return the first address that accepts a connection: `localhost` may be either family."""
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(f"url = {url!r}: cannot look up {host}: {error}") from None
     failure: OSError | None = None
-    for *_, place in found:
+    for *_, place in addresses:
         address = str(place[0])
         try:
             _, writer = await asyncio.wait_for(
@@ -172,5 +172,5 @@ def _check_key(reply: httpx.Response) -> None:
 
 
 def _shown(reply: httpx.Response) -> str:
-    said = reply.content[:_SHOWN].decode(errors="replace")  # whatever encoding it names
-    return f"{reply.status_code}: {said.strip()}"
+    decoded = reply.content[:_SHOWN].decode(errors="replace")  # whatever encoding it names
+    return f"{reply.status_code}: {decoded.strip()}"

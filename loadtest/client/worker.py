@@ -100,7 +100,7 @@ class Part:
         self._is_beginning = True
         self._pace.start(self._started, self._send, self._finished)
         self._so_far = frames.LiveStats(self._client.requests)
-        self._asyncio.add_reader(0, self._told)
+        self._asyncio.add_reader(0, self._report)
         await self._over.wait()
         watch.cancel()
         self._row()
@@ -114,7 +114,7 @@ class Part:
         self._begun += 1
         self._client.send(index, planned, asked)
 
-    def _ended(self, _exchange: RequestAttempt, kind: str) -> None:
+    def _ended(self, _attempt: RequestAttempt, kind: str) -> None:
         if kind == "none":
             self._completed += 1
         else:
@@ -140,7 +140,7 @@ class Part:
         self._client.cut()
         self._look()
 
-    def _told(self) -> None:
+    def _report(self) -> None:
         if frames.read(0) is None:
             os._exit(1)  # the run has gone: nobody waits for what we have
         self._stop()
@@ -152,14 +152,14 @@ class Part:
 
     async def _watch(self) -> None:
         """Record the loop's lag and the process's CPU time, and report progress."""
-        told = self._since
+        reported = self._since
         while True:
             due = time.monotonic() + _TICK_S
             await asyncio.sleep(_TICK_S)
             now = time.monotonic()
             self._lag_s = max(self._lag_s, now - due)
-            if now - told >= _TELL_S:
-                told = now
+            if now - reported >= _TELL_S:
+                reported = now
                 self._tell()
             if now - self._since >= _ROW_S:
                 self._row()

@@ -106,12 +106,12 @@ class _Worker:
     async def set_up(self, setup: frames.Setup) -> None:
         """Send the setup and wait until the process is ready."""
         self.say(setup)
-        if not isinstance(await self._hear(), frames.Ready):
+        if not isinstance(await self._receive(), frames.Ready):
             raise SRMError(f"client process {self.number} did not get ready")
 
     async def result(self) -> frames.Result:
         """Wait until all its requests have ended."""
-        while not isinstance(heard := await self._hear(), frames.Result):
+        while not isinstance(heard := await self._receive(), frames.Result):
             if isinstance(heard, frames.FrameCounts):
                 self.counts = heard
         return heard
@@ -127,7 +127,7 @@ class _Worker:
             self._process.kill()
         await self._process.wait()
 
-    async def _hear(self) -> frames.FromWorker:
+    async def _receive(self) -> frames.FromWorker:
         assert self._process.stdout is not None
         heard = await frames.receive(self._process.stdout)
         if isinstance(heard, frames.Failed):
@@ -167,12 +167,12 @@ async def _tell(
         on_progress(
             RunProgress(
                 seconds=time.monotonic() - started,
-                **{name: sum(getattr(one, name) for one in all_counts) for name in numbers},
-                last_error=next((one.last_error for one in all_counts if one.last_error), ""),
+                **{name: sum(getattr(count, name) for count in all_counts) for name in numbers},
+                last_error=next((count.last_error for count in all_counts if count.last_error), ""),
                 first_byte_p50=p50,
                 first_byte_p99=p99,
-                lateness_s=max(one.lateness_s for one in times),
-                cpu_share=max(one.cpu_share for one in times),
+                lateness_s=max(duration.lateness_s for duration in times),
+                cpu_share=max(duration.cpu_share for duration in times),
             )
         )
 

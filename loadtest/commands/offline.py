@@ -115,7 +115,7 @@ def _of_recording(config: OfflineConfig, recording: Recording) -> Offline:
     about = recording.about
     (request,) = recording.requests
     failed = request["error"] != 0
-    told, counted = int(request["usage_output_tokens"]), int(request["output_tokens"])
+    reported, counted = int(request["usage_output_tokens"]), int(request["output_tokens"])
     events = recording.events
     ends = np.full(int(events["choice"].max()) + 1 if len(events) else 0, -math.inf)
     np.maximum.at(ends, events["choice"], events["time"])
@@ -125,7 +125,7 @@ def _of_recording(config: OfflineConfig, recording: Recording) -> Offline:
         about.scenario,
         float(request["ended"] - request["sent"]),
         len(came),
-        told if told >= 0 else counted,
+        reported if reported >= 0 else counted,
         kind=config.kind,
         form=config.form,
         command=about.command,
@@ -158,26 +158,26 @@ def _offline(
     )
 
 
-def _table(found: Offline) -> str:
+def _table(measured: Offline) -> str:
     """Return a table in Markdown, which offline.md has as well."""
     rows = {
-        "answered": f"{found.completed:,} of {found.completed + found.failed:,}",
-        "samples": f"{found.samples:,}",
-        "prompt tokens": f"{found.prompt_tokens:,}",
-        "output tokens": f"{found.output_tokens:,}",
-        "received": f"{found.num_bytes:,} bytes",
-        "upload": _seconds(found.upload_s),
-        "run": _seconds(found.run_s),
-        "download": _seconds(found.download_s),
-        "until the first sample was whole": _seconds(found.first_sample_s),
-        "until the last was there": _seconds(found.seconds),
-        "samples a second": f"{found.samples_per_s:,.1f}",
-        "output tokens a second": "" if found.output_tokens_per_s is None
-        else f"{found.output_tokens_per_s:,.0f}",
-        "first error": found.first_error,
+        "answered": f"{measured.completed:,} of {measured.completed + measured.failed:,}",
+        "samples": f"{measured.samples:,}",
+        "prompt tokens": f"{measured.prompt_tokens:,}",
+        "output tokens": f"{measured.output_tokens:,}",
+        "received": f"{measured.num_bytes:,} bytes",
+        "upload": _seconds(measured.upload_s),
+        "run": _seconds(measured.run_s),
+        "download": _seconds(measured.download_s),
+        "until the first sample was whole": _seconds(measured.first_sample_s),
+        "until the last was there": _seconds(measured.seconds),
+        "samples a second": f"{measured.samples_per_s:,.1f}",
+        "output tokens a second": "" if measured.output_tokens_per_s is None
+        else f"{measured.output_tokens_per_s:,.0f}",
+        "first error": measured.first_error,
     }  # fmt: skip
     lines = [f"| {name} | {value} |" for name, value in rows.items() if value not in {"", "-1"}]
-    return "\n".join([f"| {found.kind} {found.form} | |", "|---|---|", *lines]) + "\n"
+    return "\n".join([f"| {measured.kind} {measured.form} | |", "|---|---|", *lines]) + "\n"
 
 
 def _seconds(value: float | None) -> str:
@@ -193,8 +193,8 @@ def offline(argv: list[str], command: str) -> int:
     if config.kind == "batch":
         return _batch(scenario, config, command)
     recording = run_command.record(config.one_request(scenario), command, scenario.output)
-    found = _of_recording(config, recording)
-    _write(scenario.output, found)
+    measured = _of_recording(config, recording)
+    _write(scenario.output, measured)
     if recording.about.stopped_by == "interrupt":
         return run_command.INTERRUPTED
     run = run_command.summed_up(recording, f"{config.samples:,} samples, {config.form}")
@@ -208,21 +208,21 @@ def _batch(scenario: Scenario, config: OfflineConfig, command: str) -> int:
     scenario = msgspec.structs.replace(scenario, served_model_name=target.model)
     try:
         with BatchClient(base_url(scenario), api_key(scenario)) as client:
-            found = run_batch(scenario, config.lines, client, command)
+            measured = run_batch(scenario, config.lines, client, command)
     except KeyboardInterrupt:
         run_command.say("interrupted: the batch was cancelled, nothing is reported")
         return run_command.INTERRUPTED
-    _write(scenario.output, found)
-    return int(found.failed > 0)
+    _write(scenario.output, measured)
+    return int(measured.failed > 0)
 
 
-def _write(folder: Path, found: Offline) -> None:
-    table = _table(found)
+def _write(folder: Path, measured: Offline) -> None:
+    table = _table(measured)
     sys.stdout.write(table)
     folder.mkdir(parents=True, exist_ok=True)
-    content = msgspec.json.format(msgspec.json.encode(found), indent=1)
+    content = msgspec.json.format(msgspec.json.encode(measured), indent=1)
     (folder / "offline.json").write_bytes(content + b"\n")
-    heading = f"# Offline throughput\n\n`{found.command}` on {found.machine}.\n\n"
+    heading = f"# Offline throughput\n\n`{measured.command}` on {measured.machine}.\n\n"
     (folder / "offline.md").write_text(heading + table)
     run_command.say(f"{folder / 'offline.md'}")
 
@@ -260,8 +260,8 @@ def run_batch(scenario: Scenario, lines: int, client: BatchClient, command: str)
             except ConfigError as error:
                 run_command.say(f"{file} is left on the server: {error.message}")
     if not output.lines:
-        said = output.first_error or f"{batch['status']}: {batch.get('errors')}"
-        raise ConfigError(f"no line of the batch was answered: {said}")
+        message = output.first_error or f"{batch['status']}: {batch.get('errors')}"
+        raise ConfigError(f"no line of the batch was answered: {message}")
     return _offline(
         scenario,
         done - begun,
@@ -283,16 +283,16 @@ def run_batch(scenario: Scenario, lines: int, client: BatchClient, command: str)
 
 
 def _until_ended(client: BatchClient, id: str) -> dict[str, Any]:
-    told = ""
+    reported = ""
 
     def tell(batch: dict[str, Any]) -> None:
-        nonlocal told
+        nonlocal reported
         counts = batch.get("request_counts") or {}
         done, total, failed = (counts.get(name, 0) for name in ("completed", "total", "failed"))
         line = f"{batch['status']}: {done:,} of {total:,} lines, {failed:,} failed"
-        if line != told:
+        if line != reported:
             run_command.say(line)
-        told = line
+        reported = line
 
     try:
         return client.wait(id, tell)

@@ -111,7 +111,9 @@ def run_outcome(run: Run) -> str:
     lines += [f"{MEASURES[key].label}: {_shown(summary, key)}" for key in _known(summary, _RATES)]
     for name, label in DISTRIBUTIONS.items():
         if getattr(summary, name).count:
-            values = "  ".join(f"{one} {_shown(summary, f'{name}_{one}')}" for one in _STATISTICS)
+            values = "  ".join(
+                f"{statistic} {_shown(summary, f'{name}_{statistic}')}" for statistic in _STATISTICS
+            )
             lines.append(f"{label}: {values}")
     lines += [f"warning: {warning}" for warning in run.warnings]
     lines += [f"FAILED: {condition}" for condition in failed(run)]

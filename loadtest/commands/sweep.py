@@ -54,16 +54,16 @@ class Swept(msgspec.Struct, frozen=True):
         if self.knee is None:
             return ["Nothing was answered, so there is no knee."]
         share = f"{self.config.knee_share:.0%} of the most throughput"
-        said = [f"Knee: {self.knee:g} {unit}, the smallest load that brings {share}."]
+        results = [f"Knee: {self.knee:g} {unit}, the smallest load that brings {share}."]
         if self.knee_may_lie_beyond:
-            said.append("Throughput still grew at the largest load: the knee may lie beyond.")
+            results.append("Throughput still grew at the largest load: the knee may lie beyond.")
         if self.objectives:
             objectives = ", ".join(self.objectives)
             wanted = f"at least {self.config.good_share:.0%} of requests meet {objectives}"
             good = self.largest_good
             upto = "At no load" if good is None else f"Up to {good:g} {unit}"
-            said.append(f"{upto} {wanted}.")
-        return said
+            results.append(f"{upto} {wanted}.")
+        return results
 
 
 def sweep(argv: list[str], command: str) -> int:
@@ -94,11 +94,11 @@ def sweep(argv: list[str], command: str) -> int:
         interrupted = True
     if not runs:
         raise failure or ConfigError("interrupted before the first step was over: no report")
-    found = swept(config, runs)
+    outcome = swept(config, runs)
     names = [run.summary.name for run in runs]
-    content = msgspec.to_builtins(found) | {"names": names, "folders": folders[: len(runs)]}
+    content = msgspec.to_builtins(outcome) | {"names": names, "folders": folders[: len(runs)]}
     (scenario.output / SAVED).write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
-    code = report_sweep(scenario.output, runs, found)
+    code = report_sweep(scenario.output, runs, outcome)
     if failure is not None:
         raise failure
     return run_command.INTERRUPTED if interrupted else code
@@ -157,15 +157,17 @@ def show_step(run: Run) -> None:
     sys.stdout.flush()
 
 
-def report_sweep(folder: Path, runs: list[Run], found: Swept) -> int:
+def report_sweep(folder: Path, runs: list[Run], outcome: Swept) -> int:
     """Print the result and write the report; return the exit code.
 
     Conditions of `fail_if` apply to the knee, since beyond it a server may be arbitrarily slow.
     """
-    at_knee = [run for run in runs if load_of(run) == found.knee][-1:]
-    sys.stdout.write("".join(f"{sentence}\n" for sentence in found.sentences()))
+    at_knee = [run for run in runs if load_of(run) == outcome.knee][-1:]
+    sys.stdout.write("".join(f"{sentence}\n" for sentence in outcome.sentences()))
     for run in at_knee:
-        sys.stdout.write("".join(f"FAILED at the knee: {one}\n" for one in run_command.failed(run)))
+        sys.stdout.write(
+            "".join(f"FAILED at the knee: {text}\n" for text in run_command.failed(run))
+        )
     write_reports(folder, sorted(runs, key=load_of), at_knee[0].summary.name if at_knee else None)
     sys.stdout.write(run_command.where(folder))
     return run_command.exit_code(at_knee)

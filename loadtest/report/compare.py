@@ -38,10 +38,10 @@ class Row(msgspec.Struct, frozen=True):
     @property
     def verdict(self) -> str:
         """Return `better` or `worse` for b if that is known; else the difference's verdict."""
-        found, better = self.difference.verdict, MEASURES[self.key].better
-        if found not in {"more", "less"} or not better:
-            return found
-        return "better" if (found == "more") == (better > 0) else "worse"
+        result, better = self.difference.verdict, MEASURES[self.key].better
+        if result not in {"more", "less"} or not better:
+            return result
+        return "better" if (result == "more") == (better > 0) else "worse"
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ def compare_reports(a: Report, b: Report, label_a: str = "A", label_b: str = "B"
     return Comparison(
         label_a=label_a,
         label_b=label_b,
-        steps=tuple(Step(name, one, other, _rows(one, other)) for name, one, other in pairs),
+        steps=tuple(Step(name, item, other, _rows(item, other)) for name, item, other in pairs),
         only_a=tuple(only_a),
         only_b=tuple(only_b),
         conditions=_conditions(pairs),
@@ -108,12 +108,12 @@ def compare_reports(a: Report, b: Report, label_a: str = "A", label_b: str = "B"
 def _named(runs: Sequence[RunReport]) -> dict[str, RunReport]:
     """Return the runs by name; repeated names get a number."""
     seen: Counter[str] = Counter()
-    found = {}
+    entries = {}
     for run in runs:
         seen[run.summary.name] += 1
         again = seen[run.summary.name]
-        found[run.summary.name if again == 1 else f"{run.summary.name} ({again})"] = run
-    return found
+        entries[run.summary.name if again == 1 else f"{run.summary.name} ({again})"] = run
+    return entries
 
 
 def _rows(one: RunReport, other: RunReport) -> tuple[Row, ...]:
@@ -131,18 +131,18 @@ def _conditions(
     pairs: Sequence[tuple[str, RunReport, RunReport]],
 ) -> tuple[tuple[str, str, str], ...]:
     """Return the settings, machines and versions that differ, each once."""
-    found: dict[tuple[str, str, str], None] = {}
-    for _, one, other in pairs:
-        said = [("machine", one.machine, other.machine)]
-        for name in dict.fromkeys((*one.versions, *other.versions)):
-            versions = one.versions.get(name, "–"), other.versions.get(name, "–")
-            said.append((f"version of {name}", *versions))
+    differing: dict[tuple[str, str, str], None] = {}
+    for _, item, other in pairs:
+        lines = [("machine", item.machine, other.machine)]
+        for name in dict.fromkeys((*item.versions, *other.versions)):
+            versions = item.versions.get(name, "–"), other.versions.get(name, "–")
+            lines.append((f"version of {name}", *versions))
         for name in Scenario.__struct_fields__:
             if name != "output":
-                a, b = _shown(getattr(one.scenario, name)), _shown(getattr(other.scenario, name))
-                said.append((name, a, b))
-        found.update(dict.fromkeys(row for row in said if row[1] != row[2]))
-    return tuple(found)
+                a, b = _shown(getattr(item.scenario, name)), _shown(getattr(other.scenario, name))
+                lines.append((name, a, b))
+        differing.update(dict.fromkeys(row for row in lines if row[1] != row[2]))
+    return tuple(differing)
 
 
 def _shown(value: object) -> str:

@@ -48,15 +48,15 @@ def conditions_table(comparison: Comparison) -> Table:
 
 def text(comparison: Comparison) -> str:
     """Render the comparison for a terminal."""
-    head = [_title(comparison), *(f"! {warning}" for warning in _said(comparison))]
+    head = [_title(comparison), *(f"! {warning}" for warning in _list_warnings(comparison))]
     return "\n\n".join([*head, *_tables(comparison, _aligned), HOW]) + "\n"
 
 
 def markdown(comparison: Comparison) -> str:
     """Render the comparison to be put into an issue."""
     head = [f"# {escaped(_title(comparison))}"]
-    if said := _said(comparison):
-        head.append("\n".join(f"> ⚠ {escaped(one)}" for one in said))
+    if lines := _list_warnings(comparison):
+        head.append("\n".join(f"> ⚠ {escaped(line)}" for line in lines))
     return "\n\n".join([*head, *_tables(comparison, markdown_table), HOW]) + "\n"
 
 
@@ -64,7 +64,7 @@ def html(comparison: Comparison) -> str:
     """Render the comparison as a page like that of a report."""
     return TEMPLATES.get_template("compare.html").render(
         title=_title(comparison),
-        warnings=_said(comparison),
+        warnings=_list_warnings(comparison),
         conditions=conditions_table(comparison),
         tables=[step_table(comparison, step) for step in comparison.steps],
         pictures=comparison_pictures(comparison),
@@ -74,22 +74,22 @@ def html(comparison: Comparison) -> str:
 
 def _tables(comparison: Comparison, render: Callable[[Table], str]) -> list[str]:
     tables = [step_table(comparison, step) for step in comparison.steps]
-    found = [render(table) for table in (*tables, conditions_table(comparison)) if table.rows]
+    rendered = [render(table) for table in (*tables, conditions_table(comparison)) if table.rows]
     if not comparison.conditions and comparison.steps:
-        found.append("Scenarios, machines and versions are the same.")
-    return found
+        rendered.append("Scenarios, machines and versions are the same.")
+    return rendered
 
 
 def _title(comparison: Comparison) -> str:
     return f"{comparison.label_b} compared with {comparison.label_a}"
 
 
-def _said(comparison: Comparison) -> list[str]:
+def _list_warnings(comparison: Comparison) -> list[str]:
     """Return the warnings, and which steps have no match."""
     only = {comparison.label_a: comparison.only_a, comparison.label_b: comparison.only_b}
-    found = [*comparison.warnings]
-    found += [f"Only in {label}: {', '.join(names)}." for label, names in only.items() if names]
-    return found if comparison.steps else [*found, "No step has the same name in both."]
+    warnings = [*comparison.warnings]
+    warnings += [f"Only in {label}: {', '.join(names)}." for label, names in only.items() if names]
+    return warnings if comparison.steps else [*warnings, "No step has the same name in both."]
 
 
 def _aligned(table: Table) -> str:

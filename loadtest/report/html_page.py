@@ -59,15 +59,17 @@ def html(report: Report) -> str:
 def _of_sweep(report: Report) -> list[str]:
     """Return the warnings of the knee's step, and how many other steps have warnings."""
     warned = [run for run in report.runs if run.warnings]
-    found = [
+    warnings = [
         f"{run.summary.name}: {warning}"
         for run in warned
         if run.summary.name == report.knee
         for warning in run.warnings
     ]
     if warned:
-        found.append(f"{len(warned)} of {len(report.runs)} steps have warnings, which stand there.")
-    return found
+        warnings.append(
+            f"{len(warned)} of {len(report.runs)} steps have warnings, which stand there."
+        )
+    return warnings
 
 
 def _run(run: RunReport, name: str) -> dict[str, Any]:
@@ -88,6 +90,6 @@ def _run(run: RunReport, name: str) -> dict[str, Any]:
         f"the run ended by {run.stopped_by}.",
         "objectives": tables.objectives_table(run),
         "tables": [table for table in shown if table.rows],
-        "pictures": {heading: found for heading, found in pictures.items() if found},
+        "pictures": {heading: warnings for heading, warnings in pictures.items() if warnings},
         "shaded": low > 0 or high < run.seconds,
     }

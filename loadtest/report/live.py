@@ -83,13 +83,13 @@ def _table(title: str, rows: list[tuple[str, str]]) -> Table:
 
 
 def _lines(title: str, meter: LiveMeter) -> OnProgress:
-    told = -_LINE_S
+    reported = -_LINE_S
 
     def tell(progress: RunProgress) -> None:
-        nonlocal told
+        nonlocal reported
         rows = meter.rows(progress)
-        if progress.seconds - told >= _LINE_S:
-            told = progress.seconds
+        if progress.seconds - reported >= _LINE_S:
+            reported = progress.seconds
             sys.stderr.write(f"{title}: {'; '.join(f'{name} {value}' for name, value in rows)}\n")
 
     return tell

@@ -34,10 +34,10 @@ def _percentiles(sides: dict[str, list[RunReport]], measure: str, name: str) -> 
     tails = [getattr(runs[0].summary, measure).p99 for runs in sides.values()]
     unit = unit_for("seconds", tails)
     buckets = {side: runs[0].histograms[measure] for side, runs in sides.items()}
-    curves = {side: at_ranks(one, unit.factor) for side, one in buckets.items()}
+    curves = {side: at_ranks(bucket, unit.factor) for side, bucket in buckets.items()}
     pairs = zip(sides, tails, strict=True)
-    said = [f"{side} p99 {unit.write(p99)} {unit.name}" for side, p99 in pairs]
-    alt = f"{label} by percentile of both: {', '.join(said)}."
+    lines = [f"{side} p99 {unit.write(p99)} {unit.name}" for side, p99 in pairs]
+    alt = f"{label} by percentile of both: {', '.join(lines)}."
     svg = plots.percentile_curves(curves, unit.name, name, alt)
     shown = ("p50", "p90", "p95", "p99", "p999", "max")
     data = [

@@ -79,9 +79,9 @@ def _edges(middles: Times) -> Times:
 def _percentiles(run: RunReport, shown: list[str], name: str) -> plots.Picture:
     unit = unit_for("seconds", [getattr(run.summary, measure).p99 for measure in shown])
     buckets = {DISTRIBUTIONS[m]: run.histograms[m] for m in shown}
-    curves = {label: at_ranks(one, unit.factor) for label, one in buckets.items()}
-    said = [f"{DISTRIBUTIONS[m]} p99.9 {unit.write(getattr(run.summary, m).p999)}" for m in shown]
-    alt = f"Time by percentile ({unit.name}): {', '.join(said)}."
+    curves = {label: at_ranks(bucket, unit.factor) for label, bucket in buckets.items()}
+    lines = [f"{DISTRIBUTIONS[m]} p99.9 {unit.write(getattr(run.summary, m).p999)}" for m in shown]
+    alt = f"Time by percentile ({unit.name}): {', '.join(lines)}."
     svg = plots.percentile_curves(curves, unit.name, name, alt)
     data = [(label, unit, at_ranks(b, 1.0)(_PERCENTILES).tolist()) for label, b in buckets.items()]
     table = columns("Percentiles", "Percentile", [f"p{100 * p:g}" for p in _PERCENTILES], data)
@@ -94,7 +94,7 @@ def at_ranks(buckets: Buckets, factor: float) -> plots.Curve:
 
     def times(ranks: Times) -> Times:
         places = np.searchsorted(reached, np.maximum(ranks * reached[-1], 1e-9))
-        found: Times = ends[np.minimum(places, len(reached) - 1)]
-        return found
+        result: Times = ends[np.minimum(places, len(reached) - 1)]
+        return result
 
     return times

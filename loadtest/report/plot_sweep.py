@@ -45,11 +45,11 @@ def by_load(runs: Sequence[RunReport]) -> list[RunReport]:
 
 def _repeats(runs: Sequence[RunReport]) -> list[list[int]]:
     """Group the indices of runs that were asked for the same load, in their order."""
-    found: dict[float, list[int]] = {}
+    repeats: dict[float, list[int]] = {}
     for place, run in enumerate(runs):
         asked = run.scenario.rate if run.scenario.open_loop else run.scenario.concurrency
-        found.setdefault(asked, []).append(place)
-    return list(found.values())
+        repeats.setdefault(asked, []).append(place)
+    return list(repeats.values())
 
 
 def _load(runs: Sequence[RunReport]) -> str:
@@ -96,7 +96,7 @@ def _picture(
         else:
             plots.from_zero(axes, "x", 1.05, [value * x_unit.factor for value in across])
         plots.legend(axes)
-        alt = f"{title}, {len(across)} steps. " + _said(runs, knee, up, unit)
+        alt = f"{title}, {len(across)} steps. " + _describe_knee(runs, knee, up, unit)
         for run, place in zip(runs, across, strict=True):
             if run.summary.name == knee:
                 at = place * x_unit.factor
@@ -108,12 +108,14 @@ def _picture(
     return plots.Picture(title, svg, alt, columns(title, "Step", names, data))
 
 
-def _said(runs: list[RunReport], knee: str | None, up: dict[str, list[float]], unit: Scale) -> str:
+def _describe_knee(
+    runs: list[RunReport], knee: str | None, up: dict[str, list[float]], unit: Scale
+) -> str:
     first, last = runs[0].summary.name, runs[-1].summary.name
-    said = [
+    lines = [
         f"{MEASURES[key].label} from {unit.write(values[0])} at {first} to "
         f"{unit.write(values[-1])} {unit.name} at {last}"
         for key, values in up.items()
     ]
     at = f" The knee is at {knee}." if knee is not None else ""
-    return f"{'; '.join(said)}.{at}"
+    return f"{'; '.join(lines)}.{at}"

@@ -38,7 +38,7 @@ def timeline_pictures(run: RunReport, name: str) -> list[plots.Picture]:
     def seen(label: str, colour: str, values: Sequence[float], most: bool = False) -> Curve:
         return Curve(label, colour, at, values, most=most)
 
-    def said(label: str, colour: str, values: Sequence[float]) -> Curve:
+    def draw(label: str, colour: str, values: Sequence[float]) -> Curve:
         return Curve(label, colour, server.time_s, values, steps=False)
 
     def counted(label: str, colour: str, values: Sequence[float]) -> Curve:
@@ -57,8 +57,8 @@ def timeline_pictures(run: RunReport, name: str) -> list[plots.Picture]:
         _picture(run, f"{name}-flight", "Requests in flight", "count",
                  [seen("sent and not ended", plots.FIRST, client.in_flight)]),
         _picture(run, f"{name}-server", "Sequences in the server", "count",
-                 [said("running", plots.FIRST, server.running),
-                  said("waiting", plots.SECOND, server.waiting)], source("running", "waiting")),
+                 [draw("running", plots.FIRST, server.running),
+                  draw("waiting", plots.SECOND, server.waiting)], source("running", "waiting")),
         _picture(run, f"{name}-ended", "Requests ended", "requests_per_s",
                  [seen("whole", plots.FIRST, client.completed_per_s),
                   seen("failed", plots.BAD, client.errors_per_s)]),
@@ -80,14 +80,14 @@ def timeline_pictures(run: RunReport, name: str) -> list[plots.Picture]:
 def _picture(
     run: RunReport, name: str, title: str, kind: Kind, lines: Sequence[Curve], note: str = ""
 ) -> plots.Picture | None:
-    lines = [one for one in lines if any(not math.isnan(value) for value in one.values)]
+    lines = [line for line in lines if any(not math.isnan(value) for value in line.values)]
     if not lines:
         return None
-    everything = [value for one in lines for value in one.values]
+    everything = [value for line in lines for value in line.values]
     unit = unit_for(kind, everything)
     with plots.axes_of(unit.name, "seconds since the start") as axes:
-        for one in lines:
-            _draw(axes, one, unit.factor, run)
+        for line in lines:
+            _draw(axes, line, unit.factor, run)
         _shade(axes, run)
         largest = max((v for v in everything if not math.isnan(v)), default=0.0) * unit.factor
         axes.set_ylim(0, 1.08 * largest or 1)
@@ -95,13 +95,13 @@ def _picture(
         plots.plain(axes.yaxis)
         plots.legend(axes)
         alt = f"{title} over time. " + " ".join(
-            f"{one.label.capitalize()}: {_range(one, unit.factor, unit.name)}." for one in lines
+            f"{line.label.capitalize()}: {_range(line, unit.factor, unit.name)}." for line in lines
         )
         svg = plots.svg_of(axes, name, alt)
     ends = np.linspace(0, run.seconds, min(ROWS, max(1, len(lines[0].values))) + 1)
     data = [
-        (f"{one.label}, most" if one.most else one.label, unit, _thinned(one, ends))
-        for one in lines
+        (f"{line.label}, most" if line.most else line.label, unit, _thinned(line, ends))
+        for line in lines
     ]
     spans = [f"{a:.1f} to {b:.1f}" for a, b in pairwise(ends)]
     return plots.Picture(title, svg, alt, columns(title, "Seconds", spans, data), note)
@@ -136,9 +136,9 @@ def _range(one: Curve, factor: float, unit: str) -> str:
 def _thinned(one: Curve, ends: np.ndarray) -> list[float]:
     places = np.clip(np.searchsorted(ends, one.times, "right") - 1, 0, len(ends) - 2)
     values = np.array(one.values)
-    found = []
+    thinned = []
     for index in range(len(ends) - 1):
         inside = values[(places == index) & ~np.isnan(values)]
         summed = math.nan if not len(inside) else inside.max() if one.most else inside.mean()
-        found.append(float(summed))
-    return found
+        thinned.append(float(summed))
+    return thinned

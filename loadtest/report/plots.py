@@ -204,12 +204,12 @@ def inline(svg: str, name: str, alt: str) -> str:
     body = head + body[body.index(">") + 1 :]
     body = re.sub(r'\b(id="|href="#|url\(#)', rf"\g<1>{name}-", body)
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', body))
-    body = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", body)
+    body = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in used else "", body)
     body = re.sub(r"font-family:[^;\"]*;?|font: (\d+)px [^;\"]*", _font, body)
     body = re.sub(r"(\d\.\d{2})\d+", r"\1", body)
     body = re.sub(r"\s*\n\s*", "\n", body)
-    return re.sub("|".join(_VARIABLES), lambda found: _VARIABLES[found[0]], body)
+    return re.sub("|".join(_VARIABLES), lambda result: _VARIABLES[result[0]], body)
 
 
-def _font(found: re.Match[str]) -> str:
-    return f"font-size: {found[1]}px" if found[1] else ""
+def _font(match: re.Match[str]) -> str:
+    return f"font-size: {match[1]}px" if match[1] else ""

@@ -82,9 +82,9 @@ def report_of(summary: Summary, observed: Observed, warnings: Sequence[str] = ()
         objectives=_objectives(observed),
         failed=tuple(check(summary, about.scenario.fail_if)),
         histograms={
-            name: Buckets(*(column.tolist() for column in one.buckets()))
-            for name, one in histograms(observed).items()
-            if one.count
+            name: Buckets(*(column.tolist() for column in histogram.buckets()))
+            for name, histogram in histograms(observed).items()
+            if histogram.count
         },
         parts=parts(observed),
         timeline=timeline(observed),

@@ -57,8 +57,8 @@ def write_reports(
         title=title or f"Load test of {about.scenario.url}: {load}",
         command=about.command,
         runs=tuple(
-            report_of(run.summary, one, run.warnings)
-            for run, one in zip(runs, observed, strict=True)
+            report_of(run.summary, item, run.warnings)
+            for run, item in zip(runs, observed, strict=True)
         ),
         knee=knee,
     )
@@ -103,10 +103,10 @@ def _write_requests(path: Path, runs: Iterable[tuple[str, Observed]]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         for index, (name, observed) in enumerate(runs):
-            found = _columns(observed)
+            columns = _columns(observed)
             if index == 0:
-                writer.writerow(["run", *found])
-            writer.writerows([name, *row] for row in zip(*found.values(), strict=True))
+                writer.writerow(["run", *columns])
+            writer.writerows([name, *row] for row in zip(*columns.values(), strict=True))
 
 
 def _columns(observed: Observed) -> dict[str, list[Any]]:
@@ -124,15 +124,15 @@ def _columns(observed: Observed) -> dict[str, list[Any]]:
         "e2e_s": ended - planned,
         "queue_s": requests["queue_s"],
     }
-    found: dict[str, list[Any]] = {name: requests[name].tolist() for name in ("index", "worker")}
+    columns: dict[str, list[Any]] = {name: requests[name].tolist() for name in ("index", "worker")}
     for name, values in times.items():  # to the microsecond, since no client measures better
-        found[name] = [_cell(value) for value in np.round(values, 6).tolist()]
-    found["error"] = [ERRORS[number] for number in requests["error"].tolist()]
+        columns[name] = [_cell(value) for value in np.round(values, 6).tolist()]
+    columns["error"] = [ERRORS[number] for number in requests["error"].tolist()]
     for name in ("status", "retries", "n", "max_tokens", "num_bytes"):
-        found[name] = requests[name].tolist()
+        columns[name] = requests[name].tolist()
     for name in _COUNTS:
-        found[name] = ["" if value < 0 else value for value in requests[name].tolist()]
-    return found
+        columns[name] = ["" if value < 0 else value for value in requests[name].tolist()]
+    return columns
 
 
 def _cell(value: float) -> float | int | str:

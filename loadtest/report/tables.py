@@ -77,15 +77,25 @@ def steps_table(runs: Sequence[RunReport]) -> Table:
 
 def latency_table(run: RunReport) -> Table:
     """Return a table of all distributions, in one unit."""
-    found = {name: getattr(run.summary, name) for name in DISTRIBUTIONS}
-    found = {name: one for name, one in found.items() if one.count}
-    unit = unit_for("seconds", [one.p99 for one in found.values()])
+    distributions = {name: getattr(run.summary, name) for name in DISTRIBUTIONS}
+    distributions = {
+        name: distribution for name, distribution in distributions.items() if distribution.count
+    }
+    unit = unit_for("seconds", [distribution.p99 for distribution in distributions.values()])
     statistics = ("mean", *PERCENTILES, "max")
-    data = [("Count", Scale("", 1.0), [float(one.count) for one in found.values()])]
+    data = [
+        (
+            "Count",
+            Scale("", 1.0),
+            [float(distribution.count) for distribution in distributions.values()],
+        )
+    ]
     for statistic in statistics:
-        values = [float(getattr(one, statistic)) for one in found.values()]
+        values = [
+            float(getattr(distribution, statistic)) for distribution in distributions.values()
+        ]
         data.append((statistic_name(statistic), unit, values))
-    return columns("Latency", "Measure", [DISTRIBUTIONS[name] for name in found], data)
+    return columns("Latency", "Measure", [DISTRIBUTIONS[name] for name in distributions], data)
 
 
 def throughput_table(run: RunReport) -> Table:
@@ -97,10 +107,10 @@ def harness_table(run: RunReport) -> Table:
     """Return a table that shows whether the harness was slow, and whether token counts agree."""
     table = _values_table("The harness itself", run, _HARNESS)
     summary = run.summary
-    said = f"{summary.counted_output_tokens:,} here, {summary.usage_output_tokens:,} by the server"
-    table.rows.append(["Output tokens of replies that both counted", said, ""])
-    told = f"{summary.miscounted:,} of {summary.checked:,}"
-    table.rows.append(["Replies whose token counts differ", told, ""])
+    lines = f"{summary.counted_output_tokens:,} here, {summary.usage_output_tokens:,} by the server"
+    table.rows.append(["Output tokens of replies that both counted", lines, ""])
+    reported = f"{summary.miscounted:,} of {summary.checked:,}"
+    table.rows.append(["Replies whose token counts differ", reported, ""])
     return table
 
 
@@ -138,7 +148,9 @@ def objectives_table(run: RunReport) -> Table:
     if rows:
         rows.append(["all of these", number(100 * run.summary.good_share), ""])
     for condition in run.scenario.fail_if:
-        held = next((said for said in run.failed if said.startswith(f"{condition.strip()}: ")), "")
+        held = next(
+            (lines for lines in run.failed if lines.startswith(f"{condition.strip()}: ")), ""
+        )
         rows.append([f"fail if {held or condition}", "", _verdict(not held)])
     return Table("Objectives", ["Objective", "Met by requests (%)", "Verdict"], rows)
 

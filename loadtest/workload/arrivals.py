@@ -33,8 +33,8 @@ def times(scenario: Scenario) -> Times:
     planned: Times
     if scenario.arrivals == "trace":
         assert scenario.trace is not None
-        found = np.array([line.timestamp for line in trace.read(scenario.trace)])
-        planned = (found - found[0]) * scenario.trace_scale
+        timestamps = np.array([line.timestamp for line in trace.read(scenario.trace)])
+        planned = (timestamps - timestamps[0]) * scenario.trace_scale
     elif scenario.arrivals == "constant":
         planned = np.arange(_most(scenario, scenario.rate)) / scenario.rate
     elif scenario.arrivals == "ramp":

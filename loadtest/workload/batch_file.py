@@ -131,13 +131,13 @@ class BatchClient:
     def _ask(self, method: str, path: str, **given: Any) -> dict[str, Any]:
         try:
             reply = self._http.request(method, path, **given)
-            found: dict[str, Any] = reply.json() if reply.status_code == 200 else {}
+            entries: dict[str, Any] = reply.json() if reply.status_code == 200 else {}
         except (httpx.HTTPError, *UNDECODABLE) as error:
             raise ConfigError(f"{method} {self._url}{path}: {error}") from None
         if reply.status_code != 200:
-            said = reply.content[:300].decode(errors="replace")
-            raise ConfigError(f"{method} {self._url}{path}: {reply.status_code} {said}")
-        return found
+            decoded = reply.content[:300].decode(errors="replace")
+            raise ConfigError(f"{method} {self._url}{path}: {reply.status_code} {decoded}")
+        return entries
 
 
 def _count(raw: bytes, line: _Line, output: BatchOutput) -> None:

@@ -50,7 +50,7 @@ class Prompts:
         self, path: Path, api: Literal["completions", "chat"], words: Words | None, draws: Draws
     ) -> None:
         """`words` count tokens, if there is a tokenizer. Raises ConfigError."""
-        self._draws = draws
+        self._generator = draws
         self._prompts = [
             _checked(path, number, line, api, words)
             for number, line in lines.read(path, _Line, _ALLOWED)
@@ -58,11 +58,11 @@ class Prompts:
         self._pass = -1
         self._order: NDArray[np.intp] = np.arange(0)
 
-    def of(self, index: int) -> WorkloadPrompt:
+    def make_prompt(self, index: int) -> WorkloadPrompt:
         """Return the prompt of one request."""
         which, place = divmod(index, len(self._prompts))
         if which != self._pass:
-            numbers = self._draws.raw(ORDER, which, len(self._prompts))
+            numbers = self._generator.raw(ORDER, which, len(self._prompts))
             self._pass, self._order = which, np.argsort(numbers, kind="stable")
         return self._prompts[int(self._order[place])]
 

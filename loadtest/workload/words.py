@@ -63,30 +63,35 @@ class Words:
         cores = map(_WORD.fullmatch, sorted(vocabulary, key=vocabulary.__getitem__))
         words = list(dict.fromkeys(f" {core[1]}" for core in cores if core))[: 2 * _MOST_WORDS]
         for self._cut in (0, 1):  # some tokenizers put a space of their own before a text
-            found = self._that_stand(words)
+            words_found = self._keep_single_tokens(words)
             splits = self._tokenizer.pre_tokenizer
-            if found and (
+            if words_found and (
                 not any(map(_OVER_A_SPACE.fullmatch, vocabulary))
-                or (splits and len(splits.pre_tokenize_str(self.text(found))) >= len(found))
+                or (
+                    splits
+                    and len(splits.pre_tokenize_str(self.text(words_found))) >= len(words_found)
+                )
             ):
-                return found
+                return words_found
         self._cut = 0
         return []
 
     def _letters(self) -> list[str]:
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=False)
         over = any(map(_SEVERAL_LETTERS.fullmatch, vocabulary))
-        return [] if over else self._that_stand(_LETTERS)
+        return [] if over else self._keep_single_tokens(_LETTERS)
 
-    def _that_stand(self, words: list[str]) -> list[str]:
+    def _keep_single_tokens(self, words: list[str]) -> list[str]:
         """Keep words that are one token alone and two when doubled; none if a mixed text fails."""
         texts = [self.text([word] * times) for word in words for times in (1, 2)]
-        found = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        pairs = zip(words, found[::2], found[1::2], strict=True)
-        kept = [word for word, once, twice in pairs if (len(once), len(twice)) == (1, 2)]
-        kept = kept[:_MOST_WORDS]
-        if not kept:
+        words_found = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        pairs = zip(words, words_found[::2], words_found[1::2], strict=True)
+        results = [word for word, once, twice in pairs if (len(once), len(twice)) == (1, 2)]
+        results = results[:_MOST_WORDS]
+        if not results:
             return []
-        some = [kept[number % len(kept)] for number in Draws(0).raw(TOKENIZER, 0, _TRIED).tolist()]
-        tried = list(chain(kept, some))
-        return kept if self.count(self.text(tried)) == len(tried) else []
+        some = [
+            results[number % len(results)] for number in Draws(0).raw(TOKENIZER, 0, _TRIED).tolist()
+        ]
+        tried = list(chain(results, some))
+        return results if self.count(self.text(tried)) == len(tried) else []

@@ -46,7 +46,7 @@ class Workload:
 
     def __init__(self, scenario: Scenario) -> None:
         """Read the files that the scenario names. Raises ConfigError."""
-        self._draws = Draws(scenario.seed)
+        self._generator = Draws(scenario.seed)
         self._words = Words(scenario.tokenizer) if scenario.tokenizer else None
         self._chat = scenario.api == "chat"
         self._prompt_tokens = lengths.parse(scenario.prompt_tokens, "prompt_tokens")
@@ -54,7 +54,7 @@ class Workload:
         self._n = lengths.parse(scenario.n, "n")
         self._trace = trace.read(scenario.trace) if scenario.trace else []
         file = scenario.prompts
-        self._prompts = Prompts(file, scenario.api, self._words, self._draws) if file else None
+        self._prompts = Prompts(file, scenario.api, self._words, self._generator) if file else None
         self._num_symbols = len(self._words.words) if self._words else scenario.vocab_size
         self._num_special = self._words.num_special if self._words and not self._chat else 0
         self._share = scenario.prefix_share
@@ -72,10 +72,10 @@ class Workload:
 
     def request(self, index: int) -> RequestPlan:
         """Return the request of one index in the plan, ≥ 0; with a trace, of that line by time."""
-        own = self._draws.raw(REQUEST, index, _NUM_OWN)
+        own = self._generator.raw(REQUEST, index, _NUM_OWN)
         share = shares(own).tolist()
         line = self._trace[index] if self._trace else None
-        prompt = self._prompts.of(index) if self._prompts else None
+        prompt = self._prompts.make_prompt(index) if self._prompts else None
         max_tokens = (
             (line and line.output_tokens)
             or (prompt and prompt.max_tokens)
@@ -121,7 +121,7 @@ class Workload:
 
     def _symbols(self, purpose: int, index: int, count: int, skip: int = 0) -> NDArray[np.uint64]:
         """Return random token ids, or indices into the list of words [count]."""
-        raw = self._draws.raw(purpose, index, skip + count)[skip:]
+        raw = self._generator.raw(purpose, index, skip + count)[skip:]
         return raw % np.uint64(self._num_symbols)
 
     def _check(self, scenario: Scenario) -> None:
@@ -133,9 +133,9 @@ class Workload:
             if any(line.prompt_tokens for line in self._trace):
                 raise ConfigError("prompts must not be set where the trace has prompt lengths")
         elif scenario.prefixes:
-            told = [line.prompt_tokens for line in self._trace]
+            reported = [line.prompt_tokens for line in self._trace]
             drawn = self._prompt_tokens.smallest
-            shortest = min([one or drawn for one in told] or [drawn])
+            shortest = min([prompt_tokens or drawn for prompt_tokens in reported] or [drawn])
             longest = shortest - self._num_special - 1
             if scenario.prefix_tokens > longest:
                 raise ConfigError(

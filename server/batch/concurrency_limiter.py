@@ -18,7 +18,7 @@ class ConcurrencyLimiter:
         self._max_lines = lines
         self._sequences = 0
         self._lines = 0
-        self._turns = 0
+        self._num_grants = 0
         self._waiting: list[LimiterShare] = []
         self._holding: set[LimiterShare] = set()
 
@@ -45,18 +45,18 @@ class ConcurrencyLimiter:
         if self._sequences + size <= self._max_sequences:
             return True
         jobs = {share, *self._holding, *self._waiting}
-        if any(one.owner == share.owner and one.priority > share.priority for one in jobs):
+        if any(job.owner == share.owner and job.priority > share.priority for job in jobs):
             return False
-        part = self._max_sequences * share.weight / sum(one.weight for one in jobs)
+        part = self._max_sequences * share.weight / sum(job.weight for job in jobs)
         return share.sequences + size <= part or not share.sequences
 
-    def _give(self, share: LimiterShare, size: int) -> None:
-        self._turns += 1
+    def _admit(self, share: LimiterShare, size: int) -> None:
+        self._num_grants += 1
         self._lines += 1
         self._sequences += size
         share.sequences += size
         self._holding.add(share)
-        share.last_turn = self._turns
+        share.last_turn = self._num_grants
 
     def _leave(self, share: LimiterShare) -> None:
         self._waiting.remove(share)
@@ -65,14 +65,14 @@ class ConcurrencyLimiter:
     def _grant(self) -> None:
         while self._waiting:
             highest: dict[str, int] = {}
-            for one in self._waiting:
-                highest[one.owner] = max(one.priority, highest.get(one.owner, one.priority))
-            ready = [one for one in self._waiting if one.priority == highest[one.owner]]
+            for share in self._waiting:
+                highest[share.owner] = max(share.priority, highest.get(share.owner, share.priority))
+            ready = [share for share in self._waiting if share.priority == highest[share.owner]]
             first = min(ready, key=LimiterShare.rank)
             if not self._fits(first, first.wanted):
                 return
             self._waiting.remove(first)
-            self._give(first, first.wanted)
+            self._admit(first, first.wanted)
             first.granted.set_result(True)
 
 
@@ -90,19 +90,19 @@ class LimiterShare:
         self.sequences = 0
         self.wanted = 0
         self.last_turn = 0
-        self._room = room
+        self._limiter = room
 
     def rank(self) -> tuple[float, int]:
         """Sort key of waiting jobs: the smallest is next; ties go to whoever had a turn longest
         ago."""
         return self.sequences / self.weight, self.last_turn
 
-    async def take(self, size: int) -> bool:
+    async def acquire(self, size: int) -> bool:
         """Wait for room for a line of `size` sequences, one call at a time; returns whether it was
         granted."""
-        room = self._room
+        room = self._limiter
         if not room._waiting and room._fits(self, size):
-            room._give(self, size)
+            room._admit(self, size)
             return True
         self.wanted = size
         self.granted = asyncio.get_running_loop().create_future()
@@ -117,14 +117,14 @@ class LimiterShare:
             raise
 
     def give_up(self) -> None:
-        """End a waiting `take` without room."""
-        if self in self._room._waiting:
-            self._room._leave(self)
+        """End a waiting `acquire` without room."""
+        if self in self._limiter._waiting:
+            self._limiter._leave(self)
             self.granted.set_result(False)
 
     def free(self, size: int) -> None:
         """Give back the room of a line that has ended."""
-        room = self._room
+        room = self._limiter
         room._lines -= 1
         room._sequences -= size
         self.sequences -= size

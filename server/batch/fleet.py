@@ -116,15 +116,15 @@ class Fleet:
         """
         self._has_looked.clear()  # lines wait for the first look, though not for a silent server
         asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._has_looked.set)
-        told = ""
+        logged = ""
         while True:
             try:
                 await self._watch(config, client)
             except Exception as error:
                 why = f"{type(error).__name__}: {error}"
-                if why != told:
+                if why != logged:
                     log.exception("batch_workers: other servers are sent no lines: %s", why)
-                told = why
+                logged = why
             for worker in self.workers.values():
                 worker.close("nobody looks what it is")
             self._wake(len(self._waiting))
@@ -137,14 +137,16 @@ class Fleet:
                 if (status := client.status) is not None:
                     await self._find(config.batch_workers, http)
                     await self._look(identity.now(status), status.n_ctx, key, identity.instance)
-                    metrics.BATCH_WORKERS.set(sum(one.room > 0 for one in self.workers.values()))
+                    metrics.BATCH_WORKERS.set(
+                        sum(worker.room > 0 for worker in self.workers.values())
+                    )
                     self._has_looked.set()
                     self._wake(len(self._waiting))
                 await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _find(self, urls: tuple[str, ...], http: httpx.AsyncClient) -> None:
         """Find the addresses of the servers. What a name had stays while it cannot be resolved."""
-        found: dict[str, RemoteWorker] = {}
+        workers: dict[str, RemoteWorker] = {}
         answers = await asyncio.gather(*map(_resolved, urls), return_exceptions=True)
         for text, answer in zip(urls, answers, strict=True):
             url = httpx.URL(text)
@@ -153,16 +155,20 @@ class Fleet:
                 if text not in self._unresolved:
                     log.warning("batch_workers: %s cannot be resolved: %s", text, why)
                 self._unresolved.add(text)
-                found |= {key: one for key, one in self.workers.items() if one.url == url}
+                workers |= {
+                    key: worker for key, worker in self.workers.items() if worker.url == url
+                }
                 continue
             self._unresolved.discard(text)
             for address in answer[:MAX_ADDRESSES]:
-                found[address] = self.workers.get(address) or RemoteWorker(http, address, url)
-        self.workers = found
+                workers[address] = self.workers.get(address) or RemoteWorker(http, address, url)
+        self.workers = workers
 
     async def _look(self, identity: Identity, n_ctx: int, key: str, own: str) -> None:
         """Ask all servers at once. Of several addresses of one, that in use stays in use."""
-        known = {one.instance: one.address for one in self.workers.values() if one.instance}
+        known = {
+            worker.instance: worker.address for worker in self.workers.values() if worker.instance
+        }
         known[own] = "this server"
         async with task_group() as group:
             for worker in self.workers.values():
@@ -175,17 +181,17 @@ class Fleet:
             # What is larger than all room here comes when it may: the limiter has seen to that.
             if not self.workers or size > self.own.room:
                 return None
-            found: list[tuple[float, RemoteWorker | None]] = []
+            choices: list[tuple[float, RemoteWorker | None]] = []
             if self.own.used + size <= self.own.room and (stays or self._sending.is_ready):
-                found.append((self.own.used / self.own.room, None))
+                choices.append((self.own.used / self.own.room, None))
             if not stays:
-                found += [
-                    (one.used / one.room, one)
-                    for one in self.workers.values()
-                    if one.used + size <= one.room
+                choices += [
+                    (worker.used / worker.room, worker)
+                    for worker in self.workers.values()
+                    if worker.used + size <= worker.room
                 ]
-            if found:
-                return min(found, key=lambda place: place[0])[1]
+            if choices:
+                return min(choices, key=lambda place: place[0])[1]
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             await waiter

@@ -63,7 +63,7 @@ class BatchJob:
         self._clock = place.clock
         self._fleet = place.fleet
         self._share = share
-        self._sender = self._new_sender(share.weight)
+        self._owner = self._make_owner(share.weight)
         self._runner: LineRunner | None = None
         self._is_cancelled = record.status == "cancelling"
         self._is_stopped = False
@@ -73,9 +73,9 @@ class BatchJob:
         if record.status == "cancelling":
             self._is_cancelled = True
             self._end(CANCELLED)
-        if weight != self._sender.weight:
+        if weight != self._owner.weight:
             self._share.weight = weight
-            self._sender = self._new_sender(weight)
+            self._owner = self._make_owner(weight)
 
     async def run(self) -> None:
         """Run the batch to its final status; if cancelled, leave it for another process.
@@ -157,8 +157,8 @@ class BatchJob:
             )
             try:
                 await asyncio.to_thread(results.recover)
-                if found := results.counts.completed + results.counts.failed:
-                    log.info("%s: going on after %d of %d lines", self.id, found, record.total)
+                if num_ended := results.counts.completed + results.counts.failed:
+                    log.info("%s: going on after %d of %d lines", self.id, num_ended, record.total)
                 self._runner = LineRunner(
                     job=self.id,
                     source=read_lines(file, self._config.max_body_bytes),
@@ -180,16 +180,16 @@ class BatchJob:
 
     async def _watch(self, results: ResultFiles) -> None:
         """Update the counts in the store periodically, and end the batch when it expires."""
-        told: dict[str, Any] = {}
+        stored: dict[str, Any] = {}
         while True:
             if self.is_late and self._record.status != "finalizing":
                 self._end(EXPIRED)
             now = {**_counts(results), "errors": _errors(results.trouble)}
-            news = {name: value for name, value in now.items() if told.get(name) != value}
-            if news:
+            changes = {name: value for name, value in now.items() if stored.get(name) != value}
+            if changes:
                 try:
-                    await asyncio.to_thread(self._change, RUNNABLE, **news)
-                    told = now
+                    await asyncio.to_thread(self._change, RUNNABLE, **changes)
+                    stored = now
                 except StoreError as error:  # counts are found out again from the results
                     log.warning("%s: %s", self.id, error.message)
             await asyncio.sleep(_COUNT_EVERY_S)
@@ -211,7 +211,7 @@ class BatchJob:
         """Return the result files that there are; those without a line are deleted."""
         record, now = self._record, int(time.time())
         after = record.output_expires_after
-        found = []
+        files = []
         for name, id in (("output", record.output_file_id), ("error", record.error_file_id)):
             if not id or not (path := self._store.path_of(id)).exists():
                 continue
@@ -227,8 +227,8 @@ class BatchJob:
                 created_at=now,
                 expires_at=None if after is None else now + after,
             )
-            found.append(file)
-        return found
+            files.append(file)
+        return files
 
     def _finish(self, status: str, files: Sequence[FileRecord] = (), **fields: Any) -> None:
         self._store.finish_batch(self.id, status, files, **fields)
@@ -236,7 +236,7 @@ class BatchJob:
 
     async def _answer(self, line: BatchLine) -> LineResult:
         return await self._fleet.answer(
-            line, lambda answerers: answer_line(line, answerers, self._sender, self.id)
+            line, lambda answerers: answer_line(line, answerers, self._owner, self.id)
         )
 
     def _end(self, code: str) -> None:
@@ -246,7 +246,7 @@ class BatchJob:
     def _change(self, expected: Any, **fields: Any) -> BatchRecord | None:
         return self._store.change_batch(self.id, expected, **fields)
 
-    def _new_sender(self, weight: float) -> RequestOwner:
+    def _make_owner(self, weight: float) -> RequestOwner:
         record = self._record
         return RequestOwner(f"batch:{record.id}", weight, BATCH_PRIORITY, True, record.created_at)
 

@@ -65,8 +65,8 @@ def check_input(
         checked.errors = [LineError(code="empty_file", message="the file has no lines")]
     elif doubtful := _repeated(hashes):
         lines = _lines(path, max_line_bytes, is_stopped)
-        found = checked.errors + _duplicates(lines, endpoint, doubtful)
-        checked.errors = sorted(found, key=lambda error: error.line or 0)[:MAX_ERRORS]
+        errors = checked.errors + _duplicates(lines, endpoint, doubtful)
+        checked.errors = sorted(errors, key=lambda error: error.line or 0)[:MAX_ERRORS]
     return checked
 
 

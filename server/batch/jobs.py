@@ -68,7 +68,7 @@ class BatchServices:
         completions, chat = self._stack.enter_context(
             answering(self.client, text, config.model, *names)
         )
-        answerers: dict[str, Answerer] = {one.path: one for one in (completions, chat)}
+        answerers: dict[str, Answerer] = {service.path: service for service in (completions, chat)}
         self.fleet = Fleet(answerers, EngineRetry(self.client))
 
     async def close(self) -> None:
@@ -92,7 +92,7 @@ class Jobs:
         self._config = config
         self._store = Store(config.data_folder)
         self._clock = clock or Clock(self._store.folder / "clock.json")
-        self._room = ConcurrencyLimiter(1, config.max_batch_lines_in_flight)
+        self._limiter = ConcurrencyLimiter(1, config.max_batch_lines_in_flight)
         self._answering: BatchServices | None = None
         name = lock_name(config.model_id).replace(".lock", ".starts")
         self._starts = Starts(self._store.folder / name, self._store)
@@ -149,13 +149,13 @@ class Jobs:
     async def _lock(self) -> None:
         """Wait for the lock on the model's batches, and hold it until this process ends."""
         path = self._lock_of(self._config.model_id)
-        told = ""
+        logged = ""
         while isinstance(why := _locked(path), str):
-            if why != told:
+            if why != logged:
                 log.warning("%s: waiting for it: %s", path, why)
-            told = why
+            logged = why
             await asyncio.sleep(_LOOK_EVERY_S)
-        if told:
+        if logged:
             log.info("%s: this server runs the batches now", path)
 
     def _lock_of(self, model_id: str) -> Path:
@@ -194,7 +194,7 @@ class Jobs:
             # of the queue is left to those who ask over HTTP.
             fleet = self._answering.fleet
             fleet.own.room = status.num_slots + min(status.num_slots, status.max_waiting // 2)
-            self._room.resize(fleet.room)
+            self._limiter.resize(fleet.room)
             startable = records
         else:  # nothing runs without an engine, and no start counts that brought none about
             startable = [record for record in records if self._is_over(record)]
@@ -206,7 +206,7 @@ class Jobs:
         for record in records:
             if record.id in self._running:
                 self._running[record.id].see(record, weights[record.id])
-        metrics.BATCH_LINES_IN_FLIGHT.set(self._room.lines)
+        metrics.BATCH_LINES_IN_FLIGHT.set(self._limiter.lines)
 
     async def _choose(self, records: list[BatchRecord]) -> list[BatchRecord]:
         """Return the batches that start now. While there are any that may have killed this process,
@@ -232,7 +232,7 @@ class Jobs:
 
     def _start(self, record: BatchRecord) -> None:
         assert self._answering is not None
-        share = self._room.share(record.owner, record.priority)
+        share = self._limiter.share(record.owner, record.priority)
         place = Workplace(self._config, self._store, self._clock, self._answering.fleet)
         job = BatchJob(record, place, share)
         self._running[record.id] = job

@@ -86,7 +86,7 @@ class LineRunner:
         num_bytes = len(line.body)
         while self._flying and self._flying_bytes + num_bytes > MAX_FLYING_BYTES:
             await self._landing()
-        if self._ending is None and await self.share.take(line.size):
+        if self._ending is None and await self.share.acquire(line.size):
             self._flying_bytes += num_bytes
             task = group.create_task(self._fly(line))
             self._flying.add(task)

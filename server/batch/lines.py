@@ -80,7 +80,7 @@ class LineResult(NamedTuple):
 class Answerer(Protocol):
     """Answers the bodies of requests to one URL."""
 
-    async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
+    async def answer_whole(self, body: bytes, id: str, owner: RequestOwner) -> bytes:
         """Return the whole reply. Raises SRMError."""
 
 
@@ -242,7 +242,7 @@ def _size(body: bytes) -> int:
 
 
 async def answer_line(
-    line: BatchLine, answerers: Mapping[str, Answerer], sender: RequestOwner, job: str
+    line: BatchLine, answerers: Mapping[str, Answerer], owner: RequestOwner, job: str
 ) -> LineResult:
     """Answer a line under an id made of the job's id and the line's number.
 
@@ -251,7 +251,7 @@ async def answer_line(
     """
     request_id = f"{job}-{line.number}"
     try:
-        body = await answerers[line.url].whole(line.body, request_id, sender)
+        body = await answerers[line.url].answer_whole(line.body, request_id, owner)
     except (Overloaded, IdInUse):
         raise
     except RequestError as error:
@@ -305,23 +305,23 @@ class Kept(NamedTuple):
     """Why the line has no response; empty if it has one."""
 
 
-def kept(record: bytes) -> Kept | None:
+def decode_kept(record: bytes) -> Kept | None:
     """Decode a record of an earlier run; None if it is damaged. What is in it twice is equal."""
     try:
         record.decode()  # strings that are passed over are not looked at
-        found = _decode_kept(record)
+        decoded = _decode_kept(record)
     except UNDECODABLE:
         return None
-    numbers = _NUMBER.search(found.id)
+    numbers = _NUMBER.search(decoded.id)
     if numbers is None:
         return None
-    number, response = int(numbers[1]), found.response
+    number, response = int(numbers[1]), decoded.response
     if response is not None and not response.request_id.endswith(f"-{number}"):
         return None
-    code = found.error.code if found.error else ""
+    code = decoded.error.code if decoded.error else ""
     is_failed = response is None or response.status_code != 200
     usage = NO_USAGE if response is None else _usage(response.body)
-    return Kept(found.id, number, found.custom_id, is_failed, usage, code)
+    return Kept(decoded.id, number, decoded.custom_id, is_failed, usage, code)
 
 
 def _usage(body: _UsedBody) -> LineUsage:

@@ -41,7 +41,7 @@ MAX_LINE_BYTES = 256 * 1024
 """Longest body that is sent to another server, and most bytes of those that share a request."""
 MAX_HELD_BYTES = 2**28
 """Most bytes of answers that have not ended, of one server: more are a broken server's."""
-MAX_SAID_BYTES = 64 * 1024
+MAX_STATUS_BYTES = 64 * 1024
 """Most bytes of what a server says of itself, or in place of answers."""
 FIRST_ROOM = 256
 """Sequences that a server is given before it has answered any, whatever it says of its room."""
@@ -167,10 +167,10 @@ class RemoteWorker:
     async def _ask_status(self) -> WorkerStatus:
         reply = await self._http.send(self._request("GET", "/v1/worker"), stream=True)
         try:
-            said = await _read(reply)
+            reply_text = await _read(reply)
             if not reply.is_success:
-                raise NotTaken(_said(reply.status_code, said))
-            return _decode_status(said)
+                raise NotTaken(_describe(reply.status_code, reply_text))
+            return _decode_status(reply_text)
         finally:
             await reply.aclose()
 
@@ -227,7 +227,7 @@ class RemoteWorker:
         assert task is not None
 
         def ended(answer: asyncio.Future[bytes]) -> None:
-            if answer.cancelled() and all(one.answer.done() for one in waiting.values()):
+            if answer.cancelled() and all(sent.answer.done() for sent in waiting.values()):
                 task.cancel()  # nobody waits for any of them
 
         for sent in group:
@@ -295,17 +295,17 @@ class RemoteWorker:
             created_unix=owner.created_unix or 0,
             lines=[sent.line for sent in group],
         )
-        most = MAX_SAID_BYTES + max(sent.expected.max_bytes for sent in group)
+        most = MAX_STATUS_BYTES + max(sent.expected.max_bytes for sent in group)
         request = self._request("POST", "/v1/worker/lines", _encode(asked))
         response = await self._http.send(request, stream=True)
         rest = bytearray()
         num_idle = 0  # bytes that answer nothing
         try:
             if not response.is_success:
-                said = _said(response.status_code, await _read(response))
+                reply_text = _describe(response.status_code, await _read(response))
                 if response.status_code == 413:  # it will say so again
-                    raise StaysHere(f"{self.address}: {said}")
-                raise NotTaken(said)
+                    raise StaysHere(f"{self.address}: {reply_text}")
+                raise NotTaken(reply_text)
             async for chunk in _raw(response):
                 seen = max(0, len(rest) - 1)
                 rest += chunk
@@ -324,7 +324,7 @@ class RemoteWorker:
                         yield answer
                         continue
                     num_idle += len(event)
-                    if num_idle > MAX_SAID_BYTES:
+                    if num_idle > MAX_STATUS_BYTES:
                         raise _Untrue(f"more than {num_idle} bytes that answer nothing")
         finally:
             self._held_bytes -= len(rest)
@@ -345,8 +345,8 @@ class _Route(NamedTuple):
     worker: RemoteWorker
     path: Url
 
-    async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
-        return await self.worker.answer(self.path, body, id, sender)
+    async def answer_whole(self, body: bytes, id: str, owner: RequestOwner) -> bytes:
+        return await self.worker.answer(self.path, body, id, owner)
 
 
 async def _raw(reply: httpx.Response) -> AsyncIterator[bytes]:
@@ -362,8 +362,8 @@ async def _read(reply: httpx.Response) -> bytes:
     data = bytearray()
     async for chunk in _raw(reply):
         data += chunk
-        if len(data) > MAX_SAID_BYTES:
-            raise _Untrue(f"{reply.status_code} and more than {MAX_SAID_BYTES} bytes")
+        if len(data) > MAX_STATUS_BYTES:
+            raise _Untrue(f"{reply.status_code} and more than {MAX_STATUS_BYTES} bytes")
     return bytes(data)
 
 
@@ -374,7 +374,7 @@ def _refused(refusal: Refusal) -> SRMError:
     return error if is_of_now else StaysHere(refusal.message)
 
 
-def _said(status: int, data: bytes) -> str:
+def _describe(status: int, data: bytes) -> str:
     """Return what a server said that does not take lines."""
     try:
         message = str(msgspec.json.decode(data)["error"]["message"])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from server import metrics
-from server.batch.lines import MAX_LINES, NO_USAGE, LineResult, LineUsage, kept, record_id
+from server.batch.lines import MAX_LINES, NO_USAGE, LineResult, LineUsage, decode_kept, record_id
 from server.batch.part_file import PartFile
 
 log = logging.getLogger(__name__)
@@ -100,14 +100,14 @@ class ResultFiles:
         self.errors.recover(partial(self._recall, True))
 
     def _recall(self, is_failed: bool, record: bytes) -> bool:
-        found = kept(record)
-        if found is None or found.number > self._last or found.number in self.done:
+        recalled = decode_kept(record)
+        if recalled is None or recalled.number > self._last or recalled.number in self.done:
             return False
-        if found.id != record_id(self._job, found.number) or found.is_failed != is_failed:
+        if recalled.id != record_id(self._job, recalled.number) or recalled.is_failed != is_failed:
             return False
-        self.done.add(found.number)
-        self.codes.add(found.code)
-        self.counts.add(ResultCounts(not is_failed, is_failed, found.usage))
+        self.done.add(recalled.number)
+        self.codes.add(recalled.code)
+        self.counts.add(ResultCounts(not is_failed, is_failed, recalled.usage))
         return True
 
     def put(self, result: LineResult) -> None:

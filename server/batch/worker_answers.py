@@ -53,7 +53,7 @@ class Expected:
             most = request.max_completion_tokens or request.max_tokens or n_ctx
             shown, prompts_shown = request.top_logprobs, request.prompt_logprobs
         self._path = path
-        self._said = request.request_id or id, created, model
+        self._expected = request.request_id or id, created, model
         self._choices = self._prompts * request.n
         self._is_counted = request.returns == "counts"
         self._may_be_fewer = request.ends_early or request.returns != "choices"
@@ -73,7 +73,7 @@ class Expected:
         data.decode()  # strings that are passed over are not looked at
         decode_reply, decode_choice = _DECODERS[self._path]
         reply = decode_reply(data)
-        if (reply.id, reply.created, reply.model) != self._said:
+        if (reply.id, reply.created, reply.model) != self._expected:
             raise ValueError("its id, created or model is another one's")
         choices = [*map(decode_choice, reply.choices)]
         indices = [choice.index for choice in choices]

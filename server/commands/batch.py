@@ -148,11 +148,11 @@ class _Command:
 
     def _say_how_to_go_on(self, results: BatchResults, total: int | None) -> None:
         output, of = self.files.output, "" if total is None else f" of {total:,}"
-        said = f"{results.num_ended:,}{of} lines are written"
+        message = f"{results.num_ended:,}{of} lines are written"
         if _is_stream(output):
-            log.info("%s", said)
+            log.info("%s", message)
         else:
-            log.info("%s to %s; to go on with the others:", said, output)
+            log.info("%s to %s; to go on with the others:", message, output)
             log.info("  %s", self.again)
 
     def _open(self, on_broken: Callable[[], object]) -> BatchResults:

@@ -162,9 +162,9 @@ def encode_row(row: dict[str, Any]) -> bytes:
 def _without_nulls(value: Any) -> Any:
     """Leave out nulls: every row of a struct has all of its fields, so those not given are null."""
     if isinstance(value, dict):
-        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_without_nulls(one) for one in value]
+        return [_without_nulls(item) for item in value]
     return value
 
 
@@ -180,10 +180,12 @@ def _row(record: bytes) -> dict[str, Any]:
         return row
     body = msgspec.json.decode(response.body, type=_Body)
     usage = body.usage or _Usage()
-    texts = [one.text if one.message is None else one.message.content for one in body.choices]
+    texts = [
+        choice.text if choice.message is None else choice.message.content for choice in body.choices
+    ]
     return row | {
         "texts": texts,
-        "finish_reasons": [one.finish_reason for one in body.choices],
+        "finish_reasons": [choice.finish_reason for choice in body.choices],
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
     }

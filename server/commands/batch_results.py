@@ -9,7 +9,7 @@ import zlib
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from server.batch.lines import LineResult, RawLine, kept, record_id
+from server.batch.lines import LineResult, RawLine, decode_kept, record_id
 from server.batch.part_file import PartFile
 from server.batch.result_files import ResultCounts, ResultFiles
 from server.commands import batch_input
@@ -109,22 +109,22 @@ class BatchResults(ResultFiles):
             raise self._foreign(f"it begins with {data[:80].decode(errors='replace')!r}")
 
     def _remember(self, record: bytes) -> bool:
-        found = kept(record)
-        if found is None:
+        recalled = decode_kept(record)
+        if recalled is None:
             raise self._foreign(f"{record[:80].decode(errors='replace')!r} is no result")
-        if found.id != record_id(self._job, found.number):
-            raise self._foreign(f"{found.id} is no result of this one")
-        if found.number in self.done:
+        if recalled.id != record_id(self._job, recalled.number):
+            raise self._foreign(f"{recalled.id} is no result of this one")
+        if recalled.number in self.done:
             raise ConfigError(
-                f"output = {self.output.path}: line {found.number} has two results; "
+                f"output = {self.output.path}: line {recalled.number} has two results; "
                 "it cannot be gone on with"
             )
-        self._config.check_shard(self.output.path, found.number)
-        self.done.add(found.number)
-        self._last_done = max(self._last_done, found.number)
-        self.counts.add(ResultCounts(not found.is_failed, found.is_failed, found.usage))
-        if len(self._names) < _REMEMBERED and found.custom_id is not None:
-            self._names[found.number] = _checksum(found.custom_id)
+        self._config.check_shard(self.output.path, recalled.number)
+        self.done.add(recalled.number)
+        self._last_done = max(self._last_done, recalled.number)
+        self.counts.add(ResultCounts(not recalled.is_failed, recalled.is_failed, recalled.usage))
+        if len(self._names) < _REMEMBERED and recalled.custom_id is not None:
+            self._names[recalled.number] = _checksum(recalled.custom_id)
         return True
 
     def _foreign(self, why: str) -> ConfigError:

@@ -58,16 +58,16 @@ def line_service(
     client: EngineClient, config: BatchConfig, engine: EngineConfig, text: Text, job: str
 ) -> Iterator[LineService]:
     """Yield what answers lines of `job` by one engine, for the block."""
-    sender = _Numbered(durable=True, created_unix=0, base=config.seed)
+    owner = _Numbered(durable=True, created_unix=0, base=config.seed)
     with answering(client, text, engine.model, config.served_model_name, config.chat_template) as (
         completions,
         chat,
     ):
-        answerers: dict[str, Answerer] = {one.path: one for one in (completions, chat)}
+        answerers: dict[str, Answerer] = {service.path: service for service in (completions, chat)}
         sending = EngineRetry(client)
         yield LineService(
-            lambda line: sending.until_answered(partial(answer_line, line, answerers, sender, job)),
-            ConcurrencyLimiter(*_room(client, engine, text)),
+            lambda line: sending.until_answered(partial(answer_line, line, answerers, owner, job)),
+            ConcurrencyLimiter(*_count_in_flight(client, engine, text)),
         )
 
 
@@ -83,7 +83,7 @@ def most_lines(engine: EngineConfig, text: Text) -> int:
     return 2 * rows
 
 
-def _room(client: EngineClient, engine: EngineConfig, text: Text) -> tuple[int, int]:
+def _count_in_flight(client: EngineClient, engine: EngineConfig, text: Text) -> tuple[int, int]:
     """Return how many sequences and lines may be in flight: enough that no step is short of
     any, though a line's sequences count until the last of them has ended."""
     rows, _ = engine.step_limits(text.model)

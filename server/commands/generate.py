@@ -134,7 +134,7 @@ def _check(body: dict[str, Any]) -> None:
 async def _print_json(
     completions: Completions, _client: EngineClient, body: dict[str, Any]
 ) -> None:
-    reply = await completions.whole(msgspec.json.encode(body), _id(), RequestOwner())
+    reply = await completions.answer_whole(msgspec.json.encode(body), _id(), RequestOwner())
     _write(reply + b"\n")
 
 
@@ -146,7 +146,7 @@ async def _print_text(completions: Completions, client: EngineClient, body: dict
     turn = 0
     async with aclosing(generation.run(client)) as arriving:
         async for tokens in arriving:
-            for part in generation.feed(tokens):
+            for part in generation.read_choices(tokens):
                 texts[part.index] += part.text
                 if part.finish_reason is not None:
                     ended.add(part.index)

@@ -35,7 +35,7 @@ class Budget:
     def __init__(self, num_bytes: int = MAX_DISTINCT_BYTES) -> None:
         self._limit = self._left = num_bytes
 
-    def take(self, num_bytes: int) -> None:
+    def charge(self, num_bytes: int) -> None:
         """Raise InvalidRequest when the total exceeds the limit."""
         self._left -= num_bytes
         if self._left < 0:
@@ -60,14 +60,14 @@ class DedupCounts:
         text = sample.group if self._by_group else sample.text
         entry = self._entries.get(text)
         if entry is None:
-            self._budget.take(_ENTRY_BYTES + 4 * len(text or ""))
+            self._budget.charge(_ENTRY_BYTES + 4 * len(text or ""))
             entry = self._entries[text] = Tallied(text)
         entry.count += 1
         entry.matched += bool(sample.matched)
         if not self._keeps_first:
             return
         if entry.first is None or sample.index < entry.first.index:
-            self._budget.take(_size(sample) - (_size(entry.first) if entry.first else 0))
+            self._budget.charge(_size(sample) - (_size(entry.first) if entry.first else 0))
             entry.first = sample
 
     def by_count(self) -> list[Tallied]:
@@ -78,12 +78,12 @@ class DedupCounts:
 
     def firsts(self) -> list[ChoicePart]:
         """Return the sample of lowest index of each distinct text, with its count, by index."""
-        found = (
+        counted = (
             replace(entry.first, count=entry.count)
             for entry in self._entries.values()
             if entry.first is not None
         )
-        return sorted(found, key=lambda one: one.index)
+        return sorted(counted, key=lambda one: one.index)
 
 
 def _size(sample: ChoicePart) -> int:

@@ -46,7 +46,7 @@ class Detokenizer:
         self._streams: dict[int, TextStream] = {}
         self._is_over = bytearray(size)  # by sample; 0: it is not
 
-    def feed(self, tokens: Tokens) -> list[ChoicePart]:
+    def decode(self, tokens: Tokens) -> list[ChoicePart]:
         """Return what new tokens add to each sample; samples that are over are skipped."""
         token_ids, logprobs = tokens.token_ids.tobytes(), tokens.logprobs.tobytes()
         top_ids, top_logprobs = tokens.top_ids.tobytes(), tokens.top_logprobs.tobytes()

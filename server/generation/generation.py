@@ -183,14 +183,14 @@ class Generation:
                         yield part
                         await asyncio.sleep(0)  # other requests get their turn
 
-    def feed(self, tokens: Tokens) -> list[ChoicePart]:
+    def read_choices(self, tokens: Tokens) -> list[ChoicePart]:
         """Return the text and scores of new tokens, one part for each sample that has some."""
-        return self.detokenizer.feed(tokens)
+        return self.detokenizer.decode(tokens)
 
     def feed_row(self, row: Tokens) -> list[ChoicePart]:
         """Return the same of one token of a sample, which still runs, that `run` does not yield;
         ends the sample at a stop string."""
-        parts = self.detokenizer.feed(row)
+        parts = self.detokenizer.decode(row)
         for part in parts:
             if part.finish_reason is not None:
                 self._stop(part.index)
@@ -218,13 +218,13 @@ class Generation:
         Raises InvalidRequest when there are too many distinct ones to count.
         """
         finished: list[ChoicePart] = []
-        for part in self.feed(tokens):
+        for part in self.read_choices(tokens):
             self._parts.setdefault(part.index, []).append(part)
             if part.finish_reason is not None:
                 finished += self._choices(join(self._parts.pop(part.index)))
         if not finished:
             return []
-        certain = await self._selection.take(finished)
+        certain = await self._selection.add_finished(finished)
         self._stop_others()
         return certain
 

@@ -44,8 +44,8 @@ class Pattern:
             raise _refused(source, "it is no text in UTF-8") from None
         except re2.error as error:
             reason = error.args[0]
-            said = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-            raise _refused(source, said) from None
+            message = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+            raise _refused(source, message) from None
         finally:
             re2.purge()  # it would keep the last 128 with all they remember
         self._size = max(compiled.programsize, compiled.reverseprogramsize)
@@ -63,10 +63,10 @@ class Pattern:
 
     def find(self, text: str) -> Mark:
         """Search anywhere in a text."""
-        found = self._compiled.search(text.encode())
-        if found is None:
+        match = self._compiled.search(text.encode())
+        if match is None:
             return Mark(matched=False)
-        group = found.group(1) if self._has_group else None
+        group = match.group(1) if self._has_group else None
         return Mark(matched=True, group=None if group is None else group.decode(errors="replace"))
 
     async def find_all(self, texts: list[str]) -> list[Mark]:

@@ -66,7 +66,7 @@ async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
         if not encoded:
             raise InvalidRequest("prompt must have at least one token; got none", "prompt")
         if len(encoded) // 4 > limit:
-            raise ContextTooLong.of(len(encoded) // 4, limit, "prompt")
+            raise ContextTooLong.from_length(len(encoded) // 4, limit, "prompt")
     _check_scores(request, prompts, limit)
     return prompts
 
@@ -79,7 +79,7 @@ def _check_length(prompt: str, text: Text, is_cut: bool) -> None:
     if at_least <= limit:
         return
     if not is_cut:
-        raise ContextTooLong.of(f"at least {at_least}", limit, "prompt")
+        raise ContextTooLong.from_length(f"at least {at_least}", limit, "prompt")
     if len(prompt) > MAX_CUT_LENGTH:
         raise InvalidRequest(
             f"prompt has {len(prompt)} characters; with truncate_prompt_tokens it may have "

@@ -38,7 +38,7 @@ class EarlyStop(Generic[_Kept]):
         self._next = 0  # all before it have been returned
         self._held: dict[int, _Kept] = {}
 
-    def take(self, index: int, matched: bool, sample: _Kept) -> list[_Kept]:
+    def add_sample(self, index: int, matched: bool, sample: _Kept) -> list[_Kept]:
         """Add a finished sample; return those now known to be in the reply, in order."""
         if index >= self.end:
             return []
@@ -89,8 +89,8 @@ class Ranking:
         del self._by_prompt[prompt]
         rivals.sort(key=lambda one: (-mean_logprob(one), one.index))
         return [
-            replace(one, index=prompt * self._n + place)
-            for place, one in enumerate(rivals[: self._n])
+            replace(rival, index=prompt * self._n + place)
+            for place, rival in enumerate(rivals[: self._n])
         ]
 
 
@@ -112,19 +112,19 @@ class SampleSelection:
         self._request = request
         self._pattern = Pattern(until.match, by_group) if until else None
         enough = until.count if until else None
-        self._draws: list[EarlyStop[ChoicePart]] | None = None
+        self._early_stops: list[EarlyStop[ChoicePart]] | None = None
         if enough is not None:
-            self._draws = [EarlyStop(request.n, enough) for _ in prompts]
-        self._told_ends = [request.n] * num_prompts
-        self._tallies: list[DedupCounts] = []
+            self._early_stops = [EarlyStop(request.n, enough) for _ in prompts]
+        self._reported_ends = [request.n] * num_prompts
+        self._dedup_counts: list[DedupCounts] = []
         if request.returns != "choices":
             keeps_first, budget = request.returns == "unique", Budget()
-            self._tallies = [DedupCounts(by_group, keeps_first, budget) for _ in prompts]
+            self._dedup_counts = [DedupCounts(by_group, keeps_first, budget) for _ in prompts]
         self._drawn = [0] * num_prompts
         self._matched = [0] * num_prompts
         self._finished_by: list[Counter[str]] = [Counter() for _ in prompts]
 
-    async def take(self, finished: list[ChoicePart]) -> list[ChoicePart]:
+    async def add_finished(self, finished: list[ChoicePart]) -> list[ChoicePart]:
         """Add finished samples, each once; return the choices now known to be in the reply.
 
         Raises InvalidRequest when there are too many distinct ones to count.
@@ -138,10 +138,10 @@ class SampleSelection:
         certain = self._certain(finished)
         for sample in certain:
             self._count(sample)
-        if not self._tallies:
+        if not self._dedup_counts:
             return certain
         for sample in certain:
-            self._tallies[sample.index // self._request.n].add(sample)
+            self._dedup_counts[sample.index // self._request.n].add(sample)
         return []
 
     def unneeded(self) -> Iterator[tuple[int, int, int]]:
@@ -149,28 +149,28 @@ class SampleSelection:
 
         Each is named once.
         """
-        for prompt, draw in enumerate(self._draws or ()):
-            end = self._told_ends[prompt]
+        for prompt, draw in enumerate(self._early_stops or ()):
+            end = self._reported_ends[prompt]
             if draw.end < end:
-                self._told_ends[prompt] = draw.end
+                self._reported_ends[prompt] = draw.end
                 yield prompt, draw.end, end
 
     def rest(self) -> list[ChoicePart]:
         """Return the choices that are known only when all samples have finished."""
-        return [choice for tally in self._tallies for choice in tally.firsts()]
+        return [choice for tally in self._dedup_counts for choice in tally.firsts()]
 
     def samples(self) -> list[Samples]:
         """Return the counts of each prompt's samples, so far."""
         return [self._of_prompt(prompt) for prompt in range(len(self._drawn))]
 
     def _certain(self, finished: list[ChoicePart]) -> list[ChoicePart]:
-        if self._draws is None:
+        if self._early_stops is None:
             return finished
         n = self._request.n
         return [
             known
             for sample in finished
-            for known in self._draws[sample.index // n].take(
+            for known in self._early_stops[sample.index // n].add_sample(
                 sample.index % n, bool(sample.matched), sample
             )
         ]
@@ -193,16 +193,16 @@ class SampleSelection:
             samples.matched = matched
             if until.count is not None:
                 samples.reached = matched >= until.count
-        if self._tallies:
-            found = self._tallies[prompt].by_count()
-            samples.distinct = len(found)
+        if self._dedup_counts:
+            counts = self._dedup_counts[prompt].by_count()
+            samples.distinct = len(counts)
             if self._request.returns == "counts":
                 samples.counts = [
                     Counted(
-                        text=one.text,
-                        count=one.count,
-                        matched=UNSET if until is None else one.matched,
+                        text=count.text,
+                        count=count.count,
+                        matched=UNSET if until is None else count.matched,
                     )
-                    for one in found
+                    for count in counts
                 ]
         return samples

@@ -32,14 +32,14 @@ def do_nothing() -> None:
 async def read(
     stream: Stream, go_on: Callable[[], None] = do_nothing, only_ended: bool = False
 ) -> AsyncGenerator[Delivery, None]:
-    """Yield what is new, until all has ended; `only_ended` as in `Stream.take`.
+    """Yield what is new, until all has ended; `only_ended` as in `Stream.read_new`.
 
     `go_on` is called whenever all that was yielded is dealt with. Raises as `Stream.wait`.
     """
     while stream.unfinished:
         go_on()
         await stream.wait()
-        yield stream.take(only_ended)
+        yield stream.read_new(only_ended)
 
 
 class StopStringStream:
@@ -87,7 +87,7 @@ class StopStringStream:
     async def _fill(self) -> None:
         while self._stream.unfinished:
             await self._stream.wait()
-            delivery = self._stream.take()
+            delivery = self._stream.read_new()
             if self._goes_on_elsewhere:
                 self._goes_on_elsewhere = False
                 for index, beginning in self._beginnings():

@@ -56,7 +56,7 @@ class _HeadTooLarge(ValueError):
 class Connection(HttpToolsProtocol):
     """The connection of one client."""
 
-    _said_at: ClassVar[float] = -inf
+    _logged_at: ClassVar[float] = -inf
     """When the log was last told that there are too many."""
 
     def __init__(
@@ -240,8 +240,8 @@ class Connection(HttpToolsProtocol):
 
     def _say_too_many(self, what: str) -> None:
         now = time.monotonic()
-        if now - Connection._said_at >= _SAY_AGAIN_S:
-            Connection._said_at = now
+        if now - Connection._logged_at >= _SAY_AGAIN_S:
+            Connection._logged_at = now
             log.warning(
                 "there are %d connections, and max_connections = %d: more are %s",
                 *(len(self.connections), self._settings.max_connections, what),

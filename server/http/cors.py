@@ -70,10 +70,10 @@ def is_loopback(host: str) -> bool:
         address = ip_address(host)
         return (getattr(address, "ipv4_mapped", None) or address).is_loopback
     try:
-        found = socket.getaddrinfo(host, None) if host else []
+        addresses = socket.getaddrinfo(host, None) if host else []
     except (OSError, UnicodeError):  # nobody can listen on that
         return False
-    return bool(found) and all(is_loopback(str(address[0])) for *_, address in found)
+    return bool(addresses) and all(is_loopback(str(address[0])) for *_, address in addresses)
 
 
 def _authority(origin: str) -> str:
@@ -105,7 +105,7 @@ class Cors(CORSMiddleware):
         super().__init__(
             app,
             allow_origins=origins,
-            allow_methods=sorted({"HEAD", *(one.method for one in operations)}),
+            allow_methods=sorted({"HEAD", *(operation.method for operation in operations)}),
             allow_headers=["*"],
             expose_headers=EXPOSED,
         )

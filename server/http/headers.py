@@ -16,12 +16,12 @@ _URL = re.compile(rb"https?://([^/?#@]*)([^#]*)", re.IGNORECASE)
 
 def headers_of(scope: Scope) -> dict[str, str]:
     """Return a request's headers by lower-case name; of several of a name the first one."""
-    found: dict[str, str] | None = scope.get(_KEY)
-    if found is None:
+    headers: dict[str, str] | None = scope.get(_KEY)
+    if headers is None:
         pairs = reversed(scope["headers"])
-        found = {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
-        scope[_KEY] = found
-    return found
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
+        scope[_KEY] = headers
+    return headers
 
 
 def check_head(method: bytes, version: str, headers: Headers) -> bool:
@@ -43,7 +43,7 @@ def check_head(method: bytes, version: str, headers: Headers) -> bool:
     if b"transfer-encoding" not in names:
         return False
     codings = _values(b"transfer-encoding", headers)
-    if version == "1.0" or [one.lower() for one in codings] != [b"chunked"]:
+    if version == "1.0" or [coding.lower() for coding in codings] != [b"chunked"]:
         got = b", ".join(codings)[:80]
         raise ValueError(
             f"Transfer-Encoding must be chunked, in HTTP/1.1; got {got!r} in {version}"
@@ -62,7 +62,7 @@ def path_of(target: bytes, headers: Headers) -> bytes:
     if url is None:
         raise ValueError(f"the target must be a path, got {target[:80]!r}")
     host, path = url.groups()
-    if [host.lower()] != [one.lower() for one in _values(b"host", headers)]:
+    if [host.lower()] != [value.lower() for value in _values(b"host", headers)]:
         raise ValueError(f"Host must be that of the target, got another than {host[:80]!r}")
     return path if path.startswith(b"/") else b"/" + path
 

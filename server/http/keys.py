@@ -48,11 +48,11 @@ class Keys:
     def find(self, given: str) -> ApiKey | None:
         """Return the key that was given, if it is one of ours. Takes equally long for every key."""
         digest = sha256(given.encode("utf-8", "surrogateescape")).digest()
-        found = None
+        match = None
         for key in self._keys:
             if hmac.compare_digest(key.digest, digest):
-                found = key
-        return found
+                match = key
+        return match
 
 
 def load_keys(file: str, environ: Mapping[str, str]) -> Keys:
@@ -69,11 +69,11 @@ def load_keys(file: str, environ: Mapping[str, str]) -> Keys:
         *name, key = entry.split()
         if len(key) < MIN_LENGTH:
             raise ConfigError(f"{place}: a key must have at least {MIN_LENGTH} characters")
-        found = ApiKey(" ".join(name) or f"key-{len(keys) + 1}", sha256(key.encode()).digest())
+        api_key = ApiKey(" ".join(name) or f"key-{len(keys) + 1}", sha256(key.encode()).digest())
         for other in keys:
-            if found.name == other.name or found.digest == other.digest:
+            if api_key.name == other.name or api_key.digest == other.digest:
                 raise ConfigError(f"{place}: the same key or name as that of {other.name!r}")
-        keys.append(found)
+        keys.append(api_key)
     return Keys(keys)
 
 

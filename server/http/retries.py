@@ -78,8 +78,8 @@ class Retries:
         return None
 
     def _has_room(self, running: _Running) -> bool:
-        alone = (one for many in self._running.values() for one in many if one.is_alone)
-        return sum(len(one.body) for one in alone) + len(running.body) <= MAX_ALONE_BYTES
+        alone = (waiting for many in self._running.values() for waiting in many if waiting.is_alone)
+        return sum(len(waiting.body) for waiting in alone) + len(running.body) <= MAX_ALONE_BYTES
 
     def _start(self, likeness: _Likeness, scope: Scope, body: bytes, timeout_s: float) -> _Running:
         running = _Running(scope, body, timeout_s)

@@ -27,7 +27,7 @@ class ChatFormat(Format):
     is_one_event = False
     _is_prompt_shown = False
 
-    def whole(self, part: ChoicePart, is_event: bool) -> ChatChoice | ChunkChoice:
+    def make_choice(self, part: ChoicePart, is_event: bool) -> ChatChoice | ChunkChoice:
         fields: dict[str, Any] = {
             "index": part.index,
             "logprobs": self.logprobs(part),

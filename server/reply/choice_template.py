@@ -40,7 +40,7 @@ class ChoiceTemplate:
         self._ends: dict[tuple[str | None, str | int | None], bytes] = {(None, None): self._end}
 
     @classmethod
-    def of(cls, form: Format) -> ChoiceTemplate:
+    def from_format(cls, form: Format) -> ChoiceTemplate:
         """Return that of a format whose choices go on with text alone, or text and scores."""
         key = type(form), form.request.logprobs is not None
         if key not in cls._known:

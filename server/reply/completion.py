@@ -17,7 +17,7 @@ class CompletionFormat(Format):
 
     scores_kind = CompletionScores
 
-    def whole(self, part: ChoicePart, is_event: bool = False) -> Choice:  # noqa: ARG002 - are alike
+    def make_choice(self, part: ChoicePart, is_event: bool = False) -> Choice:  # noqa: ARG002 - are alike
         request = self.request
         choice = Choice(
             index=part.index,
@@ -55,7 +55,7 @@ class CompletionFormat(Format):
         wants_scores = not (request.logprobs is None and request.prompt_logprobs is None)
         is_always_sent = wants_tokens or wants_scores
         shown = [part for part in parts if part.text or part.finish_reason or is_always_sent]
-        return [[self.whole(part) for part in shown]] if shown else []
+        return [[self.make_choice(part) for part in shown]] if shown else []
 
     def envelope(self, fields: dict[str, Any], is_event: bool) -> Completion:  # noqa: ARG002
         return Completion(**fields)

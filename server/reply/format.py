@@ -44,7 +44,7 @@ class Format(ABC):
         self.scores = scores_of(self.scores_kind, text, as_ids)
 
     @abstractmethod
-    def whole(self, part: ChoicePart, is_event: bool) -> msgspec.Struct:
+    def make_choice(self, part: ChoicePart, is_event: bool) -> msgspec.Struct:
         """Return a finished choice, of a whole reply or in an event of a stream."""
 
     @abstractmethod

@@ -77,7 +77,7 @@ class Renderer:
 
     def choice(self, part: ChoicePart, is_event: bool = False) -> Raw:
         """Return a finished choice."""
-        return Raw(encode_json(self.form.whole(part, is_event)))
+        return Raw(encode_json(self.form.make_choice(part, is_event)))
 
     def reply(self, choices: list[Raw]) -> bytes:
         """Return the whole reply."""
@@ -90,7 +90,7 @@ class Renderer:
     def events(self, tokens: Tokens) -> bytes:
         """Return the events for new tokens, as they are sent; maybe none."""
         if not self._joins:
-            return self._events_for(self.generation.feed(tokens))
+            return self._events_for(self.generation.read_choices(tokens))
         # Part by part: what is made on the way takes many times the memory of the bytes.
         joined = map(self._join_choices, tokens.slices(AT_ONCE))
         choices = b",".join(filter(None, joined))
@@ -127,7 +127,7 @@ class Renderer:
         if self.is_continuous and len(self.generation.prompts) > 1:
             return None  # how much of a prompt was cached is not known before it begins
         try:
-            choice, around = ChoiceTemplate.of(self.form), self._counting_frame()
+            choice, around = ChoiceTemplate.from_format(self.form), self._counting_frame()
         except ValueError:
             return None
         return choice.in_event(index, around)
@@ -142,7 +142,7 @@ class Renderer:
     def _join_choices(self, tokens: Tokens) -> bytes:
         """Return the choices with new tokens, with commas. In one pass those that have only whole
         characters and go on; one by one the others."""
-        detokenizer, template = self.generation.detokenizer, ChoiceTemplate.of(self.form)
+        detokenizer, template = self.generation.detokenizer, ChoiceTemplate.from_format(self.form)
         is_odd = (tokens.reasons != 0) | detokenizer.is_pending[tokens.owners]
         is_whole = self._pieces.is_whole[tokens.token_ids]
         if not is_whole.all():
@@ -156,14 +156,14 @@ class Renderer:
         plain = tokens.select(~is_odd)
         detokenizer.num_tokens += len(plain.token_ids)
         joined = [template.join(heads, plain, pieces)]
-        for part in detokenizer.feed(tokens.select(is_odd)):
+        for part in detokenizer.decode(tokens.select(is_odd)):
             if part.text or part.finish_reason:
                 end = template.end(self.form, part.finish_reason, part.stop_reason)
                 joined.append(b"%b%b%b" % (heads[part.index][1:], escape(part.text), end))
         return b",".join(filter(None, joined))
 
     def _events_for(self, parts: list[ChoicePart]) -> bytes:
-        parts = self._pacing.take(parts)
+        parts = self._pacing.release(parts)
         if not parts:
             return b""
         events = self._encode(self._encoded(self.form.opening(parts)))
@@ -241,7 +241,7 @@ class Pacing:
         self._held: dict[int, list[ChoicePart]] = {}
         self._num_held: dict[int, int] = {}  # tokens
 
-    def take(self, parts: list[ChoicePart]) -> list[ChoicePart]:
+    def release(self, parts: list[ChoicePart]) -> list[ChoicePart]:
         """Return what may be sent now, joined with what was held back before it."""
         if self._min_tokens == 1:
             return [part for part in parts if part.token_ids or part.is_first or part.finish_reason]

@@ -49,12 +49,12 @@ class Responder:
         Raises what the engine refuses with, and IdInUse if a request of this id is running.
         """
         if not form.request.stream:
-            return json_reply(await self.whole(form))
+            return json_reply(await self.render_whole(form))
         outlet = Outlet(Renderer(form, self._client, self._pieces))
         events = self.events(outlet)
         return EventStream(await anext(events), events, outlet)
 
-    async def whole(self, form: Format) -> bytes:
+    async def render_whole(self, form: Format) -> bytes:
         """Return the whole reply to a request without `stream`. Raises as `respond`."""
         if form.request.stream:
             raise InvalidRequest("stream must be false here, got true", "stream")

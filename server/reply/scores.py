@@ -186,12 +186,12 @@ class CompletionScores(Scores):
         """Return the likeliest tokens and the token itself by name; of two with one name, the
         second by id."""
         pairs = [*zip(top_ids, top_numbers, strict=True)]
-        found: dict[str, Raw] = {}
+        raw_scores: dict[str, Raw] = {}
         for other, shown in pairs if token in top_ids else [*pairs, (token, number)]:
             if other != _NOBODY:
                 label = self.name(other)
-                found[_id_name(other) if label in found else label] = Raw(shown)
-        return msgspec.json.encode(found)
+                raw_scores[_id_name(other) if label in raw_scores else label] = Raw(shown)
+        return msgspec.json.encode(raw_scores)
 
     def _join(self, entries: Sequence[tuple[bytes, bytes, bytes]], offsets: Sequence[int]) -> bytes:
         names, numbers, tops = zip(*entries, strict=True) if entries else ((), (), ())

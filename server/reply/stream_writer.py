@@ -207,7 +207,7 @@ class StreamWriter:
             choice = self._choices[number]
             if choice.template is not None and choice.scores is not None:
                 alike[choice.scores, choice.num_top][at] = choice.text.num_characters
-        found: dict[int, bytes | None] = {}
+        entries: dict[int, bytes | None] = {}
         for (scores, num_top), offsets in alike.items():
             own = np.array([*offsets])
             token_ids, logprobs = tokens.token_ids[own].tolist(), tokens.logprobs[own].tolist()
@@ -225,8 +225,8 @@ class StreamWriter:
             except Exception:  # whose it is shows when each row is rendered alone
                 log.exception("scores could not be rendered together")
                 rendered = [None] * len(own)
-            found.update(zip(offsets, rendered, strict=True))
-        return found
+            entries.update(zip(offsets, rendered, strict=True))
+        return entries
 
 
 def _row(tokens: Tokens, at: int, choice: _Choice) -> Tokens:

@@ -37,8 +37,8 @@ class Template:
         pieces = []
         for mark in marks:
             data = bytes(mark) if isinstance(mark, Raw) else str(mark).encode()
-            piece, found, example = example.partition(data)
-            if not found:
+            piece, separator, example = example.partition(data)
+            if not separator:
                 raise ValueError("the holes of the example are in another order")
             pieces.append(piece)
         self.pieces = (*pieces, example)

@@ -28,7 +28,7 @@ from server.schema.validation import Fields, checked, given_fields, require, sho
 from server.text.tokenizer_files import chat_template, regular, special_tokens
 
 MAX_BODY_BYTES = 64 * 1024
-_CHOICES = ", ".join(f'"{one}"' for one in get_args(Running))
+_CHOICES = ", ".join(f'"{arg}"' for arg in get_args(Running))
 
 
 _Reply = TypeVar("_Reply", bound=msgspec.Struct)

@@ -122,13 +122,13 @@ def create_app(
     served, completing, chatting = services(
         client, text, config.model_name, template, config.stream_max_rate
     )
-    generating = [one.route(config.max_body_bytes) for one in (completing, chatting)]
+    generating = [route.route(config.max_body_bytes) for route in (completing, chatting)]
     app.router.routes += generating
     tokenizing = tokenize.Tokenizing(text, served, template)
     app.include_router(tokenize.routes(tokenizing, config.max_body_bytes))
-    kept = files.Files(store, threads, config.max_file_bytes, config.max_store_bytes)
+    Files = files.Files(store, threads, config.max_file_bytes, config.max_store_bytes)
     jobs = batches.Batches(store, threads, config, has_chats=template is not None)
-    app.include_router(files.routes(kept))
+    app.include_router(files.routes(Files))
     app.include_router(batches.routes(jobs, config.max_body_bytes))
     lines = worker.LineWorker(client, config, (completing, chatting))
     app.include_router(worker.routes(lines, config.max_body_bytes))

@@ -156,13 +156,13 @@ def batch_list(records: list[BatchRecord], limit: int) -> BatchList:
     return BatchList(**_listed([batch(record) for record in records], limit))
 
 
-def _listed(found: list[Any], limit: int) -> dict[str, Any]:
-    data = found[:limit]
+def _listed(records: list[Any], limit: int) -> dict[str, Any]:
+    data = records[:limit]
     return {
         "data": data,
         "first_id": data[0].id if data else None,
         "last_id": data[-1].id if data else None,
-        "has_more": len(found) > limit,
+        "has_more": len(records) > limit,
     }
 
 

@@ -164,10 +164,10 @@ class Batches:
         """Raises InvalidRequest and StoreError."""
         owner = of_current_request().share
         listing = partial(self._store.list_batches, owner, query.limit + 1, query.after)
-        found = await self._run(listing)
-        if found is None:
+        records = await self._run(listing)
+        if records is None:
             raise InvalidRequest(f"after = {query.after!r:.80} is none of your batches", "after")
-        return replies.batch_list([self._told(record) for record in found], query.limit)
+        return replies.batch_list([self._explain(record) for record in records], query.limit)
 
     async def get(self, id: str) -> replies.Batch:
         """Raises NotFound and StoreError."""
@@ -175,7 +175,7 @@ class Batches:
         record = await self._run(partial(self._store.get_batch, id, owner))
         if record is None:
             raise NotFound(f"there is no batch {id[:80]!r}", "batch_id")
-        return replies.batch(self._told(record))
+        return replies.batch(self._explain(record))
 
     async def cancel(self, id: str) -> replies.Batch:
         """Raises NotFound, StoreError, and Conflict for a batch that is past stopping."""
@@ -191,7 +191,7 @@ class Batches:
             raise Conflict(f"batch {id} is {batch.status}: it cannot be cancelled any more")
         return batch
 
-    def _told(self, record: BatchRecord) -> BatchRecord:
+    def _explain(self, record: BatchRecord) -> BatchRecord:
         """Add an error that says why this server does not run it, if it is of another model."""
         name = self._config.model_name
         if not record.is_runnable or record.is_of(self._config.model_id, name):

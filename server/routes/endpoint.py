@@ -40,10 +40,10 @@ class Endpoint(ABC):
         id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         return await self._responder.respond(await self.begin(body, id, of_current_request()))
 
-    async def whole(self, body: bytes, id: str, owner: RequestOwner) -> bytes:
+    async def answer_whole(self, body: bytes, id: str, owner: RequestOwner) -> bytes:
         """Return the JSON of the reply to a body without `stream`, for callers without a
         connection. Raises the SRMError to answer with."""
-        return await self._responder.whole(await self.begin(body, id, owner))
+        return await self._responder.render_whole(await self.begin(body, id, owner))
 
     def route(self, max_body_bytes: int) -> Route:
         """Return the route."""
@@ -77,8 +77,8 @@ class PastRouter:
     def __init__(self, app: ASGIApp, routes: Iterable[Route]) -> None:
         self._app = app
         self._routes = {
-            one.path: (one, ExceptionMiddleware(one.app, {SRMError: errors.srm_error}))
-            for one in routes
+            route.path: (route, ExceptionMiddleware(route.app, {SRMError: errors.srm_error}))
+            for route in routes
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

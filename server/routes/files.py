@@ -105,7 +105,7 @@ class Files:
         try:
             await upload.open()
             async for data in request.stream():
-                pieces = form.feed(data)
+                pieces = form.parse(data)
                 if pieces and "purpose" in form.fields:  # before all of the file is here
                     from_text(FileForm, [_FILE, ("purpose", form.fields["purpose"])])
                 for piece in pieces:
@@ -136,10 +136,10 @@ class Files:
             query.order == "asc",
             query.purpose,
         )
-        found = await self._run(list_files)
-        if found is None:
+        records = await self._run(list_files)
+        if records is None:
             raise InvalidRequest(f"after = {query.after!r:.80} is none of your files", "after")
-        return replies.file_list(found, query.limit)
+        return replies.file_list(records, query.limit)
 
     async def get(self, id: str) -> FileRecord:
         """Raises NotFound and StoreError."""

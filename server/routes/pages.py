@@ -134,5 +134,5 @@ def spelled(schema: dict[str, Any]) -> str:
         words += f" of {spelled(schema['items'])}"
     elif isinstance(schema.get("additionalProperties"), dict):
         words += f" of {spelled(schema['additionalProperties'])}"
-    ranges = [said.format(schema[name]) for name, said in _RANGES.items() if name in schema]
+    ranges = [text.format(schema[name]) for name, text in _RANGES.items() if name in schema]
     return f"{words} ({', '.join(ranges)})" if ranges else words

@@ -110,7 +110,9 @@ def merged(region: Region) -> list[Metric]:
     for engine, processes in sorted(by_label.items()):
         own = {"engine": engine} if engine else {}
         for family in _sums(processes):
-            samples = [one._replace(labels={**one.labels, **own}) for one in family.samples]
+            samples = [
+                sample._replace(labels={**sample.labels, **own}) for sample in family.samples
+            ]
             if family.name not in families:
                 families[family.name] = Metric(family.name, family.documentation, family.type)
             families[family.name].samples += samples
@@ -127,18 +129,18 @@ def _sums(processes: list[list[Read]]) -> Iterable[Metric]:
                 family._multiprocess_mode = key.mode  # type: ignore[attr-defined]  # its own habit
             labels = (*key.labels, ("pid", str(number))) if key.kind == "gauge" else key.labels
             families[key.family].add_sample(key.name, labels, value, timestamp)  # type: ignore[arg-type]  # so does it
-    found: Iterable[Metric] = MultiProcessCollector._accumulate_metrics(families, accumulate=True)  # type: ignore[no-untyped-call]
-    return found
+    sums: Iterable[Metric] = MultiProcessCollector._accumulate_metrics(families, accumulate=True)  # type: ignore[no-untyped-call]
+    return sums
 
 
 def with_vllm_names(families: Iterable[Metric], model_name: str) -> list[Metric]:
     """Return the families, and again those that vLLM names, with its names and labels."""
     by_name = {family.name: family for family in families}
     labels = {"model_name": model_name, "engine": "0"}
-    found = list(by_name.values())
+    metrics = list(by_name.values())
     for name, source in VLLM_NAMES.items():
         if source in by_name:
-            found.append(_renamed(by_name[source], name, labels))
+            metrics.append(_renamed(by_name[source], name, labels))
     slots, contexts = (
         by_name[name].samples if name in by_name else []
         for name in ("srm_engine_num_slots", "srm_engine_context_tokens")
@@ -147,7 +149,7 @@ def with_vllm_names(families: Iterable[Metric], model_name: str) -> list[Metric]
     for slot, context in zip(slots, contexts, strict=False):  # of each engine
         sizes = {"num_gpu_blocks": f"{slot.value:.0f}", "block_size": f"{context.value:.0f}"}
         config.add_sample(VLLM_CACHE_CONFIG, {**labels, **slot.labels, **sizes}, 1)
-    return [*found, config] if config.samples else found
+    return [*metrics, config] if config.samples else metrics
 
 
 def _renamed(family: Metric, name: str, labels: Mapping[str, str]) -> Metric:
@@ -172,7 +174,9 @@ def _text(families: list[Metric], model_name: str, names: frozenset[str]) -> byt
     """Prometheus' text format, of the named families only if any is named."""
     shown = with_vllm_names(families, model_name)
     if names:
-        shown = [one for one in shown if {one.name, one.name + "_total"} & names]
+        shown = [
+            vllm_name for vllm_name in shown if {vllm_name.name, vllm_name.name + "_total"} & names
+        ]
     return generate_latest(_Read(shown))
 
 

@@ -59,8 +59,8 @@ def answering(
     """Yield Completions and Chat for the block. Raises what `template_of` does."""
     template = template_of(folder, text, template_file)
     try:
-        found = services(client, text, model_name or folder.resolve().name, template)
-        yield found.completions, found.chat
+        answering_services = services(client, text, model_name or folder.resolve().name, template)
+        yield answering_services.completions, answering_services.chat
     finally:
         if template is not None:
             template.close()

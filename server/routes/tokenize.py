@@ -69,7 +69,7 @@ class TokenizeRequest(Fields, frozen=True, kw_only=True):
 
     @property
     def conversation(self) -> Conversation | None:
-        return None if self.messages is None else Conversation.of(self)
+        return None if self.messages is None else Conversation.from_request(self)
 
     def check(self) -> None:
         if (self.prompt is None) == (self.messages is None):
@@ -125,8 +125,8 @@ class TokenizerInfo(msgspec.Struct):
 
 
 OPERATIONS = tuple(
-    msgspec.structs.replace(one, path=root + one.path)
-    for one in (
+    msgspec.structs.replace(operation, path=root + operation.path)
+    for operation in (
         Operation("POST", "/tokenize", "The token ids of a text, of each of several, or of a chat.",
                   Tokenized, body=BodySchema(TokenizeRequest, {"messages": MESSAGES_FORMS}),
                   errors=(404,)),
@@ -178,13 +178,13 @@ class Tokenizing:
         encoded = self._text.encode([prompt] if isinstance(prompt, str) else prompt, adds_special)
         tokens: list[Any] = [memoryview(ids).cast("i").tolist() for ids in encoded]
         counts = list(map(len, tokens))
-        found = Tokenized(tokens, counts, self._text.model.n_ctx)
+        tokenized = Tokenized(tokens, counts, self._text.model.n_ctx)
         if isinstance(prompt, str):
-            found = Tokenized(tokens[0], counts[0], self._text.model.n_ctx)
+            tokenized = Tokenized(tokens[0], counts[0], self._text.model.n_ctx)
         if request.return_token_strs:
             strings: list[Any] = [[self._text.labels[token] for token in ids] for ids in tokens]
-            found.token_strs = strings[0] if isinstance(prompt, str) else strings
-        return found
+            tokenized.token_strs = strings[0] if isinstance(prompt, str) else strings
+        return tokenized
 
     async def detokenize(self, body: bytes) -> Detokenized:
         """Raises the RequestError to answer with."""

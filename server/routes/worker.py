@@ -78,7 +78,7 @@ class LineWorker:
     ) -> None:
         self._client = client
         self._identity = WorkerIdentity(config)
-        self._endpoints = {one.path: one for one in endpoints}
+        self._endpoints = {endpoint.path: endpoint for endpoint in endpoints}
 
     def status(self) -> WorkerStatus:
         """Return what this server is. Raises EngineUnavailable while it answers nothing."""
@@ -127,7 +127,7 @@ class LineWorker:
 
 async def _answer(endpoint: Endpoint, line: WorkerLine, owner: RequestOwner) -> bytes:
     try:
-        body = await endpoint.whole(line.body.encode(), line.id, owner)
+        body = await endpoint.answer_whole(line.body.encode(), line.id, owner)
         return _encode(LineAnswer(line.id, msgspec.Raw(body)))
     except SRMError as error:
         return _encode(LineAnswer(line.id, refusal=refusal(line.id, error)))

@@ -48,7 +48,7 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
 
     @property
     def conversation(self) -> Conversation:
-        return Conversation.of(self)
+        return Conversation.from_request(self)
 
     def check(self) -> None:
         super().check()

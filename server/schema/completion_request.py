@@ -74,12 +74,12 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
                 "echo": self.echo,
                 "max_tokens": not self.max_tokens,
             }
-            self.refuse_beside(beside, self.as_said)
+            self.refuse_beside(beside, self.show_field)
             self.refuse_shown()
 
     def _refuse_text(self) -> None:
         """Refuse fields about text, since packed replies have none."""
-        defaults = {one.name: one.default for one in msgspec.structs.fields(type(self))}
+        defaults = {field.name: field.default for field in msgspec.structs.fields(type(self))}
         for name in ABOUT_TEXT:
             value = getattr(self, name)
             if value != ([] if name == "stop" else defaults[name]):

@@ -85,7 +85,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] = {}
 
     @classmethod
-    def of(cls, request: Any) -> Conversation:
+    def from_request(cls, request: Any) -> Conversation:
         """Return the chat of a request, which has these fields too."""
         given = {name: getattr(request, name) for name in cls.__struct_fields__}
         return cls(**{**given, "chat_template_kwargs": request.chat_template_kwargs or {}})
@@ -211,10 +211,10 @@ def _for_template(message: Message, knows_developer: bool) -> dict[str, Any]:
     if not isinstance(content, str):
         content = "\n".join(part.text for part in content)
     role = "system" if message.role == "developer" and not knows_developer else message.role
-    found: dict[str, Any] = {**msgspec.to_builtins(message), "role": role, "content": content}
-    for call in found.get("tool_calls") or ():
+    template: dict[str, Any] = {**msgspec.to_builtins(message), "role": role, "content": content}
+    for call in template.get("tool_calls") or ():
         call["function"]["arguments"] = _arguments(call["function"]["arguments"])
-    return found
+    return template
 
 
 def _arguments(text: str) -> Any:

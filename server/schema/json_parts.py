@@ -56,10 +56,10 @@ def fields_of(data: _Json) -> dict[str, Raw]:
 
     Raises msgspec.ValidationError if it is none, TooManyFields, and UNDECODABLE.
     """
-    found = _decode_fields(data) if len(data) <= SMALL else _fields_of_large(data)
-    if len(found) > MAX_FIELDS:
+    fields = _decode_fields(data) if len(data) <= SMALL else _fields_of_large(data)
+    if len(fields) > MAX_FIELDS:
         raise TooManyFields(f"Expected at most {MAX_FIELDS} fields")
-    return found
+    return fields
 
 
 class TooManyFields(msgspec.ValidationError):
@@ -93,12 +93,12 @@ def items_of(data: _Json, most: int) -> list[Raw] | None:
         items = _decode_items(data)
         return items if len(items) <= most else None
     try:
-        found = _decoder_of(most)(data)
+        result = _decoder_of(most)(data)
     except msgspec.ValidationError:
         if first_byte(data) == b"[":
             return None
         raise
-    return [item for item in msgspec.structs.astuple(found) if item is not UNSET]
+    return [item for item in msgspec.structs.astuple(result) if item is not UNSET]
 
 
 @cache
@@ -134,7 +134,7 @@ def _integral(value: Any, depth: int = 2) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list) and depth:
-        return [_integral(one, depth - 1) for one in value]
+        return [_integral(item, depth - 1) for item in value]
     return value
 
 
@@ -151,12 +151,12 @@ def token_ids(data: _Json) -> bytes:
 def _long_ids(whole: bytes) -> bytes:
     if first_byte(whole) != b"[":
         raise msgspec.ValidationError("Expected a list of token ids")
-    found, begin = array("i"), 1
+    ids, begin = array("i"), 1
     while (end := whole.find(b",", begin + _PIECE)) >= 0:
-        found.frombytes(_as_int32(_decoded_piece(b"[%b]" % whole[begin:end], TokenIds)))
+        ids.frombytes(_as_int32(_decoded_piece(b"[%b]" % whole[begin:end], TokenIds)))
         begin = end + 1
-    found.frombytes(_as_int32(_decoded_piece(b"[%b" % whole[begin:], TokenIds)))
-    return found.tobytes()
+    ids.frombytes(_as_int32(_decoded_piece(b"[%b" % whole[begin:], TokenIds)))
+    return ids.tobytes()
 
 
 def token_lists(data: _Json, most: int) -> list[bytes]:
@@ -169,20 +169,20 @@ def token_lists(data: _Json, most: int) -> list[bytes]:
         raise msgspec.ValidationError(f"Expected at most {most} lists")
     if len(whole) <= _PIECE:
         return list(map(_as_int32, decoded(whole, list[TokenIds])))
-    found: list[bytes] = []
+    results: list[bytes] = []
     begin, last = 1, len(whole) - 1
     while begin > 0:
         end = whole.find(b"]", begin, last)
         if end < 0:
             raise msgspec.ValidationError("Expected a list of lists of token ids")
         if end - begin > _PIECE:
-            found.append(_long_ids(whole[begin : end + 1].lstrip()))
+            results.append(_long_ids(whole[begin : end + 1].lstrip()))
         else:  # as many as are whole in a piece
             end = max(end, whole.rfind(b"]", begin, min(begin + _PIECE, last)))
             lists = _decoded_piece(b"[%b]" % whole[begin : end + 1], list[TokenIds])
-            found += map(_as_int32, lists)
+            results += map(_as_int32, lists)
         begin = whole.find(b",", end) + 1  # behind a list, so between two
-    return found
+    return results
 
 
 def _decoded_piece(data: bytes, hint: Any) -> Any:

@@ -91,12 +91,16 @@ def document(operations: Iterable[Operation], title: str, version: str) -> Schem
     """The whole OpenAPI document."""
     paths: dict[str, dict[str, Schema]] = {}
     schemas = _components([ErrorBody], is_reply=True)
-    for one in operations:
-        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one)
-        replies = [kind for kind in (one.reply, one.events, *one.parts) if isinstance(kind, type)]
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation)
+        replies = [
+            kind
+            for kind in (operation.reply, operation.events, *operation.parts)
+            if isinstance(kind, type)
+        ]
         schemas |= _components(replies, is_reply=True)
-        if one.body is not None:
-            schemas |= _request(one.body)
+        if operation.body is not None:
+            schemas |= _request(operation.body)
     return {
         "openapi": VERSION,
         "info": {"title": title, "version": version},
@@ -160,15 +164,15 @@ def _operation(one: Operation) -> Schema:
 def _fields(kind: type[msgspec.Struct]) -> dict[str, Schema]:
     """The schema of each field that may be left out and is not null."""
     hints = get_type_hints(kind, include_extras=True)
-    found = {}
+    fields = {}
     for field in msgspec.structs.fields(kind):
         schema = _nullable([hints[field.name]], required=True)
-        options = [one for one in schema.pop("anyOf", [schema]) if one != {"type": "null"}]
+        options = [group for group in schema.pop("anyOf", [schema]) if group != {"type": "null"}]
 
         if options[0].get("contentEncoding"):
             options[0] = {"type": "string", "format": "binary"}
-        found[field.encode_name] = options[0] | {"description": allowed(hints[field.name])}
-    return found
+        fields[field.encode_name] = options[0] | {"description": allowed(hints[field.name])}
+    return fields
 
 
 def _content(one: Operation) -> Schema:
@@ -212,9 +216,9 @@ def _headers(has_retry: bool = False) -> Schema:
 def _components(kinds: Iterable[type[msgspec.Struct]], is_reply: bool) -> dict[str, Schema]:
     """Return schemas of structs and of those in them. A reply always has all fields that cannot be
     UNSET; a struct of a request takes further keys unless it forbids them."""
-    found = list(dict.fromkeys(part for kind in kinds for part in _structs(kind)))
-    _, schemas = msgspec.json.schema_components(found, ref_template=_REFERENCE)
-    for kind in found:
+    structs = list(dict.fromkeys(part for kind in kinds for part in _structs(kind)))
+    _, schemas = msgspec.json.schema_components(structs, ref_template=_REFERENCE)
+    for kind in structs:
         schema = schemas[kind.__name__]
         for name, meaning in field_docs(kind).items():
             schema["properties"][name].setdefault("description", meaning)

@@ -92,6 +92,6 @@ class WantedSamples(Fields, frozen=True, kw_only=True):
                 raise InvalidRequest(f"{name} does not go with {to_what}", name)
 
     @property
-    def as_said(self) -> str:
+    def show_field(self) -> str:
         """The field that changes the reply, as error messages show it."""
         return "until" if self.until is not None else f'return = "{self.returns}"'

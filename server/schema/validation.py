@@ -108,21 +108,21 @@ def from_text(kind: type[_Asked], given: Iterable[tuple[str, str]]) -> _Asked:
     """The struct that the named texts make. Raises InvalidRequest naming parameter and value."""
     hints = hints_of(kind)
     fields = _fields(kind)
-    found = {}
+    entries = {}
     for name, text in given:
         if name not in fields:
             raise InvalidRequest(f"{name[:80]!r} is not a parameter of this request", name[:80])
         field = fields[name]
-        if field.name in found:
+        if field.name in entries:
             raise InvalidRequest(f"{name} is given twice", name)
         value = _from_text(text, hints[name])
         if value is None:
             raise refused(kind, name, text)
-        found[field.name] = value
+        entries[field.name] = value
     for name, field in fields.items():
-        if field.required and field.name not in found:
+        if field.required and field.name not in entries:
             raise InvalidRequest(f"{name} is required: {allowed(hints[name])}", name)
-    request = kind(**found)
+    request = kind(**entries)
     request.check()
     return request
 
@@ -131,7 +131,7 @@ def require(given: dict[str, Raw], name: str, meaning: str = "") -> None:
     """Raise InvalidRequest for a field that is missing, or the one that is a misspelling of it."""
     if name not in given:
         for other in get_close_matches(
-            name, [one for one in given if len(one) <= _LONGEST_NAME], 1
+            name, [raw for raw in given if len(raw) <= _LONGEST_NAME], 1
         ):
             raise _unknown(other, [name])
         raise InvalidRequest(f"{name} is required{meaning and f': {meaning}'}", name)
@@ -196,7 +196,7 @@ def _most_bytes(hint: Any) -> int:
 def _described(hint: Any) -> Any:
     """Return what msgspec knows of a type; of an optional one, of what else it may be."""
     options = getattr(inspect.type_info(hint), "types", (inspect.type_info(hint),))
-    return next(one for one in options if not isinstance(one, inspect.NoneType))
+    return next(option for option in options if not isinstance(option, inspect.NoneType))
 
 
 @cache
@@ -233,8 +233,8 @@ def _check_neutral(name: str, given: Raw, neutral: tuple[Any, ...]) -> None:
             value = msgspec.json.decode(given)
         except UNDECODABLE as error:
             raise not_json(given, error) from None
-        for one in neutral:
-            if value == one and isinstance(value, bool) == isinstance(one, bool):
+        for field in neutral:
+            if value == field and isinstance(value, bool) == isinstance(field, bool):
                 return
     raise InvalidRequest(
         f"{name} = {show(given)} is not supported; "

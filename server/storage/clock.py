@@ -58,18 +58,18 @@ class Clock:
 
     def now(self) -> float:
         """Return the time in Unix seconds."""
-        kept, uptime = self._kept, self._uptime()
+        retained, uptime = self._kept, self._uptime()
         offset = self._wall() - uptime
-        has_lasted = kept.held_at is not None and uptime - kept.held_at >= HOLD_S
-        if offset <= kept.offset + _JUMP_S or has_lasted:
-            kept.offset, kept.held_at = offset, None
-        elif kept.held_at is None:
-            kept.held_at = uptime
+        has_lasted = retained.held_at is not None and uptime - retained.held_at >= HOLD_S
+        if offset <= retained.offset + _JUMP_S or has_lasted:
+            retained.offset, retained.held_at = offset, None
+        elif retained.held_at is None:
+            retained.held_at = uptime
             log.warning(
                 "the clock is %.0f s ahead of where it should be: nothing expires by that for %g h",
-                *(offset - kept.offset, HOLD_S / 3600),
+                *(offset - retained.offset, HOLD_S / 3600),
             )
-        return uptime + kept.offset
+        return uptime + retained.offset
 
     def keep(self) -> None:
         """Save the state for the next process."""
@@ -85,11 +85,11 @@ class Clock:
     def _read(self) -> _Kept:
         uptime = self._uptime()
         try:
-            kept = msgspec.json.decode(self._file.read_bytes(), type=_Kept)
+            decoded = msgspec.json.decode(self._file.read_bytes(), type=_Kept)
         except (OSError, ValueError):
-            kept = None
-        if kept is None or kept.boot != self._boot:
+            decoded = None
+        if decoded is None or decoded.boot != self._boot:
             return _Kept(self._boot, self._wall() - uptime, None)
-        if kept.held_at is not None:
-            kept.held_at = min(kept.held_at, uptime)
-        return kept
+        if decoded.held_at is not None:
+            decoded.held_at = min(decoded.held_at, uptime)
+        return decoded

@@ -194,9 +194,9 @@ class Database:
                 raise DamagedDatabase("it has no version of ours")
             if not is_own:
                 raise DamagedDatabase("its tables are not as they were made")
-            (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-            if found != "ok":
-                raise DamagedDatabase(found)
+            (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+            if verdict != "ok":
+                raise DamagedDatabase(verdict)
         except BaseException:
             connection.close()
             raise

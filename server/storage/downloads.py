@@ -50,7 +50,7 @@ class Download(Response):
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         try:
-            begin, end = self._wanted(Headers(scope=scope))
+            begin, end = self._parse_range(Headers(scope=scope))
             self.headers["content-length"] = str(end - begin)
             is_part = (begin, end) != (0, self._num_bytes)
             if is_part:
@@ -83,18 +83,18 @@ class Download(Response):
         self._last = self._threads.submit(read)
         return await asyncio.wrap_future(self._last)
 
-    def _wanted(self, headers: Headers) -> tuple[int, int]:
+    def _parse_range(self, headers: Headers) -> tuple[int, int]:
         """Return the first byte to send and the one after the last.
 
         That is the whole file unless one range of this very file is asked for. Raises HTTPException
         for a range that the file does not have.
         """
-        found = _RANGE.fullmatch(headers.get("range", "").strip().replace(" ", ""))
-        if found is None or not any(found.groups()):
+        match = _RANGE.fullmatch(headers.get("range", "").strip().replace(" ", ""))
+        if match is None or not any(match.groups()):
             return 0, self._num_bytes
         if headers.get("if-range", self.headers["etag"]) != self.headers["etag"]:
             return 0, self._num_bytes
-        first, last = found.groups()
+        first, last = match.groups()
         if first:
             begin = _number(first)
             end = min(_number(last) + 1, self._num_bytes) if last else self._num_bytes

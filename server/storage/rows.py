@@ -43,13 +43,13 @@ class Row(NamedTuple):
     def decoded(self, kind: type[Record]) -> Record:
         """Return what it says. Raises DamagedRecord if that is not what was put there."""
         try:
-            found = decode(self.record, kind)
+            text = decode(self.record, kind)
         except UNDECODABLE as error:
             raise DamagedRecord(f"the record of {self.id} is damaged: {error}") from None
-        said = [getattr(found, name) for name in _COLUMNS[kind]]
-        if self.columns != tuple(None if one is None else str(one).encode() for one in said):
+        stored = [getattr(text, name) for name in _COLUMNS[kind]]
+        if self.columns != tuple(None if item is None else str(item).encode() for item in stored):
             raise DamagedRecord(f"the columns of {self.id} are not those of its record")
-        return found
+        return text
 
 
 def put(connection: Connection, record: FileRecord | BatchRecord) -> None:
@@ -75,27 +75,27 @@ def put_at(connection: Connection, kind: type[Record], seq: int, record: Record 
 def get(connection: Connection, kind: type[Record], id: str, owner: str | None) -> Record | None:
     """Return the record of an id; None if there is none, or it is not the given owner's."""
     where = "id = ?1 AND (?2 IS NULL OR owner = ?2)"
-    found = _rows(connection, kind, where, (id, owner))
-    return found[0].decoded(kind) if found else None
+    rows = _rows(connection, kind, where, (id, owner))
+    return rows[0].decoded(kind) if rows else None
 
 
 def following(
     connection: Connection, kind: type[Record], after: int, limit: int
 ) -> list[tuple[int, Record]]:
     """Return at most `limit` records, or all if that is -1, that follow a number, with theirs."""
-    found = _rows(connection, kind, "seq > ? ORDER BY seq LIMIT ?", (after, limit))
-    return [(row.seq, row.decoded(kind)) for row in found]
+    rows = _rows(connection, kind, "seq > ? ORDER BY seq LIMIT ?", (after, limit))
+    return [(row.seq, row.decoded(kind)) for row in rows]
 
 
 def damaged(connection: Connection, kind: type[Record]) -> list[tuple[Row, DamagedRecord]]:
     """Return the rows that are damaged, with what they have."""
-    found = []
+    rows = []
     for row in _rows(connection, kind, "TRUE", ()):
         try:
             row.decoded(kind)
         except DamagedRecord as error:
-            found.append((row, error))
-    return found
+            rows.append((row, error))
+    return rows
 
 
 def _rows(
@@ -104,17 +104,17 @@ def _rows(
     # As bytes: what is damaged may be no text, nor of its column's type. All at once: a statement
     # that is under way when one is found damaged would keep whoever mends it from writing.
     columns = ", ".join(f"CAST({name} AS BLOB)" for name in ("record", *_COLUMNS[kind]))
-    found = connection.execute(f"SELECT seq, {columns} FROM {_ROWS[kind]} {where}", values)
+    cursor = connection.execute(f"SELECT seq, {columns} FROM {_ROWS[kind]} {where}", values)
     return [
-        Row(seq, (said[0] or b"").decode(errors="replace"), record, tuple(said))
-        for seq, record, *said in found.fetchall()
+        Row(seq, (stored[0] or b"").decode(errors="replace"), record, tuple(stored))
+        for seq, record, *stored in cursor.fetchall()
     ]
 
 
 def has(connection: Connection, kind: type[FileRecord | BatchRecord], id: str) -> bool:
     """Return whether there is, or for files lately was, a row of this id."""
-    found = connection.execute(f"SELECT 1 FROM {_TABLES[kind]} WHERE id = ?", (id,)).fetchone()
-    return found is not None
+    row = connection.execute(f"SELECT 1 FROM {_TABLES[kind]} WHERE id = ?", (id,)).fetchone()
+    return row is not None
 
 
 def list_of(
@@ -141,8 +141,8 @@ def list_of(
         f"owner = ?1 AND (?2 = 0 OR seq {beyond} ?2)"
         f" AND (?4 IS NULL OR {of_purpose}) ORDER BY seq {order} LIMIT ?3"
     )
-    found = _rows(connection, kind, where, (owner, start, limit, purpose))
-    return [row.decoded(kind) for row in found]
+    rows = _rows(connection, kind, where, (owner, start, limit, purpose))
+    return [row.decoded(kind) for row in rows]
 
 
 def delete_file(connection: Connection, id: str, now: int) -> None:
@@ -155,20 +155,20 @@ def forget_deleted(connection: Connection, before: int) -> None:
 
 def bytes_of(connection: Connection, owner: str | None, least: int) -> int:
     """Return the bytes of an owner's files, or of all; each counts for at least `least`."""
-    (found,) = connection.execute(
+    (num_bytes,) = connection.execute(
         "SELECT COALESCE(SUM(MAX(num_bytes, ?1)), 0) FROM files"
         " WHERE deleted_at IS NULL AND (?2 IS NULL OR owner = ?2)",
         (least, owner),
     ).fetchone()
-    return int(found)
+    return int(num_bytes)
 
 
 def expired_files(connection: Connection, now: int) -> list[str]:
     """Return the ids of expired files that no running batch needs."""
-    found = _rows(connection, FileRecord, "expires_at <= ? ORDER BY seq", (now,))
-    if found:  # a status that is damaged would say that nobody needs them
+    rows = _rows(connection, FileRecord, "expires_at <= ? ORDER BY seq", (now,))
+    if rows:  # a status that is damaged would say that nobody needs them
         following(connection, BatchRecord, 0, -1)
-    ids = [row.decoded(FileRecord).id for row in found]
+    ids = [row.decoded(FileRecord).id for row in rows]
     return [id for id in ids if needed_by(connection, id) is None]
 
 
@@ -185,15 +185,15 @@ def needed_by(connection: Connection, id: str, is_written: bool = False) -> str 
 
 def running_batches(connection: Connection) -> list[BatchRecord]:
     """Return every owner's unfinished batches, oldest first."""
-    found = _rows(connection, BatchRecord, f"status IN ({_RUNNABLE}) ORDER BY seq", ())
-    return [row.decoded(BatchRecord) for row in found]
+    rows = _rows(connection, BatchRecord, f"status IN ({_RUNNABLE}) ORDER BY seq", ())
+    return [row.decoded(BatchRecord) for row in rows]
 
 
 def count_running(connection: Connection, owner: str) -> int:
-    (found,) = connection.execute(
+    (count,) = connection.execute(
         f"SELECT COUNT(*) FROM batches WHERE owner = ? AND status IN ({_RUNNABLE})", (owner,)
     ).fetchone()
-    return int(found)
+    return int(count)
 
 
 def count_by_status(connection: Connection) -> dict[str, int]:

@@ -101,7 +101,7 @@ class Sidecars:
     def read(self, kind: type[Record], ids: Iterable[str]) -> list[Record]:
         """Return these records, oldest first, but for files whose bytes are not there. What is
         damaged is set aside: nothing has it any more."""
-        found = []
+        records = []
         for id in ids:
             path = self._folders[kind] / (id + _SUFFIX)
             if kind is FileRecord and not path.with_suffix("").exists():
@@ -114,5 +114,5 @@ class Sidecars:
                 log.error("%s is left out, and set aside as %s: %s", path, id + _ASIDE, error)
                 path.rename(path.with_suffix(_ASIDE))
             else:
-                found += [record] if record is not None else []
-        return sorted(found, key=lambda record: (record.created_at, record.id))
+                records += [record] if record is not None else []
+        return sorted(records, key=lambda record: (record.created_at, record.id))

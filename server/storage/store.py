@@ -44,7 +44,7 @@ class Store:
         self.folder = folder.expanduser()
         self._files = self.folder / "files"
         self._sidecars = Sidecars(self.folder)
-        fill, mend = (partial(one, self._sidecars) for one in (upkeep.add_missing, upkeep.mend))
+        fill, mend = (partial(check, self._sidecars) for check in (upkeep.add_missing, upkeep.mend))
         self._database = Database(self.folder, fill, mend, self._sidecars.has_any)
         self._looked_at: dict[type[FileRecord | BatchRecord], int] = {}
 
@@ -192,11 +192,11 @@ class Store:
         assert batch.is_runnable
 
         def allocate(connection: Connection) -> BatchRecord:
-            found = rows.get(connection, BatchRecord, batch.id, None)
-            assert found is not None, batch.id
-            if found.output_file_id and found.error_file_id:
-                return found
-            fields = {name: getattr(found, name) or new_file_id() for name in _OUTPUTS}
+            value = rows.get(connection, BatchRecord, batch.id, None)
+            assert value is not None, batch.id
+            if value.output_file_id and value.error_file_id:
+                return value
+            fields = {name: getattr(value, name) or new_file_id() for name in _OUTPUTS}
             changed = self._change(connection, batch.id, RUNNABLE, fields)
             assert changed is not None, batch.id
             return changed

@@ -42,15 +42,17 @@ def mend(sidecars: Sidecars, connection: Connection) -> None:
     """Make damaged rows again from their sidecars; what has none is left out."""
     for kind in KINDS:
         for row, damage in rows.damaged(connection, kind):
-            found = _said(sidecars, kind, row)
+            recovered = _recover(sidecars, kind, row)
             how = (
-                "left out, since its sidecar is gone or damaged too" if found is None else "mended"
+                "left out, since its sidecar is gone or damaged too"
+                if recovered is None
+                else "mended"
             )
             log.error("%s: %s", damage, how)
-            rows.put_at(connection, kind, row.seq, found)
+            rows.put_at(connection, kind, row.seq, recovered)
 
 
-def _said(sidecars: Sidecars, kind: type[Record], row: rows.Row) -> Record | None:
+def _recover(sidecars: Sidecars, kind: type[Record], row: rows.Row) -> Record | None:
     """Return what a damaged row had: its sidecar says so, or its record if that is whole."""
     try:
         own = decode(row.record, kind)
@@ -58,18 +60,18 @@ def _said(sidecars: Sidecars, kind: type[Record], row: rows.Row) -> Record | Non
         own = None
     for id in (row.id, "" if own is None else own.id):
         try:
-            found = sidecars.get(kind, id)
+            value = sidecars.get(kind, id)
         except UNDECODABLE:
             continue
-        if found is not None:
-            return found
+        if value is not None:
+            return value
     return own
 
 
 def look_at(database: Database, sidecars: Sidecars, kind: type[Record], after: int) -> int:
     """Mend what is damaged of the next records after a number; return the number to go on after.
     Columns that queries go by would otherwise hide a record for ever."""
-    found = database.read(rows.following, kind, after, LOOKED_AT)  # which mends rows
+    content = database.read(rows.following, kind, after, LOOKED_AT)  # which mends rows
 
     def write(connection: Connection, id: str) -> None:
         record = rows.get(connection, kind, id, None)
@@ -77,7 +79,7 @@ def look_at(database: Database, sidecars: Sidecars, kind: type[Record], after: i
             log.error("the sidecar of %s is gone or damaged: written anew", id)
             sidecars.write(record)
 
-    for _, record in found:
+    for _, record in content:
         try:
             is_whole = sidecars.is_whole(record)
         except IsADirectoryError as error:  # keeps no other from being looked at
@@ -85,7 +87,7 @@ def look_at(database: Database, sidecars: Sidecars, kind: type[Record], after: i
             continue
         if not is_whole:
             database.write(write, record.id)
-    return found[-1][0] if len(found) == LOOKED_AT else 0
+    return content[-1][0] if len(content) == LOOKED_AT else 0
 
 
 def _missing(sidecars: Sidecars, connection: Connection) -> list[list[str]]:

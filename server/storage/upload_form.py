@@ -18,7 +18,7 @@ _FILE = "file"
 
 
 class UploadForm:
-    """Parses one form. `feed` takes bytes of the body and returns those of the file."""
+    """Parses one form. `parse` takes bytes of the body and returns those of the file."""
 
     def __init__(self, content_type: str, names: frozenset[str]) -> None:
         """`names` are the fields allowed besides the file. Raises InvalidRequest."""
@@ -57,7 +57,7 @@ class UploadForm:
         except FormParserError as error:
             raise InvalidRequest(f"the form's boundary is none: {error}", "content-type") from None
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def parse(self, data: bytes) -> list[bytes]:
         """Return what these bytes of the body hold of the file. Raises InvalidRequest."""
         self._found = []
         try:

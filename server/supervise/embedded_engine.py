@@ -20,7 +20,7 @@ from engine.errors import EngineUnavailable
 from engine.logs import configure_command
 from engine.settings import Command, build, read_settings
 from engine.wiring import EngineWiring
-from server.supervise.ends import told
+from server.supervise.ends import describe_exit
 from server.supervise.launch import child_environment, private_folder, python_module, wired
 from server.supervise.supervisor import FATAL_CODES, Child, PrivateFolder
 
@@ -122,13 +122,13 @@ async def _keep(child: Child, progress: Callable[[], int]) -> int:
             log.error("the engine ended %d times with nothing done in between", crashes)
             return code
         pause = min(0.1 * 2**crashes, _LONGEST_PAUSE_S)
-        log.warning("the engine ended (%s): restart in %g s", told(code), pause)
+        log.warning("the engine ended (%s): restart in %g s", describe_exit(code), pause)
         await asyncio.sleep(pause)
 
 
 def _ended(code: int) -> EngineUnavailable:
     # The engine itself has reported errors in settings and files: nothing is added to that.
-    said = "" if code in FATAL_CODES else f"the engine process ended, {told(code)}"
-    error = EngineUnavailable(said)
+    message = "" if code in FATAL_CODES else f"the engine process ended, {describe_exit(code)}"
+    error = EngineUnavailable(message)
     error.exit_code = code if code > 0 else 1
     return error

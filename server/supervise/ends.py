@@ -33,7 +33,7 @@ _LOOKS, _LOOK_S = 200, 0.01
 """How often, and with what pauses, it is seen whether the disks have answered."""
 
 
-def told(code: int) -> str:
+def describe_exit(code: int) -> str:
     """Return an exit code for the log: a signal with its name and the likely cause."""
     if code >= 0:
         return f"exit code {code}"
@@ -52,30 +52,30 @@ async def passing_cause(folders: Sequence[Path], error: OSError | None = None) -
     """
     if error is not None and error.errno in _PASSING:
         return os.strerror(error.errno)
-    found: list[str] = []
+    causes: list[str] = []
     # A thread that nobody waits for: a disk behind a network may never answer.
-    look = threading.Thread(target=lambda: found.append(_without_room(folders)), daemon=True)
+    look = threading.Thread(target=lambda: causes.append(_without_room(folders)), daemon=True)
     look.start()
     for _ in range(_LOOKS):
         if not look.is_alive():
-            return found[0] if found else ""  # a bug of ours, which ends nobody
+            return causes[0] if causes else ""  # a bug of ours, which ends nobody
         await asyncio.sleep(_LOOK_S)
     return f"one of these does not answer: {', '.join(map(str, folders))}"
 
 
 def _without_room(folders: Iterable[Path]) -> str:
-    found = []
+    causes = []
     for folder in folders:
         try:
-            there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+            there = next(item for item in (folder, *folder.absolute().parents) if item.exists())
             disk = os.statvfs(there)
         except OSError as failed:
-            found.append(f"{folder}: {failed.strerror}")
+            causes.append(f"{folder}: {failed.strerror}")
             continue
         if disk.f_flag & os.ST_RDONLY:
-            found.append(f"{there} is read-only")
+            causes.append(f"{there} is read-only")
         elif (free := disk.f_bavail * disk.f_frsize) < _ROOM_BYTES:
-            found.append(f"the disk of {there} is full, with {free} bytes left")
+            causes.append(f"the disk of {there} is full, with {free} bytes left")
         elif disk.f_files and not disk.f_favail:
-            found.append(f"the disk of {there} has no room for one more file")
-    return "; ".join(found)
+            causes.append(f"the disk of {there} has no room for one more file")
+    return "; ".join(causes)

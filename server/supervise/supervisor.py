@@ -29,7 +29,7 @@ from engine.errors import CheckpointError, ConfigError
 from engine.logs import PROCESS_NAME
 from engine.metrics_memory import Region
 from engine.tasks import dispensable, task_group
-from server.supervise.ends import passing_cause, told
+from server.supervise.ends import describe_exit, passing_cause
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class Child:
                 code, refused = 1, error
             has_worked = self._has_worked(code, time.monotonic() - started)
             self.failures = 0 if has_worked else self.failures + 1
-            end, cause = told(code), await passing_cause(self.folders, refused)
+            end, cause = describe_exit(code), await passing_cause(self.folders, refused)
             if self.private and not cause and self._lost_folder():
                 cause = f"{self.private.path} was removed while it ran"
             if cause:
@@ -135,7 +135,9 @@ class Child:
                 why = f"{self.name} ended {max(self.failures, 1)} times ({end})"
                 if self.why_away is not None:
                     self._say_why_away(f"{why}; the server's log says why")
-                elif not self.has_served or not any(one.may_serve for one in self.substitutes):
+                elif not self.has_served or not any(
+                    substitute.may_serve for substitute in self.substitutes
+                ):
                     log.error("%s: giving up", why)
                     return code if code in FATAL_CODES else 1
             longest = _LONGEST_PAUSE_S * (_HOPELESS_FACTOR if self.is_hopeless else 1)
@@ -338,7 +340,7 @@ class Supervisor:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup)
         stop = asyncio.create_task(stopped.wait())
         children = (*self.engines, *self.apis, *self.others)
-        keepers = [asyncio.create_task(one.keep_running()) for one in children]
+        keepers = [asyncio.create_task(child.keep_running()) for child in children]
         beside = [
             stop,
             asyncio.create_task(dispensable(meanwhile, "what goes on beside the processes")),
@@ -350,10 +352,10 @@ class Supervisor:
             for task in (*keepers, *beside):
                 task.cancel()
             await asyncio.gather(*keepers, *beside, return_exceptions=True)
-            for listener in {one for api in self.apis for one in api.listeners}:
+            for listener in {listener for api in self.apis for listener in api.listeners}:
                 listener.close()  # or new connections would wait for an answer in vain
             askers = (*self.apis, *self.others)
-            await asyncio.gather(*(one.stop(self.drain_s + _KILL_AFTER_S) for one in askers))
+            await asyncio.gather(*(asker.stop(self.drain_s + _KILL_AFTER_S) for asker in askers))
             stop_s = self.snapshot_s + _KILL_AFTER_S
             await asyncio.gather(*(engine.stop(stop_s) for engine in self.engines))
         return ended[0] if ended else 0

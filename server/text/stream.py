@@ -51,8 +51,8 @@ class StopStrings:
         one's."""
         if not self._any.search(data):
             return None
-        found = ((data.find(stop), len(stop)) for stop in self._all)
-        end, begin = min((begin + size, begin) for begin, size in found if begin >= 0)
+        matches = ((data.find(stop), len(stop)) for stop in self._all)
+        end, begin = min((begin + size, begin) for begin, size in matches if begin >= 0)
         return begin, end
 
     def count_undecided(self, data: bytes) -> int:
@@ -114,8 +114,8 @@ class TextStream:
             text = self._decoder.decode(data)
             self.is_pending = bool(self._decoder.getstate()[0])
             return text, None
-        if found := self._stops.search(data):
-            begin, end = found
+        if match := self._stops.search(data):
+            begin, end = match
             self.held, self.stop_string = b"", data[begin:end].decode()
             return self._decoder.decode(data[: end if self._keeps_stop else begin], True), end
         decided = len(data) - self._stops.count_undecided(data)

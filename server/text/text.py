@@ -97,8 +97,10 @@ class Text:
         if (folder / "tokenizer.json").exists():
             self._load(folder / "tokenizer.json")
             own = {"bos_token": self.model.bos_token_id, "eos_token": self.model.eos_token_id}
-            found = {name: self._spelling(token) for name, token in own.items()}
-            self.special_tokens = {name: text for name, text in found.items() if text is not None}
+            spellings = {name: self._spelling(token) for name, token in own.items()}
+            self.special_tokens = {
+                name: text for name, text in spellings.items() if text is not None
+            }
             self.special_tokens |= tokenizer_files.special_tokens(folder)
 
     @property
@@ -140,8 +142,8 @@ class Text:
         assert self._tokenizer is not None
         encoded: list[bytes] = []
         for some in _by_length(texts):
-            found = self._tokenizer.encode_batch(some, add_special_tokens=adds_special)
-            encoded += [array("i", one.ids).tobytes() for one in found]
+            encodings = self._tokenizer.encode_batch(some, add_special_tokens=adds_special)
+            encoded += [array("i", encoding.ids).tobytes() for encoding in encodings]
         return encoded
 
     def table(self, with_special: bool = False) -> ByteTable:

@@ -67,12 +67,12 @@ def flipped(data: bytes, most: int = 100) -> Iterator[bytes]:
 
 def flip_bit(folder: Path, rng: random.Random) -> Path | None:
     """Change one bit of a file anywhere below the folder, and say which; None if there is none."""
-    found = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]
-    if not found:
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.stat().st_size]
+    if not paths:
         return None
-    kinds = sorted({path.suffix for path in found})  # or the many of one kind would take all
+    kinds = sorted({path.suffix for path in paths})  # or the many of one kind would take all
     kind = rng.choice(kinds)
-    path = rng.choice([one for one in found if one.suffix == kind])
+    path = rng.choice([path for path in paths if path.suffix == kind])
     with path.open("r+b") as file, suppress(OSError):
         at = rng.randrange(path.stat().st_size)
         file.seek(at)

@@ -84,13 +84,13 @@ class Ledger:
     def note_damage(self, data: Path, path: Path) -> None:
         """A bit of this file was flipped: nothing certain is known of the batches it tells of."""
         store = Store(data)
-        for one in self.open:
-            found = store.get_batch(one.id)
-            ids = [one.id, one.file_id]
-            if found is not None:
-                ids += [id for id in (found.output_file_id, found.error_file_id) if id]
+        for accepted in self.open:
+            batch = store.get_batch(accepted.id)
+            ids = [accepted.id, accepted.file_id]
+            if batch is not None:
+                ids += [id for id in (batch.output_file_id, batch.error_file_id) if id]
             is_database = path.name.startswith("store")
-            one.is_damaged |= is_database or any(path.name.startswith(id) for id in ids)
+            accepted.is_damaged |= is_database or any(path.name.startswith(id) for id in ids)
         store.close()
 
     async def settle(self, http: httpx.AsyncClient, within_s: float) -> list[str]:
@@ -99,14 +99,14 @@ class Ledger:
         A batch that has not got on for `within_s` is stuck.
         """
         faults = []
-        for one in self.open:
-            fault = await self._settle_one(http, one, within_s)
-            faults += [f"batch {one.id}: {fault}"] if fault else []
+        for accepted in self.open:
+            fault = await self._settle_one(http, accepted, within_s)
+            faults += [f"batch {accepted.id}: {fault}"] if fault else []
         self.open.clear()
         return faults
 
     async def _settle_one(self, http: httpx.AsyncClient, one: Accepted, within_s: float) -> str:
-        told, same = "", 0
+        reported, same = "", 0
         while same < within_s / 0.25:
             reply = await http.get(f"/v1/batches/{one.id}")
             if reply.status_code == 404 and one.is_damaged:
@@ -115,11 +115,11 @@ class Ledger:
                 return f"asked for it, got {reply.status_code} {reply.text[:200]}"
             if reply.status_code == 200 and reply.json()["status"] in ENDED:
                 break
-            same = same + 1 if reply.text == told else 0
-            told = reply.text
+            same = same + 1 if reply.text == reported else 0
+            reported = reply.text
             await asyncio.sleep(0.25)
         else:
-            return f"does not get on, for {within_s:g} s: {told[:600]}"
+            return f"does not get on, for {within_s:g} s: {reported[:600]}"
         batch = reply.json()
         fault = await self._fault_of(http, one, batch)
         for id in filter(None, (one.file_id, batch["output_file_id"], batch["error_file_id"])):

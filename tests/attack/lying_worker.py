@@ -213,9 +213,9 @@ LIES: dict[str, Lie] = {
 """What is answered in place of lines."""
 
 
-def status_of(said: bytes, *fields: bytes, code: bytes = b"200 OK") -> Lie:
+def status_of(message: bytes, *fields: bytes, code: bytes = b"200 OK") -> Lie:
     """The reply to the question what it is."""
-    return _says(_status(code, said, *fields))
+    return _says(_status(code, message, *fields))
 
 
 _SIZES = {"num_slots": 4, "max_waiting": 100, "running": 0, "waiting": 0}

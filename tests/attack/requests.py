@@ -110,7 +110,7 @@ def _body(rng: random.Random, operation: Operation, folders: list[str]) -> bytes
     fields = {
         name: json.dumps(value) for name, value in _valid(rng, kind.__name__, folders).items()
     }
-    names = [one.encode_name for one in msgspec.structs.fields(kind)]
+    names = [field.encode_name for field in msgspec.structs.fields(kind)]
     names += [*operation.body.neutral, "nonsense"]
     for _ in range(rng.choice((0, 0, 1, 1, 1, 2, 3))):
         fields[rng.choice(names)] = rng.choice(EXTREMES)

@@ -279,8 +279,8 @@ class Attack:
             file.seek(self._log_at)
             new = file.read().decode(errors="replace")
             self._log_at = file.tell()
-        for found in _FAULTY_LOG.finditer(new):
-            self.fault(f"log: {new[found.start() : found.start() + 3000]}")
+        for match in _FAULTY_LOG.finditer(new):
+            self.fault(f"log: {new[match.start() : match.start() + 3000]}")
 
 
 LEFT_OVER = (
@@ -292,8 +292,8 @@ LEFT_OVER = (
 
 
 def _metric(text: str, name: str) -> float:
-    found = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
-    return sum(map(float, found))
+    matches = re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
+    return sum(map(float, matches))
 
 
 def markdown(attack: Attack) -> str:

@@ -81,9 +81,9 @@ class Troubles:
         while not done.is_set():
             await asyncio.sleep(self.rng.expovariate(1 / 6))
             who = self.rng.choice(FROZEN)
-            if (found := self.server.find(who, self.rng)) is not None:
+            if (result := self.server.find(who, self.rng)) is not None:
                 with suppress(psutil.NoSuchProcess):
-                    found.suspend()
+                    result.suspend()
                     self.done[f"{who} frozen"] += 1
 
     async def leave(self, done: asyncio.Event) -> None:
@@ -123,9 +123,9 @@ class Troubles:
             asking = asyncio.create_task(self._ask_weights(running))
             await asyncio.sleep(self.rng.expovariate(20))
             who = self.rng.choice(("engine", "engine", "api"))
-            if (found := self.server.find(who, self.rng)) is not None:
+            if (result := self.server.find(who, self.rng)) is not None:
                 with suppress(psutil.NoSuchProcess):
-                    found.send_signal(self.rng.choice((signal.SIGKILL, signal.SIGSTOP)))
+                    result.send_signal(self.rng.choice((signal.SIGKILL, signal.SIGSTOP)))
                     self.done["changes of weights hit by a death"] += 1
             await asking
             await asyncio.sleep(self.rng.expovariate(1 / 2))

@@ -78,7 +78,7 @@ def twice(rng: random.Random, valid: dict[str, Any], names: list[str]) -> bytes:
 
 def _with(valid: dict[str, Any], name: str, value: bytes, key: str = "") -> bytes:
     """The valid body, with a field in front whose value is given as JSON."""
-    rest = _encoded({other: one for other, one in valid.items() if other != name or key})
+    rest = _encoded({other: item for other, item in valid.items() if other != name or key})
     return b'{"%b": %b, %b' % (name.encode(), value, rest[1:])
 
 

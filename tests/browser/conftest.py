@@ -31,18 +31,18 @@ def brightness(page: Page, selector: str, kind: str) -> list[int]:
     colours = page.locator(selector).evaluate_all(
         f"all => all.map(one => getComputedStyle(one).{kind})"
     )
-    return [sum(map(int, re.findall(r"\d+", one)[:3])) for one in colours if one != "none"]
+    return [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in colours if colour != "none"]
 
 
 @pytest.fixture(scope="module")  # while it runs, no other test can have an event loop
 def browser() -> Iterator[Browser]:
-    found = shutil.which("chromium") or shutil.which("google-chrome")
-    if found is None:
+    result = shutil.which("chromium") or shutil.which("google-chrome")
+    if result is None:
         pytest.skip("there is no Chromium; tests/install.sh installs it as root on Debian")
     # Chromium refuses to sandbox root.
     arguments = ["--no-sandbox"] if os.getuid() == 0 else []
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=found, args=arguments)
+        running = playwright.chromium.launch(executable_path=result, args=arguments)
         yield running
         running.close()
 

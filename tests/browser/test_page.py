@@ -77,16 +77,16 @@ def test_a_chat_goes_on_from_the_reply_that_was_chosen(server: Server, open_page
     page.check("#chat")
     sampling = {"n": 2, "max_tokens": 5, "seed": 4, "temperature": 0.8}
     run(page, message="the cat", system="mat", **sampling)
-    said = [{"role": "system", "content": "mat"}, {"role": "user", "content": "the cat"}]
-    reply = server.http.post("/v1/chat/completions", json={"messages": said, **sampling}).json()
+    results = [{"role": "system", "content": "mat"}, {"role": "user", "content": "the cat"}]
+    reply = server.http.post("/v1/chat/completions", json={"messages": results, **sampling}).json()
     replies = [choice["message"]["content"] for choice in reply["choices"]]
     assert page.locator(".sample p").all_text_contents() == replies
     page.get_by_role("button", name="Go on from this one").nth(1).click()
     with page.expect_request("**/v1/chat/completions") as asked:
         run(page, message="sat")
-    said += [{"role": "assistant", "content": replies[1]}, {"role": "user", "content": "sat"}]
+    results += [{"role": "assistant", "content": replies[1]}, {"role": "user", "content": "sat"}]
     body: Any = asked.value.post_data_json
-    assert body["messages"] == said
+    assert body["messages"] == results
     expect(page.locator("#turns li")).to_have_count(3)
     page.click("#new-chat")
     expect(page.locator("#turns li, .sample")).to_have_count(0)
@@ -127,8 +127,8 @@ def test_an_error_is_said(open_page: Open, complaints: list[str]) -> None:
     expect(error).to_have_text(re.compile("^400: .*context"))
     run(page, prompt="the cat", max_tokens=3)
     expect(error).to_be_hidden()
-    (said,) = complaints  # Chromium's own line about the 400
-    assert "400" in said
+    (message,) = complaints  # Chromium's own line about the 400
+    assert "400" in message
     complaints.clear()
 
 
@@ -147,7 +147,7 @@ def test_a_server_that_is_away_is_said_until_it_is_back(
     page.unroute("**/*")
     expect(page.locator("#metrics-error")).to_be_hidden()
     expect(page.locator("#slots")).to_have_text(f"0 of {NUM_SLOTS} slots")
-    assert all("Failed to load resource" in said for said in complaints)
+    assert all("Failed to load resource" in complaint for complaint in complaints)
     complaints.clear()
 
 
@@ -239,7 +239,7 @@ def test_curves_have_gaps_where_pauses_were_and_rates_few_digits(open_page: Open
     )
     lines = [re.findall(r"([ML])([\d.]+),", shape) for shape in shapes]
     assert lines[1] == [("M", "0.0"), ("L", "20.0"), ("L", "40.0"), ("M", "180.0"), ("L", "200.0")]
-    assert [one for one, _ in lines[0]].count("M") == 2
+    assert [item for item, _ in lines[0]].count("M") == 2
     shown = page.evaluate(
         """async (values) => values.map((await import("/dashboard/show.js")).amount)""",
         [0, 0.332, 4.23, 38.5, 45_678, 912_345],
@@ -282,6 +282,6 @@ def test_the_browser_refuses_what_is_not_ours(
         }"""
     )
     assert sorted(violated) == ["connect-src", "img-src", "script-src-elem"]
-    assert all("Content Security Policy" in said for said in complaints)
+    assert all("Content Security Policy" in complaint for complaint in complaints)
     complaints.clear()
     requested.remove("http://127.0.0.1:9/x.png")  # tried, and refused

@@ -97,16 +97,16 @@ def wait_for_results(data_dir: Path, batch: BatchRecord, count: int, within_s: f
 
 def results(data_dir: Path, record: BatchRecord) -> dict[str, list[bytes]]:
     """The lines of output and error file, each sorted by custom_id; an id is there once."""
-    found: dict[str, list[bytes]] = {}
+    entries: dict[str, list[bytes]] = {}
     ids: list[str] = []
     with closing(Store(data_dir)) as store:
         for name, path in zip(("output", "error"), _paths(store, record), strict=True):
             lines = path.read_bytes().splitlines() if path is not None else []
             by_id = sorted((json.loads(line)["custom_id"], line) for line in lines)
             ids += [id for id, _ in by_id]
-            found[name] = [line for _, line in by_id]
+            entries[name] = [line for _, line in by_id]
     assert len(ids) == len(set(ids)), "an id is there twice"
-    return found
+    return entries
 
 
 def _paths(store: Store, record: BatchRecord) -> list[Path | None]:
@@ -146,24 +146,24 @@ class KilledServer:
         if who == "supervisor":
             return psutil.Process(self.process.pid) if self.process.poll() is None else None
         words = [self._engine_module] if who == "engine" else ["server", who]
-        found = []
+        listed = []
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.process.pid).children():
                 with suppress(psutil.NoSuchProcess):
                     if child.cmdline()[3 : 3 + len(words)] == words:
-                        found.append(child)
-        if not found:
+                        listed.append(child)
+        if not listed:
             return None
-        return found[0] if rng is None else rng.choice(found)
+        return listed[0] if rng is None else rng.choice(listed)
 
     def kill(self, who: str) -> bool:
         """SIGKILL; whether it was there. A supervisor takes all others along, and is started
         again."""
-        found = self.find(who)
-        if found is None:
+        result = self.find(who)
+        if result is None:
             return False
         with suppress(psutil.NoSuchProcess):
-            found.kill()
+            result.kill()
         if who == "supervisor":
             self.process.wait()
             self.start()

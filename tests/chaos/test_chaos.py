@@ -82,7 +82,11 @@ def test_kills_a_second_server_and_damage_change_no_byte(text_model: Path, tmp_p
             damage(data, batch)
             second.start()
             record = wait_for(data, batch, WITHIN_S)
-    names = [one for one in record.__struct_fields__ if one.endswith(("_at", "_file_id"))]
+    names = [
+        struct_field
+        for struct_field in record.__struct_fields__
+        if struct_field.endswith(("_at", "_file_id"))
+    ]
     own = {name: getattr(record, name) for name in names}
     assert record == msgspec.structs.replace(wanted, **own)
     assert results(data, record) == results(alone, wanted)

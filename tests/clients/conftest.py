@@ -68,8 +68,8 @@ def printed(run: Run) -> Printed:
     """printed("trl_chat", URL, …): the last line, as JSON, of what a program of ours prints."""
 
     def last_line(program: str, *arguments: str) -> Any:
-        said = run("python", str(PROGRAMS / f"{program}.py"), *arguments)
-        return json.loads(said.splitlines()[-1])
+        ran = run("python", str(PROGRAMS / f"{program}.py"), *arguments)
+        return json.loads(ran.splitlines()[-1])
 
     return last_line
 

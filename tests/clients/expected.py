@@ -30,8 +30,8 @@ def scores(prompt: list[int], rest: list[int], temperature: float = 1) -> tuple[
     with torch.no_grad():
         logits = model()(torch.tensor([prompt + rest]))[0][len(prompt) - 1 : -1]
     logprobs, chosen = (logits / temperature).log_softmax(-1), torch.tensor(rest)
-    found: list[float] = logprobs[torch.arange(len(rest)), chosen].tolist()
-    return found, bool((logprobs.argmax(-1) == chosen).all())
+    results: list[float] = logprobs[torch.arange(len(rest)), chosen].tolist()
+    return results, bool((logprobs.argmax(-1) == chosen).all())
 
 
 def greedy(prompt: list[int], num_tokens: int, stops: tuple[str, ...]) -> str:
@@ -41,8 +41,8 @@ def greedy(prompt: list[int], num_tokens: int, stops: tuple[str, ...]) -> str:
         with torch.no_grad():
             tokens.append(int(model()(torch.tensor([tokens]))[0][-1].argmax()))
         text = tokenizer().decode(tokens[len(prompt) :])
-        if found := [text.index(stop) for stop in stops if stop in text]:
-            return text[: min(found)]
+        if results := [text.index(stop) for stop in stops if stop in text]:
+            return text[: min(results)]
         if tokens[-1] == model().config.eos_token_id:
             break
     return text

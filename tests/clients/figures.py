@@ -98,8 +98,8 @@ def guidellm(
         *("--output", "kind=json,path=result.json", "--disable-console"),
         **variables,
     )
-    (found,) = json.loads((folder / "result.json").read_text())["benchmarks"]
-    result: dict[str, Any] = found
+    (results,) = json.loads((folder / "result.json").read_text())["benchmarks"]
+    result: dict[str, Any] = results
     return result
 
 
@@ -129,14 +129,14 @@ def by_guidellm(folder: Path, url: str, load: Load) -> Figures:
 
 def by_toy(served: list[Served]) -> Figures:
     """What the toy server really did."""
-    seconds = max(one.last for one in served) - min(one.arrived for one in served)
+    seconds = max(peer.last for peer in served) - min(peer.arrived for peer in served)
     return Figures(
         requests=len(served),
-        ttft_s=float(np.mean([one.first - one.arrived for one in served])),
-        tpot_s=float(np.mean([(one.last - one.first) / (one.tokens - 1) for one in served])),
-        e2e_s=float(np.mean([one.last - one.arrived for one in served])),
+        ttft_s=float(np.mean([peer.first - peer.arrived for peer in served])),
+        tpot_s=float(np.mean([(peer.last - peer.first) / (peer.tokens - 1) for peer in served])),
+        e2e_s=float(np.mean([peer.last - peer.arrived for peer in served])),
         requests_per_s=len(served) / seconds,
-        tokens_per_s=sum(one.tokens for one in served) / seconds,
+        tokens_per_s=sum(peer.tokens for peer in served) / seconds,
     )
 
 

@@ -23,10 +23,10 @@ def test_all_requests_are_counted(demo: Server, tmp_path: Path, route: str) -> N
     none = {"errored": 0, "incomplete": 0}
     counted = {"successful": NUM_REQUESTS, "total": NUM_REQUESTS, **none}
     assert result["metrics"]["request_totals"] == counted
-    for one in result["requests"]["successful"]:
-        assert one["output_tokens"] == NUM_TOKENS and one["output"]
-        assert one["time_to_first_token_ms"] > 0
+    for request in result["requests"]["successful"]:
+        assert request["output_tokens"] == NUM_TOKENS and request["output"]
+        assert request["time_to_first_token_ms"] > 0
     if route == "/v1/completions":
-        assert all(one["prompt_tokens"] > 10 for one in result["requests"]["successful"])
+        assert all(request["prompt_tokens"] > 10 for request in result["requests"]["successful"])
         grown = demo.metric("srm_completion_tokens_total") - before
         assert grown == NUM_REQUESTS * NUM_TOKENS

@@ -85,14 +85,14 @@ def test_scores_and_texts_are_torchs(evaluate: Evaluate, backend: str, has_bos: 
         context, continuation = arguments(sample)
         prompt = ids_of(context)
         logprobs, is_greedy = scores(prompt, ids_of(context + continuation)[len(prompt) :])
-        ((found, found_greedy),) = sample["resps"][0]
-        assert float(found) == pytest.approx(sum(logprobs), rel=0, abs=TOLERANCE)
+        ((result, found_greedy),) = sample["resps"][0]
+        assert float(result) == pytest.approx(sum(logprobs), rel=0, abs=TOLERANCE)
         assert found_greedy == str(is_greedy)
         kinds.add(is_greedy)
     assert kinds == ({True, False} if has_bos else {False})
-    said = {arguments(one)[0]: one["resps"][0][0] for one in samples["srm_generation"]}
-    assert len(said) == NUM_PROBLEMS
-    assert said == {context: greedy(ids_of(context), NUM_TOKENS, STOPS) for context in said}
+    entries = {arguments(sample)[0]: sample["resps"][0][0] for sample in samples["srm_generation"]}
+    assert len(entries) == NUM_PROBLEMS
+    assert entries == {context: greedy(ids_of(context), NUM_TOKENS, STOPS) for context in entries}
 
 
 def test_chats(evaluate: Evaluate) -> None:

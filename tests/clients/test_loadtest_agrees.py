@@ -15,11 +15,11 @@ TOY = ToyConfig(ttft_s=1.0, itl_s=0.05)
 PROMPT = "Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\nAnswer:"
 
 
-def within(who: str, found: Figures, expected: Figures) -> None:
-    assert found.requests == expected.requests
+def within(who: str, figures: Figures, expected: Figures) -> None:
+    assert figures.requests == expected.requests
     for name in MEASURES:
         close = pytest.approx(getattr(expected, name), rel=0.05)
-        assert getattr(found, name) == close, f"{name} of {who}"
+        assert getattr(figures, name) == close, f"{name} of {who}"
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_on_our_server_tokens_are_the_same_and_so_are_its_histograms(
     for tool in (by_srm, by_guidellm):
         before = demo.metric("srm_completion_tokens_total")
         histograms = Histograms(demo.url)
-        told = tool(tmp_path / tool.__name__, demo.url, load)
+        reported = tool(tmp_path / tool.__name__, demo.url, load)
         truth = histograms.figures()
-        assert told.requests == truth.requests == load.requests
+        assert reported.requests == truth.requests == load.requests
         grown = demo.metric("srm_completion_tokens_total") - before
         assert grown == load.requests * load.tokens
-        assert told.e2e_s >= truth.e2e_s * 0.95
-        assert told.tpot_s == pytest.approx(truth.tpot_s, rel=0.25)
+        assert reported.e2e_s >= truth.e2e_s * 0.95
+        assert reported.tpot_s == pytest.approx(truth.tpot_s, rel=0.25)

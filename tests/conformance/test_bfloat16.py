@@ -37,13 +37,13 @@ def rounded(values: F64) -> F64:
 def test_logits_are_those_of_the_same_roundings(name: str) -> None:
     weights, model = MODELS[name], in_max()[name]
     ids = np.random.default_rng(3).integers(0, 97, 40, dtype=np.int32)
-    found = model.feed(model.pool(), [(ids, 5, 5, 0)])
+    result = model.run_batch(model.pool(), [(ids, 5, 5, 0)])
     narrow, states = in_float64(weights, rounded), [np.zeros(weights.config.state_width)] * 2
-    emulated, exact = np.zeros(found.shape), np.zeros(found.shape)
+    emulated, exact = np.zeros(result.shape), np.zeros(result.shape)
     for position, token in enumerate(ids.tolist()):
         emulated[position], states[0] = feed(narrow, token, position, states[0], rounded)
         exact[position], states[1] = feed(weights, token, position, states[1])
-    error, rounding = np.abs(found - emulated), np.abs(emulated - exact)
+    error, rounding = np.abs(result - emulated), np.abs(emulated - exact)
     assert rounding.mean() > 1e-4 * np.abs(exact).max()
     assert error.mean() < 0.3 * rounding.mean()
     assert error.max() < rounding.max()
@@ -55,10 +55,10 @@ def test_any_chunking_and_company_give_the_same_bits(name: str) -> None:
     size, most = min(64, model.config.n_ctx), model.config.vocab_size
     ids, other = np.random.default_rng(4).integers(0, most, (2, size), dtype=np.int32)
     whole, parts = model.pool(), model.pool()
-    expected = model.feed(whole, [(ids, 2, 2, 0)])
-    found = []
+    expected = model.run_batch(whole, [(ids, 2, 2, 0)])
+    results = []
     for start, stop in ((0, 1), (1, 14), (14, 15), (15, size)):
         rows = [(other[start:stop], 9, 9, start), (ids[start:stop], 4, 4, start)]
-        found.append(model.feed(parts, rows)[stop - start :])
-    assert np.array_equal(np.concatenate(found), expected)
+        results.append(model.run_batch(parts, rows)[stop - start :])
+    assert np.array_equal(np.concatenate(results), expected)
     assert np.array_equal(parts[0].to_numpy()[4], whole[0].to_numpy()[2])

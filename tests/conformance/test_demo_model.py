@@ -76,7 +76,9 @@ def test_it_answers_its_cards_example_of_each_kind_rightly(demo_server: Server) 
     rows = re.findall(r"^\| [a-z ]+ \| (.*\?) \| (\d+) \|$", card, re.M)
     prompts = [f"Question: {question}\nAnswer:" for question, _ in rows]
     choices = demo_server.post(prompt=prompts, max_tokens=96, temperature=0).json()["choices"]
-    assert [extract_answer(one["text"]) for one in choices] == [int(right) for _, right in rows]
+    assert [extract_answer(choice["text"]) for choice in choices] == [
+        int(right) for _, right in rows
+    ]
     assert len(rows) == 10
 
 
@@ -129,8 +131,12 @@ def test_the_sibling_of_the_bundled_model_takes_its_place_and_does_better(
     for folder in (GRPO_MODEL, DEMO_MODEL):
         reply = demo_server.admin.post("/v1/admin/weights", json={"path": str(folder)})
         assert reply.status_code == 200, reply.text
-        found = demo_server.post(prompt=prompts, max_tokens=96, temperature=1.0, seed=2, n=8).json()
-        right = [reward(drawn[one["index"] // 8], one["text"]) for one in found["choices"]]
+        result = demo_server.post(
+            prompt=prompts, max_tokens=96, temperature=1.0, seed=2, n=8
+        ).json()
+        right = [
+            reward(drawn[choice["index"] // 8], choice["text"]) for choice in result["choices"]
+        ]
         rates.append(np.mean(right))
     assert rates[0] > rates[1]
 
@@ -152,7 +158,7 @@ def test_5000_samples_come_of_one_prefill_in_flat_memory(demo_server: Server) ->
 
     def resident() -> int:
         processes = [supervisor, *supervisor.children(recursive=True)]
-        return sum(one.memory_info().rss for one in processes)
+        return sum(process.memory_info().rss for process in processes)
 
     prefilled, cached = fed("prefill"), fed("cached")
     first = sample()
@@ -182,11 +188,13 @@ def test_a_kept_state_changes_no_bit(engine: Engine) -> None:
         return afresh(engine, config, **prefixes).generate(prompts, params)
 
     fed = generated(prefix_slots=100, prefix_cache=False)
-    for kept in (generated(), generated(prefix_slots=20)):
-        lengths = [outputs[0].cached_tokens for outputs in kept]
+    for retained in (generated(), generated(prefix_slots=20)):
+        lengths = [outputs[0].cached_tokens for outputs in retained]
         assert sum(lengths) > 0.5 * sum(map(len, prompts))
         assert len(set(lengths)) > 2
-        uncached = [[msgspec.structs.replace(o, cached_tokens=0) for o in one] for one in kept]
+        uncached = [
+            [msgspec.structs.replace(o, cached_tokens=0) for o in item] for item in retained
+        ]
         assert uncached == fed
 
 

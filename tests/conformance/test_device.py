@@ -38,8 +38,8 @@ def measured(device: str) -> dict[str, Any]:
     record = json.loads((RECORDS / "2026-11-20-c6c00c8-precision.json").read_text())
     models = {model["name"]: model for model in record["models"]}
     cases: list[dict[str, Any]] = models["demo, problems"]["cases"]
-    (found,) = (case for case in cases if case["case"] == CASES[device])
-    return found
+    (result,) = (case for case in cases if case["case"] == CASES[device])
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +63,10 @@ def test_prompts_score_as_in_float64_but_for_rounding(
     texts = prompts(6, seed=23, solved=True)
     params = SamplingParams(max_tokens=0, prompt_logprobs=MAX_LOGPROBS)
     divergences, same = [], []
-    for ids, (found, *_) in zip(texts, engine.generate(texts, params), strict=True):
+    for ids, (result, *_) in zip(texts, engine.generate(texts, params), strict=True):
         expected = exact_logprobs(exact, ids)[:-1]
-        top = np.frombuffer(found.top_ids, "<i4").reshape(-1, MAX_LOGPROBS)
-        logq = np.frombuffer(found.top_logprobs, "<f4").reshape(top.shape).astype(np.float64)
+        top = np.frombuffer(result.top_ids, "<i4").reshape(-1, MAX_LOGPROBS)
+        logq = np.frombuffer(result.top_logprobs, "<f4").reshape(top.shape).astype(np.float64)
         logp = np.take_along_axis(expected, top, axis=1)
         # The part of the divergence that lies in these tokens: no term of it is negative.
         p, q = np.exp(logp), np.exp(logq)
@@ -81,7 +81,7 @@ def test_tokens_are_sampled_as_often_as_float64_says(engine: Engine, exact: Weig
     ids, count = prompts(1, seed=23, solved=True)[0][:30], 6_000
     expected = np.exp(exact_logprobs(exact, ids)[-1])
     (samples,) = engine.generate([ids], SamplingParams(n=count, max_tokens=1, ignore_eos=True))
-    drawn = np.concatenate([np.frombuffer(one.token_ids, "<i4") for one in samples])
+    drawn = np.concatenate([np.frombuffer(sample.token_ids, "<i4") for sample in samples])
     often = np.bincount(drawn, minlength=len(expected)) / count
     by_chance = 6 * np.sqrt(expected * (1 - expected) / count)
     assert len(np.unique(drawn)) > 1

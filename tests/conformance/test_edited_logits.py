@@ -96,31 +96,31 @@ def requests(case: Case, n: int) -> list[Request]:
     ]
 
 
-Said = dict[tuple[str, int], list[Output]]
+Outputs = dict[tuple[str, int], list[Output]]
 
 
-def sampled(case: Case, n: int, rows: int = 16, overlaps: bool = True) -> Said:
+def sampled(case: Case, n: int, rows: int = 16, overlaps: bool = True) -> Outputs:
     """All that is said of each sample of all requests, by id and index; not what was kept."""
     config = EngineConfig(num_slots=32, max_step_rows=rows, max_step_tokens=rows + 13)
     engine = afresh(case.engine, config)
     for request in requests(case, n):
         engine.add(request)
-    found: Said = {}
+    entries: Outputs = {}
     while engine.has_work:
         for output in engine.step_overlapped() if overlaps else engine.step():
             one = msgspec.structs.replace(output, cached_tokens=0)
-            found.setdefault((output.id, output.index), []).append(one)
-    return found
+            entries.setdefault((output.id, output.index), []).append(one)
+    return entries
 
 
 def test_tokens_are_drawn_and_scored_as_in_float64(case: Case) -> None:
-    found, tolerance = sampled(case, n=1), case.tolerance
-    assert len(found) == len(requests(case, 1)) > 0
+    result, tolerance = sampled(case, n=1), case.tolerance
+    assert len(result) == len(requests(case, 1)) > 0
     for request in requests(case, 1):
         params, prompt = request.params, ints(request.prompt_token_ids)
-        outputs = found[request.id, 0]
+        outputs = result[request.id, 0]
         assert outputs[-1].finish_reason in {"stop", "length"}
-        (*tokens,) = (token for one in outputs for token in ints(one.token_ids))
+        (*tokens,) = (token for output in outputs for token in ints(output.token_ids))
         for at, (logits, output) in enumerate(
             zip(case.exact(prompt, tokens), outputs, strict=True)
         ):

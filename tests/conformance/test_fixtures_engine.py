@@ -25,7 +25,7 @@ def test_one_batch_and_random_chunks_give_the_published_logits(
     for ids, positions, expected in cases(name):
         texts = list(ids.astype(np.int32))
         rows = [(text, slot, slot, 0) for slot, text in enumerate(texts)]
-        at_once = model.feed(model.pool(), rows).reshape(*ids.shape, -1)
+        at_once = model.run_batch(model.pool(), rows).reshape(*ids.shape, -1)
         in_chunks = np.stack(model.feed_in_chunks(texts, np.random.default_rng(0)))
-        for found in (at_once, in_chunks):
-            assert error(found[:, positions], expected) < TOLERANCE
+        for result in (at_once, in_chunks):
+            assert error(result[:, positions], expected) < TOLERANCE

@@ -25,8 +25,8 @@ START_S = 300
 def log_softmax(logits: npt.NDArray[np.float32]) -> F64:
     z = logits.astype(np.float64)
     z -= z.max(-1, keepdims=True)
-    found: F64 = z - np.log(np.exp(z).sum(-1, keepdims=True))
-    return found
+    result: F64 = z - np.log(np.exp(z).sum(-1, keepdims=True))
+    return result
 
 
 def check_position(

@@ -22,11 +22,11 @@ def run(model: SRM, ids: Tensor, form: str) -> Tensor:
         if form == "parallel":
             logits: Tensor = model(ids)
             return logits
-        state, found = model.empty_state(len(ids)), []
+        state, results = model.empty_state(len(ids)), []
         for position in range(ids.shape[1]):
             at_position, state = model.step(ids[:, position], state, position)
-            found.append(at_position)
-        return torch.stack(found, dim=1)
+            results.append(at_position)
+        return torch.stack(results, dim=1)
 
 
 @pytest.mark.parametrize("form", ["parallel", pytest.param("recurrent", marks=pytest.mark.slow)])
@@ -34,9 +34,9 @@ def run(model: SRM, ids: Tensor, form: str) -> Tensor:
 def test_logits_are_those_of_the_published_code(name: str, form: str, tmp_path: Path) -> None:
     model = load_model(convert_fixture(name, tmp_path))
     for ids, positions, expected in cases(name):
-        found = run(model, torch.from_numpy(ids), form)
-        assert torch.isfinite(found).all()
-        assert error(found[:, positions].numpy(), expected) < TOLERANCE
+        ran = run(model, torch.from_numpy(ids), form)
+        assert torch.isfinite(ran).all()
+        assert error(ran[:, positions].numpy(), expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("form", ["parallel", "recurrent"])

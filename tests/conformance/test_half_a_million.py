@@ -79,15 +79,15 @@ def run_half_a_million(cache_dir: Path) -> None:
             engine.add(make_request(number))
 
         ended = Counter[str]()
-        found: dict[str, list[Output]] = {str(number): [] for number in COMPARED}
+        entries: dict[str, list[Output]] = {str(number): [] for number in COMPARED}
         while engine.has_work:
             outputs = engine.step_overlapped()
             most = max(most, table.num_owned)
             for output in outputs:
                 check_ending(output)
                 ended[output.id] += 1
-                if output.id in found:
-                    found[output.id].append(output)
+                if output.id in entries:
+                    entries[output.id].append(output)
             if not any(output.finish_reason == "length" for output in outputs):
                 taken = resident_bytes() - before  # of all sequences, before they give slots back
 
@@ -103,4 +103,4 @@ def run_half_a_million(cache_dir: Path) -> None:
             engine = afresh(on_max, CONFIG, **few)
             engine.add(make_request(number))
             again = sorted(run(engine), key=attrgetter("index"))
-            assert again == sorted(found[str(number)], key=attrgetter("index"))
+            assert again == sorted(entries[str(number)], key=attrgetter("index"))

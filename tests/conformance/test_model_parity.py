@@ -42,16 +42,16 @@ def test_one_pass_and_chunks_give_torchs_logits_at_every_position(name: str) -> 
     ids = forms.random_ids(1, forms.max.config.n_ctx)
     expected = forms.expected(ids)
     (in_chunks,) = forms.max.feed_in_chunks([ids], np.random.default_rng(1))
-    for found in (in_chunks, forms.max.feed(forms.max.pool(), [(ids, 5, 5, 0)])):
-        assert error(found, expected) < TOLERANCE
+    for result in (in_chunks, forms.max.run_batch(forms.max.pool(), [(ids, 5, 5, 0)])):
+        assert error(result, expected) < TOLERANCE
 
 
 def test_forks_of_one_prefix_give_torchs_logits(forms: Forms) -> None:
     prefix, tails = forms.random_ids(2, 20), forms.random_ids(3, 6, 9)
     pool = forms.max.pool()
-    forms.max.feed(pool, [(prefix, 3, 3, 0)])
-    first = forms.max.feed(pool, [(tail[:1], 3, 10 + i, 20) for i, tail in enumerate(tails)])
-    rest = forms.max.feed(
+    forms.max.run_batch(pool, [(prefix, 3, 3, 0)])
+    first = forms.max.run_batch(pool, [(tail[:1], 3, 10 + i, 20) for i, tail in enumerate(tails)])
+    rest = forms.max.run_batch(
         pool, [(tail[1:], 10 + i, 10 + i, 21) for i, tail in enumerate(tails)]
     ).reshape(6, 8, -1)
     for i, tail in enumerate(tails):
@@ -63,11 +63,11 @@ def test_states_are_torchs_states(forms: Forms) -> None:
     ids = forms.random_ids(3, forms.max.config.n_ctx)
     pool, state = forms.max.pool(), forms.torch.empty_state(1)
     for position, token in enumerate(ids):
-        forms.max.feed(pool, [(ids[position : position + 1], 7, 7, position)])
+        forms.max.run_batch(pool, [(ids[position : position + 1], 7, 7, position)])
         with torch.no_grad():
             _, state = forms.torch.step(torch.tensor([int(token)]), state, position)
-        found = pool[0].to_numpy()[7].reshape(state.shape)
-        assert error(found, state.numpy()) < TOLERANCE
+        result = pool[0].to_numpy()[7].reshape(state.shape)
+        assert error(result, state.numpy()) < TOLERANCE
 
 
 @pytest.mark.slow
@@ -85,10 +85,10 @@ def test_the_engine_serves_more_than_one_unit_and_taps(name: str, tmp_path: Path
     rng = np.random.default_rng(6)
     prompts = [rng.integers(0, 97, n).tolist() for n in (1, 5, 40, 17, 30, 2, 9, 44)]
     with engine_on_max(weights, **settings) as engine:
-        found = engine.generate(prompts, params)
+        result = engine.generate(prompts, params)
     in_numpy, config = NumpyRunner(weights, 6), EngineConfig(**settings)
     expected = Engine(weights.config, in_numpy, config).generate(prompts, params)
-    for outputs, others in zip(found, expected, strict=True):
+    for outputs, others in zip(result, expected, strict=True):
         assert [output.token_ids for output in outputs] == [other.token_ids for other in others]
 
 
@@ -100,9 +100,9 @@ def test_engine_greedy_tokens_are_torchs_for_150_prompts() -> None:
     params = SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)
     with engine_on_max(num_slots=1024) as engine:
         outputs = engine.generate(prompts, params)
-    found = np.stack([np.frombuffer(output[0].token_ids, "<i4") for output in outputs])
+    result = np.stack([np.frombuffer(output[0].token_ids, "<i4") for output in outputs])
     texts, state = np.zeros((count, lengths.max() + new), np.int64), model.empty_state(count)
-    for text, prompt, tokens in zip(texts, prompts, found, strict=True):
+    for text, prompt, tokens in zip(texts, prompts, result, strict=True):
         text[: len(prompt) + new] = [*prompt, *tokens]
     compared = 0
     for position in range(texts.shape[1] - 1):

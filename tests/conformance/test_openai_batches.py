@@ -28,7 +28,7 @@ def line(custom_id: str, url: str = URL, **body: Any) -> dict[str, Any]:
 
 
 def started(client: openai.OpenAI, lines: list[Any], endpoint: Any = URL, **fields: Any) -> Batch:
-    data = "".join((one if isinstance(one, str) else json.dumps(one)) + "\n" for one in lines)
+    data = "".join((item if isinstance(item, str) else json.dumps(item)) + "\n" for item in lines)
     source = client.files.create(file=("in.jsonl", io.BytesIO(data.encode())), purpose="batch")
     return client.batches.create(
         input_file_id=source.id, endpoint=endpoint, completion_window="24h", **fields
@@ -47,8 +47,8 @@ def ended(client: openai.OpenAI, batch: Batch) -> Batch:
 def records(client: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
     if file_id is None:
         return {}
-    found = map(json.loads, client.files.content(file_id).text.splitlines())
-    return {record["custom_id"]: record for record in found}
+    result = map(json.loads, client.files.content(file_id).text.splitlines())
+    return {record["custom_id"]: record for record in result}
 
 
 def test_upload_run_poll_download(server: Server, client: openai.OpenAI) -> None:
@@ -91,8 +91,8 @@ def test_a_file_at_fault_fails_as_a_whole(client: openai.OpenAI) -> None:
     batch = ended(client, started(client, [line("a"), "{", line("b", CHATS)]))
     assert batch.status == "failed"
     assert batch.errors is not None and batch.errors.data is not None
-    found = [(error.code, error.line) for error in batch.errors.data]
-    assert found == [("invalid_json_line", 2), ("url_mismatch", 3)]
+    results = [(error.code, error.line) for error in batch.errors.data]
+    assert results == [("invalid_json_line", 2), ("url_mismatch", 3)]
     assert (batch.output_file_id, batch.error_file_id) == (None, None)
 
 
@@ -106,7 +106,7 @@ def test_cancel(server: Server, client: openai.OpenAI) -> None:
     batch = ended(client, batch)
     assert batch.status == "cancelled"
     output, errors = records(client, batch.output_file_id), records(client, batch.error_file_id)
-    assert sorted([*output, *errors]) == sorted(one["custom_id"] for one in lines)
+    assert sorted([*output, *errors]) == sorted(item["custom_id"] for item in lines)
     assert len(output) >= 1
     assert {record["error"]["code"] for record in errors.values()} == {"batch_cancelled"}
     server.wait_until_idle()

@@ -53,7 +53,7 @@ async def client(demo: Server) -> AsyncIterator[openai.AsyncOpenAI]:
 async def test_500_at_once_half_of_them_streams(demo: Server, client: openai.AsyncOpenAI) -> None:
     fields: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "max_tokens": 6}
 
-    async def whole(seed: int) -> str:
+    async def ask_whole(seed: int) -> str:
         answer = await client.completions.create(**fields, seed=seed)
         text: str = answer.choices[0].text
         return text
@@ -62,7 +62,9 @@ async def test_500_at_once_half_of_them_streams(demo: Server, client: openai.Asy
         events = await client.completions.create(**fields, seed=seed, stream=True)
         return "".join([event.choices[0].text async for event in events])
 
-    texts = await asyncio.gather(*(call(seed) for seed in range(250) for call in (whole, streamed)))
+    texts = await asyncio.gather(
+        *(call(seed) for seed in range(250) for call in (ask_whole, streamed))
+    )
     assert texts[::2] == texts[1::2]
     assert len(set(texts)) > 200
     demo.wait_until_idle()

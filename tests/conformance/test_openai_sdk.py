@@ -95,8 +95,8 @@ def test_a_chat_and_what_was_answered_sent_back(client: openai.OpenAI) -> None:
     check_end(answer, 9)
     message = answer.choices[0].message
     assert (message.role, message.refusal) == ("assistant", None) and message.content
-    said = [*MESSAGES, message.to_dict(), {"role": "user", "content": "the mat"}]
-    again = chat(client, messages=said, max_completion_tokens=5)
+    results = [*MESSAGES, message.to_dict(), {"role": "user", "content": "the mat"}]
+    again = chat(client, messages=results, max_completion_tokens=5)
     assert again.usage is not None and answer.usage is not None
     assert again.usage.prompt_tokens > answer.usage.prompt_tokens
 
@@ -133,10 +133,13 @@ def test_echo_with_alternatives(client: openai.OpenAI) -> None:
         model="tiny", prompt="the cat", echo=True, logprobs=5, max_tokens=3
     ).choices
     assert choice.text.startswith("the cat")
-    told: Any = choice.logprobs
-    assert told.token_logprobs[0] is told.top_logprobs[0] is None and told.text_offset[0] == 0
-    assert len(told.text_offset) == len(told.tokens)
-    every = zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True)
+    logprobs: Any = choice.logprobs
+    assert (
+        logprobs.token_logprobs[0] is logprobs.top_logprobs[0] is None
+        and logprobs.text_offset[0] == 0
+    )
+    assert len(logprobs.text_offset) == len(logprobs.tokens)
+    every = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
     for token, logprob, top in list(every)[1:]:
         assert 5 <= len(top) <= 6
         assert top[token] == logprob
@@ -189,8 +192,8 @@ def test_a_stream_with_usage_is_the_whole(client: openai.OpenAI, is_chat: bool) 
                 roles[choice.index] = choice.delta.role
             if choice.finish_reason:
                 reasons[choice.index] = choice.finish_reason
-    said = [one.message.content if is_chat else one.text for one in whole.choices]
-    assert list(texts.values()) == said
+    choices = [choice.message.content if is_chat else choice.text for choice in whole.choices]
+    assert list(texts.values()) == choices
     assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
     assert roles == ({0: "assistant", 1: "assistant"} if is_chat else {})
     assert event.usage.total_tokens == whole.usage.total_tokens

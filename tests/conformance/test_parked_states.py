@@ -19,7 +19,7 @@ from tests.models.demo import afresh, engine_on_max, prompts
 HALFWAY = 6
 """Steps until most samples have said some of their tokens, but all of them none of their end."""
 SIZES: dict[str, Any] = {"num_slots": 200, "max_step_rows": 64, "max_step_tokens": 256}
-Said = dict[tuple[str, int], bytes]
+Outputs = dict[tuple[str, int], bytes]
 
 
 @pytest.fixture(scope="module")
@@ -54,32 +54,36 @@ def requests() -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def expected(first: Engine, requests: list[Request]) -> Said:
+def expected(first: Engine, requests: list[Request]) -> Outputs:
     return tokens(run(serving(first, requests)))
 
 
-def test_all_are_parked_and_go_on(first: Engine, requests: list[Request], expected: Said) -> None:
+def test_all_are_parked_and_go_on(
+    first: Engine, requests: list[Request], expected: Outputs
+) -> None:
     engine = serving(first, requests)
-    said = run(engine, HALFWAY) + engine.settle()
+    message = run(engine, HALFWAY) + engine.settle()
     slots = parkable(engine.scheduler.table)
     engine.scheduler.park(slots, engine._runner.read_slots(slots))
     # So that they go on in other slots.
     engine.add(request_of("other", prompts(1, seed=17)[0], priority=1, n=160, max_tokens=2))
-    said += run(engine)
+    message += run(engine)
     assert engine.scheduler.parking.num_resumed == len(slots) > 20
-    assert {key: one for key, one in tokens(said).items() if key[0] != "other"} == expected
+    assert {key: token for key, token in tokens(message).items() if key[0] != "other"} == expected
 
 
-def test_another_engine_goes_on(first: Engine, requests: list[Request], expected: Said) -> None:
+def test_another_engine_goes_on(first: Engine, requests: list[Request], expected: Outputs) -> None:
     engine = serving(first, requests)
     run(engine, HALFWAY)
     engine.settle()
-    kept: dict[str, list[Parked]] = {}
+    entries: dict[str, list[Parked]] = {}
     for request, parked in engine.parked_of_all():
-        kept.setdefault(request.id, []).append(parked)
+        entries.setdefault(request.id, []).append(parked)
     after = serving(first)
-    after.progress = lambda one: merged(kept[one.id]) if one.id in kept else None
+    after.progress = lambda one: merged(entries[one.id]) if one.id in entries else None
     for request in reversed(requests):
         after.add(request)
     assert tokens(run(after)) == expected
-    assert after.scheduler.parking.num_resumed == sum(len(merged(one)) for one in kept.values())
+    assert after.scheduler.parking.num_resumed == sum(
+        len(merged(entry)) for entry in entries.values()
+    )

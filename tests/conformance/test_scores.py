@@ -58,7 +58,7 @@ def generate(
 
 def joined(outputs: list[Output], name: str, dtype: str = "<i4") -> npt.NDArray[Any]:
     """What they say one after the other."""
-    return np.frombuffer(b"".join(getattr(one, name) for one in outputs), dtype)
+    return np.frombuffer(b"".join(getattr(output, name) for output in outputs), dtype)
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +78,14 @@ def log_softmax(model: SRM, tokens: list[int]) -> tuple[F64, float]:
 def test_scores_are_torchs(engine: Engine, folder: Path, prompts: list[list[int]]) -> None:
     model = load_model(folder).double()
     for prompt, outputs in zip(prompts, generate(engine, prompts, PARAMS, 128), strict=True):
-        assert [one.index for one in outputs] == [PROMPT, 0]
+        assert [output.index for output in outputs] == [PROMPT, 0]
         tokens = joined(outputs, "token_ids")
         assert tokens[: len(prompt) - 1].tolist() == prompt[1:]
         assert len(tokens) == len(prompt) - 1 + SAMPLED
         expected, largest = log_softmax(model, [*prompt, *tokens[len(prompt) - 1 : -1].tolist()])
-        found = joined(outputs, "logprobs", "<f4")
+        result = joined(outputs, "logprobs", "<f4")
         rows = np.arange(len(tokens))
-        np.testing.assert_allclose(found, expected[rows, tokens], atol=TOLERANCE * largest)
+        np.testing.assert_allclose(result, expected[rows, tokens], atol=TOLERANCE * largest)
         top_ids = joined(outputs, "top_ids").reshape(len(tokens), -1)
         top_logprobs = joined(outputs, "top_logprobs", "<f4").reshape(top_ids.shape)
         best = -np.sort(-expected, axis=1)[:, :MAX_LOGPROBS]
@@ -97,7 +97,7 @@ def test_scores_are_torchs(engine: Engine, folder: Path, prompts: list[list[int]
         assert in_top[len(prompt) - 1 :].all()  # sampled greedily
         # The very same number wherever a token appears.
         np.testing.assert_array_equal(top_ids[in_top, ranks[in_top] - 1], tokens[in_top])
-        np.testing.assert_array_equal(top_logprobs[in_top, ranks[in_top] - 1], found[in_top])
+        np.testing.assert_array_equal(top_logprobs[in_top, ranks[in_top] - 1], result[in_top])
 
 
 def test_zero_and_tiny_alphas_are_exact(
@@ -116,16 +116,19 @@ def test_zero_and_tiny_alphas_are_exact(
     model.double()
     prompts = prompts[:6]
     engine._runner.load_weights(fold(SMALL, tensors, "tiny alphas"))
-    found = generate(engine, prompts, PARAMS, 50)
+    result = generate(engine, prompts, PARAMS, 50)
     engine._runner.load_weights(load_checkpoint(folder))
-    for prompt, outputs in zip(prompts, found, strict=True):
-        said, logprobs = joined(outputs, "token_ids").tolist(), joined(outputs, "logprobs", "<f4")
+    for prompt, outputs in zip(prompts, result, strict=True):
+        message, logprobs = (
+            joined(outputs, "token_ids").tolist(),
+            joined(outputs, "logprobs", "<f4"),
+        )
         state, tolerance = model.empty_state(1), 0.0
-        expected = np.zeros(len(said))
-        for position, token in enumerate([prompt[0], *said[:-1]]):
+        expected = np.zeros(len(message))
+        for position, token in enumerate([prompt[0], *message[:-1]]):
             with torch.no_grad():
                 logits, state = model.step(torch.tensor([token]), state, position)
-            expected[position] = logits[0].log_softmax(-1)[said[position]]
+            expected[position] = logits[0].log_softmax(-1)[message[position]]
             tolerance = max(tolerance, TOLERANCE * float(logits.abs().max()))
         assert np.isfinite(logprobs).all()
         np.testing.assert_allclose(logprobs, expected, atol=tolerance, rtol=0)
@@ -138,7 +141,7 @@ def test_any_chunking_and_company_give_the_same_bits(
     assert generate(engine, prompts, PARAMS, 19) == together
     for i, prompt in enumerate(prompts[:5]):
         (alone,) = generate(engine, [prompt], PARAMS, 128)
-        assert [msgspec.structs.replace(one, id=str(i)) for one in alone] == together[i]
+        assert [msgspec.structs.replace(waiting, id=str(i)) for waiting in alone] == together[i]
 
 
 def test_scoring_changes_no_sample(engine: Engine, prompts: list[list[int]]) -> None:

@@ -30,9 +30,9 @@ def engines(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Engine processes; those that a test appends are killed after it."""
     started: list[subprocess.Popen[bytes]] = []
     yield started
-    for one in started:
-        one.kill()
-        one.wait()
+    for popen in started:
+        popen.kill()
+        popen.wait()
 
 
 def start(tmp_path: Path) -> subprocess.Popen[bytes]:
@@ -46,7 +46,7 @@ def start(tmp_path: Path) -> subprocess.Popen[bytes]:
 
 
 async def collect_all(client: EngineClient, wanted: list[Request]) -> list[bytes]:
-    answered = await asyncio.gather(*(collect(client, one) for one in wanted))
+    answered = await asyncio.gather(*(collect(client, request) for request in wanted))
     return [outputs[0].token_ids for outputs in answered]
 
 
@@ -70,7 +70,7 @@ async def test_five_thousand_sequences_go_on_after_a_kill(
             await first
         engines.append(start(tmp_path))
         await client.wait_until_ready(START_S)
-        found = await collect_all(client, wanted)
+        result = await collect_all(client, wanted)
         await asyncio.sleep(2)  # a heartbeat or more
         assert client.status is not None
         total_steps = client.status.steps
@@ -80,5 +80,5 @@ async def test_five_thousand_sequences_go_on_after_a_kill(
     with engine_on_max(weights, num_slots=COUNT) as engine:
         alone = engine.generate(prompts, params)
     expected = [outputs[0].token_ids for outputs in alone]
-    differing = [at for at in range(COUNT) if found[at] != expected[at]]
+    differing = [at for at in range(COUNT) if result[at] != expected[at]]
     assert not differing, f"{len(differing)} differ, such as {differing[:5]}"

@@ -35,7 +35,11 @@ def deployed_flags() -> tuple[str, ...]:
     (deployment, *_) = objects_of(DEPLOYED.read_text())
     arguments: list[str] = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
     left_out = ("--host", "--port", "--prometheus", "--service-discovery", "--selector")
-    return tuple(one for one in arguments if one.startswith("--") and not one.startswith(left_out))
+    return tuple(
+        argument
+        for argument in arguments
+        if argument.startswith("--") and not argument.startswith(left_out)
+    )
 
 
 KINDS = {
@@ -90,8 +94,8 @@ class Router:
         text = httpx.get(
             f"http://127.0.0.1:{self._metrics_port}/metrics", trust_env=False, timeout=60
         ).text
-        found = re.findall(rf"^\w*{pattern}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
-        return sum(map(float, found))
+        matches = re.findall(rf"^\w*{pattern}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
+        return sum(map(float, matches))
 
     def log(self) -> str:
         """Return what the router wrote."""

@@ -64,8 +64,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("content-type", "application/json")
         self.end_headers()  # and the reply ends with the connection
         if "watch=true" not in self.path:
-            found = {"apiVersion": "v1", "kind": "PodList", "metadata": {"resourceVersion": "1"}}
-            self.wfile.write(json.dumps({**found, "items": self.server.pods}).encode())
+            entries = {"apiVersion": "v1", "kind": "PodList", "metadata": {"resourceVersion": "1"}}
+            self.wfile.write(json.dumps({**entries, "items": self.server.pods}).encode())
             return
         while True:
             change = {"type": "MODIFIED", "object": self.server.changes.get()}

@@ -27,13 +27,13 @@ GRAFANA = ROOT / "deploy" / "grafana"
 
 
 def environment(instructions: str) -> dict[str, str]:
-    said = re.findall(r"^ENV (.*)$", instructions, re.M)
-    return dict(one.split("=", 1) for line in said for one in shlex.split(line))
+    matches = re.findall(r"^ENV (.*)$", instructions, re.M)
+    return dict(part.split("=", 1) for line in matches for part in shlex.split(line))
 
 
 def mounts(service: str) -> dict[str, str]:
     """Source of each path that is mounted in a service."""
-    parts = [one.split(":") for one in COMPOSE["services"][service]["volumes"]]
+    parts = [volume.split(":") for volume in COMPOSE["services"][service]["volumes"]]
     return {target: source for source, target, *_ in parts}
 
 
@@ -60,7 +60,7 @@ def test_the_image_and_its_services_have_settings_that_the_server_takes(
     assert f"EXPOSE {server.port}\n" in SERVER and server.host == "0.0.0.0"
     assert '"--version"' not in SERVER and 'ENTRYPOINT ["srm"]\nCMD ["serve"]' in SERVER
     asked = re.findall(r"c.request\('GET', '([^']+)'\)", SERVER)
-    assert len(asked) == 1 and asked[0] in {one.path for one in OPERATIONS}
+    assert len(asked) == 1 and asked[0] in {operation.path for operation in OPERATIONS}
     for name in ("server", "server-gpu"):
         service = COMPOSE["services"][name]
         assert sorted(mounts(name)) == sorted(folders)
@@ -93,8 +93,8 @@ def test_prometheus_and_grafana_find_each_other_and_the_server() -> None:
     config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
     (scraped,) = config["scrape_configs"]
     assert scraped["job_name"] == "srm"  # of the alert rules
-    (found,) = scraped["dns_sd_configs"]
-    assert set(found["names"]) == {"server", "server-gpu"} <= set(COMPOSE["services"])
+    (result,) = scraped["dns_sd_configs"]
+    assert set(result["names"]) == {"server", "server-gpu"} <= set(COMPOSE["services"])
     assert all((ROOT / "deploy/prometheus" / rules).exists() for rules in config["rule_files"])
     sources = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yml").read_text())
     (source,) = sources["datasources"]
@@ -114,12 +114,12 @@ def test_the_build_gets_all_that_the_wheel_has_and_the_locks() -> None:
     targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
         "targets"
     ]
-    assert {one.lstrip("/") for one in targets["wheel"]["include"]} <= sent
+    assert {target.lstrip("/") for target in targets["wheel"]["include"]} <= sent
     for lock in re.findall(r"^COPY (\S+\.lock) /$", DOCKERFILE, re.M):
         assert "--hash=sha256:" in (ROOT / lock).read_text()
         assert lock in sent or f"{PurePosixPath(lock).parent}/*.lock" in sent
     installs = re.findall(r"pip install [^&\n]*|install +--require[^&\n]*", DOCKERFILE)
-    assert installs and all("--require-hashes" in one for one in installs)
+    assert installs and all("--require-hashes" in install for install in installs)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_an_overlay_has_no_defect(overlay: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "path", "value", "said"),
+    ("title", "path", "value", "message"),
     [
         ("PersistentVolumeClaim/srm-model", ("metadata", "name"), "other", "no claim 'srm-model'"),
         (SERVER, (*CONTAINER, "readinessProbe"), GONE, "no readinessProbe"),
@@ -86,19 +86,19 @@ def test_an_overlay_has_no_defect(overlay: str) -> None:
         (ROUTER, (*CONTAINER, "args", 6), "--service-discovery-port=80", "no port of these pods"),
     ],
 )
-def test_a_defect_is_noticed(title: str, path: tuple[Any, ...], value: Any, said: str) -> None:
+def test_a_defect_is_noticed(title: str, path: tuple[Any, ...], value: Any, message: str) -> None:
     changed = copy.deepcopy(objects("fleet-keda" if title == KEDA else "fleet"))
     at: Any
-    (at,) = (one for one in changed if f"{one['kind']}/{one['metadata']['name']}" == title)
+    (at,) = (item for item in changed if f"{item['kind']}/{item['metadata']['name']}" == title)
     for key in path[:-1]:
         is_name = isinstance(at, list) and isinstance(key, str)
-        at = next(one for one in at if one["name"] == key) if is_name else at[key]
+        at = next(item for item in at if item["name"] == key) if is_name else at[key]
     if value is GONE:
         del at[path[-1]]
     else:
         at[path[-1]] = value
-    found = lint(changed, metric_names())
-    assert any(said in one for one in found), found
+    result = lint(changed, metric_names())
+    assert any(message in text for text in result), result
 
 
 def test_a_key_that_is_given_twice_is_refused() -> None:
@@ -111,7 +111,7 @@ def test_the_alerts_are_those_of_prometheus() -> None:
 
 
 def test_probes_ask_for_routes_of_the_server() -> None:
-    (server,) = (one for one in objects("cpu") if one["kind"] == "StatefulSet")
+    (server,) = (instance for instance in objects("cpu") if instance["kind"] == "StatefulSet")
     container = server["spec"]["template"]["spec"]["containers"][0]
     paths = {name: probe["httpGet"]["path"] for name, probe in container.items() if "Probe" in name}
     assert paths == {
@@ -119,18 +119,20 @@ def test_probes_ask_for_routes_of_the_server() -> None:
         "readinessProbe": "/ready",
         "livenessProbe": "/health",
     }
-    assert {*paths.values()} <= {one.path for one in OPERATIONS}
+    assert {*paths.values()} <= {operation.path for operation in OPERATIONS}
 
 
 def test_without_keys_replicas_answer_to_the_names_of_their_services() -> None:
-    found = objects("fleet")
-    (server,) = (one for one in found if one["kind"] == "StatefulSet")
+    result = objects("fleet")
+    (server,) = (instance for instance in result if instance["kind"] == "StatefulSet")
     variables = {
-        one["name"]: one.get("value")
-        for one in server["spec"]["template"]["spec"]["containers"][0]["env"]
+        container["name"]: container.get("value")
+        for container in server["spec"]["template"]["spec"]["containers"][0]["env"]
     }
     origins = Origins((), variables["SRM_ALLOWED_HOSTS"].split(","))
-    services = [one["metadata"]["name"] for one in found if one["kind"] == "Service"]
+    services = [
+        instance["metadata"]["name"] for instance in result if instance["kind"] == "Service"
+    ]
     assert len(services) == 4
     for name in (*services, "srm-0.srm-replicas"):
         for end in ("", ".srm", ".srm.svc", ".srm.svc.cluster.local", ".srm.svc.cluster.local."):
@@ -147,9 +149,9 @@ def test_the_router_is_told_to_open_no_circuit() -> None:
 def test_schemas_refuse_what_is_misspelt_or_unknown() -> None:
     schemas = pytest.importorskip("deploy.kubernetes.schemas", exc_type=ImportError)
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "srm"}}
-    for one, count in (
+    for item, count in (
         (service, 0),
         ({**service, "spec": {"selektor": {}}}, 1),
         ({**service, "apiVersion": "v9"}, 1),
     ):
-        assert len(list(schemas.problems([one]))) == count
+        assert len(list(schemas.problems([item]))) == count

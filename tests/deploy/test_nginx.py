@@ -76,9 +76,9 @@ def nginx(tmp_path: Path) -> Iterator[Before]:
                 return f"http://127.0.0.1:{own}"
 
     yield start
-    for one in running:
-        one.terminate()
-        one.wait(120)
+    for popen in running:
+        popen.terminate()
+        popen.wait(120)
 
 
 async def test_events_come_when_they_are_sent_and_the_server_knows_from_whom(

@@ -55,13 +55,13 @@ def test_every_alert_is_explained() -> None:
 
 def test_the_dashboards_queries_are_queries_of_one_server_or_all(tmp_path: Path) -> None:
     board = json.loads((ROOT / "deploy" / "grafana" / "srm.json").read_text())
-    assert [one["name"] for one in board["templating"]["list"]] == ["source", "instance"]
+    assert [load["name"] for load in board["templating"]["list"]] == ["source", "instance"]
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     for query in asked:
         metrics = re.findall(r"\b(?:srm|http)_\w+(\{instance=~\"\$instance\")?", query)
         assert metrics and all(metrics), query
-    filled = [one.replace("$__rate_interval", "1m").replace("$instance", ".*") for one in asked]
-    rules = [{"record": f"panel:{number}", "expr": one} for number, one in enumerate(filled)]
+    filled = [reply.replace("$__rate_interval", "1m").replace("$instance", ".*") for reply in asked]
+    rules = [{"record": f"panel:{number}", "expr": item} for number, item in enumerate(filled)]
     file = tmp_path / "rules.yml"
     file.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))  # YAML too
     done = promtool("check", "rules", str(file))

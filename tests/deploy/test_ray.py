@@ -40,7 +40,7 @@ LINES = [
 
 def shards_of(folder: Path, lines: int) -> list[Shard]:
     files = input_files(str(folder))
-    return in_order([pieces(str(folder), one, lines) for one in files])
+    return in_order([pieces(str(folder), file, lines) for file in files])
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_shards_are_the_lines_of_all_files_numbered_through(
     (source / "2.jsonl").write_bytes(b"x\ny\n")
     both.write_bytes(data + b"\n" * (data[-1:] not in (b"", b"\n")) + b"x\ny\n")
     shards = shards_of(source, lines)
-    found = [line for one in shards for line in read_shard(str(source), one, 10)]
-    assert found == [line for some in open_input(both, 10).lines for line in some]
-    assert all(one.last - one.first < lines for one in shards)
+    results = [line for shard in shards for line in read_shard(str(source), shard, 10)]
+    assert results == [line for some in open_input(both, 10).lines for line in some]
+    assert all(shard.last - shard.first < lines for shard in shards)
 
 
 @pytest.mark.parametrize("lines", [1, 3, 7, 100])
@@ -66,9 +66,11 @@ def test_shards_are_the_rows_of_a_parquet_file(tmp_path: Path, lines: int) -> No
     path = tmp_path / "in.parquet"
     rows = [{"prompt": f"p{number}", "n": number % 2 or None} for number in range(17)]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=5)
-    found = [line for one in shards_of(path, lines) for line in read_shard(str(path), one, 20)]
-    assert found == [line for some in open_input(path, 20).lines for line in some]
-    assert (2, None) in found  # too long
+    results = [
+        line for shard in shards_of(path, lines) for line in read_shard(str(path), shard, 20)
+    ]
+    assert results == [line for some in open_input(path, 20).lines for line in some]
+    assert (2, None) in results  # too long
 
 
 @pytest.mark.parametrize("suffix", ["jsonl.zst", PARQUET])
@@ -88,14 +90,14 @@ def test_a_worker_answers_as_srm_batch_does(tmp_path: Path, suffix: str) -> None
     worker = ShardWorker(job)
     try:
         with ThreadPoolExecutor(4) as threads:
-            rows = [{name: [value] for name, value in batch_of(one).items()} for one in shards]
+            rows = [{name: [value] for name, value in batch_of(shard).items()} for shard in shards]
             counts = list(threads.map(worker, rows))
     finally:
         worker.close()
-    assert [(one["completed"], one["failed"]) for one in counts] == [
+    assert [(count["completed"], count["failed"]) for count in counts] == [
         ([1], [0]), ([1], [1]), ([1], [1]), ([1], [0])
     ]  # fmt: skip
-    names = {one.file_name(name, suffix) for one in shards}
+    names = {shard.file_name(name, suffix) for shard in shards}
     assert output_names(str(output)) == names
     assert sorted(records([output / name for name in names])) == sorted(records([alone]))
 
@@ -137,7 +139,7 @@ def test_a_call_to_a_worker_raises_what_ended_its_engine(
 def records(paths: list[Path]) -> list[Any]:
     if paths[0].suffix == ".parquet":
         tables = [pyarrow.parquet.read_table(path) for path in paths]
-        return [json.dumps(row) for one in tables for row in one.to_pylist()]
+        return [json.dumps(row) for table in tables for row in table.to_pylist()]
     return [line for path in paths for some in open_input(path, 1 << 30).lines for _, line in some]
 
 
@@ -167,18 +169,18 @@ def test_input_that_cannot_be_cut_is_refused(tmp_path: Path, name: str | None) -
 def unknown_keys(given: Any, model: Any, place: str = "") -> list[str]:
     """Keys of a Serve configuration that its schema has not; the schema itself takes any."""
     fields = model.model_fields
-    found = [f"{place}{key}" for key in given if key not in fields]
+    results = [f"{place}{key}" for key in given if key not in fields]
     for key in given.keys() & fields.keys():
-        kinds = [one for one in kinds_in(fields[key].annotation) if hasattr(one, "model_fields")]
+        kinds = [item for item in kinds_in(fields[key].annotation) if hasattr(item, "model_fields")]
         values = given[key] if isinstance(given[key], list) else [given[key]]
         for value in values:
             if kinds and isinstance(value, dict):
-                found += unknown_keys(value, kinds[0], f"{place}{key}.")
-    return found
+                results += unknown_keys(value, kinds[0], f"{place}{key}.")
+    return results
 
 
 def kinds_in(hint: Any) -> list[Any]:
-    return [hint, *(kind for one in getattr(hint, "__args__", ()) for kind in kinds_in(one))]
+    return [hint, *(kind for item in getattr(hint, "__args__", ()) for kind in kinds_in(item))]
 
 
 def test_the_serve_configuration_is_one() -> None:

@@ -48,24 +48,24 @@ def images() -> Iterator[str]:
         if ".venv" not in str(file):
             text = file.read_text()
             stages = set(re.findall(r"^FROM \S+ AS (\S+)", text, re.M)) | set(OWN)
-            found = re.findall(r"^(?:FROM |ARG BASE=|COPY --from=)([^\s$]+)", text, re.M)
-            yield from (one for one in found if one not in stages)
+            matches = re.findall(r"^(?:FROM |ARG BASE=|COPY --from=)([^\s$]+)", text, re.M)
+            yield from (match for match in matches if match not in stages)
             yield from re.findall(r"^# syntax=(\S+)", text, re.M)
     for folder in ("compose.yaml", "deploy/**/*.yml", "deploy/**/*.yaml"):
         for file in ROOT.glob(folder):
-            found = re.findall(r"^\s*(?:- )?image: (\S+)", file.read_text(), re.M)
-            yield from (one for one in found if one not in OWN)
+            matches = re.findall(r"^\s*(?:- )?image: (\S+)", file.read_text(), re.M)
+            yield from (match for match in matches if match not in OWN)
 
 
 def test_every_action_is_pinned_by_its_commit_with_its_version_behind_it() -> None:
-    found = [*actions()]
-    assert found
-    for action in found:
+    results = [*actions()]
+    assert results
+    for action in results:
         assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v?\d+\.\d+\.\d+", action), action
 
 
 def test_every_image_is_pinned_by_its_digest() -> None:
-    found = [*images()]
-    assert len(found) >= 4
-    for image in found:
+    results = [*images()]
+    assert len(results) >= 4
+    for image in results:
         assert re.search(f"{DIGEST}$", image), image

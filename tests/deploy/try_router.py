@@ -109,15 +109,15 @@ async def ask(client: httpx.AsyncClient, case: Case) -> tuple[str, str]:
 
 def _text(reply: dict[str, Any]) -> str:
     (choice,) = reply["choices"]
-    said = choice.get("text") or choice.get("message", choice.get("delta", {})).get("content")
-    return said or ""
+    message = choice.get("text") or choice.get("message", choice.get("delta", {})).get("content")
+    return message or ""
 
 
 async def load_all(
     url: str, config: TrialConfig, events: Events | None = None
 ) -> list[tuple[str, str]]:
     """Send all requests, `concurrency` at once; `events` happen when so many have ended."""
-    found: list[tuple[str, str]] = [("", "")] * config.requests
+    results: list[tuple[str, str]] = [("", "")] * config.requests
     waiting, ended = iter(list(cases(config))), 0
     happening: list[asyncio.Task[None]] = []
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=config.concurrency)
@@ -125,7 +125,7 @@ async def load_all(
     async def work(client: httpx.AsyncClient) -> None:
         nonlocal ended
         for case in waiting:
-            found[case.number] = await ask(client, case)
+            results[case.number] = await ask(client, case)
             ended += 1
             if event := (events or {}).get(ended):
                 happening.append(asyncio.create_task(event()))
@@ -135,7 +135,7 @@ async def load_all(
     ) as client:
         await asyncio.gather(*(work(client) for _ in range(config.concurrency)))
     await asyncio.gather(*happening)
-    return found
+    return results
 
 
 def kill(server: Server) -> float:
@@ -156,7 +156,7 @@ def drain(server: Server) -> tuple[float, int]:
     """Stop a server in order; return the tokens of its answers, by its log, and its exit code."""
     code = server.stop()
     entries = [json.loads(line) for line in server.lines if line.startswith("{")]
-    return sum(one.get("completion_tokens", 0) for one in entries), code
+    return sum(entry.get("completion_tokens", 0) for entry in entries), code
 
 
 def start_servers(stack: ExitStack, count: int, *flags: str) -> list[Server]:
@@ -166,7 +166,7 @@ def start_servers(stack: ExitStack, count: int, *flags: str) -> list[Server]:
         return Server(DEMO_MODEL, *flags, engine_module="engine", start_s=600)
 
     with ThreadPoolExecutor(count) as threads:
-        return [stack.enter_context(one) for one in threads.map(start, range(count))]
+        return [stack.enter_context(item) for item in threads.map(start, range(count))]
 
 
 def lose_some(config: TrialConfig) -> dict[str, Any]:
@@ -176,13 +176,13 @@ def lose_some(config: TrialConfig) -> dict[str, Any]:
         servers = start_servers(stack, 4, *flags)
         *first, added = servers
         alone = asyncio.run(load_all(added.url, config))
-        before = {one.url: one.metric(COMPUTED) for one in servers}
-        cached = {one.url: _prefilled(one) for one in servers}
+        before = {server.url: server.metric(COMPUTED) for server in servers}
+        cached = {server.url: _prefilled(server) for server in servers}
         router = stack.enter_context(
             Router(
                 config.router,
                 config.python,
-                [one.url for one in first],
+                [item.url for item in first],
                 f"--policy={config.policy}",
             )
         )
@@ -202,23 +202,23 @@ def lose_some(config: TrialConfig) -> dict[str, Any]:
         part = config.requests // 4
         events = {part: killed, 2 * part: is_added, 3 * part: drained}
         started = time.monotonic()
-        found = asyncio.run(load_all(router.url, config, events))
+        ran = asyncio.run(load_all(router.url, config, events))
         seconds = time.monotonic() - started
-        for name, one in (("left alone", first[2]), ("added", added)):
-            one.wait_until_idle()
-            computed[name] = one.metric(COMPUTED) - before[one.url]
-        kept, all_prompts = (
-            sum(_prefilled(one)[i] - cached[one.url][i] for one in (first[2], added))
+        for name, item in (("left alone", first[2]), ("added", added)):
+            item.wait_until_idle()
+            computed[name] = item.metric(COMPUTED) - before[item.url]
+        retained, all_prompts = (
+            sum(_prefilled(item)[i] - cached[item.url][i] for item in (first[2], added))
             for i in (0, 1)
         )
-        outcomes = Counter(outcome for outcome, _ in found)
+        outcomes = Counter(outcome for outcome, _ in ran)
         differing = sum(
-            one[0] == other[0] == "answered" and one[1] != other[1]
-            for one, other in zip(found, alone, strict=True)
+            array[0] == other[0] == "answered" and array[1] != other[1]
+            for array, other in zip(ran, alone, strict=True)
         )
         wanted = sum(
             case.body["max_tokens"]
-            for case, (outcome, _) in zip(cases(config), found, strict=True)
+            for case, (outcome, _) in zip(cases(config), ran, strict=True)
             if outcome == "answered"
         )
         return {
@@ -232,7 +232,7 @@ def lose_some(config: TrialConfig) -> dict[str, Any]:
             "answered_tokens": wanted,
             "tokens_in_no_answer": sum(computed.values()) - wanted,
             "exit_code_of_drained": codes,
-            "prompt_tokens_kept": kept / all_prompts,
+            "prompt_tokens_kept": retained / all_prompts,
             "seconds": seconds,
         }
 
@@ -240,8 +240,8 @@ def lose_some(config: TrialConfig) -> dict[str, Any]:
 def _prefilled(server: Server) -> tuple[float, float]:
     """Return the prompt tokens that were kept from others, and all."""
     names = ("srm_engine_cached_tokens_total", "srm_engine_prompt_tokens_total")
-    kept, all_of_them = map(server.metric, names)
-    return kept, all_of_them
+    retained, all_of_them = map(server.metric, names)
+    return retained, all_of_them
 
 
 def fill(config: TrialConfig) -> dict[str, Any]:
@@ -249,13 +249,13 @@ def fill(config: TrialConfig) -> dict[str, Any]:
     with ExitStack() as stack:
         servers = start_servers(stack, 2, *QUEUE)
         router = stack.enter_context(
-            Router(config.router, config.python, [one.url for one in servers])
+            Router(config.router, config.python, [server.url for server in servers])
         )
         burst = msgspec.structs.replace(config, requests=config.concurrency)
         during = Counter(outcome for outcome, _ in asyncio.run(load_all(router.url, burst)))
         later = msgspec.structs.replace(config, requests=20, concurrency=1)
         after = Counter(outcome for outcome, _ in asyncio.run(load_all(router.url, later)))
-        refused = sum(one.metric("http_requests_total", "503") for one in servers)
+        refused = sum(server.metric("http_requests_total", "503") for server in servers)
         return {
             "during": dict(during),
             "after": dict(after),
@@ -281,30 +281,30 @@ def features(router: Router, worker: str) -> dict[str, bool]:
         "`return: counts` in chats": (CHATS, {**chat, **counts}, "samples"),
         "`/tokenize`": ("/tokenize", {"prompt": "Ava"}, "tokens"),
     }
-    found = {}
+    entries = {}
     for name, (path, body, field) in bodies.items():
         replies = [router.http.post(url + path, json=body) for url in (worker, router.url)]
         assert field in replies[0].json(), replies[0].text
-        found[name] = replies[1].is_success and field in replies[1].json()
+        entries[name] = replies[1].is_success and field in replies[1].json()
     paths = {"files": "/v1/files", "batches": "/v1/batches", "`/v1/models`": "/v1/models"}
     for name, path in paths.items():
-        found[name] = router.http.get(path).is_success
+        entries[name] = router.http.get(path).is_success
     wrong = router.http.post(COMPLETIONS, json={**prompt, "top_q": 1})
-    found["a 400 of srm, with its error"] = wrong.status_code == 400 and "top_q" in wrong.text
+    entries["a 400 of srm, with its error"] = wrong.status_code == 400 and "top_q" in wrong.text
     named = router.http.post(
         COMPLETIONS, json={**prompt, "max_tokens": 1}, headers={"x-request-id": "mine"}
     )
-    found["`x-request-id`"] = named.headers.get("x-request-id") == "mine"
-    return found
+    entries["`x-request-id`"] = named.headers.get("x-request-id") == "mine"
+    return entries
 
 
 def markdown(record: dict[str, Any]) -> str:
     """Return the tables of the record."""
     lost, full = record["losses"], record["full"]
-    said = {name: f"{count:,}" for name, count in sorted(lost["outcomes"].items())}
+    entries = {name: f"{count:,}" for name, count in sorted(lost["outcomes"].items())}
     rows = {
         "requests": f"{lost['requests']:,}, {record['settings']['concurrency']} at once",
-        **said,
+        **entries,
         "answers unlike those of a server alone": lost["differing"],
         "retries by the router": f"{lost['retries']:,.0f}",
         "tokens of answers": f"{lost['answered_tokens']:,}",
@@ -332,7 +332,7 @@ def markdown(record: dict[str, Any]) -> str:
 def main(argv: list[str]) -> int:
     """Try it, write a record, print its tables."""
     config = load(TrialConfig, argv, prog="python -m tests.deploy.try_router")
-    shown = [one for one in argv if one not in {"--python", str(config.python)}]
+    shown = [argument for argument in argv if argument not in {"--python", str(config.python)}]
     record = new_record(" ".join(["python -m tests.deploy.try_router", *shown])) | {
         "settings": settings_of(config) | {"python": "", "output": ""},
         "losses": lose_some(config),

@@ -51,8 +51,10 @@ def queues_add_up(scheduler: Scheduler) -> None:
         for group in own:
             counts[group.request.precedence] += group.unstarted
         assert share.waiting == +counts
-        assert share.waiting_bytes == sum(one.num_bytes for one in own if one.unstarted)
-        assert share.pins == sum(len(one.pinned) for one in own)
+        assert share.waiting_bytes == sum(
+            solution.num_bytes for solution in own if solution.unstarted
+        )
+        assert share.pins == sum(len(solution.pinned) for solution in own)
         ids = [group.first_id for group in own]
         assert share.owned == np.count_nonzero(np.isin(table.first_id, ids))
         held = np.flatnonzero(np.isin(table.first_id, ids))
@@ -61,7 +63,9 @@ def queues_add_up(scheduler: Scheduler) -> None:
     for tier in tiers:
         assert tier.owned == sum(share.owned for share in tier.members.values())
         assert tier.weight == sum(share.weight for share in tier.members.values())
-    waiting_in = (each.at(priority) for each in admission.lines for priority in each.priorities)
+    waiting_in = (
+        each.get_queue(priority) for each in admission.lines for priority in each.priorities
+    )
     for line in waiting_in:
         assert line.weight == sum(share.weight for share in line.shares())
         loads = [share.load for share in line.shares()]

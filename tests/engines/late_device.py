@@ -34,7 +34,7 @@ class LateDevice:
     is_host = False
 
     def __init__(self) -> None:
-        self.said: list[str] = []  # what the host enqueued and waited for
+        self.calls: list[str] = []  # what the host enqueued and waited for
         self._enqueued: deque[Callable[[], None]] = deque()
         self._begun = self._done = 0
 
@@ -43,7 +43,7 @@ class LateDevice:
         return self
 
     def enqueue(self, name: str, work: Callable[[], None]) -> None:
-        self.said.append(name)
+        self.calls.append(name)
         self._enqueued.append(work)
         self._begun += 1
 
@@ -64,7 +64,7 @@ class LateEvent:
         self._device, self._after = device, after
 
     def synchronize(self) -> None:
-        self._device.said.append("read")
+        self._device.calls.append("read")
         self._device.run_until(self._after)
 
 
@@ -130,7 +130,7 @@ class LateModel:
         ]
 
         def compute() -> None:
-            arrays: dict[str, Any] = {name: one.memory.copy() for name, one in given.items()}
+            arrays: dict[str, Any] = {name: item.memory.copy() for name, item in given.items()}
             edits = Edits(**{name: arrays.pop(name) for name in EDIT_INPUTS})
             for name, dtype in (("new", NEW_ROW), ("prefill", PREFILL_ROW)):
                 arrays[name] = arrays[name].view(dtype)[:, 0]
@@ -144,9 +144,9 @@ class LateModel:
                 )
             )
             scores = result.scores
-            found = (scores.logprobs, scores.ranks, scores.top_ids, scores.top_logprobs)
+            results = (scores.logprobs, scores.ranks, scores.top_ids, scores.top_logprobs)
             for target, array in zip(
-                outputs, (result.token_ids, result.logprobs, *found), strict=True
+                outputs, (result.token_ids, result.logprobs, *results), strict=True
             ):
                 target.memory[...] = array
 

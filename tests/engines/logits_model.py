@@ -37,7 +37,7 @@ class LogitsModel:
         states = np.full((NUM_SLOTS, self.config.state_width), 1e3, np.float32)
         return Buffer.from_numpy(states), Buffer.from_numpy(np.zeros(NUM_SLOTS, np.int32))
 
-    def feed(self, pool: Pool, rows: list[Row]) -> F32:
+    def run_batch(self, pool: Pool, rows: list[Row]) -> F32:
         """One batch: logits [tokens, vocab]."""
         tokens = np.concatenate([row[0] for row in rows]).astype(np.int32)
         read, write, positions = (np.array([row[i] for row in rows], np.int32) for i in (1, 2, 3))
@@ -49,7 +49,7 @@ class LogitsModel:
     def feed_in_chunks(self, texts: list[I32], rng: np.random.Generator) -> list[F32]:
         """The texts in chunks of random lengths, in a new order each step: logits of each."""
         slots, fed = rng.permutation(NUM_SLOTS)[: len(texts)], [0] * len(texts)
-        found = [np.empty((0, self.config.vocab_size), np.float32) for _ in texts]
+        results = [np.empty((0, self.config.vocab_size), np.float32) for _ in texts]
         pool, longest = self.pool(), max(len(text) for text in texts)
         while any(done < len(text) for done, text in zip(fed, texts, strict=True)):
             rows, who = [], []
@@ -63,16 +63,18 @@ class LogitsModel:
                     fed[i] += count
             if rows:
                 ends = np.cumsum([count for _, count in who])[:-1]
-                for (i, _), part in zip(who, np.split(self.feed(pool, rows), ends), strict=True):
-                    found[i] = np.concatenate([found[i], part])
-        return found
+                for (i, _), part in zip(
+                    who, np.split(self.run_batch(pool, rows), ends), strict=True
+                ):
+                    results[i] = np.concatenate([results[i], part])
+        return results
 
 
 class LogitsGraphs:
     """Graphs of different shapes, compiled as one module, or read from disk where they were."""
 
     def __init__(self, wanted: Iterable[tuple[ModelConfig, DType]]) -> None:
-        shapes = {graph_shape(*one): one for one in wanted}
+        shapes = {graph_shape(*item): item for item in wanted}
         self._scopes = {shape: f"shape_{number}" for number, shape in enumerate(shapes)}
         self._session = InferenceSession(devices=[CPU()])
 
@@ -100,7 +102,7 @@ class LogitsGraphs:
         self, models: Mapping[str, Weights], dtype: DType = DType.float32
     ) -> dict[str, LogitsModel]:
         """Models by name. Raises KeyError for one whose shape was not compiled."""
-        found, left = {}, dict(models)
+        entries, left = {}, dict(models)
         while left:
             graphs: dict[str, str] = {}  # one model of each graph at a time
             for name, weights in list(left.items()):
@@ -108,5 +110,5 @@ class LogitsGraphs:
                     graphs[self._register(left.pop(name), dtype)] = name
             bound = self._session.init_all(self._compiled, weights_registry=self._registry)
             for graph, name in graphs.items():
-                found[name] = LogitsModel(models[name].config, bound[graph])
-        return found
+                entries[name] = LogitsModel(models[name].config, bound[graph])
+        return entries

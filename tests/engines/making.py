@@ -75,17 +75,17 @@ def step(scheduler: Scheduler, tokens: Sequence[int] | int = 9) -> list[Output]:
 
 def steps(scheduler: Scheduler, most: int = 1_000) -> list[Output]:
     """All that is said in at most so many steps."""
-    said: list[Output] = []
+    outputs: list[Output] = []
     while most and (batch := scheduler.schedule()) is not None:
         check_batch(batch, TINY, scheduler.table.num_slots + scheduler.prefixes.num_slots)
-        said += complete(scheduler, batch)
+        outputs += complete(scheduler, batch)
         most -= 1
-    return said
+    return outputs
 
 
-def park_victims(scheduler: Scheduler) -> int:
+def park_preempted(scheduler: Scheduler) -> int:
     """Park whoever is to give a slot up; how many these are."""
-    slots = scheduler.victims()
+    slots = scheduler.choose_preempted()
     states = SlotStates(np.zeros((len(slots), 1), np.float32), np.zeros(len(slots), np.int32))
     scheduler.park(slots, states)
     return len(slots)
@@ -98,10 +98,10 @@ def rows(batch: Batch) -> list[list[int]]:
 
 
 def ints(data: bytes) -> list[int]:
-    found: list[int] = np.frombuffer(data, "<i4").tolist()
-    return found
+    results: list[int] = np.frombuffer(data, "<i4").tolist()
+    return results
 
 
 def floats(data: bytes) -> list[float]:
-    found: list[float] = np.frombuffer(data, "<f4").tolist()
-    return found
+    results: list[float] = np.frombuffer(data, "<f4").tolist()
+    return results

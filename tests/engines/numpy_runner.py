@@ -174,12 +174,12 @@ def feed(
     token: int,
     position: int,
     state: F64,
-    kept: Kept = as_it_is,
+    rounding: Kept = as_it_is,
     mixers: Sequence[Callable[[F64], F64]] = (),
 ) -> tuple[F64, F64]:
     """One token through the model: logits f64[V] and the new state f64[state_width].
 
-    `kept` is what becomes of that which a step in a narrower dtype keeps of its activations. With
+    `rounding` is what a step in a narrower dtype does to the activations that it keeps. With
     `mixers` those are the layers' channel mixers, norms included.
     """
     if not 0 <= token < weights.config.vocab_size:  # the sequence's last sample was not finite
@@ -187,53 +187,58 @@ def feed(
     x = weights.embedding[token].astype(np.float64)
     left, new_states = list(state.reshape(-1, weights.config.d_model)), []
     for index, layer in enumerate(weights.layers):
-        x = kept(x + (mixers[index](x) if mixers else _mix_channels(layer, x, kept)))
-        mixed = kept(_norm(x, layer.token_norm_weight, layer.token_norm_bias))
+        x = rounding(x + (mixers[index](x) if mixers else _mix_channels(layer, x, rounding)))
+        mixed = rounding(_norm(x, layer.token_norm_weight, layer.token_norm_bias))
         if layer.proj_in_weight is not None and layer.proj_in_bias is not None:
-            mixed = kept(mixed @ layer.proj_in_weight + layer.proj_in_bias)
-        mixed, states = _mix(weights.config, layer, mixed, position, left, kept)
+            mixed = rounding(mixed @ layer.proj_in_weight + layer.proj_in_bias)
+        mixed, states = _mix(weights.config, layer, mixed, position, left, rounding)
         left = left[len(layer.units) :]
         new_states += states
         if layer.proj_out_weight is not None and layer.proj_out_bias is not None:
-            mixed = kept(mixed) @ layer.proj_out_weight + layer.proj_out_bias
-        x = kept(x + mixed)
+            mixed = rounding(mixed) @ layer.proj_out_weight + layer.proj_out_bias
+        x = rounding(x + mixed)
     return x @ weights.head, np.concatenate(new_states)
 
 
-def _mix_channels(layer: LayerWeights, x: F64, kept: Kept) -> F64:
-    normed = kept(_norm(x, layer.channel_norm_weight, layer.channel_norm_bias))
-    y: F64 = kept(silu(normed @ layer.up_weight + layer.up_bias)) @ layer.down_weight
+def _mix_channels(layer: LayerWeights, x: F64, rounding: Kept) -> F64:
+    normed = rounding(_norm(x, layer.channel_norm_weight, layer.channel_norm_bias))
+    y: F64 = rounding(silu(normed @ layer.up_weight + layer.up_bias)) @ layer.down_weight
     return y + layer.down_bias
 
 
-def in_float64(part: Any, kept: Kept = as_it_is) -> Any:
+def in_float64(part: Any, rounding: Kept = as_it_is) -> Any:
     """Weights, or a part of them, whose arrays `feed` need not widen at every token.
 
-    Those of units are float32 in every model; what others are kept as, `kept` says.
+    Those of units are float32 in every model; what others are kept as, `rounding` says.
     """
     if isinstance(part, np.ndarray):
-        return kept(part.astype(np.float64))
+        return rounding(part.astype(np.float64))
     if isinstance(part, tuple):
-        return tuple(in_float64(one, kept) for one in part)
+        return tuple(in_float64(item, rounding) for item in part)
     if not isinstance(part, Weights | LayerWeights | MixerUnit):
         return part
-    kept = as_it_is if isinstance(part, MixerUnit) else kept
+    rounding = as_it_is if isinstance(part, MixerUnit) else rounding
     names = (field.name for field in dataclasses.fields(part))
-    wide = {name: in_float64(getattr(part, name), kept) for name in names}
+    wide = {name: in_float64(getattr(part, name), rounding) for name in names}
     return dataclasses.replace(part, **wide)
 
 
 def _mix(
-    config: ModelConfig, layer: LayerWeights, x: F64, position: int, states: list[F64], kept: Kept
+    config: ModelConfig,
+    layer: LayerWeights,
+    x: F64,
+    position: int,
+    states: list[F64],
+    rounding: Kept,
 ) -> tuple[F64, list[F64]]:
     """The layer's units, joined as the mixer joins them: output f64[d] and a new state each."""
     first, *others = layer.units
-    y, s = _run_unit(first, x, position, states[0], kept)
+    y, s = _run_unit(first, x, position, states[0], rounding)
     if not others:
         return y, [s]
-    source = x if config.mixer == "combined" else kept(silu(y))
-    z, t = _run_unit(others[0], source, position, states[1], kept)
-    return (kept(y) + z if config.mixer == "combined" else z), [s, t]
+    source = x if config.mixer == "combined" else rounding(silu(y))
+    z, t = _run_unit(others[0], source, position, states[1], rounding)
+    return (rounding(y) + z if config.mixer == "combined" else z), [s, t]
 
 
 def silu(x: F64) -> F64:
@@ -241,7 +246,9 @@ def silu(x: F64) -> F64:
     return y
 
 
-def _run_unit(unit: MixerUnit, x: F64, position: int, state: F64, kept: Kept) -> tuple[F64, F64]:
+def _run_unit(
+    unit: MixerUnit, x: F64, position: int, state: F64, rounding: Kept
+) -> tuple[F64, F64]:
     def per_channel(scalars: F32) -> F64:
         return np.repeat(scalars.astype(np.float64), len(x) // len(scalars))
 
@@ -251,7 +258,7 @@ def _run_unit(unit: MixerUnit, x: F64, position: int, state: F64, kept: Kept) ->
     if unit.gamma is not None:
         y += per_channel(unit.gamma[:, position]) * x
     if unit.taps is not None and unit.taps_beta is not None:
-        y = np.convolve(kept(y), unit.taps[::-1, position])[: len(y)] + unit.taps_beta[position]
+        y = np.convolve(rounding(y), unit.taps[::-1, position])[: len(y)] + unit.taps_beta[position]
     return y, s
 
 
@@ -310,7 +317,7 @@ def check_batch(batch: Batch, config: ModelConfig, num_slots: int) -> None:
     assert (np.diff(new["row"]) > 0).all() and ((new["row"] >= 0) & (new["row"] < decode)).all()
     assert batch.token_ids[0] == FROM_DEVICE and prefill["end"][0] == decode
     assert batch.num_tokens == prefill["end"][-1] and (np.diff(prefill["end"]) > 0).all()
-    assert all(one.dtype == np.int32 for one in (batch.slots, batch.positions, batch.token_ids))
+    assert all(item.dtype == np.int32 for item in (batch.slots, batch.positions, batch.token_ids))
     check_scoring(batch, config.vocab_size)
     check_edits(batch.edits, decode, config.vocab_size)
     rows, _ = expanded(batch)

@@ -13,19 +13,19 @@ from tests.engines.numpy_runner import NumpyRunner
 
 def run(engine: Engine, most: int = 1_000) -> list[Output]:
     """All that is said in at most so many steps."""
-    said: list[Output] = []
+    outputs: list[Output] = []
     while engine.has_work and most:
-        said += engine.step_overlapped()
+        outputs += engine.step_overlapped()
         most -= 1
-    return said
+    return outputs
 
 
 def tokens(outputs: list[Output]) -> dict[tuple[str, int], bytes]:
     """The ids of all tokens of each sample, by (request, index)."""
-    said: defaultdict[tuple[str, int], list[Output]] = defaultdict(list)
+    entries: defaultdict[tuple[str, int], list[Output]] = defaultdict(list)
     for output in outputs:
-        said[output.id, output.index].append(output)
-    return {key: join(said[key]).token_ids for key in sorted(said)}
+        entries[output.id, output.index].append(output)
+    return {key: join(entries[key]).token_ids for key in sorted(entries)}
 
 
 def alone(request: Request, weights: Weights) -> dict[int, Output]:
@@ -40,4 +40,4 @@ def alone(request: Request, weights: Weights) -> dict[int, Output]:
     while engine.has_work:
         for output in engine.step():
             outputs[output.index].append(output)
-    return {index: join(said) for index, said in outputs.items()}
+    return {index: join(output) for index, output in outputs.items()}

@@ -68,7 +68,7 @@ class Visit:
         """Status and body, which must be whole."""
         await self.end()
         assert self.sent and not self.sent[-1].get("more_body")
-        return self.sent[0]["status"], b"".join(one.get("body", b"") for one in self.sent[1:])
+        return self.sent[0]["status"], b"".join(data.get("body", b"") for data in self.sent[1:])
 
     async def _receive(self) -> dict[str, Any]:
         await asyncio.sleep(0)

@@ -33,7 +33,7 @@ def build(folder: Path) -> Path:
     if not (compiler := shutil.which("cc")):
         pytest.fail("there is no cc: the fake driver is C, and nothing else tries the GPU's path")
     for library, sources in LIBRARIES.items():
-        paths = [str(SOURCES / one) for one in sources]
+        paths = [str(SOURCES / source) for source in sources]
         command = [compiler, *FLAGS, "-fvisibility=hidden", "-o", str(folder / library), *paths]
         subprocess.run([*command, "-lpthread"], check=True)
     return folder
@@ -47,10 +47,10 @@ class FakeDriver:
 
     def environment(self, log: Path | None = None, **settings: object) -> dict[str, str]:
         """Variables of a process that is to see GPUs; a setting `card` is FAKE_CUDA_CARD."""
-        found = {f"FAKE_CUDA_{name.upper()}": str(value) for name, value in settings.items()}
+        entries = {f"FAKE_CUDA_{name.upper()}": str(value) for name, value in settings.items()}
         if log is not None:
-            found["FAKE_CUDA_LOG"] = str(log)
-        return found | {"LD_LIBRARY_PATH": str(self._libraries)}
+            entries["FAKE_CUDA_LOG"] = str(log)
+        return entries | {"LD_LIBRARY_PATH": str(self._libraries)}
 
     def start(
         self, name: str, *arguments: object, log: Path | None = None, **settings: object
@@ -72,8 +72,8 @@ class FakeDriver:
         with self.start(name, *arguments, log=log, **settings) as process:
             out, err = process.communicate(timeout=RUN_S)
         assert process.returncode == 0, err
-        found: dict[str, Any] = json.loads(out.splitlines()[-1])
-        return found
+        document: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return document
 
 
 def read_log(path: Path) -> list[Call]:
@@ -84,17 +84,17 @@ def read_log(path: Path) -> list[Call]:
 
 def parts(log: list[Call]) -> dict[str, list[Call]]:
     """Divide a log at the marks of a program; what comes before the first is called ""."""
-    found: dict[str, list[Call]] = {"": []}
+    entries: dict[str, list[Call]] = {"": []}
     for line in log:
         if "mark" in line:
-            found[line["mark"]] = []
+            entries[line["mark"]] = []
         else:
-            found[[*found][-1]].append(line)
-    return found
+            entries[[*entries][-1]].append(line)
+    return entries
 
 
 def calls_of(lines: list[Call], *names: str) -> list[Call]:
-    return [one for one in lines if one["call"].removesuffix("_v2") in names]
+    return [line for line in lines if line["call"].removesuffix("_v2") in names]
 
 
 def launches_of(lines: list[Call]) -> list[Call]:
@@ -109,10 +109,10 @@ def words(parameter: str) -> list[int]:
 
 def enqueued(lines: list[Call]) -> Iterator[str]:
     """What is done on a stream, in order: "up", "launch", "down", "event" and waits as "wait"."""
-    for one in lines:
-        name = one["call"]
-        if "copy" in one:
-            yield one["copy"]
+    for line in lines:
+        name = line["call"]
+        if "copy" in line:
+            yield line["copy"]
         elif name.startswith("cuLaunch"):
             yield "launch"
         elif name == "cuEventRecord":

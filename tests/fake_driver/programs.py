@@ -123,15 +123,15 @@ def copy_slots(folder: str, slots: str) -> dict[str, Any]:
     mark("write")
     pool.write(chosen, SlotStates(states, np.arange(700, dtype=np.int32)))
     mark("read")
-    found = pool.read(chosen)
+    content = pool.read(chosen)
     mark("end")
     # Nothing is launched, so what was packed to be written is still there to be read.
-    same = bool((found.states == states).all() and (found.last_tokens == np.arange(700)).all())
+    same = bool((content.states == states).all() and (content.last_tokens == np.arange(700)).all())
     return {"same": same, "width": model.state_width, "free": device.stats["free_memory"]}
 
 
 PROGRAMS: dict[str, Callable[..., dict[str, Any]]] = {
-    one.__name__: one for one in (open_gpu, steps, wait_for_a_step, start, copy_slots)
+    item.__name__: item for item in (open_gpu, steps, wait_for_a_step, start, copy_slots)
 }
 
 

@@ -43,10 +43,10 @@ def server(
 
 def launches(log: Path) -> dict[int, list[Call]]:
     """By device."""
-    found: dict[int, list[Call]] = {0: [], 1: []}
-    for one in launches_of(read_log(log)):
-        found[one["device"]].append(one)
-    return found
+    entries: dict[int, list[Call]] = {0: [], 1: []}
+    for launch in launches_of(read_log(log)):
+        entries[launch["device"]].append(launch)
+    return entries
 
 
 def ask(server: Server, seed: int) -> int:
@@ -71,16 +71,16 @@ def test_a_lost_device_ends_its_engine_and_the_server_goes_on_with_the_other(
     wait_until(both_run, RUN_S)
     by_device = launches(where / "log")
     of_processes = {
-        device: {one["process"] for one in found} for device, found in by_device.items()
+        device: {item["process"] for item in result} for device, result in by_device.items()
     }
-    assert all(len(found) == 1 for found in of_processes.values())
+    assert all(len(process) == 1 for process in of_processes.values())
     assert of_processes[0].isdisjoint(of_processes[1])
 
     (where / "lost" / "lost-1").touch()
     assert ask(server, 1) == 8 * SAMPLES
     wait_until(one_has_ended, RUN_S)
-    said = "".join(server.lines)
-    assert "CUDA_ERROR_LAUNCH_FAILED" in said
+    text = "".join(server.lines)
+    assert "CUDA_ERROR_LAUNCH_FAILED" in text
     before = len(launches(where / "log")[0])
     assert ask(server, 3) == 8 * SAMPLES
     assert len(launches(where / "log")[0]) > before

@@ -99,7 +99,7 @@ def place(tmp_path: Path) -> Path:
 
 def ends(results: Path, number: int) -> dict[str, Any]:
     lines = map(json.loads, (results / f"call-{number}.jsonl").read_bytes().splitlines())
-    return {one["part"]: one for one in lines if one["key"] == "end"}
+    return {line["part"]: line for line in lines if line["key"] == "end"}
 
 
 @pytest.mark.slow
@@ -112,13 +112,13 @@ def test_a_call_runs_to_its_end_and_is_reported(
     command = [sys.executable, "-c", CALL, str(number), str(results), str(graphs)]
     environment = os.environ | path | fake.environment(place / "log")
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
-    found = ends(results, number)
-    said = (results / f"call-{number}.log").read_text()
-    assert {name for name, one in found.items() if one.get("exit") == 0} == RAN[number], said
-    for name in found.keys() & NO_PROGRAM:
-        assert found[name]["left_out"].startswith("no ")
-    for name in found.keys() - RAN[number] - NO_PROGRAM:
-        assert name == "ops 512" and found[name]["exit"] and DIED in said
+    result = ends(results, number)
+    text = (results / f"call-{number}.log").read_text()
+    assert {name for name, record in result.items() if record.get("exit") == 0} == RAN[number], text
+    for name in result.keys() & NO_PROGRAM:
+        assert result[name]["left_out"].startswith("no ")
+    for name in result.keys() - RAN[number] - NO_PROGRAM:
+        assert name == "ops 512" and result[name]["exit"] and DIED in text
     assert len(launches_of(read_log(place / "log"))) > 46
     for counted in results.glob("*-counters.ncu-rep"):  # of the first call
         kernels = [row.split(",")[1] for row in counted.read_text().splitlines()[2:]]

@@ -46,14 +46,14 @@ def test_results_say_what_happened_and_where(
         env=os.environ | fake.environment(throttle=0x8, fail=never),
         check=True,
     )
-    lines = [json.loads(one) for one in (results / "call-1.jsonl").read_bytes().splitlines()]
-    found = {(one["part"], one["key"]): one for one in lines if not one.get("begun")}
+    lines = [json.loads(line) for line in (results / "call-1.jsonl").read_bytes().splitlines()]
+    entries = {(line["part"], line["key"]): line for line in lines if not line.get("begun")}
 
-    refused, opened = found["opening", "as it is"], found["opening", "health check off"]
+    refused, opened = entries["opening", "as it is"], entries["opening", "health check off"]
     assert not refused["ok"] and "throttled at this moment (HW Slowdown)" in refused["said"]
     assert opened["ok"] and opened["environment"].popitem()[1] == "true"
 
-    up = found["products 512", "up 2"]  # nothing is computed
+    up = entries["products 512", "up 2"]  # nothing is computed
     assert (
         not up["ok"] and up["wrong"]["of"] == 2 * 2048 and set(up["wrong"]["by_row"]) == {"0", "1"}
     )
@@ -61,9 +61,11 @@ def test_results_say_what_happened_and_where(
     assert (row, column) == (0, 0) and got != expected
     assert "products 512: up 2" in (results / "wrong").read_text().splitlines()
 
-    hung, log = found["decode 512", "256 rows"], (results / "call-1.log").read_text()
+    hung, log = entries["decode 512", "256 rows"], (results / "call-1.log").read_text()
     assert hung["died"].startswith("exit 1") and "Timeout (0:00:04)!" in log
     assert "in wait" in log.partition("Timeout")[2], "the traceback of who waits"
-    again = [one["part"] for one in lines if "again" in one["part"]]
+    again = [line["part"] for line in lines if "again" in line["part"]]
     assert again[0] == "decode 512 again: 256 rows", "in the synchronous mode"
-    assert found["decode 512", "256 rows, top-p 0.9"]["died"], "the next had its turn, and its fate"
+    assert entries["decode 512", "256 rows, top-p 0.9"]["died"], (
+        "the next had its turn, and its fate"
+    )

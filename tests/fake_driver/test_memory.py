@@ -15,18 +15,18 @@ def test_a_pool_of_64_gib_is_one_fill_and_its_highest_slots_are_copied(
 ) -> None:
     log = tmp_path / "log"
     log.touch()
-    found = fake.run("copy_slots", graphs, SLOTS, log=log)
-    assert found["same"]
+    ran = fake.run("copy_slots", graphs, SLOTS, log=log)
+    assert ran["same"]
     lines = parts(read_log(log))
     fills = calls_of(lines["pool"], "cuMemsetD8Async")
-    assert [one["bytes"] for one in fills] == [SLOTS * 4 * n for n in (found["width"], 1, 6)]
+    assert [fill["bytes"] for fill in fills] == [SLOTS * 4 * n for n in (ran["width"], 1, 6)]
     assert fills[0]["bytes"] == 64 * GIB
-    assert sum(one["bytes"] for one in calls_of(lines["pool"], "cuMemCreate")) >= 64 * GIB
+    assert sum(call["bytes"] for call in calls_of(lines["pool"], "cuMemCreate")) >= 64 * GIB
     for name, copy in (("write", "up"), ("read", "down")):
         (launch,) = launches_of(lines[name])
         assert fills[0]["to"] in words(launch["parameters"][0])
-        *_, copied = (one for one in lines[name] if one.get("copy") == copy)
-        assert copied["bytes"] == 4 * 700 * (found["width"] + 1)
+        *_, copied = (line for line in lines[name] if line.get("copy") == copy)
+        assert copied["bytes"] == 4 * 700 * (ran["width"] + 1)
         assert copied["stream"] == launch["stream"]
 
 
@@ -40,15 +40,15 @@ def test_memory_that_is_not_there_is_refused_by_name(fake: FakeDriver, graphs: P
 def test_without_virtual_memory_pools_are_allocated_one_by_one(
     fake: FakeDriver, graphs: Path, tmp_path: Path
 ) -> None:
-    found = fake.run("start", graphs, 65_536, fail="cuMemCreate#1+=801", log=tmp_path / "log")
-    assert found["slots"] == 65_536
-    sizes = [one["bytes"] for one in calls_of(read_log(tmp_path / "log"), "cuMemAlloc")]
+    ran = fake.run("start", graphs, 65_536, fail="cuMemCreate#1+=801", log=tmp_path / "log")
+    assert ran["slots"] == 65_536
+    sizes = [call["bytes"] for call in calls_of(read_log(tmp_path / "log"), "cuMemAlloc")]
     assert max(sizes) >= GIB
 
 
 def test_a_wait_that_fails_raises_what_the_device_said(fake: FakeDriver, graphs: Path) -> None:
-    found = fake.run("wait_for_a_step", graphs, fail="cuEventSynchronize#1+=700")
-    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in found["failed"]
+    ran = fake.run("wait_for_a_step", graphs, fail="cuEventSynchronize#1+=700")
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in ran["failed"]
 
 
 def test_other_threads_run_while_a_wait_takes_long(

@@ -32,9 +32,9 @@ HEALTHY = ("MODULAR_DEVICE_CONTEXT_DISABLE_HEALTHCHECK", "true")
 def test_a_card_opens_with_nearly_all_of_its_free_memory(
     fake: FakeDriver, card: str, name: str, architecture: str, mib: int
 ) -> None:
-    found = fake.run("open_gpu", card=card)
-    assert (found["name"], found["architecture"]) == (name, architecture)
-    assert found["free"] == pytest.approx(SHARE * (mib - HELD_MIB) * MIB, abs=PAGE)
+    ran = fake.run("open_gpu", card=card)
+    assert (ran["name"], ran["architecture"]) == (name, architecture)
+    assert ran["free"] == pytest.approx(SHARE * (mib - HELD_MIB) * MIB, abs=PAGE)
 
 
 @pytest.mark.parametrize(

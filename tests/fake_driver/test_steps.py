@@ -61,20 +61,20 @@ def log(
 ) -> dict[str, list[Call]]:
     path = tmp_path_factory.mktemp("steps") / "log"
     path.touch()
-    found = fake.run("steps", graphs, log=path)
-    assert found["arithmetic"] == "gpu bfloat16 own"
+    ran = fake.run("steps", graphs, log=path)
+    assert ran["arithmetic"] == "gpu bfloat16 own"
     return parts(read_log(path))
 
 
 def test_a_step_is_46_launches_of_these_grids_and_blocks(log: dict[str, list[Call]]) -> None:
     launches = launches_of(log["third"])
-    assert [(tuple(one["grid"]), tuple(one["block"])) for one in launches] == [
+    assert [(tuple(launch["grid"]), tuple(launch["block"])) for launch in launches] == [
         *BEGIN,
         *LAYER * LAYERS,
         *END,
     ]
-    assert all(one["status"] == 0 for one in launches)
-    kernels = [one["kernel"] for one in launches]
+    assert all(launch["status"] == 0 for launch in launches)
+    kernels = [launch["kernel"] for launch in launches]
     assert all(kernels[2:7] == kernels[at : at + 5] for at in range(2, 42, 5))
     assert len({*kernels}) == 11
 
@@ -83,26 +83,30 @@ def test_products_have_the_shared_memory_and_clusters_they_are_made_for(
     log: dict[str, list[Call]],
 ) -> None:
     launches = launches_of(log["third"])
-    products = [one for one in launches if one["block"] == [384, 1, 1]]
-    assert [one["cluster"] for one in products] == [[size, 1, 1] for _, _, (_, size) in PRODUCTS]
-    assert {(one["shared"], one["opt_in"]) for one in products} == {(SHARED, SHARED)}
-    others = [one for one in launches if one not in products]
-    assert {(one["shared"], *one["cluster"]) for one in others} == {(0, 1, 1, 1)}
+    products = [launch for launch in launches if launch["block"] == [384, 1, 1]]
+    assert [product["cluster"] for product in products] == [
+        [size, 1, 1] for _, _, (_, size) in PRODUCTS
+    ]
+    assert {(product["shared"], product["opt_in"]) for product in products} == {(SHARED, SHARED)}
+    others = [launch for launch in launches if launch not in products]
+    assert {(item["shared"], *item["cluster"]) for item in others} == {(0, 1, 1, 1)}
     opted = calls_of(log["first"], "cuFuncSetAttribute")
-    assert {(one["attribute"], one["value"]) for one in opted if one["value"] > 0} >= {(8, SHARED)}
+    assert {(call["attribute"], call["value"]) for call in opted if call["value"] > 0} >= {
+        (8, SHARED)
+    }
 
 
 def test_every_descriptor_is_of_its_factor(log: dict[str, list[Call]]) -> None:
     """[K, rows] of bfloat16 in rows one behind the other; 128 bytes of K, swizzled as wgmma reads
     them; beyond the last row zeros. x, then w, which is where it was uploaded to."""
-    products = [one for one in launches_of(log["third"]) if one["block"] == [384, 1, 1]]
+    products = [launch for launch in launches_of(log["third"]) if launch["block"] == [384, 1, 1]]
     assert len(calls_of(log["third"], "cuTensorMapEncodeTiled")) == 2 * len(products)
-    weights = {one["to"]: one["bytes"] for one in calls_of(log[""], "cuMemcpyHtoDAsync")}
-    for one, (columns, depth, (box, _)) in zip(products, PRODUCTS, strict=True):
-        x, weight, *_ = one["parameters"]
-        for found, rows in ((x, ROWS), (weight, columns)):
-            assert found["address"] % 64 == 0  # two sectors of L2; a descriptor needs 16 bytes
-            assert found | {"address": 0} == {
+    weights = {call["to"]: call["bytes"] for call in calls_of(log[""], "cuMemcpyHtoDAsync")}
+    for product, (columns, depth, (box, _)) in zip(products, PRODUCTS, strict=True):
+        x, weight, *_ = product["parameters"]
+        for result, rows in ((x, ROWS), (weight, columns)):
+            assert result["address"] % 64 == 0  # two sectors of L2; a descriptor needs 16 bytes
+            assert result | {"address": 0} == {
                 **{"address": 0, "dims": [depth, rows], "stride": 2 * depth, "box": list(box)},
                 **{"steps": [1, 1], "dtype": BFLOAT16, "rank": 2, "interleave": 0},
                 **{"swizzle": SWIZZLE_128B, "promotion": 0, "fill": 0},
@@ -112,9 +116,9 @@ def test_every_descriptor_is_of_its_factor(log: dict[str, list[Call]]) -> None:
 
 def test_a_product_reads_what_was_written_before_it(log: dict[str, list[Call]]) -> None:
     """up reads the stream, down what up wrote, and all of it is in the workspace."""
-    products = [one for one in launches_of(log["third"]) if one["block"] == [384, 1, 1]]
-    out = [words(one["parameters"][2])[0] for one in products]
-    read = [one["parameters"][0]["address"] for one in products]
+    products = [launch for launch in launches_of(log["third"]) if launch["block"] == [384, 1, 1]]
+    out = [words(product["parameters"][2])[0] for product in products]
+    read = [product["parameters"][0]["address"] for product in products]
     for layer in range(LAYERS):
         up, down, proj_in, proj_out = range(4 * layer, 4 * layer + 4)
         assert read[down] == out[up] and read[proj_in] == out[down]
@@ -123,11 +127,11 @@ def test_a_product_reads_what_was_written_before_it(log: dict[str, list[Call]]) 
 
 
 def test_all_is_enqueued_on_one_stream(log: dict[str, list[Call]]) -> None:
-    streams = {one["stream"] for lines in log.values() for one in lines if "stream" in one}
+    streams = {line["stream"] for lines in log.values() for line in lines if "stream" in line}
     made = calls_of(log[""], "cuStreamCreateWithPriority")
-    assert streams - {one["stream"] for one in made[1:]} == {made[0]["stream"]}
+    assert streams - {call["stream"] for call in made[1:]} == {made[0]["stream"]}
     for name in ("third", "overlap", "read the first"):
-        assert {one["stream"] for one in log[name] if "stream" in one} == {made[0]["stream"]}
+        assert {call["stream"] for call in log[name] if "stream" in call} == {made[0]["stream"]}
 
 
 def test_a_step_is_an_upload_launches_downloads_and_an_event(log: dict[str, list[Call]]) -> None:
@@ -138,7 +142,7 @@ def test_the_next_step_is_enqueued_before_one_is_waited_for(log: dict[str, list[
     both = [*enqueued(log["overlap"])]
     assert both[: 2 * len(STEP) + 1] == [*STEP, *STEP, "wait"]
     recorded, waited = (
-        [one["event"] for one in calls_of(log[part], name)]
+        [call["event"] for call in calls_of(log[part], name)]
         for part, name in (("overlap", "cuEventRecord"), ("overlap", "cuEventSynchronize"))
     )
     assert waited == recorded[:1] and recorded[0] != recorded[1]
@@ -149,7 +153,7 @@ def test_the_next_step_is_enqueued_before_one_is_waited_for(log: dict[str, list[
 def test_no_step_after_the_first_ones_waits_fills_or_allocates(log: dict[str, list[Call]]) -> None:
     """Nor looks anything up: all that a step calls is known."""
     for name in ("third", "overlap", "read the first"):
-        called = Counter(one["call"].removesuffix("_v2") for one in log[name])
+        called = Counter(call["call"].removesuffix("_v2") for call in log[name])
         assert called.pop("cuEventSynchronize") == 1
         assert called.keys() <= ENQUEUED | ON_HOST
 
@@ -157,23 +161,25 @@ def test_no_step_after_the_first_ones_waits_fills_or_allocates(log: dict[str, li
 def test_weights_are_uploaded_once(log: dict[str, list[Call]]) -> None:
     uploads = calls_of(log[""], "cuMemcpyHtoDAsync")
     assert len(uploads) == 2 + 12 * LAYERS
-    assert len({one["to"] for one in uploads}) == len(uploads)
+    assert len({upload["to"] for upload in uploads}) == len(uploads)
     matrices = LAYERS * (8 + 2) * D_MODEL**2 + 2 * VOCAB * D_MODEL
-    assert 2 * matrices <= sum(one["bytes"] for one in uploads) <= 2.1 * matrices
+    assert 2 * matrices <= sum(upload["bytes"] for upload in uploads) <= 2.1 * matrices
     later = [calls_of(log[name], "cuMemcpyHtoDAsync") for name in ("first", "second", "third")]
-    assert [len(one) for one in later] == [1, 1, 1]
-    assert max(one["bytes"] for (one,) in later) < 64 * ROWS
+    assert [len(item) for item in later] == [1, 1, 1]
+    assert max(item["bytes"] for (item,) in later) < 64 * ROWS
 
 
 def test_a_step_copies_no_more_than_its_rows_need(log: dict[str, list[Call]]) -> None:
-    up, *down = (one["bytes"] for one in log["third"] if "copy" in one)
+    up, *down = (call["bytes"] for call in log["third"] if "copy" in call)
     assert up <= 48 * ROWS and down == [4 * ROWS, 4 * ROWS]
 
 
 def test_launches_are_in_the_order_of_the_stream(log: dict[str, list[Call]]) -> None:
     """MAX launches from a thread of its own, but a graph's call returns only when it has:
     copies come from the thread of steps, and never between two launches of a step."""
-    order = [one for one in log["overlap"] if "copy" in one or one["call"] == "cuLaunchKernelEx"]
-    threads = [one["thread"] for one in order]
+    order = [
+        call for call in log["overlap"] if "copy" in call or call["call"] == "cuLaunchKernelEx"
+    ]
+    threads = [token["thread"] for token in order]
     assert len({*threads}) == 2
-    assert sum(one != other for one, other in pairwise(threads)) == 2 * 2
+    assert sum(item != other for item, other in pairwise(threads)) == 2 * 2

@@ -35,18 +35,18 @@ class Resources(NamedTuple):
 
 def kernels_of(data: bytes) -> dict[str, Resources]:
     """Return the kernels in a compiled graph, or in one file of machine code, by their names."""
-    found, at = {}, data.find(MAGIC)
+    kernels, at = {}, data.find(MAGIC)
     while at >= 0:
         if int.from_bytes(data[at + 18 : at + 20], "little") == CUDA:
             name, taken = _kernel(data[at:])
-            found[name] = taken
+            kernels[name] = taken
         at = data.find(MAGIC, at + 1)
-    return found
+    return kernels
 
 
 def _kernel(elf: bytes) -> tuple[str, Resources]:
     sections = {name: (start, size) for name, start, size in _sections(elf)}
-    (name,) = (one.removeprefix(TEXT) for one in sections if one.startswith(TEXT))
+    (name,) = (section.removeprefix(TEXT) for section in sections if section.startswith(TEXT))
     start, size = sections[INFO]
     given = list(_attributes(elf[start : start + size]))
     (registers,) = (value for kind, value in given if kind == REGISTERS)
@@ -78,10 +78,10 @@ def _attributes(info: bytes) -> Iterator[tuple[int, int]]:
 def main(argv: list[str]) -> int:
     spilling = 0
     for path in map(Path, argv):
-        found = kernels_of(path.read_bytes())
-        if not found:
+        kernels = kernels_of(path.read_bytes())
+        if not kernels:
             raise SystemExit(f"{path}: no machine code of a GPU")
-        for name, taken in found.items():
+        for name, taken in kernels.items():
             spilling += name.startswith(OURS) and taken.stack > 0
             facts = ", ".join(f"{value} {what}" for what, value in taken._asdict().items())
             print(f"{path.name} {name[:24]}…{name[-16:]}: {facts}")

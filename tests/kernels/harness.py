@@ -122,46 +122,61 @@ def _numpy_dtype(dtype: DType) -> np.dtype[Any]:
 
 def _to_numpy(buffer: Buffer) -> Array:
     bits = buffer.view(DType.uint16, buffer.shape) if buffer.dtype == BF16 else buffer
-    found: Array = bits.to_numpy()
-    return found
+    array: Array = bits.to_numpy()
+    return array
 
 
 def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
     """Each op by name, and its inputs."""
 
-    def of(dtype: DType, *dims: str | int) -> TensorType:
+    def make_type(dtype: DType, *dims: str | int) -> TensorType:
         return TensorType(dtype, dims, on)
 
     def mix(dtype: DType = F32) -> Inputs:
         pool, unit = BufferType(dtype, ["slots", "pool_width"], on), TensorType(I32, [], HOST)
-        scalars = per_position, per_position, per_position, of(F32, 2, "heads")
-        return [pool, unit, of(dtype, "tokens", "width"), *(rows, rows, rows), bounds, *scalars]
+        scalars = per_position, per_position, per_position, make_type(F32, 2, "heads")
+        return [
+            pool,
+            unit,
+            make_type(dtype, "tokens", "width"),
+            *(rows, rows, rows),
+            bounds,
+            *scalars,
+        ]
 
     def edit(dtype: DType) -> Inputs:
-        ids = (of(I32, dim) for dim in ("tokens", "rows", "edited"))
-        spans, penalties = of(I32, "edited", "span_bounds"), of(F32, "edited", "penalties")
-        lists = of(I32, "edit_tokens"), of(F32, "biases")
-        return [last_token, of(dtype, "head", "vocab"), *ids, spans, penalties, *lists]
+        ids = (make_type(I32, dim) for dim in ("tokens", "rows", "edited"))
+        spans, penalties = (
+            make_type(I32, "edited", "span_bounds"),
+            make_type(F32, "edited", "penalties"),
+        )
+        lists = make_type(I32, "edit_tokens"), make_type(F32, "biases")
+        return [last_token, make_type(dtype, "head", "vocab"), *ids, spans, penalties, *lists]
 
     def product(dtype: DType) -> Inputs:
-        weight = of(dtype, "panels", "words", PANEL, 4 // dtype.size_in_bytes)
-        added = of(dtype, "columns"), of(dtype, "rows", "columns")
-        return [of(dtype, "tokens", "depth"), weight, *added]
+        weight = make_type(dtype, "panels", "words", PANEL, 4 // dtype.size_in_bytes)
+        added = make_type(dtype, "columns"), make_type(dtype, "rows", "columns")
+        return [make_type(dtype, "tokens", "depth"), weight, *added]
 
-    rows, bounds, last_token = of(I32, "rows"), of(I32, "bounds"), BufferType(I32, ["slots"], on)
-    x, per_position, logits = (
-        of(F32, *dims) for dims in (("tokens", "width"), ("heads", "n_ctx"), ("head", "vocab"))
+    rows, bounds, last_token = (
+        make_type(I32, "rows"),
+        make_type(I32, "bounds"),
+        BufferType(I32, ["slots"], on),
     )
-    taps = of(F32, "kernel_size", "n_ctx"), of(F32, "n_ctx")
-    sampling, decode = BufferType(I32, ["slots", "record"], on), of(I32, "decode")
-    said = (of(I32, name, f"{name}_values") for name in ("new", "prefill"))
-    scoring = (of(I32, dim) for dim in ("decode", "decode", "targets", "scored", "scored"))
+    x, per_position, logits = (
+        make_type(F32, *dims)
+        for dims in (("tokens", "width"), ("heads", "n_ctx"), ("head", "vocab"))
+    )
+    taps = make_type(F32, "kernel_size", "n_ctx"), make_type(F32, "n_ctx")
+    sampling, decode = BufferType(I32, ["slots", "record"], on), make_type(I32, "decode")
+    message = (make_type(I32, name, f"{name}_values") for name in ("new", "prefill"))
+    scoring = (make_type(I32, dim) for dim in ("decode", "decode", "targets", "scored", "scored"))
     pool = BufferType(F32, ["slots", "pool_width"], on)
-    copied: Inputs = [pool, last_token, BufferType(F32, ["packed"], on), of(I32, "copied")]
-    found: dict[str, tuple[Callable[..., Any], Inputs]] = {
+    copied: Inputs = [pool, last_token, BufferType(F32, ["packed"], on), make_type(I32, "copied")]
+    ops: dict[str, tuple[Callable[..., Any], Inputs]] = {
         "embed": (
             kernels.embed,
-            [last_token, of(I32, "tokens"), rows, of(F32, "vocab", "width")],
+            [last_token, make_type(I32, "tokens"), rows, make_type(F32, "vocab", "width")],
         ),
         "gather": (partial(kernels.copy_slots, gathers=True), copied),
         "scatter": (partial(kernels.copy_slots, gathers=False), copied),
@@ -172,20 +187,20 @@ def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
         "taps": (kernels.taps, [x, rows, bounds, *taps, x]),
         "edit": (kernels.edit, edit(F32)),
         "edit_bfloat16": (kernels.edit, edit(BF16)),
-        "edit_slices": (_edit_slices, [*edit(F32), of(F32, "head", "slices", 2)]),
-        "expand": (kernels.expand, [sampling, decode, decode, *said, of(I32, "fed")]),
+        "edit_slices": (_edit_slices, [*edit(F32), make_type(F32, "head", "slices", 2)]),
+        "expand": (kernels.expand, [sampling, decode, decode, *message, make_type(I32, "fed")]),
         "sample": (kernels.sample, [last_token, logits, sampling, decode, decode]),
         "score": (kernels.score, [logits, sampling, *scoring]),
     }
     if on == HOST:
-        found["mix_float16"] = kernels.mix, mix(F16)
+        ops["mix_float16"] = kernels.mix, mix(F16)
         for name in PRODUCTS:
-            found[name] = partial(_product, name), product(KINDS[name.partition(".")[0]])
+            ops[name] = partial(_product, name), product(KINDS[name.partition(".")[0]])
         for kind in ("float32", "bfloat16"):
-            row = of(KINDS[kind], "width")
-            norm: Inputs = [of(KINDS[kind], "tokens", "width"), row, row]
-            found[f"{kind}.layer_norm"] = layer_norm, norm
-    return found
+            row = make_type(KINDS[kind], "width")
+            norm: Inputs = [make_type(KINDS[kind], "tokens", "width"), row, row]
+            ops[f"{kind}.layer_norm"] = layer_norm, norm
+    return ops
 
 
 def _edit_slices(last_token: BufferValue, *given: TensorValue) -> None:
@@ -221,5 +236,5 @@ def _add_graph(module: Module, name: str, op: Callable[..., Any], inputs: Inputs
         if outputs is None:
             outputs = ()
         graph.output(*(outputs if isinstance(outputs, tuple) else (outputs,)))
-    found: list[Path] = graph.kernel_libraries_paths
-    return found
+    kernel_libraries_paths: list[Path] = graph.kernel_libraries_paths
+    return kernel_libraries_paths

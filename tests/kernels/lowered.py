@@ -73,20 +73,20 @@ def lower(*names: str) -> dict[str, Lowered]:
 def read_graphs(mojo: str, calls: str, declared: dict[str, dict[str, int]]) -> dict[str, Lowered]:
     """Read graphs from the Mojo of their functions and the calls of these; `declared` by scope."""
     bodies = dict(re.findall(r"^def (\w+)\(.*\n((?:[ \t].*\n|\n)*)", mojo, re.M))
-    found = {}
+    graphs = {}
     for scope, weights in declared.items():
         graph = calls.partition(f"mgp.model @{scope}srm_step ")[2].partition("\n  } loc(")[0]
         init, execute = graph.split("} execute (")
         read = re.findall(
             r'string\.create "(.+?)".*\n.*buffer\.constant\.external .*?\[%\d+, (\d+)', init
         )
-        found[scope] = Lowered(
+        graphs[scope] = Lowered(
             declared=weights,
             bound={name: int(size) for name, size in read},
             init=_stage(init, bodies),
             execute=_stage(execute, bodies),
         )
-    return found
+    return graphs
 
 
 def _stage(calls: str, bodies: dict[str, str]) -> Stage:
@@ -94,8 +94,8 @@ def _stage(calls: str, bodies: dict[str, str]) -> Stage:
     launches, memory = [], []
     for name, device in re.findall(r'compiled\.call @(\w+)\(.*device_ref<"(\w+)"', calls):
         body = bodies[name]
-        launches += [_launch(bodies[one]) for one in re.findall(r"^ +(__\w+)\(", body, re.M)]
-        memory += [f"{device} {one}" for one in MEMORY.findall(body)]
+        launches += [_launch(bodies[match]) for match in re.findall(r"^ +(__\w+)\(", body, re.M)]
+        memory += [f"{device} {match}" for match in MEMORY.findall(body)]
     return Stage(launches, memory)
 
 
@@ -118,8 +118,8 @@ def main(argv: list[str]) -> int:
         product = cast(Product, "own" if kind == "float8" else kind)
         graph = build_step_graph(shape, dtype, device, scope, module, product)
         declared[scope] = {
-            weight: one.value.dtype.size_in_bytes * math.prod(map(int, one.value.shape))
-            for weight, one in graph._weights.items()
+            weight: item.value.dtype.size_in_bytes * math.prod(map(int, item.value.shape))
+            for weight, item in graph._weights.items()
             if weight.startswith(scope)
         }
     session = InferenceSession(devices=[device])
@@ -129,8 +129,8 @@ def main(argv: list[str]) -> int:
         with suppress(CompilationStopped):
             session.compile(module, custom_extensions=graph.kernel_libraries_paths)
         mojo, calls = (next(Path(folder).glob(end)).read_text() for end in ("*.mojo", "*.mgp.mlir"))
-    found = read_graphs(mojo, calls, declared)
-    sys.stdout.buffer.write(msgspec.json.encode(dict(zip(argv, found.values(), strict=True))))
+    graphs = read_graphs(mojo, calls, declared)
+    sys.stdout.buffer.write(msgspec.json.encode(dict(zip(argv, graphs.values(), strict=True))))
     sys.stdout.flush()
     return 0
 

@@ -32,11 +32,11 @@ def expand(
     sampling: Ints, slots: Ints, positions: Ints, new: Ints, prefill: Ints, token_ids: Ints
 ) -> tuple[Rows, Ints]:
     """The rows, and sampling i32[S, 6] afterwards."""
-    after, said = sampling.copy(), {int(one[0]): one for one in new}
+    after, entries = sampling.copy(), {int(ints[0]): ints for ints in new}
     fed, read = [], []
     for row, slot in enumerate(slots):
         known = [row, slot, -1, *sampling[slot]]
-        _, reads, feeds, *after[slot] = said.get(row, known)
+        _, reads, feeds, *after[slot] = entries.get(row, known)
         read.append(reads)
         fed.append(feeds)
     reads, writes, starts, ends = prefill.T
@@ -47,7 +47,7 @@ def expand(
         np.concatenate([positions, starts[1:]]),
         np.concatenate([np.arange(len(slots)), ends]),
     )
-    return Rows(*(one.astype(np.int32) for one in rows)), after
+    return Rows(*(row.astype(np.int32) for row in rows)), after
 
 
 def embed(last_token: Array, token_ids: Array, read_slots: Array, table: Array) -> Array:
@@ -132,7 +132,7 @@ def edit(
     biased, allowed, banned, pairs, prompt, sampled = (
         tokens[start:stop].tolist() for start, stop in spans.reshape(-1, 2).tolist()
     )
-    repetition, frequency, presence = (float(one) for one in penalties)
+    repetition, frequency, presence = (float(penalty) for penalty in penalties)
     if last >= 0:
         sampled = [*sampled, last]
     new = logits.copy()
@@ -184,15 +184,15 @@ def slices(logits: F64, temperatures: F64, columns: int = 256) -> F64:
 def truncated(logits: F64, temperature: float, top_k: int, top_p: float, min_p: float) -> F64:
     """The probabilities that are sampled from, f64[V]; 0 where a token is not kept."""
     p = softmax(logits / temperature)
-    kept = p >= min_p * p.max()
-    if 0 < top_k < kept.sum():
-        kept &= logits >= np.sort(logits[kept])[-top_k]
-    p[~kept] = 0
+    retained = p >= min_p * p.max()
+    if 0 < top_k < retained.sum():
+        retained &= logits >= np.sort(logits[retained])[-top_k]
+    p[~retained] = 0
     p /= p.sum()
     if top_p < 1:
         mass = 0.0
-        for threshold in np.unique(logits[kept])[::-1]:
-            mass += p[kept & (logits == threshold)].sum()
+        for threshold in np.unique(logits[retained])[::-1]:
+            mass += p[retained & (logits == threshold)].sum()
             if mass >= top_p:
                 break
         p[logits < threshold] = 0

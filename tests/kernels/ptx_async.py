@@ -144,10 +144,10 @@ class AsyncSteps(Steps):
 
     def barrier(self, address: int) -> Barrier:
         """One of this block. Raises PTXError where there is none."""
-        found = self.barriers.get(address & OFFSET)
-        if found is None or address >> RANK_BITS != self.rank:
+        value = self.barriers.get(address & OFFSET)
+        if value is None or address >> RANK_BITS != self.rank:
             raise PTXError("no barrier of this block is there")
-        return found
+        return value
 
     def address(self, text: str) -> Callable[[Threads], int]:
         """Of `[base+offset]`, the same for all that are chosen."""
@@ -197,7 +197,7 @@ class AsyncSteps(Steps):
         read = [self._operand(text, F32) for text in operands[1:]]
 
         def step(chosen: Threads) -> None:
-            *upper, lower = (round_bfloat16(one(chosen)).astype(np.uint32) for one in read)
+            *upper, lower = (round_bfloat16(item(chosen)).astype(np.uint32) for item in read)
             assign(chosen, upper[0] << 16 | lower if upper else lower)
 
         return step
@@ -222,8 +222,8 @@ class AsyncSteps(Steps):
 
         def step(chosen: Threads) -> None:
             memory, at = words(chosen, True)
-            for place, one in zip(at, read, strict=True):
-                memory.view(np.uint32)[place // 4] = one(chosen)
+            for place, item in zip(at, read, strict=True):
+                memory.view(np.uint32)[place // 4] = item(chosen)
 
         return step
 
@@ -233,8 +233,8 @@ class AsyncSteps(Steps):
 
         def step(chosen: Threads) -> None:
             memory, at = words(chosen, False)
-            for place, one in zip(at, assign, strict=True):
-                one(chosen, memory.view(np.uint32)[place // 4])
+            for place, item in zip(at, assign, strict=True):
+                item(chosen, memory.view(np.uint32)[place // 4])
 
         return step
 
@@ -271,8 +271,8 @@ class AsyncSteps(Steps):
             matrix, rows = self._maps[tensor]
             width = ROW_BYTES // matrix.itemsize
             data = np.zeros((rows, width), matrix.dtype)  # what lies beyond it is zero
-            found = matrix[top : top + rows, first : first + width]
-            data[: len(found)] = found
+            result = matrix[top : top + rows, first : first + width]
+            data[: len(result)] = result
             chunks, at = data.view(np.uint8).reshape(rows, 8, 16), np.arange(8)
             placed = np.empty_like(chunks)
             for i in range(rows):
@@ -292,7 +292,7 @@ class AsyncSteps(Steps):
     def expect(self, start: int, end: int) -> None:
         """A copy is under way. Raises PTXError if a product may still read there."""
         for warp, groups in self._groups.items():
-            for product in (one for group in (*groups, self._begun[warp]) for one in group):
+            for product in (item for group in (*groups, self._begun[warp]) for item in group):
                 for place, rows in ((product.x, M), (product.w, N)):
                     first = place & ~1023
                     if first < end and start < first + rows * ROW_BYTES:
@@ -329,17 +329,17 @@ class AsyncSteps(Steps):
         """Whether a warp's groups but the last `left` may be complete: a product is one of four
         warps, which all must have begun it."""
         team = range(warp // TEAM * TEAM, warp // TEAM * TEAM + TEAM)
-        return min(self._committed[one] for one in team) >= self._committed[warp] - left
+        return min(self._committed[index] for index in team) >= self._committed[warp] - left
 
     def _compile_wait(self, operands: list[str]) -> Step:
         def step(chosen: Threads) -> None:
             warp = chosen.start // WARP
             done = self._committed[warp] - int(operands[0])
-            for one in range(warp // TEAM * TEAM, warp // TEAM * TEAM + TEAM):
-                groups = self._groups[one]
-                while groups and self._committed[one] - len(groups) < done:
+            for index in range(warp // TEAM * TEAM, warp // TEAM * TEAM + TEAM):
+                groups = self._groups[index]
+                while groups and self._committed[index] - len(groups) < done:
                     for product in groups.popleft():
-                        self._multiply(one, product)
+                        self._multiply(index, product)
 
         return step
 

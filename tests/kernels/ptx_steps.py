@@ -69,8 +69,8 @@ def pair(high: Any, low: Any) -> Any:
 
 def of_pairs(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     """The function of both numbers of `pair` in a and b."""
-    high = ((one >> 16 << 16).view(np.float32) for one in (a, b))
-    low = ((one << 16).view(np.float32) for one in (a, b))
+    high = ((item >> 16 << 16).view(np.float32) for item in (a, b))
+    low = ((item << 16).view(np.float32) for item in (a, b))
     return pair(function(*high), function(*low))
 
 
@@ -81,7 +81,7 @@ def pair_e4m3(high: Any, low: Any) -> Any:
 
 def rounded_down(name: str, *given: Any) -> Any:
     """The sum, or that of a product, of float32, rounded towards minus infinity."""
-    *factors, c = np.broadcast_arrays(*(np.asarray(one, np.float64) for one in given))
+    *factors, c = np.broadcast_arrays(*(np.asarray(item, np.float64) for item in given))
     a = factors[0] * factors[1] if name == "fma" else factors[0]  # exact in float64
     total = a + c
     left = (a - (total - c)) + (c - (total - (total - c)))  # of the sum, by its rounding
@@ -213,7 +213,7 @@ class Steps:
 
         def step(chosen: Threads) -> None:
             with np.errstate(all="ignore"):
-                values = function(*(one(chosen) for one in read))
+                values = function(*(item(chosen) for item in read))
                 if "sat" in parts:
                     values = np.clip(np.nan_to_num(values, nan=0), 0, 1)
                 if "ftz" in parts:  # flushes to zero what is denormal
@@ -245,8 +245,8 @@ class Steps:
             limit = np.asarray(clamp(chosen)).astype(np.int64)
             if (limit >> 8).any():
                 raise PTXError("a shuffle of parts of a warp is not known")
-            kept = source >= limit if mode == "up" else source <= limit
-            place = threads - lane + np.where(kept, source, lane)
+            retained = source >= limit if mode == "up" else source <= limit
+            place = threads - lane + np.where(retained, source, lane)
             everyone = np.zeros(self.threads, U32)
             everyone[chosen] = values(chosen)
             assign(chosen, everyone[place])

@@ -17,15 +17,15 @@ class Program:
         body = re.sub(r"//[^\n]*", "", text)
         if "__local_depot" in body:
             raise PTXError("the kernel needs local memory: its values do not fit the registers")
-        found = re.search(r"\.entry\s+(\S+?)\((.*?)\)\s*(?:\.\w+[^\n{]*\s*)*\{(.*)\}", body, re.S)
-        if found is None:
+        match = re.search(r"\.entry\s+(\S+?)\((.*?)\)\s*(?:\.\w+[^\n{]*\s*)*\{(.*)\}", body, re.S)
+        if match is None:
             raise PTXError("no kernel")
-        self.params = re.findall(r"(\w+_param_\d+)", found[2])
+        self.params = re.findall(r"(\w+_param_\d+)", match[2])
         self.shared: dict[str, int] = {}
         self.shared_bytes = 0
         self.labels: dict[str, int] = {}
         self.code: list[tuple[str | None, str, list[str]]] = []
-        for line in re.split(r"[;\n]", found[3]):
+        for line in re.split(r"[;\n]", match[3]):
             self._read_line(line.strip())
 
     def _read_line(self, line: str) -> None:

@@ -24,13 +24,13 @@ def rows_of(rng: np.random.Generator, decode: int, prefills: int, num_new: int) 
     fed = np.append(-1, rng.integers(1000, size=prefill[-1, 3] - decode))
     sampling = rng.integers(-(2**31), 2**31, (1000, 6))
     given = sampling, slots, rng.integers(1000, size=decode), new, prefill, fed
-    return [one.astype(np.int32) for one in given]
+    return [item.astype(np.int32) for item in given]
 
 
-def check(given: list[I32], found: list[I32], sampling: I32) -> None:
+def check(given: list[I32], i32s: list[I32], sampling: I32) -> None:
     expected, after = oracle.expand(*given)
-    for name, one, wanted in zip(oracle.Rows._fields, found, expected, strict=True):
-        np.testing.assert_array_equal(one, wanted, err_msg=name, strict=True)
+    for name, i32, wanted in zip(oracle.Rows._fields, i32s, expected, strict=True):
+        np.testing.assert_array_equal(i32, wanted, err_msg=name, strict=True)
     np.testing.assert_array_equal(sampling, after)
 
 

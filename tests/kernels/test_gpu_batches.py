@@ -210,22 +210,22 @@ def test_taps_take_few_instructions_and_move_what_they_must(kernels: dict[str, K
 def test_rows(kernels: dict[str, Kernel], sizes: tuple[int, int, int]) -> None:
     given = rows_of(np.random.default_rng(sum(sizes)), *sizes)
     expected, after = oracle.expand(*given)
-    found = [np.full_like(one, -7) for one in expected]
+    results = [np.full_like(item, -7) for item in expected]
     counts = len(expected.token_ids), len(expected.read_slots), sizes[0], len(given[3])
     blocks = -(-(counts[0] + 1) // BLOCK)
-    kernels["expand"].launch(blocks, BLOCK, *found, *given, *counts)
-    for one, wanted in zip([*found, given[0]], [*expected, after], strict=True):
-        np.testing.assert_array_equal(one, wanted)
+    kernels["expand"].launch(blocks, BLOCK, *results, *given, *counts)
+    for item, wanted in zip([*results, given[0]], [*expected, after], strict=True):
+        np.testing.assert_array_equal(item, wanted)
 
 
 def test_a_row_that_goes_on_takes_few_instructions(kernels: dict[str, Kernel]) -> None:
     count, none = 1024, np.zeros(1, np.int32)
     slots, ends = np.arange(count, dtype=np.int32), np.array([[0, 0, 0, count]], np.int32)
     nothing_new, sampling = np.full((1, 9), -1, np.int32), np.zeros((count, 6), np.int32)
-    found = [np.zeros(count + (place == 4), np.int32) for place in range(5)]
+    results = [np.zeros(count + (place == 4), np.int32) for place in range(5)]
     given = sampling, slots, slots, nothing_new, ends, none
     ran = kernels["expand"].launch(
-        count // BLOCK + 1, BLOCK, *found, *given, count, count, count, 1
+        count // BLOCK + 1, BLOCK, *results, *given, count, count, count, 1
     )
     assert ran.instructions <= 100 * count
     assert ran.moved[6] == ran.moved[7] == 4 * count and ran.moved[5] == 0

@@ -113,7 +113,7 @@ def slices_of(logits: F32, rows: list[Settings]) -> F32:
         return oracle.slices(logits.astype(np.float64), temperatures).astype(np.float32)
 
 
-PLAIN = [Settings(float(np.float32(one))) for one in (1, 0.5, 1, 2.5, 0.7)]
+PLAIN = [Settings(float(np.float32(number))) for number in (1, 0.5, 1, 2.5, 0.7)]
 
 
 @pytest.mark.parametrize("vocab", [256, 512, 2048, 2304, 8192, 8448, 17_152])
@@ -136,7 +136,7 @@ def draw_at(
     kernel: Kernel, bits: npt.NDArray[np.generic], row: Settings, slices: F32, place: int
 ) -> tuple[Any, Any]:
     """Draw a row as the last of others, which are greedy, one to a block."""
-    bits, slices = (np.repeat(one, place + 1, axis=0) for one in (bits, slices))
+    bits, slices = (np.repeat(item, place + 1, axis=0) for item in (bits, slices))
     tokens, logprobs, _ = counted(kernel, bits, [*[GREEDY] * place, row], slices)
     return tokens[-1], logprobs[-1]
 
@@ -149,7 +149,7 @@ def test_rows_that_slices_do_not_tell_are_sampled_from_all_logits(
     rng = np.random.default_rng(5)
     left = [GREEDY, Settings(top_k=9), Settings(top_p=0.8), Settings(0.7, min_p=0.1), Settings()]
     odd = np.array([np.nan, np.inf, -np.inf])
-    rows = [one for row in (*left, *[Settings()] * len(odd)) for one in (PLAIN[1], row)]
+    rows = [item for row in (*left, *[Settings()] * len(odd)) for item in (PLAIN[1], row)]
     bits, logits = rounded(rng.normal(0, 2, (len(rows), 2048)))
     slices = slices_of(logits, rows)
     slices[1:9:2] = [0, 1]
@@ -166,8 +166,8 @@ def test_rows_that_slices_do_not_tell_are_sampled_from_all_logits(
     for of_a_block in (1, 3, WARPS):
         kernel = kernel_for(kernels, "sample_slices", 2048)
         tokens, logprobs, _ = counted(kernel, bits, rows, slices, of_a_block)
-        for found, expected in zip((tokens, logprobs), whole, strict=True):
-            np.testing.assert_array_equal(found[1::2], expected[1::2])
+        for result, expected in zip((tokens, logprobs), whole, strict=True):
+            np.testing.assert_array_equal(result[1::2], expected[1::2])
         check(logits[::2], rows[::2], tokens[::2], logprobs[::2], range(0, 16, 2))
 
 
@@ -318,16 +318,16 @@ def test_scores(kernels: dict[str, Kernel], vocab: int) -> None:
     bits, logits = rounded(rng.integers(-40, 40, (3, vocab)) / 8)
     targets, num_top = rng.integers(0, vocab, 3).astype(np.int32), np.array([0, 2, TOP], np.int32)
     temperature = np.array([1, 0.5, 2], np.float32)
-    found = np.full((3, TOP), -9, np.int32), np.full((3, TOP), 9, np.float32)
+    result = np.full((3, TOP), -9, np.int32), np.full((3, TOP), 9, np.float32)
     ranks, logprobs = np.zeros(3, np.int32), np.zeros(3, np.float32)
     asked = temperature, targets, num_top, TOP
     kernel = kernel_for(kernels, "score", vocab)
-    kernel.launch(3, THREADS, bits, vocab, *asked, *found, ranks, logprobs)
-    for i, (ids, top) in enumerate(zip(*found, strict=True)):
+    kernel.launch(3, THREADS, bits, vocab, *asked, *result, ranks, logprobs)
+    for i, (ids, top) in enumerate(zip(*result, strict=True)):
         logprob, rank, likeliest = oracle.score(
             logits[i].astype(np.float64), float(temperature[i]), int(targets[i]), int(num_top[i])
         )
         assert (logprobs[i], ranks[i]) == (pytest.approx(logprob, abs=2e-5), rank)
         likeliest += [(-1, 0.0)] * (TOP - len(likeliest))
         assert tuple(ids) == tuple(token for token, _ in likeliest)
-        np.testing.assert_allclose(top, [one for _, one in likeliest], atol=2e-5)
+        np.testing.assert_allclose(top, [item for _, item in likeliest], atol=2e-5)

@@ -36,8 +36,8 @@ from tests.models.variants import HEADLESS
 def report() -> dict[str, Any]:
     command = [sys.executable, "-m", "tests.kernels.test_gpu_weights"]
     done = subprocess.run(command, check=True, capture_output=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 def test_a_layer_with_our_product_is_five_launches_in_float8_six(

@@ -33,8 +33,8 @@ def encoded(kind: str, values: Array) -> Array:
     return np.ascontiguousarray(values, np.float32) if kind == "float32" else round_bfloat16(values)
 
 
-def decoded(found: Array) -> F32:
-    return widened(found) if found.dtype == np.uint16 else np.asarray(found, np.float32)
+def decoded(array: Array) -> F32:
+    return widened(array) if array.dtype == np.uint16 else np.asarray(array, np.float32)
 
 
 def rounded(kind: str, values: Array) -> F32:
@@ -53,7 +53,7 @@ def packed(name: str, weight: F32) -> Array:
 
 def multiply(ops: Ops, name: str, x: F32, weight: Array, bias: F32, residual: F32) -> F32:
     """With a weight that is packed."""
-    x, bias, residual = (encoded(kind_of(name), one) for one in (x, bias, residual))
+    x, bias, residual = (encoded(kind_of(name), array) for array in (x, bias, residual))
     return decoded(ops.run(name, x, weight, bias, residual)[0])
 
 
@@ -62,7 +62,7 @@ def draw(name: str, tokens: int, depth: int, columns: int) -> list[F32]:
     shapes = [(tokens, depth), (depth, columns), (columns,), (tokens, columns)]
     rng = np.random.default_rng([tokens, depth, columns])
     x, weight, *others = (rng.standard_normal(shape, np.float32) for shape in shapes)
-    return [rounded(kind_of(name), one) for one in (x, weight / np.sqrt(depth), *others)]
+    return [rounded(kind_of(name), array) for array in (x, weight / np.sqrt(depth), *others)]
 
 
 def exact(name: str, x: F32, weight: F32, bias: F32, residual: F32) -> F64:
@@ -113,8 +113,8 @@ def test_a_processors_product_of_bfloat16_is_the_widened_one(cpu_ops: Ops) -> No
     x, weight, bias, residual = draw("bfloat16.head", 37, 2049, 161)
     given = packed("bfloat16.head", weight)
     inputs = x, given, bias, residual
-    found, wide = (multiply(cpu_ops, f"{kind}.head", *inputs) for kind in ("bfloat16", "widened"))
-    np.testing.assert_allclose(found, wide, rtol=0, atol=chain(2049))
+    result, wide = (multiply(cpu_ops, f"{kind}.head", *inputs) for kind in ("bfloat16", "widened"))
+    np.testing.assert_allclose(result, wide, rtol=0, atol=chain(2049))
 
 
 @each_dtype
@@ -163,7 +163,7 @@ def test_layer_norm_matches_float64_whatever_its_neighbours(
     expected = centred / np.sqrt(variance + 1e-5) * weight + bias
 
     def normed(x: F32) -> F32:
-        inputs = (encoded(kind, one) for one in (x, weight, bias))
+        inputs = (encoded(kind, array) for array in (x, weight, bias))
         return decoded(cpu_ops.run(f"{kind}.layer_norm", *inputs)[0])
 
     whole, rtol = normed(x), 1e-5 if kind == "float32" else HALF_ULP

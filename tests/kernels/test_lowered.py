@@ -54,13 +54,13 @@ def test_a_layer_launches_these_kernels(graphs: dict[str, Lowered], name: str) -
     """Activation and residual are part of their products, which take weights as they are kept."""
     launches = graphs[name].execute.launches
     kind = name.partition(":")[0]
-    assert [described(one) for one in launches if one.device == "gpu"] == [
+    assert [described(launch) for launch in launches if launch.device == "gpu"] == [
         "srm_expand",
         EMBED[kind],
         *LAYER[kind] * LAYERS,
         *(*HEAD[kind], "srm_score"),
     ]
-    on_host = [one.name for one in launches if one.device != "gpu"]
+    on_host = [launch.name for launch in launches if launch.device != "gpu"]
     assert on_host == (["concat"] if kind == "max" else [])  # the bounds of the head's rows
 
 

@@ -144,9 +144,9 @@ def test_a_slow_decay_is_exact_over_a_whole_context(ops: Ops) -> None:
         np.zeros((1, UNITS * 64), np.float32),
         Unit(ones, ones, zeros, in_two(decay), zeros),
     )
-    found = run(ops, state, rows, unit).reshape(N_CTX, 4, 16)[:, :, 0].T
+    T = run(ops, state, rows, unit).reshape(N_CTX, 4, 16)[:, :, 0].T
     expected = np.cumsum(decay[:, None] ** np.arange(N_CTX), axis=1)
-    assert np.abs(found / expected - 1).max() < 5e-6
+    assert np.abs(T / expected - 1).max() < 5e-6
 
 
 @pytest.mark.parametrize("form", ["mix", "mix_all"])
@@ -165,8 +165,8 @@ def test_any_chunking_gives_the_same_bits(ops: Ops, cuts: list[int], form: str) 
         slots = np.append(whole.write_slots, 3 + ints(*range(others)))
         chunk = chunk._replace(read_slots=slots, write_slots=slots)
         pool = np.append(in_chunks, np.ones((others, UNITS * 160), np.float32), axis=0)
-        found = run(ops, pool, chunk, unit, form=form)[:length]
-        np.testing.assert_array_equal(found, y[begin:end], strict=True)
+        result = run(ops, pool, chunk, unit, form=form)[:length]
+        np.testing.assert_array_equal(result, y[begin:end], strict=True)
         in_chunks = pool[:3]
     np.testing.assert_array_equal(in_chunks, at_once)
 

@@ -59,8 +59,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def compile_kernels(folder: Path, *defines: str) -> dict[str, str]:
-    found = printed("product_kernels.mojo", folder, *defines)
-    return {name: text.decode() for name, text in found.items()}
+    result = printed("product_kernels.mojo", folder, *defines)
+    return {name: text.decode() for name, text in result.items()}
 
 
 class Run(NamedTuple):
@@ -101,10 +101,10 @@ def run(
         drawn[0] += np.resize(MEANS, rows).astype(np.float32)[:, None]
     is_e4m3 = kind.endswith("e4m3")
     rounded, meaning = (round_e4m3, from_e4m3) if is_e4m3 else (round_bfloat16, widened)
-    given: list[Array] = [rounded(one) for one in drawn[:2]]
-    x, weight = (meaning(one).astype(np.float64) for one in given)
-    given += [round_bfloat16(one) for one in drawn[2:]]
-    bias, residual = (widened(one).astype(np.float64) for one in given[2:])
+    given: list[Array] = [rounded(token) for token in drawn[:2]]
+    x, weight = (meaning(array).astype(np.float64) for array in given)
+    given += [round_bfloat16(token) for token in drawn[2:]]
+    bias, residual = (widened(array).astype(np.float64) for array in given[2:])
     out: Array = np.full((rows, columns), 0x7FC0, np.uint16)
     if kind == "up_e4m3":
         out = np.full((rows, columns), 0x7F, np.uint8)
@@ -113,7 +113,7 @@ def run(
     )
     slices = np.full((rows, columns // SLICE, 2), np.nan, np.float32)
     of_columns = np.stack([scales if is_e4m3 else weight.sum(1), bias], 1).astype(np.float32)
-    factors = (TensorMap(one, 64 if is_small else 128) for one in given[:2])
+    factors = (TensorMap(array, 64 if is_small else 128) for array in given[:2])
     arguments: list[Array | int | TensorMap] = [*factors, out, *given[2:], slices]
     arguments += [of_columns, oracle.moments(x).astype(np.float32), divisors]
     arguments += [SAMPLING, slots[:rows], min(rows, len(slots)), rows]
@@ -161,17 +161,17 @@ def check(kind: str, ran: Run) -> None:
         )
 
 
-def check_slices(found: Array, outputs: Array, slots: I32) -> None:
+def check_slices(array: Array, outputs: Array, slots: I32) -> None:
     """Of rows that are drawn from all tokens. A warp that has none of them leaves nothing."""
-    asked = np.zeros((-(-len(found) // WARP_ROWS) * WARP_ROWS, len(Settings._fields)))
+    asked = np.zeros((-(-len(array) // WARP_ROWS) * WARP_ROWS, len(Settings._fields)))
     asked[: len(slots)] = np.array(SAMPLED)[slots]
     is_plain = (asked[:, 0] > 0) & (asked[:, 1] == 0)
     plain = np.flatnonzero(is_plain)
     expected = oracle.slices(outputs[plain].astype(np.float64), asked[plain, 0])
-    np.testing.assert_array_equal(found[plain, :, 0], expected[..., 0])
-    np.testing.assert_allclose(found[plain, :, 1], expected[..., 1], rtol=2e-6)
+    np.testing.assert_array_equal(array[plain, :, 0], expected[..., 0])
+    np.testing.assert_allclose(array[plain, :, 1], expected[..., 1], rtol=2e-6)
     idle = ~np.repeat(is_plain.reshape(-1, WARP_ROWS).any(1), WARP_ROWS)
-    assert np.isnan(found[idle[: len(found)]]).all()  # as they were
+    assert np.isnan(array[idle[: len(array)]]).all()  # as they were
 
 
 @pytest.fixture(scope="module")
@@ -198,8 +198,8 @@ def test_products_are_right(ran: Callable[[str, int], Run], kind: str, rows: int
 @pytest.mark.filterwarnings("ignore:invalid value")
 def test_slices_of_what_is_no_distribution_are_told(kernels: dict[str, str]) -> None:
     """A row with NaN, and one with infinities: no sum is a number, and the next row's are."""
-    found = run(kernels[f"slices {COLUMNS} 256"], "slices", 3, 256, begins=(np.nan, np.inf)).slices
-    np.testing.assert_array_equal(np.isnan(found[..., 1]), [[True] * 2, [True] * 2, [False] * 2])
+    slices = run(kernels[f"slices {COLUMNS} 256"], "slices", 3, 256, begins=(np.nan, np.inf)).slices
+    np.testing.assert_array_equal(np.isnan(slices[..., 1]), [[True] * 2, [True] * 2, [False] * 2])
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in PLAIN])
@@ -273,6 +273,6 @@ def check_registers(name: str, text: str, folder: Path) -> None:
     path = folder / "kernel.ptx"
     path.write_text(text)
     command = ["ptxas", "-arch=sm_90a", "-v", str(path), "-o", str(folder / "kernel.cubin")]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in said, name
-    assert "Used 168 registers" in said and "C7510" not in said, (name, said)
+    stderr = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in stderr, name
+    assert "Used 168 registers" in stderr and "C7510" not in stderr, (name, stderr)

@@ -51,11 +51,11 @@ def columns(rows: list[Settings]) -> list[Array]:
 
 def records(rows: list[Settings], seeds: npt.NDArray[np.integer[Any]]) -> I32:
     """As a device keeps them, the first for slot 0."""
-    kept = np.zeros(len(rows), SAMPLING)
+    zeros = np.zeros(len(rows), SAMPLING)
     for name, values in zip(Settings._fields, columns(rows), strict=True):
-        kept[name] = values
-    kept["seed"] = seeds.astype(np.uint64)
-    return kept.view(np.int32).reshape(len(rows), 6)
+        zeros[name] = values
+    zeros["seed"] = seeds.astype(np.uint64)
+    return zeros.view(np.int32).reshape(len(rows), 6)
 
 
 def run(
@@ -118,9 +118,9 @@ def test_tokens_and_logprobs(ops: Ops, vocab: int) -> None:
     settings[3] = GREEDY
     seeds = rng.integers(2**64, size=num_rows, dtype=np.uint64)
     positions = rng.integers(2**31, size=num_rows)
-    found = run(ops, logits, settings, seeds, positions)
+    ran = run(ops, logits, settings, seeds, positions)
     uniforms = [oracle.uniform(int(s), int(p)) for s, p in zip(seeds, positions, strict=True)]
-    check(logits, settings, uniforms, *found, decided=0.9)
+    check(logits, settings, uniforms, *ran, decided=0.9)
 
 
 def check(
@@ -167,8 +167,8 @@ def test_exactly_the_kept_tokens_are_drawn(ops: Ops) -> None:
     each = [row for row in drawn_from for _ in range(draws)]
     tokens = run(ops, np.repeat(levels, draws, axis=0), each)[0].reshape(-1, draws)
     for row, logits, drawn in zip(drawn_from, levels, tokens, strict=True):
-        kept = kept_mass(logits.astype(np.float32), row) > 0
-        np.testing.assert_array_equal(np.unique(drawn), np.flatnonzero(kept), err_msg=str(row))
+        retained = kept_mass(logits.astype(np.float32), row) > 0
+        np.testing.assert_array_equal(np.unique(drawn), np.flatnonzero(retained), err_msg=str(row))
 
 
 @pytest.mark.parametrize("top_k", [1, 300, 599])
@@ -202,7 +202,7 @@ DRAWN = [(settings, 1.5, 24) for settings in COMBINATIONS]
 DRAWN += [(Settings(), 0, vocab) for vocab in (2, 100, 1000)]
 
 
-@pytest.mark.parametrize("number", range(len(DRAWN)), ids=[str(one) for one in DRAWN])
+@pytest.mark.parametrize("number", range(len(DRAWN)), ids=[str(item) for item in DRAWN])
 def test_distribution(ops: Ops, number: int) -> None:
     """100,000 draws: one of each of as many streams, or, for every other one, of one stream."""
     draws, (settings, spread, vocab) = 100_000, DRAWN[number]
@@ -273,15 +273,15 @@ def test_only_the_slots_of_decode_rows_are_written(ops: Ops) -> None:
 def test_a_row_samples_as_its_own_slot_does(ops: Ops) -> None:
     rng = np.random.default_rng(3)
     slots, vocab = rng.permutation(500)[:40].astype(np.int32), 50
-    kept = [random_settings(rng, vocab) for _ in range(500)]
+    results = [random_settings(rng, vocab) for _ in range(500)]
     seeds = rng.integers(2**64, size=500, dtype=np.uint64)
     logits = rng.normal(0, 3, (40, vocab)).astype(np.float32)
     last_token, positions = np.zeros(500, np.int32), rng.integers(2**31, size=40, dtype=np.int32)
-    found = ops.run("sample", last_token, logits, records(kept, seeds), positions, slots)
-    own = [kept[slot] for slot in slots]
+    ran = ops.run("sample", last_token, logits, records(results, seeds), positions, slots)
+    own = [results[slot] for slot in slots]
     expected = run(ops, logits, own, seeds[slots], positions)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for array, other in zip(ran, expected, strict=True):
+        np.testing.assert_array_equal(array, other)
 
 
 def test_offsets_of_last_tokens_and_records_are_64_bit(cpu_ops: Ops) -> None:

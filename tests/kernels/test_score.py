@@ -40,8 +40,8 @@ class Rows(NamedTuple):
 def run(ops: Ops, asked: Rows) -> Found:
     """Decode row i is in the last slot but i."""
     decode = len(asked.tokens)
-    kept = [Settings(one) for one in asked.temperature[::-1]] or [Settings()]
-    sampling = records(kept, np.arange(len(kept)))
+    retained = [Settings(temperature) for temperature in asked.temperature[::-1]] or [Settings()]
+    sampling = records(retained, np.arange(len(retained)))
     slots = np.arange(decode, dtype=np.int32)[::-1].copy()
     given = asked.tokens, np.append(np.int32(-1), asked.targets[decode:]), *asked[4:]
     return Found(*ops.run("score", asked.logits, sampling, slots, *given))
@@ -54,7 +54,7 @@ def given(logits: F32, targets: Array, num_top: int = MAX_LOGPROBS) -> Rows:
     return Rows(logits, none.astype(np.float32), none, targets.astype(np.int32), rows, wanted)
 
 
-def check(found: Found, asked: Rows) -> None:
+def check(result: Found, asked: Rows) -> None:
     """Ranks and ids are exact: they come of comparing the logits given."""
     for q, row in enumerate(asked.rows):
         is_decode = row < len(asked.tokens)
@@ -66,13 +66,13 @@ def check(found: Found, asked: Rows) -> None:
         )
         likeliest += [(-1, 0.0)] * (MAX_LOGPROBS - len(likeliest))
         ids, logprobs = zip(*likeliest, strict=True)
-        assert (found.ranks[q], tuple(found.top_ids[q])) == (rank, ids)
+        assert (result.ranks[q], tuple(result.top_ids[q])) == (rank, ids)
         with np.errstate(over="ignore"):  # what float32 has no number for is infinite
             expected = np.array([logprob, *logprobs]).astype(np.float32)
-        given = np.append(found.logprobs[q], found.top_logprobs[q])
+        given = np.append(result.logprobs[q], result.top_logprobs[q])
         np.testing.assert_allclose(given, expected, rtol=2e-6, atol=2e-6)
         if target in ids:  # the same bits wherever a token appears
-            assert found.top_logprobs[q, rank - 1] == found.logprobs[q]
+            assert result.top_logprobs[q, rank - 1] == result.logprobs[q]
 
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)
@@ -92,8 +92,8 @@ def test_some_rows_of_a_batch(ops: Ops, vocab: int) -> None:
     check(together, asked)
     for part in (slice(0), *(slice(q, q + 1) for q in range(len(rows)))):  # none, or one alone
         alone = run(ops, asked._replace(rows=rows[part], num_top=asked.num_top[part]))
-        for found, expected in zip(alone, together, strict=True):
-            np.testing.assert_array_equal(found, expected[part], strict=True)
+        for result, expected in zip(alone, together, strict=True):
+            np.testing.assert_array_equal(result, expected[part], strict=True)
 
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)
@@ -111,9 +111,9 @@ def test_equal_logits_go_by_id(ops: Ops, vocab: int) -> None:
 def test_odd_rows(ops: Ops, vocab: int) -> None:
     logits = odd_rows(vocab)
     asked = given(logits, np.arange(len(logits)) % vocab)
-    found = run(ops, asked)
-    check(found, asked)
-    assert np.isnan(found.logprobs[:5]).all() and (found.top_ids[:5] == -1).all()
+    ran = run(ops, asked)
+    check(ran, asked)
+    assert np.isnan(ran.logprobs[:5]).all() and (ran.top_ids[:5] == -1).all()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 3.0])
@@ -123,12 +123,12 @@ def test_sampled_tokens_have_the_samplers_own_bits(ops: Ops, temperature: float)
     tokens, logprobs = sample(ops, logits, Settings(temperature, top_k))
     temperatures = np.full(count, temperature, np.float32)
     asked = given(logits, np.full(count, -1))._replace(temperature=temperatures, tokens=tokens)
-    found, order = run(ops, asked), np.arange(count)
-    np.testing.assert_array_equal(found.logprobs, logprobs)
-    places = found.ranks - 1
+    ran, order = run(ops, asked), np.arange(count)
+    np.testing.assert_array_equal(ran.logprobs, logprobs)
+    places = ran.ranks - 1
     assert (places < top_k).all()
-    np.testing.assert_array_equal(found.top_ids[order, places], tokens)
-    np.testing.assert_array_equal(found.top_logprobs[order, places], logprobs)
+    np.testing.assert_array_equal(ran.top_ids[order, places], tokens)
+    np.testing.assert_array_equal(ran.top_logprobs[order, places], logprobs)
 
 
 def test_offsets_are_64_bit(cpu_ops: Ops) -> None:

@@ -60,9 +60,9 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._held += data
-        head, found, body = self._held.partition(b"\r\n\r\n")
+        head, result, body = self._held.partition(b"\r\n\r\n")
         length = _LENGTH.search(head)
-        if not found or (length and len(body) < int(length[1])):
+        if not result or (length and len(body) < int(length[1])):
             return
         self._held = b""
         if head.startswith(b"GET"):

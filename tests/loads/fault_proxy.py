@@ -72,14 +72,14 @@ class FaultProxy(Toy):
     async def _forward(self, reader: asyncio.StreamReader, pair: _Pair) -> None:
         """What the client says, until it leaves; then the server is told that it did."""
         due: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-        sender = asyncio.create_task(self._send_when_due(due, pair))
+        sending = asyncio.create_task(self._send_when_due(due, pair))
         try:
             while content := await reader.read(_CHUNK):
                 if content.startswith(b"POST "):
                     self._count(pair)
                 due.put_nowait((time.monotonic() + self._delay_s, content))
         finally:
-            sender.cancel()
+            sending.cancel()
             pair.server.close()
 
     def _count(self, pair: _Pair) -> None:

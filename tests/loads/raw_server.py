@@ -113,6 +113,6 @@ def stream(*events: bytes) -> bytes:
     return HEAD + b"".join(map(chunk, events)) + END
 
 
-def whole(body: bytes, status: int = 200, *headers: str) -> bytes:
+def make_reply(body: bytes, status: int = 200, *headers: str) -> bytes:
     lines = [f"HTTP/1.1 {status} X", f"content-length: {len(body)}", *headers, "", ""]
     return "\r\n".join(lines).encode() + body

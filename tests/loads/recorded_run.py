@@ -52,21 +52,21 @@ def recorded(
     clients = [(0, at + 1.0, cpu_s[at], lag_s[at], 0) for at in range(int(end))]
     settings = {"warmup_s": 0.1 * seconds, "output_tokens": "32", **settings}
     load: dict[str, Any] = {"arrivals": "poisson", "rate": rate, "duration_s": seconds}
-    found = recording(requests, events, clients, end, **(load | settings))
-    about = found.about
+    result = recording(requests, events, clients, end, **(load | settings))
+    about = result.about
     about.command, about.started_unix = f"srm loadtest run --rate {rate:g}", 1_790_000_000.0
     about.machine, about.versions = machine, versions or {"srm": "0.1.0", "Python": "3.11"}
-    about.server_metrics = [_sample(time, found, slots) for time in range(int(end) + 1)]
-    return found
+    about.server_metrics = [_sample(time, result, slots) for time in range(int(end) + 1)]
+    return result
 
 
-def _sample(time: float, found: Recording, slots: int) -> MetricSample:
-    requests = found.requests
+def _sample(time: float, result: Recording, slots: int) -> MetricSample:
+    requests = result.requests
     there = int(((requests["sent"] <= time) & (requests["ended"] > time)).sum())
     numbers = (
         float(min(there, slots)),
         float(max(there - slots, 0)),
-        float(np.searchsorted(found.events["time"], time)),
+        float(np.searchsorted(result.events["time"], time)),
         32.0 * int((requests["sent"] <= time).sum()),
     )
     return MetricSample(float(time), dict(zip(NAMES, numbers, strict=True)))

@@ -34,9 +34,9 @@ class Loaded(NamedTuple):
     @property
     def first(self) -> Times:
         """[requests] When the first token of each came; inf without one."""
-        found = np.full(len(self.recording.requests), np.inf)
-        np.minimum.at(found, self.recording.events["request"], self.recording.events["time"])
-        return found
+        result = np.full(len(self.recording.requests), np.inf)
+        np.minimum.at(result, self.recording.events["request"], self.recording.events["time"])
+        return result
 
 
 def loaded(url: str, **settings: Any) -> Loaded:
@@ -64,6 +64,8 @@ async def simulate(scenario: Scenario, url: str) -> tuple[Recording, float]:
     setups = [frames.Setup(scenario, target, number, workers) for number in range(workers)]
     work = Workload(scenario)
     with Path(os.devnull).open("wb") as nowhere:
-        parts = [Part(one, work, pace_of(one, work), started, nowhere.fileno()) for one in setups]
+        parts = [
+            Part(setup, work, pace_of(setup, work), started, nowhere.fileno()) for setup in setups
+        ]
         results = await asyncio.gather(*(part.result() for part in parts))
     return put_together(results, scenario, target, "a test", 0.0, False), started

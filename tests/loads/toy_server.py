@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from tests.loads.raw_server import DONE, END, HEAD, Peer, chunk, event, whole
+from tests.loads.raw_server import DONE, END, HEAD, Peer, chunk, event, make_reply
 from tests.loads.toy import Toy
 
 Fault = Literal[
@@ -135,7 +135,7 @@ class ToyServer(Toy):
 
 def _json(content: dict[str, Any], status: int = 200, *headers: str) -> bytes:
     body = json.dumps(content).encode()
-    return whole(body, status, "content-type: application/json", *headers)
+    return make_reply(body, status, "content-type: application/json", *headers)
 
 
 def _part(text: str, n: int, reason: str | None = None) -> dict[str, Any]:

@@ -82,9 +82,9 @@ class _Pipe(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         if not self._is_over:
-            self._loop.call_soon(self.peer.feed, bytes(data))
+            self._loop.call_soon(self.peer.deliver, bytes(data))
 
-    def feed(self, data: bytes) -> None:
+    def deliver(self, data: bytes) -> None:
         if not self._is_over:
             self._protocol.data_received(data)
 

@@ -43,5 +43,5 @@ def afresh(engine: Engine, config: EngineConfig | None = None, /, **settings: An
 def prompts(count: int, seed: int, solved: bool = False) -> list[list[int]]:
     """Token ids of held-out problems, with their solutions if they are wanted."""
     drawn = islice(problems("held-out", seed), count)
-    texts = (f"{one.prompt} {one.solution}" if solved else one.prompt for one in drawn)
+    texts = (f"{token.prompt} {token.solution}" if solved else token.prompt for token in drawn)
     return [TOKENIZER.encode(text).ids for text in texts]

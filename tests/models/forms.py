@@ -110,14 +110,14 @@ def folded(shapes: Mapping[str, ModelConfig]) -> dict[str, Weights]:
 
 
 def tensors(name: str, config: ModelConfig) -> dict[str, F32]:
-    found, rng = random_tensors(config), np.random.default_rng(0)
-    for key, value in found.items():
+    result, rng = random_tensors(config), np.random.default_rng(0)
+    for key, value in result.items():
         # Clipped ones, slow ones, and one that never forgets.
         if name in LENGTHS | LONG and key.endswith("decay_value"):
             value[...] = rng.choice(np.array([0.88, 0.999, 0.9995, 1.0], np.float32), value.shape)
         if name == "tiny_alphas" and "mixer_heads" in key and key.endswith("weight"):
             value[:, [0, 3, 20]], value[:, [1, 10]] = 0, 1e-8
-    return found
+    return result
 
 
 @cache
@@ -140,15 +140,15 @@ def long_forms() -> dict[str, Forms]:
 
 
 def _forms(graphs: LogitsGraphs, shapes: Mapping[str, ModelConfig]) -> dict[str, Forms]:
-    found, in_max = {}, graphs.bind(folded(shapes))
+    forms, in_max = {}, graphs.bind(folded(shapes))
     for name, shape in shapes.items():
         reference = SRM(shape)
         values = tensors(name, shape)
         reference.load_state_dict({k: torch.from_numpy(v) for k, v in values.items()})
-        found[name] = Forms(in_max[name], reference.double())
-    return found
+        forms[name] = Forms(in_max[name], reference.double())
+    return forms
 
 
-def error(found: npt.NDArray[np.floating], expected: npt.NDArray[np.floating]) -> float:
+def error(result: npt.NDArray[np.floating], expected: npt.NDArray[np.floating]) -> float:
     """max |difference| / max |expected|; NaN where anything is not a number."""
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
+    return float(np.abs(result - expected).max() / np.abs(expected).max())

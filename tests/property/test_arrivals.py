@@ -21,13 +21,13 @@ DURATIONS = st.floats(0.1, 20)
 SEEDS = st.integers(0, 2**64 - 1)
 
 
-def of(**settings: Any) -> Scenario:
+def make_scenario(**settings: Any) -> Scenario:
     return Scenario(**{"arrivals": "poisson", **settings})
 
 
 @given(rate=RATES, duration=DURATIONS)
 def test_constant_times_are_multiples_of_the_gap(rate: float, duration: float) -> None:
-    planned = times(of(arrivals="constant", rate=rate, duration_s=duration))
+    planned = times(make_scenario(arrivals="constant", rate=rate, duration_s=duration))
     assert planned.tolist() == [number / rate for number in range(len(planned))]
     assert planned[-1] < duration <= len(planned) / rate
 
@@ -36,31 +36,33 @@ def test_constant_times_are_multiples_of_the_gap(rate: float, duration: float) -
 def test_ramp_times_are_where_the_integral_of_the_rate_is_whole(
     rate: float, rate_end: float, duration: float
 ) -> None:
-    planned = times(of(arrivals="ramp", rate=rate, rate_end=rate_end, duration_s=duration))
+    planned = times(
+        make_scenario(arrivals="ramp", rate=rate, rate_end=rate_end, duration_s=duration)
+    )
     due = rate * planned + (rate_end - rate) * planned**2 / (2 * duration)
     np.testing.assert_allclose(due, np.arange(len(planned)), atol=1e-6)
     assert abs(len(planned) - math.ceil((rate + rate_end) / 2 * duration)) <= 1
-    assert all(one < other for one, other in pairwise(planned.tolist()))
+    assert all(item < other for item, other in pairwise(planned.tolist()))
 
 
 @given(seed=SEEDS, rate=RATES, duration=DURATIONS)
 def test_poisson_times_are_those_of_the_seed(seed: int, rate: float, duration: float) -> None:
-    scenario = of(seed=seed, rate=rate, duration_s=duration)
+    scenario = make_scenario(seed=seed, rate=rate, duration_s=duration)
     planned = times(scenario)
     assert planned.tolist() == times(scenario).tolist()
     assert ((planned > 0) & (planned < duration)).all() and (np.diff(planned) >= 0).all()
-    longer = times(of(seed=seed, rate=rate, duration_s=2 * duration))
+    longer = times(make_scenario(seed=seed, rate=rate, duration_s=2 * duration))
     assert longer[: len(planned)].tolist() == planned.tolist()
     assert (longer[len(planned) :] >= duration).all()
-    faster = times(of(seed=seed, rate=2 * rate, duration_s=duration / 2))
+    faster = times(make_scenario(seed=seed, rate=2 * rate, duration_s=duration / 2))
     np.testing.assert_allclose(faster * 2, planned)
-    other = of(seed=seed ^ 1, rate=rate, duration_s=duration)
+    other = make_scenario(seed=seed ^ 1, rate=rate, duration_s=duration)
     assert not np.intersect1d(planned, times(other)).size
 
 
 def test_poisson_gaps_are_exponential_and_their_counts_poisson() -> None:
     rate, seconds = 100.0, 2000.0
-    planned = times(of(seed=7, rate=rate, duration_s=seconds))
+    planned = times(make_scenario(seed=7, rate=rate, duration_s=seconds))
     gaps = np.sort(np.diff(planned, prepend=0.0))
     expected = -np.expm1(-rate * gaps)
     places = np.arange(len(gaps) + 1) / len(gaps)
@@ -80,7 +82,7 @@ def test_poisson_gaps_are_exponential_and_their_counts_poisson() -> None:
 )
 def test_requests_are_a_limit_too(arrivals: str, requests: int, duration: float) -> None:
     ramp = {"rate_end": 90.0} if arrivals == "ramp" else {}
-    unlimited = of(arrivals=arrivals, rate=30.0, duration_s=duration, **ramp)
+    unlimited = make_scenario(arrivals=arrivals, rate=30.0, duration_s=duration, **ramp)
     limited = msgspec.structs.replace(unlimited, requests=requests)
     assert times(limited).tolist() == times(unlimited)[:requests].tolist()
 
@@ -95,10 +97,12 @@ def test_times_of_a_trace_are_sorted_shifted_and_scaled(
 ) -> None:
     file = tmp_path_factory.mktemp("traces") / "trace.jsonl"
     file.write_text("\n".join(f'{{"timestamp": {stamp!r}}}' for stamp in stamps))
-    found = times(of(arrivals="trace", trace=file, trace_scale=scale, duration_s=duration)).tolist()
+    result = times(
+        make_scenario(arrivals="trace", trace=file, trace_scale=scale, duration_s=duration)
+    ).tolist()
     whole = [(stamp - min(stamps)) * scale for stamp in sorted(stamps)]
-    assert found == [time for time in whole if not duration or time < duration]
-    assert found[0] == 0
+    assert result == [time for time in whole if not duration or time < duration]
+    assert result[0] == 0
 
 
 @pytest.mark.parametrize("arrivals", ["constant", "poisson"])
@@ -106,7 +110,7 @@ def test_requests_alone_end_a_run_and_more_than_any_machine_sends_are_refused(
     arrivals: str,
 ) -> None:
     for requests in (1, 65_536, 65_537, 200_000):
-        planned = times(of(arrivals=arrivals, duration_s=0, requests=requests))
+        planned = times(make_scenario(arrivals=arrivals, duration_s=0, requests=requests))
         assert len(planned) == requests
     with pytest.raises(ConfigError, match="more than 100000000 requests"):
-        times(of(arrivals=arrivals, rate=1e9, duration_s=1e9))
+        times(make_scenario(arrivals=arrivals, rate=1e9, duration_s=1e9))

@@ -62,12 +62,12 @@ def test_words_of_three_and_four_tokens_are_not_sampled() -> None:
     engine = engine_of(num_slots=7, max_step_rows=5, max_step_tokens=9)
     without = replace(params, bad_words=())
     samples, free = (
-        [ints(one.token_ids) for one in engine.generate([[5, 6]], each)[0]]
+        [ints(output.token_ids) for output in engine.generate([[5, 6]], each)[0]]
         for each in (params, without)
     )
     assert samples == [plain([5, 6], params, index) for index in range(params.n)]
     for word in words:
-        texts = [tuple(one[at : at + len(word)]) for one in free for at in range(40)]
+        texts = [tuple(item[at : at + len(word)]) for item in free for at in range(40)]
         assert word in texts, "they would be sampled, or this test says nothing"
 
 
@@ -98,12 +98,12 @@ def test_samples_are_those_of_a_plain_loop(
     except InvalidRequest as error:  # could be left without a token: see the tests of accepting
         assert error.param in {"allowed_token_ids", "bad_words", "min_tokens"}
         assume(False)
-    found = {}
+    entries = {}
     while engine.has_work:
         for output in engine.step_overlapped() if is_overlapped else engine.step():
             assert output.finish_reason in {"stop", "length"}
-            found[output.id, output.index] = ints(output.token_ids)
+            entries[output.id, output.index] = ints(output.token_ids)
     for at, request in enumerate(given):
         for index in range(request.params.n):
             expected = plain(ints(request.prompt_token_ids), request.params, index)
-            assert found[str(at), index] == expected
+            assert entries[str(at), index] == expected

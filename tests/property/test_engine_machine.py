@@ -54,7 +54,7 @@ WEIGHTS.embedding[31] = np.nan  # so that "error" endings occur too
 
 Part = tuple[int, list[bytes], list[tuple[int, int]]]
 """A client's number, its Tokens as a message carries them, and what was cached."""
-Said = tuple[list[Output], list[Part]]
+StepOutput = tuple[list[Output], list[Part]]
 
 
 class RecordingRunner(NumpyRunner):
@@ -65,16 +65,16 @@ class RecordingRunner(NumpyRunner):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(WEIGHTS, config.num_slots, config.prefix_slots)
         self.batches: list[Batch] = []
-        self._wanted: deque[I32] = deque()
+        self._parse_range: deque[I32] = deque()
 
     def launch(self, batch: Batch) -> NumpyLaunched:
         self.batches.append(batch)
-        self._wanted.append(ints(self.table.sampling[batch.slots]))
+        self._parse_range.append(ints(self.table.sampling[batch.slots]))
         return super().launch(batch)
 
     def _run(self, batch: Batch) -> StepResult:
         result = super()._run(batch)
-        np.testing.assert_array_equal(self._sampling[batch.slots], self._wanted.popleft())
+        np.testing.assert_array_equal(self._sampling[batch.slots], self._parse_range.popleft())
         return result
 
 
@@ -164,12 +164,12 @@ class EngineMachine(RuleBasedStateMachine):
             if cut is not None:
                 to_start = group.next_fresh(group.unstarted).tolist()
                 stopped |= {i for i in [*begun, *to_start] if i >= cut}
-            own = [one.indices.tolist() for of, one in scheduler.parking.records() if of is group]
+            own = [item.indices.tolist() for of, item in scheduler.parking.records() if of is group]
             for at, parked in enumerate(own):
                 ended = stopped.intersection(parked)
                 self.reached["stopped where it was parked"] += bool(ended & indices)
                 self.reached["cut where it was parked"] += bool(ended - indices)
-                is_behind = bool(ended) and any(len(one) > 1 for one in own[:at])
+                is_behind = bool(ended) and any(len(item) > 1 for item in own[:at])
                 self.reached["stopped behind others that were parked"] += is_behind
         self.stopped |= {(request_id, index) for index in stopped}
         for engine in self.both:
@@ -221,10 +221,10 @@ class EngineMachine(RuleBasedStateMachine):
             self.park_these(own[at:])
         self.stop_these(str(self.count), indices, cut)
 
-    @precondition(lambda self: any(one.durable for one in self.requests.values()))
+    @precondition(lambda self: any(request.durable for request in self.requests.values()))
     @rule(data=st.data(), weight=st.sampled_from([0.25, 1.0, 4.0]))
     def send_again(self, data: st.DataObject, weight: float) -> None:
-        durable = sorted(one.id for one in self.requests.values() if one.durable)
+        durable = sorted(request.id for request in self.requests.values() if request.durable)
         name = data.draw(st.sampled_from(durable))
         if self.engine.has_request(name) or name in self.aborted:  # or it was answered
             self.add_again(replace(self.requests[name], weight=weight))
@@ -247,16 +247,16 @@ class EngineMachine(RuleBasedStateMachine):
     def move(self, data: st.DataObject) -> None:
         """Everything durable goes on in another engine; what else there is ends."""
         self.settle()
-        kept: defaultdict[str, list[Parked]] = defaultdict(list)
+        entries: defaultdict[str, list[Parked]] = defaultdict(list)
         for request, parked in self.engine.parked_of_all():
             assert request == self.requests[request.id]
-            kept[request.id].append(parked)
+            entries[request.id].append(parked)
         running = sorted(self.engine.scheduler.request_ids())
         self.aborted.update(running)
         again = data.draw(st.permutations([n for n in running if self.requests[n].durable]))
         self.open()
         for engine in self.both:
-            engine.progress = lambda one: merged(kept[one.id]) if one.id in kept else None
+            engine.progress = lambda one: merged(entries[one.id]) if one.id in entries else None
         for name in again:
             self.add_again(self.requests[name])
 
@@ -281,24 +281,24 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine = Engine(TINY, self.runner, self.config)
         self.twin = Engine(TINY, self.twin_runner, self.config)
         self.both = self.engine, self.twin
-        self.runner.table, self.twin_runner.table = (one.scheduler.table for one in self.both)
+        self.runner.table, self.twin_runner.table = (item.scheduler.table for item in self.both)
 
     @rule(times=st.integers(1, 12), is_overlapped=st.booleans())
     def step(self, times: int = 1, is_overlapped: bool = True) -> None:
         for _ in range(times):
-            self.hear(Engine.step_overlapped if is_overlapped else Engine.step)
+            self.compare_step(Engine.step_overlapped if is_overlapped else Engine.step)
 
     def settle(self) -> None:
-        self.hear(Engine.settle)
+        self.compare_step(Engine.settle)
 
-    def hear(self, step: Callable[[Engine], list[Output]]) -> None:
-        news, twin = (said(engine, step(engine)) for engine in self.both)
-        assert news == twin
-        for output in [*news[0], *self.outputs_of(news[1])]:
+    def compare_step(self, step: Callable[[Engine], list[Output]]) -> None:
+        changes, twin = (read_step(engine, step(engine)) for engine in self.both)
+        assert changes == twin
+        for output in [*changes[0], *self.outputs_of(changes[1])]:
             assert output.id not in self.aborted, "an aborted request spoke"
             assert (output.id, output.index) not in self.stopped, "a stopped sample spoke"
             earlier = self.received[output.id, output.index]
-            assert all(one.finish_reason is None for one in earlier), "spoke after its end"
+            assert all(number.finish_reason is None for number in earlier), "spoke after its end"
             if output.index == PROMPT:
                 others = {index for name, index in self.received if name == output.id}
                 assert others == {PROMPT}, "the prompt's scores come first"
@@ -368,34 +368,36 @@ class EngineMachine(RuleBasedStateMachine):
 
     def compare(self, request: Request) -> None:
         expected = expected_of(request)
-        said = {i: join(all_) for (name, i), all_ in self.received.items() if name == request.id}
-        if PROMPT in said and PROMPT not in expected:  # broken behind what is its first chunk here
-            assert request.prompt_token_ids[4:].startswith(said.pop(PROMPT).token_ids)
-            assert {one.finish_reason for one in said.values()} == {"error"}
+        entries = {i: join(all_) for (name, i), all_ in self.received.items() if name == request.id}
+        if (
+            PROMPT in entries and PROMPT not in expected
+        ):  # broken behind what is its first chunk here
+            assert request.prompt_token_ids[4:].startswith(entries.pop(PROMPT).token_ids)
+            assert {entry.finish_reason for entry in entries.values()} == {"error"}
         for index in [index for name, index in self.stopped if name == request.id]:
-            so_far = said.pop(index, Output(request.id, index))
+            so_far = entries.pop(index, Output(request.id, index))
             assert so_far.finish_reason is None
             assert expected.pop(index).token_ids.startswith(so_far.token_ids)
         if expected.keys() == {PROMPT}:  # all were stopped, maybe before it was scored
-            expected = {PROMPT: said[PROMPT]} if PROMPT in said else {}
-        assert said.keys() == expected.keys()
-        for index, one in expected.items():
+            expected = {PROMPT: entries[PROMPT]} if PROMPT in entries else {}
+        assert entries.keys() == expected.keys()
+        for index, output in expected.items():
             if request.emit == "tokens" and index != PROMPT:  # which have no ranks
-                one = replace(one, ranks=b"")  # noqa: PLW2901
-            assert replace(said[index], cached_tokens=0, first_version=0) == one
-            assert said[index].cached_tokens < len(request.prompt_token_ids) // 4
-            assert not said[index].cached_tokens or request.params.prompt_logprobs is None
-        if PROMPT in said and len(said) > 1:
-            assert said[PROMPT].token_ids == request.prompt_token_ids[4:]
+                output = replace(output, ranks=b"")  # noqa: PLW2901
+            assert replace(entries[index], cached_tokens=0, first_version=0) == output
+            assert entries[index].cached_tokens < len(request.prompt_token_ids) // 4
+            assert not entries[index].cached_tokens or request.params.prompt_logprobs is None
+        if PROMPT in entries and len(entries) > 1:
+            assert entries[PROMPT].token_ids == request.prompt_token_ids[4:]
         if request.params.max_tokens and request.params.prompt_logprobs is not None:
             params = replace(request.params, logprobs=None, prompt_logprobs=None)
             unscored = expected_of(replace(request, params=params))
-            for index in unscored.keys() & said.keys():
-                is_broken = said[index].finish_reason == "error"  # maybe only a prompt's score
-                assert is_broken or unscored[index].token_ids == said[index].token_ids
+            for index in unscored.keys() & entries.keys():
+                is_broken = entries[index].finish_reason == "error"  # maybe only a prompt's score
+                assert is_broken or unscored[index].token_ids == entries[index].token_ids
 
 
-def said(engine: Engine, outputs: list[Output]) -> Said:
+def read_step(engine: Engine, outputs: list[Output]) -> StepOutput:
     """All of what steps said that returned these Outputs."""
     steps = (step.split(STREAMS.bit_length() - 1) for step in engine.take_tokens())
     parts = chain.from_iterable(steps)

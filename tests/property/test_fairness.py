@@ -25,7 +25,7 @@ from server.generation.engine_request import RequestOwner, engine_requests
 from server.generation.prompts import Prompt
 from server.storage.records import BatchRecord
 from tests.bodies.refusals import completion
-from tests.engines.making import complete, park_victims, scheduled, scheduler_of
+from tests.engines.making import complete, park_preempted, scheduled, scheduler_of
 
 MOST_STEPS = 500
 """Far more than the other key's request needs, and far fewer than what the first key sends."""
@@ -75,7 +75,7 @@ class Flood:
                     self.scheduler.add(self.request(owner, next(requests)))
                 except Overloaded:
                     break
-        park_victims(self.scheduler)
+        park_preempted(self.scheduler)
         complete(self.scheduler, scheduled(self.scheduler))
 
     def run(self, owner: RequestOwner, body: Body) -> None:
@@ -122,8 +122,8 @@ def batches_of(*made: tuple[str, int, float]) -> list[RequestOwner]:
     place = cast("Workplace", SimpleNamespace(config=None, store=None, clock=None, fleet=None))
     weights, room = _weights(records), ConcurrencyLimiter(1, 1)
     shares = [room.share(weight=weights[record.id]) for record in records]
-    jobs = [BatchJob(one, place, share) for one, share in zip(records, shares, strict=True)]
-    return [job._sender for job in jobs]
+    jobs = [BatchJob(record, place, share) for record, share in zip(records, shares, strict=True)]
+    return [job._owner for job in jobs]
 
 
 made = st.tuples(st.just("a"), st.integers(-1000, 1000), st.floats(1e-3, 1e3))
@@ -136,7 +136,7 @@ def test_no_priority_or_weight_of_a_keys_batches_keeps_another_keys_waiting(
     theirs: list[tuple[str, int, float]], flood: list[Body], limits: dict[str, int]
 ) -> None:
     *senders, other = batches_of(*theirs, ("b", 0, 1.0))
-    Flood(limits, *((one, flood) for one in senders)).run(other, FEW)
+    Flood(limits, *((item, flood) for item in senders)).run(other, FEW)
 
 
 @given(theirs=st.lists(made, min_size=1, max_size=6), flood=bodies, limits=limits)
@@ -145,7 +145,7 @@ def test_batches_make_way_for_people_of_all_keys_whatever_these_ask(
     theirs: list[tuple[str, int, float]], flood: list[Body], limits: dict[str, int]
 ) -> None:
     senders = batches_of(*theirs)
-    busy = Flood(limits, *((one, flood) for one in senders))
+    busy = Flood(limits, *((batch, flood) for batch in senders))
     for priority in (1000, -1000):
         busy.run(of_key("b"), FEW | {"priority": priority, "n": 2})
         busy.run(of_key("a"), FEW | {"priority": priority, "n": 2})

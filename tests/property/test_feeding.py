@@ -35,7 +35,7 @@ def feed_as_drawn(forms: Forms, given: list[Feed], draw: Callable[..., int]) -> 
     free = list(range(len(given), NUM_SLOTS))
     done = [0] * len(given)
     left = [list(chunks) for _, chunks in given]
-    found: list[list[F32]] = [[] for _ in given]
+    results: list[list[F32]] = [[] for _ in given]
     while any(left):
         waiting = [i for i, chunks in enumerate(left) if chunks]
         rows: list[Row] = []
@@ -50,9 +50,9 @@ def feed_as_drawn(forms: Forms, given: list[Feed], draw: Callable[..., int]) -> 
             done[i] += count
         free += [row[1] for row in rows if row[1] != row[2]]
         ends = np.cumsum([len(row[0]) for row in rows])[:-1]
-        for i, part in zip(who, np.split(forms.max.feed(pool, rows), ends), strict=True):
-            found[i].append(part)
-    return [np.concatenate(parts) for parts in found]
+        for i, part in zip(who, np.split(forms.max.run_batch(pool, rows), ends), strict=True):
+            results[i].append(part)
+    return [np.concatenate(parts) for parts in results]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -63,8 +63,8 @@ def test_texts_give_torchs_logits_and_the_same_bits_however_fed(
 ) -> None:
     forms = all_forms()[name]
     given = data.draw(st.lists(feeds(forms), min_size=1, max_size=6))
-    found = feed_as_drawn(forms, given, data.draw)
-    for (text, _), logits in zip(given, found, strict=True):
+    result = feed_as_drawn(forms, given, data.draw)
+    for (text, _), logits in zip(given, result, strict=True):
         assert error(logits, forms.expected(text)) < TOLERANCE
-        whole = forms.max.feed(forms.max.pool(), [(text, 0, 0, 0)])
+        whole = forms.max.run_batch(forms.max.pool(), [(text, 0, 0, 0)])
         assert np.array_equal(logits, whole)

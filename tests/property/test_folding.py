@@ -26,8 +26,8 @@ def test_every_variant_in_units_is_its_parallel_form(config: ModelConfig, seed: 
         expected = model.double()(torch.from_numpy(ids)[None])[0].numpy()
 
     weights, state = fold(config, tensors, "fingerprint"), np.zeros(config.state_width)
-    found = np.empty_like(expected)
+    result = np.empty_like(expected)
     for position, token in enumerate(ids):
-        found[position], state = feed(weights, int(token), position, state)
+        result[position], state = feed(weights, int(token), position, state)
     # What is left is float32 in the folded weights: δ - α, and α / c of the combined quirk.
-    assert np.abs(found - expected).max() < 1e-6 * np.abs(expected).max()
+    assert np.abs(result - expected).max() < 1e-6 * np.abs(expected).max()

@@ -68,7 +68,7 @@ def runs(draw: st.DrawFn, stream: bool = True) -> Recording:
 windows = st.tuples(quarters, quarters).filter(lambda window: window[0] < window[1])
 
 
-def told(row: Any) -> int:
+def read_count(row: Any) -> int:
     return int(row["output_tokens"] if row["output_tokens"] >= 0 else row["usage_output_tokens"])
 
 
@@ -86,27 +86,27 @@ class Plain:
 
     def scale(self, row: Any) -> float:
         seen = sum(e["tokens"] for e in self.recording.events if e["request"] == row["index"])
-        return told(row) / seen if seen and told(row) > 0 else 1.0
+        return read_count(row) / seen if seen and read_count(row) > 0 else 1.0
 
     def samples(self, row: Any) -> list[list[tuple[float, int]]]:
         """Of each sample that has any: [(time, tokens)] of its chunks."""
-        found: dict[int, dict[float, int]] = {}
+        entries: dict[int, dict[float, int]] = {}
         for e in self.recording.events:
             if e["request"] == row["index"]:
-                chunks = found.setdefault(int(e["choice"]), {})
+                chunks = entries.setdefault(int(e["choice"]), {})
                 chunks[float(e["time"])] = chunks.get(float(e["time"]), 0) + int(e["tokens"])
-        return [sorted(chunks.items()) for chunks in found.values()]
+        return [sorted(chunks.items()) for chunks in entries.values()]
 
     def first(self, row: Any) -> float:
         return min((chunks[0][0] for chunks in self.samples(row)), default=NAN)
 
     def tpots(self, row: Any) -> list[float]:
-        found = []
+        results = []
         for chunks in self.samples(row):
             tokens = sum(number for _, number in chunks) * self.scale(row)
             if len(chunks) > 1 and round(tokens) > 1:
-                found.append((chunks[-1][0] - chunks[0][0]) / (tokens - 1))
-        return found
+                results.append((chunks[-1][0] - chunks[0][0]) / (tokens - 1))
+        return results
 
     def gaps(self, row: Any) -> list[tuple[float, float, int]]:
         """(when it ended, its length, tokens that it brought) of every sample."""
@@ -136,7 +136,7 @@ class Plain:
             if self.has(when)
         ]
         done = self.completed
-        found = {
+        entries = {
             "ttft": [self.first(row) - row["planned"] for row in done],
             "ttft_sent": [self.first(row) - row["sent"] for row in done],
             "itl": [gap / (k * scale) for gap, k, scale in gaps for _ in range(k)],
@@ -149,7 +149,7 @@ class Plain:
         }
         return {
             name: sorted(float(time) for time in times if not math.isnan(time))
-            for name, times in found.items()
+            for name, times in entries.items()
         }
 
     def concurrency(self) -> tuple[float, int]:
@@ -185,19 +185,21 @@ def same(value: float) -> Any:
     return pytest.approx(value, rel=1e-9, abs=1e-12, nan_ok=True)
 
 
-def assert_distribution(found: Distribution, times: list[float]) -> None:
+def assert_distribution(distribution: Distribution, times: list[float]) -> None:
     """HDR's rank, and at most 0.1 % and one microsecond from the time of that rank."""
-    assert found.count == len(times)
+    assert distribution.count == len(times)
     if not times:
-        assert all(math.isnan(getattr(found, name)) for name in found.__struct_fields__[1:])
+        assert all(
+            math.isnan(getattr(distribution, name)) for name in distribution.__struct_fields__[1:]
+        )
         return
-    assert found.mean == same(sum(times) / len(times))
-    assert found.std == pytest.approx(float(np.std(times)), rel=1e-6, abs=1e-9)
-    assert (found.min, found.max) == (same(times[0]), same(times[-1]))
+    assert distribution.mean == same(sum(times) / len(times))
+    assert distribution.std == pytest.approx(float(np.std(times)), rel=1e-6, abs=1e-9)
+    assert (distribution.min, distribution.max) == (same(times[0]), same(times[-1]))
     shares = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
     for name, share in shares.items():
         rank = max(1, math.floor(share * len(times) + 0.5 + 1e-9))
-        assert getattr(found, name) == pytest.approx(times[rank - 1], rel=1e-3, abs=1e-6)
+        assert getattr(distribution, name) == pytest.approx(times[rank - 1], rel=1e-3, abs=1e-6)
 
 
 @settings(max_examples=100)
@@ -205,52 +207,52 @@ def assert_distribution(found: Distribution, times: list[float]) -> None:
 def test_every_measure_equals_plain_loops(
     recording: Recording, window: tuple[float, float]
 ) -> None:
-    found = summarize(recording, window=window)
+    result = summarize(recording, window=window)
     plain = Plain(recording, window)
     requests, planned, completed = recording.requests, plain.planned, plain.completed
     event(f"{len(planned)} of {len(requests)} in the window")
 
     for name, times in plain.times().items():
-        assert_distribution(getattr(found, name), times)
+        assert_distribution(getattr(result, name), times)
     assert set(plain.times()) == set(DISTRIBUTIONS)
 
-    assert found.planned == len(planned)
-    assert found.completed == len(completed)
+    assert result.planned == len(planned)
+    assert result.completed == len(completed)
     errors = [ERRORS[row["error"]] for row in planned if row["error"]]
-    assert found.errors == {kind: errors.count(kind) for kind in errors}
-    assert found.retried == sum(bool(row["retries"] > 0) for row in planned)
+    assert result.errors == {kind: errors.count(kind) for kind in errors}
+    assert result.retried == sum(bool(row["retries"] > 0) for row in planned)
     rejected = errors.count("rejected")
-    assert found.rejected_share == same(rejected / len(planned) if planned else NAN)
+    assert result.rejected_share == same(rejected / len(planned) if planned else NAN)
     whole = [row for row in requests if row["error"] == 0 and plain.has(row["ended"])]
-    assert found.planned_per_s == same(len(planned) / plain.seconds)
-    assert found.completed_per_s == same(len(whole) / plain.seconds)
+    assert result.planned_per_s == same(len(planned) / plain.seconds)
+    assert result.completed_per_s == same(len(whole) / plain.seconds)
     by_index = {int(row["index"]): row for row in requests}
     received = [e for e in recording.events if plain.has(e["time"])]
     tokens = sum(e["tokens"] * plain.scale(by_index[int(e["request"])]) for e in received)
-    assert found.output_tokens_per_s == same(tokens / plain.seconds)
+    assert result.output_tokens_per_s == same(tokens / plain.seconds)
     prompts = 0.0
     for row in requests:
         if plain.has(plain.first(row)):
             known = [row["prompt_tokens"], row["usage_prompt_tokens"]]
             prompts += next((number for number in known if number >= 0), NAN)
-    assert found.prompt_tokens_per_s == same(prompts / plain.seconds)
+    assert result.prompt_tokens_per_s == same(prompts / plain.seconds)
     good = sum(plain.is_good(row) for row in planned)
-    assert found.good_per_s == same(good / plain.seconds)
-    assert found.good_share == same(good / len(planned) if planned else NAN)
-    assert (found.concurrency, found.concurrency_max) == (
+    assert result.good_per_s == same(good / plain.seconds)
+    assert result.good_share == same(good / len(planned) if planned else NAN)
+    assert (result.concurrency, result.concurrency_max) == (
         same(plain.concurrency()[0]),
         plain.concurrency()[1],
     )
 
     both = [row for row in planned if row["output_tokens"] >= 0 and row["usage_output_tokens"] >= 0]
-    assert found.checked == len(both)
-    assert found.miscounted == sum(
+    assert result.checked == len(both)
+    assert result.miscounted == sum(
         bool(row["output_tokens"] != row["usage_output_tokens"]) for row in both
     )
-    assert found.counted_output_tokens == sum(row["output_tokens"] for row in both)
-    assert found.usage_output_tokens == sum(row["usage_output_tokens"] for row in both)
-    assert found.cpu_share == same(plain.cpu_share())
-    warnings(found, recording)  # whatever it says, it can
+    assert result.counted_output_tokens == sum(row["output_tokens"] for row in both)
+    assert result.usage_output_tokens == sum(row["usage_output_tokens"] for row in both)
+    assert result.cpu_share == same(plain.cpu_share())
+    warnings(result, recording)  # whatever it says, it can
 
 
 @settings(max_examples=30)
@@ -274,7 +276,7 @@ def test_windows_beside_each_other_add_up(
         for windows in ((first, second), (whole.window,))
     )
     for name in DISTRIBUTIONS:
-        first_counts, second_counts = (found[name]._counts for found in beside)
+        first_counts, second_counts = (result[name]._counts for result in beside)
         assert (first_counts + second_counts == once[0][name]._counts).all()
 
 
@@ -283,11 +285,11 @@ def test_windows_beside_each_other_add_up(
 def test_whole_replies_have_no_times_of_tokens(
     recording: Recording, window: tuple[float, float]
 ) -> None:
-    found = summarize(recording, window=window)
+    result = summarize(recording, window=window)
     times = Plain(recording, window).times()
     for name in ("ttft", "ttft_sent", "itl", "gap", "tpot"):
-        assert_distribution(getattr(found, name), [])
+        assert_distribution(getattr(result, name), [])
     for name in ("e2e", "e2e_sent", "queue", "lateness"):
-        assert_distribution(getattr(found, name), times[name])
-    assert math.isnan(found.good_share)
-    assert math.isnan(found.good_per_s)
+        assert_distribution(getattr(result, name), times[name])
+    assert math.isnan(result.good_share)
+    assert math.isnan(result.good_per_s)

@@ -58,20 +58,20 @@ class History:
         self.engine = Engine(TINY, runner, config)
         self.requests: dict[str, Request] = {}
         self.dropped: set[str] = set()
-        self.said: defaultdict[tuple[str, int], list[tuple[int, Output]]] = defaultdict(list)
+        self.outputs: defaultdict[tuple[str, int], list[tuple[int, Output]]] = defaultdict(list)
 
     def add(self, request: Request) -> None:
         request = msgspec.structs.replace(request, id=str(len(self.requests)))
         self.requests[request.id] = request
         self.engine.add(request)
 
-    def take(self, outputs: list[Output]) -> None:
+    def record(self, outputs: list[Output]) -> None:
         for output in outputs:
-            self.said[output.id, output.index].append((self.engine.weights_version, output))
+            self.outputs[output.id, output.index].append((self.engine.weights_version, output))
 
     def step(self, count: int) -> None:
         for _ in range(count):
-            self.take(self.engine.step_overlapped())
+            self.record(self.engine.step_overlapped())
 
     def swap(self, running: Running) -> None:
         """As the engine process does."""
@@ -79,7 +79,7 @@ class History:
         scheduler.is_held = running == "finish"
         while scheduler.is_held and not scheduler.is_quiet:
             self.step(1)
-        self.take(self.engine.settle())
+        self.record(self.engine.settle())
         if running == "drop":
             self.dropped.update(scheduler.request_ids())
             for request_id in scheduler.request_ids():
@@ -101,29 +101,29 @@ def test_no_request_is_lost_and_each_sample_is_of_its_weights(
     history: list[Request | int | Running], config: EngineConfig
 ) -> None:
     ran = History(config)
-    for one in history:
-        if isinstance(one, Request):
-            ran.add(one)
-        elif isinstance(one, int):
-            ran.step(one)
+    for running in history:
+        if isinstance(running, Request):
+            ran.add(running)
+        elif isinstance(running, int):
+            ran.step(running)
         else:
-            ran.swap(one)
+            ran.swap(running)
     while ran.engine.has_work:
         ran.step(1)
     is_pure = "continue" not in history
     for request in ran.requests.values():
         is_whole = request.id not in ran.dropped
         for index in range(request.params.n):
-            said = ran.said[request.id, index]
-            ends = sum(output.finish_reason is not None for _, output in said)
+            message = ran.outputs[request.id, index]
+            ends = sum(output.finish_reason is not None for _, output in message)
             assert ends == 1 or (ends == 0 and not is_whole)
-            versions = [version for version, _ in said]
+            versions = [version for version, _ in message]
             assert versions == sorted(versions)
             if is_pure and ends:
                 assert len(set(versions)) == 1
                 exact = expected(msgspec.msgpack.encode(request), versions[0])[index]
-                assert join([output for _, output in said]).token_ids == exact.token_ids
-        scores = b"".join(output.token_ids for _, output in ran.said[request.id, PROMPT])
+                assert join([output for _, output in message]).token_ids == exact.token_ids
+        scores = b"".join(output.token_ids for _, output in ran.outputs[request.id, PROMPT])
         if request.params.prompt_logprobs is not None and is_whole:
             assert scores == request.prompt_token_ids[4:]
     assert ran.engine.scheduler.table.num_owned == 0

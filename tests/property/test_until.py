@@ -56,8 +56,8 @@ def scripts(draw: st.DrawFn) -> Script:
     samples = draw(st.lists(texts, min_size=1, max_size=2))
     tokens = [
         (prompt, index)
-        for prompt, one in enumerate(samples)
-        for index, text in enumerate(one)
+        for prompt, sample in enumerate(samples)
+        for index, text in enumerate(sample)
         for _ in text
     ]
     return Script(
@@ -75,16 +75,18 @@ class ScriptedEngine(EngineClient):
     def __init__(self, script: Script, text: Text) -> None:
         super().__init__("tcp://127.0.0.1:1")
         self.status = IDLE
-        self._streams = Streams(self._hear)
+        self._streams = Streams(self._read_message)
         self._script = script
         ids = text.encode(list("abc"), False)
-        self._ids = {one: int.from_bytes(id, "little") for one, id in zip("abc", ids, strict=True)}
+        self._ids = {
+            item: int.from_bytes(id, "little") for item, id in zip("abc", ids, strict=True)
+        }
         self._requests: list[Request] = []
         self._stopped: set[tuple[int, int]] = set()
         self.heard: list[ToEngine] = []
         self._task: asyncio.Task[None] | None = None
 
-    def _hear(self, message: ToEngine) -> None:
+    def _read_message(self, message: ToEngine) -> None:
         self.heard.append(message)
         if isinstance(message, Request):
             self._requests.append(message)
@@ -98,7 +100,7 @@ class ScriptedEngine(EngineClient):
             self._stopped |= {(prompt, index) for index in (*named, *cut)}
 
     async def _run(self) -> None:
-        said: Counter[tuple[int, int]] = Counter()
+        counts: Counter[tuple[int, int]] = Counter()
         order, size = self._script.order, self._script.chunk
         for begin in range(0, len(order), size):
             for _ in range(self._script.pauses):
@@ -106,13 +108,13 @@ class ScriptedEngine(EngineClient):
             outputs: list[Output] = []
             for prompt, index in order[begin : begin + size]:
                 if (prompt, index) not in self._stopped:
-                    said[prompt, index] += 1
-                    self._say(prompt, index, said[prompt, index], outputs)
+                    counts[prompt, index] += 1
+                    self._say(prompt, index, counts[prompt, index], outputs)
             self._streams.receive(Outputs(outputs))
 
     def _say(self, prompt: int, index: int, count: int, outputs: list[Output]) -> None:
         request, text = self._requests[prompt], self._script.samples[prompt][index]
-        ids = array("i", [self._ids[one] for one in text])
+        ids = array("i", [self._ids[sample] for sample in text])
         is_last = count == len(text)
         if request.emit == "tokens":
             tokens = step_tokens(
@@ -128,7 +130,7 @@ class ScriptedEngine(EngineClient):
 
 
 async def reply_to(
-    script: Script, text: Text, fields: dict[str, Any], sender: RequestOwner
+    script: Script, text: Text, fields: dict[str, Any], owner: RequestOwner
 ) -> tuple[ScriptedEngine, Generation, list[ChoicePart]]:
     """All that the reply has, in the order in which it comes."""
     client = ScriptedEngine(script, text)
@@ -136,7 +138,7 @@ async def reply_to(
     body = {"prompt": prompts, "n": n, "max_tokens": 4, **fields}
     request = parse_completion(json.dumps(body).encode())
     ids = [array("i", prompt).tobytes() for prompt in prompts]
-    generation = Generation("made", request, ids, text, sender)
+    generation = Generation("made", request, ids, text, owner)
     choices = []
     async for tokens in generation.run(client):
         choices += await generation.certain(tokens)
@@ -155,8 +157,8 @@ def text(text_model: Path) -> Text:
 def prefix(texts: list[str], pattern: str, enough: int) -> list[str]:
     """Those that a reply with `until` is of, by its definition."""
     matched = 0
-    for end, one in enumerate(texts, 1):
-        matched += re.search(pattern, one) is not None
+    for end, item in enumerate(texts, 1):
+        matched += re.search(pattern, item) is not None
         if matched == enough:
             return texts[:end]
     return texts
@@ -166,18 +168,21 @@ senders = st.sampled_from([RequestOwner(), RequestOwner(durable=True)])
 patterns = st.sampled_from(["a", "b$", "^c", "ab|ca", "aaaa", "[abc]"])
 
 
-@given(script=scripts(), pattern=patterns, enough=st.integers(1, 4), sender=senders, data=st.data())
+@given(script=scripts(), pattern=patterns, enough=st.integers(1, 4), owner=senders, data=st.data())
 def test_until_is_of_the_first_samples_up_to_the_one_that_is_enough(
-    text: Text, script: Script, pattern: str, enough: int, sender: RequestOwner, data: st.DataObject
+    text: Text, script: Script, pattern: str, enough: int, owner: RequestOwner, data: st.DataObject
 ) -> None:
     n, prompts = len(script.samples[0]), range(len(script.samples))
     stop = data.draw(st.sampled_from([[], ["bc"], ["c"]]))
     streamed = {"stream": True, "stream_whole": True} if data.draw(st.booleans()) else {}
     enough = min(enough, n)
     fields = {"until": {"match": pattern, "count": enough}, "stop": stop, **streamed}
-    client, generation, choices = asyncio.run(reply_to(script, text, fields, sender))
+    client, generation, choices = asyncio.run(reply_to(script, text, fields, owner))
 
-    texts = [[one.split(stop[0])[0] if stop else one for one in own] for own in script.samples]
+    texts = [
+        [solution.split(stop[0])[0] if stop else solution for solution in own]
+        for own in script.samples
+    ]
     expected = [prefix(own, pattern, enough) for own in texts]
     event(f"cut: {any(len(own) < n for own in expected)}")
     for prompt in prompts:
@@ -193,20 +198,20 @@ def test_until_is_of_the_first_samples_up_to_the_one_that_is_enough(
         assert sum(samples.finished_by.values()) == len(own)
     usage = generation.usage_of(generation.completion_tokens)
     assert usage.completion_tokens == sum(choice.num_tokens for choice in choices)
-    assert (usage.discarded_tokens is msgspec.UNSET) == sender.durable
-    said = sum(len(one) for own in script.samples for one in own)
-    assert 0 <= generation.discarded_tokens <= said - usage.completion_tokens
+    assert (usage.discarded_tokens is msgspec.UNSET) == owner.durable
+    total = sum(len(solution) for own in script.samples for solution in own)
+    assert 0 <= generation.discarded_tokens <= total - usage.completion_tokens
     assert not any(isinstance(message, Abort) for message in client.heard)  # all has ended
     stops = [message for message in client.heard if isinstance(message, StopSamples)]
     for prompt in prompts:
-        cuts = [one.cut for one in stops if one.id == f"made-{prompt}" and one.cut is not None]
+        cuts = [stop.cut for stop in stops if stop.id == f"made-{prompt}" and stop.cut is not None]
         assert cuts == sorted(set(cuts), reverse=True)
         assert all(cut >= len(expected[prompt]) for cut in cuts)
 
 
-@given(script=scripts(), by_group=st.booleans(), sender=senders, is_counts=st.booleans())
+@given(script=scripts(), by_group=st.booleans(), owner=senders, is_counts=st.booleans())
 def test_counts_and_unique_are_those_of_all_samples(
-    text: Text, script: Script, by_group: bool, sender: RequestOwner, is_counts: bool
+    text: Text, script: Script, by_group: bool, owner: RequestOwner, is_counts: bool
 ) -> None:
     pattern = "([ab])c" if by_group else "[ab]c"
     fields = {
@@ -214,46 +219,46 @@ def test_counts_and_unique_are_those_of_all_samples(
         "until": {"match": pattern},
         "count_by": "group" if by_group else "text",
     }
-    _, generation, choices = asyncio.run(reply_to(script, text, fields, sender))
+    _, generation, choices = asyncio.run(reply_to(script, text, fields, owner))
     n, samples = len(script.samples[0]), generation.samples
     assert isinstance(samples, list)
     left = list(choices)
-    for own, said in zip(script.samples, samples, strict=True):
-        keys = [key_of(one, pattern, by_group) for one in own]
-        found = Counter(keys)
-        assert (said.drawn, said.distinct) == (n, len(found))
-        assert said.matched == sum(re.search(pattern, one) is not None for one in own)
+    for own, sample in zip(script.samples, samples, strict=True):
+        keys = [key_of(solution, pattern, by_group) for solution in own]
+        counts = Counter(keys)
+        assert (sample.drawn, sample.distinct) == (n, len(counts))
+        assert sample.matched == sum(re.search(pattern, solution) is not None for solution in own)
         if is_counts:
-            check_counts(said, own, keys, pattern)
+            check_counts(sample, own, keys, pattern)
             continue
-        firsts = sorted(keys.index(key) for key in found)
+        firsts = sorted(keys.index(key) for key in counts)
         mine, left = left[: len(firsts)], left[len(firsts) :]
-        assert [(one.index % n, one.text, one.count) for one in mine] == [
-            (first, own[first], found[keys[first]]) for first in firsts
+        assert [(choice.index % n, choice.text, choice.count) for choice in mine] == [
+            (first, own[first], counts[keys[first]]) for first in firsts
         ]
     assert not left
 
 
 def key_of(text: str, pattern: str, by_group: bool) -> str | None:
-    found = re.search(pattern, text)
-    return (found and found[1]) if by_group else text
+    match = re.search(pattern, text)
+    return (match and match[1]) if by_group else text
 
 
-def check_counts(said: Samples, own: list[str], keys: list[str | None], pattern: str) -> None:
-    assert isinstance(said.counts, list)
-    assert {one.text: one.count for one in said.counts} == Counter(keys)
-    assert said.counts == sorted(said.counts, key=lambda one: -one.count)
+def check_counts(samples: Samples, own: list[str], keys: list[str | None], pattern: str) -> None:
+    assert isinstance(samples.counts, list)
+    assert {count.text: count.count for count in samples.counts} == Counter(keys)
+    assert samples.counts == sorted(samples.counts, key=lambda one: -one.count)
     matched = Counter(key for text, key in zip(own, keys, strict=True) if re.search(pattern, text))
-    assert all(one.matched == matched[one.text] for one in said.counts)
+    assert all(count.matched == matched[count.text] for count in samples.counts)
 
 
-@given(script=scripts(), sender=senders)
+@given(script=scripts(), owner=senders)
 def test_a_stream_of_whole_choices_has_each_once_and_whole(
-    text: Text, script: Script, sender: RequestOwner
+    text: Text, script: Script, owner: RequestOwner
 ) -> None:
     fields = {"stream": True, "stream_whole": True}
-    _, generation, choices = asyncio.run(reply_to(script, text, fields, sender))
-    expected = [one for own in script.samples for one in own]
+    _, generation, choices = asyncio.run(reply_to(script, text, fields, owner))
+    expected = [solution for own in script.samples for solution in own]
     assert {choice.index: choice.text for choice in choices} == dict(enumerate(expected))
     assert len(choices) == len(expected)
     assert all(choice.is_first and choice.finish_reason for choice in choices)
@@ -263,15 +268,15 @@ def test_a_stream_of_whole_choices_has_each_once_and_whole(
 
 async def test_a_line_of_a_batch_says_the_same(text: Text) -> None:
     own = ["abc", "b", "cc", "a", "ba", "cab"]
-    tokens = [(0, index) for index, one in enumerate(own) for _ in one]
+    tokens = [(0, index) for index, solution in enumerate(own) for _ in solution]
     replies = []
     for order in (tokens, tokens[::-1]):
         client = ScriptedEngine(Script([own], order, 1, 1, stops_late=False), text)
         completions = services(client, text, "tiny", None).completions
         until = {"match": "(a)", "count": 2}
         body = {"prompt": [5], "n": 6, "max_tokens": 4, "until": until, "return": "unique"}
-        sender = RequestOwner(durable=True, created_unix=1)
-        whole = await completions.whole(json.dumps(body).encode(), "made", sender)
+        owner = RequestOwner(durable=True, created_unix=1)
+        whole = await completions.answer_whole(json.dumps(body).encode(), "made", owner)
         replies.append(whole)
     assert replies[0] == replies[1]
     reply = json.loads(replies[0])

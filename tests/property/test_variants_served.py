@@ -62,20 +62,20 @@ def serve(case: Case, schedule: EngineConfig, prompts: list[list[int]]) -> list[
     return Engine(case.config, runner, schedule).generate(prompts, case.params)
 
 
-def said(outputs: list[Output]) -> tuple[list[int], list[float]]:
+def read_tokens(outputs: list[Output]) -> tuple[list[int], list[float]]:
     """The tokens after the first of the prompt, and their log-probabilities."""
-    tokens = np.frombuffer(b"".join(one.token_ids for one in outputs), "<i4")
-    logprobs = np.frombuffer(b"".join(one.logprobs for one in outputs), "<f4")
+    tokens = np.frombuffer(b"".join(output.token_ids for output in outputs), "<i4")
+    logprobs = np.frombuffer(b"".join(output.logprobs for output in outputs), "<f4")
     return tokens.tolist(), logprobs.tolist()
 
 
 def both_forms(model: SRM, ids: torch.Tensor) -> list[torch.Tensor]:
     """Logits [length, V], parallel and recurrent."""
-    state, found = model.empty_state(1), []
+    state, results = model.empty_state(1), []
     for position in range(len(ids)):
         logits, state = model.step(ids[position : position + 1], state, position)
-        found.append(logits[0])
-    return [model(ids[None])[0], torch.stack(found)]
+        results.append(logits[0])
+    return [model(ids[None])[0], torch.stack(results)]
 
 
 @settings(max_examples=40)
@@ -86,7 +86,7 @@ def test_tokens_and_scores_are_those_of_both_forms(case: Case, schedule: EngineC
     model.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()})
     model.double()
     for prompt, outputs in zip(case.prompts, serve(case, schedule, case.prompts), strict=True):
-        tokens, logprobs = said(outputs)
+        tokens, logprobs = read_tokens(outputs)
         assert tokens[: len(prompt) - 1] == prompt[1:]
         room = case.config.n_ctx - len(prompt) + 1
         assert len(tokens) == len(prompt) - 1 + min(case.params.max_tokens, room)
@@ -110,7 +110,7 @@ def test_slots_chunks_order_and_company_change_no_bit(
     order = data.draw(st.permutations(range(len(case.prompts))))
     order = order[: data.draw(st.integers(1, len(order)))]
     expected = serve(case, schedule, case.prompts)
-    found = serve(case, other, [case.prompts[i] for i in order])
-    for i, outputs in zip(order, found, strict=True):
-        renamed = [msgspec.structs.replace(one, id=str(i)) for one in outputs]
+    result = serve(case, other, [case.prompts[i] for i in order])
+    for i, outputs in zip(order, result, strict=True):
+        renamed = [msgspec.structs.replace(output, id=str(i)) for output in outputs]
         assert renamed == expected[i]

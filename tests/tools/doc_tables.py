@@ -70,7 +70,7 @@ def settings(which: str) -> Table:
     left_out = [row[:3] for row in (_settings(struct(base)) if base else [])]  # names and defaults
     rows = [row for row in _settings(struct(name)) if row[:3] not in left_out]
     given = "flag, variable" if struct(name) in FROM_VARIABLES else "flag"
-    has_tables = any(one.table for one in settings_in(struct(name)))
+    has_tables = any(setting.table for setting in settings_in(struct(name)))
     given = f"{given}, table of a file" if has_tables else given
     return Table(["setting", given, "default", "meaning", "allowed"], rows)
 
@@ -79,15 +79,15 @@ def _settings(kind: type[msgspec.Struct]) -> list[Row]:
     variables = FROM_VARIABLES.get(kind, frozenset())
     return [
         [
-            code(one.name),
-            code(flag_of(one.name))
-            + (f" {code(variable_of(one.name))}" if one.name in variables else "")
-            + (f" {code(f'[{one.table}]')}" if one.table else ""),
-            code(_shown(one.default)),
-            one.meaning or MISSING,
-            _choices(one.hint),
+            code(setting.name),
+            code(flag_of(setting.name))
+            + (f" {code(variable_of(setting.name))}" if setting.name in variables else "")
+            + (f" {code(f'[{setting.table}]')}" if setting.table else ""),
+            code(_shown(setting.default)),
+            setting.meaning or MISSING,
+            _choices(setting.hint),
         ]
-        for one in settings_in(kind)
+        for setting in settings_in(kind)
     ]
 
 
@@ -133,24 +133,26 @@ def _default(field: msgspec.structs.FieldInfo, is_in_query: bool) -> str | None:
 def _described(hint: Any) -> str | None:
     """The outermost description in an annotation."""
     for part in (*getattr(hint, "__metadata__", ()), *get_args(hint)):
-        found = part.description if isinstance(part, msgspec.Meta) else _described(part)
-        if found:
-            return str(found)
+        result = part.description if isinstance(part, msgspec.Meta) else _described(part)
+        if result:
+            return str(result)
     return KEPT
 
 
 def neutral(values: Mapping[str, tuple[Any, ...]]) -> Table:
-    rows: list[Row] = [[code(name), vllm_tables.shown(one)] for name, one in values.items()]
+    rows: list[Row] = [[code(name), vllm_tables.shown(value)] for name, value in values.items()]
     return Table(["field", "accepted"], rows)
 
 
 def routes() -> Table:
-    rows: list[Row] = [[code(f"{one.method} {one.path}"), KEPT] for one in OPERATIONS]
+    rows: list[Row] = [
+        [code(f"{operation.method} {operation.path}"), KEPT] for operation in OPERATIONS
+    ]
     return Table(["route", "answers"], rows, has_order=False)
 
 
 def metrics_of(module: object) -> Iterator[MetricWrapperBase]:
-    yield from (one for one in vars(module).values() if isinstance(one, MetricWrapperBase))
+    yield from (var for var in vars(module).values() if isinstance(var, MetricWrapperBase))
 
 
 def exposed(metric: MetricWrapperBase) -> str:
@@ -188,30 +190,32 @@ def every_error(kind: type[errors.SRMError] = errors.SRMError) -> Iterator[type[
 
 
 def error_codes() -> Table:
-    found = {(500, INTERNAL.error.code, INTERNAL.error.type)}
-    found |= {(status, name, "invalid_request_error") for status, name in _OF_HTTP.items()}
+    members = {(500, INTERNAL.error.code, INTERNAL.error.type)}
+    members |= {(status, name, "invalid_request_error") for status, name in _OF_HTTP.items()}
     for kind in every_error():
         error = errors.Overloaded("", 1) if kind is errors.Overloaded else kind("")
-        found.add((status_of(error), kind.code, body_of(error).error.type))
-    rows: list[Row] = [[code(name), str(n), code(of), KEPT, KEPT] for n, name, of in sorted(found)]
+        members.add((status_of(error), kind.code, body_of(error).error.type))
+    rows: list[Row] = [
+        [code(name), str(n), code(of), KEPT, KEPT] for n, name, of in sorted(members)
+    ]
     return Table(["code", "status", "type", "when", "what to do"], rows)
 
 
 def exit_codes() -> Table:
     kinds = {kind.exit_code: kind.code for kind in every_error()}
     named = {number: code(name) for number, name in kinds.items() if number > 1}
-    rows: list[Row] = [[str(one), KEPT, named.get(one, "–")] for one in sorted({0, *kinds})]
+    rows: list[Row] = [[str(item), KEPT, named.get(item, "–")] for item in sorted({0, *kinds})]
     return Table(["code", "of `srm`", "error"], rows)
 
 
 def make_targets() -> Table:
-    found = re.findall(r"^([a-z-]+):(?:[^#\n]*## +(.*))?", (ROOT / "Makefile").read_text(), re.M)
-    return Table(["target", "does"], [[code(f"make {name}"), does] for name, does in found])
+    matches = re.findall(r"^([a-z-]+):(?:[^#\n]*## +(.*))?", (ROOT / "Makefile").read_text(), re.M)
+    return Table(["target", "does"], [[code(f"make {name}"), does] for name, does in matches])
 
 
 def make_variables() -> Table:
-    found = re.findall(r"^(\w+) \?= (.*)$", (ROOT / "Makefile").read_text(), re.M)
-    rows: list[Row] = [[code(name), code(default), KEPT, KEPT] for name, default in found]
+    matches = re.findall(r"^(\w+) \?= (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    rows: list[Row] = [[code(name), code(default), KEPT, KEPT] for name, default in matches]
     return Table(["variable", "default", "of", "meaning"], rows)
 
 
@@ -243,23 +247,23 @@ TABLES: dict[str, Callable[..., Table]] = {
 
 def names(text: str) -> list[str]:
     """What the tables of a page are called, such as `fields MODULE.Struct`."""
-    return [found[1] for found in BLOCK.finditer(text)]
+    return [match[1] for match in BLOCK.finditer(text)]
 
 
 def written(text: str) -> str:
     """A page with its tables as the code has them."""
 
-    def block(found: re.Match[str]) -> str:
-        name, _, which = found[1].partition(" ")
-        lines = _rendered(TABLES[name](*filter(None, [which])), cells(found[2]))
-        return "\n".join([f"<!-- table: {found[1]} -->", *lines, END])
+    def block(match: re.Match[str]) -> str:
+        name, _, which = match[1].partition(" ")
+        lines = _rendered(TABLES[name](*filter(None, [which])), cells(match[2]))
+        return "\n".join([f"<!-- table: {match[1]} -->", *lines, END])
 
     return BLOCK.sub(block, text)
 
 
 def cells(table: str) -> dict[str, dict[str, str]]:
     """The cells that a page has, by the first of their row and by the head of their column."""
-    rows = [[one.strip() for one in line.strip("|").split("|")] for line in table.splitlines()]
+    rows = [[part.strip() for part in line.strip("|").split("|")] for line in table.splitlines()]
     head, *body = [*rows[:1], *rows[2:]] or [[]]
     return {row[0]: dict(zip(head, row, strict=True)) for row in body}
 
@@ -273,7 +277,7 @@ def _rendered(table: Table, old: dict[str, dict[str, str]]) -> list[str]:
     for row in rows:
         was = old.get(str(row[0]), {})
         both = zip(table.head, row, strict=True)
-        lines.append(f"| {' | '.join(_cell(one, was.get(name, '')) for name, one in both)} |")
+        lines.append(f"| {' | '.join(_cell(item, was.get(name, '')) for name, item in both)} |")
     return lines
 
 
@@ -285,5 +289,5 @@ def _cell(cell: str | None, old: str) -> str:
 
 
 if __name__ == "__main__":
-    for one in PAGES:
-        one.write_text(written(one.read_text()))
+    for page in PAGES:
+        page.write_text(written(page.read_text()))

@@ -88,16 +88,16 @@ class History:
         self.places: dict[str, int] = {}  # in the pool
         self.gone: set[str] = set()  # requests of which nothing more is said
         self.stopped: set[tuple[str, int]] = set()  # samples that may have ended early
-        self.said: defaultdict[tuple[str, int], list[tuple[int, Output]]] = defaultdict(list)
+        self.outputs: defaultdict[tuple[str, int], list[tuple[int, Output]]] = defaultdict(list)
         self.counts: Counter[str] = Counter()
-        self.kept: dict[str, list[Parked]] = {}
+        self.parked: dict[str, list[Parked]] = {}
         self.open()
 
     def open(self) -> None:
-        config, kept = self.config, self.kept
+        config, retained = self.config, self.parked
         self.runner = NumpyRunner(WEIGHTS[self.weights], config.num_slots, config.prefix_slots)
         self.engine = Engine(TINY, self.runner, config)
-        self.engine.progress = lambda one: merged(kept[one.id]) if one.id in kept else None
+        self.engine.progress = lambda one: merged(retained[one.id]) if one.id in retained else None
 
     def run(self) -> Counter[str]:
         often = (self.add, self.step, self.stop, self.abort, self.park)
@@ -107,7 +107,7 @@ class History:
             (operation,) = self.draw.choices((*often, *seldom), (4, 4, 4, 1, 4, 1, 1, 1))
             operation()
         while self.engine.has_work:
-            self.take(self.engine.step_overlapped())
+            self.record(self.engine.step_overlapped())
         self.check()
         return self.counts
 
@@ -137,17 +137,17 @@ class History:
         self.gone.discard(request.id)
         for index in range(request.params.n):
             self.stopped.discard((request.id, index))
-            self.said.pop((request.id, index), None)
+            self.outputs.pop((request.id, index), None)
 
     def step(self) -> None:
         for _ in range(self.draw.randint(1, 3)):
-            self.take(self.draw.choice([self.engine.step, self.engine.step_overlapped])())
+            self.record(self.draw.choice([self.engine.step, self.engine.step_overlapped])())
 
-    def take(self, outputs: list[Output]) -> None:
+    def record(self, outputs: list[Output]) -> None:
         for output in outputs:
             assert output.id not in self.gone, "what was aborted spoke"
-            earlier = self.said[output.id, output.index]
-            assert all(one.finish_reason is None for _, one in earlier), "it spoke after its end"
+            earlier = self.outputs[output.id, output.index]
+            assert all(item.finish_reason is None for _, item in earlier), "it spoke after its end"
             earlier.append((self.weights, output))
 
     def stop(self) -> None:
@@ -179,7 +179,7 @@ class History:
     def park(self) -> None:
         """Some of those that have sampled, in one go or in two, as victims are."""
         self.step()
-        self.take(self.engine.settle())
+        self.record(self.engine.settle())
         slots = parkable(self.engine.scheduler.table)
         chosen = np.array([slot for slot in slots if self.draw.random() < 0.8], np.int64)
         for some in np.split(chosen, [self.draw.randint(0, len(chosen))]):
@@ -188,7 +188,7 @@ class History:
                 self.counts["parked at random"] += len(some)
 
     def send_again(self) -> None:
-        durable = [name for name, one in self.requests.items() if one.durable]
+        durable = [name for name, request in self.requests.items() if request.durable]
         open_ones = [name for name in durable if name in self.gone or self.engine.has_request(name)]
         if open_ones:
             request = self.requests[self.draw.choice(open_ones)]
@@ -197,11 +197,11 @@ class History:
 
     def move(self) -> None:
         """What is durable goes on in another engine, all else ends."""
-        self.take(self.engine.settle())
-        self.kept = defaultdict(list)
+        self.record(self.engine.settle())
+        self.parked = defaultdict(list)
         for request, parked in self.engine.parked_of_all():
             assert request == self.requests[request.id], "the request last sent is what is kept"
-            self.kept[request.id].append(parked)
+            self.parked[request.id].append(parked)
             self.counts["moved"] += len(parked)
         names = self.engine.scheduler.request_ids()
         self.gone.update(names)
@@ -216,11 +216,11 @@ class History:
         scheduler = self.engine.scheduler
         scheduler.is_held = running == "finish"
         while scheduler.is_held and not scheduler.is_quiet:
-            self.take(self.engine.step_overlapped())
-        self.take(self.engine.settle())
+            self.record(self.engine.step_overlapped())
+        self.record(self.engine.settle())
         for name in scheduler.request_ids() if running == "drop" else ():
             self.end(name)
-        self.kept.clear()
+        self.parked.clear()
         self.weights ^= running != "continue"
         self.engine.load_weights(WEIGHTS[self.weights])
         scheduler.is_held = False
@@ -233,10 +233,10 @@ class History:
         assert not scheduler._admission.shares.tiers
         for name, request in self.requests.items():
             for index in range(request.params.n) if name not in self.gone else ():
-                said = self.said[name, index]
-                whole = join([output for _, output in said]) if said else Output(name, index)
-                assert len({weights for weights, _ in said}) <= 1, "it is of two weights"
-                expected = expected_of(self.places[name], said[0][0] if said else 0)[index]
+                message = self.outputs[name, index]
+                whole = join([output for _, output in message]) if message else Output(name, index)
+                assert len({weights for weights, _ in message}) <= 1, "it is of two weights"
+                expected = expected_of(self.places[name], message[0][0] if message else 0)[index]
                 if (name, index) in self.stopped and whole.finish_reason is None:
                     assert expected.token_ids.startswith(whole.token_ids)
                     self.counts["samples ended early"] += 1
@@ -266,8 +266,8 @@ def main() -> None:
     counts: Counter[str] = Counter()
     numbers = range(asked.first, asked.first + asked.runs)
     with ProcessPoolExecutor(asked.jobs, get_context("spawn")) as pool:
-        for done, found in enumerate(pool.map(tried, numbers, chunksize=20), 1):
-            counts += found
+        for done, result in enumerate(pool.map(tried, numbers, chunksize=20), 1):
+            counts += result
             if done % 1_000 == 0:
                 print(f"{done:>9,} histories", flush=True)
     print(f"histories {numbers[0]} … {numbers[-1]}: no exception, all tokens exact")

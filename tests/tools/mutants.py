@@ -83,16 +83,22 @@ def mutants(path: str) -> Iterator[Mutant]:
     """All changes of a file that leave it Python."""
     text = (ROOT / path).read_text()
     lines = text.splitlines(keepends=True)
-    for one in tokenize.generate_tokens(io.StringIO(text).readline):
-        (row, start), (_, stop), line = one.start, one.end, lines[min(one.start[0], len(lines)) - 1]
-        if one.string in OTHER and not line.lstrip().startswith(("import ", "from ", "@")):
-            changed = f"{line[:start]}{OTHER[one.string]}{line[stop:]}"
+    for generate_token in tokenize.generate_tokens(io.StringIO(text).readline):
+        (row, start), (_, stop), line = (
+            generate_token.start,
+            generate_token.end,
+            lines[min(generate_token.start[0], len(lines)) - 1],
+        )
+        if generate_token.string in OTHER and not line.lstrip().startswith(
+            ("import ", "from ", "@")
+        ):
+            changed = f"{line[:start]}{OTHER[generate_token.string]}{line[stop:]}"
             source = "".join([*lines[: row - 1], changed, *lines[row:]])
             try:
                 compile(source, path, "exec")
             except SyntaxError:
                 continue
-            yield Mutant(path, row, line.strip(), one.string, source)
+            yield Mutant(path, row, line.strip(), generate_token.string, source)
 
 
 def noticed(mutant: Mutant, tests: list[str]) -> str:
@@ -121,8 +127,8 @@ def noticed(mutant: Mutant, tests: list[str]) -> str:
 def below(places: Iterable[str], pattern: str) -> list[str]:
     """These files, and those of these folders whose names match."""
     paths = [ROOT / place for place in places]
-    found = [sorted(one.glob(pattern)) if one.is_dir() else [one] for one in paths]
-    return [str(path.relative_to(ROOT)) for some in found for path in some]
+    results = [sorted(path.glob(pattern)) if path.is_dir() else [path] for path in paths]
+    return [str(path.relative_to(ROOT)) for some in results for path in some]
 
 
 def main() -> None:
@@ -131,15 +137,15 @@ def main() -> None:
     groups = [(below(files.split(), "[!_]*.py"), below(places, "test_*.py"))
               for files, places in TESTS.items()]  # fmt: skip
     concern = {path: tests for files, tests in groups for path in files}
-    possible = [one for path in concern for one in mutants(path)]
+    possible = [mutant for path in concern for mutant in mutants(path)]
     drawn = sorted(possible, key=lambda one: one.rank(seed))[:count]
-    wanted = [one for one in drawn if (one.path, one.line, one.old) not in EQUIVALENT]
+    wanted = [token for token in drawn if (token.path, token.line, token.old) not in EQUIVALENT]
     died = 0
     with ThreadPoolExecutor(jobs) as pool:
         same = [Mutant(path, 0, "", "", (ROOT / path).read_text()) for (path, *_), _ in groups]
         for failed in pool.map(noticed, same, (tests for _, tests in groups)):
             assert not failed, f"{failed} fails without any change"
-        running = {pool.submit(noticed, one, concern[one.path]): one for one in wanted}
+        running = {pool.submit(noticed, item, concern[item.path]): item for item in wanted}
         for done in as_completed(running):
             died += bool(done.result())
             print(f"{running[done]}\n    {done.result() or 'SURVIVED'}", flush=True)

@@ -158,20 +158,20 @@ class Recorder:
 
     def id_in(self, reply: str, pattern: str) -> str:
         """The id whose name in the reply has this pattern; nothing if there is none."""
-        found = re.search(pattern, reply)
-        return next((one for one, name in self._names.items() if found and name == found[1]), "")
+        match = re.search(pattern, reply)
+        return next((key for key, name in self._names.items() if match and name == match[1]), "")
 
     def _fetched(self, call: Call) -> tuple[dict[str, str], bytes]:
         method, path, headers, body = call
         with closing(http.client.HTTPConnection(self._host, timeout=600)) as connection:
             connection.request(method, path, body, headers)
             reply = connection.getresponse()
-            told = {name.lower(): value for name, value in reply.getheaders()}
-            return told | {"status": str(reply.status)}, reply.read()
+            entries = {name.lower(): value for name, value in reply.getheaders()}
+            return entries | {"status": str(reply.status)}, reply.read()
 
     def _without_luck(self, text: str) -> str:
-        def name(found: re.Match[str]) -> str:
-            return self._names.setdefault(found[0], f"{found[1]}-{len(self._names)}")
+        def name(match: re.Match[str]) -> str:
+            return self._names.setdefault(match[0], f"{match[1]}-{len(self._names)}")
 
         counted = r"\w+_at|created|cached_tokens|discarded_tokens"
         text = re.sub(rf'("(?:{counted})": ?)\d+', r"\g<1>0", text).replace(self._host, "HOST")

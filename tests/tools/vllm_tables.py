@@ -53,15 +53,15 @@ def fields() -> list[Row]:
     rows: list[Row] = []
     for fate, ours in of_completions.items():
         theirs = of_chats[fate]
-        both = [one for one in ours if one in theirs]
+        both = [item for item in ours if item in theirs]
         for of, names in (("both", both), ("completions", ours), ("chats", theirs)):
-            alone = names if of == "both" else [one for one in names if one not in both]
+            alone = names if of == "both" else [name for name in names if name not in both]
             rows += [[f"{fate}, {of}", "; ".join(alone)]] if alone else []
     return rows
 
 
 def routes() -> list[Row]:
-    ours = {one.path for one in OPERATIONS}
+    ours = {operation.path for operation in OPERATIONS}
     there = " ".join(f"`{path}`" for path in VLLM_ROUTES if path in ours)
     missing = " ".join(f"`{path}`" for path in VLLM_ROUTES if path not in ours)
     return [["there", there], ["not there: 404", missing]]

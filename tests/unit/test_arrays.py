@@ -22,10 +22,10 @@ def records(package: ModuleType) -> Iterator[type]:
     """Dataclasses and structs, which compare their fields unless told not to."""
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         if not module.name.endswith("__main__") and ".programs" not in module.name:
-            for one in vars(importlib.import_module(module.name)).values():
-                is_ours = isinstance(one, type) and one.__module__ == module.name
-                if is_ours and (dataclasses.is_dataclass(one) or issubclass(one, msgspec.Struct)):
-                    yield one
+            for var in vars(importlib.import_module(module.name)).values():
+                is_ours = isinstance(var, type) and var.__module__ == module.name
+                if is_ours and (dataclasses.is_dataclass(var) or issubclass(var, msgspec.Struct)):
+                    yield var
 
 
 def holds_arrays(hint: Any) -> bool:
@@ -47,8 +47,8 @@ def test_parked_pieces_and_all_else_with_arrays_are_told_apart_by_identity(
     package: ModuleType,
 ) -> None:
     compared = [
-        one.__qualname__
-        for one in records(package)
-        if compares_fields(one) and any(map(holds_arrays, get_type_hints(one).values()))
+        record.__qualname__
+        for record in records(package)
+        if compares_fields(record) and any(map(holds_arrays, get_type_hints(record).values()))
     ]
     assert not compared, "eq=False is missing"

@@ -145,9 +145,9 @@ def test_a_step_of_ncus_table() -> None:
     report = '==PROF== Connected\n"ID","Kernel Name","gpu__time_duration.sum"\n"","","us"\n'
     report += "".join(f'"{i}","{name}","1.5"\n' for i, name in enumerate(["fill", *names]))
     report += "".join(f'"{i}","{name}","1,000"\n' for i, name in enumerate(names))
-    found = last_step(read_kernels(report), num_layers=2)
-    assert found["launches"] == 16 and found["ns"] == 16_000_000
-    kernels = {one["name"]: (one["calls"], one["ns"]) for one in found["kernels"]}
+    result = last_step(read_kernels(report), num_layers=2)
+    assert result["launches"] == 16 and result["ns"] == 16_000_000
+    kernels = {kernel["name"]: (kernel["calls"], kernel["ns"]) for kernel in result["kernels"]}
     assert kernels["mix"] == kernels["up"] == (2, 2_000_000)
     assert kernels["expand"] == kernels["head"] == kernels["score"] == (1, 1_000_000)
     assert len(last_step(read_kernels(report), num_layers=3)["kernels"]) == 16
@@ -179,10 +179,10 @@ def test_a_size_that_never_ends_costs_its_limit_alone(call: Call) -> None:
 def test_what_died_is_tried_once_more_where_an_error_names_its_place(call: Call) -> None:
     call.device = "gpu"
     call.run([part(1, 2, 4)])
-    again = [one for one in written(call) if one["part"] == "a again: up 2"]
+    again = [file for file in written(call) if file["part"] == "a again: up 2"]
     assert not again, "it died again, so that its line has only begun"
-    begun = [json.loads(one) for one in call.lines.read_bytes().splitlines()]
-    assert [one["key"] for one in begun if one["part"] == "a again: up 2"] == ["up 2"]
+    begun = [json.loads(line) for line in call.lines.read_bytes().splitlines()]
+    assert [start["key"] for start in begun if start["part"] == "a again: up 2"] == ["up 2"]
     assert call.log.read_text().count("ValueError: 2 is too many") == 2
 
 
@@ -190,15 +190,15 @@ def test_nothing_runs_on_a_gpu_that_does_not_open(call: Call) -> None:
     opens = replace(part(4, name="opening"), opens=True, needs_device=False)
     torch = replace(part(1, name="torch"), needs_device=False)
     assert call.run([opens, part(1), torch]) == 1
-    ends = {one["part"]: one for one in written(call) if one["key"] == "end"}
+    ends = {file["part"]: file for file in written(call) if file["key"] == "end"}
     assert ends["a"]["left_out"] == "no GPU opened" and ends["torch"]["exit"] == 0
 
 
 def test_the_variables_that_a_gpu_opened_with_are_those_of_all_that_follows(call: Call) -> None:
     rungs: dict[str, dict[str, Any]] = {"a": {"ok": False}}
     rungs["b"] = {"ok": True, "environment": {"SRM_TRIED": "b"}}
-    for key, one in rungs.items():
-        call._append({"part": "opening", "key": key, "at": 0, **one})
+    for key, rung in rungs.items():
+        call._append({"part": "opening", "key": key, "at": 0, **rung})
     call.run([replace(part(name="opening"), opens=True)])
     assert call.environment == {"SRM_TRIED": "b"} and call.opened
 
@@ -209,8 +209,8 @@ def test_wrong_elements_are_named_with_where_they_are() -> None:
     got[1, 64:] = 2
     got[2, 0] = np.nan
     moments = np.full((3, 2), 5.0)
-    found = (np.append(got, moments), np.append(expected, 0 * moments), np.ones(396))
-    wrong = wrong_elements(np.array([0, 7, 9]), 130, found)
+    result = (np.append(got, moments), np.append(expected, 0 * moments), np.ones(396))
+    wrong = wrong_elements(np.array([0, 7, 9]), 130, result)
     assert wrong["elements"] == 66 + 1 + 6 and wrong["of"] == 396
     assert wrong["by_row"] == {"7": 66, "9": 1, "-1": 6}
     assert wrong["by_64_columns"] == [1 + 6, 64, 2]
@@ -219,36 +219,38 @@ def test_wrong_elements_are_named_with_where_they_are() -> None:
 
 def test_both_sizes_have_the_same_parts_in_every_call() -> None:
     for number, parts in calls(GPU, "graphs").items():
-        names = {one.module for one in parts} - {"engine.device.graph_notes"}
-        assert {one.module for one in calls(REHEARSAL, "graphs")[number]} == names
-        assert all((ROOT / f"{one.replace('.', '/')}.py").exists() for one in names - {"pytest"})
+        names = {item.module for item in parts} - {"engine.device.graph_notes"}
+        assert {item.module for item in calls(REHEARSAL, "graphs")[number]} == names
+        assert all((ROOT / f"{name.replace('.', '/')}.py").exists() for name in names - {"pytest"})
 
 
 def test_float8_is_checked_timed_and_compared_at_both_widths() -> None:
-    every = [one for parts in calls(GPU, "graphs").values() for one in parts]
-    narrow = [one for one in every if one.settings.get("dtype") == "float8"]
-    found = {(one.module.rpartition(".")[2], one.settings["d_model"]) for one in narrow}
-    assert found == {(name, d) for name in ("ops", "steps", "logprobs") for d in (512, 1024)}
-    rehearsed = [one for parts in calls(REHEARSAL, "").values() for one in parts if one.needs_gpu]
-    assert [one.settings["dtype"] for one in rehearsed] == ["float8"] * 3
+    every = [item for parts in calls(GPU, "graphs").values() for item in parts]
+    narrow = [item for item in every if item.settings.get("dtype") == "float8"]
+    members = {(item.module.rpartition(".")[2], item.settings["d_model"]) for item in narrow}
+    assert members == {(name, d) for name in ("ops", "steps", "logprobs") for d in (512, 1024)}
+    rehearsed = [
+        item for parts in calls(REHEARSAL, "").values() for item in parts if item.needs_gpu
+    ]
+    assert [item.settings["dtype"] for item in rehearsed] == ["float8"] * 3
 
 
 def test_timing_ops_leaves_half_of_their_time_to_feeding_and_checking_them() -> None:
     """A repetition takes up to twice its least time, and finding out how many calls as long."""
-    parts = [one for each in calls(GPU, "").values() for one in each if one.module == OPS]
+    parts = [item for each in calls(GPU, "").values() for item in each if item.module == OPS]
     assert len(parts) == 6
-    for one in parts:
-        task = msgspec.convert({**TASK, **one.settings}, Task)
+    for item in parts:
+        task = msgspec.convert({**TASK, **item.settings}, Task)
         products, others = (2, 1) if task.dtype == "float8" else (5, 11)
         sizes = products * len(task.rows) + others * len(task.op_rows)
-        assert sizes * (2 * task.repetitions + 2) * task.seconds <= one.limit_s / 2
+        assert sizes * (2 * task.repetitions + 2) * task.seconds <= item.limit_s / 2
 
 
 def test_every_graph_that_a_gpu_is_measured_with_is_packed() -> None:
-    for one in calls(GPU, "")[2] + calls(GPU, "")[3]:
-        if "d_model" in one.settings:
-            task = msgspec.convert({**TASK, **one.settings}, Task)
-            module = graphs.OPS if one.module == OPS else graphs.STEP
+    for item in calls(GPU, "")[2] + calls(GPU, "")[3]:
+        if "d_model" in item.settings:
+            task = msgspec.convert({**TASK, **item.settings}, Task)
+            module = graphs.OPS if item.module == OPS else graphs.STEP
             wanted = f"{module} --d-model {task.d_model} --dtype {task.dtype}"
             assert wanted in {**graphs.GRAPHS, **graphs.GPU_GRAPHS}.values()
 
@@ -267,7 +269,7 @@ def test_a_processor_is_given_no_graph_that_it_cannot_have(
     monkeypatch.setattr(graphs, "_missing", lambda _: {**graphs.GRAPHS, **graphs.GPU_GRAPHS})
     caplog.set_level(logging.INFO)
     assert graphs.main(["--device", device, "--output", str(tmp_path)]) == 0
-    of_a_gpu = [one for one in compiled if "float8" in one or "--product" in one]
+    of_a_gpu = [text for text in compiled if "float8" in text or "--product" in text]
     assert len(of_a_gpu) == (4 if device == "gpu" else 0) and len(compiled) - len(of_a_gpu) == 5
     assert ("a GPU alone has it: d 1,024, float8;" in caplog.text) == (device == "cpu")
 
@@ -323,11 +325,11 @@ def test_all_calls_run_to_their_end_on_a_processor_and_are_reported(
         assert done.returncode == 0, done.stdout + (results / f"call-{number}.log").read_text()
         lines = (results / f"call-{number}.jsonl").read_bytes().splitlines()
         parts = calls(REHEARSAL, "")[number]
-        ends = [one for one in map(json.loads, lines) if one["key"] == "end"]
-        assert [one["part"] for one in ends] == [one.name for one in parts]
-        left_out = {one["part"] for one in ends if "left_out" in one}
-        assert left_out == {one.name for one in parts if one.needs_gpu or is_missing(one)}
-        assert all(one.get("ok", True) for one in map(json.loads, lines))
+        ends = [load for load in map(json.loads, lines) if load["key"] == "end"]
+        assert [item["part"] for item in ends] == [item.name for item in parts]
+        left_out = {item["part"] for item in ends if "left_out" in item}
+        assert left_out == {item.name for item in parts if item.needs_gpu or is_missing(item)}
+        assert all(load.get("ok", True) for load in map(json.loads, lines))
     command = [sys.executable, "-m", "bench.gpu.report", str(results), str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (report,) = tmp_path.glob("*-gpu.md")

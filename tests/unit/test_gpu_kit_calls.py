@@ -28,14 +28,14 @@ MACHINE |= {"date": "2026-11-26", "time": "2026-11-26T00:00:00Z"}
 
 def write(path: Path, *lines: dict[str, Any], cut: str = "") -> None:
     path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(one | {"at": 0}) + "\n" for one in lines) + cut)
+    path.write_text("".join(json.dumps(line | {"at": 0}) + "\n" for line in lines) + cut)
 
 
 def test_a_line_that_broke_off_costs_no_other(call: Call) -> None:
     write(call.lines, {"part": "a", "key": "up 1", "begun": True}, cut='{"part": "a", "ke')
     assert call.run([part(1, 4)]) == 0
     content = call.lines.read_text().splitlines()
-    assert content[1] == '{"part": "a", "ke' and [json.loads(one) for one in content[2:]]
+    assert content[1] == '{"part": "a", "ke' and [json.loads(line) for line in content[2:]]
     write(call.lines.with_name("call-2.jsonl"), MACHINE, cut="[]\n\n7")
     call.lines.unlink()
     record = record_of(call.lines.parent)
@@ -71,12 +71,12 @@ def test_a_size_at_which_a_call_broke_off_is_tried_once_more(call: Call) -> None
     ended = {"part": "a", "key": "up 1", "ok": True}
     write(call.lines, begun | {"key": "up 1"}, ended, begun | {"key": "up 6", "rows": 6})
     assert call.run([part(1, 6, checks_products=True), part(8, name="b", needs_products=True)]) == 0
-    _, broke_off, found, end, *_ = written(call)
+    _, broke_off, result, end, *_ = written(call)
     assert not broke_off["ok"] and broke_off["died"] == "the call broke off"
-    assert found["key"] == broke_off["key"] == "up 6" and found["ok"] and end["exit"] == 0
+    assert result["key"] == broke_off["key"] == "up 6" and result["ok"] and end["exit"] == 0
     write(call.lines.with_name("call-2.jsonl"), MACHINE)
-    lines = [one for one in record_of(call.lines.parent)["lines"] if one["key"] == "up 6"]
-    assert [one["ok"] for one in lines] == [True]
+    lines = [line for line in record_of(call.lines.parent)["lines"] if line["key"] == "up 6"]
+    assert [line["ok"] for line in lines] == [True]
 
 
 def test_a_size_at_which_two_calls_broke_off_is_left(call: Call) -> None:
@@ -84,7 +84,7 @@ def test_a_size_at_which_two_calls_broke_off_is_left(call: Call) -> None:
     write(call.lines, begun, begun | {"begun": False, "died": "the call broke off"}, begun)
     assert call.run([part(6, 7, checks_products=True)]) == 0
     first, second, other, _ = written(call)
-    assert [one["key"] for one in (first, second, other)] == ["up 6", "up 6", "up 7"]
+    assert [item["key"] for item in (first, second, other)] == ["up 6", "up 6", "up 7"]
     assert second["died"] == "the call broke off" and not second["ok"]
     assert wrong_products("a", written(call)) == ["a: up 6"]
 
@@ -143,7 +143,7 @@ def test_times_of_the_synchronous_mode_are_no_rates(call: Call) -> None:
     write(call.lines, MACHINE, *({**rate, "part": name} for name in parts))
     record = record_of(call.lines.parent)
     (run,) = record["models"][0]["runs"]
-    assert [one["part"] for one in run["batches"]] == ["decode 512"]
+    assert [batch["part"] for batch in run["batches"]] == ["decode 512"]
     write(call.lines, MACHINE, {"part": parts[1], "key": "2", "gflops": 1, "dtype": "bfloat16"})
     assert not record_of(call.lines.parent)["peak_gflops"]
 

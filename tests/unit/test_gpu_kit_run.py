@@ -75,9 +75,9 @@ def kit(tmp_path: Path) -> Kit:
 def test_a_call_runs_in_a_place_that_was_not_there(kit: Kit) -> None:
     done = kit.run()
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["argv"][:2] == ["1", str(kit.results)] and found["is"] == "first"
-    assert found["at"].startswith(str(kit.place)) and found["at"].endswith("/source")
+    document = json.loads(done.stdout)
+    assert document["argv"][:2] == ["1", str(kit.results)] and document["is"] == "first"
+    assert document["at"].startswith(str(kit.place)) and document["at"].endswith("/source")
 
 
 def test_parts_can_be_named(kit: Kit) -> None:
@@ -96,8 +96,10 @@ def test_graphs_are_packed_as_roots_for_root_alone_to_write(tmp_path: Path) -> N
     graph.chmod(0o666)
     compress(tmp_path, tmp_path.with_suffix(".tar.xz"))
     with tarfile.open(tmp_path.with_suffix(".tar.xz")) as archive:
-        assert {(one.name, one.uid, one.gid) for one in archive} >= {("graphs/a.mef", 0, 0)}
-        assert not any(one.mode & 0o022 for one in archive)
+        assert {(stream.name, stream.uid, stream.gid) for stream in archive} >= {
+            ("graphs/a.mef", 0, 0)
+        }
+        assert not any(stream.mode & 0o022 for stream in archive)
 
 
 def test_an_archive_that_cannot_be_unpacked_ends_the_call_and_says_so(kit: Kit) -> None:
@@ -152,10 +154,10 @@ def test_another_python_ends_the_call_before_anything_is_unpacked(kit: Kit, tmp_
 
 
 def test_what_the_machine_puts_on_its_path_stays_behind_the_kits(kit: Kit) -> None:
-    found = json.loads(kit.run(PYTHONPATH="/theirs").stdout)
-    assert found["path"] == str(Path(found["at"]).parent / "site") + ":/theirs"
-    found = json.loads(kit.run(PYTHONPATH="").stdout)
-    assert found["path"].endswith("/site")
+    document = json.loads(kit.run(PYTHONPATH="/theirs").stdout)
+    assert document["path"] == str(Path(document["at"]).parent / "site") + ":/theirs"
+    document = json.loads(kit.run(PYTHONPATH="").stdout)
+    assert document["path"].endswith("/site")
 
 
 def test_a_place_that_cannot_be_made_ends_the_call_and_says_so(kit: Kit, tmp_path: Path) -> None:

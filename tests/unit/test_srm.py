@@ -33,18 +33,18 @@ def test_a_variable_is_a_setting_like_a_flag_or_stops_the_program(
 ) -> None:
     monkeypatch.setenv(variable, value)
     assert srm.main(["serve"]) == ConfigError.exit_code == 2
-    said = capsys.readouterr().err
-    assert said.startswith("srm serve: environment: ") and says in said
-    assert value == "many" or variable in said
+    err = capsys.readouterr().err
+    assert err.startswith("srm serve: environment: ") and says in err
+    assert value == "many" or variable in err
 
 
 def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
     """The one that the wheel is built with."""
     given = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["version"]
-    found = re.search(given["pattern"], (ROOT / given["path"]).read_text(), re.MULTILINE)
-    assert found is not None
+    match = re.search(given["pattern"], (ROOT / given["path"]).read_text(), re.MULTILINE)
+    assert match is not None
     assert srm.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"srm {found['version']}\n"
+    assert capsys.readouterr().out == f"srm {match['version']}\n"
 
 
 def test_variables_of_other_commands_and_programs_are_let_be() -> None:
@@ -56,8 +56,8 @@ def test_a_command_that_reads_no_variables_heeds_and_ignores_none(
 ) -> None:
     monkeypatch.setenv("SRM_MODEL", "nowhere")
     assert srm.main(["tune"]) == ConfigError.exit_code
-    said = "srm tune: environment: SRM_MODEL is not read by srm tune: pass --model\n"
-    assert capsys.readouterr().err == said
+    message = "srm tune: environment: SRM_MODEL is not read by srm tune: pass --model\n"
+    assert capsys.readouterr().err == message
     assert srm.main(["tune", "--model=models/demo", "--seconds=0"]) == ConfigError.exit_code
     assert "above 0, got (0.0,)" in capsys.readouterr().err
 
@@ -67,8 +67,8 @@ def test_the_usage_names_every_command(
     argv: list[str], code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert srm.main(argv) == code
-    said = capsys.readouterr()
-    assert all(f"\n  {name} " in said.out + said.err for name in srm.COMMANDS)
+    printed = capsys.readouterr()
+    assert all(f"\n  {name} " in printed.out + printed.err for name in srm.COMMANDS)
 
 
 @pytest.mark.parametrize(
@@ -122,5 +122,5 @@ def test_an_interrupted_command_ends_without_a_traceback(monkeypatch: pytest.Mon
 def test_what_can_be_measured_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     for argv, code in ((["--help"], 0), ([], 2), (["nonsense"], 2)):
         assert srm.main(["bench", *argv]) == code
-        said = capsys.readouterr()
-        assert all(name in (said.err if code else said.out) for name in srm.BENCHMARKS)
+        printed = capsys.readouterr()
+        assert all(name in (printed.err if code else printed.out) for name in srm.BENCHMARKS)

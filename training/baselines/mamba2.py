@@ -55,7 +55,7 @@ def scan(x: Tensor, rate: Tensor, b: Tensor, c: Tensor, chunk: int = CHUNK) -> T
     """
     length = x.shape[1]
     chunk = min(chunk, length)
-    x, rate, b, c = (_in_chunks(one, chunk) for one in (x, rate, b, c))
+    x, rate, b, c = (_in_chunks(array, chunk) for array in (x, rate, b, c))
     summed = rate.to(torch.promote_types(rate.dtype, torch.float32)).cumsum(2)
     gaps = summed.unsqueeze(3) - summed.unsqueeze(2)  # [batch, chunk, t, s, H]
     is_later = torch.ones(chunk, chunk, dtype=torch.bool, device=x.device).triu(1)

@@ -36,7 +36,7 @@ class Piece(NamedTuple):
     is_target: bool
 
 
-class Told(NamedTuple):
+class RowText(NamedTuple):
     """A row as text."""
 
     pieces: tuple[Piece, ...]
@@ -102,24 +102,24 @@ class Chats:
         return render(self._template, variables)
 
 
-def read(paths: Sequence[Path], setting: str, chats: Chats) -> list[Told]:
+def read(paths: Sequence[Path], setting: str, chats: Chats) -> list[RowText]:
     """Read the rows of .jsonl and .parquet files; members besides those of its form are ignored.
 
     Raises ConfigError, with file and line, for a row of no form or of several, and for no row.
     """
-    found = []
+    results = []
     for path in paths:
         for where, row in rows(path, setting):
             try:
-                found.append(_told(row, chats))
+                results.append(_render(row, chats))
             except ConfigError as error:
                 raise ConfigError(f"{setting}: {where}: {error.message}") from None
-    if not found:
+    if not results:
         raise ConfigError(f"{setting}: {', '.join(map(str, paths))} has no row")
-    return found
+    return results
 
 
-def _told(row: Row, chats: Chats) -> Told:
+def _render(row: Row, chats: Chats) -> RowText:
     there = {name for name, value in row.items() if value is not None}
     forms = [form for form in FORMS if there.issuperset(form)]
     if len(forms) != 1:
@@ -128,7 +128,7 @@ def _told(row: Row, chats: Chats) -> Told:
             f"it has {', '.join(sorted(there)) or 'nothing'}"
         )
     if forms == [("messages",)]:
-        return Told(chats.pieces(row), is_chat=True)
+        return RowText(chats.pieces(row), is_chat=True)
     for name in forms[0]:
         if not isinstance(row[name], str):
             raise ConfigError(f"{name!r} must be a text, got {row[name]!r:.80}")
@@ -137,4 +137,4 @@ def _told(row: Row, chats: Chats) -> Told:
         raise ConfigError(f"{forms[0][1]!r} must not be empty")
     if forms == [("question", "answer")]:
         prompt, completion = Question(prompt, completion).prompt(), f" {completion}"
-    return Told((Piece(prompt, False), Piece(completion, True)), is_chat=False)
+    return RowText((Piece(prompt, False), Piece(completion, True)), is_chat=False)

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from engine.errors import ConfigError
 from server.text.text import Text
 from training.data import IGNORED, EpochBatches
-from training.finetuning.conversations import Piece, Told
+from training.finetuning.conversations import Piece, RowText
 
 BETWEEN = "\n\n"
 """Text between two examples, and between the last one and the prompt, as in lm-eval."""
@@ -33,43 +33,43 @@ class Example(NamedTuple):
 
 
 def with_shots(
-    told: Sequence[Told], others: Sequence[Told], shots: int, seed: int, setting: str
-) -> list[Told]:
+    rows: Sequence[RowText], others: Sequence[RowText], shots: int, seed: int, setting: str
+) -> list[RowText]:
     """Put `shots` other rows, drawn with the seed, before each prompt; never the row itself.
 
     Raises ConfigError where there are too few others, and for chats.
     """
     if not shots:
-        return [*told]
-    if any(row.is_chat for row in (*told, *others)):
+        return [*rows]
+    if any(row.is_chat for row in (*rows, *others)):
         raise ConfigError(f"shots must be 0 where rows of {setting} have messages, got {shots}")
     if shots >= len(others):
         raise ConfigError(f"shots must be less than the {len(others)} rows of train, got {shots}")
-    found = []
-    for number, row in enumerate(told):
+    with_examples = []
+    for number, row in enumerate(rows):
         rng = np.random.default_rng((seed, number))
         drawn = [others[place] for place in rng.choice(len(others), shots + 1, replace=False)]
-        chosen = [one for one in drawn if one is not row][:shots]
-        before = ["".join(piece.text for piece in one.pieces) for one in chosen]
+        chosen = [token for token in drawn if token is not row][:shots]
+        before = ["".join(piece.text for piece in item.pieces) for item in chosen]
         prompt, *rest = row.pieces
         whole = Piece(BETWEEN.join([*before, prompt.text]), False)
-        found.append(row._replace(pieces=(whole, *rest)))
-    return found
+        with_examples.append(row._replace(pieces=(whole, *rest)))
+    return with_examples
 
 
-def encode(told: Sequence[Told], text: Text) -> list[Example]:
+def encode(rows: Sequence[RowText], text: Text) -> list[Example]:
     """Return the rows as token ids.
 
     Each piece is tokenized by itself, as the server does with prompts. The first piece of a row
     that is no chat gets what the tokenizer adds, such as a begin token. A row ends with the end
     token.
     """
-    first = [row.pieces[0].text for row in told if not row.is_chat]
-    others = [piece.text for row in told for piece in row.pieces[not row.is_chat :]]
+    first = [row.pieces[0].text for row in rows if not row.is_chat]
+    others = [piece.text for row in rows for piece in row.pieces[not row.is_chat :]]
     begun, rest = iter(text.encode(first)), iter(text.encode(others, adds_special=False))
     end = text.model.eos_token_id
-    found = []
-    for row in told:
+    examples = []
+    for row in rows:
         sources = [rest if row.is_chat else begun, *[rest] * (len(row.pieces) - 1)]
         ids = [np.frombuffer(next(source), np.int32) for source in sources]
         if end not in ids[-1]:
@@ -77,40 +77,40 @@ def encode(told: Sequence[Told], text: Text) -> list[Example]:
         marks = [
             np.full(len(part), piece.is_target) for part, piece in zip(ids, row.pieces, strict=True)
         ]
-        found.append(Example(np.concatenate(ids), np.concatenate(marks)))
-    return found
+        examples.append(Example(np.concatenate(ids), np.concatenate(marks)))
+    return examples
 
 
 def fitting(examples: Sequence[Example], most: int, setting: str) -> list[Example]:
     """Return the examples of at most `most` tokens. Raises ConfigError if there are none."""
-    found = [one for one in examples if len(one.ids) <= most]
-    if not found:
-        least = min(len(one.ids) for one in examples)
+    ones = [example for example in examples if len(example.ids) <= most]
+    if not ones:
+        least = min(len(example.ids) for example in examples)
         raise ConfigError(
             f"{setting}: every row is longer than max_length = {most} tokens; the shortest has "
             f"{least}: raise max_length, or lower shots"
         )
-    return found
+    return ones
 
 
 def digest(*parts: Sequence[Example]) -> str:
     """Return the SHA-256 of all token ids and marks."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for examples in parts:
-        found.update(len(examples).to_bytes(8, "little"))
+        hasher.update(len(examples).to_bytes(8, "little"))
         for ids, is_target in examples:
-            found.update(len(ids).to_bytes(8, "little") + ids.tobytes() + is_target.tobytes())
-    return found.hexdigest()
+            hasher.update(len(ids).to_bytes(8, "little") + ids.tobytes() + is_target.tobytes())
+    return hasher.hexdigest()
 
 
 def padded(examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
     """Return inputs and targets, int64 [rows, length]; targets that are not trained on are
     IGNORED."""
-    ids = [torch.from_numpy(one.ids.astype(np.int64)) for one in examples]
+    ids = [torch.from_numpy(example.ids.astype(np.int64)) for example in examples]
     inputs = pad_sequence([row[:-1] for row in ids], batch_first=True)
     targets = [
-        row[1:].masked_fill(~torch.from_numpy(one.is_target[1:]), IGNORED)
-        for row, one in zip(ids, examples, strict=True)
+        row[1:].masked_fill(~torch.from_numpy(example.is_target[1:]), IGNORED)
+        for row, example in zip(ids, examples, strict=True)
     ]
     return inputs, pad_sequence(targets, batch_first=True, padding_value=IGNORED)
 

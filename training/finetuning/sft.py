@@ -19,7 +19,7 @@ from engine.weights.checkpoint import read_model
 from server.text.text import Text
 from training.checkpoint import copy_text_files, load_model, save_model
 from training.events import check_events
-from training.finetuning.conversations import Chats, Told, read
+from training.finetuning.conversations import Chats, RowText, read
 from training.finetuning.examples import (
     Example,
     ExampleBatches,
@@ -32,7 +32,7 @@ from training.finetuning.examples import (
 from training.loop import Losses, Precision, Run, Schedule
 from training.loss_files import write_losses
 from training.processes import processes
-from training.settings import check_numbers, kept
+from training.settings import check_numbers, select_fixed
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ def sft(config: SFTConfig) -> Losses:
             log.warning("%d of %d rows are left out: too many tokens", data.left_out, total)
         source = {"model": base.fingerprint, "rows": digest(data.train, data.evaluation)}
         model, schedule = load_model(config.model), _schedule(config, data)
-        run = Run(model, schedule, config.output, own, source, kept(config))
+        run = Run(model, schedule, config.output, own, source, select_fixed(config))
         run.train(
             ExampleBatches(data.train, config.batch_rows, config.seed),
             in_order(data.evaluation, config.batch_rows),
@@ -176,30 +176,30 @@ def prepared(config: SFTConfig, text: Text) -> Data:
     if not text.has_tokenizer:
         raise ConfigError(f"model: {config.model} has no tokenizer.json")
     chats = Chats(config.model, text.special_tokens)
-    train, kept = read(config.train, "train", chats), "evaluation"
+    train, retained = read(config.train, "train", chats), "evaluation"
     if config.evaluation:
-        evaluation = read(config.evaluation, kept, chats)
+        evaluation = read(config.evaluation, retained, chats)
     else:
         train, evaluation = _held_back(train, config)
-        kept = "the part of train that is held back"
-    found = {}
-    for told, name in ((train, "train"), (evaluation, kept)):
-        examples = encode(with_shots(told, train, config.shots, config.seed, name), text)
-        found[name] = fitting(examples, config.max_length or n_ctx, name)
-    left_out = len(train) + len(evaluation) - sum(map(len, found.values()))
-    return Data(found["train"], found[kept], left_out)
+        retained = "the part of train that is held back"
+    prepared_rows = {}
+    for rows, name in ((train, "train"), (evaluation, retained)):
+        examples = encode(with_shots(rows, train, config.shots, config.seed, name), text)
+        prepared_rows[name] = fitting(examples, config.max_length or n_ctx, name)
+    left_out = len(train) + len(evaluation) - sum(map(len, prepared_rows.values()))
+    return Data(prepared_rows["train"], prepared_rows[retained], left_out)
 
 
-def _held_back(told: Sequence[Told], config: SFTConfig) -> tuple[list[Told], list[Told]]:
+def _held_back(rows: Sequence[RowText], config: SFTConfig) -> tuple[list[RowText], list[RowText]]:
     """Return the rows to train on and the rows held back, both in file order."""
-    count = max(1, round(config.evaluation_share * len(told)))
-    if count >= len(told):
+    count = max(1, round(config.evaluation_share * len(rows)))
+    if count >= len(rows):
         raise ConfigError(
-            f"evaluation_share = {config.evaluation_share} holds back {count} of {len(told)} rows "
+            f"evaluation_share = {config.evaluation_share} holds back {count} of {len(rows)} rows "
             "of train: give more rows, or files for evaluation"
         )
-    drawn = set(np.random.default_rng(config.seed).permutation(len(told))[:count].tolist())
-    parts: tuple[list[Told], list[Told]] = [], []
-    for number, row in enumerate(told):
+    drawn = set(np.random.default_rng(config.seed).permutation(len(rows))[:count].tolist())
+    parts: tuple[list[RowText], list[RowText]] = [], []
+    for number, row in enumerate(rows):
         parts[number in drawn].append(row)
     return parts

@@ -42,7 +42,7 @@ class ProblemQuestions:
 
     def __getitem__(self, index: int) -> list[Asked]:
         drawn = islice(_generated("train", (self._seed << 32) + index), self._count)
-        return [_asked(one, self._tokenizer) for one in drawn]
+        return [_asked(token, self._tokenizer) for token in drawn]
 
 
 class Questions(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ def questions(
             evaluation = _read("evaluation", data.evaluation, tokenizer, most)
         else:
             drawn = islice(_generated("held-out", seed), wanted or None)
-            evaluation = [_asked(one, tokenizer) for one in drawn]
+            evaluation = [_asked(token, tokenizer) for token in drawn]
         if len(evaluation) < wanted:
             raise ConfigError(
                 f"evaluation_questions must be at most {len(evaluation)}, what evaluation has, got "
@@ -97,7 +97,7 @@ def questions(
 
 
 def _generated(split: Split, seed: int) -> Iterator[Question]:
-    return (Question(one.question, one.solution) for one in problems(split, seed))
+    return (Question(problem.question, problem.solution) for problem in problems(split, seed))
 
 
 def _asked(question: Question, tokenizer: Tokenizer) -> Asked:
@@ -105,17 +105,17 @@ def _asked(question: Question, tokenizer: Tokenizer) -> Asked:
 
 
 def _read(name: str, paths: tuple[Path, ...], tokenizer: Tokenizer, most: int) -> list[Asked]:
-    found = [_asked(one, tokenizer) for path in paths for one in read_questions(path)]
-    short = [one for one in found if len(one.token_ids) <= most]
+    results = [_asked(question, tokenizer) for path in paths for question in read_questions(path)]
+    short = [item for item in results if len(item.token_ids) <= most]
     if not short:
         raise ConfigError(f"{name}: all prompts have more than {most} tokens: lower max_tokens")
-    if len(short) < len(found):
+    if len(short) < len(results):
         log.warning(
             "%s: %d of %d prompts have more than %d tokens: left out",
-            *(name, len(found) - len(short), len(found), most),
+            *(name, len(results) - len(short), len(results), most),
         )
     return short
 
 
-def _digest(found: list[Asked]) -> str:
-    return hashlib.sha256(msgspec.json.encode(found)).hexdigest()[:16]
+def _digest(askeds: list[Asked]) -> str:
+    return hashlib.sha256(msgspec.json.encode(askeds)).hexdigest()[:16]

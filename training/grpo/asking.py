@@ -49,12 +49,12 @@ class Batch:
     @property
     def ended(self) -> float:
         """Fraction of the rollouts that ended with a token, not at the length limit."""
-        return float(np.mean([one.is_ended for own in self.rollouts for one in own]))
+        return float(np.mean([solution.is_ended for own in self.rollouts for solution in own]))
 
     @property
     def tokens(self) -> int:
         """Number of sampled tokens."""
-        return sum(len(one.token_ids) for own in self.rollouts for one in own)
+        return sum(len(solution.token_ids) for own in self.rollouts for solution in own)
 
 
 class Asking:
@@ -108,12 +108,12 @@ class Asking:
             top_p=settings.top_p,
             seed=int(_seeds(self._seed, stream, index).generate_state(1, np.uint64)[0]),
         )
-        rollouts = self._sampler.sample([one.token_ids for one in asked], sampling)
+        rollouts = self._sampler.sample([reply.token_ids for reply in asked], sampling)
         rewards = np.empty((len(asked), count))
-        for number, (one, own) in enumerate(zip(asked, rollouts, strict=True)):
+        for number, (reply, own) in enumerate(zip(asked, rollouts, strict=True)):
             ids = [rollout.token_ids.tolist() for rollout in own]
             texts = self._tokenizer.decode_batch(ids, skip_special_tokens=True)
-            rewards[number] = [rewarded(self._reward, text, one.question) for text in texts]
+            rewards[number] = [rewarded(self._reward, text, reply.question) for text in texts]
         return rollouts, rewards
 
 
@@ -122,7 +122,7 @@ def rows_of(batch: Batch, rules: Resampling, seed: int, index: int) -> list[Row]
     random = np.random.default_rng(_seeds(seed, _CHOICE, index))
     rewards = batch.rewards.ravel()
     pairs = zip(batch.asked, batch.rollouts, strict=True)
-    rollouts = [(asked, one) for asked, own in pairs for one in own]
+    rollouts = [(asked, solution) for asked, own in pairs for solution in own]
     rows = []
     for group in chosen(batch.rewards, rules, random):
         for place, advantage in zip(group, advantages(rewards[group]), strict=True):

@@ -39,7 +39,7 @@ from training.loop import Run, Schedule
 from training.model import SRM
 from training.processes import processes, stop_asked
 from training.questions.rewards import load_reward
-from training.settings import kept
+from training.settings import select_fixed
 from training.text.whole_files import write_whole
 
 
@@ -72,7 +72,7 @@ def grpo(config: GRPOConfig) -> Trained:
         source = {"model": base.fingerprint, "questions": asked.source}
         model = load_model(config.model)
         schedule = _schedule(config.schedule, config.tensorboard)
-        run = Run(model, schedule, config.output, own, source, kept(config))
+        run = Run(model, schedule, config.output, own, source, select_fixed(config))
         reference = load_model(config.model) if config.objective.kl_weight else None
         learner = Learner(
             run,
@@ -96,10 +96,10 @@ def grpo(config: GRPOConfig) -> Trained:
             alternate(config, run, learner, asking, updates, evaluations)
         copy_text_files(config.model, config.output)
         save_model(base.config, run.weights(), config.output)
-    found = summary(updates)
-    write_whole(config.output / "summary.json", msgspec.json.encode(found))
+    totals = summary(updates)
+    write_whole(config.output / "summary.json", msgspec.json.encode(totals))
     plot(updates, evaluations, config.output / "grpo.svg")
-    return Trained(evaluations, found)
+    return Trained(evaluations, totals)
 
 
 def alternate(
@@ -128,7 +128,11 @@ def alternate(
                 asking.load(run.weights())
             loaded = time.monotonic()
             is_due = _is_due(evaluating.evaluate_every, done, schedule.steps)
-            if is_due and asking.can_evaluate and done not in {one.step for one in evaluations}:
+            if (
+                is_due
+                and asking.can_evaluate
+                and done not in {evaluation.step for evaluation in evaluations}
+            ):
                 earliest = evaluations[0] if evaluations else None
                 evaluations.add(asking.evaluate(done, evaluating.evaluation_samples, earliest))
                 say(_evaluation_line(evaluations[-1]))

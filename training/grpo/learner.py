@@ -54,11 +54,11 @@ class Learner:
 
         def of_part(part: list[Row]) -> Tensor:
             some = side_by_side(part, self._device)
-            found, own = loss(
+            losses, own = loss(
                 some, self._run.logits(some.inputs), self._of_reference(some), self._rules
             )
             sums.add(own)
-            return found / count
+            return losses / count
 
         self._run.update(parts, of_part)
         give_back_freed_memory()  # no two parts have rows of one length

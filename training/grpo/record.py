@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 
 from engine.errors import UNDECODABLE, ConfigError
 from training.statistics.coverage import Tally, pass_table, standard_errors
-from training.text.whole_files import whole, write_whole
+from training.text.whole_files import replace_file, write_whole
 
 KS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192)
 """The values of k for pass@k, up to the number of samples."""
@@ -116,13 +116,13 @@ def evaluated(
 def summary(updates: Sequence[Update]) -> Summary:
     """Return the run's rates; at least one update is needed."""
     rollout, waited, learn, load = (
-        sum(getattr(one, name) for one in updates)
+        sum(getattr(update, name) for update in updates)
         for name in ("rollout_s", "waited_s", "learn_s", "load_s")
     )
     return Summary(
         updates=len(updates),
-        rollout_tokens_per_s=sum(one.rollout_tokens for one in updates) / rollout,
-        learned_tokens_per_s=sum(one.learned_tokens for one in updates) / learn,
+        rollout_tokens_per_s=sum(update.rollout_tokens for update in updates) / rollout,
+        learned_tokens_per_s=sum(update.learned_tokens for update in updates) / learn,
         waiting_share=waited / (waited + learn + load),
         overlap_share=1 - waited / rollout,
     )
@@ -151,7 +151,7 @@ class Lines(list[Line]):
     def add(self, line: Line) -> None:
         """Append a line, also to the file."""
         self.append(line)
-        write_whole(self._path, b"".join(msgspec.json.encode(one) + b"\n" for one in self))
+        write_whole(self._path, b"".join(msgspec.json.encode(item) + b"\n" for item in self))
 
 
 def plot(updates: Sequence[Update], evaluations: Sequence[Evaluation], path: Path) -> None:
@@ -159,24 +159,26 @@ def plot(updates: Sequence[Update], evaluations: Sequence[Evaluation], path: Pat
     mpl.use("svg")  # no display needed
     with mpl.rc_context({"svg.hashsalt": "srm"}):  # the same picture for the same numbers
         figure, (top, bottom) = plt.subplots(2, sharex=True, figsize=(7, 5), height_ratios=(3, 1))
-        steps = [one.step for one in updates]
-        top.plot(steps, [one.reward for one in updates], linewidth=0.8, label="reward of rollouts")
+        steps = [update.step for update in updates]
+        top.plot(
+            steps, [update.reward for update in updates], linewidth=0.8, label="reward of rollouts"
+        )
         if evaluations:
             top.errorbar(
-                [one.step for one in evaluations],
-                [one.pass_at["1"] for one in evaluations],
-                [one.pass_at_1_error for one in evaluations],
+                [evaluation.step for evaluation in evaluations],
+                [evaluation.pass_at["1"] for evaluation in evaluations],
+                [evaluation.pass_at_1_error for evaluation in evaluations],
                 marker=".",
                 capsize=2,
                 label="pass@1 of other questions",
             )
         top.legend()
-        kl = [(one.step, one.kl) for one in updates if one.kl is not None]
+        kl = [(update.step, update.kl) for update in updates if update.kl is not None]
         bottom.plot([step for step, _ in kl], [value for _, value in kl], linewidth=0.8)
         bottom.set(xlabel="updates", ylabel="KL (nats per token)")
         for axes in (top, bottom):
             axes.grid(linewidth=0.3)
         figure.tight_layout()
-        with whole(path) as partial:
+        with replace_file(path) as partial:
             figure.savefig(partial, format="svg", metadata={"Date": None})
         plt.close(figure)

@@ -76,8 +76,8 @@ class EngineSampler:
         StepFailed if the engine fails."""
         version = self._engine.weights_version
         params = SamplingParams(logprobs=0, **msgspec.structs.asdict(sampling))
-        found = self._engine.generate(prompts, params)
-        return [[_rollout(output, version) for output in outputs] for outputs in found]
+        completions = self._engine.generate(prompts, params)
+        return [[_rollout(output, version) for output in outputs] for outputs in completions]
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         engine = self._engine

@@ -83,5 +83,5 @@ def _drawn(logprobs: Tensor, top_p: float, random: torch.Generator) -> Tensor:
     reach `top_p`."""
     ordered, tokens = logprobs.exp().sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered
-    kept = ordered.masked_fill(before >= top_p, 0.0)
-    return tokens.gather(1, torch.multinomial(kept, 1, generator=random))[:, 0]
+    retained = ordered.masked_fill(before >= top_p, 0.0)
+    return tokens.gather(1, torch.multinomial(retained, 1, generator=random))[:, 0]

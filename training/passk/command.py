@@ -82,12 +82,12 @@ def _write(config: PassKConfig, command: str, about: dict[str, Any], results: Re
         **msgspec.to_builtins(results),
     }
     drawing = f"until {config.until} are right, at most " if config.until else ""
-    told = (
+    reported = (
         f"{len(results.problems):,} problems, {drawing}{config.samples:,} samples of each, "
         f"{about['n']:,} a request, of {about['model']}: temperature {config.temperature:g}, top_p "
         f"{config.top_p:g}, at most {config.max_tokens:,} tokens; right by {config.reward}."
     )
     name = f"passk-until-{config.until}" if config.until else "passk"
     picture = f"{record['date']}-{record['commit']}-{name}.svg"
-    write_record(record, name, page(results, told, picture), config.output)
+    write_record(record, name, page(results, reported, picture), config.output)
     draw(results, config.output / picture)

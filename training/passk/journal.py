@@ -77,7 +77,7 @@ class Journal:
 
     @property
     def next_session(self) -> int:
-        return max((one.session for one in self.answers.values()), default=-1) + 1
+        return max((answer.session for answer in self.answers.values()), default=-1) + 1
 
     def add(self, answer: Answer) -> None:
         """Write an answer; when this returns, it is on the disk."""
@@ -115,11 +115,11 @@ class Journal:
             self._file.truncate(0)
             self._write(msgspec.json.encode(about))
 
-    def _compare(self, found: dict[str, Any], about: dict[str, Any]) -> None:
-        for name in {**found, **about}:
-            if found.get(name) != about.get(name):
+    def _compare(self, header: dict[str, Any], about: dict[str, Any]) -> None:
+        for name in {**header, **about}:
+            if header.get(name) != about.get(name):
                 differing = (
-                    f"{name} = {found.get(name)!r:.200}, this one has {about.get(name)!r:.200}"
+                    f"{name} = {header.get(name)!r:.200}, this one has {about.get(name)!r:.200}"
                 )
                 if name == "problems":  # a digest, which says nothing to who reads it
                     differing = "other problems"

@@ -9,7 +9,7 @@ from pathlib import Path
 from engine.errors import ConfigError
 from training.passk.results import Point, Results
 from training.statistics.power_law import PowerLaw
-from training.text.whole_files import whole
+from training.text.whole_files import replace_file
 
 try:
     import matplotlib as mpl
@@ -26,26 +26,26 @@ def draw(results: Results, path: Path) -> None:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     against_samples, against_tokens = figure.subplots(1, 2, sharey=True)
     points = results.points
-    ks = [one.k for one in points]
+    ks = [point.k for point in points]
     _curve(against_samples, ks, points)
     if (law := results.power_law) is not None:
         label = f"exp({law.a:.3g} · k^{law.b:.3g})"
         fitted = PowerLaw(law.a, law.b).coverage(ks)
         against_samples.plot(ks, fitted, "--", color="tab:red", label=label)
     against_samples.set(xlabel="samples of a problem, k", ylabel="coverage, pass@k", ylim=(0, 1.02))
-    _curve(against_tokens, [one.completion_tokens for one in points], points)
+    _curve(against_tokens, [point.completion_tokens for point in points], points)
     against_tokens.set(xlabel="tokens sampled of a problem, on average")
     for axes in (against_samples, against_tokens):
         axes.set_xscale("log")
         axes.grid(alpha=0.3)
         axes.legend(loc="lower right")
-    with mpl.rc_context({"svg.hashsalt": "srm"}), whole(path) as partial:
+    with mpl.rc_context({"svg.hashsalt": "srm"}), replace_file(path) as partial:
         figure.savefig(partial, format="svg", metadata={"Date": None})
 
 
 def _curve(axes: Axes, xs: Sequence[float], points: Sequence[Point]) -> None:
-    axes.plot(xs, [one.coverage for one in points], color="tab:blue", label="measured")
-    over = [one.over_problems or one.over_samples for one in points]
+    axes.plot(xs, [point.coverage for point in points], color="tab:blue", label="measured")
+    over = [point.over_problems or point.over_samples for point in points]
     kind = "samples" if points[0].over_problems is None else "problems"
-    low, high = [one.low for one in over], [one.high for one in over]
+    low, high = [item.low for item in over], [item.high for item in over]
     axes.fill_between(xs, low, high, color="tab:blue", alpha=0.2, label=f"95 % over {kind}")

@@ -25,21 +25,21 @@ def read_problems(config: PassKConfig) -> list[Problem]:
     """Return the problems that the settings ask for. Raises ConfigError for unreadable files and
     for too few problems."""
     examples = _first("shots", config.shots, config.examples, "train", config.seed)
-    before = "".join(f"{one.prompt()} {one.answer.strip()}\n\n" for one in examples)
+    before = "".join(f"{example.prompt()} {example.answer.strip()}\n\n" for example in examples)
     questions = _first("problems", config.problems, config.input, "held-out", config.seed)
-    return [Problem(before + one.prompt(), one) for one in questions]
+    return [Problem(before + question.prompt(), question) for question in questions]
 
 
-def digest(found: list[Problem]) -> str:
+def digest(results: list[Problem]) -> str:
     """Return a hash that identifies these problems."""
-    return hashlib.sha256(msgspec.json.encode(found)).hexdigest()[:16]
+    return hashlib.sha256(msgspec.json.encode(results)).hexdigest()[:16]
 
 
 def _first(name: str, count: int, path: Path | None, split: Split, seed: int) -> list[Question]:
     if path is None:
         drawn = islice(problems(split, seed), count)
-        return [Question(one.question, one.solution) for one in drawn]
-    found = read_questions(path)
-    if count > len(found):
-        raise ConfigError(f"{name} = {count}, but {path} has {len(found)} questions")
-    return found[:count] if count or name == "shots" else found
+        return [Question(token.question, token.solution) for token in drawn]
+    questions = read_questions(path)
+    if count > len(questions):
+        raise ConfigError(f"{name} = {count}, but {path} has {len(questions)} questions")
+    return questions[:count] if count or name == "shots" else questions

@@ -101,16 +101,18 @@ def results_of(
 ) -> Results:
     """Compute the results of a run whose journal has these answers."""
     solved = _solved(problems, answers)
-    tallies = [Tally(one.drawn, one.right, one.is_until) for one in solved]
+    counts = [Tally(problem.drawn, problem.right, problem.is_until) for problem in solved]
     ks = spaced(config.samples)
-    table = pass_table(tallies, ks)
+    table = pass_table(counts, ks)
     coverage = table.mean(axis=0)
     many = resampled_means(table, RESAMPLED, config.seed) if len(problems) > 1 else None
-    own = intervals(redrawn_means(tallies, config.samples, ks, RESAMPLED, config.seed))
+    own = intervals(redrawn_means(counts, config.samples, ks, RESAMPLED, config.seed))
     over = intervals(many) if many is not None else [None] * len(ks)
-    per_sample = float(np.mean([one.completion_tokens / one.sampled for one in solved]))
+    per_sample = float(np.mean([problem.completion_tokens / problem.sampled for problem in solved]))
     return Results(
-        fingerprints=sorted({one.fingerprint for one in answers if one.fingerprint is not None}),
+        fingerprints=sorted(
+            {answer.fingerprint for answer in answers if answer.fingerprint is not None}
+        ),
         totals=_totals(answers),
         points=[
             Point(k, float(coverage[at]), over[at], own[at], k * per_sample)
@@ -128,13 +130,13 @@ def _solved(problems: Sequence[Problem], answers: Sequence[Answer]) -> list[Solv
     return [
         Solved(
             question=problem.question.question,
-            drawn=sum(one.drawn for one in own),
-            right=sum(one.right for one in own),
-            is_until=any(one.is_enough for one in own),
-            sampled=sum(one.sampled for one in own),
-            completion_tokens=sum(one.completion_tokens for one in own),
-            prompt_tokens=sum(one.prompt_tokens for one in own),
-            texts_scored=sum(one.texts_scored for one in own),
+            drawn=sum(solution.drawn for solution in own),
+            right=sum(solution.right for solution in own),
+            is_until=any(solution.is_enough for solution in own),
+            sampled=sum(solution.sampled for solution in own),
+            completion_tokens=sum(solution.completion_tokens for solution in own),
+            prompt_tokens=sum(solution.prompt_tokens for solution in own),
+            texts_scored=sum(solution.texts_scored for solution in own),
         )
         for problem, own in zip(problems, of, strict=True)
     ]
@@ -142,15 +144,15 @@ def _solved(problems: Sequence[Problem], answers: Sequence[Answer]) -> list[Solv
 
 def _totals(answers: Sequence[Answer]) -> Totals:
     sessions: dict[int, float] = {}
-    for one in answers:
-        sessions[one.session] = max(one.session_s, sessions.get(one.session, 0.0))
-    tokens, seconds = sum(one.completion_tokens for one in answers), sum(sessions.values())
+    for answer in answers:
+        sessions[answer.session] = max(answer.session_s, sessions.get(answer.session, 0.0))
+    tokens, seconds = sum(answer.completion_tokens for answer in answers), sum(sessions.values())
     return Totals(
         requests=len(answers),
-        sampled=sum(one.sampled for one in answers),
+        sampled=sum(answer.sampled for answer in answers),
         completion_tokens=tokens,
-        prompt_tokens=sum(one.prompt_tokens for one in answers),
-        texts_scored=sum(one.texts_scored for one in answers),
+        prompt_tokens=sum(answer.prompt_tokens for answer in answers),
+        texts_scored=sum(answer.texts_scored for answer in answers),
         sampling_s=seconds,
         tokens_per_s=tokens / seconds,
         sessions=len(sessions),
@@ -161,8 +163,8 @@ def _law(ks: Sequence[int], coverage: Floats, many: Floats | None) -> Law | None
     law = fit(ks, coverage)
     if law is None:
         return None
-    found: list[PowerLaw] = [] if many is None else fits(ks, many, law)
-    of_a, of_b = intervals(np.array(found)) if found else (None, None)
+    laws: list[PowerLaw] = [] if many is None else fits(ks, many, law)
+    of_a, of_b = intervals(np.array(laws)) if laws else (None, None)
     return Law(
         a=law.a,
         b=law.b,
@@ -170,7 +172,7 @@ def _law(ks: Sequence[int], coverage: Floats, many: Floats | None) -> Law | None
         b_interval=of_b,
         largest_error=float(np.abs(law.coverage(ks) - coverage).max()),
         resampled=0 if many is None else len(many),
-        without_law=0 if many is None else len(many) - len(found),
+        without_law=0 if many is None else len(many) - len(laws),
     )
 
 
@@ -189,13 +191,13 @@ def page(results: Results, about: str, picture: str) -> str:
         "|---|---|---|---|---|",
     ]
     last = results.points[-1].k
-    for one in results.points:
-        if one.k != last and str(one.k).strip("0") != "1":
+    for point in results.points:
+        if point.k != last and str(point.k).strip("0") != "1":
             continue  # only powers of ten
-        over = _shown(one.over_problems)
+        over = _shown(point.over_problems)
         lines.append(
-            f"| {one.k:,} | {one.coverage:.4f} | {over} | {_shown(one.over_samples)} | "
-            f"{one.completion_tokens:,.0f} |"
+            f"| {point.k:,} | {point.coverage:.4f} | {over} | {_shown(point.over_samples)} | "
+            f"{point.completion_tokens:,.0f} |"
         )
     lines.append("")
     if law is None:

@@ -89,12 +89,12 @@ class Sampling:
         for problem, left in enumerate(self._left):
             parts = range(self._parts if left else 0)
             missing = [
-                (problem, one) for one in parts if (problem, one) not in self._journal.answers
+                (problem, part) for part in parts if (problem, part) not in self._journal.answers
             ]
             if self._config.until:
                 yield missing
             else:
-                yield from ([one] for one in missing)
+                yield from ([group] for group in missing)
 
     def _count(self, answer: Answer) -> None:
         left = self._left[answer.problem] - 1
@@ -139,8 +139,8 @@ class Sampling:
     def _check(self, reply: Reply, count: int, is_counted: bool) -> None:
         """Raise ConfigError for a reply that does not fit the request."""
         if is_counted:
-            got = [one.drawn for one in reply.samples]
-            if len(got) != 1 or sum(one.count for one in reply.samples[0].counts) != got[0]:
+            got = [sample.drawn for sample in reply.samples]
+            if len(got) != 1 or sum(count.count for count in reply.samples[0].counts) != got[0]:
                 raise ConfigError("the server did not count the samples of one prompt")
             if not (got[0] == count or (self._config.until and reply.samples[0].reached)):
                 raise ConfigError(f"{count} samples were asked for, and {got[0]} came")
@@ -162,9 +162,10 @@ class Sampling:
         counted = reply.samples[0] if reply.samples else None
         texts: Texts
         if counted is not None:
-            texts = [(one.text, one.count) for one in counted.counts]
+            texts = [(sampled.text, sampled.count) for sampled in counted.counts]
         else:
-            texts = [(one.text, 1) for one in sorted(reply.choices, key=lambda one: one.index)]
+            choices = sorted(reply.choices, key=lambda choice: choice.index)
+            texts = [(choice.text, 1) for choice in choices]
         question = self._problems[problem].question
         rewards: dict[str, float] = {}
         for text, _ in texts:
@@ -179,10 +180,11 @@ class Sampling:
             if wanted and counted is None and right == wanted:
                 break
         if wanted and counted is not None:
-            for one in counted.counts:
-                if (one.matched > 0) != (rewards[one.text] >= 1):
+            for sampled in counted.counts:
+                if (sampled.matched > 0) != (rewards[sampled.text] >= 1):
                     raise ConfigError(
-                        f"match = {self._config.match!r} and reward disagree on {one.text!r:.300}"
+                        f"match = {self._config.match!r} and reward disagree "
+                        f"on {sampled.text!r:.300}"
                     )
         numbers = dict.fromkeys(rewards, 0)
         for text, count in texts if self._config.keep_texts else []:

@@ -116,7 +116,7 @@ class CompletionsServer:
         try:
             reply = await self._http.get("/v1/models", timeout=30)
         except httpx.HTTPError as error:
-            raise ConfigError(f"url: {self._url} does not answer: {_told(error)}") from None
+            raise ConfigError(f"url: {self._url} does not answer: {_describe(error)}") from None
         if reply.status_code in {401, 403}:
             raise ConfigError(f"{_refusal(reply)}; api_key_env names the variable with the key")
         has_no_list = self.model and reply.status_code in {404, 405, 501}
@@ -129,7 +129,7 @@ class CompletionsServer:
         if not self.model and not models:
             raise ConfigError(f"GET {reply.url} names no model: give it as served_model_name")
         self.model = self.model or models[0].id
-        self.is_srm = any(one.id == self.model and one.owned_by == "srm" for one in models)
+        self.is_srm = any(model.id == self.model and model.owned_by == "srm" for model in models)
 
     async def complete(self, body: dict[str, Any]) -> Reply:
         """Return the reply to a request for completions of `model`.
@@ -148,10 +148,10 @@ class CompletionsServer:
                             "/v1/completions", json={"model": self.model, **body}
                         )
                     except httpx.TransportError as error:
-                        last = f"{self._url}: {_told(error)}"
+                        last = f"{self._url}: {_describe(error)}"
                     except httpx.DecodingError as error:
                         raise ConfigError(
-                            f"{self._url} answered with what cannot be unpacked: {_told(error)}"
+                            f"{self._url} answered with what cannot be unpacked: {_describe(error)}"
                         ) from None
                     else:
                         if reply.is_success:
@@ -175,7 +175,7 @@ def _decoded(reply: httpx.Response) -> Reply:
         return msgspec.json.decode(reply.content, type=Reply)
     except UNDECODABLE as error:
         raise ConfigError(
-            f"{reply.url} answered with what is no completion: {error}: {_said(reply)!r}"
+            f"{reply.url} answered with what is no completion: {error}: {_show_reply(reply)!r}"
         ) from None
 
 
@@ -188,24 +188,24 @@ def _may_succeed_later(reply: httpx.Response) -> bool:
 
 def _retry_after_s(reply: httpx.Response, otherwise: float) -> float:
     try:
-        told = float(reply.headers["retry-after"])
+        reported = float(reply.headers["retry-after"])
     except (KeyError, ValueError):  # absent, or a date
         return otherwise
-    return told if 0 <= told < math.inf else otherwise
+    return reported if 0 <= reported < math.inf else otherwise
 
 
 def _refusal(reply: httpx.Response) -> str:
     try:
         why = reply.json()["error"]["message"]
     except (*UNDECODABLE, LookupError, TypeError):
-        why = _said(reply)
+        why = _show_reply(reply)
     return f"{reply.url} refused with {reply.status_code}: {why}"
 
 
-def _said(reply: httpx.Response) -> str:
+def _show_reply(reply: httpx.Response) -> str:
     """Return the beginning of a reply as text, whatever encoding it names."""
     return reply.content[:_SHOWN].decode(errors="replace").strip()
 
 
-def _told(error: httpx.HTTPError) -> str:
+def _describe(error: httpx.HTTPError) -> str:
     return str(error) or type(error).__name__

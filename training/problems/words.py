@@ -42,10 +42,10 @@ def name(r: random.Random) -> str:
 
 def names(r: random.Random, count: int) -> list[str]:
     """Return `count` different names."""
-    found: set[str] = set()
-    while len(found) < count:
-        found.add(name(r))
-    return r.sample(sorted(found), count)
+    lines: set[str] = set()
+    while len(lines) < count:
+        lines.add(name(r))
+    return r.sample(sorted(lines), count)
 
 
 def thing(r: random.Random) -> str:

@@ -29,14 +29,14 @@ class Question(msgspec.Struct, frozen=True):
 def read_questions(path: Path) -> list[Question]:
     """Read a file .jsonl or .parquet. Raises ConfigError, which names file and row, also where
     there is no question at all."""
-    found = []
+    questions = []
     for where, row in rows(path, "questions"):
         try:
-            found.append(msgspec.convert(row, Question))
+            questions.append(msgspec.convert(row, Question))
         except msgspec.ValidationError as error:
             raise ConfigError(
                 f"questions: {where}: {error}; a row has the members question and answer, both text"
             ) from None
-    if not found:
+    if not questions:
         raise ConfigError(f"questions: {path} has no question")
-    return found
+    return questions

@@ -24,14 +24,14 @@ _NUMBER = re.compile(r"-?\$?[0-9][0-9,]*(?:\.[0-9]+)?|-?\.[0-9]+")
 
 def gsm8k_strict(completion: str, question: Question) -> float:
     """Return 1.0 if the first `#### <number>` is the answer's, else 0.0."""
-    found, wanted = _STRICT.search(_own(completion)), _answer(question)
-    return float(found is not None and _value(found[1]) == wanted)
+    value, wanted = _STRICT.search(_own(completion)), _answer(question)
+    return float(value is not None and _value(value[1]) == wanted)
 
 
 def gsm8k_lenient(completion: str, question: Question) -> float:
     """Return 1.0 if the last number, wherever it is, is the answer's, else 0.0."""
-    found, wanted = _NUMBER.findall(_own(completion)), _answer(question)
-    return float(bool(found) and _value(found[-1]) == wanted)
+    value, wanted = _NUMBER.findall(_own(completion)), _answer(question)
+    return float(bool(value) and _value(value[-1]) == wanted)
 
 
 def load_reward(name: str) -> Reward:
@@ -42,14 +42,14 @@ def load_reward(name: str) -> Reward:
         raise ConfigError(f"reward must be module:function or file.py:function, got {name!r}")
     try:
         if place.endswith(".py"):
-            found = runpy.run_path(place).get(function)
+            value = runpy.run_path(place).get(function)
         else:
-            found = getattr(import_module(place), function, None)
+            value = getattr(import_module(place), function, None)
     except (Exception, SystemExit) as error:  # it is the user's code
         raise ConfigError(f"reward: {place} cannot be imported: {error!r}") from error
-    if not callable(found):
+    if not callable(value):
         raise ConfigError(f"reward: {place} has no function {function!r}")
-    reward: Reward = found
+    reward: Reward = value
     return reward
 
 
@@ -57,12 +57,14 @@ def rewarded(reward: Reward, completion: str, question: Question) -> float:
     """Return a completion's reward. Raises ConfigError if the function fails or returns no finite
     number."""
     try:
-        found = float(reward(completion, question))
+        reward_value = float(reward(completion, question))
     except (Exception, SystemExit) as error:  # it is the user's code
         raise ConfigError(f"reward failed for {completion!r:.200}: {error!r}") from error
-    if not math.isfinite(found):
-        raise ConfigError(f"reward must be a finite number, got {found} for {completion!r:.200}")
-    return found
+    if not math.isfinite(reward_value):
+        raise ConfigError(
+            f"reward must be a finite number, got {reward_value} for {completion!r:.200}"
+        )
+    return reward_value
 
 
 def _own(completion: str) -> str:
@@ -72,15 +74,15 @@ def _own(completion: str) -> str:
 def _answer(question: Question) -> Decimal:
     """Return the value after `####`, or of the whole answer. Raises ValueError if it is no
     number."""
-    found = _value(question.answer.rpartition("####")[2])
-    if found is None:
+    value = _value(question.answer.rpartition("####")[2])
+    if value is None:
         raise ValueError(f"the answer of {question.question!r:.100} ends with no number")
-    return found
+    return value
 
 
 def _value(text: str) -> Decimal | None:
     try:
-        found = Decimal(re.sub(r"[\s$,]", "", text))
+        value = Decimal(re.sub(r"[\s$,]", "", text))
     except InvalidOperation:
         return None
-    return found if found.is_finite() else None
+    return value if value.is_finite() else None

@@ -42,12 +42,12 @@ class Interval(NamedTuple):
     high: float
 
 
-def pass_table(tallies: Sequence[Tally], ks: Sequence[int]) -> Floats:
+def pass_table(counts: Sequence[Tally], ks: Sequence[int]) -> Floats:
     """Return each problem's estimate of pass@k, of shape [problems, ks].
 
     Raises ValueError for a k that a problem has too few samples for, and for an impossible tally.
     """
-    drawn, right, is_until = (np.array(column) for column in zip(*tallies, strict=True))
+    drawn, right, is_until = (np.array(column) for column in zip(*counts, strict=True))
     if (right < 0).any() or (right > drawn).any() or (is_until & (right < 1)).any():
         raise ValueError("needs 0 ≤ right ≤ drawn, and right ≥ 1 where it ended the drawing")
     if min(ks) < 1 or max(ks) > min(drawn[~is_until], default=max(ks)):
@@ -75,8 +75,8 @@ def standard_errors(table: Floats) -> Floats:
     """Return the standard error of each column's mean over problems; 0 for a single problem."""
     if len(table) == 1:
         return np.zeros(table.shape[1])
-    found: Floats = table.std(axis=0, ddof=1) / np.sqrt(len(table))
-    return found
+    result: Floats = table.std(axis=0, ddof=1) / np.sqrt(len(table))
+    return result
 
 
 def spaced(largest: int) -> list[int]:
@@ -100,7 +100,7 @@ def resampled_means(table: Floats, times: int, seed: int) -> Floats:
 
 
 def redrawn_means(
-    tallies: Sequence[Tally], samples: int, ks: Sequence[int], times: int, seed: int
+    counts: Sequence[Tally], samples: int, ks: Sequence[int], times: int, seed: int
 ) -> Floats:
     """Return the means over the same problems when their samples are drawn again, [times, ks].
 
@@ -109,8 +109,8 @@ def redrawn_means(
     sample has none again, so its spread is not seen.
     """
     random = np.random.default_rng(seed)
-    enough = max((one.right for one in tallies if one.is_until), default=0)
-    rates = np.array([one.right / one.drawn for one in tallies])
+    enough = max((count.right for count in counts if count.is_until), default=0)
+    rates = np.array([count.right / count.drawn for count in counts])
     means = np.empty((times, len(ks)))
     for turn in range(times):
         means[turn] = pass_table(_redrawn(rates, samples, enough, random), ks).mean(axis=0)
@@ -120,15 +120,15 @@ def redrawn_means(
 def _redrawn(rates: Floats, samples: int, enough: int, random: np.random.Generator) -> list[Tally]:
     if not enough:
         right = random.binomial(samples, rates)
-        return [Tally(samples, int(one)) for one in right]
-    found = []
+        return [Tally(samples, int(count)) for count in right]
+    redrawn = []
     for rate in rates:
         places = np.cumsum(random.geometric(rate, enough)) if rate > 0 else np.array([samples + 1])
         if places[-1] <= samples:
-            found.append(Tally(int(places[-1]), enough, is_until=True))
+            redrawn.append(Tally(int(places[-1]), enough, is_until=True))
         else:
-            found.append(Tally(samples, int((places <= samples).sum())))
-    return found
+            redrawn.append(Tally(samples, int((places <= samples).sum())))
+    return redrawn
 
 
 def intervals(means: Floats) -> list[Interval]:

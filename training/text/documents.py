@@ -22,8 +22,8 @@ def documents(paths: Sequence[Path], suffix: str = "", member: str = "text") -> 
     """
     is_empty = True
     for path in files(paths, suffix):
-        found = _members(path, member) if path.suffix in SUFFIXES else _text(path)
-        for text in filter(None, found):
+        texts = _members(path, member) if path.suffix in SUFFIXES else _text(path)
+        for text in filter(None, texts):
             is_empty = False
             yield text
     if is_empty:
@@ -33,15 +33,15 @@ def documents(paths: Sequence[Path], suffix: str = "", member: str = "text") -> 
 
 def files(paths: Sequence[Path], suffix: str = "") -> list[Path]:
     """Return these files and those of these folders. Raises ConfigError where there are none."""
-    found: list[Path] = []
+    results: list[Path] = []
     for path in paths:
         below = path.rglob("*") if path.is_dir() else ()
-        inside = sorted(one for one in below if one.name.endswith(suffix) and one.is_file())
+        inside = sorted(path for path in below if path.name.endswith(suffix) and path.is_file())
         if not path.exists() or (path.is_dir() and not inside):
             such = f"files *{suffix}" if suffix else "files"
             raise ConfigError(f"texts: {path} is no file, nor a folder with {such}")
-        found += inside if path.is_dir() else [path]
-    return found
+        results += inside if path.is_dir() else [path]
+    return results
 
 
 def _text(path: Path) -> Iterator[str]:

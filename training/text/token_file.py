@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from engine.errors import ConfigError
-from training.text.whole_files import whole, write_whole
+from training.text.whole_files import replace_file, write_whole
 
 _DOCUMENTS = 256
 """Number of documents encoded at once, on all cores."""
@@ -86,7 +86,7 @@ def _write(
     dtype = "<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4"
     documents = tokens = 0
     digest = hashlib.sha256()
-    with whole(path) as partial, partial.open("wb") as file:
+    with replace_file(path) as partial, partial.open("wb") as file:
         for some in _batched(texts):
             for encoding in tokenizer.encode_batch_fast(some):
                 ids = np.array([*encoding.ids, end_id], dtype)

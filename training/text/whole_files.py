@@ -14,7 +14,7 @@ _BLOCK = 1 << 20
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def replace_file(path: Path) -> Iterator[Path]:
     """Yield a path to write to; the finished file then replaces `path` in one step.
 
     Raises ConfigError if it cannot be written; the old file stays.
@@ -36,7 +36,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Replace `path` by `content` in one step."""
-    with whole(path) as partial:
+    with replace_file(path) as partial:
         partial.write_bytes(content)
 
 
@@ -50,10 +50,10 @@ def seal(path: Path) -> None:
 
 def is_sealed(path: Path) -> bool:
     """Return whether a file ends with the SHA-256 of all that stands before."""
-    found = hashlib.sha256()
-    left = path.stat().st_size - found.digest_size
+    hasher = hashlib.sha256()
+    left = path.stat().st_size - hasher.digest_size
     with path.open("rb") as file:
         while left > 0 and (block := file.read(min(left, _BLOCK))):
-            found.update(block)
+            hasher.update(block)
             left -= len(block)
-        return file.read() == found.digest()
+        return file.read() == hasher.digest()

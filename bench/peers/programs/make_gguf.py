@@ -73,16 +73,20 @@ def _describe(writer: Any, kind: str, shape: dict[str, int]) -> None:
 def _add_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
     ids = tokenizer["model"]["vocab"]
     names = sorted(ids, key=ids.__getitem__)
-    special = {one["id"] for one in tokenizer["added_tokens"] if one["special"]}
+    special = {
+        added_token["id"] for added_token in tokenizer["added_tokens"] if added_token["special"]
+    }
     kinds = gguf.TokenType
     merges = tokenizer["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(names)
     writer.add_token_types(
-        [kinds.CONTROL if one in special else kinds.NORMAL for one in range(vocab_size)]
+        [kinds.CONTROL if index in special else kinds.NORMAL for index in range(vocab_size)]
     )
-    writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in merges])
+    writer.add_token_merges(
+        [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
+    )
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(False)
@@ -133,20 +137,20 @@ def _mamba2(width: int) -> Tensors:
 
 
 def _rwkv7(width: int) -> Tensors:
-    found: Tensors = {}
+    entries: Tensors = {}
     for name in ("attn_norm", "attn_norm_2", "time_mix_ln"):
-        found[f"{name}.weight"] = np.ones(width, np.float32)
-        found[f"{name}.bias"] = np.zeros(width, np.float32)
+        entries[f"{name}.weight"] = np.ones(width, np.float32)
+        entries[f"{name}.bias"] = np.zeros(width, np.float32)
     for name in "wavg":
         if name != "g":
-            found[f"time_mix_{name}0.weight"] = _random(width)
-        found[f"time_mix_{name}1.weight"] = _random(RWKV_RANK, width)
-        found[f"time_mix_{name}2.weight"] = _random(width, RWKV_RANK)
+            entries[f"time_mix_{name}0.weight"] = _random(width)
+        entries[f"time_mix_{name}1.weight"] = _random(RWKV_RANK, width)
+        entries[f"time_mix_{name}2.weight"] = _random(width, RWKV_RANK)
     for name in ("k_k", "k_a", "r_k"):
-        found[f"time_mix_{name}.weight"] = _random(width)
+        entries[f"time_mix_{name}.weight"] = _random(width)
     for name in ("key", "value", "receptance", "output"):
-        found[f"time_mix_{name}.weight"] = _random(width, width)
-    return found | {
+        entries[f"time_mix_{name}.weight"] = _random(width, width)
+    return entries | {
         "time_mix_lerp_fused.weight": _random(6, 1, 1, width),
         "channel_mix_lerp_k.weight": _random(1, 1, width),
         "channel_mix_key.weight": _random(4 * width, width),

@@ -25,7 +25,7 @@ def prepare(prompts: Prompts) -> Callable[[int], int]:
     texts = [[names[token] for token in prompt] for prompt in prompts]
 
     def generate(num_tokens: int) -> int:
-        found = generator.generate_batch(
+        generated = generator.generate_batch(
             texts,
             max_batch_size=0,
             min_length=num_tokens,
@@ -35,7 +35,7 @@ def prepare(prompts: Prompts) -> Callable[[int], int]:
             include_prompt_in_result=False,
             end_token=[],
         )
-        return sum(len(one.sequences_ids[0]) for one in found)
+        return sum(len(item.sequences_ids[0]) for item in generated)
 
     return generate
 

@@ -30,10 +30,12 @@ with Engine(task["model"], dtype=task["dtype"], num_slots=slots, max_waiting=2 *
                 nonlocal most
                 most = max(most, progress.running)
 
-            found = llm.generate(prompts[:1] if n > 1 else prompts, params, on_progress=look)
+            generated = llm.generate(prompts[:1] if n > 1 else prompts, params, on_progress=look)
             if n > 1 and num_tokens == task["output_tokens"] and most < n:
                 raise SystemExit(f"{most} sequences at most ran of {n}")
-            return sum(len(one.token_ids) for each in found for one in each.completions)
+            return sum(
+                len(completion.token_ids) for each in generated for completion in each.completions
+            )
 
         return generate
 

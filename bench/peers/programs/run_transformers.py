@@ -26,7 +26,7 @@ def prepare(prompts: Prompts) -> Callable[[int], int]:
 
     def generate(num_tokens: int) -> int:
         with torch.inference_mode():
-            found = model.generate(
+            generated = model.generate(
                 ids,
                 attention_mask=mask,
                 do_sample=False,
@@ -34,7 +34,7 @@ def prepare(prompts: Prompts) -> Callable[[int], int]:
                 min_new_tokens=num_tokens,
                 max_new_tokens=num_tokens,
             )
-        return int(found[:, ids.shape[1] :].numel())
+        return int(generated[:, ids.shape[1] :].numel())
 
     return generate
 

@@ -65,12 +65,12 @@ def measure(task: dict[str, Any], prepare: Prepare) -> None:
             seconds.append(time.monotonic() - started)
             if tokens != wanted:
                 raise SystemExit(f"{tokens} tokens instead of {wanted}")
-        found = {
+        entries = {
             "concurrency": concurrency,
             "began": began,
             "ended": time.monotonic(),
             "seconds": seconds,
             "tokens": wanted,
         }
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(json.dumps(entries) + "\n")
         sys.stdout.flush()

@@ -15,7 +15,7 @@ chat = ChatOpenAI(
 question = ("human", "How many are 2 hats and 3 hats?")
 first = chat.invoke([question])
 second = chat.invoke([question, first, ("human", "And 3 hats more?")])
-found = {
+reply = {
     "usage": first.usage_metadata,
     "streamed": "".join(part.content for part in chat.stream([question])),
     "answers": [first.content, second.content],
@@ -24,5 +24,5 @@ found = {
 try:
     chat.invoke([("human", "hats " * 5_000)])
 except ContextOverflowError as refused:
-    found["error"] = str(refused)
-print(json.dumps(found))
+    reply["error"] = str(refused)
+print(json.dumps(reply))

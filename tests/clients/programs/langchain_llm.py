@@ -24,13 +24,15 @@ async def streamed() -> str:
     return "".join([part async for part in llm.astream(question)])
 
 
-found = {
+reply = {
     "whole": llm.invoke(question),
     "streamed": "".join(llm.stream(question)),
     "streamed_async": asyncio.run(streamed()),
     "batch": llm.batch([question] * 3),
     "chain": chain.invoke({"question": asked}),
-    "several": [[one.text for one in generations] for generations in several.generations],
+    "several": [
+        [generation.text for generation in generations] for generations in several.generations
+    ],
     "usage": several.llm_output["token_usage"],
 }
-print(json.dumps(found))
+print(json.dumps(reply))

@@ -16,7 +16,10 @@ for _turn in range(2):
     reply = client.chat.completions.create(
         model="demo", messages=messages, temperature=0, max_tokens=16
     )
-    said = reply.choices[0].message
-    answers.append(said.content)
-    messages += [said.model_dump(), {"role": "user", "content": "How many are 3 hats and 3 hats?"}]
+    message = reply.choices[0].message
+    answers.append(message.content)
+    messages += [
+        message.model_dump(),
+        {"role": "user", "content": "How many are 3 hats and 3 hats?"},
+    ]
 print(json.dumps({"answers": answers}))

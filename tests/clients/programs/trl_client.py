@@ -26,7 +26,7 @@ chats = [
         {"role": "user", "content": "How many are 5 hats and 6 hats?"},
     ],
 ]
-found = {
+reply = {
     "model": client.model,
     "world_size": client.get_world_size(),
     "generated": generated,
@@ -36,4 +36,4 @@ found = {
     ),
     "chats": client.chat(chats, n=2, max_tokens=16, **seeded),
 }
-print(json.dumps(found))
+print(json.dumps(reply))

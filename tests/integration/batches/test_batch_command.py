@@ -90,12 +90,12 @@ def read(path: Path) -> bytes:
 
 def by_number(results: bytes) -> dict[int, bytes]:
     """The lines as they are, each by the number of the line that it answers."""
-    found: dict[int, bytes] = {}
+    entries: dict[int, bytes] = {}
     for line in results.splitlines():
         number = int(json.loads(line)["id"].rpartition("_")[2])
-        assert number not in found
-        found[number] = line
-    return found
+        assert number not in entries
+        entries[number] = line
+    return entries
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +105,9 @@ def expected(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     (folder / "in.jsonl").write_bytes(as_jsonl(LINES))
     output = folder / "out.jsonl"
     assert run(text_model, str(folder / "in.jsonl"), "-o", str(output)) == 0
-    found = by_number(output.read_bytes())
-    assert sorted(found) == list(range(1, 41))
-    return found
+    result = by_number(output.read_bytes())
+    assert sorted(result) == list(range(1, 41))
+    return result
 
 
 def test_results_are_those_of_batches(expected: dict[int, bytes]) -> None:
@@ -121,8 +121,8 @@ def test_results_are_those_of_batches(expected: dict[int, bytes]) -> None:
         assert body["model"] == "tiny"
     assert len(records[2]["response"]["body"]["choices"]) == 3
     assert len(records[3]["response"]["body"]["choices"]) == 2
-    texts = [one["text"] for one in records[2]["response"]["body"]["choices"]]
-    other = [one["text"] for one in records[7]["response"]["body"]["choices"]]
+    texts = [choice["text"] for choice in records[2]["response"]["body"]["choices"]]
+    other = [choice["text"] for choice in records[7]["response"]["body"]["choices"]]
     assert texts != other, "lines without a seed draw one each"
 
 
@@ -141,10 +141,10 @@ def test_parquet_in_and_out(text_model: Path, tmp_path: Path) -> None:
     )
     pyarrow.parquet.write_table(table, source, row_group_size=5)
     assert run(text_model, str(source), "-o", str(output)) == 1
-    found = {row["custom_id"]: row for row in pyarrow.parquet.read_table(output).to_pylist()}
+    entries = {row["custom_id"]: row for row in pyarrow.parquet.read_table(output).to_pylist()}
     assert not output.with_name("out.parquet.part").exists()
     for number, body in enumerate(bodies):
-        row = found.pop(f"row {number}")
+        row = entries.pop(f"row {number}")
         assert row["id"].endswith(f"_{number + 1}") and row["error"] is None
         reply = json.loads(row["response"])
         if "temperature" in body:
@@ -152,11 +152,11 @@ def test_parquet_in_and_out(text_model: Path, tmp_path: Path) -> None:
             assert reply["error"]["param"] == "temperature"
             continue
         assert row["status_code"] == 200 and len(row["texts"]) == body["n"]
-        assert row["texts"] == [one["text"] for one in reply["choices"]]
-        assert row["finish_reasons"] == [one["finish_reason"] for one in reply["choices"]]
+        assert row["texts"] == [choice["text"] for choice in reply["choices"]]
+        assert row["finish_reasons"] == [choice["finish_reason"] for choice in reply["choices"]]
         assert row["completion_tokens"] == reply["usage"]["completion_tokens"] > 0
         assert row["prompt_tokens"] == reply["usage"]["prompt_tokens"] > 0
-    assert not found
+    assert not entries
     assert run(text_model, str(source), "-o", str(output), "--resume") == 1
     apart = (str(source), "-o", str(tmp_path / "apart.parquet"), f"--errors={tmp_path / 'bad'}")
     for more in ((), ("--resume",)):  # which missed the line that is among the errors
@@ -182,14 +182,14 @@ def test_shards_make_the_whole_and_a_terminal_sees_a_bar(
     console = Console(file=drawn, force_terminal=True, width=150)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr("server.commands.batch_progress.Console", lambda **_: console)
-    found: dict[int, bytes] = {}
+    entries: dict[int, bytes] = {}
     for shard in ("1/2", "2/2"):
         output = tmp_path / f"{shard[0]}.jsonl.zst"
         assert run(text_model, str(source), "-o", str(output), f"--shard={shard}") == 0
         part = by_number(read(output))
         assert {(number - 1) % 2 for number in part} == {int(shard[0]) - 1}
-        found |= part
-    assert found == expected
+        entries |= part
+    assert entries == expected
     assert "of 20 lines" in drawn.getvalue() and "tok/s" in drawn.getvalue()
 
 
@@ -272,25 +272,25 @@ def test_lines_under_way_go_on_at_their_tokens(text_model: Path, tmp_path: Path)
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == INTERRUPTED
         assert process.stderr is not None
-        said = process.stderr.read().decode()
+        decoded = process.stderr.read().decode()
     assert children and not psutil.wait_procs(children, timeout=120)[1]
     ended = len(by_number(read(output)))
-    assert f"{ended} of 61 lines are written to {output}; to go on" in said
-    assert f"  srm batch --model={text_model} " in said and said.endswith("=0.05\n")
+    assert f"{ended} of 61 lines are written to {output}; to go on" in decoded
+    assert f"  srm batch --model={text_model} " in decoded and decoded.endswith("=0.05\n")
     assert snapshot.exists(), "written at the stop"
     with pytest.raises(ConfigError, match="is there already: --resume"):
         run(text_model, str(source), "-o", str(output))
     with start(text_model, *flags, engine=engine) as process:
         wait_for(output, output.stat().st_size + 1)
         (child,) = (
-            one for one in psutil.Process(process.pid).children() if engine in one.cmdline()
+            child for child in psutil.Process(process.pid).children() if engine in child.cmdline()
         )
         child.kill()
         assert process.stderr is not None
         last = process.stderr.read().decode()
         assert process.wait(120) == 0
     assert "the engine ended (SIGKILL: out of memory" in last
-    for log in (said, *last.split("restart in")):
+    for log in (decoded, *last.split("restart in")):
         assert re.search(r"has [1-9]\d* sequences to go on with", log)
     assert by_number(read(output)) == by_number(whole.read_bytes())
     assert not snapshot.parent.exists()
@@ -366,8 +366,8 @@ def test_a_reader_that_goes_ends_it_quietly(text_model: Path, tmp_path: Path) ->
         assert process.stdout.readline().startswith(b'{"id":"batch_req_')
         process.stdout.close()
         assert process.wait(120) == BROKEN_PIPE
-        said = process.stderr.read().splitlines()
-        assert not [line for line in said if not line.endswith(b" left")]  # of a slow machine
+        lines = process.stderr.read().splitlines()
+        assert not [line for line in lines if not line.endswith(b" left")]  # of a slow machine
 
 
 def test_what_cannot_be_is_refused_before_the_engine_starts(

@@ -123,9 +123,9 @@ def test_the_sdk_walks_batches(client: openai.OpenAI, store: Store, input_file_i
     for _ in range(5):
         made.append(create(client, input_file_id).id)
         store.finish_batch(made[-1], "completed")
-    found = [batch.id for batch in client.batches.list(limit=2)]
-    assert found[:5] == made[::-1]
-    assert len(found) == len(set(found))
+    ids = [batch.id for batch in client.batches.list(limit=2)]
+    assert ids[:5] == made[::-1]
+    assert len(ids) == len(set(ids))
     assert [batch.id for batch in client.batches.list(after=made[3], limit=3).data] == made[2::-1]
 
 

@@ -51,14 +51,14 @@ def upload(server: Server, data: bytes = b"{}\n", **fields: str) -> httpx.Respon
     return server.http.post("/v1/files", files={"file": ("in.jsonl", data)}, data=form)
 
 
-def kept(data_dir: Path) -> set[str]:
+def list_kept(data_dir: Path) -> set[str]:
     folder = data_dir / "files"
     return {path.name for path in folder.iterdir()} if folder.exists() else set()
 
 
 def until_kept(data_dir: Path, names: set[str]) -> None:
     """The server notices a while after the client has gone."""
-    wait_until(lambda: kept(data_dir) == names)
+    wait_until(lambda: list_kept(data_dir) == names)
 
 
 def test_the_sdk_keeps_files(client: openai.OpenAI) -> None:
@@ -84,8 +84,8 @@ def test_the_sdk_keeps_files(client: openai.OpenAI) -> None:
 def test_the_sdk_walks_lists(client: openai.OpenAI) -> None:
     made = [client.files.create(file=b"x", purpose="batch").id for _ in range(5)]
     for order, expected in (("asc", made), ("desc", made[::-1])):
-        found = client.files.list(limit=2, order=order)  # type: ignore[arg-type]  # a plain str
-        assert [one.id for one in found] == expected
+        result = client.files.list(limit=2, order=order)  # type: ignore[arg-type]  # a plain str
+        assert [item.id for item in result] == expected
     page = client.files.list(limit=5, purpose="batch")
     assert not page.has_more
     assert not client.files.list(purpose="batch_output").data
@@ -96,7 +96,7 @@ def test_the_sdk_walks_lists(client: openai.OpenAI) -> None:
 
 def test_fields_and_queries_are_refused_by_name(server: Server, data_dir: Path) -> None:
     anchor, seconds = "expires_after[anchor]", "expires_after[seconds]"
-    before = kept(data_dir)
+    before = list_kept(data_dir)
     for fields, param in (
         ({"purpose": "fine-tune"}, "purpose"),
         ({"purpose": "batch_output"}, "purpose"),
@@ -109,7 +109,7 @@ def test_fields_and_queries_are_refused_by_name(server: Server, data_dir: Path) 
         ({anchor: "created_at", seconds: "1e9"}, seconds),
     ):
         assert error_of(upload(server, b"{}\n", **fields))["param"] == param, fields
-    assert kept(data_dir) == before
+    assert list_kept(data_dir) == before
     for query in (
         *("limit=0", "limit=10001", "limit=x", "limit=null", "after=null", "limit=1&limit=2"),
         *("order=up", "after=file-1", "before=x"),
@@ -122,7 +122,7 @@ def test_ids_that_are_none_are_not_there(server: Server, data_dir: Path) -> None
     record = upload(server).json()
     assert record["expires_at"] == record["created_at"] + 30 * 24 * 3600
     assert record["status"] == "processed"
-    before = kept(data_dir)
+    before = list_kept(data_dir)
     for id, (method, path) in product(
         (
             *("..%2f..%2fstore.sqlite3", "%2e%2e%2f%2e%2e%2fetc%2fpasswd", "..", "%2e%2e", "."),
@@ -138,7 +138,7 @@ def test_ids_that_are_none_are_not_there(server: Server, data_dir: Path) -> None
         assert int(reply.split()[1]) in {404, 405}, (id, reply[:500])
         assert b"passwd:" not in reply and b"SQLite" not in reply
         assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["code"]
-    assert kept(data_dir) == before
+    assert list_kept(data_dir) == before
 
 
 def test_each_key_sees_its_own(server: Server) -> None:
@@ -159,10 +159,10 @@ def test_parts_of_a_file(server: Server) -> None:
     def part(asked: str, **headers: str) -> httpx.Response:
         return server.http.get(f"/v1/files/{id}/content", headers={"range": asked, **headers})
 
-    found = part("bytes=2-4")
-    assert (found.status_code, found.content) == (206, b"234")
-    assert found.headers["content-range"] == "bytes 2-4/10"
-    assert part("bytes=7-", **{"if-range": found.headers["etag"]}).content == b"789"
+    result = part("bytes=2-4")
+    assert (result.status_code, result.content) == (206, b"234")
+    assert result.headers["content-range"] == "bytes 2-4/10"
+    assert part("bytes=7-", **{"if-range": result.headers["etag"]}).content == b"789"
     whole = part("bytes=7-", **{"if-range": '"another"'})
     assert (whole.status_code, whole.content) == (200, b"0123456789")
     beyond = part("bytes=10-")
@@ -178,8 +178,8 @@ def test_both_processes_have_the_same_files(server: Server) -> None:
     part, form = {"file": ("a.jsonl", b"x")}, {"purpose": "batch"}
     ids = {httpx.post(url, files=part, data=form, headers=headers).json()["id"] for _ in range(12)}
     for _ in range(4):
-        found = httpx.get(url, headers=headers).json()["data"]
-        assert ids <= {record["id"] for record in found}
+        data = httpx.get(url, headers=headers).json()["data"]
+        assert ids <= {record["id"] for record in data}
 
 
 # Uploads of any size
@@ -235,16 +235,16 @@ def raw_upload(server: Server, head: str, *parts: bytes) -> socket.socket:
 
 
 def test_an_upload_that_is_cut_off_leaves_nothing(server: Server, data_dir: Path) -> None:
-    before = kept(data_dir)
+    before = list_kept(data_dir)
     raw = raw_upload(server, "content-length: 9000000", *islice(chunks(5 * MIB), 4))
-    wait_until(lambda: kept(data_dir) - before)  # until there is half a file
+    wait_until(lambda: list_kept(data_dir) - before)  # until there is half a file
     raw.close()
     until_kept(data_dir, before)
 
 
 def too_many() -> Iterator[bytes]:
     """All but the end of the last chunk: the client goes on waiting to send the rest."""
-    pieces = [b"%x\r\n%b\r\n" % (len(one), one) for one in chunks(MAX_FILE_BYTES + 1)]
+    pieces = [b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks(MAX_FILE_BYTES + 1)]
     yield from pieces[:-1]
 
 
@@ -265,7 +265,7 @@ def test_an_upload_that_cannot_be_is_refused_at_once_and_leaves_nothing(
     parts: Callable[[], Iterable[bytes]],
     status: str,
 ) -> None:
-    before = kept(data_dir)
+    before = list_kept(data_dir)
     with raw_upload(server, head, *parts()) as raw:
         assert raw.makefile("rb").readline() == f"HTTP/1.1 {status}\r\n".encode()
     until_kept(data_dir, before)

@@ -168,12 +168,12 @@ def test_every_true_reply_is_taken_for_one(server: Server) -> None:
     identity = server.get("/v1/worker").json()["identity"]
     chat = {"messages": [{"role": "user", "content": "the cat"}]}
     bodies = {
-        "/v1/completions": [{"prompt": "the cat", **one} for one in SHAPES],
-        "/v1/chat/completions": [chat | one for one in CHATS],
+        "/v1/completions": [{"prompt": "the cat", **shape} for shape in SHAPES],
+        "/v1/chat/completions": [chat | item for item in CHATS],
     }
     given = {"identity": identity, "share": "batch:1", "weight": 1, "priority": -5}
     for path in get_args(Url):
-        texts = {f"{path[4:8]}-{at}": json.dumps(one) for at, one in enumerate(bodies[path])}
+        texts = {f"{path[4:8]}-{at}": json.dumps(body) for at, body in enumerate(bodies[path])}
         asked = {"lines": [{"id": id, "body": body} for id, body in texts.items()], "url": path}
         reply = server.http.post("/v1/worker/lines", json={**asked, **given, "created_unix": 7})
         events = [
@@ -181,7 +181,7 @@ def test_every_true_reply_is_taken_for_one(server: Server) -> None:
             for event in reply.content.split(b"\n\n")
             if event.startswith(b"data: {")
         ]
-        answers = {one.id: one for one in events if one.id}
+        answers = {event.id: event for event in events if event.id}
         assert answers.keys() == texts.keys()
         for id, answer in answers.items():
             assert answer.refusal is None, answer

@@ -62,8 +62,8 @@ def s3(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     client = boto3.client("s3")
     client.create_bucket(Bucket="results")
     yield client
-    for one in client.list_objects_v2(Bucket="results").get("Contents", []):
-        client.delete_object(Bucket="results", Key=one["Key"])
+    for content in client.list_objects_v2(Bucket="results").get("Contents", []):
+        client.delete_object(Bucket="results", Key=content["Key"])
     client.delete_bucket(Bucket="results")
     client.close()
 
@@ -105,7 +105,7 @@ class Denying(Toy):
 
 
 def keys(s3: Any) -> set[str]:
-    return {one["Key"] for one in s3.list_objects_v2(Bucket="results").get("Contents", [])}
+    return {content["Key"] for content in s3.list_objects_v2(Bucket="results").get("Contents", [])}
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +115,9 @@ def expected(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     (folder / "in.jsonl").write_bytes(as_jsonl(LINES))
     output = folder / "out.jsonl"
     assert run(text_model, str(folder / "in.jsonl"), "-o", str(output)) == 1
-    found = by_number(output.read_bytes())
-    assert sorted(found) == list(range(1, 21))
-    return found
+    result = by_number(output.read_bytes())
+    assert sorted(result) == list(range(1, 21))
+    return result
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst", ".parquet"])
@@ -133,7 +133,7 @@ def test_objects_are_read_and_written_as_files_are(
     caplog.set_level(logging.DEBUG, "server")
     source, work = tmp_path / f"in{suffix}", tmp_path / "work"
     if suffix == ".parquet":
-        rows = [{"body": json.dumps(one)} for one in LINES]
+        rows = [{"body": json.dumps(line)} for line in LINES]
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), source)
     else:
         codec, data = CODECS.get(source.suffix), as_jsonl(LINES)
@@ -153,8 +153,8 @@ def test_objects_are_read_and_written_as_files_are(
         assert sorted(failed) == [7]
         if suffix == ".parquet":  # its first line is another, so its ids are
             rows = pyarrow.parquet.read_table(output).to_pylist()
-            found = {int(row["custom_id"]): choices(row["response"]) for row in rows}
-            assert found == {number: choices(expected[number]) for number in {*expected} - {7}}
+            entries = {int(row["custom_id"]): choices(row["response"]) for row in rows}
+            assert entries == {number: choices(expected[number]) for number in {*expected} - {7}}
         else:
             assert failed | by_number(read(output)) == expected
     with pytest.raises(ConfigError, match=f"output = {BUCKET}/{output.name} is there already"):
@@ -164,8 +164,8 @@ def test_objects_are_read_and_written_as_files_are(
 
 def choices(result: bytes) -> Any:
     """Of a line of results, or of the reply in it."""
-    found = json.loads(result)
-    return found.get("response", {"body": found})["body"]["choices"]
+    document = json.loads(result)
+    return document.get("response", {"body": document})["body"]["choices"]
 
 
 def test_a_killed_run_is_gone_on_with_and_shows_nothing_before_its_end(
@@ -177,7 +177,7 @@ def test_a_killed_run_is_gone_on_with_and_shows_nothing_before_its_end(
     assert run(text_model, str(tmp_path / "in.jsonl"), "-o", str(whole)) == 0
     flags = (f"{BUCKET}/in.jsonl", "-o", f"{BUCKET}/out.jsonl", f"--work-dir={work}", "--resume")
     with start(text_model, *flags, engine="tests.engines.slow_engine") as process:
-        wait_until(lambda: any(one.stat().st_size for one in work.glob("*-out.jsonl")))
+        wait_until(lambda: any(path.stat().st_size for path in work.glob("*-out.jsonl")))
         children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
     assert children and not psutil.wait_procs(children, timeout=120)[1]
@@ -269,9 +269,11 @@ def test_what_is_not_there_or_not_permitted_is_said_before_the_engine_starts(
     with Denying() as denying:
         monkeypatch.setenv("AWS_ENDPOINT_URL", denying.url)
         for flags in ((f"{BUCKET}/in.jsonl",), (source, "-o", f"{BUCKET}/out.jsonl", work)):
-            with pytest.raises(ConfigError, match=f"put = {BUCKET}/.*: permission denied") as said:
+            with pytest.raises(
+                ConfigError, match=f"put = {BUCKET}/.*: permission denied"
+            ) as raises:
                 run(text_model, *flags, engine=engine)
-            assert SECRET not in str(said.value)
+            assert SECRET not in str(raises.value)
 
 
 def test_objects_of_google_are_read_and_written(

@@ -50,18 +50,18 @@ def requests(count: int = NUM_SLOTS // 2, n: int = 2) -> list[Request]:
 def undisturbed(weights: Weights, wanted: list[Request]) -> dict[str, list[bytes]]:
     """Every token of every sample, by an engine that is left alone."""
     engine = Engine(weights.config, NumpyRunner(weights, NUM_SLOTS), EngineConfig(num_slots=8))
-    found: dict[str, list[bytes]] = {}
+    entries: dict[str, list[bytes]] = {}
     for request in wanted:
         prompt = np.frombuffer(request.prompt_token_ids, "<i4").tolist()
         (outputs,) = engine.generate([prompt], request.params)
-        found[request.id] = [output.token_ids for output in outputs]
-    return found
+        entries[request.id] = [output.token_ids for output in outputs]
+    return entries
 
 
 async def collect_all(client: EngineClient, wanted: list[Request]) -> dict[str, list[bytes]]:
     answered = await asyncio.gather(*(collect(client, request) for request in wanted))
     by_index = (sorted(outputs, key=lambda one: one.index) for outputs in answered)
-    return {outputs[0].id: [one.token_ids for one in outputs] for outputs in by_index}
+    return {outputs[0].id: [output.token_ids for output in outputs] for outputs in by_index}
 
 
 def serve_with_snapshots(endpoint: str, settings: dict[str, Any]) -> None:
@@ -312,7 +312,7 @@ async def test_a_successor_goes_on_with_what_a_client_that_is_gone_left(
     assert not served.engine.has_work
     async with asking(endpoint) as client:
         await steps_after_all(client, wanted, weights)
-    once = MAX_TOKENS * sum(one.params.n for one in wanted)
+    once = MAX_TOKENS * sum(request.params.n for request in wanted)
     by_both = metrics.DECODE_TOKENS._value.get() - sampled  # and by an undisturbed engine
     assert (by_both == 2 * once) == has_memory, "none is sampled twice"
     assert metrics.RESTORED._value.get() - restored == (NUM_SLOTS if has_memory else 0)

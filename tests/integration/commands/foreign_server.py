@@ -114,15 +114,15 @@ def run(url: str, folder: Path, **settings: Any) -> int:
 
 def result(output: Path) -> dict[str, Any]:
     (path,) = output.glob("*-passk*.json")
-    found: dict[str, Any] = json.loads(path.read_bytes())
+    document: dict[str, Any] = json.loads(path.read_bytes())
     assert path.with_suffix(".svg").name in path.with_suffix(".md").read_text()
-    return found
+    return document
 
 
-def tallies(folder: Path) -> list[tuple[int, int]]:
-    return [(one["drawn"], one["right"]) for one in result(folder / "out")["problems"]]
+def counts(folder: Path) -> list[tuple[int, int]]:
+    return [(problem["drawn"], problem["right"]) for problem in result(folder / "out")["problems"]]
 
 
 def expected(foreign: Foreign, body: dict[str, Any], digit: int) -> int:
     choices = foreign.completion(body)["choices"]
-    return sum(one["text"] == f"#### {digit}" for one in choices)
+    return sum(choice["text"] == f"#### {digit}" for choice in choices)

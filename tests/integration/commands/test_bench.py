@@ -19,22 +19,22 @@ QUICK = "--repetitions=1 --seconds=0.01 --random-widths= --demo-model={bare}"
 
 def engines(record: Record) -> None:
     (entry,) = record["models"]
-    found = {run["by"] for run in entry["runs"]}
-    assert found == {"srm", "PyTorch eager", "PyTorch compiled"}
+    bies = {run["by"] for run in entry["runs"]}
+    assert bies == {"srm", "PyTorch eager", "PyTorch compiled"}
 
 
 def ops(record: Record) -> None:
     assert record["peak_gb_per_s"] > 0 and len(record["memory_before"]) == 3
     ((run,),) = (entry["runs"] for entry in record["models"])
-    names = {one["op"] for one in run["ops"]}
+    names = {op["op"] for op in run["ops"]}
     assert names >= {"embed", "norm", "up", "down", "mix", "taps", "edit", "sample", "score"}
-    assert [one["rows"] for one in run["ops"]] == [1, 70] * len(names)
-    assert all(one["seconds"] > 0 and one["bytes"] > 0 for one in run["ops"])
+    assert [op["rows"] for op in run["ops"]] == [1, 70] * len(names)
+    assert all(op["seconds"] > 0 and op["bytes"] > 0 for op in run["ops"])
 
 
 def prompts(record: Record) -> None:
     (entry,) = record["models"]
-    assert {one["prompt_tokens"] for run in entry["runs"] for one in run["prefill"]} == {1, 8, 16}
+    assert {item["prompt_tokens"] for run in entry["runs"] for item in run["prefill"]} == {1, 8, 16}
 
 
 def hosts(record: Record) -> None:

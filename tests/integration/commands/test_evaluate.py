@@ -14,27 +14,27 @@ ARGS = ["evaluate", "--problems=3", "--samples=20"]
 
 
 @pytest.fixture(scope="module")
-def found() -> Evaluation:
+def make_evaluation() -> Evaluation:
     return evaluate(EvaluateConfig(problems=3, samples=20))
 
 
 def test_an_evaluation_is_compared_with_another_problem_by_problem(
-    found: Evaluation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    evaluation: Evaluation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fewer = [max(n - 10, 0) for n in found.right]
-    other = msgspec.structs.replace(found, model="other", right=fewer)
+    fewer = [max(n - 10, 0) for n in evaluation.right]
+    other = msgspec.structs.replace(evaluation, model="other", right=fewer)
     (tmp_path / "other.json").write_bytes(msgspec.json.encode(other))
     assert srm.main([*ARGS, f"--against={tmp_path}/other.json"]) == 0
     again = msgspec.json.decode(capsys.readouterr().out, type=Evaluation)
-    assert again.right == found.right and any(found.right)
+    assert again.right == evaluation.right and any(evaluation.right)
     assert isinstance(again.gains, Gains) and again.gains.than == "other"
     assert list(again.pass_at) == list(again.gains.pass_at_error) == ["1", "10"]
-    differences = [(a - b) / 20 for a, b in zip(found.right, fewer, strict=True)]
+    differences = [(a - b) / 20 for a, b in zip(evaluation.right, fewer, strict=True)]
     assert again.gains.pass_at["1"] == pytest.approx(sum(differences) / 3)
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"digest": "0"}, "not those of problems and seed"),
         ({"samples": 19}, "must have at least 20 samples of each problem, got 19"),
@@ -44,16 +44,16 @@ def test_an_evaluation_is_compared_with_another_problem_by_problem(
     ],
 )
 def test_what_cannot_be_compared_is_refused(
-    found: Evaluation,
+    evaluation: Evaluation,
     changed: dict[str, object],
-    said: str,
+    message: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    other = msgspec.to_builtins(found) | changed
+    other = msgspec.to_builtins(evaluation) | changed
     (tmp_path / "other.json").write_bytes(msgspec.json.encode(other))
     assert srm.main([*ARGS, f"--against={tmp_path}/other.json"]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_missing_file_to_compare_with_is_named(
@@ -64,7 +64,7 @@ def test_a_missing_file_to_compare_with_is_named(
 
 
 @pytest.mark.parametrize(
-    ("flag", "said"),
+    ("flag", "message"),
     [
         ("--problems=100001", "problems must be at most 100000, got 100001"),
         ("--samples=100001", "samples must be at most 100000, got 100001"),
@@ -72,7 +72,7 @@ def test_a_missing_file_to_compare_with_is_named(
     ],
 )
 def test_what_the_engine_does_not_take_is_refused_before_any_work(
-    flag: str, said: str, capsys: pytest.CaptureFixture[str]
+    flag: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert srm.main(["evaluate", flag]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

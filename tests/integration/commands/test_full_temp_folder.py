@@ -60,7 +60,7 @@ def test_a_full_temp_folder_ends_nothing_and_is_named_beside_a_crash(
             disk.fill()
             assert answers(server)
             kill_each(server)
-            said = "".join(server.lines)
-            assert re.search(r"api 0 ended \(SIGKILL: .*; the disk of \S+ is full, with 0 b", said)
-            assert "giving up" not in said and "Traceback" not in said
+            text = "".join(server.lines)
+            assert re.search(r"api 0 ended \(SIGKILL: .*; the disk of \S+ is full, with 0 b", text)
+            assert "giving up" not in text and "Traceback" not in text
             disk.free()

@@ -30,9 +30,9 @@ def generate(text_model: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> Cal
     def printed(*flags: str) -> bytes:
         capfdbinary.readouterr()
         assert main([f"--model={text_model}", *FLAGS, *flags], engine_module=ENGINE) == 0
-        said, complaints = capfdbinary.readouterr()
+        message, complaints = capfdbinary.readouterr()
         assert complaints == b""
-        return said
+        return message
 
     return printed
 
@@ -43,8 +43,8 @@ def test_one_completion_is_its_text(
     fields: dict[str, Any] = {"max_tokens": 50, "seed": 5, "temperature": 1.3}
     (choice,) = complete(server, prompt="the cat", **fields)["choices"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat\n")))
-    said = generate("--max-tokens=50", "--seed=5", "--temperature=1.3")
-    assert said.decode() == choice["text"] + "\n"
+    message = generate("--max-tokens=50", "--seed=5", "--temperature=1.3")
+    assert message.decode() == choice["text"] + "\n"
 
 
 def test_several_are_in_order_each_behind_its_number(
@@ -52,8 +52,10 @@ def test_several_are_in_order_each_behind_its_number(
 ) -> None:
     choices = complete(server, prompt=[5, 6], n=20, max_tokens=30, seed=1, stop=["t", "q"])
     flags = ("--n=20", "--max-tokens=30", "--seed=1", "--stop=t,q")
-    said = generate("5, 6", "--token-ids", *flags).decode()
-    assert said == "".join(f"[{one['index']}]{one['text']}\n" for one in choices["choices"])
+    decoded = generate("5, 6", "--token-ids", *flags).decode()
+    assert decoded == "".join(
+        f"[{choice['index']}]{choice['text']}\n" for choice in choices["choices"]
+    )
 
 
 def test_json_is_the_servers_reply(generate: Callable[..., bytes], server: Server) -> None:
@@ -61,9 +63,9 @@ def test_json_is_the_servers_reply(generate: Callable[..., bytes], server: Serve
     expected = complete(server, prompt="the", **body)
     extra = json.dumps({"logprobs": 1, "return_token_ids": True})
     flags = ("--n=2", "--max-tokens=9", "--seed=3", f"--extra-body={extra}", "--json")
-    found = json.loads(generate(*flags, "the"))
-    assert found["choices"] == expected["choices"]
-    assert found["model"] == "tiny"
+    document = json.loads(generate(*flags, "the"))
+    assert document["choices"] == expected["choices"]
+    assert document["model"] == "tiny"
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 import srm
 from tests.integration.commands.foreign_server import (
     Foreign,
+    counts,
     expected,
     result,
     run,
-    tallies,
 )
 from tests.serving import Server, complete
 
@@ -24,28 +24,28 @@ def test_our_server_counts_what_it_draws(
 ) -> None:
     settings = {"reward": f"{folder}/reward.py:vowel", "samples": 300, "max_tokens": 2}
     assert run(server.url + "/v1", folder, keep_texts="true", **settings) == 0
-    said = capsys.readouterr()
+    printed = capsys.readouterr()
     lines = (folder / "out/journal.jsonl").read_text().splitlines()
     journal = [json.loads(line[9:]) for line in lines]
     assert journal[0]["is_srm"] and journal[0]["n"] == 300 and len(journal) == 3
     for number, question in enumerate(("a cat", "a mat")):
-        (answer,) = (one for one in journal[1:] if one.get("problem", 0) == number)
+        (answer,) = (item for item in journal[1:] if item.get("problem", 0) == number)
         assert sum(count for _, count, _ in answer["texts"]) == 300
         assert len(answer["texts"]) == answer["texts_scored"] < 300
         prompt = f"Question: {question}\nAnswer:"
         seed = int.from_bytes(hashlib.sha256(f"0 {number}".encode()).digest()[:4], "big") % 2**31
         drawn = complete(server, prompt=prompt, n=300, max_tokens=2, seed=seed, stop=["Question:"])
-        right = sum(any(one in choice["text"] for one in "aeiou") for choice in drawn["choices"])
-        found = result(folder / "out")["problems"][number]
-        assert (found["drawn"], found["right"]) == (300, right) and 0 < right < 300
-        assert found["completion_tokens"] == drawn["usage"]["completion_tokens"]
+        right = sum(any(item in choice["text"] for item in "aeiou") for choice in drawn["choices"])
+        results = result(folder / "out")["problems"][number]
+        assert (results["drawn"], results["right"]) == (300, right) and 0 < right < 300
+        assert results["completion_tokens"] == drawn["usage"]["completion_tokens"]
     written = result(folder / "out")
     assert written["fingerprints"] == [drawn["system_fingerprint"]]
     assert written["points"][0]["coverage"] == pytest.approx(
-        sum(right for _, right in tallies(folder)) / 600
+        sum(right for _, right in counts(folder)) / 600
     )
     assert written["points"][-1]["k"] == 300 and written["commit"] and written["machine"]
-    assert "| 100 | " in said.out and "2 of 2 problems" in said.err
+    assert "| 100 | " in printed.out and "2 of 2 problems" in printed.err
     (picture,) = (folder / "out").glob("*.svg")
     assert picture.read_text().startswith("<?xml")
 
@@ -54,15 +54,18 @@ def test_drawing_ends_early_in_the_same_way_here_and_on_the_server(
     server: Server, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"reward": f"{folder}/reward.py:vowel", "n": 50, "samples": 500, "max_tokens": 2}
-    found = []
+    results = []
     for match in ("", "[aeiou]"):
         own = folder / f"of {match}"
         assert run(server.url, folder, output=own, match=match, until=20, **settings) == 0
         problems = result(own)["problems"]
-        assert all(one["is_until"] and one["right"] == 20 < one["drawn"] for one in problems)
-        found.append([one["drawn"] for one in problems])
+        assert all(
+            problem["is_until"] and problem["right"] == 20 < problem["drawn"]
+            for problem in problems
+        )
+        results.append([problem["drawn"] for problem in problems])
         assert len((own / "journal.jsonl").read_text().splitlines()) > 3  # several parts
-    assert found[0] == found[1]
+    assert results[0] == results[1]
     assert run(server.url, folder, match="[xyz]", until=5, **settings) == 2
     assert "match = '[xyz]' and reward disagree on" in capsys.readouterr().err
 
@@ -70,12 +73,14 @@ def test_drawing_ends_early_in_the_same_way_here_and_on_the_server(
 def test_any_other_server_is_asked_for_choices(foreign: Foreign, url: str, folder: Path) -> None:
     assert run(url, folder, n=7, top_p=0.9, stop="", max_tokens=9) == 0
     assert [body["n"] for body in foreign.bodies].count(7) == 4  # and 6, of both problems
-    seeds = [(one["prompt"], one["seed"] + i) for one in foreign.bodies for i in range(one["n"])]
+    seeds = [
+        (body["prompt"], body["seed"] + i) for body in foreign.bodies for i in range(body["n"])
+    ]
     assert len(set(seeds)) == 40  # no sample is drawn twice
     for number, digit in enumerate((1, 2)):
-        own = [one for one in foreign.bodies if ("mat" in one["prompt"]) == bool(number)]
+        own = [body for body in foreign.bodies if ("mat" in body["prompt"]) == bool(number)]
         right = sum(expected(foreign, body, digit) for body in own)
-        assert tallies(folder)[number] == (20, right)
+        assert counts(folder)[number] == (20, right)
     body = foreign.bodies[0]
     assert set(body) == {
         *("model", "prompt", "n", "max_tokens", "temperature", "top_p", "seed"),
@@ -88,12 +93,12 @@ def test_samples_behind_the_last_right_one_are_left_out(
 ) -> None:
     assert run(url, folder, n=7, until=2, samples=200) == 0
     for number, digit in enumerate((1, 2)):
-        own = [one for one in foreign.bodies if ("mat" in one["prompt"]) == bool(number)]
+        own = [body for body in foreign.bodies if ("mat" in body["prompt"]) == bool(number)]
         texts = [
             choice["text"] for body in own for choice in foreign.completion(body)["choices"][::-1]
         ]
         places = [place for place, text in enumerate(texts, 1) if text == f"#### {digit}"]
-        assert tallies(folder)[number] == (places[1], 2)
+        assert counts(folder)[number] == (places[1], 2)
         assert len(texts) - 7 < places[1]  # no further request was sent
 
 
@@ -105,8 +110,8 @@ def test_a_run_goes_on_behind_what_it_has(
     foreign.bodies.clear()
     foreign.faults = [{}, {}, {}, (400, "no more today")]
     assert run(url, folder, **settings) == 2
-    said = capsys.readouterr().err
-    assert "refused with 400: no more today" in said and "3 replies are in" in said
+    err = capsys.readouterr().err
+    assert "refused with 400: no more today" in err and "3 replies are in" in err
     journal = folder / "out" / "journal.jsonl"
     journal.write_bytes(journal.read_bytes()[:-9])  # killed while it wrote
     assert run(url, folder, **settings) == 0

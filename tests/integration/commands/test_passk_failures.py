@@ -34,9 +34,9 @@ def test_a_run_that_is_killed_goes_on(
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert foreign.held.wait(120)
         process.send_signal(number)
-        _, said = process.communicate(timeout=120)
+        _, message = process.communicate(timeout=120)
     assert process.returncode == code
-    assert ("3 replies are in" in said) == (number == signal.SIGINT)
+    assert ("3 replies are in" in message) == (number == signal.SIGINT)
     foreign.released.set()
     assert run(url, folder, **settings) == 0
     assert len(foreign.bodies) == 10
@@ -48,7 +48,7 @@ def test_damage_and_another_runs_journal_are_named(
 ) -> None:
     assert run(url, folder) == 0
     journal = folder / "out" / "journal.jsonl"
-    for settings, said in (
+    for settings, message in (
         ({"samples": 21}, "samples = 20, this one has 21"),
         ({"temperature": 0.5}, "temperature = 1.0, this one has 0.5"),
         ({"problems": 1}, "is of a run with other problems: choose"),
@@ -56,7 +56,7 @@ def test_damage_and_another_runs_journal_are_named(
         ({"reward": f"{folder}/reward.py:vowel"}, "with reward = 'training.questions"),
     ):
         assert run(url, folder, **settings) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     whole = journal.read_bytes()
     journal.write_bytes(whole.replace(b'"drawn":20', b'"drawn":21', 1))
     assert run(url, folder) == 2
@@ -152,13 +152,13 @@ def test_a_server_that_stays_away_is_named(
     foreign.faults = [(503, "still loading")] * 3
     foreign.retry_after_s = 3_000  # longer than there is: it is not waited for
     assert run(url, folder, timeout_s=2_000) == 1
-    said = capsys.readouterr().err
-    assert re.search(r"not answered within timeout_s = 2000; the last try: .*still loading", said)
-    assert "0 replies are in" in said
+    err = capsys.readouterr().err
+    assert re.search(r"not answered within timeout_s = 2000; the last try: .*still loading", err)
+    assert "0 replies are in" in err
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("packed", "answered with what cannot be unpacked"),
         ((401, "no such key"), "refused with 401: no such key"),
@@ -173,12 +173,12 @@ def test_replies_that_are_none_are_named(
     url: str,
     folder: Path,
     fault: Any,
-    said: str,
+    message: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     foreign.faults = [fault] * 3
     assert run(url, folder) == 2
-    assert re.search(said, capsys.readouterr().err)
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_samples_of_other_weights_are_not_added_up(
@@ -208,7 +208,7 @@ def test_what_the_server_cannot_take_is_its_own_words(
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"samples": 0}, "samples must be 1 … 1000000, got 0"),
         ({"problems": -1}, "problems must be 0 … 1000000, got -1"),
@@ -233,12 +233,12 @@ def test_what_makes_no_run_is_refused_before_anything_is_drawn(
     url: str,
     folder: Path,
     settings: dict[str, Any],
-    said: str,
+    message: str,
     foreign: Foreign,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(**{"url": url, "folder": folder, **settings}) == 2
-    assert re.search(said, capsys.readouterr().err)
+    assert re.search(message, capsys.readouterr().err)
     assert not foreign.bodies and not (folder / "out").exists()
 
 

@@ -87,13 +87,13 @@ def test_every_line_has_its_scores_or_its_error(
     given = [*lines, *texts, *({**line, "id": id} for id, line in bad.items()), [1, 2], lines[0]]
     flags = ("--max-waiting=7", "--max-step-tokens=2100")
     results = score(text_model, tmp_path, given, *flags, code=1)
-    assert [one["id"] for one in results] == [
+    assert [result["id"] for result in results] == [
         line.get("id", number) if isinstance(line, dict) else number
         for number, line in enumerate(given, 1)
     ]
     for line, result in zip([*lines, lines[0]], [*results[:62], results[-1]], strict=True):
         check(result, line["prompt"], line.get("completion"))
-    assert [one["is_greedy"] for one in results[:2]] == [True, False]
+    assert [result["is_greedy"] for result in results[:2]] == [True, False]
     tokenizer = Tokenizer.from_file(str(text_model / "tokenizer.json"))
     for text, result in zip(texts, results[62:64], strict=True):  # each tokenized apart
         prompt = tokenizer.encode(text["prompt"]).ids
@@ -101,7 +101,7 @@ def test_every_line_has_its_scores_or_its_error(
         assert prompt[0] == 0
         check(result, prompt, completion)
         assert result["tokens"][0] == "<|begin_of_text|>"
-    errors = {one["id"]: one["error"] for one in results[64:-1]}
+    errors = {result["id"]: result["error"] for result in results[64:-1]}
     assert "completion" in errors["empty"]["message"]
     assert {id: error["code"] for id, error in errors.items()} == {
         **dict.fromkeys([*bad, 70], "invalid_request"),

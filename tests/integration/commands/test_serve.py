@@ -218,7 +218,9 @@ def test_a_stop_finishes_what_runs_and_leaves_batches_to_a_snapshot(
     server = held_server(text_model, "--drain-s=1000", f"--data-dir={data}")
     pids = children(server)
     arguments = Path(f"/proc/{pids['engine']}/cmdline").read_text().split("\0")
-    (endpoint,) = (one.split("=")[1] for one in arguments if one.startswith("--endpoint="))
+    (endpoint,) = (
+        argument.split("=")[1] for argument in arguments if argument.startswith("--endpoint=")
+    )
     params = SamplingParams(n=2_000, max_tokens=120, ignore_eos=True)
     batch = Request("batch-1", b"\1\0\0\0", params, durable=True)
     with closing(RawClient(endpoint)) as jobs, held(text_model):
@@ -256,8 +258,8 @@ def test_a_stop_by_ctrl_c_does_not_wait_longer_than_it_was_told(text_model: Path
     assert "requests run, for 0.5 s at most" in log  # maybe a reading of the metrics besides
     assert "2 requests are broken off" in log
     assert "ERROR" not in log, "it was asked for"
-    said = [line for line in server.lines if f"{COMPLETIONS} status" in line]
-    assert len(said) == 2 and all("status=503" in line for line in said)
+    results = [line for line in server.lines if f"{COMPLETIONS} status" in line]
+    assert len(results) == 2 and all("status=503" in line for line in results)
     assert are_gone(pids)
 
 

@@ -43,8 +43,10 @@ def engine_pids(server: Server) -> list[int]:
 
 def labels(server: Server, name: str) -> dict[str, float]:
     """The samples of a metric of the engines, by engine."""
-    found = re.findall(rf'^{name}\{{.*engine="(\d)".*\}} (\S+)$', server.get("/metrics").text, re.M)
-    return {engine: float(value) for engine, value in found}
+    matches = re.findall(
+        rf'^{name}\{{.*engine="(\d)".*\}} (\S+)$', server.get("/metrics").text, re.M
+    )
+    return {engine: float(value) for engine, value in matches}
 
 
 def both_are_up(server: Server) -> bool:
@@ -55,7 +57,7 @@ def both_are_up(server: Server) -> bool:
 def test_two_engines_answer_what_one_does(server: Server, two: Server) -> None:
     small = {"n": 1, "max_tokens": 9, "seed": 3}
     for fields in (small, MANY, {**MANY, "logprobs": 2, "n": 20}, {**small, "echo": True, "n": 2}):
-        answers = [complete(one, **fields) for one in (server, two)]
+        answers = [complete(item, **fields) for item in (server, two)]
         assert answers[0]["choices"] == answers[1]["choices"]
         keys = ("prompt_tokens", "completion_tokens")
         assert [answers[0]["usage"][key] for key in keys] == [
@@ -69,7 +71,9 @@ def test_many_requests_at_once_are_answered_alike(server: Server, two: Server) -
     def ask(which: Server) -> list[Any]:
         with ThreadPoolExecutor(20) as pool:
             fields = ({"max_tokens": 5, "seed": seed} for seed in range(100))
-            return [one["choices"] for one in pool.map(lambda one: complete(which, **one), fields)]
+            return [
+                item["choices"] for item in pool.map(lambda one: complete(which, **one), fields)
+            ]
 
     assert ask(server) == ask(two)
 
@@ -98,12 +102,12 @@ def test_the_operator_sees_each_engine_and_changes_the_weights_of_both(
         before = complete(server, **MANY)
         state = server.admin.get("/v1/admin/state").json()
         assert state["num_slots"] == 128
-        assert [one["num_slots"] for one in state["engines"]] == [64, 64]
+        assert [engine["num_slots"] for engine in state["engines"]] == [64, 64]
         body = {"path": str(other), "running": "continue"}
         reply = server.admin.post("/v1/admin/weights", json=body)
         assert reply.status_code == 200 and reply.json()["weights_version"] == 2
         state = server.admin.get("/v1/admin/state").json()
-        assert [one["weights_version"] for one in state["engines"]] == [2, 2]
+        assert [engine["weights_version"] for engine in state["engines"]] == [2, 2]
         assert server.admin.post("/v1/admin/snapshot").json()["requests"] == 0
         after = complete(server, **MANY)
         assert before["choices"] != after["choices"]
@@ -117,7 +121,7 @@ def test_the_operator_sees_each_engine_and_changes_the_weights_of_both(
 def test_what_a_killed_engine_had_is_run_again_and_nobody_notices(
     two: Server, text_model: Path, which: int
 ) -> None:
-    expected = [one["text"] for one in complete(two, **MANY)["choices"]]
+    expected = [choice["text"] for choice in complete(two, **MANY)["choices"]]
     before = labels(two, "srm_engine_decode_tokens_total")
     with held(text_model, steps=6):
         stream = connect(two, **MANY, stream=True)
@@ -136,7 +140,7 @@ def test_what_a_killed_engine_had_is_run_again_and_nobody_notices(
     assert sum(choice["finish_reason"] is not None for choice in choices) == len(expected)
     wait_until(lambda: both_are_up(two))
     assert victim not in engine_pids(two) and len(engine_pids(two)) == 2
-    assert [one["text"] for one in complete(two, **MANY)["choices"]] == expected
+    assert [choice["text"] for choice in complete(two, **MANY)["choices"]] == expected
 
 
 def test_a_batch_is_answered_as_by_one_engine_though_one_is_killed(

@@ -44,10 +44,10 @@ _SMALLER = (
 def commands() -> list[str]:
     """The blocks that are run, smaller."""
     page = (ROOT / "docs/training-guide.md").read_text()
-    found: list[str] = re.findall(r"^```sh test\n(.*?)^```$", page, re.M | re.S)
+    matches: list[str] = re.findall(r"^```sh test\n(.*?)^```$", page, re.M | re.S)
     for pattern, replacement in _SMALLER:
-        found = [re.sub(pattern, replacement, one) for one in found]
-    return found
+        matches = [re.sub(pattern, replacement, match) for match in matches]
+    return matches
 
 
 def check(folder: Path) -> None:
@@ -57,9 +57,9 @@ def check(folder: Path) -> None:
         assert (folder / name / "model.safetensors").stat().st_size
     for name in ("sft", "grpo"):
         (record,) = (folder / f"passk-{name}").glob("*-passk.json")
-        found = json.loads(record.read_text())
-        assert {one["drawn"] for one in found["problems"]} == {8}
-        fingerprints += found["fingerprints"]
+        document = json.loads(record.read_text())
+        assert {problem["drawn"] for problem in document["problems"]} == {8}
+        fingerprints += document["fingerprints"]
     assert len(set(fingerprints)) == 2
     updates = (folder / "grpo/updates.jsonl").read_text().splitlines()
     assert len(updates) == 2
@@ -69,8 +69,8 @@ def test_the_guide_has_ten_commands_and_shows_what_they_print() -> None:
     page = (ROOT / "docs/training-guide.md").read_text()
     assert re.findall(r"^## (\d+)\. ", page, re.M) == [str(number) for number in range(1, 11)]
     sections = re.split(r"^## ", page, flags=re.M)[1:]
-    assert all(re.search(r"^```sh test\n", one, re.M) for one in sections)
-    assert all(re.search(r"^```(text|json)\n", one, re.M) for one in sections)
+    assert all(re.search(r"^```sh test\n", section, re.M) for section in sections)
+    assert all(re.search(r"^```(text|json)\n", section, re.M) for section in sections)
 
 
 def test_the_guide_runs_with_the_numpy_engine(
@@ -89,17 +89,17 @@ def test_the_guide_runs_with_the_numpy_engine(
                 port = f"--admin-port={free_port()}"
                 server = stack.enter_context(Server(model, *SERVER_FLAGS, port))
             elif command.startswith("srm "):
-                _, *argv = shlex.split(at(server, command).replace("\\\n", " "))
+                _, *argv = shlex.split(address(server, command).replace("\\\n", " "))
                 argv += ["--sampler=torch"] if argv[:2] == ["train", "grpo"] else []
                 argv += ["--threads=1"] if argv[:1] == ["train"] and "tokenizer" not in argv else []
                 argv += [f"--url={server.url}"] if server and "passk" in argv else []
                 assert srm.main(argv) == 0, command
             else:
-                subprocess.run(["bash", "-euc", at(server, command)], check=True)
+                subprocess.run(["bash", "-euc", address(server, command)], check=True)
     check(tmp_path / "runs/guide")
 
 
-def at(server: Server | None, command: str) -> str:
+def address(server: Server | None, command: str) -> str:
     """The command, sent to this server."""
     if server is None:
         return command
@@ -112,7 +112,7 @@ def test_the_guide_runs_as_it_stands(tmp_path: Path) -> None:
     script = "\n".join(commands())
     port = free_port()
     ports = {"8000": str(port), "8001": str(free_port())}
-    script = re.sub(r"\b800[01]\b", lambda found: ports[found[0]], script)
+    script = re.sub(r"\b800[01]\b", lambda result: ports[result[0]], script)
     script = script.replace("evaluate passk", f"evaluate passk --url http://127.0.0.1:{port}")
     program = f'srm() {{ "{sys.executable}" "{ROOT}/srm.py" "$@"; }}\ntrap \'kill $!\' EXIT\n'
     shell = ["bash", "-euo", "pipefail", "-c", program + script]

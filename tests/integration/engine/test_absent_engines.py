@@ -35,14 +35,14 @@ def two_of(endpoint: str) -> str:
 async def assert_all_answered(client: EngineClient, weights: Weights) -> None:
     sending = EngineRetry(client)
     async with asyncio.timeout(120):
-        found = await asyncio.gather(
+        result = await asyncio.gather(
             *(sending.until_answered(partial(collect, client, line)) for line in LINES)
         )
-    for line, outputs in zip(LINES, found, strict=True):
+    for line, outputs in zip(LINES, result, strict=True):
         expected = alone(line, weights)
         assert sorted(output.index for output in outputs) == [0, 1], "each sample once"
-        assert {one.index: one.token_ids for one in outputs} == {
-            index: one.token_ids for index, one in expected.items()
+        assert {output.index: output.token_ids for output in outputs} == {
+            index: output.token_ids for index, output in expected.items()
         }
 
 
@@ -59,8 +59,10 @@ async def test_lines_of_an_engine_that_never_starts_are_run_by_the_other(
             assert late.engine.scheduler.num_requests == late.engine.num_steps == 0, "none twice"
             await asyncio.gather(*(collect(client, line) for line in LINES))
             assert late.engine.num_steps, "it has its share again"
-    (said,) = [one.message for one in caplog.records if "has not been there for" in one.message]
-    assert said.startswith("engine 1 has not been there for 0.2 s")
+    (message,) = [
+        record.message for record in caplog.records if "has not been there for" in record.message
+    ]
+    assert message.startswith("engine 1 has not been there for 0.2 s")
 
 
 class Breaks(NumpyRunner):
@@ -92,7 +94,7 @@ async def test_an_engine_that_is_back_in_time_goes_on_with_its_lines(
     serve()
     async with connected(two_of(endpoint), heartbeat_s=0.02) as client:
         asked = [asyncio.create_task(collect(client, line)) for line in LINES]
-        await until(lambda: sum(one.done() for one in asked) > 5)
+        await until(lambda: sum(reply.done() for reply in asked) > 5)
         late = serve(number=1)
         await asyncio.gather(*asked)
         assert late.engine.num_steps

@@ -122,33 +122,33 @@ class Fleet:
 
     def restart(self) -> None:
         """Start those again that have ended."""
-        for number, one in enumerate(self.engines):
-            if one.exit_code is not None:
+        for number, engine in enumerate(self.engines):
+            if engine.exit_code is not None:
                 self.engines[number] = self._start(number)
                 self.starts += 1
 
     @property
     def in_use(self) -> list[tuple[int, str]]:
-        found = [one.engine.status() for one in self.engines]
-        return [(one.weights_version, one.fingerprint) for one in found]
+        engines = [engine.engine.status() for engine in self.engines]
+        return [(engine.weights_version, engine.fingerprint) for engine in engines]
 
     async def settle(self) -> tuple[int, str]:
         """What all use once nothing is staged any more, and every engine lives."""
 
         def has_settled() -> bool:
             self.restart()
-            is_free = not any(one.process._swaps.current for one in self.engines)
+            is_free = not any(engine.process._weight_reload.current for engine in self.engines)
             return is_free and len(set(self.in_use)) == 1
 
         await until(has_settled)
-        assert not any(one.engine.scheduler.is_held for one in self.engines)
+        assert not any(engine.engine.scheduler.is_held for engine in self.engines)
         return self.in_use[0]
 
     def stop(self) -> None:
-        for one in self.engines:
-            one.process.drain()
-            one.process.drain()
-            one.join()
+        for engine in self.engines:
+            engine.process.drain()
+            engine.process.drain()
+            engine.join()
 
 
 def model_folder(parent: Path, weights: Weights, seed: int) -> Path:
@@ -175,7 +175,7 @@ async def client_of(fleet: Fleet, **settings: float) -> AsyncIterator[EngineClie
 
 
 def num_away(client: EngineClient) -> int:
-    return sum(one.status is None for one in client.engines)
+    return sum(engine.status is None for engine in client.engines)
 
 
 async def assert_serves(fleet: Fleet, client: EngineClient, weights: Weights, path: Path) -> None:
@@ -209,9 +209,9 @@ async def test_an_engine_goes_in_the_middle_of_a_change(
         async with client_of(fleet, engine_timeout_s=limit_s) as client:
             async with asyncio.timeout(120):
                 try:
-                    said: Any = await client.load_weights(str(folder), "finish")
+                    message: Any = await client.load_weights(str(folder), "finish")
                 except SRMError as error:
-                    said = error
+                    message = error
                 await until(lambda: not victim.at)  # it may be answered before this engine is cut
                 await until(lambda: num_away(client) == 1)
                 # The other one does not wait for it.
@@ -220,10 +220,10 @@ async def test_an_engine_goes_in_the_middle_of_a_change(
             client.engines[number].engine_timeout_s = 120
             version, fingerprint = await fleet.settle()
             assert (version, fingerprint) in {(1, "tiny-0"), (2, "tiny-3")}
-            if isinstance(said, Done):
-                assert version == said.detail["weights_version"] == 2
-            elif "not known" not in str(said):
-                assert version == 1, said
+            if isinstance(message, Done):
+                assert version == message.detail["weights_version"] == 2
+            elif "not known" not in str(message):
+                assert version == 1, message
             await assert_serves(fleet, client, weights, tmp_path)
     finally:
         go_on.set()
@@ -254,15 +254,15 @@ async def test_an_engine_that_dies_once_it_is_staged_holds_nobody(
         await assert_serves(fleet, client, weights, tmp_path)
 
 
-@pytest.mark.parametrize("said", range(5))
+@pytest.mark.parametrize("text", range(5))
 async def test_the_process_that_changes_weights_is_killed_between_its_messages(
-    fleet: Fleet, weights: Weights, tmp_path: Path, said: int
+    fleet: Fleet, weights: Weights, tmp_path: Path, text: int
 ) -> None:
     """After so many of: load to each engine, put to each."""
-    for one in fleet.engines:
-        one.process._swaps.lease_s = 0.5
+    for engine in fleet.engines:
+        engine.process._weight_reload.lease_s = 0.5
     async with client_of(fleet) as dying, client_of(fleet) as client:
-        left = said
+        left = text
 
         def cut(send: Callable[[Any], None]) -> Callable[[Any], None]:
             def cut_send(message: Any) -> None:
@@ -278,12 +278,12 @@ async def test_the_process_that_changes_weights_is_killed_between_its_messages(
         folder = model_folder(tmp_path, weights, 3)
         change = asyncio.create_task(dying.load_weights(str(folder), "finish"))
         await until(lambda: left < 0 or change.done())
-        await until(lambda: sum(one.heard for one in fleet.engines) == said)
-        assert await fleet.settle() == ((2, "tiny-3") if said > 2 else (1, "tiny-0"))
+        await until(lambda: sum(engine.heard for engine in fleet.engines) == text)
+        assert await fleet.settle() == ((2, "tiny-3") if text > 2 else (1, "tiny-0"))
         assert fleet.starts == 2, "who is behind has them staged, and starts nothing anew"
         change.cancel()
-        for one in fleet.engines:
-            one.process._swaps.lease_s = 120
+        for engine in fleet.engines:
+            engine.process._weight_reload.lease_s = 120
         await assert_serves(fleet, client, weights, tmp_path)
 
 
@@ -296,7 +296,7 @@ async def test_whoever_asked_for_weights_may_leave(
     async with client_of(fleet) as client:
         folder = model_folder(tmp_path, weights, 3)
         asked = asyncio.create_task(client.load_weights(str(folder), "finish"))
-        await until(lambda: fleet.engines[0].process._swaps.is_prepared)
+        await until(lambda: fleet.engines[0].process._weight_reload.is_prepared)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
@@ -316,7 +316,7 @@ async def test_a_drain_and_a_snapshot_in_the_middle_of_a_change(
     async with client_of(fleet) as client, asyncio.timeout(120):
         folder = model_folder(tmp_path, weights, 3)
         asked = asyncio.create_task(client.load_weights(str(folder), "finish"))
-        await until(lambda: staged.process._swaps.is_prepared)
+        await until(lambda: staged.process._weight_reload.is_prepared)
         snapshot = asyncio.create_task(client.snapshot())
         await until(lambda: bool(client.status and client.status.held_s))
         assert client.status is not None and client.status.changing == str(folder)
@@ -341,7 +341,7 @@ def test_staged_weights_are_dropped_once_nobody_says_that_they_are_wanted(
         staged: Any = raw.receive()
         assert (staged.id, staged.detail) == ("a", {"weights_version": 2})
         assert fleet.engines[0].engine.scheduler.is_held
-        fleet.engines[0].process._swaps._held_until = 0.0
+        fleet.engines[0].process._weight_reload._held_until = 0.0
         refusal: Any = raw.receive()
         assert refusal.id == "a" and refusal.code == "engine_unavailable"
         raw.socket.send(msgspec.msgpack.encode(PutWeights("a")))

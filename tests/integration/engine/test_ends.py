@@ -155,8 +155,8 @@ def test_a_client_whose_interpreter_is_held_up_keeps_its_requests(
         assert served.engine.has_work
         release(tmp_path)
         wait_until(lambda: not served.engine.has_work)
-        said, _ = client.communicate("go on\n", timeout=120)
-        assert said == "30\n"
+        message, _ = client.communicate("go on\n", timeout=120)
+        assert message == "30\n"
 
 
 @pytest.mark.parametrize("how", ["frozen", "dead"])
@@ -170,8 +170,8 @@ def test_the_requests_of_a_client_that_is_frozen_or_dead_are_ended(
         assert "ended 1 requests of a client that is gone" in caplog.text
         if how == "frozen":
             client.send_signal(signal.SIGCONT)
-            said, _ = client.communicate("go on\n", timeout=120)
-            assert said == "the connection to the engine was lost\n"
+            message, _ = client.communicate("go on\n", timeout=120)
+            assert message == "the connection to the engine was lost\n"
 
 
 def test_an_endpoint_that_cannot_be_bound_is_a_config_error(weights: Weights) -> None:
@@ -259,7 +259,7 @@ def test_a_client_that_dies_between_any_two_messages_leaves_nothing_behind(
     serve: Serve, endpoint: str, make_request: MakeRequest, tmp_path: Path, count: int
 ) -> None:
     served = serve(make_engine=HeldEngine, model=tmp_path)
-    said = [
+    results = [
         Hello(),
         make_request("a", n=3, max_tokens=60),
         StopSamples("a", bytes(4)),
@@ -269,7 +269,7 @@ def test_a_client_that_dies_between_any_two_messages_leaves_nothing_behind(
     ]
     with held(tmp_path):
         client = RawClient(endpoint)
-        for message in said[:count]:
+        for message in results[:count]:
             client.socket.send(msgspec.msgpack.encode(message))
         client.socket.send(msgspec.msgpack.encode(Hello()))
         while not isinstance(client.receive(), Status):
@@ -277,7 +277,9 @@ def test_a_client_that_dies_between_any_two_messages_leaves_nothing_behind(
         client.close()
         process = served.process
         process._clients.timeout_s = 0.0
-        wait_until(lambda: not (list(process._clients) or process._owner or process._swaps.current))
+        wait_until(
+            lambda: not (list(process._clients) or process._owner or process._weight_reload.current)
+        )
         assert not served.engine.has_work and not served.engine.scheduler.is_held
         process._clients.timeout_s = 120.0
         other = RawClient(endpoint)
@@ -325,11 +327,11 @@ LIES = {
 async def test_an_error_in_what_listens_to_the_engine_is_told_to_whoever_depends_on_it(
     endpoint: str, what: str
 ) -> None:
-    told: list[tuple[str, Exception]] = []
-    async with heard_once(endpoint, 1000, lambda *failed: told.append(failed)) as (client, say):
+    results: list[tuple[str, Exception]] = []
+    async with heard_once(endpoint, 1000, lambda *failed: results.append(failed)) as (client, say):
         say(LIES[what])
-        await until(lambda: bool(told))
-        assert told[0][0] == "what listens to the engine"
+        await until(lambda: bool(results))
+        assert results[0][0] == "what listens to the engine"
         assert client.engines[0]._talk is not None and client.engines[0]._talk.done()
 
 

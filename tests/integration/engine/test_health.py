@@ -91,15 +91,15 @@ async def test_progress_is_told_while_steps_go_on_and_while_there_are_none(
 ) -> None:
     config = EngineWiring(endpoint=endpoint, num_slots=8)
     engine = Engine(weights.config, NumpyRunner(weights, 8), config)
-    told: list[int] = []
-    process = EngineProcess(engine, config, progress=lambda: told.append(engine.num_steps))
+    results: list[int] = []
+    process = EngineProcess(engine, config, progress=lambda: results.append(engine.num_steps))
     running = threading.Thread(target=process.run)
     running.start()
     try:
         async with connected(endpoint) as client:
-            await until(lambda: told.count(0) >= 3)
+            await until(lambda: results.count(0) >= 3)
             await collect(client, make_request(max_tokens=20))
-        assert len(set(told)) > 20
+        assert len(set(results)) > 20
     finally:
         process.drain()
         running.join()

@@ -33,10 +33,10 @@ from tests.engines.served_engine import NUM_SLOTS, RawClient, Serve, collect, co
 
 async def rest_of(stream: Stream) -> Tokens:
     """All tokens that are still to come."""
-    parts = [stream.take().tokens]
+    parts = [stream.read_new().tokens]
     while stream.unfinished:
         await stream.wait()
-        parts.append(stream.take().tokens)
+        parts.append(stream.read_new().tokens)
     return join(parts)
 
 
@@ -137,9 +137,9 @@ async def test_the_same_id_twice_is_refused_and_the_first_goes_on(
     async with connected(endpoint) as client, connected(endpoint) as other:
         first = asyncio.create_task(collect(client, make_request(n=20, max_tokens=50)))
         await until(lambda: served.engine.has_work)
-        for one in (client, other):
+        for item in (client, other):
             with pytest.raises(InvalidRequest, match="in use"):
-                await collect(one, make_request())
+                await collect(item, make_request())
         assert len(await first) == 20
 
 
@@ -178,7 +178,7 @@ async def test_only_the_sender_can_abort_a_request_or_stop_samples(
         running = asyncio.create_task(collect(client, make_request(n=30, max_tokens=60)))
         await until(lambda: served.engine.has_work)
         indices = (b"", b"\0\0\0\0\1", np.arange(-2, 9, dtype="<i4").tobytes())
-        for message in (Abort("a"), *(StopSamples("a", one) for one in indices), Hello()):
+        for message in (Abort("a"), *(StopSamples("a", index) for index in indices), Hello()):
             raw.socket.send(msgspec.msgpack.encode(message))
         assert isinstance(await asyncio.to_thread(raw.receive), Status)
         assert len(await running) == 30
@@ -191,7 +191,7 @@ async def test_stopped_samples_free_their_slots_while_others_run(
     async with connected(endpoint) as client:
         request = make_request(n=6, max_tokens=60, emit="tokens")
         with client.open([request]) as stream:
-            while len(stream.take().tokens) < 6:
+            while len(stream.read_new().tokens) < 6:
                 await stream.wait()
             stream.stop(np.array([0, 1, 2, 4]))
             table = served.engine.scheduler.table
@@ -210,11 +210,11 @@ async def test_a_cut_ends_samples_that_have_not_started(
         raw.socket.send(msgspec.msgpack.encode(message))
     await until(lambda: not served.engine.has_work and served.engine.num_steps > 59)
     raw.socket.send(msgspec.msgpack.encode(Hello()))
-    said: list[int] = []
+    results: list[int] = []
     while not isinstance(answer := await asyncio.to_thread(raw.receive), Status):
         assert isinstance(answer, Outputs)
-        said += [output.index for output in answer.outputs]
-    assert sorted(said) == [0, 1]
+        results += [output.index for output in answer.outputs]
+    assert sorted(results) == [0, 1]
 
 
 async def test_a_durable_request_goes_on_for_whoever_sends_it_again(
@@ -227,8 +227,8 @@ async def test_a_durable_request_goes_on_for_whoever_sends_it_again(
     async with connected(endpoint) as client:
         outputs = await collect(client, request)
         whole = msgspec.structs.replace(request, id="b", emit="final")
-        expected = {one.index: one.token_ids for one in await collect(client, whole)}
+        expected = {item.index: item.token_ids for item in await collect(client, whole)}
     for index in range(4):
-        own = [one.token_ids for one in outputs if one.index == index]
+        own = [output.token_ids for output in outputs if output.index == index]
         assert b"".join(own) == expected[index]
     assert not served.engine.has_work

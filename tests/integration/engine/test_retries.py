@@ -184,7 +184,7 @@ async def test_a_request_that_somebody_waits_for_is_never_taken_nor_is_another(
             await place.given_up(prompt=[9])
             other = place.sent(600, count=1, prompt=[8])  # another body
             await until(lambda: len(place.engine.added) == 6)
-        replies = [await one.reply() for one in (*first, retry, other)]
+        replies = [await item.reply() for item in (*first, retry, other)]
         assert {status for status, _ in replies} == {200}
         assert len({json.loads(body)["id"] for _, body in replies}) == 5
 

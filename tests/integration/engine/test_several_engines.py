@@ -57,30 +57,30 @@ def two(serve: Serve, endpoint: str) -> tuple[Served, Served]:
 async def client_of(endpoint: str, count: int = 2) -> AsyncIterator[EngineClient]:
     endpoints = (endpoint_of(endpoint, number) for number in range(count))
     async with connected(",".join(endpoints), heartbeat_s=0.02) as client:
-        await until(lambda: all(one.status for one in client.engines))
+        await until(lambda: all(engine.status for engine in client.engines))
         yield client
 
 
-def whole(outputs: list[Output]) -> dict[int, Output]:
+def join_outputs(outputs: list[Output]) -> dict[int, Output]:
     """All that is said of the prompt and of each sample, in order."""
-    said = defaultdict(list)
+    message = defaultdict(list)
     for output in outputs:
-        said[output.index].append(output)
-    return {index: join(own) for index, own in said.items()}
+        message[output.index].append(output)
+    return {index: join(own) for index, own in message.items()}
 
 
-def assert_same(found: dict[int, Output], expected: dict[int, Output]) -> None:
+def assert_same(entries: dict[int, Output], expected: dict[int, Output]) -> None:
     """But for ids and for what was cached, which say nothing of the text."""
-    assert found.keys() == expected.keys()
+    assert entries.keys() == expected.keys()
     for index, output in expected.items():
-        bare = msgspec.structs.replace(found[index], id=output.id, cached_tokens=0)
+        bare = msgspec.structs.replace(entries[index], id=output.id, cached_tokens=0)
         assert bare == msgspec.structs.replace(output, cached_tokens=0)
 
 
 def once(expected: dict[int, Output]) -> dict[int, tuple[bytes, int]]:
     """What `collect_tokens` returns of these."""
-    samples = [(index, one) for index, one in expected.items() if index != PROMPT]
-    return {index: (one.token_ids, 1) for index, one in samples}
+    samples = [(index, output) for index, output in expected.items() if index != PROMPT]
+    return {index: (item.token_ids, 1) for index, item in samples}
 
 
 async def collect_tokens(stream: Stream) -> dict[int, tuple[bytes, int]]:
@@ -89,7 +89,7 @@ async def collect_tokens(stream: Stream) -> dict[int, tuple[bytes, int]]:
     ends: defaultdict[int, int] = defaultdict(int)
     while stream.unfinished:
         await stream.wait()
-        new = stream.take().tokens
+        new = stream.read_new().tokens
         for index, begin, end, reason in new.rows():
             tokens[index] += new.token_ids[begin:end].tobytes()
             ends[index] += bool(reason)
@@ -100,10 +100,10 @@ async def assert_answers(client: EngineClient, request: Request, expected: Any) 
     """Ask, and compare what comes in the form that the request asks for."""
     if request.emit == "tokens":
         with client.open([request]) as stream:
-            found = await collect_tokens(stream)
-        assert found == once(expected)
+            tokens = await collect_tokens(stream)
+        assert tokens == once(expected)
     else:
-        assert_same(whole(await collect(client, request)), expected)
+        assert_same(join_outputs(await collect(client, request)), expected)
 
 
 @pytest.mark.parametrize("emit", ["final", "delta", "tokens"])
@@ -125,7 +125,7 @@ async def test_two_engines_say_what_one_does(
     async with client_of(endpoint) as client:
         await assert_answers(client, request, expected)
     is_shared = params["n"] > 1 and "prompt_logprobs" not in params
-    assert sum(one.engine.num_steps > 0 for one in two) == 1 + is_shared
+    assert sum(served.engine.num_steps > 0 for served in two) == 1 + is_shared
 
 
 async def test_many_requests_are_spread_over_both(
@@ -137,10 +137,10 @@ async def test_many_requests_are_spread_over_both(
     ]
     serve(number=2)
     async with client_of(endpoint) as client, connected(endpoint_of(endpoint, 2)) as one:
-        found = await asyncio.gather(*(collect(client, request) for request in requests))
+        result = await asyncio.gather(*(collect(client, request) for request in requests))
         expected = await asyncio.gather(*(collect(one, request) for request in requests))
-    assert found == expected
-    assert all(one.engine.num_steps for one in two)
+    assert result == expected
+    assert all(served.engine.num_steps for served in two)
 
 
 async def test_stops_and_cuts_reach_the_engines_that_have_them(
@@ -152,18 +152,18 @@ async def test_stops_and_cuts_reach_the_engines_that_have_them(
         with client.open([request]) as stream:
             stream.stop(np.array([0, 3]))
             stream.cut(0, 7)
-            found = await collect_tokens(stream)
-            await until(lambda: not any(one.engine.has_work for one in two))
+            tokens = await collect_tokens(stream)
+            await until(lambda: not any(served.engine.has_work for served in two))
     # Those that waited for a slot when they were stopped run on, and nobody hears of it.
-    assert found == {index: (expected[index].token_ids, 1) for index in (1, 2, 4, 5, 6)}
+    assert tokens == {index: (expected[index].token_ids, 1) for index in (1, 2, 4, 5, 6)}
 
 
 async def test_leaving_aborts_it_everywhere(two: tuple[Served, Served], endpoint: str) -> None:
     async with client_of(endpoint) as client:
         with client.open([request_of("a", n=100, max_tokens=50, emit="tokens")]) as stream:
             await stream.wait()
-            await until(lambda: all(one.engine.has_work for one in two))
-        await until(lambda: not any(one.engine.has_work for one in two))
+            await until(lambda: all(served.engine.has_work for served in two))
+        await until(lambda: not any(served.engine.has_work for served in two))
 
 
 async def test_what_one_engine_refuses_is_over_everywhere(serve: Serve, endpoint: str) -> None:
@@ -173,10 +173,10 @@ async def test_what_one_engine_refuses_is_over_everywhere(serve: Serve, endpoint
         with pytest.raises(InvalidRequest, match="max_waiting = 30"):
             await collect(client, request_of("a", n=100, max_tokens=50))
         running = asyncio.create_task(collect(client, request_of("b", n=60, max_tokens=50)))
-        await until(lambda: all(one.engine.scheduler.num_waiting for one in served))
+        await until(lambda: all(peer.engine.scheduler.num_waiting for peer in served))
         with pytest.raises(Overloaded):
             await collect(client, request_of("c", n=60, max_tokens=50))
-        await until(lambda: all(one.engine.scheduler.num_requests == 1 for one in served))
+        await until(lambda: all(peer.engine.scheduler.num_requests == 1 for peer in served))
         running.cancel()
 
 
@@ -238,7 +238,7 @@ async def test_a_frozen_engine_that_goes_on_says_nothing_more(
         frozen.send_multipart([identity, msgspec.msgpack.encode(status)])
         await until(lambda: client.status is not None)
         with client.open([request]) as stream:
-            found = asyncio.create_task(collect_tokens(stream))
+            result = asyncio.create_task(collect_tokens(stream))
             message: Any = None
             while not isinstance(message, Request):
                 _, message = await asyncio.to_thread(heard)
@@ -250,8 +250,8 @@ async def test_a_frozen_engine_that_goes_on_says_nothing_more(
                 ids = b"".join(expected[index][0][4 * place :][:4] for index in own.tolist())
                 streams = message.stream + own.astype("<i8")
                 reasons = np.zeros(len(own), np.uint8)
-                said = step_tokens(streams, np.frombuffer(ids, "<i4"), reasons)
-                outputs = Outputs([], said.to_wire())
+                text = step_tokens(streams, np.frombuffer(ids, "<i4"), reasons)
+                outputs = Outputs([], text.to_wire())
                 frozen.send_multipart([identity, msgspec.msgpack.encode(outputs)])
 
             for place in range(3):
@@ -261,7 +261,7 @@ async def test_a_frozen_engine_that_goes_on_says_nothing_more(
             await until(lambda: client.engines[0].status is None)
             for place in range(3, 9):
                 say(place)
-            assert await found == expected
+            assert await result == expected
     finally:
         await client.close()
         context.destroy(linger=0)
@@ -294,7 +294,7 @@ async def test_durable_requests_are_their_senders_to_send_again(
         again = asyncio.create_task(collect(client, request))
         await until(lambda: not other.engine.has_work)
         serve()
-        assert_same(whole(await again), alone(request, weights))
+        assert_same(join_outputs(await again), alone(request, weights))
 
 
 async def test_a_snapshot_is_all_engines_or_none(
@@ -306,7 +306,9 @@ async def test_a_snapshot_is_all_engines_or_none(
     async with client_of(endpoint) as client:
         request = request_of("a", n=64, max_tokens=50, durable=True)
         running = asyncio.create_task(collect(client, request))
-        await until(lambda: all(one.status and one.status.running for one in client.engines))
+        await until(
+            lambda: all(engine.status and engine.status.running for engine in client.engines)
+        )
         done = await client.snapshot()
         assert done.detail["requests"] == 2 and int(done.detail["sequences"]) >= 2
         assert all(list(folder.iterdir()) for folder in folders)
@@ -322,7 +324,7 @@ def model_folder(tmp_path: Path, weights: Weights, seed: int) -> str:
 
 
 def weights_in_use(served: tuple[Served, Served]) -> list[tuple[int, str]]:
-    return [(one.engine.weights_version, one.engine.status().fingerprint) for one in served]
+    return [(peer.engine.weights_version, peer.engine.status().fingerprint) for peer in served]
 
 
 @pytest.mark.parametrize("running", ["finish", "continue", "drop"])
@@ -332,7 +334,9 @@ async def test_weights_change_on_all_engines(
     before = weights_in_use(two)
     async with client_of(endpoint) as client:
         asked = asyncio.create_task(collect(client, request_of("a", n=64, max_tokens=50)))
-        await until(lambda: all(one.status and one.status.running for one in client.engines))
+        await until(
+            lambda: all(engine.status and engine.status.running for engine in client.engines)
+        )
         done = await client.load_weights(model_folder(tmp_path, weights, 3), running)
         if running == "drop":
             with pytest.raises(EngineUnavailable, match="other weights"):
@@ -356,7 +360,7 @@ async def test_weights_that_one_engine_cannot_use_are_used_by_none(
         for _ in range(2):
             with pytest.raises(SRMError, match="cannot write /no/such/folder"):
                 await client.load_weights(folder, "continue")
-            await until(lambda: not any(one.process._swaps.current for one in two))
+            await until(lambda: not any(item.process._weight_reload.current for item in two))
         assert weights_in_use(two) == before
         assert len(await collect(client, request_of("a", n=64, max_tokens=5))) == 64
 
@@ -399,17 +403,17 @@ async def test_a_client_that_dies_while_weights_change_leaves_one_version(
         await dying._ask_all(LoadWeights("a", folder, "continue", is_staged=True))
         for connection in dying.engines[:committed]:
             await connection.ask(PutWeights("a"))
-    for one in two:
-        one.process._clients.timeout_s = 0.0  # so that it is noticed at once that it is gone
-    await until(lambda: not any(one.process._swaps.current for one in two))
-    for one in two:
-        one.process._clients.timeout_s = 120
+    for item in two:
+        item.process._clients.timeout_s = 0.0  # so that it is noticed at once that it is gone
+    await until(lambda: not any(item.process._weight_reload.current for item in two))
+    for item in two:
+        item.process._clients.timeout_s = 120
     if committed:
-        assert {one.engine.weights_version for one in two} == {2}, "it follows the other's note"
+        assert {item.engine.weights_version for item in two} == {2}, "it follows the other's note"
     else:
         async with client_of(endpoint) as client:
             assert (await client.load_weights(folder, "continue")).detail["weights_version"] == 2
-        assert {one.engine.weights_version for one in two} == {2}
+        assert {item.engine.weights_version for item in two} == {2}
 
 
 async def test_of_two_changes_at_once_one_is_made_or_none(
@@ -422,9 +426,9 @@ async def test_of_two_changes_at_once_one_is_made_or_none(
             for client, folder in zip((one, other), folders, strict=True)
         ]
         results = await asyncio.gather(*changes, return_exceptions=True)
-        assert all(isinstance(found, Done | SwapInProgress) for found in results), results
-        made = [found for found in results if isinstance(found, Done)]
-        await until(lambda: not any(one.process._swaps.current for one in two))
+        assert all(isinstance(result, Done | SwapInProgress) for result in results), results
+        made = [result for result in results if isinstance(result, Done)]
+        await until(lambda: not any(served.process._weight_reload.current for served in two))
         assert len(set(weights_in_use(two))) == 1
         assert two[0].engine.weights_version == 1 + len(made)
         done = await one.load_weights(folders[0], "continue")
@@ -436,9 +440,9 @@ def test_a_request_says_which_samples_it_is_for(weights: Weights) -> None:
     odd = np.arange(1, N, 2)
     request = request_of("a", **{**LENGTHY, "n": len(odd)})
     own = msgspec.structs.replace(request, samples=odd.astype("<i4").tobytes())
-    found = alone(own, weights)
+    result = alone(own, weights)
     for index, sample in enumerate(odd.tolist()):
-        assert found[index].token_ids == both[sample].token_ids
+        assert result[index].token_ids == both[sample].token_ids
 
 
 @pytest.mark.parametrize(

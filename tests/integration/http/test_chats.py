@@ -41,12 +41,12 @@ def test_a_chat_is_the_completion_of_its_prompt(server: Server) -> None:
     assert chat["prompt_token_ids"][0] == 0 != chat["prompt_token_ids"][1]
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         assert chat["usage"][name] == expected["usage"][name]
-    for said, choice in zip(chat["choices"], expected["choices"], strict=True):
-        assert said["message"] == {
+    for message, choice in zip(chat["choices"], expected["choices"], strict=True):
+        assert message["message"] == {
             "role": "assistant", "content": choice["text"], "refusal": None,
         }  # fmt: skip
         for name in ("index", "finish_reason", "stop_reason", "token_ids", "logprobs"):
-            assert said[name] == choice[name]
+            assert message[name] == choice[name]
     assert (chat["object"], chat["model"]) == ("chat.completion", "tiny")
     assert chat["id"].startswith("chatcmpl-")
     twice = ask(server, add_special_tokens=True, **fields)["prompt_token_ids"]

@@ -182,8 +182,8 @@ def test_what_is_only_noted_changes_nothing(server: Server) -> None:
 def test_only_allowed_tokens_are_sampled_and_others_have_no_likelihood(server: Server) -> None:
     allowed = [9, 40, 300, 319]
     fields = {"prompt": PROMPT, "return_token_ids": True, "n": 20, "temperature": 5}
-    found = ids_of(complete(server, allowed_token_ids=allowed, **fields))
-    assert {token for one in found for token in one} == set(allowed)
+    ids = ids_of(complete(server, allowed_token_ids=allowed, **fields))
+    assert {token for own_id in ids for token in own_id} == set(allowed)
     banned = choice_of(server, prompt=PROMPT, allowed_token_ids=[8, 9], logprobs=3, max_tokens=2)
     for top in banned["logprobs"]["top_logprobs"]:
         assert sorted(top.values())[0] == -9999.0 < sorted(top.values())[1]

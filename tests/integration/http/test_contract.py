@@ -45,20 +45,20 @@ _SCHEMA = schemathesis.openapi.from_dict(
         }
     ),
 )
-OPERATION = {f"{one.method} {one.path}": one for one in OPERATIONS}
-CALLS = {label: _SCHEMA[one.path][one.method] for label, one in OPERATION.items()}
+OPERATION = {f"{operation.method} {operation.path}": operation for operation in OPERATIONS}
+CALLS = {label: _SCHEMA[item.path][item.method] for label, item in OPERATION.items()}
 NEVER_RIGHT = {"POST /v1/admin/weights", "POST /v1/worker/lines"}
 """What is not in the document: which folders there are, and what the server's identity is."""
 STREAMED = -1
 """Counted among statuses: streams that went well."""
 ALIASES = {label for label in CALLS if label.replace(" /v1/", " /") in CALLS.keys() - {label}}
-FORMS = {label for label, one in OPERATION.items() if one.form}
+FORMS = {label for label, item in OPERATION.items() if item.form}
 """What is wrong for the document may be left out of a form on the wire, such as an empty list."""
 VARIED = [
     (label, mode)
-    for label, one in CALLS.items()
+    for label, call in CALLS.items()
     for mode in GenerationMode
-    if (one.body or (one.path_parameters and mode is GenerationMode.POSITIVE))
+    if (call.body or (call.path_parameters and mode is GenerationMode.POSITIVE))
     and not (mode is GenerationMode.NEGATIVE and label in FORMS | ALIASES)
 ]
 QUICK, MANY = 16, 400

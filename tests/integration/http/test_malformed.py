@@ -22,9 +22,9 @@ from tests.serving import Server
 VALID = {"prompt": "the cat", "messages": [{"role": "user", "content": "hi"}], "tokens": [5]}
 """Of these fields a route takes those it has; two tokens are soon made."""
 ROUTES = {
-    one.path: sorted({*one.body.kind.__struct_fields__, *one.body.neutral})
-    for one in OPERATIONS
-    if one.body
+    operation.path: sorted({*operation.body.kind.__struct_fields__, *operation.body.neutral})
+    for operation in OPERATIONS
+    if operation.body
 }
 
 
@@ -44,7 +44,7 @@ def post(connection: HTTPConnection, path: str, body: bytes) -> HTTPResponse:
         return connection.getresponse()
 
 
-def exchange(address: tuple[str, int], sent: bytes) -> bytes:
+def send_and_read(address: tuple[str, int], sent: bytes) -> bytes:
     """All that comes back until the server closes; it may close before it has read all."""
     with socket.create_connection(address, timeout=120) as connection:
         try:
@@ -89,8 +89,8 @@ def test_malformed_bodies_are_refused(server: Server, num_bodies: int) -> None:
             assert (reply.status == 403) == path.startswith("/v1/admin/"), case
             assert reply.headers["x-request-id"], case
             if reply.status != 200:
-                told = json.loads(answer)["error"]
-                assert set(told) == {"message", "type", "param", "code"} and told["message"], case
+                error = json.loads(answer)["error"]
+                assert set(error) == {"message", "type", "param", "code"} and error["message"], case
     assert statuses[400] > num_bodies // 2
 
 
@@ -106,7 +106,7 @@ def test_malformed_requests_are_refused(server: Server, num_requests: int) -> No
             is_stream = {"stream": rng.random() < 0.5} if "stream" in ROUTES[path] else {}
             body = json.dumps(valid_body(ROUTES[path]) | is_stream).encode()
             sent = garbage.requests(rng, path, body)
-            answer = exchange((address.hostname, address.port), sent)
+            answer = send_and_read((address.hostname, address.port), sent)
             statuses = re.findall(rb"^HTTP/1.1 (\d+)", answer, re.MULTILINE)
             answered.update(map(int, statuses))
             assert all(int(status) < 500 for status in statuses), (sent[:500], answer[:500])

@@ -39,11 +39,11 @@ def families(text: str) -> dict[str, Metric]:
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
-def value(found: dict[str, Metric], family: str, sample: str = "", **labels: str) -> float:
+def value(entries: dict[str, Metric], family: str, sample: str = "", **labels: str) -> float:
     (only,) = [
-        one.value
-        for one in found[family].samples
-        if one.name == (sample or family) and labels.items() <= one.labels.items()
+        text.value
+        for text in entries[family].samples
+        if text.name == (sample or family) and labels.items() <= text.labels.items()
     ]
     return only
 
@@ -54,14 +54,14 @@ def test_every_name_of_vllm_says_what_ours_says_as_autoscalers_and_dashboards_as
     server.wait_until_idle()
     before = families(server.get("/metrics").text)
     server.post(n=7, max_tokens=4, ignore_eos=True)
-    found = families(server.get("/metrics").text)
+    result = families(server.get("/metrics").text)
     for theirs, ours in scrape.VLLM_NAMES.items():
-        assert found[theirs].type == found[ours].type
-        assert found[ours].samples
-        for one, other in zip(found[theirs].samples, found[ours].samples, strict=True):
+        assert result[theirs].type == result[ours].type
+        assert result[ours].samples
+        for text, other in zip(result[theirs].samples, result[ours].samples, strict=True):
             named = {scrape.VLLM_LABELS.get(name, name): v for name, v in other.labels.items()}
-            assert (one.name.replace(theirs, ours, 1), one.value) == (other.name, other.value)
-            assert {**one.labels} == LABELS | named
+            assert (text.name.replace(theirs, ours, 1), text.value) == (other.name, other.value)
+            assert {**text.labels} == LABELS | named
     for name, sample, growth in (
         ("num_requests_running", "", 0),
         ("num_requests_waiting", "", 0),
@@ -77,18 +77,18 @@ def test_every_name_of_vllm_says_what_ours_says_as_autoscalers_and_dashboards_as
         ("request_params_n", "_sum", 7),
     ):
         family = f"vllm:{name}"
-        now, then = (value(one, family, family + sample) for one in (found, before))
+        now, then = (value(item, family, family + sample) for item in (result, before))
         assert now - then == growth, name
     config = {"num_gpu_blocks": str(NUM_SLOTS), "block_size": str(TEXT_MODEL.n_ctx)}
-    assert value(found, "vllm:cache_config_info", **LABELS, **config) == 1
+    assert value(result, "vllm:cache_config_info", **LABELS, **config) == 1
 
 
 def test_buckets_hold_those_of_vllm_and_reach_what_we_serve(server: Server) -> None:
     text = server.get("/metrics").text
     for name, bounds in BUCKETS.items():
         series = rf'^vllm:{name}_bucket{{.*le="([^"]+)"'
-        found = {float(le) for le in re.findall(series, text, re.MULTILINE)}
-        assert {float(bound) for bound in bounds.split()} <= found, name
+        members = {float(le) for le in re.findall(series, text, re.MULTILINE)}
+        assert {float(bound) for bound in bounds.split()} <= members, name
 
 
 def test_a_part_can_be_asked_for(server: Server) -> None:
@@ -110,7 +110,9 @@ def test_paths_and_methods_of_callers_make_no_series(server: Server) -> None:
     text = server.get("/metrics").text
     handlers = set(re.findall(r'handler="([^"]*)"', text))
     assert {"other", "/v1/models/{name:path}", "/dashboard/{name}", "/metrics"} <= handlers
-    assert not [one for one in handlers if re.search(r"\d|scan|none", one.replace("/v1", ""))]
+    assert not [
+        handler for handler in handlers if re.search(r"\d|scan|none", handler.replace("/v1", ""))
+    ]
     methods = set(re.findall(r'method="([^"]*)"', text))
     assert methods <= {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "other"}
     # A series of requests for each status, and one histogram for each handler and method.
@@ -151,12 +153,12 @@ def test_processes_add_up_and_those_after_the_dead_count_on() -> None:
     """Each crash left two or three files, which were never merged or removed."""
 
     def requests_and_gauge() -> tuple[float, list[float]]:
-        found = {family.name: family for family in scrape.merged(regions[0])}
-        total = value(found, "http_requests", "http_requests_total", handler="/")
+        entries = {family.name: family for family in scrape.merged(regions[0])}
+        total = value(entries, "http_requests", "http_requests_total", handler="/")
         bucket = "srm_time_to_first_token_seconds_bucket"
-        assert value(found, "srm_time_to_first_token_seconds", bucket, le="0.25") == 0
-        assert value(found, "srm_time_to_first_token_seconds", bucket, le="0.5") == total / 3
-        in_flight = found.get("http_requests_in_flight")
+        assert value(entries, "srm_time_to_first_token_seconds", bucket, le="0.25") == 0
+        assert value(entries, "srm_time_to_first_token_seconds", bucket, le="0.5") == total / 3
+        in_flight = entries.get("http_requests_in_flight")
         return total, [sample.value for sample in in_flight.samples] if in_flight else []
 
     regions = create(["", ""])
@@ -195,8 +197,8 @@ async def test_many_who_ask_at_once_cost_two_reads(monkeypatch: pytest.MonkeyPat
     others.pop().cancel()  # a client that leaves takes nobody along
     may_go_on.set()
     assert [family.name for family in await first] == ["read_0"]
-    found = await asyncio.gather(*others)
-    assert {family.name for families_ in found for family in families_} == {"read_1"}
+    result = await asyncio.gather(*others)
+    assert {family.name for families_ in result for family in families_} == {"read_1"}
     assert len(reads) == 2
     assert threading.current_thread() not in threads
 
@@ -210,8 +212,8 @@ async def test_a_read_that_fails_fails_only_those_who_shared_it(
     one = scrape.Scrape(lambda: None)
     with monkeypatch.context() as patched:
         patched.setattr(scrape, "read_families", fail)
-        found = await asyncio.gather(*(one.families() for _ in range(3)), return_exceptions=True)
-        assert all(isinstance(error, OSError) for error in found)
+        result = await asyncio.gather(*(one.families() for _ in range(3)), return_exceptions=True)
+        assert all(isinstance(error, OSError) for error in result)
     assert {family.name for family in await one.families()} >= {"srm_engine_steps"}
 
 

@@ -98,7 +98,7 @@ def test_what_is_refused_names_the_field(
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"prompt": [5] * 129}, "129 tokens"),
         ({"prompt": [[5], [5] * 200]}, "200 tokens"),
@@ -106,12 +106,12 @@ def test_what_is_refused_names_the_field(
     ],
 )
 def test_a_prompt_that_is_too_long_is_told_the_numbers(
-    server: Server, fields: dict[str, Any], said: str
+    server: Server, fields: dict[str, Any], message: str
 ) -> None:
     for is_stream in (False, True):
         error = error_of(server.post(**fields, stream=is_stream))
         assert error["code"] == "context_length_exceeded"
-        assert said in error["message"] and "128" in error["message"]
+        assert message in error["message"] and "128" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -29,13 +29,13 @@ def test_lm_eval_reads_sums_and_greediness(server: Server) -> None:
         length = int(rng.integers(1, len(tokens)))
         context = tokens[:length]
         pairs.append((context, tokens[length:] if i % 3 else greedy_after(context, 3)))
-    answer = complete(server, prompt=[one + more for one, more in pairs], **LM_EVAL)
+    answer = complete(server, prompt=[item + more for item, more in pairs], **LM_EVAL)
     num_greedy = 0
     choices = sorted(answer["choices"], key=itemgetter("index"))
     for choice, (context, continuation) in zip(choices, pairs, strict=True):
-        said = slice(len(context), -1)  # what the harness reads, and how
-        logprobs = choice["logprobs"]["token_logprobs"][said]
-        tops = choice["logprobs"]["top_logprobs"][said]
+        message = slice(len(context), -1)  # what the harness reads, and how
+        logprobs = choice["logprobs"]["token_logprobs"][message]
+        tops = choice["logprobs"]["top_logprobs"][message]
         is_greedy = all(p == max(top.values()) for p, top in zip(logprobs, tops, strict=True))
         num_greedy += is_greedy
         rows = distributions(context + continuation)[len(context) - 1 : -1]
@@ -86,7 +86,7 @@ def test_logprobs_are_the_models_own(server: Server, alternatives: int, temperat
         assert logprob == pytest.approx(row[token], abs=1e-4)
         assert top[f"token_id:{token}"] == logprob
         likeliest = np.argsort(-row, kind="stable")[:alternatives].tolist()
-        assert set(top) == {f"token_id:{one}" for one in [*likeliest, token]}
+        assert set(top) == {f"token_id:{item}" for item in [*likeliest, token]}
         assert not alternatives or (logprob == max(top.values())) == (row.argmax() == token)
         for name, value in top.items():
             assert value == pytest.approx(row[int(name.removeprefix("token_id:"))], abs=1e-4)
@@ -101,10 +101,10 @@ def test_echo_puts_the_prompt_before_the_text_and_scores_change_no_sample(server
     )
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         assert echoed["usage"][name] == plain["usage"][name] == scored["usage"][name]
-    for index, (one, other, third) in enumerate(
+    for index, (choice, other, third) in enumerate(
         zip(plain["choices"], echoed["choices"], scored["choices"], strict=True)
     ):
-        assert other["text"] == third["text"] == prompts[index // 2] + one["text"]
+        assert other["text"] == third["text"] == prompts[index // 2] + choice["text"]
         assert other["logprobs"] is None
         tokens, offsets = third["logprobs"]["tokens"], third["logprobs"]["text_offset"]
         assert tokens[0] == "<|begin_of_text|>" and offsets[:2] == [0, 0]  # it is no text
@@ -151,7 +151,7 @@ def test_prompt_logprobs_have_rank_and_text(server: Server) -> None:
         assert first is None
         for row, token, entry in zip(distributions(PROMPT[:-1]), PROMPT[1:], rest, strict=True):
             order = np.argsort(-row, kind="stable").tolist()
-            assert set(entry) == {str(one) for one in [*order[:3], token]}
+            assert set(entry) == {str(item) for item in [*order[:3], token]}
             for name, value in entry.items():
                 assert value["rank"] == order.index(int(name)) + 1
                 assert value["logprob"] == pytest.approx(row[int(name)], abs=1e-4)

@@ -54,7 +54,7 @@ def guarded(text_model: Path, file: Path) -> Iterator[Server]:
         yield running
 
 
-def said(server: Server, part: str) -> list[str]:
+def read_log(server: Server, part: str) -> list[str]:
     """Lines of the log, which is read as it comes."""
     return [line for line in list(server.lines) if part in line]
 
@@ -106,11 +106,11 @@ def test_tokens_are_limited_too(guarded: Server) -> None:
     assert int(refused.headers["retry-after"]) <= 120
 
 
-def read_again(server: Server, told: str) -> None:
+def read_again(server: Server, message: str) -> None:
     """Its keys, by both API processes, which then say so in the log."""
-    before = len(said(server, told))
+    before = len(read_log(server, message))
     server.process.send_signal(signal.SIGHUP)
-    wait_until(lambda: len(said(server, told)) >= before + 2)
+    wait_until(lambda: len(read_log(server, message)) >= before + 2)
 
 
 def test_a_key_that_is_taken_back_ends_without_a_restart(guarded: Server, file: Path) -> None:
@@ -175,8 +175,8 @@ def test_a_request_is_one_line_of_json_in_the_log(guarded: Server) -> None:
     headers = {"Authorization": f"Bearer {ALICE}", "x-request-id": "find-me"}
     body = {"prompt": [5, 6, 7], "max_tokens": 4, "n": 2, "ignore_eos": True}
     reply = guarded.http.post("/v1/completions", json=body, headers=headers)
-    wait_until(lambda: said(guarded, '"find-me"'))
-    (line,) = map(json.loads, said(guarded, '"find-me"'))
+    wait_until(lambda: read_log(guarded, '"find-me"'))
+    (line,) = map(json.loads, read_log(guarded, '"find-me"'))
     expected = {"method": "POST", "route": "/v1/completions", "status": 200, "key": "alice"}
     expected |= {"level": "info", "prompt_tokens": 3, "completion_tokens": 8}
     assert line.items() >= {**expected, "completion_id": reply.json()["id"]}.items()

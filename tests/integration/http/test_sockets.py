@@ -69,8 +69,8 @@ class Raw(ExitStack):
 
 def check_error(raw: Raw, status: int, code: str) -> None:
     """The next reply has our shape, an id, and says whether a retry makes sense."""
-    found, headers, body = raw.reply()
-    assert found == status, body
+    result, headers, body = raw.reply()
+    assert result == status, body
     error = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["code"] == code
@@ -143,7 +143,7 @@ def test_an_idle_connection_is_kept_longer_than_clients_keep_it(server: Server) 
 def test_what_does_not_come_ends_the_connection(edge: Server) -> None:
     with ExitStack() as opened:
         waiting = []
-        for sent, said in (
+        for sent, message in (
             (b"GET /health HT", b"HTTP/1.1 408 "),
             (POST + b"Content-Length: 100\r\n\r\n{", b"body_too_slow"),
             (b"", b""),
@@ -151,10 +151,10 @@ def test_what_does_not_come_ends_the_connection(edge: Server) -> None:
         ):
             raw = opened.enter_context(Raw(edge))
             raw.send(sent)
-            waiting.append((raw, said))
-        for raw, said in waiting:
+            waiting.append((raw, message))
+        for raw, message in waiting:
             rest = raw.rest()
-            assert said in rest and bool(said) == bool(rest)
+            assert message in rest and bool(message) == bool(rest)
 
 
 def test_headers_that_come_a_byte_at_a_time_end_the_connection(edge: Server) -> None:
@@ -254,8 +254,8 @@ def test_more_connections_than_open_files_are_answered_503_and_the_log_says_so(
                 idle.enter_context(Raw(server))
             wait_until(lambda: _status(server) == 503)
         wait_until(lambda: _status(server) == 200)
-        said = [line for line in server.lines if "max_connections = 8" in line]
-        assert len(said) == 1 and re.search(r"there are \d+ connections", said[0]), said
+        lines = [line for line in server.lines if "max_connections = 8" in line]
+        assert len(lines) == 1 and re.search(r"there are \d+ connections", lines[0]), lines
 
 
 def _status(server: Server) -> int:

@@ -178,16 +178,16 @@ def array(packed: str) -> npt.NDArray[np.int32]:
 def test_a_packed_reply_says_what_the_other_says(server: Server, fields: dict[str, Any]) -> None:
     fields = {**TWO, "n": 1, "max_tokens": 9, "seed": 6, "return_token_ids": True, **fields}
     plain = complete(server, return_tokens_as_token_ids=True, **fields)
-    found = complete(server, return_packed=True, **fields)
+    result = complete(server, return_packed=True, **fields)
     for name in ("prompt_tokens", "completion_tokens"):
-        assert found["usage"][name] == plain["usage"][name]
-    for one, other in zip(found["choices"], plain["choices"], strict=True):
-        assert (one["text"], one["logprobs"]) == ("", None)
-        assert not {"token_ids", *OF_THE_PROMPT} & set(one)
+        assert result["usage"][name] == plain["usage"][name]
+    for choice, other in zip(result["choices"], plain["choices"], strict=True):
+        assert (choice["text"], choice["logprobs"]) == ("", None)
+        assert not {"token_ids", *OF_THE_PROMPT} & set(choice)
         for name in ("index", "finish_reason", "stop_reason"):
-            assert one[name] == other[name]
-        packed = {name: array(value) for name, value in one["packed"].items()}
-        prompt = {name: array(value) for name, value in one["packed_prompt"].items()}
+            assert choice[name] == other[name]
+        packed = {name: array(value) for name, value in choice["packed"].items()}
+        prompt = {name: array(value) for name, value in choice["packed_prompt"].items()}
         assert packed["token_ids"].tolist() == other["token_ids"]
         assert prompt["token_ids"].tolist() == other["prompt_token_ids"]
         k = fields.get("logprobs")
@@ -258,5 +258,5 @@ def test_a_sample_that_hits_a_stop_string_frees_its_slot(text_model: Path, is_st
                 lambda: 0 < server.metric("srm_engine_running_sequences") <= 30 - early_stops
             )
         with unread:
-            said = read_all(unread).count(b'"stop_reason":%b' % json.dumps(stop).encode())
-    assert early_stops and said == counts[stop]
+            message = read_all(unread).count(b'"stop_reason":%b' % json.dumps(stop).encode())
+    assert early_stops and message == counts[stop]

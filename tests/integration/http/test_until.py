@@ -30,12 +30,12 @@ def test_the_reply_is_the_first_of_all_samples_up_to_enough(server: Server) -> N
     expected = [enough_of(texts[:N], 7), enough_of(texts[N:], 7)]
     assert [choice["text"] for choice in reply["choices"]] == expected[0] + expected[1]
     for number, samples in enumerate(reply["samples"]):
-        own = [one for one in reply["choices"] if one["index"] // N == number]
-        assert [one["index"] % N for one in own] == list(range(len(expected[number])))
+        own = [choice for choice in reply["choices"] if choice["index"] // N == number]
+        assert [solution["index"] % N for solution in own] == list(range(len(expected[number])))
         assert (samples["requested"], samples["drawn"]) == (N, len(own))
-        assert samples["matched"] == sum(one["matched"] for one in own) == 7
+        assert samples["matched"] == sum(solution["matched"] for solution in own) == 7
         assert samples["reached"] and len(own) < N
-        assert samples["finished_by"] == Counter(one["finish_reason"] for one in own)
+        assert samples["finished_by"] == Counter(solution["finish_reason"] for solution in own)
     left_out = full["usage"]["completion_tokens"] - reply["usage"]["completion_tokens"]
     assert reply["usage"]["discarded_tokens"] <= left_out
     server.wait_until_idle()
@@ -67,13 +67,13 @@ def test_counts_and_unique_are_of_all_that_was_drawn(server: Server) -> None:
     counts = complete(server, **short, **{"return": "counts"})
     assert counts["choices"] == []
     (samples,) = counts["samples"]
-    assert {one["text"]: one["count"] for one in samples["counts"]} == Counter(texts)
+    assert {count["text"]: count["count"] for count in samples["counts"]} == Counter(texts)
     assert samples["distinct"] == len(set(texts)) < N
     assert "matched" not in samples
     assert counts["usage"]["completion_tokens"] == N
     unique = complete(server, **short, logprobs=0, **{"return": "unique"})["choices"]
     firsts = sorted(texts.index(text) for text in set(texts))
-    assert [(one["index"], one["text"], one["count"]) for one in unique] == [
+    assert [(choice["index"], choice["text"], choice["count"]) for choice in unique] == [
         (first, texts[first], texts.count(texts[first])) for first in firsts
     ]
     assert all(choice["logprobs"] for choice in unique)
@@ -88,8 +88,8 @@ def test_chats_have_the_same(server: Server) -> None:
         for own in ({}, {"return": "counts"}, {"until": until})
     )
     texts = [choice["message"]["content"] for choice in full["choices"]]
-    found = {one["text"]: one["count"] for one in counts["samples"][0]["counts"]}
-    assert found == Counter(texts)
-    said = [choice["message"]["content"] for choice in enough["choices"]]
-    assert said == enough_of(texts, 3)
+    entries = {count["text"]: count["count"] for count in counts["samples"][0]["counts"]}
+    assert entries == Counter(texts)
+    contents = [choice["message"]["content"] for choice in enough["choices"]]
+    assert contents == enough_of(texts, 3)
     assert [choice["matched"] for choice in enough["choices"]].count(True) == 3

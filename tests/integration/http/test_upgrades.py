@@ -20,11 +20,11 @@ OFFER = (
     b"Upgrade: h2c\r\n"
 )
 POSTED = {
-    one.path.replace("{batch_id}", "none"): json.dumps(
-        valid_body(ROUTES.get(one.path, []))
+    operation.path.replace("{batch_id}", "none"): json.dumps(
+        valid_body(ROUTES.get(operation.path, []))
     ).encode()
-    for one in OPERATIONS
-    if one.method == "POST"
+    for operation in OPERATIONS
+    if operation.method == "POST"
 }
 """Path and body: each is answered by the route itself, whether well or not."""
 Answer = tuple[int, object]
@@ -39,12 +39,12 @@ def answer(status: int, text: str) -> Answer:
 def plain(server: Server) -> dict[str, Answer]:
     """What each path answers to a client without an offer."""
     headers = {"content-type": "application/json"}
-    found = {}
+    entries = {}
     for path, body in POSTED.items():
         reply = server.http.post(path, content=body, headers=headers)
-        found[path] = answer(reply.status_code, reply.text)
-    assert len(found) > 10 and found["/v1/completions"][0] == 200
-    return found
+        entries[path] = answer(reply.status_code, reply.text)
+    assert len(entries) > 10 and entries["/v1/completions"][0] == 200
+    return entries
 
 
 def framed(body: bytes, is_in_chunks: bool) -> bytes:
@@ -97,6 +97,6 @@ def test_javas_client_is_answered_as_any_other(server: Server) -> None:
     if b"source" in ran.stderr and b"jdk.compiler" in ran.stderr:
         pytest.skip("there is a java that compiles nothing")
     assert ran.returncode == 0, ran.stderr.decode()
-    said = [line.split(" ", 1) for line in ran.stdout.decode().splitlines()]
-    got = [answer(int(status), text) for status, text in said]
-    assert got == [one for one in plain(server).values() for _ in range(2)]
+    results = [line.split(" ", 1) for line in ran.stdout.decode().splitlines()]
+    got = [answer(int(status), text) for status, text in results]
+    assert got == [number for number in plain(server).values() for _ in range(2)]

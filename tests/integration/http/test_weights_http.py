@@ -99,7 +99,7 @@ def test_replies_follow_the_weights(swapping: Server, folders: Path) -> None:
     assert (cached(old[1]) > 0, cached(new)) == (True, 0)
     assert new["choices"][0]["text"] != old[0]["choices"][0]["text"]
     in_use = (before + 1, done["fingerprint"])
-    assert {made_with(one) for one in old} == {(before, old[0]["system_fingerprint"])}
+    assert {made_with(item) for item in old} == {(before, old[0]["system_fingerprint"])}
     assert made_with(new) == in_use and old[0]["system_fingerprint"] != done["fingerprint"]
     assert "first_weights_version" not in new
     chat = {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 2}
@@ -141,15 +141,15 @@ def test_a_stream_says_of_each_event_which_weights(
     many = {"max_tokens": 120, "n": 1_000, "ignore_eos": True}
     with closing(events(swapping, **many, **fields)) as stream:
         with held(folders / "first", steps=9):
-            said = [next(stream)]
+            results = [next(stream)]
             done = swap(swapping, folder, running="continue")
         for event in stream:
-            said.append(event)
+            results.append(event)
             if event["weights_version"] > before:
                 break
-    versions = [event["weights_version"] for event in said]
+    versions = [event["weights_version"] for event in results]
     assert versions == sorted(versions) and set(versions) == {before, before + 1}
-    prints = dict(map(made_with, said))
+    prints = dict(map(made_with, results))
     assert prints[before] != prints[before + 1] == done["fingerprint"]
     swapping.wait_until_idle()
 
@@ -248,7 +248,7 @@ def test_the_commands_change_weights_and_take_a_snapshot(
     assert (taken["path"], taken["requests"], taken["sequences"]) == (None, 0, 0)
     assert srm.main(["snapshot", f"{admin}/"]) == 0
     assert json.loads(capsys.readouterr().out).keys() == taken.keys()
-    for code, said, argv in (
+    for code, message, argv in (
         (1, "nowhere", ["weights", str(folders / "nowhere"), admin]),
         (1, "--admin-port", ["weights", str(folders / "second"), f"--url={server.url}"]),
         (1, "does not answer", ["snapshot", "--url=http://127.0.0.1:1"]),
@@ -257,7 +257,7 @@ def test_the_commands_change_weights_and_take_a_snapshot(
     ):
         assert srm.main(argv) == code
         captured = capsys.readouterr()
-        assert captured.out == "" and said in captured.err
+        assert captured.out == "" and message in captured.err
 
 
 def test_without_keys_the_public_port_changes_nothing(swapping: Server, server: Server) -> None:
@@ -316,5 +316,5 @@ def test_without_its_copy_and_its_folder_a_crash_ends_the_server(
         shutil.rmtree(copies)
     os.kill(children(server)["engine"], signal.SIGKILL)
     assert server.wait() == 3
-    said = "".join(server.lines)
-    assert f"weights version {done['weights_version']}" in said and str(gone) in said
+    text = "".join(server.lines)
+    assert f"weights version {done['weights_version']}" in text and str(gone) in text

@@ -45,31 +45,31 @@ def against(toy: ToyServer, trouble: dict[str, Any] | None = None, **settings: A
 
 
 def test_a_stall_is_in_the_percentiles_of_an_open_loop_as_theory_has_it() -> None:
-    found = virtually(simulated_stall(open_loop=True))
-    requests, summary = found.run.recording.requests, found.run.summary
-    assert len(requests) == found.num_served == summary.planned == SECONDS * RATE
-    waits = found.expected_ttft
+    result = virtually(simulated_stall(open_loop=True))
+    requests, summary = result.run.recording.requests, result.run.summary
+    assert len(requests) == result.num_served == summary.planned == SECONDS * RATE
+    waits = result.expected_ttft
     assert np.mean(waits > STALL_S / 2) == pytest.approx(0.1, abs=0.01)  # half a stall's arrivals
-    assert found.ttft == pytest.approx(waits, abs=EXACT_S)
-    assert requests["ended"] == pytest.approx(found.expected[:, -1], abs=EXACT_S)
+    assert result.ttft == pytest.approx(waits, abs=EXACT_S)
+    assert requests["ended"] == pytest.approx(result.expected[:, -1], abs=EXACT_S)
     # Percentiles come from a histogram, whose bins are a share of the value wide.
     assert summary.ttft.p99 == pytest.approx(np.percentile(waits, 99), rel=0.01)
     assert summary.ttft.p999 == pytest.approx(np.percentile(waits, 99.9), rel=0.01)
     assert summary.ttft.mean == pytest.approx(waits.mean(), rel=0.001)
-    gaps = np.diff(found.expected, axis=1)
+    gaps = np.diff(result.expected, axis=1)
     assert summary.gap.max == pytest.approx(gaps.max(), abs=EXACT_S)
     assert summary.itl.mean == pytest.approx(gaps.mean(), rel=0.001)
 
 
 def test_a_closed_loop_has_each_of_its_streams_wait_once() -> None:
-    found = virtually(simulated_stall(open_loop=False))
-    requests = found.run.recording.requests
+    result = virtually(simulated_stall(open_loop=False))
+    requests = result.run.recording.requests
     whole = requests["ended"] - requests["planned"]
-    assert len(requests) == found.num_served > STALL_AT
+    assert len(requests) == result.num_served > STALL_AT
     assert np.sum(whole > STALL_S * 0.9) == STREAMS
     assert np.sum((whole > STALL_S * 0.3) & (whole < STALL_S * 0.9)) == 0
-    assert found.ttft == pytest.approx(found.expected_ttft, abs=EXACT_S)
-    assert found.run.summary.ttft.p50 == pytest.approx(TOY.ttft_s, rel=0.01)
+    assert result.ttft == pytest.approx(result.expected_ttft, abs=EXACT_S)
+    assert result.run.summary.ttft.p50 == pytest.approx(TOY.ttft_s, rel=0.01)
 
 
 def test_a_delay_is_in_ttft_and_not_between_tokens() -> None:
@@ -105,8 +105,10 @@ def test_errors_retries_and_tokens_are_those_of_the_server() -> None:
     assert run.summary.errors == {"server": 1, "client": 1, "protocol": 2, "disconnected": 1}
     assert run.summary.completed == 15
     requests = run.recording.requests
-    told = requests["usage_output_tokens"]
-    assert told[told >= 0].sum() == sum(one.tokens for one in toy.served if one.whole)
+    usage_output_tokens = requests["usage_output_tokens"]
+    assert usage_output_tokens[usage_output_tokens >= 0].sum() == sum(
+        served.tokens for served in toy.served if served.whole
+    )
     assert requests["index"].tolist() == list(range(20))
     assert (requests["planned"][1:] >= requests["ended"][:-1]).all(), "one at a time"
 

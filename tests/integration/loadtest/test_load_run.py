@@ -26,10 +26,10 @@ from tests.loads.raw_server import (
     Peer,
     answering,
     event,
+    make_reply,
     raw_server,
     stream,
     text_event,
-    whole,
 )
 
 USAGE = event(choices=[], usage={"prompt_tokens": 2, "completion_tokens": 2})
@@ -41,7 +41,7 @@ async def silent(peer: Peer) -> None:
     """But to questions before the run."""
     while (body := await peer.request()) is not None:
         if b'"prompt"' not in body:
-            await peer.send(whole(b"no prompt", 400))
+            await peer.send(make_reply(b"no prompt", 400))
 
 
 async def run_against(
@@ -81,20 +81,20 @@ async def test_two_processes_send_each_request_once(arrivals: str) -> None:
 
 
 async def test_a_stopped_run_keeps_what_it_has_and_tells_errors_meanwhile() -> None:
-    stop, told = asyncio.Event(), list[RunProgress]()
+    stop, reported = asyncio.Event(), list[RunProgress]()
 
     def on_progress(progress: RunProgress) -> None:
-        told.append(progress)
+        reported.append(progress)
         if progress.failed:
             stop.set()
 
     async def refuse_or_say_nothing(peer: Peer) -> None:
-        refused = whole(b"nobody home", 500)
+        refused = make_reply(b"nobody home", 500)
         await (peer.answer_all(refused) if peer.number % 2 else silent(peer))
 
     recording = await run_against(refuse_or_say_nothing, on_progress, stop, workers=2)
     assert recording.about.stopped_by == "interrupt"
-    assert told[-1].last_error == "server: 500: nobody home"
+    assert reported[-1].last_error == "server: 500: nobody home"
     assert kinds(recording) == {"server", "cut"}
 
 
@@ -136,9 +136,9 @@ async def test_a_failing_file_is_told_of_by_the_process_that_reads_it(tmp_path: 
 @pytest.mark.parametrize(
     ("reply", "message"),
     [
-        (whole(b"no such page", 404), "404: no such page"),
-        (whole(b"not allowed", 405), "405: not allowed"),
-        (whole(b"who are you", 401), "the key is read from"),
+        (make_reply(b"no such page", 404), "404: no such page"),
+        (make_reply(b"not allowed", 405), "405: not allowed"),
+        (make_reply(b"who are you", 401), "the key is read from"),
         (b"220 smtp.example ESMTP\r\n\r\n", "no HTTP server answers"),
     ],
 )
@@ -156,6 +156,6 @@ async def test_urls_that_are_none(rest: str) -> None:
 
 async def test_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", "abc")
-    async with raw_server(answering(whole(b"no prompt", 400))) as server:
+    async with raw_server(answering(make_reply(b"no prompt", 400))) as server:
         target = await resolve(Scenario(url=server.url, api_key_env="SOME_KEY", **SHORT))
     assert b"authorization: Bearer abc\r\n" in target.head

@@ -44,8 +44,8 @@ def summary_in(folder: Path) -> Summary:
 
 
 def offline_in(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "offline.json").read_text())
-    return found
+    document: dict[str, Any] = json.loads((folder / "offline.json").read_text())
+    return document
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_a_run_is_reported_and_printed_as_plain_text(made: tuple[Path, str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("flag", "said"),
+    ("flag", "message"),
     [
         ("--fail-if=ttft_p98>0", "ttft_p98"),
         ("--objectives=speed<1", "speed"),
@@ -89,11 +89,11 @@ def test_a_run_is_reported_and_printed_as_plain_text(made: tuple[Path, str]) -> 
     ],
 )
 def test_a_wrong_setting_is_found_before_anything_is_sent(
-    server: Server, tmp_path: Path, flag: str, said: str
+    server: Server, tmp_path: Path, flag: str, message: str
 ) -> None:
     before = server.metric("srm_engine_requests_total")
     for command in ("run", "sweep", "offline"):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             call(server.url, tmp_path / command, flag, command=command)
     assert server.metric("srm_engine_requests_total") == before
     assert not list(tmp_path.iterdir())
@@ -116,7 +116,7 @@ def test_a_server_without_metrics_that_refuses_all_is_told_of(
     with ToyServer(fault=lambda _number: "500") as toy:
         flags = ("--duration-s=0", "--requests=40", f"--metrics-url={toy.url}/nothing")
         assert call(toy.url, tmp_path, *flags) == 1
-    assert "note: " in (said := capsys.readouterr().err) and "404" in said
+    assert "note: " in (err := capsys.readouterr().err) and "404" in err
     assert load(tmp_path).about.server_metrics == []
     summary = summary_in(tmp_path)
     assert (summary.completed, summary.planned, summary.errors) == (0, 40, {"server": 40})
@@ -191,11 +191,11 @@ def test_samples_of_one_request_are_counted_whatever_their_form(
 ) -> None:
     flags = ("--samples=150", f"--form={form}", "--metrics-url=none")
     assert call(server.url, tmp_path, *flags, command="offline") == 0
-    found = offline_in(tmp_path)
-    assert (found["completed"], found["failed"], found["samples"]) == (1, 0, 150)
-    assert found["output_tokens"] == 150 * 4
-    assert (found["first_sample_s"] is None) == (form == "packed")
-    assert (found["first_sample_s"] or 0) <= found["seconds"]
+    result = offline_in(tmp_path)
+    assert (result["completed"], result["failed"], result["samples"]) == (1, 0, 150)
+    assert result["output_tokens"] == 150 * 4
+    assert (result["first_sample_s"] is None) == (form == "packed")
+    assert (result["first_sample_s"] or 0) <= result["seconds"]
     printed = capsys.readouterr()
     assert "| samples | 150 |" in printed.out and "note: " not in printed.err
     assert printed.out.startswith((tmp_path / "offline.md").read_text().split("\n\n")[-1])
@@ -205,8 +205,8 @@ def test_samples_of_one_request_are_counted_whatever_their_form(
 def test_a_server_that_refuses_the_samples_is_exit_code_1(server: Server, tmp_path: Path) -> None:
     flags = ("--samples=150", '--extra-body={"best_of": 1}')
     assert call(server.url, tmp_path, *flags, command="offline") == 1
-    found = offline_in(tmp_path)
-    assert found["failed"] == 1 and "400" in found["first_error"]
+    result = offline_in(tmp_path)
+    assert result["failed"] == 1 and "400" in result["first_error"]
 
 
 def test_a_batch_is_written_run_and_counted(
@@ -215,11 +215,11 @@ def test_a_batch_is_written_run_and_counted(
     flags = ("--kind=batch", "--lines=40", "--n=choice:1=0.5,3=0.5")
     before = server.http.get("/v1/files").json()["data"]  # of other tests
     assert call(server.url, tmp_path, *flags, command="offline") == 0
-    found = offline_in(tmp_path)
-    assert (found["completed"], found["failed"], found["prompt_tokens"]) == (40, 0, 40 * 6)
-    assert 40 < found["samples"] < 120 and found["output_tokens"] == found["samples"] * 4
-    parts = found["upload_s"] + found["run_s"] + found["download_s"]
-    assert found["seconds"] == pytest.approx(parts)
+    result = offline_in(tmp_path)
+    assert (result["completed"], result["failed"], result["prompt_tokens"]) == (40, 0, 40 * 6)
+    assert 40 < result["samples"] < 120 and result["output_tokens"] == result["samples"] * 4
+    parts = result["upload_s"] + result["run_s"] + result["download_s"]
+    assert result["seconds"] == pytest.approx(parts)
     assert "| answered | 40 of 40 |" in capsys.readouterr().out
     assert server.http.get("/v1/files").json()["data"] == before, "nothing is left there"
 

@@ -60,20 +60,20 @@ def test_a_closed_loop_is_full_when_its_slots_are(
     virtual: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sweep(tmp_path, "--first-load=3") == 0
-    found = msgspec.json.decode((tmp_path / "sweep.json").read_bytes())
-    assert found["knee"] == SLOTS
-    assert not found["knee_may_lie_beyond"] and found["largest_good"] is None
-    most = max(point["throughput"] for point in found["points"])
+    decoded = msgspec.json.decode((tmp_path / "sweep.json").read_bytes())
+    assert decoded["knee"] == SLOTS
+    assert not decoded["knee_may_lie_beyond"] and decoded["largest_good"] is None
+    most = max(point["throughput"] for point in decoded["points"])
     assert most == pytest.approx(CAPACITY * TOKENS, rel=0.02)
     report = read_report(tmp_path)
     assert report.knee == f"concurrent {SLOTS}"
     names = [run.summary.name for run in report.runs]
-    assert sorted(names) == sorted(found["names"])
+    assert sorted(names) == sorted(decoded["names"])
     assert names == sorted(names, key=lambda name: float(name.split()[1]))  # by load
     printed = capsys.readouterr().out
     assert f"Knee: {SLOTS} requests under way" in printed
     assert f"report: {tmp_path / 'report.html'}" in printed
-    for folder in found["folders"]:
+    for folder in decoded["folders"]:
         assert (tmp_path / "steps" / folder / "recording.npz").exists()
 
 
@@ -82,15 +82,15 @@ def test_an_open_loop_with_objectives_finds_the_rate_that_it_can_bear(
 ) -> None:
     rates = ("--sweep=rate", "--arrivals=constant", "--first-load=40", "--max-load=80")
     assert sweep(tmp_path / "a", *rates, "--objectives=ttft<0.1", "--good-share=0.9") == 0
-    found = msgspec.json.decode((tmp_path / "a" / "sweep.json").read_bytes())
-    assert 0.8 * CAPACITY <= found["largest_good"] <= 1.05 * CAPACITY
+    decoded = msgspec.json.decode((tmp_path / "a" / "sweep.json").read_bytes())
+    assert 0.8 * CAPACITY <= decoded["largest_good"] <= 1.05 * CAPACITY
     assert "of requests meet ttft<0.1" in capsys.readouterr().out
     again = [f"--output={tmp_path / 'b'}", "--objectives=ttft<1e-9", "--fail-if=ttft_p50>1e-9"]
     assert main(["report", str(tmp_path / "a"), *again]) == 1
     printed = capsys.readouterr().out
     assert "At no load at least 90% of requests meet ttft<1e-9." in printed
     assert "FAILED at the knee: ttft_p50>1e-9" in printed
-    assert len(read_report(tmp_path / "b").runs) == len(found["points"])
+    assert len(read_report(tmp_path / "b").runs) == len(decoded["points"])
 
 
 @pytest.mark.parametrize("ending", ["the server ends", "ctrl-c", "ctrl-c between two steps"])

@@ -47,22 +47,24 @@ STEP = [
 def test_a_step_takes_what_its_kernels_take() -> None:
     rows = 64 * 128
     case = count_step(WIDTH, rows, STEP, CODE, CONFIG, TB_PER_S)
-    found = {one["name"]: one for one in case["kernels"]}
+    entries = {kernel["name"]: kernel for kernel in case["kernels"]}
     assert (case["launches"], case["launches_a_layer"]) == (8 * 3 + 5, 3)
     assert case["gaps_ns"] == pytest.approx(29 * 1000 / rows)
     # 8 rounds of 64 tiles, each as long again by an eighth: 1,024 clocks beside 8,192.
     up_ns = 2 * 4 * WIDTH**2 / 100e3 * 9 / 8
-    assert found["up"]["ns"] == pytest.approx(8 * up_ns) and found["up"]["bound"] == "processors"
+    assert (
+        entries["up"]["ns"] == pytest.approx(8 * up_ns) and entries["up"]["bound"] == "processors"
+    )
     # Two rounds.
-    assert found["down"]["ns"] == pytest.approx(8 * 2 * 4 * WIDTH**2 / 100e3)
-    assert found["mix"]["ns"] == pytest.approx(8 * 20 * WIDTH / 2e3)
-    assert found["mix"]["bound"] == "memory" and found["edit"]["ns"] == 0
-    assert found["sample, temperature 1"]["ns"] == pytest.approx(2560 / (64 * 4))
+    assert entries["down"]["ns"] == pytest.approx(8 * 2 * 4 * WIDTH**2 / 100e3)
+    assert entries["mix"]["ns"] == pytest.approx(8 * 20 * WIDTH / 2e3)
+    assert entries["mix"]["bound"] == "memory" and entries["edit"]["ns"] == 0
+    assert entries["sample, temperature 1"]["ns"] == pytest.approx(2560 / (64 * 4))
     head_ns = 2 * 8192 * WIDTH / 100e3
-    assert found["head, temperature 1"]["ns"] == pytest.approx(head_ns * 9 / 8)
-    assert found["head, top-p 0.9"]["ns"] == pytest.approx(head_ns)
+    assert entries["head, temperature 1"]["ns"] == pytest.approx(head_ns * 9 / 8)
+    assert entries["head, top-p 0.9"]["ns"] == pytest.approx(head_ns)
     ns = case["gaps_ns"] + sum(
-        one["ns"] for one in case["kernels"] if not one["name"].endswith("temperature 1")
+        kernel["ns"] for kernel in case["kernels"] if not kernel["name"].endswith("temperature 1")
     )
     assert case["tokens_per_s"]["top-p 0.9"] == pytest.approx(1e9 / ns)
 
@@ -92,7 +94,7 @@ def test_special_functions_take_longer_than_what_else_a_thread_does() -> None:
 
 def down_ns(rows: int, code: Code = CODE) -> float:
     case = count_step(WIDTH, rows, STEP, code, CONFIG, TB_PER_S)
-    (down,) = (one for one in case["kernels"] if one["name"] == "down")
+    (down,) = (kernel for kernel in case["kernels"] if kernel["name"] == "down")
     ns: float = down["ns"]
     return ns
 

@@ -103,11 +103,11 @@ def test_an_op_that_nobody_counts_is_an_error() -> None:
 
 
 def test_streams_are_measured_for_what_they_move() -> None:
-    found = measure_memory("cpu", 2, values=1_000)
-    assert [(one["stream"], one["bytes"]) for one in found] == [
+    memory = measure_memory("cpu", 2, values=1_000)
+    assert [(item["stream"], item["bytes"]) for item in memory] == [
         ("copy", 8_000),
         ("add", 12_000),
         ("read", 4_000),
     ]
-    assert all(len(one["raw"]) == 2 and max(one["raw"]) == one["gb_per_s"] for one in found)
-    assert memory_peak(found) == max(one["gb_per_s"] for one in found) > 0
+    assert all(len(item["raw"]) == 2 and max(item["raw"]) == item["gb_per_s"] for item in memory)
+    assert memory_peak(memory) == max(item["gb_per_s"] for item in memory) > 0

@@ -66,9 +66,9 @@ def test_what_is_right_and_what_is_wrong_are_told_apart(name: str, rows: int) ->
             out = round_bfloat16(written)
             outputs = [out, oracle.moments(widened(out).astype(np.float64)).astype(np.float32)]
         plain = None if op.bits is None else from_e4m3(weight.T)
-        found, expected, allowed = check_float8(name, plain, before, outputs)
-        assert found.shape == expected.shape and (found.size > 0) == (rows > 0)
-        return float((np.abs(found - expected) / allowed).max(initial=0))
+        result, expected, allowed = check_float8(name, plain, before, outputs)
+        assert result.shape == expected.shape and (result.size > 0) == (rows > 0)
+        return float((np.abs(result - expected) / allowed).max(initial=0))
 
     assert error() <= 1
     if rows:

@@ -37,7 +37,7 @@ class SomeConfig(Settings, frozen=True, forbid_unknown_fields=True):
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"sizes": ()}, r"sizes must be one or more numbers of at least 1, got \(\)"),
         ({"sizes": (3, 0)}, "sizes must be one or more"),
@@ -50,8 +50,8 @@ class SomeConfig(Settings, frozen=True, forbid_unknown_fields=True):
         ({"threads": -1}, "threads must be at least 0"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_settings_that_mean_nothing_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         SomeConfig(**fields)
 
 
@@ -69,7 +69,7 @@ def test_a_run_leaves_its_record_and_its_tables(
         flags,
         "some",
         lambda config: {"cases": [config.count]},
-        lambda record: table("a | b", (f"{one} | x" for one in record["cases"])),
+        lambda record: table("a | b", (f"{case} | x" for case in record["cases"])),
         stem="some-{0.count}",
     )
     (path,) = tmp_path.glob("*-some-7.json")
@@ -140,8 +140,8 @@ def test_one_model_alone_is_no_summary(tmp_path: Path) -> None:
     models: list[dict[str, Any]] = [{"name": name, "runs": []} for name in ("demo", "random d 512")]
     keep(tmp_path, "1-engine.json", {"date": "2026-01-01", "models": models})
     keep(tmp_path, "2-engine.json", {"date": "2026-01-02", "models": models[:1]})
-    found = newest("engine", tmp_path)
-    assert found is not None and found[0].name == "1-engine.json"
+    result = newest("engine", tmp_path)
+    assert result is not None and result[0].name == "1-engine.json"
 
 
 @pytest.mark.parametrize(("name", "shown"), [("random d 512", 2), ("random d 1024", 1)])
@@ -149,8 +149,8 @@ def test_ops_are_shown_of_one_model(name: str, shown: int, tmp_path: Path) -> No
     for at, of in ((1, "random d 512"), (2, name)):
         models = [{"name": of, "runs": [{"dtype": "float32", "ops": []}]}]
         keep(tmp_path, f"{at}-kernels.json", {"date": f"2026-01-0{at}", "models": models})
-    found = newest("kernels", tmp_path)
-    assert found is not None and found[0].name == f"{shown}-kernels.json"
+    result = newest("kernels", tmp_path)
+    assert result is not None and result[0].name == f"{shown}-kernels.json"
 
 
 def test_the_command_writes_and_checks(

@@ -124,13 +124,13 @@ def result(name: str, model: str, *points: Point, **more: Any) -> Result:
 
 def test_useful_concurrency_is_fast_enough_and_fits() -> None:
     rows = [point(1, 50), point(16, 95), point(64, 100), point(256, 91), point(1024, 89)]
-    found = result("a", "llama-512", *rows)
-    assert found.useful(0.9, 8 * 2**30) == 256
-    assert found.useful(0.9, 2**29) == 0
+    results = result("a", "llama-512", *rows)
+    assert results.useful(0.9, 8 * 2**30) == 256
+    assert results.useful(0.9, 2**29) == 0
     large = result("a", "llama-512", *rows[:3], point(256, 99, rss_bytes=9 * 2**30))
     assert large.useful(0.9, 8 * 2**30) == 64
     assert result("a", "llama-512", *rows, most=1).useful(0.9, 8 * 2**30) == 1
-    assert found.fitting(8 * 2**30) == 8192
+    assert results.fitting(8 * 2**30) == 8192
     assert result("a", "llama-512", most=256).fitting(8 * 2**30) == 256
 
 
@@ -157,10 +157,10 @@ def test_memory_and_strangers_are_those_of_the_time_that_is_asked_for() -> None:
 
 def test_a_point_over_http_is_what_the_load_test_says_of_the_whole_run() -> None:
     with ToyServer(ToyConfig(ttft_s=0.01, itl_s=0.001)) as toy:
-        found = send(toy.url, requests=3, n="1", output_tokens="4")
-        assert found.requests["usage_output_tokens"].tolist() == [4, 4, 4]
+        results = send(toy.url, requests=3, n="1", output_tokens="4")
+        assert results.requests["usage_output_tokens"].tolist() == [4, 4, 4]
         whole = send(toy.url, requests=2, n="2", output_tokens="4", stream=False)
-    run = summed_up(found)
+    run = summed_up(results)
     made = http_point(run, 3, watch_of(), 0.0, 4.0)
     assert made.tokens_per_s == run.summary.output_tokens_per_s > 0
     assert made.ttft_p99 is not None and made.ttft_p99 >= 0.01

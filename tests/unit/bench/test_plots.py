@@ -23,13 +23,15 @@ LABELS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_record_is_drawn_and_shown_once(kind: str, tmp_path: Path) -> None:
-    found = sorted(RECORDS.glob(f"*-{kind}.json"))
-    whole = [path for path in found if is_whole(json.loads(path.read_text()))]
-    record = Path(shutil.copy((whole or found)[-1], tmp_path))
+    result = sorted(RECORDS.glob(f"*-{kind}.json"))
+    whole = [path for path in result if is_whole(json.loads(path.read_text()))]
+    record = Path(shutil.copy((whole or result)[-1], tmp_path))
     known = json.loads(record.read_text())
     if kind == "peers":  # all of them take long to draw
         named = ("vllm", "srm-1024")
-        known["results"] = [one for one in known["results"] if one["name"].startswith(named)]
+        known["results"] = [
+            result for result in known["results"] if result["name"].startswith(named)
+        ]
         record.write_text(json.dumps(known))
     report, picture = record.with_suffix(".md"), record.with_suffix(".svg")
     report.write_text("A table.\n")

@@ -40,8 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def logits(folder: Path, case: Case) -> F64:
     with torch.inference_mode():
-        found: F64 = RoundedModel(folder, case)(torch.tensor(IDS)[None])[0].double().numpy()
-    return found
+        result: F64 = RoundedModel(folder, case)(torch.tensor(IDS)[None])[0].double().numpy()
+    return result
 
 
 def rounded(values: F64) -> F64:
@@ -69,8 +69,8 @@ def test_float8_is_the_channel_mixer_within_its_rounding(folder: Path) -> None:
     x = torch.randn(100, MODEL.d_model, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         exact = block.channel_mixing_layer(block.channel_norm(x.double()))
-        found = [Float8Mixer(layer, bits).run(x).double() for bits in (24, 14, 5)]
-    off = [float((one - exact).std() / exact.std()) for one in found]
+        results = [Float8Mixer(layer, bits).run(x).double() for bits in (24, 14, 5)]
+    off = [float((item - exact).std() / exact.std()) for item in results]
     assert 0.02 < off[0] < 0.06 and abs(off[1] / off[0] - 1) < 0.05 and off[2] > 1.2 * off[0]
 
 
@@ -78,8 +78,8 @@ def test_every_case_is_measured(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     record = measure(PrecisionConfig(demo_model=nowhere, random_widths=(64,)))
     (model,) = record["models"]
-    assert [one["case"] for one in model["cases"]] == list(CASES)
-    divergences = [one["kl_mean"] for one in model["cases"][:3]]
+    assert [case["case"] for case in model["cases"]] == list(CASES)
+    divergences = [case["kl_mean"] for case in model["cases"][:3]]
     assert divergences == sorted(divergences)
     assert divergences[0] < 1e-9 and divergences[1] > 1e-5
     assert sum(line.startswith("| float8") for line in markdown(record)) == 2

@@ -39,7 +39,7 @@ def record(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_the_peak_is_the_best_of_a_dtype() -> None:
     rates = {"float32": [3.0, 5.0, 4.0], "bfloat16": [7.0, 6.0]}
-    products = [{"dtype": dtype, "gflops": g} for dtype, found in rates.items() for g in found]
+    products = [{"dtype": dtype, "gflops": g} for dtype, rate in rates.items() for g in rate]
     assert peaks(products) == {"float32": 5.0, "bfloat16": 7.0}
 
 
@@ -95,8 +95,8 @@ def test_the_host_is_a_part_of_a_step_and_of_what_the_memory_moves() -> None:
     case = {"running": 9, "rows": 9, "length": None, "schedule": 20.0, "complete": 30.0}
     case |= {"add": 0.0, "bytes_per_row": 100.0, "bytes_per_slot": 2000.0}
     step = {"model": "demo", "d_model": 256, "rows": 2048, "row_ns": 5000.0}
-    kept = record([]) | {"cases": [case], "step": step}
-    table = "\n".join(host.markdown(kept))
+    retained = record([]) | {"cases": [case], "step": step}
+    table = "\n".join(host.markdown(retained))
     assert "| 9 | in one step, going on | 20.0 | 30.0 | 50.0 | 1.00% | 2.00 | 10% | 0.0 |" in table
     assert "2,048 rows on all cores, float32, 5,000 ns a row" in table
-    assert "| 50.0 | – | 2.00 |" in "".join(host.markdown(kept | {"step": None}))
+    assert "| 50.0 | – | 2.00 |" in "".join(host.markdown(retained | {"step": None}))

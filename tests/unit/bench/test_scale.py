@@ -23,10 +23,10 @@ def test_what_is_needed_grows_with_the_gpus_and_a_token_costs_the_same(load: tup
 
 
 def test_replicas_that_are_away_cost_their_time_and_their_lines() -> None:
-    found = simulated(LOADS[-1], 20, 1000.0, CONFIG)
-    assert found["stops"] == pytest.approx(20 * 10 * 24, rel=0.05)
-    assert found["away"] == pytest.approx(1.0, rel=0.05), "each hour, for an hour"
-    assert 10 < found["most_away"] < 60
+    result = simulated(LOADS[-1], 20, 1000.0, CONFIG)
+    assert result["stops"] == pytest.approx(20 * 10 * 24, rel=0.05)
+    assert result["away"] == pytest.approx(1.0, rel=0.05), "each hour, for an hour"
+    assert 10 < result["most_away"] < 60
     once = simulated(LOADS[-1], 1, 1000.0, ScaleConfig(stops_a_day=1, days=10, running=100))
     made = 1000 * 10 * 24 * 3600
     assert once["redone"] == pytest.approx(once["stops"] * 100 * 128 / made, rel=0.1)

@@ -51,12 +51,12 @@ def lines(few: float, many: float, *, norm: bool = True, **wrong: float) -> list
 
 
 def test_the_fastest_of_those_that_are_right_is_chosen() -> None:
-    found: dict[Product, Found] = {
+    entries: dict[Product, Found] = {
         "own": lines(2.0, 4.0, norm=False, down=1.5),
         "linalg": lines(1.0, 9.0),
         "max": lines(4.0, 2.0),
     }
-    choice = tune.choose(MODEL, ROWS, found)
+    choice = tune.choose(MODEL, ROWS, entries)
     assert choice.product == "max"
     calls = 2 * (2 + 4) + 1  # of each layer two norms and four products, and a head
     assert choice.seconds == {
@@ -64,8 +64,8 @@ def test_the_fastest_of_those_that_are_right_is_chosen() -> None:
         "max": {64: 4 * calls, 4096: 2 * calls},
     }
     assert choice.left_out == {"own": "down of 64 rows is off 1.5 times as far as it may"}
-    found["own"] = lines(2.0, 4.0, norm=False)  # as the others, but without norms
-    assert tune.choose(MODEL, ROWS, found).product == "own"
+    entries["own"] = lines(2.0, 4.0, norm=False)  # as the others, but without norms
+    assert tune.choose(MODEL, ROWS, entries).product == "own"
     assert "| linalg | 13000.000 ms | 117000.000 ms |  |" in tune.shown(choice)
 
 
@@ -94,8 +94,8 @@ def test_the_engine_takes_what_was_found_for_this_gpu(
     write_random_model(tmp_path / "model", MODEL)
     settings = [f"--model={tmp_path / 'model'}", f"--cache-dir={tmp_path}", "--rows=64,4096"]
     assert tune.main(settings) == 0
-    said = capsys.readouterr().out
-    assert "| max |  |  | it crashed |" in said and "product = auto takes linalg" in said
+    out = capsys.readouterr().out
+    assert "| max |  |  | it crashed |" in out and "product = auto takes linalg" in out
 
     of = MODEL, DType.bfloat16
     assert measured_product(*of, H200, tmp_path) == "linalg"
@@ -120,7 +120,10 @@ def test_our_products_are_held_against_float64(name: str, rows: int) -> None:
     weight = widen_bfloat16(feeds.weight(width, width))
     if name == "up":
         before = feeds.normed(rows, width, width)
-        x, columns, moments = widen_bfloat16(before[0]), *(one.astype(float) for one in before[1:])
+        x, columns, moments = (
+            widen_bfloat16(before[0]),
+            *(array.astype(float) for array in before[1:]),
+        )
         mean = moments[..., 0].mean(1, keepdims=True)
         apart = SLICE * (moments[..., 0] - mean) ** 2
         variance = (moments[..., 1] + apart).sum(1, keepdims=True) / width
@@ -131,17 +134,17 @@ def test_our_products_are_held_against_float64(name: str, rows: int) -> None:
         y = widen_bfloat16(before[0]) @ weight
     else:
         before = [feeds.stored(rows, width), feeds.stored(width), feeds.stored(rows, width)]
-        x, bias, residual = (widen_bfloat16(one) for one in before)
+        x, bias, residual = (widen_bfloat16(array) for array in before)
         y = x @ weight + bias + residual
     out = round_bfloat16(y.astype(np.float32))
     wide, temperatures = widen_bfloat16(out).astype(np.float64), np.ones(rows)
-    found = oracle.slices(wide, temperatures) if name == "head" else oracle.moments(wide)
-    written = found.astype(np.float32)
+    result = oracle.slices(wide, temperatures) if name == "head" else oracle.moments(wide)
+    written = result.astype(np.float32)
     outputs: list[Array] = [out] if name == "up" else [out, written]
 
     def error() -> float:
-        found, expected, allowed = check_product(name, weight, before, outputs)
-        return float((np.abs(found - expected) / allowed).max(initial=0))
+        results, expected, allowed = check_product(name, weight, before, outputs)
+        return float((np.abs(results - expected) / allowed).max(initial=0))
 
     assert error() <= 1
     outputs[-1][:1, 0] = 0x4110 if name == "up" else 9  # the bits of 9, and a mean

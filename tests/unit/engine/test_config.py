@@ -61,15 +61,15 @@ def test_a_variable_that_is_not_read_is_no_silent_one(tmp_path: Path) -> None:
 def test_presets_are_named_without_folder_and_flag(tmp_path: Path) -> None:
     (tmp_path / "wide.toml").write_text("width = 9\ncolor = 5\n")
 
-    def of(*argv: str) -> Drawer:
+    def load_drawer(*argv: str) -> Drawer:
         return build(Drawer, read_settings((Drawer,), list(argv), Command(presets=tmp_path), {}))
 
-    assert of() == Drawer()
-    assert of("wide") == of("--config=wide") == Drawer(9, color="5")
-    assert of("--color=red", "wide", "--shelves=7") == Drawer(9, (7,))
-    assert of(str(tmp_path / "wide.toml")) == of("wide")
+    assert load_drawer() == Drawer()
+    assert load_drawer("wide") == load_drawer("--config=wide") == Drawer(9, color="5")
+    assert load_drawer("--color=red", "wide", "--shelves=7") == Drawer(9, (7,))
+    assert load_drawer(str(tmp_path / "wide.toml")) == load_drawer("wide")
     with pytest.raises(ConfigError, match="no such file: narrow; and it is none of wide"):
-        of("narrow")
+        load_drawer("narrow")
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_the_string_under_a_field_is_what_help_says(capsys: pytest.CaptureFixtur
     assert field_docs(Drawer) == {"width": "How wide, in cm: 100 % of it."}
     with pytest.raises(SystemExit):
         load(Drawer, ["--help"], {})
-    said = capsys.readouterr().out
-    assert "How wide, in cm: 100 % of it. Default: 1" in said
-    assert "--shelves INT,…" in said
+    out = capsys.readouterr().out
+    assert "How wide, in cm: 100 % of it. Default: 1" in out
+    assert "--shelves INT,…" in out
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_a_container_may_have_fewer_cores(machine: Path) -> None:
     assert cores.available_cores() == 64
-    for limit, found in [("max 100000", 64), ("250000 100000", 2), ("5000 100000", 1), ("", 64)]:
+    for limit, result in [("max 100000", 64), ("250000 100000", 2), ("5000 100000", 1), ("", 64)]:
         machine.write_text(limit + "\n")
-        assert cores.available_cores() == found
+        assert cores.available_cores() == result
 
 
 @pytest.mark.parametrize(

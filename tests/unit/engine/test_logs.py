@@ -44,8 +44,8 @@ def test_a_json_line_has_the_fields_of_its_message() -> None:
 
 def test_a_text_line_ends_in_the_fields() -> None:
     made = record("answered", fields={"status": 200, "seconds": 0.5})
-    said = f" INFO {made.name}: answered status=200 seconds=0.5"
-    assert TextLines().format(made).endswith(said)
+    message = f" INFO {made.name}: answered status=200 seconds=0.5"
+    assert TextLines().format(made).endswith(message)
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
@@ -57,11 +57,11 @@ def test_lines_say_which_process_speaks(form: str) -> None:
         check=True,
         env={**os.environ, PROCESS_NAME: "engine 1%s"},
     )
-    said = done.stderr.decode()
+    decoded = done.stderr.decode()
     if form == "json":
-        assert json.loads(said)["process_name"] == "engine 1%s"
+        assert json.loads(decoded)["process_name"] == "engine 1%s"
     else:
-        assert said.endswith(" INFO [engine 1%s] root: hello\n")
+        assert decoded.endswith(" INFO [engine 1%s] root: hello\n")
 
 
 def test_configuring_sets_level_and_form() -> None:

@@ -53,11 +53,12 @@ def samples(region: Region) -> dict[str, float]:
     """What /metrics says, by name with labels."""
     text = generate_latest(Found(merged(region))).decode()
     return {
-        one.name + "".join(f" {name}={value}" for name, value in sorted(one.labels.items())): (
-            one.value
+        sample.name
+        + "".join(f" {name}={value}" for name, value in sorted(sample.labels.items())): (
+            sample.value
         )
         for family in text_string_to_metric_families(text)
-        for one in family.samples
+        for sample in family.samples
     }
 
 
@@ -83,15 +84,15 @@ def test_any_flipped_bit_of_the_memory_leaves_metrics_that_can_be_read() -> None
             assert used > 64
             for bit in range(used * 8):
                 place = start + bit // 8
-                kept = os.pread(regions[0].fd, 1, place)
-                os.pwrite(regions[0].fd, bytes([kept[0] ^ 1 << bit % 8]), place)
+                retained = os.pread(regions[0].fd, 1, place)
+                os.pwrite(regions[0].fd, bytes([retained[0] ^ 1 << bit % 8]), place)
                 samples(regions[1])
                 if bit % 61 == 0:  # it writes: the rest is as before
                     before = os.pread(regions[0].fd, used, start)
                     fill(regions[0])
                     assert samples(regions[1])
                     os.pwrite(regions[0].fd, before, start)
-                os.pwrite(regions[0].fd, kept, place)
+                os.pwrite(regions[0].fd, retained, place)
 
 
 def test_one_that_is_damaged_is_left_out_and_said_to_be(caplog: pytest.LogCaptureFixture) -> None:

@@ -90,14 +90,14 @@ asyncio.run(main())
 
 
 async def test_whoever_embeds_it_is_told_instead() -> None:
-    told: list[tuple[str, Exception]] = []
+    results: list[tuple[str, Exception]] = []
 
     async def fail() -> None:
         raise KeyError("bug")
 
     with pytest.raises(KeyError):
-        await vital(fail, "what matters", lambda *what: told.append(what))
-    assert [(name, type(error)) for name, error in told] == [("what matters", KeyError)]
+        await vital(fail, "what matters", lambda *what: results.append(what))
+    assert [(name, type(error)) for name, error in results] == [("what matters", KeyError)]
 
 
 async def test_what_a_process_can_live_without_is_begun_again(

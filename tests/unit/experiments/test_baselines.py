@@ -28,16 +28,18 @@ def test_all_models_are_trained_and_shown(run_tiny: Experiment) -> None:
     wanted += [f"{name}, equal {what}" for what in ("parameters", "time") for name in NAMES]
     assert list(results) == wanted
     for name in NAMES:
-        tried = [found[0] for case, found in results.items() if case.startswith(f"{name}, rate ")]
+        tried = [
+            outcome[0] for case, outcome in results.items() if case.startswith(f"{name}, rate ")
+        ]
         best = min(tried, key=lambda one: one["loss"])["learning_rate"]
         assert best != 1e-9  # which does nothing
-        losses = ", ".join(f"{one['learning_rate']:g}: {one['loss']:.3f}" for one in tried)
+        losses = ", ".join(f"{item['learning_rate']:g}: {item['loss']:.3f}" for item in tried)
         last = "; the best is the last that was tried on its side" if best == 2e-2 else ""
         assert f"- {name}: {losses}{last}\n" in text
         same, as_long = results[f"{name}, equal parameters"], results[f"{name}, equal time"]
         assert len(same) == len(as_long) == 2
-        assert {one["learning_rate"] for one in same + as_long} == {best}
-        assert {one["steps"] for one in same} == {2}
+        assert {item["learning_rate"] for item in same + as_long} == {best}
+        assert {item["steps"] for item in same} == {2}
         assert len(as_long[0]["training_losses"]) == as_long[0]["steps"] >= 1
         assert f"<!-- {name} -->" in picture
     assert text.count("of 6 pairs of cases stand in the paper's order") == 4
@@ -76,19 +78,21 @@ def result(loss: float, seconds: float) -> Numbers:
 
 def test_steps_of_equal_time_go_by_the_median_processor_time() -> None:
     seconds = {"SRM": [10.0, 11.0, 90.0], "Transformer": [22.0, 21.0, 23.0], "Mamba 2": [4.0] * 3}
-    results = {name: [result(3.0, one) for one in times] for name, times in seconds.items()}
+    results = {
+        name: [result(3.0, duration) for duration in times] for name, times in seconds.items()
+    }
     assert equal_time(results, 100) == {"SRM": 100, "Transformer": 50, "Mamba 2": 275}
 
 
 def test_the_page_has_both_comparisons() -> None:
     """Losses in FineMath's order at equal parameters, turned round at equal time."""
-    found = {
+    entries = {
         name: [result(loss + i / 99, 9.0) for i in range(2)] for name, loss in FINEMATH.items()
     }
     turned = {
         name: [result(-loss - i / 99, 9.0) for i in range(2)] for name, loss in FINEMATH.items()
     }
-    text = "\n".join(page({}, found, turned))
+    text = "\n".join(page({}, entries, turned))
     assert "| SRM | 8 | 1,000 | 0.006 | 100 | 9 | 1.619 ± 0.007 | 2.800 | 1.614 |" in text
     first, second = text.split("Equal processor time:")
     assert "Against FineMath: 6 of 6 pairs" in first and "Against FineWeb: 5 of 6 pairs" in first

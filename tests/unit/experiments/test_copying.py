@@ -32,9 +32,9 @@ def test_all_variants_are_trained_and_shown(run_tiny: Experiment) -> None:
     record, text, picture = run_tiny("copying", *SIZES)
     assert list(record["results"]) == [case(variant, 16, 2) for variant in VARIANTS]
     for name, results in record["results"].items():
-        assert [one["seed"] for one in results] == [0, 1]
+        assert [result["seed"] for result in results] == [0, 1]
         assert name.endswith(f" {results[0]['width']} {results[0]['copied']}")
-        assert all(0 <= one["accuracy"] <= 1 and one["loss"] > 0 for one in results)
+        assert all(0 <= result["accuracy"] <= 1 and result["loss"] > 0 for result in results)
     for variant in VARIANTS:
         assert text.count(f"\n| {variant} | ") == 2
     assert "<!-- kernel 4 16 2 -->" in picture and "chance is 0.333" in text
@@ -54,8 +54,8 @@ def test_the_second_half_is_the_target() -> None:
 def test_copying_is_learned() -> None:
     """Two ids, one token: its likeliest guess is right once it is learned, half as often before."""
     config = CopyingConfig(steps=60, rows=8, d_model=16, num_layers=1, ids=2, threads=1)
-    found = copy(config, "mixed decay", width=16, copied=1, seed=0)
-    assert found["accuracy"] == 1 and found["loss"] < 0.1
+    result = copy(config, "mixed decay", width=16, copied=1, seed=0)
+    assert result["accuracy"] == 1 and result["loss"] < 0.1
 
 
 def test_widths_share_a_length_and_lengths_a_width() -> None:
@@ -101,7 +101,7 @@ def test_the_page_sets_widths_beside_the_papers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--n-ctx=9"], "n_ctx must be even, got 9"),
         (["--widths=64,32"], "widths must be one or more numbers ≥ 1 that rise"),
@@ -111,6 +111,6 @@ def test_the_page_sets_widths_beside_the_papers() -> None:
         (["--d-model=8"], "widths and d_model must be multiples of 16, got 8"),
     ],
 )
-def test_what_cannot_be_copied_is_refused(flags: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_copied_is_refused(flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         main(["copying", *flags])

@@ -27,9 +27,9 @@ def test_each_length_is_measured_and_shown(run_tiny: Experiment) -> None:
     record, text, picture = run_tiny("forms", "--forms=chunked", "--shortest=8")
     assert list(record["results"]) == ["chunked 8", "chunked 16"]
     for results in record["results"].values():
-        assert [one["seed"] for one in results] == [0, 1]
-        assert all(one["tokens"] == 32 and len(one["seconds"]) == 2 for one in results)
-        assert all(one["bytes"] >= 0 < one["tokens_per_s"] for one in results)
+        assert [item["seed"] for item in results] == [0, 1]
+        assert all(item["tokens"] == 32 and len(item["seconds"]) == 2 for item in results)
+        assert all(item["bytes"] >= 0 < item["tokens_per_s"] for item in results)
     assert text.count("\n| chunked | ") == 2 and "| form | 8 tokens | 16 tokens |" in text
     assert "Whether ours does takes three lengths of it." in text
     assert "<!-- chunked -->" in picture
@@ -64,8 +64,8 @@ def test_the_three_forms_are_one_function() -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_can_be_measured(form: str) -> None:
     config = FormsConfig(steps=1, rows=2, n_ctx=16, shortest=8, d_model=8, num_layers=1)
-    found = measure(config, form, 8, seed=0)
-    assert found["tokens"] == 32 and len(found["seconds"]) == 1
+    results = measure(config, form, 8, seed=0)
+    assert results["tokens"] == 32 and len(results["seconds"]) == 1
 
 
 def result(seconds: float, mib: float) -> Numbers:
@@ -77,18 +77,18 @@ def test_what_may_grow_beyond_a_limit_is_not_run_and_said() -> None:
     assert is_followed(config, [result(10, 512)])
     assert not is_followed(config, [result(1, 1), result(10.1, 512)])
     assert not is_followed(config, [result(1, 1), result(10, 513)])
-    found = {
+    entries = {
         "published": {512: [result(4.0, 100)], 1_024: [result(8.0, 600)]},
         "chunked": {length: [result(2.0, 50)] for length in config.lengths},
     }
-    text = "\n".join(page(config, found))
+    text = "\n".join(page(config, entries))
     assert "| published | – | – | 1,024 | 512 | – | – |" in text.replace(" 1024 ", " 1,024 ")
     assert "Not run: published at 2,048 tokens and more. At 1,024 it took 8.0 s an update" in text
     assert "Not run: chunked" not in text
 
 
 @pytest.mark.parametrize(
-    ("most", "said"),
+    ("most", "message"),
     [
         ([10, 20, 60], "that agrees, a square adds four"),
         ([10, 20, 40], "that does not agree, a square would add four"),
@@ -96,12 +96,12 @@ def test_what_may_grow_beyond_a_limit_is_not_run_and_said() -> None:
         ([10, 20], "takes three lengths"),
     ],
 )
-def test_the_memory_of_the_published_form_is_compared(most: list[float], said: str) -> None:
-    assert said in limitation({2**place: [result(1.0, mib)] for place, mib in enumerate(most)})
+def test_the_memory_of_the_published_form_is_compared(most: list[float], message: str) -> None:
+    assert message in limitation({2**place: [result(1.0, mib)] for place, mib in enumerate(most)})
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--forms=chunked,parallel"], r"forms must be some of published, .*, got \['parallel'\]"),
         (["--most-seconds=0"], "most_seconds must be above 0, got 0"),
@@ -110,6 +110,6 @@ def test_the_memory_of_the_published_form_is_compared(most: list[float], said: s
         (["--d-model=12"], "d_model must be a multiple of 2 . num_heads = 8, got 12"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(flags: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_measured_is_refused(flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         main(["forms", *flags])

@@ -40,9 +40,9 @@ def test_all_cases_are_trained_and_shown(run_tiny: Experiment) -> None:
     entries = set()
     for case, results in record["results"].items():
         has_learned = case.startswith("retention") and not case.endswith("untrained")
-        for one in results:
-            assert ("encoder_loss" in one) == has_learned
-            entries.add(round(math.exp(one["loss"] / (1 - one["ratio"]))))
+        for result in results:
+            assert ("encoder_loss" in result) == has_learned
+            entries.add(round(math.exp(result["loss"] / (1 - result["ratio"]))))
     (vocab_size,) = entries  # of the tokenizer, which finds few merges in so little text
     assert 258 < vocab_size <= 300
     assert "<!-- capacity masked mixer -->" in picture
@@ -125,8 +125,8 @@ def test_the_page_says_what_learning_changes() -> None:
     )
     assert trained_beside_untrained(losses, "Mamba 2").endswith("by -0.251: another direction.")
     results = {
-        case: [{"loss": one, "ratio": 0.25, "processor_seconds": 3.0} for one in found]
-        for case, found in losses.items()
+        case: [{"loss": item, "ratio": 0.25, "processor_seconds": 3.0} for item in loss]
+        for case, loss in losses.items()
     }
     text = "\n".join(page(InformationConfig(), results, 4.5))
     assert "| Mamba 2 untrained | 3.550 ± 0.071 | 7.290 | 0.250 ± 0.000 | 0.193 | 3 |" in text
@@ -141,7 +141,7 @@ def test_frequencies_are_of_the_training_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--n-ctx=1"], "n_ctx must be at least 2, got 1"),
         (["--d-model=12"], "d_model must be a multiple of 8, got 12"),
@@ -149,6 +149,6 @@ def test_frequencies_are_of_the_training_text() -> None:
         (["--encoder-steps=0"], "encoder_steps must be at least 1, got 0"),
     ],
 )
-def test_what_cannot_be_told_is_refused(flags: list[str], said: str, library: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_told_is_refused(flags: list[str], message: str, library: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
         main(["information", *flags])

@@ -81,8 +81,8 @@ def test_models_are_fine_tuned_with_each_seed(run: Run) -> None:
     sizes = ["--rows=12", "--questions=2", "--samples=10", "--max-tokens=4", "--epochs=1"]
     results, page = run("finetuning", *sizes, "--batch-rows=4")
     assert [len(results[case]) for case in (BEFORE, AFTER)] == [1, 2]
-    for one in (*results[BEFORE], *results[AFTER]):
-        assert len(one["right"]) == 2 and one["samples"] == 10
+    for result in (*results[BEFORE], *results[AFTER]):
+        assert len(result["right"]) == 2 and result["samples"] == 10
     first, second = results[AFTER]
     assert len(first["training_losses"]) == 3
     assert first["training_losses"] != second["training_losses"]
@@ -96,7 +96,7 @@ def test_all_cases_of_grpo_sample_as_much(run: Run) -> None:
     results, page = run("grpo", *sizes, *few)
     cases = [f"{kind} {count}" for kind in (PLAIN, BALANCED) for count in (3, 6)]
     assert list(results) == [START, *cases] and len(results[START]) == 1
-    assert {len(one["rewards"]) for case in cases for one in results[case]} == {1}
+    assert {len(result["rewards"]) for case in cases for result in results[case]} == {1}
     assert "| plain 3 | 2 | 6 | " in page and "| plain 6 | 1 | 6 | " in page
     assert "| balanced 3 | 2 | 4 | " in page and "| balanced 6 | 1 | 4 | " in page
     assert "Here, with 6 rollouts, pass@8 goes by" in page
@@ -107,9 +107,9 @@ def test_rollouts_are_timed_by_who_samples(run: Run) -> None:
     results, page = run("rollouts", *sizes)
     assert list(results) == list(CASES)
     for case, seeds in results.items():
-        assert {one["updates"] for one in seeds} == {1} and f"\n| {case} | " in page
-        assert all(one["rollout_tokens_per_s"] > 0 for one in seeds)
-    assert all(one["overlap_share"] == 0 for one in results["torch, in turn"])
+        assert {seed["updates"] for seed in seeds} == {1} and f"\n| {case} | " in page
+        assert all(seed["rollout_tokens_per_s"] > 0 for seed in seeds)
+    assert all(result["overlap_share"] == 0 for result in results["torch, in turn"])
 
 
 def test_generated_questions_are_different_and_their_answers_right() -> None:
@@ -119,7 +119,7 @@ def test_generated_questions_are_different_and_their_answers_right() -> None:
         question = Question(row["question"], row["answer"])
         assert gsm8k_strict(row["answer"], question) == 1
         lines = re.findall(r"<<([0-9+*]+)=([0-9]+)>>", row["answer"])
-        assert len(lines) == 2 and all(eval(sum_) == int(said) for sum_, said in lines)
+        assert len(lines) == 2 and all(eval(sum_) == int(message) for sum_, message in lines)
 
 
 def test_gains_are_by_question_and_their_error_too() -> None:
@@ -134,24 +134,26 @@ def test_a_power_law_is_found_where_there_is_one() -> None:
     ks = spaced(1_000)
     rights = np.random.default_rng(0).beta(0.4, 2, 200) * 1_000
     one: Numbers = {"right": rights.astype(int).tolist(), "samples": 1_000}
-    said = law([one], 1_000)
+    message = law([one], 1_000)
     fitted = fit(ks, rates([one], ks).mean(axis=0))
     assert fitted is not None
-    assert f"a = {fitted.a:.3f} (" in said and f"b = {fitted.b:.3f} (" in said
+    assert f"a = {fitted.a:.3f} (" in message and f"b = {fitted.b:.3f} (" in message
 
 
 def test_the_paper_is_agreed_with_or_not() -> None:
     config = GRPOExperimentConfig(rollouts=(5, 50))
     gained = {"plain 50": np.array([0.1, -0.02]), "balanced 50": np.array([0.1, 0.01])}
-    said = agreement(config, gained)
-    assert said.count("(as in the paper)") == 2 and "pass@256 goes by +0.0100 balanced" in said
-    for change, said in ((0.01, "by +0.0100 plain (against the paper)"),
+    message = agreement(config, gained)
+    assert (
+        message.count("(as in the paper)") == 2 and "pass@256 goes by +0.0100 balanced" in message
+    )
+    for change, message in ((0.01, "by +0.0100 plain (against the paper)"),
                          (0.0, "by +0.0000 plain (unchanged, unlike in the paper)")):  # fmt: skip
-        assert said in agreement(config, gained | {"plain 50": np.array([0.1, change])})
+        assert message in agreement(config, gained | {"plain 50": np.array([0.1, change])})
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["finetuning", "--train=a.jsonl"], "train and evaluation must both have files"),
         (["finetuning", "--clip-norm=0"], "clip_norm must be above 0"),
@@ -167,6 +169,6 @@ def test_the_paper_is_agreed_with_or_not() -> None:
         (["rollouts", "--group-size=51"], "group_size must be 0 or 2 … 50"),
     ],
 )
-def test_what_cannot_be_learned_is_refused(argv: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_learned_is_refused(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         main(argv)

@@ -21,10 +21,10 @@ from tests.unit.experiments.conftest import Experiment
 def test_all_cases_are_trained_once_and_shown(run_tiny: Experiment) -> None:
     record, text, picture = run_tiny("mixers", "--num-heads=2", "--max-vocab-size=300")
     assert set(record["results"]) == set(CASES)
-    for case, (one, other) in record["results"].items():
-        assert (one["seed"], other["seed"]) == (0, 1)
-        assert one["loss"] != other["loss"] and len(one["training_losses"]) == 2
-        assert f"\n| {case} | {one['parameters']:,} | " in text
+    for case, (item, other) in record["results"].items():
+        assert (item["seed"], other["seed"]) == (0, 1)
+        assert item["loss"] != other["loss"] and len(item["training_losses"]) == 2
+        assert f"\n| {case} | {item['parameters']:,} | " in text
     for case, loss in PAPER.items():
         assert f" | {loss:.3f} | " in text and f"<!-- {case} -->" in picture
     assert "of 45 pairs of cases stand in the paper's order" in text
@@ -68,7 +68,7 @@ def test_held_out_files_are_not_trained_on(library: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         ([], "experiments are mixers"),
         (["mixer"], "experiments are mixers"),
@@ -87,8 +87,8 @@ def test_held_out_files_are_not_trained_on(library: Path) -> None:
         (["baselines", "--learning-rates=1e-3,0"], "learning_rates must be above 0"),
     ],
 )
-def test_what_cannot_be_run_is_refused(argv: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_cannot_be_run_is_refused(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         main(argv)
 
 
@@ -102,7 +102,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_any_work(
     places = {"results": tmp_path / "results", "output": tmp_path / "out"}
     places[setting] = tmp_path / "file" / "folder"
     with pytest.raises(ConfigError, match=f"{setting}: .*: Not a directory"):
-        main([name, *(f"--{one}={folder}" for one, folder in places.items())])
+        main([name, *(f"--{key}={folder}" for key, folder in places.items())])
 
 
 def test_an_interrupted_experiment_says_that_it_goes_on(tmp_path: Path) -> None:

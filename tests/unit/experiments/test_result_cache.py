@@ -16,8 +16,8 @@ def never() -> Numbers:
 
 def test_a_result_is_measured_once_and_read_as_it_was(tmp_path: Path) -> None:
     path, about = tmp_path / "new" / "row-0.json", {"seeds": (0, 1), "steps": 3}
-    found = cached(path, about, lambda: {"loss": 0.1 + 0.2, "parts": (1, 2)})
-    assert found == {"loss": 0.1 + 0.2, "parts": [1, 2]} == cached(path, about, never)
+    result = cached(path, about, lambda: {"loss": 0.1 + 0.2, "parts": (1, 2)})
+    assert result == {"loss": 0.1 + 0.2, "parts": [1, 2]} == cached(path, about, never)
 
 
 def test_a_result_of_other_settings_is_refused(tmp_path: Path) -> None:
@@ -31,12 +31,12 @@ def test_a_result_of_other_settings_is_refused(tmp_path: Path) -> None:
 
 def test_no_changed_byte_is_read_as_another_result(tmp_path: Path) -> None:
     path, about = tmp_path / "row-0.json", {"steps": 3}
-    found = cached(path, about, lambda: {"loss": 1.25})
+    result = cached(path, about, lambda: {"loss": 1.25})
     whole = path.read_bytes()
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         try:
-            assert cached(path, about, never) == found  # what changed was a blank
+            assert cached(path, about, never) == result  # what changed was a blank
         except ConfigError as error:
             assert str(path) in str(error)
     path.write_bytes(whole[:-9])

@@ -35,13 +35,13 @@ def test_arrays_land_where_the_package_puts_single_values(values: list[tuple[int
 @pytest.mark.parametrize("scale", [1e-5, 1e-3, 1.0, 100.0])
 def test_percentiles_are_within_a_thousandth_and_a_unit_of_numpys(scale: float) -> None:
     times = np.random.default_rng(7).lognormal(0, 1.5, 100_001) * scale
-    found = Histogram(times).distribution()
+    result = Histogram(times).distribution()
     for name, percent in PERCENTILES.items():
         wanted = np.percentile(times, percent, method="closest_observation")
-        assert abs(getattr(found, name) - wanted) <= 1e-3 * wanted + 1e-6
-    assert found.mean == pytest.approx(times.mean())
-    assert found.std == pytest.approx(times.std())
-    assert (found.min, found.max) == (times.min(), times.max())
+        assert abs(getattr(result, name) - wanted) <= 1e-3 * wanted + 1e-6
+    assert result.mean == pytest.approx(times.mean())
+    assert result.std == pytest.approx(times.std())
+    assert (result.min, result.max) == (times.min(), times.max())
 
 
 def test_buckets_are_narrow_and_hold_all_that_was_recorded() -> None:
@@ -56,11 +56,11 @@ def test_buckets_are_narrow_and_hold_all_that_was_recorded() -> None:
 
 
 def test_percentiles_lie_within_the_extremes() -> None:
-    found = recorded(5.1234567).distribution()
-    assert {getattr(found, name) for name in (*PERCENTILES, "min", "max")} == {5.1234567}
-    assert found.std == 0
-    found = recorded(-0.5, 0.0, 0.0).distribution()  # in the buckets, a time below 0 is 0
-    assert (found.min, found.p50, found.max) == (-0.5, 0.0, 0.0)
+    result = recorded(5.1234567).distribution()
+    assert {getattr(result, name) for name in (*PERCENTILES, "min", "max")} == {5.1234567}
+    assert result.std == 0
+    result = recorded(-0.5, 0.0, 0.0).distribution()  # in the buckets, a time below 0 is 0
+    assert (result.min, result.p50, result.max) == (-0.5, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("time", [LONGEST_S * 1.01, float("nan"), float("inf")])

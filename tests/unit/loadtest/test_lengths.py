@@ -20,12 +20,12 @@ GRID = ((np.arange(100_000) + 0.5) / 100_000).tolist()
 MANY = '7\n\n2.6\n{"output_tokens": 100, "prompt_tokens": 5}\n7\n'
 
 
-def of(text: str) -> Lengths:
+def parse_lengths(text: str) -> Lengths:
     return parse(text, "output_tokens")
 
 
 def values(text: str) -> np.ndarray:
-    return np.array([of(text).at(share) for share in GRID])
+    return np.array([parse_lengths(text).at(share) for share in GRID])
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,9 @@ def test_each_number_is_as_often_as_it_should_be(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("lengths.jsonl").write_text(MANY)
-    found = of(text)
-    assert Counter(map(found.at, GRID)) == counts
-    assert found.smallest == min(counts)
+    result = parse_lengths(text)
+    assert Counter(map(result.at, GRID)) == counts
+    assert result.smallest == min(counts)
 
 
 @pytest.mark.parametrize(
@@ -58,18 +58,18 @@ def test_each_number_is_as_often_as_it_should_be(
 def test_normal_and_lognormal_have_their_mean_and_their_quantiles(
     text: str, middle: float, mean: float, share: float, quantile: float
 ) -> None:
-    found = values(text)
-    assert np.median(found) == middle
-    assert found.mean() == pytest.approx(mean, rel=0.001)
-    assert of(text).at(share) == round(quantile)
+    result = values(text)
+    assert np.median(result) == middle
+    assert result.mean() == pytest.approx(mean, rel=0.001)
+    assert parse_lengths(text).at(share) == round(quantile)
 
 
 def test_bounds_hold() -> None:
-    found = values("lognormal:128,1,min=100,max=200")
-    assert (found.min(), found.max()) == (100, 200)
-    assert of("lognormal:128,1,min=100").smallest == 100
-    assert of("uniform:5,9,min=7").smallest == values("uniform:5,9,min=7").min() == 7
-    assert of("uniform:5,9,max=3").smallest == values("uniform:5,9,max=3").max() == 3
+    result = values("lognormal:128,1,min=100,max=200")
+    assert (result.min(), result.max()) == (100, 200)
+    assert parse_lengths("lognormal:128,1,min=100").smallest == 100
+    assert parse_lengths("uniform:5,9,min=7").smallest == values("uniform:5,9,min=7").min() == 7
+    assert parse_lengths("uniform:5,9,max=3").smallest == values("uniform:5,9,max=3").max() == 3
     assert values("normal:3,10").min() == 1
 
 
@@ -83,10 +83,10 @@ TEXTS = st.one_of(
 
 @given(text=TEXTS, shares=st.lists(st.floats(2**-54, 1 - 2**-53), min_size=2))
 def test_quantiles_are_lengths_and_never_fall(text: str, shares: list[float]) -> None:
-    found = [of(text).at(share) for share in sorted(shares)]
-    assert found == sorted(found)
-    assert of(text).smallest <= found[0] and found[-1] <= LONGEST
-    assert all(type(one) is int for one in found)
+    results = [parse_lengths(text).at(share) for share in sorted(shares)]
+    assert results == sorted(results)
+    assert parse_lengths(text).smallest <= results[0] and results[-1] <= LONGEST
+    assert all(type(item) is int for item in results)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_quantiles_are_lengths_and_never_fall(text: str, shares: list[float]) ->
     choice:1=0 choice:0=1 choice:1=-1,2=5 choice:1=inf gamma:1,2""".split(),
 )
 def test_what_is_no_distribution_is_refused_by_name(text: str) -> None:
-    with pytest.raises(ValueError) as found:
+    with pytest.raises(ValueError) as raises:
         check(text, "n")
-    message = str(found.value)
+    message = str(raises.value)
     assert "n " in message and repr(text) in message and ALLOWED in message
 
 
@@ -123,4 +123,4 @@ def test_a_bad_file_is_named_but_not_opened_to_check_the_text(
         file.write_text(content)
     check(f"file:{file}", "output_tokens")
     with pytest.raises(ConfigError, match=message):
-        of(f"file:{file}")
+        parse_lengths(f"file:{file}")

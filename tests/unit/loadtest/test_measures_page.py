@@ -47,7 +47,7 @@ def test_every_objective_and_comparison_is_there_and_examples_are_some() -> None
 
     text = SECTIONS["Conditions"]
     assert set(COMPARISONS) <= set(re.findall(r"`([<>=]+)`", text))
-    examples = [one for many in re.findall(r"`(\w+[<>][^`]+)`", text) for one in many.split(",")]
+    examples = [part for many in re.findall(r"`(\w+[<>][^`]+)`", text) for part in many.split(",")]
     assert len(examples) == 2
     names = set(re.findall(r"`(\w+)`", text))
     assert set(DISTRIBUTIONS) <= names

@@ -48,13 +48,13 @@ def p99(value: float) -> Distribution:
     ],
 )
 def test_objectives(text: str, parts: tuple[str, str], limit: float) -> None:
-    found = parse(text)
-    assert (found.name, found.comparison) == parts
-    assert found.limit == pytest.approx(limit)
+    result = parse(text)
+    assert (result.name, result.comparison) == parts
+    assert result.limit == pytest.approx(limit)
 
 
 @pytest.mark.parametrize(
-    ("kind", "said", "texts"),
+    ("kind", "message", "texts"),
     [
         ("objective", "is not a name, one of < <= > >=, and a number",
          "ttft ttft< ttft<fast ttft<1.2.3 ttft<-1 ttft<nan ttft=1 ttft<5m ttft<1,tpot<1"),
@@ -66,11 +66,11 @@ def test_objectives(text: str, parts: tuple[str, str], limit: float) -> None:
         ("condition", "is not a name", "errors!=0"),
     ],
 )  # fmt: skip
-def test_what_is_no_objective_or_condition(kind: str, said: str, texts: str) -> None:
+def test_what_is_no_objective_or_condition(kind: str, message: str, texts: str) -> None:
     for text in texts.split():
         with pytest.raises(ConfigError, match=f"^{kind} ") as error:
             parse(text) if kind == "objective" else check(summary(), [text])
-        assert said in error.value.message
+        assert message in error.value.message
         assert repr(text) in error.value.message
 
 
@@ -103,8 +103,8 @@ def test_what_is_no_objective_or_condition(kind: str, said: str, texts: str) -> 
 def test_conditions_hold_too_for_what_was_not_measured(
     text: str, fields: dict[str, object], held: str
 ) -> None:
-    found = "".join(check(summary(**fields), [text]))
-    assert found == "" if not held else found.startswith(f"{text}: ") and found.endswith(held)
+    joined = "".join(check(summary(**fields), [text]))
+    assert joined == "" if not held else joined.startswith(f"{text}: ") and joined.endswith(held)
 
 
 def test_every_name_is_one_of_the_summary() -> None:

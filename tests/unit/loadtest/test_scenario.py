@@ -28,8 +28,8 @@ def table(heading: str) -> list[str]:
 
 
 def block(info: str) -> str:
-    (found,) = re.findall(rf"^```{info}\n(.*?)^```$", PAGE, re.M | re.S)
-    return str(found)
+    (result,) = re.findall(rf"^```{info}\n(.*?)^```$", PAGE, re.M | re.S)
+    return str(result)
 
 
 def scenario(tmp_path: Path, text: str, *argv: str) -> Scenario:
@@ -42,26 +42,26 @@ def test_flags_beat_the_environment_which_beats_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert read([], "srm loadtest run") == Scenario()
-    found = scenario(tmp_path, 'prompt_tokens = 64\nn = 8\nobjectives = ["ttft<1", "e2e<9"]\n')
-    assert found == Scenario(prompt_tokens="64", n="8", objectives=("ttft<1", "e2e<9"))
+    result = scenario(tmp_path, 'prompt_tokens = 64\nn = 8\nobjectives = ["ttft<1", "e2e<9"]\n')
+    assert result == Scenario(prompt_tokens="64", n="8", objectives=("ttft<1", "e2e<9"))
     file = str(tmp_path / "scenario.toml")  # it may stand behind flags, or be one
     for argv in (["--requests", "4", file], ["--requests=4", "--config", file]):
-        assert read(argv, "srm") == msgspec.structs.replace(found, requests=4)
+        assert read(argv, "srm") == msgspec.structs.replace(result, requests=4)
     monkeypatch.setenv("SRM_OUTPUT", "2")
     monkeypatch.setenv("SRM_URL", "http://2")
     text = 'output = "1"\nurl = "http://1"\nconcurrency = 1\n'
-    found = scenario(tmp_path, text, "--url", "http://3")
-    assert found == Scenario(concurrency=1, output=Path("2"), url="http://3")
+    result = scenario(tmp_path, text, "--url", "http://3")
+    assert result == Scenario(concurrency=1, output=Path("2"), url="http://3")
 
 
 @pytest.mark.parametrize("name", READY_MADE)
 def test_ready_made_scenarios_make_requests(name: str) -> None:
-    found = read([name], "srm loadtest run")
-    assert found != Scenario()
-    asked = Workload(found).request(0)
+    content = read([name], "srm loadtest run")
+    assert content != Scenario()
+    asked = Workload(content).request(0)
     assert asked.n >= 1 and asked.prompt_tokens >= 1
-    assert not found.open_loop or len(arrivals.times(found)) > 50
-    assert read([name, "--seed=9"], "srm loadtest run") == msgspec.structs.replace(found, seed=9)
+    assert not content.open_loop or len(arrivals.times(content)) > 50
+    assert read([name, "--seed=9"], "srm loadtest run") == msgspec.structs.replace(content, seed=9)
 
 
 def test_a_file_comes_before_a_ready_made_scenario(
@@ -145,14 +145,14 @@ def test_the_page_lists_what_there_is_and_its_examples_are_read(
     middles = [lengths.parse(example, "n").at(0.5) for example in examples]
     assert middles == [128, 136, 128, 128, 128, 1, 9]
 
-    found = scenario(tmp_path, block("toml scenario"))
-    assert (found.arrivals, found.rate, found.output_tokens) == ("poisson", 20, "128")
-    assert 1000 < len(arrivals.times(found)) < 1400
+    result = scenario(tmp_path, block("toml scenario"))
+    assert (result.arrivals, result.rate, result.output_tokens) == ("poisson", 20, "128")
+    assert 1000 < len(arrivals.times(result)) < 1400
 
     Path("prompts.jsonl").write_text(block("jsonl prompts"))
     workload = Workload(Scenario(prompts=Path("prompts.jsonl")))
     assert {workload.request(index).n for index in range(2)} == {1, 8}
     TRACE.write_text(block("jsonl trace"))
-    found = Scenario(arrivals="trace", trace=TRACE, duration_s=0)
-    assert arrivals.times(found).tolist() == [0, 0.7]
-    assert [Workload(found).request(index).prompt_tokens for index in range(2)] == [600, 700]
+    result = Scenario(arrivals="trace", trace=TRACE, duration_s=0)
+    assert arrivals.times(result).tolist() == [0, 0.7]
+    assert [Workload(result).request(index).prompt_tokens for index in range(2)] == [600, 700]

@@ -69,8 +69,8 @@ def test_a_model_has_the_parameters_that_its_shape_says(name: str) -> None:
         "mamba 2": d
         + 2 * (d + d * (inner + convolved + heads) + 5 * convolved + 3 * heads + inner + inner * d),
     }
-    found = sum(parameter.numel() for parameter in models()[name].parameters())
-    assert found == expected[name] + 2 * v * d
+    total = sum(parameter.numel() for parameter in models()[name].parameters())
+    assert total == expected[name] + 2 * v * d
 
 
 class FewTexts:
@@ -92,14 +92,17 @@ def test_the_training_loop_trains_it(name: str, tmp_path: Path) -> None:
     assert run.losses.steps[0] > math.log(VOCAB) - 0.3
     assert run.losses.steps[-1] < 2
     model(random_ids()).square().mean().backward()
-    assert all(one.grad is not None and one.grad.abs().sum() > 0 for one in model.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.abs().sum() > 0
+        for parameter in model.parameters()
+    )
 
 
 def test_a_product_of_rotated_vectors_depends_on_their_gap_alone() -> None:
     query, key = torch.randn(
         2, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
-    both = (rotated(one.expand(20, 8)) for one in (query, key))
+    both = (rotated(item.expand(20, 8)) for item in (query, key))
     products = torch.einsum("te,se->ts", *both)
     for gap in (0, 3, 11):
         along = products.diagonal(-gap)
@@ -142,22 +145,22 @@ def test_the_scan_is_its_recurrence(chunk: int) -> None:
         state = rate[:, t].exp()[..., None, None] * state
         state = state + b[:, t, None, :, None] * x[:, t, :, None]
         expected.append(torch.einsum("bn,bhne->bhe", c[:, t], state))
-    found, wanted = scan(x, rate, b, c, chunk), torch.stack(expected, 1)
-    torch.testing.assert_close(found, wanted)
-    both = [torch.autograd.grad(one.square().sum(), (x, rate, b, c)) for one in (found, wanted)]
+    result, wanted = scan(x, rate, b, c, chunk), torch.stack(expected, 1)
+    torch.testing.assert_close(result, wanted)
+    both = [torch.autograd.grad(item.square().sum(), (x, rate, b, c)) for item in (result, wanted)]
     for gradient, other in zip(*both, strict=True):
         torch.testing.assert_close(gradient, other)
 
 
 @pytest.mark.parametrize(
-    ("shape", "said"),
+    ("shape", "message"),
     [
         (lambda: TransformerShape(24, 2, 8, 40, VOCAB), "d_model must be a multiple of 2"),
         (lambda: MaskedMixerShape(24, 2, 5, LENGTH, VOCAB), "num_heads = 5 must divide d_model"),
         (lambda: Mamba2Shape(24, 2, 5, 4, VOCAB), "num_heads = 5 must divide 2"),
     ],
 )
-def test_heads_that_do_not_fit_are_refused(shape: object, said: str) -> None:
+def test_heads_that_do_not_fit_are_refused(shape: object, message: str) -> None:
     assert callable(shape)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         shape()

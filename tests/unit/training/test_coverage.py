@@ -31,12 +31,12 @@ def test_pass_at_k_equals_the_share_of_subsets_with_a_right_sample(samples: int)
 def test_the_table_is_of_the_exact_numbers() -> None:
     ks = spaced(10_000)
     assert (ks[0], ks[-1], len(ks)) == (1, 10_000, len(set(ks)))
-    tallies = [Tally(10_000, right) for right in (0, 1, 7, 4_321, 9_999, 10_000)]
+    counts = [Tally(10_000, right) for right in (0, 1, 7, 4_321, 9_999, 10_000)]
     expected = [
-        [1 - math.comb(one.drawn - one.right, k) / math.comb(one.drawn, k) for k in ks]
-        for one in tallies
+        [1 - math.comb(count.drawn - count.right, k) / math.comb(count.drawn, k) for k in ks]
+        for count in counts
     ]
-    np.testing.assert_allclose(pass_table(tallies, ks), expected, atol=1e-9, rtol=0)
+    np.testing.assert_allclose(pass_table(counts, ks), expected, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("enough", [1, 2, 3])
@@ -44,15 +44,15 @@ def test_the_table_is_of_the_exact_numbers() -> None:
 def test_estimates_are_unbiased_when_drawing_ends_early(enough: int, rate: float) -> None:
     """Summed over all that six draws can be: the formulas of docs/many-samples.md, both of them."""
     samples, ks = 6, [1, 2, 3, 6]
-    tallies, chances = [], []
+    counts, chances = [], []
     for draws in product([False, True], repeat=samples):
-        chances.append(np.prod([rate if one else 1 - rate for one in draws]))
+        chances.append(np.prod([rate if draw else 1 - rate for draw in draws]))
         places = [place for place, is_right in enumerate(draws, 1) if is_right]
         is_until = len(places) >= enough
         drawn = places[enough - 1] if is_until else samples
-        tallies.append(Tally(drawn, min(len(places), enough), is_until))
-    found = np.array(chances) @ pass_table(tallies, ks)
-    np.testing.assert_allclose(found, [1 - (1 - rate) ** k for k in ks], atol=1e-12)
+        counts.append(Tally(drawn, min(len(places), enough), is_until))
+    result = np.array(chances) @ pass_table(counts, ks)
+    np.testing.assert_allclose(result, [1 - (1 - rate) ** k for k in ks], atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -74,24 +74,24 @@ def test_intervals_have_the_spread_that_they_claim() -> None:
     """Of pass@1 over many problems both spreads are known."""
     random = np.random.default_rng(1)
     rates, samples = random.beta(2, 3, 400), 50
-    tallies = [Tally(samples, int(one)) for one in random.binomial(samples, rates)]
-    table = pass_table(tallies, [1])
+    counts = [Tally(samples, int(item)) for item in random.binomial(samples, rates)]
+    table = pass_table(counts, [1])
     (low, high), *_ = intervals(resampled_means(table, 4_000, 0))
     assert high - low == pytest.approx(2 * 1.96 * table.std() / 400**0.5, rel=0.05)
     assert low < table.mean() < high
-    found = table[:, 0]
-    own = (found * (1 - found) / samples).mean() ** 0.5 / 400**0.5
-    (low, high), *_ = intervals(redrawn_means(tallies, samples, [1], 2_000, 0))
+    result = table[:, 0]
+    own = (result * (1 - result) / samples).mean() ** 0.5 / 400**0.5
+    (low, high), *_ = intervals(redrawn_means(counts, samples, [1], 2_000, 0))
     assert high - low == pytest.approx(2 * 1.96 * own, rel=0.08)
-    same = redrawn_means(tallies, samples, [1], 20, 0)
-    np.testing.assert_array_equal(same, redrawn_means(tallies, samples, [1], 20, 0))
-    assert (same != redrawn_means(tallies, samples, [1], 20, 1)).any()
+    same = redrawn_means(counts, samples, [1], 20, 0)
+    np.testing.assert_array_equal(same, redrawn_means(counts, samples, [1], 20, 0))
+    assert (same != redrawn_means(counts, samples, [1], 20, 1)).any()
 
 
 def test_samples_are_drawn_again_as_they_were_drawn() -> None:
     """Until ten are right: its mean is the truth, its spread that of the negative binomial."""
-    tallies = [Tally(40, 10, is_until=True), Tally(1_000, 0)]
-    means = redrawn_means(tallies, 1_000, [1], 2_000, 0)[:, 0]
+    counts = [Tally(40, 10, is_until=True), Tally(1_000, 0)]
+    means = redrawn_means(counts, 1_000, [1], 2_000, 0)[:, 0]
     assert means.mean() == pytest.approx(0.25 / 2, rel=0.02)
     relative = means.std() / means.mean()
     assert relative == pytest.approx((0.75 / 8) ** 0.5, rel=0.1)  # of (m - 1) / (N - 1)
@@ -100,8 +100,8 @@ def test_samples_are_drawn_again_as_they_were_drawn() -> None:
 def test_a_power_law_is_found_again() -> None:
     ks = spaced(10_000)
     for law in (PowerLaw(-2.0, -0.3), PowerLaw(-0.6, -0.9), PowerLaw(-5.0, -0.1)):
-        found = fit(ks, law.coverage(ks))
-        assert found == pytest.approx(law, rel=1e-6)
+        result = fit(ks, law.coverage(ks))
+        assert result == pytest.approx(law, rel=1e-6)
         assert fit(ks, law.coverage(ks), PowerLaw(-1.0, -0.5)) == pytest.approx(law, rel=1e-6)
 
 

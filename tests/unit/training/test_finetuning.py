@@ -23,7 +23,7 @@ from loadtest.records import ROOT
 from server.text.text import Text
 from training.checkpoint import load_model, save_model
 from training.data import IGNORED
-from training.finetuning.conversations import Chats, Told, read
+from training.finetuning.conversations import Chats, RowText, read
 from training.finetuning.examples import ExampleBatches, encode, in_order, with_shots
 from training.finetuning.sft import SFTConfig, prepared, sft
 from training.loop import Schedule
@@ -70,7 +70,7 @@ def settings(base: Path, folder: Path, *rows: dict[str, Any], **changes: Any) ->
     return SFTConfig(model=base, output=folder / "run", train=(train,), **wanted)
 
 
-def told(base: Path, path: Path) -> list[Told]:
+def read_rows(base: Path, path: Path) -> list[RowText]:
     return read([path], "train", Chats(base, Text(base).special_tokens))
 
 
@@ -78,10 +78,12 @@ def test_each_form_is_told_apart_and_its_second_half_marked(base: Path, tmp_path
     table = {"question": ["1?", None], "answer": ["one", None], "prompt": [None, "p"],
              "completion": [None, "c"]}  # fmt: skip
     parquet.write_table(pa.table(table), tmp_path / "some.parquet")
-    first, second = told(base, tmp_path / "some.parquet")
+    first, second = read_rows(base, tmp_path / "some.parquet")
     assert first.pieces == (("Question: 1?\nAnswer:", False), (" one", True))
     assert second.pieces == (("p", False), ("c", True))
-    (chat,) = told(base, lines(tmp_path / "chat.jsonl", {"messages": CHAT, "prompt": "ignored"}))
+    (chat,) = read_rows(
+        base, lines(tmp_path / "chat.jsonl", {"messages": CHAT, "prompt": "ignored"})
+    )
     assert [piece.text for piece in chat.pieces if piece.is_target] == [f" 2{END}", f" 4 é{END}"]
     assert "".join(piece.text for piece in chat.pieces) == (
         f"{BEGIN}System: Be brief.\nQuestion: What is 1 + 1?\nAnswer: 2{END}"
@@ -93,7 +95,7 @@ def test_tokens_are_those_the_server_makes_and_end_with_the_end_token(
     base: Path, tmp_path: Path
 ) -> None:
     text = Text(base)
-    rows = told(base, lines(tmp_path / "a.jsonl", {"messages": CHAT}, PAIRS[9]))
+    rows = read_rows(base, lines(tmp_path / "a.jsonl", {"messages": CHAT}, PAIRS[9]))
     chat, pair = encode(rows, text)
     whole = "".join(piece.text for piece in rows[0].pieces)
     assert chat.ids.tobytes() == text.encode([whole], adds_special=False)[0]
@@ -112,7 +114,7 @@ def test_tokens_are_those_the_server_makes_and_end_with_the_end_token(
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"prompt": "a", "answer": "b"}, r":2: a row must have .*; it has answer, prompt$"),
         ({"prompt": "a", "completion": None}, r":2: a row must have .*; it has prompt$"),
@@ -130,24 +132,24 @@ def test_tokens_are_those_the_server_makes_and_end_with_the_end_token(
     ],
 )
 def test_a_row_of_no_form_is_named(
-    base: Path, tmp_path: Path, row: dict[str, Any], said: str
+    base: Path, tmp_path: Path, row: dict[str, Any], message: str
 ) -> None:
     path = lines(tmp_path / "rows.jsonl", PAIRS[0], row)
-    with pytest.raises(ConfigError, match=f"train: .*rows.jsonl{said}"):
-        told(base, path)
+    with pytest.raises(ConfigError, match=f"train: .*rows.jsonl{message}"):
+        read_rows(base, path)
 
 
 def test_files_without_rows_of_ours_are_refused(base: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train: .*none\.jsonl has no row"):
-        told(base, lines(tmp_path / "none.jsonl"))
+        read_rows(base, lines(tmp_path / "none.jsonl"))
     with pytest.raises(ConfigError, match=r"train: .*x\.csv must be a file \.jsonl or \.parquet"):
-        told(base, tmp_path / "x.csv")
+        read_rows(base, tmp_path / "x.csv")
     with pytest.raises(ConfigError, match=r"train: .*gone\.jsonl: No such file"):
-        told(base, tmp_path / "gone.jsonl")
+        read_rows(base, tmp_path / "gone.jsonl")
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         (None, "the chat template: .* has none, so messages cannot be read"),
         ("{{ messages | length }}", "it writes what comes before the end of messages\\[2\\]"),
@@ -155,17 +157,17 @@ def test_files_without_rows_of_ours_are_refused(base: Path, tmp_path: Path) -> N
     ],
 )
 def test_templates_that_cannot_be_used_are_refused(
-    base: Path, tmp_path: Path, template: str | None, said: str
+    base: Path, tmp_path: Path, template: str | None, message: str
 ) -> None:
     if template is not None:
         (tmp_path / "chat_template.jinja").write_text(template)
     path = lines(tmp_path / "a.jsonl", {"messages": CHAT})
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         read([path], "train", Chats(tmp_path, {}))
 
 
 def test_shots_are_other_rows_drawn_with_the_seed(base: Path, tmp_path: Path) -> None:
-    rows = told(base, lines(tmp_path / "a.jsonl", *PAIRS[:5]))
+    rows = read_rows(base, lines(tmp_path / "a.jsonl", *PAIRS[:5]))
     own = ["".join(piece.text for piece in row.pieces) for row in rows]
     drawn = with_shots(rows, rows, 4, 1, "train")
     for row, before, text in zip(drawn, rows, own, strict=True):
@@ -173,11 +175,11 @@ def test_shots_are_other_rows_drawn_with_the_seed(base: Path, tmp_path: Path) ->
         assert sorted([*shots, text]) == sorted(own)
         assert (prompt, row.pieces[1:]) == (before.pieces[0].text, before.pieces[1:])
     assert drawn == with_shots(rows, rows, 4, 1, "train") != with_shots(rows, rows, 4, 2, "train")
-    (other,) = with_shots(told(base, lines(tmp_path / "b.jsonl", PAIRS[60])), rows, 2, 1, "x")
+    (other,) = with_shots(read_rows(base, lines(tmp_path / "b.jsonl", PAIRS[60])), rows, 2, 1, "x")
     assert set(other.pieces[0].text.split("\n\n")[:2]) < set(own)
     with pytest.raises(ConfigError, match="shots must be less than the 5 rows of train, got 5"):
         with_shots(rows, rows, 5, 1, "train")
-    chats = told(base, lines(tmp_path / "c.jsonl", {"messages": CHAT}, {"messages": CHAT}))
+    chats = read_rows(base, lines(tmp_path / "c.jsonl", {"messages": CHAT}, {"messages": CHAT}))
     with pytest.raises(ConfigError, match="shots must be 0 where rows of train have messages"):
         with_shots(chats, chats, 1, 1, "train")
 
@@ -187,29 +189,29 @@ def test_rows_are_held_back_and_those_too_long_left_out(base: Path, tmp_path: Pa
     config = settings(base, tmp_path, *rows, evaluation_share=0.25)
     data = prepared(config, Text(base))
     assert (len(data.train) + len(data.evaluation), data.left_out) == (19, 1)
-    ids = [one.ids.tobytes() for one in (*data.train, *data.evaluation)]
+    ids = [item.ids.tobytes() for item in (*data.train, *data.evaluation)]
     assert len(set(ids)) == 19 and len(data.evaluation) in {4, 5}
     other = prepared(msgspec.structs.replace(config, seed=1), Text(base))
-    assert {one.ids.tobytes() for one in other.evaluation} != set(ids[-len(data.evaluation) :])
-    for changes, said in (
+    assert {path.ids.tobytes() for path in other.evaluation} != set(ids[-len(data.evaluation) :])
+    for changes, message in (
         ({"max_length": 3}, r"train: every row is longer than max_length = 3 tokens; the shortest"),
         ({"max_length": 49}, "max_length must be at most the model's context of 48 tokens, got 49"),
         ({"evaluation_share": 0.99}, "evaluation_share = 0.99 holds back 20 of 20 rows"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             prepared(msgspec.structs.replace(config, **changes), Text(base))
 
 
 def test_an_epoch_has_each_row_once_though_batches_lie_in_two(base: Path, tmp_path: Path) -> None:
-    examples = encode(told(base, lines(tmp_path / "a.jsonl", *PAIRS[:10])), Text(base))
+    examples = encode(read_rows(base, lines(tmp_path / "a.jsonl", *PAIRS[:10])), Text(base))
     batches, same = (ExampleBatches(examples, rows=4, seed=3) for _ in range(2))
     drawn = [batches[index] for index in range(5)]
     rows = [str(row[row > 1].tolist()) for inputs, _ in drawn for row in inputs]
     assert len(set(rows[:10])) == 10 and sorted(rows[:10]) == sorted(rows[10:]) != rows[10:]
     assert rows[:10] != rows[10:]
     for index in (4, 2, 0):  # whatever came before
-        for one, again in zip(drawn[index], same[index], strict=True):
-            assert torch.equal(one, again)
+        for token, again in zip(drawn[index], same[index], strict=True):
+            assert torch.equal(token, again)
 
 
 def test_only_completions_are_trained_on(base: Path, tmp_path: Path) -> None:
@@ -219,8 +221,8 @@ def test_only_completions_are_trained_on(base: Path, tmp_path: Path) -> None:
     data = prepared(config, Text(base))
     inputs, targets = ExampleBatches(data.train, 8, 0)[0]
     with torch.no_grad():
-        found = F.log_softmax(load_model(base)(inputs), -1)
-    picked = [-found[row, at, targets[row, at]] for row, at in (targets != IGNORED).nonzero()]
+        result = F.log_softmax(load_model(base)(inputs), -1)
+    picked = [-result[row, at, targets[row, at]] for row, at in (targets != IGNORED).nonzero()]
     assert losses.steps[0] == pytest.approx(float(torch.stack(picked).mean()), rel=1e-5)
     assert sum(losses.steps[-8:]) < 0.3 * sum(losses.steps[:8])
     assert [done for done, _ in losses.evaluations] == [8 * (epoch + 1) for epoch in range(19)] + [
@@ -297,8 +299,8 @@ def test_two_processes_have_the_losses_and_the_best_weights_of_one(
     subprocess.run([*command, *given], check=True, cwd=ROOT)
     losses = msgspec.json.decode((tmp_path / "two" / "losses.json").read_bytes())
     assert losses == pytest.approx(expected.steps, rel=1e-5)
-    found = msgspec.json.decode((tmp_path / "two" / "evaluation_losses.json").read_bytes())
-    assert dict(found) == pytest.approx(dict(expected.evaluations), rel=1e-5)
+    decoded = msgspec.json.decode((tmp_path / "two" / "evaluation_losses.json").read_bytes())
+    assert dict(decoded) == pytest.approx(dict(expected.evaluations), rel=1e-5)
     one, two = (load_model(folder).state_dict() for folder in (config.output, tmp_path / "two"))
     for name, tensor in one.items():
         assert torch.allclose(two[name], tensor, rtol=1e-2, atol=1e-4), name  # stored in bfloat16
@@ -308,12 +310,14 @@ def test_rows_left_out_are_counted_in_a_message(
     base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sft(settings(base, tmp_path, *PAIRS[:9], {"prompt": "9" * 80, "completion": " 1"}))
-    assert [one.message for one in caplog.records] == ["1 of 10 rows are left out: too many tokens"]
+    assert [record.message for record in caplog.records] == [
+        "1 of 10 rows are left out: too many tokens"
+    ]
 
 
 def test_settings_that_cannot_be_met_are_refused(base: Path, tmp_path: Path) -> None:
     config = settings(base, tmp_path, *PAIRS)
-    for changes, said in (
+    for changes, message in (
         ({"train": ()}, r"train must be files \.jsonl or \.parquet, got none"),
         ({"output": base}, "output must be another folder than model"),
         (
@@ -322,7 +326,7 @@ def test_settings_that_cannot_be_met_are_refused(base: Path, tmp_path: Path) -> 
         ),
         ({"micro_batches": 3}, "batch_rows must be a multiple of micro_batches = 3 times the 1"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             sft(msgspec.structs.replace(config, **changes))
     (tmp_path / "bare").mkdir()
     for name in ("config.json", "model.safetensors"):

@@ -47,7 +47,9 @@ TINY: dict[str, Any] = {
 def by_characters() -> Tokenizer:
     """A tokenizer of 97 entries, for the model shape that other tests have compiled."""
     characters = "\n" + string.printable[:93] + " "
-    vocab = {BEGIN: BEGIN_ID, END: END_ID} | {one: i for i, one in enumerate(characters, 2)}
+    vocab = {BEGIN: BEGIN_ID, END: END_ID} | {
+        character: i for i, character in enumerate(characters, 2)
+    }
     tokenizer = Tokenizer(models.BPE(vocab, []))
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([BEGIN, END])
@@ -62,7 +64,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder that knows nothing, questions and a reward."""
     folder = tmp_path_factory.mktemp("base")
     asked = [{"question": f"{a}?", "answer": str(a)} for a in range(5)]
-    (folder / "train.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in asked))
+    (folder / "train.jsonl").write_text("".join(f"{json.dumps(reply)}\n" for reply in asked))
     (folder / "reward.py").write_text(REWARD)
     tokenizer = by_characters()
     (folder / "tokenizer.json").write_text(tokenizer.to_str())
@@ -95,13 +97,15 @@ def test_what_is_rewarded_is_sampled_more_often(base: Path, tmp_path: Path) -> N
     config = settings(base, tmp_path, steps=24, evaluate_every=12, **evaluation)
     trained = grpo(config)
     made = updates(tmp_path)
-    assert [one.weights_version for one in made] == list(range(1, 25))
+    assert [update.weights_version for update in made] == list(range(1, 25))
     assert made[0].kl == 0.0
     assert made[-1].kl is not None and made[-1].kl > 0.0
-    assert np.mean([one.reward for one in made[-4:]]) > made[0].reward + 0.3
-    assert all(one.gap < 1e-4 for one in made), "the trainer's log-probabilities are the engine's"
+    assert np.mean([update.reward for update in made[-4:]]) > made[0].reward + 0.3
+    assert all(update.gap < 1e-4 for update in made), (
+        "the trainer's log-probabilities are the engine's"
+    )
     first, _, last = trained.evaluations
-    assert [one.step for one in trained.evaluations] == [0, 12, 24]
+    assert [evaluation.step for evaluation in trained.evaluations] == [0, 12, 24]
     assert last.weights_version == 25
     assert last.gain > 3 * last.gain_error > 0
     assert last.gain == pytest.approx(last.pass_at["1"] - first.pass_at["1"])
@@ -136,11 +140,14 @@ def test_a_resumed_run_equals_one_that_never_stopped(
     whole, halves = ((tmp_path / name / "model.safetensors").read_bytes()
                      for name in ("whole", "halves"))  # fmt: skip
     assert whole == halves
-    said = [
-        [(one.step, one.reward, one.loss, one.kl) for one in updates(tmp_path / name)]
+    results = [
+        [
+            (update.step, update.reward, update.loss, update.kl)
+            for update in updates(tmp_path / name)
+        ]
         for name in ("whole", "halves")
     ]
-    assert said[0] == said[1]
+    assert results[0] == results[1]
     with pytest.raises(ConfigError, match="a run of another rollouts, 16 and not 17"):
         grpo(settings(base, tmp_path / "halves", steps=6, rollouts=17))
     (tmp_path / "halves" / "updates.jsonl").unlink()
@@ -169,15 +176,15 @@ def test_a_run_that_is_told_to_stop_is_saved_first(
     grpo(settings(base, tmp_path / "halves", **changes))
     whole, halves = (tmp_path / name / "model.safetensors" for name in ("whole", "halves"))
     assert whole.read_bytes() == halves.read_bytes()
-    assert {one.kl for one in updates(tmp_path / "halves")} == {None}
+    assert {update.kl for update in updates(tmp_path / "halves")} == {None}
 
 
 def test_torch_may_sample_what_is_learned_from(base: Path, tmp_path: Path) -> None:
     grpo(settings(base, tmp_path, steps=24, sampler="torch"))
     made = updates(tmp_path)
-    assert [one.weights_version for one in made] == list(range(1, 25))
-    assert all(one.gap < 1e-4 for one in made)
-    assert np.mean([one.reward for one in made[-4:]]) > made[0].reward + 0.3
+    assert [update.weights_version for update in made] == list(range(1, 25))
+    assert all(update.gap < 1e-4 for update in made)
+    assert np.mean([update.reward for update in made[-4:]]) > made[0].reward + 0.3
 
 
 @pytest.mark.parametrize("correction", ["auto", "clip"])
@@ -186,10 +193,10 @@ def test_rollouts_ahead_are_of_the_weights_before(
 ) -> None:
     grpo(settings(base, tmp_path, steps=24, ahead=True, correction=correction))
     made = updates(tmp_path)
-    assert [one.weights_version for one in made] == [1, 1, *range(2, 24)]
+    assert [update.weights_version for update in made] == [1, 1, *range(2, 24)]
     assert made[0].gap < 1e-4 < made[1].gap
-    assert np.mean([one.reward for one in made[-4:]]) > made[0].reward + 0.3
-    assert any(one.limited for one in made) == (correction == "clip")
+    assert np.mean([update.reward for update in made[-4:]]) > made[0].reward + 0.3
+    assert any(update.limited for update in made) == (correction == "clip")
 
 
 def torch_model(seed: int) -> SRM:
@@ -212,39 +219,39 @@ def test_weights_change_hands_in_memory_and_are_counted(sampler: Sampler) -> Non
     """And rollouts are a function of weights and seed."""
     asked = Sampling(n=3, max_tokens=4, temperature=1.0, top_p=1.0, seed=5)
     first = sampler.sample([[1, 2], [3]], asked)
-    assert [len(one) for one in first] == [3, 3]
-    assert {one.weights_version for own in first for one in own} == {1}
+    assert [len(item) for item in first] == [3, 3]
+    assert {solution.weights_version for own in first for solution in own} == {1}
     model = torch_model(1)
     sampler.load(model.state_dict())
     with torch.no_grad():  # the sampler has copies
         model.input_layer.weight.zero_()
     second = sampler.sample([[1, 2], [3]], asked)
-    assert {one.weights_version for own in second for one in own} == {2}
+    assert {solution.weights_version for own in second for solution in own} == {2}
     again = sampler.sample([[1, 2], [3]], asked)
     for own, others, before in zip(second, again, first, strict=True):
-        for one, other, old in zip(own, others, before, strict=True):
-            assert one.token_ids.tolist() == other.token_ids.tolist()
-            assert one.logprobs.tolist() == other.logprobs.tolist() != old.logprobs.tolist()
-            assert len(one.logprobs) == len(one.token_ids)
+        for solution, other, old in zip(own, others, before, strict=True):
+            assert solution.token_ids.tolist() == other.token_ids.tolist()
+            assert solution.logprobs.tolist() == other.logprobs.tolist() != old.logprobs.tolist()
+            assert len(solution.logprobs) == len(solution.token_ids)
 
 
 @pytest.mark.parametrize("sampler", samplers(), ids=["engine", "torch"])
 def test_samplers_say_the_models_own_log_probabilities_and_keep_to_top_p(sampler: Sampler) -> None:
     prompt, model = [1, 2, 3], torch_model(0)
     asked = Sampling(n=40, max_tokens=70, temperature=5.0, top_p=0.9, seed=5)
-    (found,) = sampler.sample([prompt], asked)
+    (result,) = sampler.sample([prompt], asked)
     most = TINY_MODEL.n_ctx - len(prompt) + 1
-    assert {one.is_ended for one in found} == {True, False}
-    for one in found:
-        tokens = one.token_ids.tolist()
-        assert one.is_ended == (tokens[-1] == TINY_MODEL.eos_token_id)
-        assert one.is_ended or len(tokens) == most
+    assert {prompt.is_ended for prompt in result} == {True, False}
+    for item in result:
+        tokens = item.token_ids.tolist()
+        assert item.is_ended == (tokens[-1] == TINY_MODEL.eos_token_id)
+        assert item.is_ended or len(tokens) == most
         assert TINY_MODEL.eos_token_id not in tokens[:-1]
         with torch.no_grad():
             logits = model(torch.tensor([prompt + tokens[:-1]]))[0, len(prompt) - 1 :]
         logp = torch.log_softmax(logits / 5.0, -1)
         own = logp.gather(1, torch.tensor(tokens)[:, None])
-        assert one.logprobs.tolist() == pytest.approx(own[:, 0].tolist(), abs=1e-4)
+        assert item.logprobs.tolist() == pytest.approx(own[:, 0].tolist(), abs=1e-4)
         likelier = (logp.exp() * (logp > own)).sum(1)
         assert (likelier < 0.9 + 1e-4).all()
 
@@ -253,14 +260,16 @@ def test_questions_come_once_an_epoch_and_long_ones_never(base: Path, tmp_path: 
     file = tmp_path / "train.jsonl"
     lines = [{"question": f"{a}?", "answer": "1"} for a in range(4)]
     lines.append({"question": "so long " * 5, "answer": "1"})
-    file.write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     config = settings(base, tmp_path, train=(file,))
     model, tokenizer = load_model(base).config, read_tokenizer(base / "tokenizer.json")
-    found = asked_of(config, model, tokenizer)
+    asked = asked_of(config, model, tokenizer)
     for epoch in range(2):
-        drawn = [one.question.question for half in (0, 1) for one in found.train[2 * epoch + half]]
+        drawn = [
+            path.question.question for half in (0, 1) for path in asked.train[2 * epoch + half]
+        ]
         assert sorted(drawn) == ["0?", "1?", "2?", "3?"]
-    assert found.evaluation == []
+    assert asked.evaluation == []
     with pytest.raises(ConfigError, match=r"evaluation_questions must be at most 4, .* got 100"):
         changed = settings(base, tmp_path, train=(file,), evaluation=(file,), evaluate_every=1)
         asked_of(changed, model, tokenizer)
@@ -274,13 +283,15 @@ def test_generated_problems_are_new_in_each_update_and_others_held_out(base: Pat
     wide = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=512, vocab_size=270)
     config = settings(base, base, train=(), evaluate_every=1, evaluation_questions=3)
     tokenizer = read_tokenizer(base / "tokenizer.json")
-    found, again = (asked_of(config, wide, tokenizer) for _ in range(2))
-    drawn = [[one.question.question for one in found.train[index]] for index in range(3)]
-    assert len({one for own in drawn for one in own}) == 6
-    assert [one.question.question for one in again.train[2]] == drawn[2]
-    assert [one.question for one in found.evaluation] == [one.question for one in again.evaluation]
-    assert len(found.evaluation) == 3
-    assert found.evaluation[0].question.answer.rpartition("####")[2].strip().isdigit()
+    result, again = (asked_of(config, wide, tokenizer) for _ in range(2))
+    drawn = [[path.question.question for path in result.train[index]] for index in range(3)]
+    assert len({solution for own in drawn for solution in own}) == 6
+    assert [path.question.question for path in again.train[2]] == drawn[2]
+    assert [path.question for path in result.evaluation] == [
+        path.question for path in again.evaluation
+    ]
+    assert len(result.evaluation) == 3
+    assert result.evaluation[0].question.answer.rpartition("####")[2].strip().isdigit()
 
 
 def test_an_evaluation_is_compared_with_the_first_one_question_by_question() -> None:
@@ -297,9 +308,9 @@ def test_lines_of_a_run_that_was_cut_off_are_dropped(tmp_path: Path) -> None:
     lines = Lines(tmp_path / "lines.jsonl", Evaluation, 0)
     for step in (0, 5, 10):
         lines.add(evaluated(step, step + 1, 2, [1], None))
-    kept = Lines(tmp_path / "lines.jsonl", Evaluation, 5)
-    assert kept == lines[:2]
-    kept.add(lines[2])
+    retained = Lines(tmp_path / "lines.jsonl", Evaluation, 5)
+    assert retained == lines[:2]
+    retained.add(lines[2])
     assert Lines(tmp_path / "lines.jsonl", Evaluation, 10) == lines
     (tmp_path / "lines.jsonl").write_text('{"step":')
     with pytest.raises(ConfigError, match=r"lines.jsonl is damaged"):

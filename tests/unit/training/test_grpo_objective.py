@@ -47,8 +47,8 @@ def test_half_of_a_group_is_good_where_there_are_so_many(
         assert len(set(group.tolist())) == size
         assert set(group.tolist()) <= set(own.tolist())
         good = int((table.ravel()[own] >= GOOD).sum())
-        kept = int((table.ravel()[group] >= GOOD).sum())
-        assert kept == max(min(good, size // 2), size - (len(own) - good))
+        retained = int((table.ravel()[group] >= GOOD).sum())
+        assert retained == max(min(good, size // 2), size - (len(own) - good))
 
 
 def test_in_order_the_first_ones_of_all_questions_are_kept_as_published() -> None:
@@ -73,9 +73,9 @@ def test_without_resampling_a_question_is_a_group() -> None:
 
 
 def test_advantages_are_rewards_over_their_unbiased_deviation() -> None:
-    found = advantages(np.array([1.0, 0.0, 0.0, 1.0]))
+    result = advantages(np.array([1.0, 0.0, 0.0, 1.0]))
     expected = 0.5 / (math.sqrt(4 * 0.25 / 3) + 1e-4)
-    assert found.tolist() == pytest.approx([expected, -expected, -expected, expected], rel=1e-12)
+    assert result.tolist() == pytest.approx([expected, -expected, -expected, expected], rel=1e-12)
 
 
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1])
@@ -95,15 +95,15 @@ def _logits(seed: int) -> NDArray[np.float64]:
 
 def _lp(logits: NDArray[np.float64], temperature: float) -> list[list[float]]:
     """Of each completion's tokens, one by one: token i of a row from what follows token i - 1."""
-    found = []
+    results = []
     for row, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
         own = []
         for offset, token in enumerate(completion):
             scaled = [float(x) / temperature for x in logits[row, len(prompt) + offset - 1]]
             top = max(scaled)
             own.append(scaled[token] - top - math.log(sum(math.exp(x - top) for x in scaled)))
-        found.append(own)
-    return found
+        results.append(own)
+    return results
 
 
 def _weight(ratio: float, advantage: float, rules: Objective) -> float:
@@ -207,8 +207,8 @@ def test_rows_one_by_one_have_the_loss_of_all_together() -> None:
     apart = []
     for index, row in enumerate(rows):
         one = side_by_side([row], CPU)
-        found, own = loss(one, policy[index : index + 1, : one.inputs.shape[1]], None, rules)
-        apart.append(float(found))
+        result, own = loss(one, policy[index : index + 1, : one.inputs.shape[1]], None, rules)
+        apart.append(float(result))
         assert own.kl == 0.0
         assert own.tokens == len(row.completion)
     assert sum(apart) == pytest.approx(float(together), rel=1e-9)
@@ -218,7 +218,7 @@ def test_rows_one_by_one_have_the_loss_of_all_together() -> None:
 @pytest.mark.parametrize("kl_weight", [0.0, 0.04])
 def test_rows_that_teach_nothing_count_in_the_mean(tmp_path: Path, kl_weight: float) -> None:
     """And parts of an update are the same update; there may be rows of no advantage alone."""
-    found = []
+    results = []
     for name, tokens, factor in (
         ("one", 1_000, 1),
         ("parts", 9, 1),
@@ -243,9 +243,9 @@ def test_rows_that_teach_nothing_count_in_the_mean(tmp_path: Path, kl_weight: fl
         ]
         sums = learner.learn(rows)
         assert sums.tokens == (8 if kl_weight else 4 if factor else 2)
-        found.append(run.losses.steps[0])
+        results.append(run.losses.steps[0])
         moved = any(not torch.equal(before[key], value) for key, value in run.weights().items())
         assert moved == bool(factor or kl_weight)
         if not kl_weight:
             assert run.losses.steps[0] == pytest.approx(factor * 1.0 / 4)
-    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    assert results[0] == pytest.approx(results[1], rel=1e-6)

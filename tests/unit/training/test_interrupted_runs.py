@@ -76,7 +76,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that nothing disturbed."""
     folder = tmp_path_factory.mktemp("whole")
     pretrain(config(texts, folder))
@@ -85,7 +85,7 @@ def whole(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("place", "saved"), [("in a step", 6), ("in a save", 3)])
 def test_a_killed_run_goes_on_to_the_same_bits(
-    place: str, saved: int, texts: Path, whole: Path, tmp_path: Path
+    place: str, saved: int, texts: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     """While it lives no other run enters its folder; once it is dead nothing is in the way."""
     command = [sys.executable, "-c", KILLED, place, str(texts), str(tmp_path)]
@@ -97,12 +97,14 @@ def test_a_killed_run_goes_on_to_the_same_bits(
                 pretrain(config(texts, tmp_path))
         finally:
             run.kill()
-    found = torch.load(tmp_path / "run.pt", weights_only=True)
-    assert len(found["losses"]["steps"]) == saved
+    loaded = torch.load(tmp_path / "run.pt", weights_only=True)
+    assert len(loaded["losses"]["steps"]) == saved
     pretrain(config(texts, tmp_path))
     for name in ("model.safetensors", "losses.json", "evaluation_losses.json", "loss.svg"):
-        assert (tmp_path / name).read_bytes() == (whole / name).read_bytes(), name
-    one, other = (torch.load(folder / "run.pt", weights_only=True) for folder in (whole, tmp_path))
+        assert (tmp_path / name).read_bytes() == (undisturbed / name).read_bytes(), name
+    one, other = (
+        torch.load(folder / "run.pt", weights_only=True) for folder in (undisturbed, tmp_path)
+    )
     assert one["optimizer"]["state"].keys() == other["optimizer"]["state"].keys()
     for name, state in one["optimizer"]["state"].items():
         for part, value in state.items():
@@ -110,8 +112,10 @@ def test_a_killed_run_goes_on_to_the_same_bits(
 
 
 @pytest.mark.parametrize("name", ["run.pt", "tokens.bin"])
-def test_a_flipped_bit_is_noticed_and_its_file_named(whole: Path, texts: Path, name: str) -> None:
-    path = whole / name
+def test_a_flipped_bit_is_noticed_and_its_file_named(
+    undisturbed: Path, texts: Path, name: str
+) -> None:
+    path = undisturbed / name
     sound = path.read_bytes()
     try:
         for place in range(5, 8 * len(sound), 8 * len(sound) // 20 | 1):
@@ -119,7 +123,7 @@ def test_a_flipped_bit_is_noticed_and_its_file_named(whole: Path, texts: Path, n
             changed[place // 8] ^= 1 << place % 8
             path.write_bytes(changed)
             with pytest.raises(ConfigError, match=rf"{path} is damaged, as its SHA-256 says"):
-                pretrain(config(texts, whole))
+                pretrain(config(texts, undisturbed))
     finally:
         path.write_bytes(sound)
 
@@ -165,10 +169,10 @@ def test_events_for_tensorboard_are_those_of_the_run(
         ("learning rate", None),
         ("tokens per second", None),
     ):
-        found = [(one.step, one.value) for one in events.Scalars(name)]
+        results = [(scalars.step, scalars.value) for scalars in events.Scalars(name)]
         steps = range(1, 11) if wanted is None else dict(wanted)
-        assert [step for step, _ in found] == list(steps)
-        assert wanted is None or dict(found) == pytest.approx(dict(wanted))
+        assert [step for step, _ in results] == list(steps)
+        assert wanted is None or dict(results) == pytest.approx(dict(wanted))
 
 
 def test_events_without_the_package_are_refused_before_any_work(
@@ -230,7 +234,7 @@ def test_a_disk_that_takes_no_more_ends_the_run_and_keeps_what_was_there(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_is_told_to_stop_is_saved_first(
-    texts: Path, whole: Path, tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch,
+    texts: Path, undisturbed: Path, tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     settings = config(texts, tmp_path)
@@ -255,7 +259,7 @@ def test_a_run_that_is_told_to_stop_is_saved_first(
     assert [signal.getsignal(signal.SIGTERM), signal.getsignal(2)] == handlers
     assert main(command) == 0
     for name in ("model.safetensors", "losses.json"):
-        assert (tmp_path / name).read_bytes() == (whole / name).read_bytes()
+        assert (tmp_path / name).read_bytes() == (undisturbed / name).read_bytes()
 
 
 def test_a_second_signal_ends_a_run_at_once() -> None:

@@ -211,8 +211,8 @@ def test_two_processes_have_the_losses_of_one(texts: Path, tmp_path: Path, shard
     subprocess.run([*command, f"--output={tmp_path / 'two'}"], check=True, cwd=ROOT)
     losses = msgspec.json.decode((tmp_path / "two" / "losses.json").read_bytes())
     assert losses == pytest.approx(expected.steps, rel=1e-5)
-    found = msgspec.json.decode((tmp_path / "two" / "evaluation_losses.json").read_bytes())
-    assert dict(found) == pytest.approx(dict(expected.evaluations), rel=1e-5)
+    decoded = msgspec.json.decode((tmp_path / "two" / "evaluation_losses.json").read_bytes())
+    assert dict(decoded) == pytest.approx(dict(expected.evaluations), rel=1e-5)
     one, two = (load_model(tmp_path / name).state_dict() for name in ("one", "two"))
     for name, tensor in one.items():
         assert torch.allclose(two[name], tensor, rtol=1e-2, atol=1e-4), name  # stored in bfloat16

@@ -48,7 +48,7 @@ def test_names_are_seldom_seen_twice() -> None:
 def test_made_words_neither_offend_nor_are_words_of_their_own() -> None:
     r = random.Random(5)
     made = {words.name(r).lower() for _ in range(30_000)} | {words.thing(r) for _ in range(30_000)}
-    assert not [one for one in made if re.search("shit|fuck|cock|dick|coon|nazi|sex|cum", one)]
+    assert not [item for item in made if re.search("shit|fuck|cock|dick|coon|nazi|sex|cum", item)]
     assert not made & {"she", "he", "the", "we", "me"} and "robin" in made
 
 

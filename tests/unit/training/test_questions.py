@@ -64,7 +64,7 @@ def test_reads_lines_and_makes_prompts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ('{"question": "a", "answer": "1"}\n{"question": "a"}', ":2: .*answer"),
         ('{"question": "a", "answer": 1}', r":1: .*\$.answer"),
@@ -72,10 +72,10 @@ def test_reads_lines_and_makes_prompts(tmp_path: Path) -> None:
         ("\n", "has no question"),
     ],
 )
-def test_names_what_cannot_be_read(tmp_path: Path, content: str, said: str) -> None:
+def test_names_what_cannot_be_read(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "some.jsonl"
     path.write_text(content)
-    with pytest.raises(ConfigError, match=f"some.jsonl.*{said}"):
+    with pytest.raises(ConfigError, match=f"some.jsonl.*{message}"):
         read_questions(path)
     with pytest.raises(ConfigError, match="No such file"):
         read_questions(tmp_path / "none.jsonl")
@@ -105,7 +105,7 @@ def test_rewards_are_loaded_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("gsm8k_strict", "module:function"),
         ("no.such.module:f", "cannot be imported: ModuleNotFoundError"),
@@ -114,8 +114,8 @@ def test_rewards_are_loaded_by_name(tmp_path: Path) -> None:
         ("math:pi", "math has no function 'pi'"),
     ],
 )
-def test_names_a_reward_that_is_none(name: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_names_a_reward_that_is_none(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load_reward(name)
 
 
@@ -135,7 +135,7 @@ def test_a_reward_must_be_a_finite_number() -> None:
 
 @pytest.mark.skipif(not GSM8K.exists(), reason="../shared is absent")
 def test_the_solutions_of_gsm8k_are_right() -> None:
-    found = read_questions(GSM8K)
-    assert len(found) > 500
-    assert all(gsm8k_strict(one.answer, one) == 1 for one in found)
-    assert all(gsm8k_lenient(one.answer, one) == 1 for one in found)
+    questions = read_questions(GSM8K)
+    assert len(questions) > 500
+    assert all(gsm8k_strict(item.answer, item) == 1 for item in questions)
+    assert all(gsm8k_lenient(item.answer, item) == 1 for item in questions)

@@ -54,11 +54,11 @@ def test_it_gives_the_logits_of_the_parallel_form(config: ModelConfig) -> None:
     published.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()})
     ids = torch.randint(config.vocab_size, (3, LENGTH), generator=torch.Generator().manual_seed(0))
     expected = published(ids)
-    found = logits(recurrence(config), ids)
-    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+    result = logits(recurrence(config), ids)
+    assert (result - expected).abs().max() < 1e-5 * expected.abs().max()
     rounded = logits(recurrence(config, torch.bfloat16), ids)
     assert (rounded - expected).abs().max() < 5e-2 * expected.abs().max()
-    assert not torch.equal(rounded, found)
+    assert not torch.equal(rounded, result)
 
 
 def test_it_samples_from_its_softmax() -> None:

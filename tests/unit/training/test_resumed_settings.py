@@ -39,7 +39,7 @@ def config(tmp_path: Path) -> PretrainConfig:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"weight_decay": 0.5}, "weight_decay, 0.01 and not 0.5"),
         ({"clip_norm": 0.5}, "clip_norm, 1.0 and not 0.5"),
@@ -51,10 +51,10 @@ def config(tmp_path: Path) -> PretrainConfig:
     ],
 )
 def test_a_run_keeps_the_settings_it_began_with(
-    config: PretrainConfig, changes: dict[str, Any], said: str
+    config: PretrainConfig, changes: dict[str, Any], message: str
 ) -> None:
     before = (config.output / "run.pt").read_bytes()
-    with pytest.raises(ConfigError, match=f"run.pt is a run of another {said}: .*{MAY_CHANGE}"):
+    with pytest.raises(ConfigError, match=f"run.pt is a run of another {message}: .*{MAY_CHANGE}"):
         pretrain(structs.replace(config, steps=3, **changes))
     assert (config.output / "run.pt").read_bytes() == before
 
@@ -80,8 +80,8 @@ def test_a_run_saved_before_settings_were_kept_takes_them_as_given(
 ) -> None:
     saved = config.output / "run.pt"
     run = torch.load(saved, weights_only=True)
-    kept = run.pop("kept")
-    run["settings"] |= {name: kept[name] for name in kept.keys() - ADDED}
+    retained = run.pop("kept")
+    run["settings"] |= {name: retained[name] for name in retained.keys() - ADDED}
     torch.save(run, saved)
     seal(saved)
     pretrain(structs.replace(config, steps=3, weight_decay=0.5))

@@ -51,7 +51,7 @@ def test_documents_come_from_all_kinds_of_files_in_order(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("x.txt", b"fine \xff", r"x\.txt: byte 5 is not UTF-8"),
         ("x.jsonl", b'{"text": "a"}\n{"text": 3}\n', r"x\.jsonl:2: 'text' must be a text, got 3"),
@@ -61,9 +61,9 @@ def test_documents_come_from_all_kinds_of_files_in_order(folder: Path) -> None:
         ("x.parquet", b"PAR1 and no more", r"x\.parquet: "),
     ],
 )
-def test_what_is_no_text_is_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+def test_what_is_no_text_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         list(documents([tmp_path / name]))
 
 
@@ -116,8 +116,8 @@ def test_a_token_file_that_is_not_what_is_asked_for_is_written_anew(
     elif damage == "no JSON":
         path.with_suffix(".json").write_text('{"source": "one"')
     source = "two" if damage == "other texts" else "one"
-    about, found = token_file(path, source, texts, tokenizer, END_ID)
-    assert texts.times == 2 and about.source == source and np.array_equal(found, expected)
+    about, result = token_file(path, source, texts, tokenizer, END_ID)
+    assert texts.times == 2 and about.source == source and np.array_equal(result, expected)
 
 
 def test_texts_without_a_token_are_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:

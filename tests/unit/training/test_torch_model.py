@@ -65,8 +65,8 @@ def gradients(model: SRM, logits: Tensor) -> dict[str, Tensor]:
     return dict(zip(dict(model.named_parameters()), values, strict=True))
 
 
-def error(found: Tensor, expected: Tensor) -> float:
-    return float(((found - expected).abs().max() / expected.abs().max()).detach())
+def error(tensor: Tensor, expected: Tensor) -> float:
+    return float(((tensor - expected).abs().max() / expected.abs().max()).detach())
 
 
 @variants
@@ -87,7 +87,7 @@ def test_all_forms_have_the_same_logits_and_gradients(
 def test_memory_of_training_is_linear_in_length() -> None:
     """What is kept for the gradients, where the published form keeps length² numbers a head."""
 
-    def kept(length: int, **form: int) -> int:
+    def measure_kept(length: int, **form: int) -> int:
         total = 0
 
         def pack(tensor: Tensor) -> Tensor:
@@ -100,8 +100,12 @@ def test_memory_of_training_is_linear_in_length() -> None:
         return total
 
     model = SRM(ModelConfig(d_model=16, num_layers=1, num_heads=2, n_ctx=4096, vocab_size=31))
-    assert kept(4096) < 2.2 * kept(2048)
-    assert kept(4096, chunk=4096) > 3.5 * kept(2048, chunk=4096) > 3 * kept(4096)
+    assert measure_kept(4096) < 2.2 * measure_kept(2048)
+    assert (
+        measure_kept(4096, chunk=4096)
+        > 3.5 * measure_kept(2048, chunk=4096)
+        > 3 * measure_kept(4096)
+    )
 
 
 @variants
@@ -183,10 +187,10 @@ def at_decay(config: ModelConfig, decay: float) -> SRM:
     ("mixer", "n_ctx"),
     [
         pytest.param(
-            mixer, one, marks=[pytest.mark.slow] * (one != 64 and (mixer, one) not in FAST)
+            mixer, length, marks=[pytest.mark.slow] * (length != 64 and (mixer, length) not in FAST)
         )
         for mixer in ("mixed", "combined", "parallel", "kernel", "diagonal")
-        for one in LENGTHS
+        for length in LENGTHS
     ],
 )
 def test_lengths_of_published_models(mixer: Mixer, n_ctx: int) -> None:
@@ -202,8 +206,8 @@ def test_lengths_of_published_models(mixer: Mixer, n_ctx: int) -> None:
             assert error(recurrent(model, ids), model(ids)) <= TOLERANCE
             rounded = model.float()
             exact = rounded.double()(ids)
-            found = recurrent(rounded.float(), ids), rounded(ids)
-            assert all(error(one.double(), exact) <= 1e-5 for one in found)
+            result = recurrent(rounded.float(), ids), rounded(ids)
+            assert all(error(item.double(), exact) <= 1e-5 for item in result)
         trained = at_decay(config, decay)
         for name, gradient in gradients(trained, trained(ids)).items():
             assert torch.isfinite(gradient).all(), name

@@ -19,7 +19,7 @@ def spread_of(count: int, *busy: int) -> Spread:
     spread = Spread(count)
     for engine in range(count):
         running = busy[engine] if engine < len(busy) else 0
-        spread.hear(engine, msgspec.structs.replace(IDLE, running=running))
+        spread.note_status(engine, msgspec.structs.replace(IDLE, running=running))
     return spread
 
 
@@ -63,41 +63,41 @@ def engine_of(spread: Spread, request: Request) -> int:
 
 def test_the_engine_with_the_least_to_do_is_next() -> None:
     spread = spread_of(3, 2, 0, 1)
-    found = [engine_of(spread, request_of(f"{number}")) for number in range(6)]
-    assert found == [1, 1, 2, 0, 1, 2]
-    spread.hear(1, None)
+    results = [engine_of(spread, request_of(f"{number}")) for number in range(6)]
+    assert results == [1, 1, 2, 0, 1, 2]
+    spread.note_status(1, None)
     assert engine_of(spread, request_of("b")) != 1
     draining = msgspec.structs.replace(IDLE, state="draining")
-    spread.hear(0, draining)
+    spread.note_status(0, draining)
     assert {engine_of(spread, request_of(f"c{number}")) for number in range(9)} == {2}
 
 
 def test_sequences_of_this_process_are_not_counted_twice() -> None:
     spread = spread_of(2)
     assert [engine_of(spread, request_of(f"{number}")) for number in range(4)] == [0, 1, 0, 1]
-    spread.hear(0, msgspec.structs.replace(IDLE, running=2))
+    spread.note_status(0, msgspec.structs.replace(IDLE, running=2))
     assert engine_of(spread, request_of("a")) == 0
 
 
 def test_prompts_that_begin_alike_meet_unless_that_costs_balance() -> None:
     spread = spread_of(4)
     for engine in range(4):
-        spread.hear(engine, msgspec.structs.replace(IDLE, num_slots=160))
+        spread.note_status(engine, msgspec.structs.replace(IDLE, num_slots=160))
     header = [7] * (PREFIX_BYTES // 4)
-    found = [engine_of(spread, request_of(f"{one}", [*header, one])) for one in range(22)]
-    assert len(set(found[:11])) == 1, "1/16 of 160 slots more than another, and the next one"
-    assert len(set(found)) == 4 or len(set(found)) == 3
-    assert len({engine_of(spread_of(4), request_of("a", [one])) for one in range(9)}) == 1
+    results = [engine_of(spread, request_of(f"{index}", [*header, index])) for index in range(22)]
+    assert len(set(results[:11])) == 1, "1/16 of 160 slots more than another, and the next one"
+    assert len(set(results)) == 4 or len(set(results)) == 3
+    assert len({engine_of(spread_of(4), request_of("a", [index])) for index in range(9)}) == 1
 
 
 def test_a_durable_request_has_the_same_engines_each_time() -> None:
     quiet, busy = spread_of(3), spread_of(3, 9, 9)
-    busy.hear(2, None)
+    busy.note_status(2, None)
     request = request_of("line 7", n=30, durable=True)
-    assert [one.engine for one in quiet.parts(request, 0)] == [
-        one.engine for one in busy.parts(request, 0)
+    assert [part.engine for part in quiet.parts(request, 0)] == [
+        part.engine for part in busy.parts(request, 0)
     ]
-    single = {engine_of(quiet, request_of(f"{one}", durable=True)) for one in range(50)}
+    single = {engine_of(quiet, request_of(f"{index}", durable=True)) for index in range(50)}
     assert single == {0, 1, 2}
 
 
@@ -105,6 +105,6 @@ def test_what_is_left_of_a_part_has_an_id_of_its_own() -> None:
     (part, _) = spread_of(2).parts(request_of("a~b", n=20), 0)
     again = part.again(np.array([2, 6]), 1)
     third = again.again(np.array([6]), 0)
-    assert [one.request.id for one in (part, again, third)] == ["a~b", "a~b~2", "a~b~3"]
+    assert [item.request.id for item in (part, again, third)] == ["a~b", "a~b~2", "a~b~3"]
     assert (third.runs, third.engine, third.request.params.n) == (3, 0, 1)
     assert own(third).tolist() == [6] and third.sample(0) == 6

@@ -46,7 +46,7 @@ class Engine:
         self.heard: list[ToEngine] = []
         self.streams = Streams(self.heard.append)
         self.stream: Stream = self.streams.open([request(name, emit=emit) for name in "ab"])
-        self.requests = [one for one in self.heard if isinstance(one, Request)]
+        self.requests = [value for value in self.heard if isinstance(value, Request)]
         self.heard.clear()
 
     def say(self, place: int, index: int, num_tokens: int, is_end: bool) -> None:
@@ -66,7 +66,7 @@ def test_what_is_left_is_all_that_is_waited_for(emit: str) -> None:
     stream = engine.stream
     engine.say(1, 0, 2, is_end=True)
     engine.say(1, 3, 2, is_end=True)
-    stream.take()  # two of eight have ended
+    stream.read_new()  # two of eight have ended
     engine.say(1, 2, 3, is_end=True)  # and one more, which nobody takes
     assert stream.unfinished == 2 * N - 2
     assert (stream.cut(1, 2), stream.unfinished) == (3, N + 1)
@@ -77,7 +77,7 @@ def test_what_is_left_is_all_that_is_waited_for(emit: str) -> None:
     assert (stream.take_outputs(), stream.unfinished) == ([], N)
     assert [stream.cut(0, end) for end in (4, 3, 3, 1)] == [0] * 4  # nothing is counted twice
     assert stream.unfinished == 1
-    assert [one.cut for one in engine.heard if isinstance(one, StopSamples)] == [1, 3, 1]
+    assert [value.cut for value in engine.heard if isinstance(value, StopSamples)] == [1, 3, 1]
     assert (stream.cut(0, 0), stream.unfinished) == (0, 0)
     stream.close()
     assert not any(isinstance(message, Abort) for message in engine.heard)
@@ -92,14 +92,14 @@ def test_samples_are_stopped_by_request_and_what_still_runs_is_aborted() -> None
     stream.stop(np.array([0]))
     stream.close()
     stops = [("a", [1, 2]), ("b", [0]), ("a", [0])]
-    said = [StopSamples(name, np.array(indices, "<i4").tobytes()) for name, indices in stops]
-    assert heard == [*said, Abort("b")]
+    samples = [StopSamples(name, np.array(indices, "<i4").tobytes()) for name, indices in stops]
+    assert heard == [*samples, Abort("b")]
 
 
 def test_samples_that_were_stopped_by_name_are_not_counted_again() -> None:
     engine = Engine("tokens")
     engine.say(0, 3, 1, is_end=False)
-    engine.stream.take()
+    engine.stream.read_new()
     engine.stream.stop(np.array([3]))
     assert engine.stream.unfinished == 2 * N - 1
     engine.stream.cut(0, 2)
@@ -111,7 +111,7 @@ def test_only_those_that_have_ended_are_taken_where_no_others_are_wanted() -> No
     engine.say(0, 1, 2, is_end=False)
     engine.say(1, 1, 3, is_end=True)
     for expected in ([N + 1], [], [1]):
-        tokens = engine.stream.take(only_ended=True).tokens
+        tokens = engine.stream.read_new(only_ended=True).tokens
         assert (tokens.owners.tolist(), len(tokens.token_ids)) == (expected, 3 * len(expected))
         if not expected:
             engine.say(0, 1, 1, is_end=True)
@@ -169,12 +169,12 @@ def test_requests_that_are_refused_leave_room_for_others() -> None:
     opened = [streams.open([request(f"{i}", 100_000, emit="tokens")]) for i in range(170)]
     sent = [message.stream for message in heard if isinstance(message, Request)]
     receive(streams, sent[:2])  # the engine has taken these
-    assert [len(one.take().tokens) for one in opened[:3]] == [1, 1, 0]
+    assert [len(item.read_new().tokens) for item in opened[:3]] == [1, 1, 0]
     assert streams.table.num_rows <= 200_000
-    for one in opened[2:]:
-        one.fail(Overloaded("the queue is full"))
-    for one in opened:
-        one.close()
+    for item in opened[2:]:
+        item.fail(Overloaded("the queue is full"))
+    for item in opened:
+        item.close()
     for i in range(1_000):
         with closing(streams.open([request(f"{i}", 400)])) as small:
             streams.receive(Outputs([Output(f"{i}", 399, finish_reason="stop")]))

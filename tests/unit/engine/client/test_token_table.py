@@ -48,7 +48,7 @@ def test_tokens_of_many_completions_of_a_closed_reader_are_dropped() -> None:
             table.close(left, size)
             assert put(table, every) == []
             assert put_all(table, every | {stays + 1: 4}, None).readers.tolist() == [2]
-            assert read(table.take(stays, 2)) == {1: [4]}
+            assert read(table.read_new(stays, 2)) == {1: [4]}
             assert table.reader(left + size - 1) == NOBODY
             table.close(stays, 2)
 
@@ -81,10 +81,10 @@ def test_rows_give_what_was_put_there(rng: random.Random, num_actions: int) -> N
                 del unread[first + i]
         elif kind == "take":
             first, size = rng.choice(opened)
-            found = read(table.take(first, size), num_top[first])
-            assert all(unread[first + i] == found.get(i, []) for i in range(size))
+            content = read(table.read_new(first, size), num_top[first])
+            assert all(unread[first + i] == content.get(i, []) for i in range(size))
             unread |= {first + i: [] for i in range(size)}
-            assert not len(table.take(first, size))
+            assert not len(table.read_new(first, size))
             if rng.random() < 0.7:
                 table.set_direct(first, True)
                 direct.add(first)
@@ -125,7 +125,7 @@ def test_stretches_never_overlap_and_gaps_that_touch_are_one(
     stretches, taken = Stretches(), list[tuple[int, int]]()
     for size, place in actions:
         if place % 3 or not taken:
-            begin = stretches.take(size)
+            begin = stretches.allocate(size)
             used = {at for first, count in taken for at in range(first, first + count)}
             assert used.isdisjoint(range(begin, begin + size))
             gaps = "".join(" x"[at in used] for at in range(begin)).split("x")
@@ -140,16 +140,16 @@ def test_an_end_is_told_once_and_nothing_comes_behind_it() -> None:
     table = TokenTable()
     first = table.open(3, 7)
     assert put(table, {first: 5, first + 2: 6}, {first + 2}) == [7, 7]
-    tokens = table.take(first, 3)
+    tokens = table.read_new(first, 3)
     assert (tokens.owners.tolist(), tokens.reasons.tolist()) == ([0, 2], [0, 2])
     assert put(table, {first: 8, first + 2: 9}) == [7]
-    assert read(table.take(first, 3)) == {0: [8]}
+    assert read(table.read_new(first, 3)) == {0: [8]}
     assert table.ended(first, 3).tolist() == [False, False, True]
     table = TokenTable()
     first = table.open(1, 0)
     error = np.array([3], np.uint8)  # which is no token
     table.put(step_tokens(np.array([first]), np.array([-1], np.int32), error))
-    tokens = table.take(first, 1)
+    tokens = table.read_new(first, 1)
     assert (len(tokens.token_ids), tokens.reasons.tolist()) == (0, [3])
 
 
@@ -160,18 +160,18 @@ def test_what_is_muted_is_forgotten() -> None:
         put(table, {first + i: i for i in range(4)})
     table.mute(first, np.array([1, 3]))
     assert put(table, {first + 1: 1, first + 2: 2}) == [0]
-    assert read(table.take(first, 4)) == {0: [0] * 3 * PAGE, 2: [2] * (3 * PAGE + 1)}
+    assert read(table.read_new(first, 4)) == {0: [0] * 3 * PAGE, 2: [2] * (3 * PAGE + 1)}
     for step in range(500):  # what is read takes no memory
         put(table, {first: step})
         if step % 5 == 0:
-            table.take(first, 4)
+            table.read_new(first, 4)
     assert table.num_pages <= 3
     table.close(first, 4)
     alone = table.open(1, 0)
     for tokens in (range(3 * PAGE + 2), range(PAGE - 2), range(1)):  # page by page, to a page's end
         for token in tokens:
             put(table, {alone: token})
-        assert read(table.take(alone, 1)) == {0: [*tokens]}
+        assert read(table.read_new(alone, 1)) == {0: [*tokens]}
     table.close(alone, 1)
     assert table.num_pages == 0
 

@@ -32,23 +32,23 @@ class Gpu:
     )
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, count: int, found: Gpu | Exception) -> None:
+def answers(monkeypatch: pytest.MonkeyPatch, count: int, result: Gpu | Exception) -> None:
     """Let MAX count so many GPUs and give this one, or raise."""
 
     def accelerator() -> Gpu:
-        if isinstance(found, Exception):
-            raise found
-        return found
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     monkeypatch.setattr(gpu, "accelerator_count", lambda: count)
     monkeypatch.setattr(gpu, "Accelerator", accelerator)
 
 
 def test_a_gpu_that_can_serve_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Gpu()
-    answers(monkeypatch, 1, found)
+    result = Gpu()
+    answers(monkeypatch, 1, result)
     opened: object = open_device("gpu")
-    assert opened is found
+    assert opened is result
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ FULL = {"free_memory": 3 * GIB, "total_memory": 140 * GIB}
 
 
 @pytest.mark.parametrize(
-    ("count", "found", "said"),
+    ("count", "result", "text"),
     [
         (0, ValueError(NONE), 'no GPU here (CUDA information: Failed to open library "libnvidia'),
         (0, Gpu(), "MAX finds no GPU here; use device = cpu"),
@@ -91,10 +91,10 @@ FULL = {"free_memory": 3 * GIB, "total_memory": 140 * GIB}
     ],
 )
 def test_one_that_cannot_is_refused_in_a_line(
-    monkeypatch: pytest.MonkeyPatch, count: int, found: Gpu | Exception, said: str
+    monkeypatch: pytest.MonkeyPatch, count: int, result: Gpu | Exception, text: str
 ) -> None:
-    answers(monkeypatch, count, found)
+    answers(monkeypatch, count, result)
     with pytest.raises(ConfigError) as refused:
         open_device("gpu")
     message = refused.value.message
-    assert said in message and message.startswith("device = gpu") and "\n" not in message
+    assert text in message and message.startswith("device = gpu") and "\n" not in message

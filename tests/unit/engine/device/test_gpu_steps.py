@@ -45,15 +45,15 @@ def late(monkeypatch: pytest.MonkeyPatch, weights: Weights) -> Iterator[LateRunn
 def ask(engine: Engine) -> dict[tuple[str, int], bytes]:
     """The tokens of requests of all kinds, some of which give up their slots for others."""
     kinds: list[dict[str, Any]] = [{}, SCORED, EDITED, BANNED]
-    said = []
+    results = []
     for number, kind in enumerate(kinds * 2):
         prompt = list(range(3, 5 + number))
         engine.add(request_of(f"{number}", prompt, n=3, max_tokens=9, seed=number, **kind))
-        said += engine.step_overlapped() + engine.step_overlapped()
+        results += engine.step_overlapped() + engine.step_overlapped()
     engine.add(request_of("urgent", [7], n=4, max_tokens=3, priority=-1))
-    said += run(engine)
+    results += run(engine)
     engine.add(request_of("single", [9], max_tokens=3))
-    return tokens(said + run(engine))
+    return tokens(results + run(engine))
 
 
 def test_the_next_step_is_launched_before_the_last_ones_tokens_are_read(late: LateRunner) -> None:
@@ -61,10 +61,10 @@ def test_the_next_step_is_launched_before_the_last_ones_tokens_are_read(late: La
     engine.add(request_of(prompt=[5], n=3, max_tokens=6, seed=1))
     run(engine)
     enqueued = ["upload", "launch", "download", "download"]
-    steps = late.late.said.count("launch")
+    steps = late.late.calls.count("launch")
     assert steps == 6
-    assert late.late.said == enqueued + (steps - 1) * [*enqueued, "read"] + ["read"]
-    assert late.late.said.count("upload") == steps  # one copy takes all inputs
+    assert late.late.calls == enqueued + (steps - 1) * [*enqueued, "read"] + ["read"]
+    assert late.late.calls.count("upload") == steps  # one copy takes all inputs
 
 
 def test_memory_is_not_written_again_before_it_was_copied(
@@ -88,10 +88,10 @@ def test_steps_may_be_waited_for_in_any_order_and_number(
         batches.append(batch)
         engine.scheduler.complete(batch, bare.launch(batch).wait())
     launched = [late.launch(batch) for batch in batches]
-    found = [one.wait() for one in reversed(launched)][::-1]
+    result = [item.wait() for item in reversed(launched)][::-1]
     bare = NumpyRunner(weights, 4, 3)
-    for batch, one in zip(batches, found, strict=True):
-        np.testing.assert_array_equal(one.token_ids, bare.launch(batch).wait().token_ids)
+    for batch, item in zip(batches, result, strict=True):
+        np.testing.assert_array_equal(item.token_ids, bare.launch(batch).wait().token_ids)
 
 
 def test_no_input_of_any_graph_is_empty(late: LateRunner) -> None:
@@ -103,15 +103,15 @@ def test_no_input_of_any_graph_is_empty(late: LateRunner) -> None:
         if not len(array)
     }
     assert {"slots", "positions", "new", "score_rows", "num_top", "spans", "tokens"} <= empty
-    for batch in (padded(one, 6) for one in late.batches):
+    for batch in (padded(batch, 6) for batch in late.batches):
         assert batch.num_decode and batch.num_tokens > 1
         assert batch.num_decode + batch.num_scored_prefill > 1
     given = [padded_inputs(batch, 6) for batch in late.batches]
     for model in models():
         graph = build_step_graph(model, DType.float32, CPU())
-        types = [one.type for one in graph.inputs]
+        types = [own_input.type for own_input in graph.inputs]
         pool, inputs = types[:3], types[3:]
-        assert all(isinstance(one, BufferType) for one in pool)
+        assert all(isinstance(kind, BufferType) for kind in pool)
         for arrays in given:
             for wanted, array in zip(inputs, arrays, strict=True):
                 assert array.size and array.ndim == len(wanted.shape)
@@ -128,7 +128,7 @@ def test_a_row_that_goes_on_uploads_8_bytes() -> None:
         batch = scheduler.schedule()
         assert batch is not None and batch.num_decode == rows
         arrays = padded_inputs(batch, rows)
-        assert sum(one.nbytes for one in arrays if len(one) >= rows) == 8 * rows
+        assert sum(array.nbytes for array in arrays if len(array) >= rows) == 8 * rows
         _, size = gpu_steps.StepBuffers(CPU()).pack(arrays)
         assert size <= 8 * rows + gpu_steps.ALIGNMENT * len(arrays)
 
@@ -188,7 +188,7 @@ def test_pinned_memory_of_max_is_the_arrays_that_are_written() -> None:
         for _ in range(2):
             on_device = buffers.upload(arrays)
             buffers.download(on_device)
-            found = buffers.read()
-            for array, one in zip(arrays, found, strict=True):
-                np.testing.assert_array_equal(one, array)
-            assert all(isinstance(one, Buffer) for one in on_device)
+            content = buffers.read()
+            for array, reading in zip(arrays, content, strict=True):
+                np.testing.assert_array_equal(reading, array)
+            assert all(isinstance(buffer, Buffer) for buffer in on_device)

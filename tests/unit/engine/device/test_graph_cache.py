@@ -96,12 +96,12 @@ def test_a_processor_takes_the_highest_level_that_it_has(
 def test_a_graph_that_was_shipped_is_taken_and_nothing_is_written(
     tmp_path: Path, compiler: Compiler
 ) -> None:
-    kept, shipped = tmp_path / "kept", tmp_path / "shipped"
+    retained, shipped = tmp_path / "kept", tmp_path / "shipped"
     shipped.mkdir()
     shape, session = graph_shape(MIXED, DType.float32), cast(Any, compiler)
     cached("step", shape, build, session, CPU(), shipped)
-    found: Any = load_or_compile(session, MIXED, DType.float32, CPU(), kept, shipped)
-    assert (found, kept.exists(), len(compiler.compiled)) == ("the graph", False, 1)
+    or_compile: Any = load_or_compile(session, MIXED, DType.float32, CPU(), retained, shipped)
+    assert (or_compile, retained.exists(), len(compiler.compiled)) == ("the graph", False, 1)
 
 
 def test_a_graph_of_other_kernels_or_of_another_max_is_not_looked_for(
@@ -141,12 +141,12 @@ def test_what_a_graph_depends_on_names_it() -> None:
 def test_a_graph_that_others_want_meanwhile_is_compiled_once(
     tmp_path: Path, compiler: Compiler
 ) -> None:
-    found: list[Any] = []
+    results: list[Any] = []
     all_wait = threading.Barrier(4)
 
     def wait_and_want() -> None:
         all_wait.wait()
-        found.append(want(compiler, tmp_path))
+        results.append(want(compiler, tmp_path))
 
     threads = [threading.Thread(target=wait_and_want) for _ in range(4)]
     for thread in threads:
@@ -154,7 +154,7 @@ def test_a_graph_that_others_want_meanwhile_is_compiled_once(
     for thread in threads:
         thread.join()
     (compiled,) = compiler.compiled
-    assert sorted(map(str, found)) == sorted([str(compiled), *["the graph"] * 3])
+    assert sorted(map(str, results)) == sorted([str(compiled), *["the graph"] * 3])
 
 
 @pytest.mark.parametrize("suffix", [".mef", ".json"])
@@ -275,7 +275,7 @@ def test_a_graph_is_the_users_alone_whatever_the_umask(tmp_path: Path, compiler:
         file = kept_in(tmp_path / "cache")
     finally:
         os.umask(before)
-    assert {one.stat().st_mode & 0o777 for one in (file, file.with_suffix(".json"))} == {0o644}
+    assert {item.stat().st_mode & 0o777 for item in (file, file.with_suffix(".json"))} == {0o644}
     assert want(compiler, file.parent) == "the graph"
 
 
@@ -298,4 +298,4 @@ def test_a_bug_in_what_says_how_long_it_takes_ends_no_compile(
     monkeypatch.setattr(graph_cache.log, "warning", Mock(side_effect=KeyError("a bug")))
     monkeypatch.setattr(compiler, "compile", compile_late)
     assert isinstance(want(compiler, tmp_path), Compiled)
-    assert [one.exc_type for one in written] == [KeyError]
+    assert [args.exc_type for args in written] == [KeyError]

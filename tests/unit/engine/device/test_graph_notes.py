@@ -80,15 +80,15 @@ def test_pruning_leaves_the_graphs_of_this_code(tmp_path: Path) -> None:
 
 
 def test_graphs_that_are_kept_come_back_and_say_not_where_they_were_made(tmp_path: Path) -> None:
-    folder, kept, other = (tmp_path / name for name in ("graphs", "kept", "other"))
+    folder, retained, other = (tmp_path / name for name in ("graphs", "kept", "other"))
     folder.mkdir()
     keep(folder, Gpu("sm_80"), code="older", made_of="2")
     for _ in range(2):
         path = keep(folder, Gpu("sm_90a"), made_of="1")
-        graph_notes.keep(folder, kept)
-    assert {one.name for one in kept.iterdir()} == {"step-1.xz", "step-1.json"}
-    (found,) = graph_notes.unpack(kept, other, code_version())
-    data = found.read_bytes()
+        graph_notes.keep(folder, retained)
+    assert {path.name for path in retained.iterdir()} == {"step-1.xz", "step-1.json"}
+    (result,) = graph_notes.unpack(retained, other, code_version())
+    data = result.read_bytes()
     assert len(data) == len(path.read_bytes()) and str(ROOT).encode() not in data
     assert data.startswith(b".//") and data.endswith(b"/mojo_kernels/srm/a.mojo")
     (note,) = read_notes(other).values()

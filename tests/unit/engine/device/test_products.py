@@ -108,8 +108,8 @@ def test_a_gpus_matrices_are_out_by_in() -> None:
     matrices = 0
     for name, value in named_tensors(weights):
         if name.rsplit(".", maxsplit=1)[-1] in MATRICES:
-            found = bound[name].view(DType.uint16, value.T.shape).to_numpy()
-            np.testing.assert_array_equal(found, round_bfloat16(value.T))
+            result = bound[name].view(DType.uint16, value.T.shape).to_numpy()
+            np.testing.assert_array_equal(result, round_bfloat16(value.T))
             matrices += 1
     assert matrices == 4 * TINY.num_layers + 1
 

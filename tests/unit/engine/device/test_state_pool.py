@@ -51,11 +51,11 @@ def available(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int]
 
 def test_a_slot_takes_what_its_arrays_take() -> None:
     pool = StatePool(TINY, 100, CPU())
-    arrays = [one.to_numpy() for one in pool.buffers]
+    arrays = [buffer.to_numpy() for buffer in pool.buffers]
     assert sum(array.nbytes for array in arrays) == 100 * slot_bytes(TINY)
     table = SlotTable(100, TINY.n_ctx)
-    found = [array for array in vars(table).values() if isinstance(array, np.ndarray)]
-    assert table.nbytes == sum(array.nbytes for array in found) + 4 * 100 * TINY.n_ctx
+    results = [array for array in vars(table).values() if isinstance(array, np.ndarray)]
+    assert table.nbytes == sum(array.nbytes for array in results) + 4 * 100 * TINY.n_ctx
     assert table.nbytes == 100 * SlotTable(1, TINY.n_ctx).nbytes
 
 
@@ -160,9 +160,9 @@ def test_slots_are_read_and_written_in_any_order(slots_at_once: int | None) -> N
     slots = np.array([7, 8, 9, 1, 4])
     pool.write(slots, written)
     order = np.array([4, 3, 0, 2, 1])
-    found = pool.read(slots[order])
-    np.testing.assert_array_equal(found.states, written.states[order])
-    np.testing.assert_array_equal(found.last_tokens, order)
+    content = pool.read(slots[order])
+    np.testing.assert_array_equal(content.states, written.states[order])
+    np.testing.assert_array_equal(content.last_tokens, order)
     others = pool.read(np.array([0, 2, 3, 5, 6]))
     assert not others.states.any()
     assert not others.last_tokens.any()
@@ -181,6 +181,6 @@ def test_what_is_written_may_be_freed_at_once(slots_at_once: int | None) -> None
         pool.write(slots, states)
         states.states[:], states.last_tokens[:] = -1, -1
         del states
-        found = pool.read(slots)
-        np.testing.assert_array_equal(found.states, expected)
-        np.testing.assert_array_equal(found.last_tokens, np.arange(1_000))
+        content = pool.read(slots)
+        np.testing.assert_array_equal(content.states, expected)
+        np.testing.assert_array_equal(content.last_tokens, np.arange(1_000))

@@ -46,22 +46,22 @@ def config_of(folder: Path, interval_s: float = 0.0) -> EngineConfig:
     return EngineConfig(snapshot_dir=str(folder), snapshot_interval_s=interval_s)
 
 
-def take(
+def take_snapshot(
     engine: Engine, durable: Durable, between: Callable[[], list[Output]] = list
 ) -> tuple[Detail, Tokens]:
     """A snapshot, and what is said meanwhile; `between` is called after each of its parts."""
-    found: list[Detail | SnapshotError] = []
-    said: Tokens = {}
-    durable.ask(found.append)
-    while not found:
+    results: list[Detail | SnapshotError] = []
+    entries: Tokens = {}
+    durable.ask(results.append)
+    while not results:
         durable.tick(has_requests=True)
         if durable.wants_part:
-            said |= tokens(engine.settle())
+            entries |= tokens(engine.settle())
             durable.advance()
-            said |= tokens(between())
-    if isinstance(found[0], SnapshotError):
-        raise found[0]
-    return found[0], said
+            entries |= tokens(between())
+    if isinstance(results[0], SnapshotError):
+        raise results[0]
+    return results[0], entries
 
 
 @pytest.mark.parametrize("steps_between", [0, 3])
@@ -73,9 +73,9 @@ def test_another_engine_goes_on_and_samples_the_same(
     add(alone)
     expected = tokens(run(alone))
     first, durable = begun(tmp_path)
-    detail, said = take(first, durable, lambda: run(first, steps_between))
+    detail, message = take_snapshot(first, durable, lambda: run(first, steps_between))
     assert detail["sequences"] == 8
-    assert said | tokens(run(first)) == expected  # and the first is none the worse for it
+    assert message | tokens(run(first)) == expected  # and the first is none the worse for it
     restoring = Durable(second, config_of(tmp_path))
     restored = metrics.RESTORED._value.get()
     add(second, durable=restoring)
@@ -89,19 +89,19 @@ def test_a_snapshot_that_cannot_be_used_is_set_aside(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, of_other_weights: bool
 ) -> None:
     first, durable = begun(tmp_path)
-    take(first, durable)
+    take_snapshot(first, durable)
     path = tmp_path / NAME
     if of_other_weights:
-        second, said = engine_of(model=tiny_weights(1)), "fingerprint is tiny-0, expected tiny-1"
+        second, message = engine_of(model=tiny_weights(1)), "fingerprint is tiny-0, expected tiny-1"
     else:
-        second, said = engine_of(), f"{path}: checksum of states in chunk 0 is"
+        second, message = engine_of(), f"{path}: checksum of states in chunk 0 is"
         whole = path.read_bytes()
         path.write_bytes(whole[:200] + bytes([whole[200] ^ 1]) + whole[201:])
     refused = metrics.SNAPSHOTS.labels("refused")._value.get()
     durable = Durable(second, config_of(tmp_path))
     with caplog.at_level(logging.ERROR):
         assert [durable.progress(request) for request in REQUESTS] == [None] * 4
-    assert said in caplog.text
+    assert message in caplog.text
     assert list(tmp_path.iterdir()) == [tmp_path / REFUSED]
     assert metrics.SNAPSHOTS.labels("refused")._value.get() == refused + 1
 
@@ -111,22 +111,22 @@ def test_weights_that_change_meanwhile_end_a_snapshot(
 ) -> None:
     monkeypatch.setattr("engine.process.engine.READ_SLOTS", 3)
     engine, durable = begun(tmp_path)
-    take(engine, durable)
-    kept = (tmp_path / NAME).read_bytes()
+    take_snapshot(engine, durable)
+    content = (tmp_path / NAME).read_bytes()
 
     def others_come() -> list[Output]:
         engine._fingerprint = "others"
         return []
 
     with pytest.raises(SnapshotError, match="weights were changed"):
-        take(engine, durable, between=others_come)
+        take_snapshot(engine, durable, between=others_come)
     assert list(tmp_path.iterdir()) == [tmp_path / NAME]
-    assert (tmp_path / NAME).read_bytes() == kept
+    assert (tmp_path / NAME).read_bytes() == content
 
 
 def test_what_other_weights_made_is_not_gone_on_with(tmp_path: Path) -> None:
     first, durable = begun(tmp_path)
-    take(first, durable)
+    take_snapshot(first, durable)
     durable.keep([REQUESTS[0].id])
     second = engine_of()
     restoring = Durable(second, config_of(tmp_path))
@@ -143,7 +143,7 @@ def test_what_is_kept_is_taken_up_once_or_forgotten_after_a_while(
     add(alone)
     expected = tokens(run(alone))
     engine, durable = begun(None, 0)
-    said = tokens(run(engine, 12) + engine.settle())
+    message = tokens(run(engine, 12) + engine.settle())
     durable.keep([request.id for request in REQUESTS])
     assert not engine.has_work
     other = msgspec.structs.replace(REQUESTS[0], prompt_token_ids=b"\2\0\0\0")
@@ -155,7 +155,9 @@ def test_what_is_kept_is_taken_up_once_or_forgotten_after_a_while(
     durable.tick(has_requests=False)
     assert durable.progress(REQUESTS[2]) is None
     add(engine, REQUESTS[2:], durable)
-    assert tokens(run(engine)).items() >= {k: expected[k] for k in expected.keys() - said}.items()
+    assert (
+        tokens(run(engine)).items() >= {k: expected[k] for k in expected.keys() - message}.items()
+    )
 
 
 def test_one_is_due_only_while_there_are_durable_requests(

@@ -22,7 +22,7 @@ def test_prompts_are_completed_whatever_the_queue_holds_with_seeds_of_their_own(
     params = SamplingParams(n=2, max_tokens=20, seed=2**64 - 1, ignore_eos=True)
     results = engine_of(num_slots=4, max_waiting=6).generate([[3, 4]] * 20, params)
     assert [len(outputs) for outputs in results] == [2] * 20
-    assert len({one.token_ids for outputs in results for one in outputs}) == 40
+    assert len({output.token_ids for outputs in results for output in outputs}) == 40
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,11 @@ def test_a_refused_prompt_leaves_the_engine_as_it_was(
     ],
 )
 def test_a_temperature_or_top_p_of_almost_0_takes_the_likeliest_token(params: Any) -> None:
-    found, greedy = (
+    result, greedy = (
         engine_of().generate([[5, 6]], SamplingParams(max_tokens=8, n=3, ignore_eos=True, **own))
         for own in (params, {"temperature": 0})
     )
-    assert [one.token_ids for one in found[0]] == [one.token_ids for one in greedy[0]]
+    assert [item.token_ids for item in result[0]] == [token.token_ids for token in greedy[0]]
 
 
 def test_metrics_count_what_happened() -> None:

@@ -69,21 +69,21 @@ def write(folder: Path, chunks: list[list[Record]] = CHUNKS, stamp: Stamp = STAM
 
 @contextmanager
 def opened(path: Path) -> Iterator[SnapshotFile]:
-    with closing(SnapshotFile(path, STAMP)) as found:
-        yield found
+    with closing(SnapshotFile(path, STAMP)) as result:
+        yield result
 
 
-def has(found: SnapshotFile, *records: Record) -> None:
+def has(file: SnapshotFile, *records: Record) -> None:
     for request, parked in records:
-        progress = found.progress(request)
+        progress = file.progress(request)
         assert progress is not None
         assert_same(progress, parked)
 
 
 def read_all(path: Path) -> None:
     """Everything, as CHUNKS has it; raises SnapshotError."""
-    with opened(path) as found:
-        has(found, *chain(*CHUNKS))
+    with opened(path) as result:
+        has(result, *chain(*CHUNKS))
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -111,12 +111,12 @@ def test_a_request_costs_its_own_rows(tmp_path: Path, monkeypatch: pytest.Monkey
         read += len(data)
         return data
 
-    with opened(write(tmp_path)) as found:
-        found.progress(CHUNKS[2][0].request)
+    with opened(write(tmp_path)) as result:
+        result.progress(CHUNKS[2][0].request)
         monkeypatch.setattr(os, "pread", pread)
         for request, parked in CHUNKS[2]:
             read = 0
-            found.progress(request)
+            result.progress(request)
             sampled = sum(map(len, (*parked.tokens, *parked.logprobs)))
             assert read == parked.states.states.nbytes + sampled
 
@@ -124,14 +124,14 @@ def test_a_request_costs_its_own_rows(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_another_request_of_the_same_id_gets_nothing(tmp_path: Path) -> None:
     request, replace = CHUNKS[0][0].request, msgspec.structs.replace
     same = replace(request.params, logit_bias={1: 2.0, 3: 1.0})
-    with opened(write(tmp_path)) as found:
-        assert found.progress(replace(request, params=same, priority=3)) is not None
+    with opened(write(tmp_path)) as result:
+        assert result.progress(replace(request, params=same, priority=3)) is not None
         for other in (
             replace(request, id="z"),
             replace(request, params=replace(request.params, seed=1)),
             replace(request, prompt_token_ids=b"\1\0\0\0"),
         ):
-            assert found.progress(other) is None
+            assert result.progress(other) is None
 
 
 def test_of_several_records_of_a_request_the_later_ones_count(tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ def test_of_several_records_of_a_request_the_later_ones_count(tmp_path: Path) ->
     )
     odd, even = (all_of_them.only(np.arange(first, 10, 2)) for first in (1, 0))
     chunks = [[Record(request, before), Record(request, odd)], [Record(request, even)]]
-    with opened(write(tmp_path, chunks)) as found:
-        has(found, Record(request, all_of_them))
+    with opened(write(tmp_path, chunks)) as result:
+        has(result, Record(request, all_of_them))
 
 
 def test_another_model_or_arithmetic_or_format_is_named(
@@ -167,9 +167,11 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     fields = set()
     for at in (*range(PREAMBLE.size), *range(PREAMBLE.size, len(whole), 5)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
-        with pytest.raises(SnapshotError, match=r"durable\.snapshot: .* is .*, expected ") as found:
+        with pytest.raises(
+            SnapshotError, match=r"durable\.snapshot: .* is .*, expected "
+        ) as raises:
             read_all(path)
-        fields.add(found.value.message.split(": ", 1)[1].split(" is ")[0])
+        fields.add(raises.value.message.split(": ", 1)[1].split(" is ")[0])
     checksums = {f"checksum of {name} in chunk {at}" for name in SECTIONS for at in range(3)}
     checksums.remove("checksum of logprobs in chunk 1")  # it has none
     assert fields == {"magic", "preamble", "header", *checksums}
@@ -188,9 +190,9 @@ def test_every_truncation_is_noticed(tmp_path: Path) -> None:
         with pytest.raises(SnapshotError, match=rf"{reason} is {size}, expected"):
             SnapshotFile(path, STAMP)
     path.write_bytes(whole)
-    with opened(path) as found, pytest.raises(SnapshotError, match="bytes from"):
+    with opened(path) as result, pytest.raises(SnapshotError, match="bytes from"):
         os.truncate(path, 100)  # while it is open
-        found.progress(CHUNKS[2][0].request)
+        result.progress(CHUNKS[2][0].request)
 
 
 def test_what_is_given_up_leaves_the_old_one(tmp_path: Path) -> None:

@@ -24,11 +24,11 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_hang_ends_the_process_and_is_named() -> None:
-    hung = run("def hang():\n    time.sleep(50)\nWatchdog(0.3).feed()\nhang()\n")
+    hung = run("def hang():\n    time.sleep(50)\nWatchdog(0.3).note_progress()\nhang()\n")
     assert hung.returncode == 1
     assert "Timeout" in hung.stderr and "in hang" in hung.stderr
-    stopped = "dog = Watchdog(0.3)\ndog.feed()\ndog.stop()\n"
-    assert run(f"{stopped}Watchdog(0).feed()\ntime.sleep(0.6)\n").returncode == 0
+    stopped = "dog = Watchdog(0.3)\ndog.note_progress()\ndog.stop()\n"
+    assert run(f"{stopped}Watchdog(0).note_progress()\ntime.sleep(0.6)\n").returncode == 0
 
 
 def test_who_feeds_it_puts_its_end_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ def test_who_feeds_it_puts_its_end_off(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     dog = Watchdog(30)
     for _ in range(50):
-        dog.feed()
+        dog.note_progress()
         assert ends[-1] > now + 30 - 2 * REARM_S
         now += REARM_S / 3
     assert len(ends) < 20
@@ -57,7 +57,7 @@ def test_a_watchdog_that_gets_no_thread_ends_nothing_and_says_so_once(
     monkeypatch.setattr("faulthandler.dump_traceback_later", refuse)
     dog = Watchdog(30)
     for _ in range(3):
-        dog.feed()
+        dog.note_progress()
     assert caplog.text.count("nobody watches this process for now: unable to start") == 1
 
 

@@ -13,7 +13,7 @@ import pytest
 from engine.errors import InvalidRequest, NotFound, SRMError, SwapInProgress
 from engine.messages import PROMPT, Done, LoadWeights
 from engine.process.engine import Engine
-from engine.process.weight_reload import Swaps, load_weights
+from engine.process.weight_reload import WeightReload, load_weights
 from engine.process.weights_note import LoadFolder
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.random_model import write_random_model
@@ -70,15 +70,15 @@ def test_samples_that_start_later_owe_the_weights_before_nothing() -> None:
     early = [*engine.step(), *engine.step()]
     engine.scheduler.is_held = True
     engine.add(request_of("waiting"))
-    early += [one for _ in range(20) for one in engine.step()]
+    early += [output for _ in range(20) for output in engine.step()]
     assert sorted(tokens(early)) == [("many", index) for index in (PROMPT, 0, 1, 2, 3)]
     assert engine.scheduler.is_quiet and engine.scheduler.num_waiting == 6 + 1
     engine.load_weights(NEW)
     engine.scheduler.is_held = False
     later = run(engine)
-    many = [one for one in later if one.id == "many"]
+    many = [array for array in later if array.id == "many"]
     assert sorted(tokens(many)) == [("many", index) for index in range(4, 10)], "nothing twice"
-    assert {one.first_version for one in many} == {1}, "the request began before"
+    assert {waiting.first_version for waiting in many} == {1}, "the request began before"
     assert engine.scheduler.prefixes.num_used <= 2
 
 
@@ -111,24 +111,24 @@ def make_folder(tmp_path: Path) -> MakeFolder:
 
 
 def swap_once(engine: Engine, folder: Path, note: str = "", how: LoadFolder = load) -> Done:
-    swaps = Swaps(engine, how, note)
-    swaps.begin(LoadWeights("a", str(folder)))
+    reload = WeightReload(engine, how, note)
+    reload.begin(LoadWeights("a", str(folder)))
     try:
         with pytest.raises(SwapInProgress, match=str(folder)):
-            swaps.begin(LoadWeights("b", str(folder)))
-        while not swaps.is_due():
+            reload.begin(LoadWeights("b", str(folder)))
+        while not reload.is_due():
             pass
-        return swaps.make()
+        return reload.make()
     finally:
-        assert swaps.current is None and not engine.scheduler.is_held
-        swaps.close()
+        assert reload.current is None and not engine.scheduler.is_held
+        reload.close()
 
 
 def test_one_change_at_a_time(make_folder: MakeFolder) -> None:
     engine, folder = engine_of(), make_folder("new")
     done = swap_once(engine, folder)
-    found = done.id, done.detail["weights_version"], done.detail["fingerprint"]
-    assert found == ("a", 2, "tiny-1")
+    result = done.id, done.detail["weights_version"], done.detail["fingerprint"]
+    assert result == ("a", 2, "tiny-1")
     assert swap_once(engine, folder).detail["weights_version"] == 3
 
 
@@ -142,20 +142,20 @@ def test_a_folder_on_a_disk_that_hangs_holds_up_other_changes_and_no_step(
         return load(folder)
 
     engine, folder = engine_of(), make_folder("new")
-    swaps = Swaps(engine, hang, "")
-    swaps.begin(LoadWeights("a", str(folder)))
+    reload = WeightReload(engine, hang, "")
+    reload.begin(LoadWeights("a", str(folder)))
     try:
         engine.add(request_of())
         assert run(engine)
-        assert not swaps.is_due()
+        assert not reload.is_due()
         with pytest.raises(SwapInProgress):
-            swaps.begin(LoadWeights("b", str(folder)))
+            reload.begin(LoadWeights("b", str(folder)))
     finally:
         answers.set()
-    wait_until(swaps.is_due)
-    assert swaps.make().detail["weights_version"] == 2
-    swaps.begin(LoadWeights("b", str(folder)))
-    swaps.close()
+    wait_until(reload.is_due)
+    assert reload.make().detail["weights_version"] == 2
+    reload.begin(LoadWeights("b", str(folder)))
+    reload.close()
 
 
 def raising(error: Exception) -> LoadFolder:

@@ -22,7 +22,7 @@ from engine.kept_model import FIRST, copies_of, copy_model, hold_model, unclaime
 from engine.messages import LoadWeights
 from engine.process import weights_note
 from engine.process.engine import Engine
-from engine.process.weight_reload import Swaps
+from engine.process.weight_reload import WeightReload
 from engine.process.weights_note import Note, first_weights, read_note
 from engine.seal import unsealed
 from engine.weights.checkpoint import load_checkpoint
@@ -43,11 +43,11 @@ def model_folder(folder: Path, seed: int) -> Path:
     return folder
 
 
-def staged(engine: Engine, note: Path, folder: Path, change: str = "a") -> Swaps:
-    swaps = Swaps(engine, load, str(note))
-    swaps.begin(LoadWeights(change, str(folder)))
-    wait_until(swaps.is_due)
-    return swaps
+def staged(engine: Engine, note: Path, folder: Path, change: str = "a") -> WeightReload:
+    reload = WeightReload(engine, load, str(note))
+    reload.begin(LoadWeights(change, str(folder)))
+    wait_until(reload.is_due)
+    return reload
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def begun(config: EngineWiring) -> tuple[str, int]:
 
 
 def copies(config: EngineWiring) -> set[str]:
-    return {one.name for one in copies_of(config.weights_note).iterdir()} - {"lock", "note"}
+    return {path.name for path in copies_of(config.weights_note).iterdir()} - {"lock", "note"}
 
 
 def remove(folder: Path) -> None:
@@ -133,9 +133,9 @@ def test_the_copy_before_goes_when_the_last_engine_has_changed(
 
 def test_a_change_that_is_dropped_leaves_no_copy(config: EngineWiring, tmp_path: Path) -> None:
     begun(config)
-    swaps = staged(engine_of(), Path(config.weights_note), model_folder(tmp_path / "new", 1))
+    reload = staged(engine_of(), Path(config.weights_note), model_folder(tmp_path / "new", 1))
     with pytest.raises(EngineUnavailable):
-        swaps.check_wanted(has_owner=True, is_draining=True)
+        reload.check_wanted(has_owner=True, is_draining=True)
     wait_until(lambda: not copies(config))
     assert begun(config) == ("tiny-0", 1)
 
@@ -151,7 +151,7 @@ def test_a_bug_in_what_removes_copies_leaves_them_to_the_next_change(
         broken.setattr(weights_note, "remove", Mock(side_effect=KeyError("a bug")))
         staged(engine, note, folder, "a").make()
         wait_until(lambda: written)
-    assert [one.exc_type for one in written] == [KeyError]
+    assert [args.exc_type for args in written] == [KeyError]
     assert copies(config) == {"a", "a.lock"}
     staged(engine, note, folder, "b").make()
     wait_until(lambda: copies(config) == {"b"})
@@ -179,16 +179,16 @@ def test_a_disk_that_does_not_remove_a_copy_holds_up_the_next_change_and_no_step
     try:
         assert asked.wait(120)
         monkeypatch.setattr(kept_model, "try_lock", tell)
-        swaps = Swaps(engine, load, str(note))
-        swaps.begin(LoadWeights("b", str(folder)))
+        reload = WeightReload(engine, load, str(note))
+        reload.begin(LoadWeights("b", str(folder)))
         assert waits.wait(120), "for the lock of what removes"
-        assert not swaps.is_due()
+        assert not reload.is_due()
         engine.add(request_of())
         assert run(engine)
     finally:
         answers.set()
-    wait_until(swaps.is_due)
-    assert swaps.make().detail["weights_version"] == 3
+    wait_until(reload.is_due)
+    assert reload.make().detail["weights_version"] == 3
 
 
 def test_a_full_disk_refuses_the_change(
@@ -232,7 +232,7 @@ def test_a_process_killed_at_any_line_leaves_no_half_copy(tmp_path: Path) -> Non
             assert {file.name: file.read_bytes() for file in place.iterdir()} == expected
         copy_model(folder, place, lambda: True)
         assert {file.name: file.read_bytes() for file in place.iterdir()} == expected
-        assert {one.name for one in place.parent.iterdir()} == {"a", "a.lock"}
+        assert {path.name for path in place.parent.iterdir()} == {"a", "a.lock"}
         shutil.rmtree(place.parent)
     assert line > 30
 
@@ -268,7 +268,7 @@ def test_the_note_is_written_once(config: EngineWiring) -> None:
     assert first is not None and (first.weights_version, first.change) == (1, FIRST)
     begun(config)
     assert read_note(Path(config.weights_note)) == first
-    assert [one.name for one in Path(config.weights_note).parent.iterdir() if one.is_file()] == [
+    assert [path.name for path in Path(config.weights_note).parent.iterdir() if path.is_file()] == [
         "note"
     ]
 
@@ -324,19 +324,19 @@ def test_the_second_note_never_says_what_was_before(
     note, folder = Path(config.weights_note), model_folder(tmp_path / "new", 1)
     engine, second = engine_of(), copies_of(note) / "note"
     staged(engine, note, folder, "a").make()
-    write, swaps = Path.write_bytes, staged(engine, note, folder, "b")
+    write, reload = Path.write_bytes, staged(engine, note, folder, "b")
 
     def change_meanwhile(path: Path, data: bytes) -> int:
         monkeypatch.undo()
-        swaps.make()
+        reload.make()
         return write(path, data)
 
     monkeypatch.setattr(Path, "write_bytes", change_meanwhile)
     assert begun(config) == ("tiny-1", 2), "it has read the note before, and starts again soon"
     assert second.read_bytes() == note.read_bytes()
-    swaps = staged(engine, note, folder, "c")
+    reload = staged(engine, note, folder, "c")
     monkeypatch.setattr(Path, "write_bytes", Mock(side_effect=OSError("full")))
-    swaps.make()
+    reload.make()
     monkeypatch.undo()
     assert not second.exists()
     assert begun(config) == ("tiny-1", 4)

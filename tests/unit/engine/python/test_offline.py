@@ -49,7 +49,7 @@ def llm(text_model: Path) -> Iterator[Engine]:
 
 
 def tokens(completions: list[Completion]) -> list[list[int]]:
-    return [one.token_ids.tolist() for one in completions]
+    return [completion.token_ids.tolist() for completion in completions]
 
 
 def test_it_gives_what_the_server_gives(llm: Engine, server: Server) -> None:
@@ -59,17 +59,24 @@ def test_it_gives_what_the_server_gives(llm: Engine, server: Server) -> None:
     prompts = ["the cat", "the other mat", ""]
     given: dict[str, Any] = {"n": 3, "max_tokens": 40, "seed": 2**63 + 1, "logprobs": 2}
     reply = complete(server, prompt=prompts, return_token_ids=True, temperature=1.5, **given)
-    found = llm.generate(prompts, SamplingParams(temperature=1.5, **given))
-    completions = [one for generated in found for one in generated.completions]
-    assert [one.index for one in completions] == [0, 1, 2] * 3
-    assert [one.prompt for one in completions] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    for one, choice in zip(completions, reply["choices"], strict=True):
-        assert one.token_ids.tolist() == choice["token_ids"]
-        assert (one.text, one.finish_reason) == (choice["text"], choice["finish_reason"])
-        assert one.logprobs is not None and one.scores is not None
-        assert one.logprobs.tolist() == pytest.approx(choice["logprobs"]["token_logprobs"])
-        assert one.scores.top_ids.shape == one.scores.top_logprobs.shape == (len(one.token_ids), 2)
-    assert [one.prompt_token_ids.tolist() for one in found] == [
+    result = llm.generate(prompts, SamplingParams(temperature=1.5, **given))
+    completions = [completion for generated in result for completion in generated.completions]
+    assert [completion.index for completion in completions] == [0, 1, 2] * 3
+    assert [completion.prompt for completion in completions] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    for completion, choice in zip(completions, reply["choices"], strict=True):
+        assert completion.token_ids.tolist() == choice["token_ids"]
+        assert (completion.text, completion.finish_reason) == (
+            choice["text"],
+            choice["finish_reason"],
+        )
+        assert completion.logprobs is not None and completion.scores is not None
+        assert completion.logprobs.tolist() == pytest.approx(choice["logprobs"]["token_logprobs"])
+        assert (
+            completion.scores.top_ids.shape
+            == completion.scores.top_logprobs.shape
+            == (len(completion.token_ids), 2)
+        )
+    assert [output.prompt_token_ids.tolist() for output in result] == [
         choice["prompt_token_ids"] for choice in reply["choices"][::3]
     ]
 
@@ -112,13 +119,13 @@ def test_params_of_another_type_are_named(llm: Engine, params: Any, kind: str) -
 
 
 def test_prompts_are_scored(llm: Engine) -> None:
-    (found,) = llm.generate([[5, 6, 7, 8]], SamplingParams(max_tokens=0, prompt_logprobs=3))
-    scores = found.prompt_scores
+    (result,) = llm.generate([[5, 6, 7, 8]], SamplingParams(max_tokens=0, prompt_logprobs=3))
+    scores = result.prompt_scores
     assert scores is not None
     assert len(scores.logprobs) == len(scores.ranks) == 3
     assert scores.top_ids.shape == scores.top_logprobs.shape == (3, 3)
     assert (scores.top_logprobs[:, 0] >= scores.logprobs - 1e-6).all()
-    assert [one.finish_reason for one in found.completions] == ["length"]
+    assert [completion.finish_reason for completion in result.completions] == ["length"]
     (plain,) = llm.generate([[5, 6, 7, 8]])
     assert plain.prompt_scores is None and plain.completions[0].scores is None
 
@@ -126,21 +133,29 @@ def test_prompts_are_scored(llm: Engine) -> None:
 def test_a_stop_token_is_among_the_ids_and_not_in_the_text(llm: Engine) -> None:
     of: dict[str, Any] = {"max_tokens": 9, "seed": 3, "ignore_eos": True}
     (free,) = tokens(llm.generate("the cat", SamplingParams(**of))[0].completions)
-    (found,) = llm.generate("the cat", SamplingParams(stop_token_ids=(free[4],), **of))
-    (one,) = found.completions
+    (result,) = llm.generate("the cat", SamplingParams(stop_token_ids=(free[4],), **of))
+    (one,) = result.completions
     assert one.finish_reason == "stop"
     assert one.token_ids.tolist() == free[: free.index(free[4]) + 1]
     assert one.text == llm._tokenizer.decode(one.token_ids[:-1])
 
 
 def test_progress_ends_with_everything(llm: Engine) -> None:
-    said: list[GenerateProgress] = []
+    progresses: list[GenerateProgress] = []
     params = SamplingParams(n=20, max_tokens=6)
-    found = llm.generate(["the cat", "a"], params, on_progress=said.append)
-    num_tokens = sum(len(one.token_ids) for each in found for one in each.completions)
-    assert said[-1].total == 40 and said[-1].tokens == num_tokens and said[-1].running == 0
-    assert 0 < max(one.running for one in said) <= SLOTS
-    assert [one.finished for one in said] == sorted(one.finished for one in said)
+    result = llm.generate(["the cat", "a"], params, on_progress=progresses.append)
+    num_tokens = sum(
+        len(completion.token_ids) for each in result for completion in each.completions
+    )
+    assert (
+        progresses[-1].total == 40
+        and progresses[-1].tokens == num_tokens
+        and progresses[-1].running == 0
+    )
+    assert 0 < max(progress.running for progress in progresses) <= SLOTS
+    assert [progress.finished for progress in progresses] == sorted(
+        progress.finished for progress in progresses
+    )
 
 
 def test_a_stream_reads_only_as_far_ahead_as_it_has_use_for(llm: Engine) -> None:
@@ -151,12 +166,12 @@ def test_a_stream_reads_only_as_far_ahead_as_it_has_use_for(llm: Engine) -> None
         for read in itertools.count(1):
             yield [5, read % 300]
 
-    found = list(itertools.islice(llm.stream(endless(), SamplingParams(max_tokens=3)), 100))
-    assert len({one.prompt for one in found}) == 100
+    result = list(itertools.islice(llm.stream(endless(), SamplingParams(max_tokens=3)), 100))
+    assert len({completion.prompt for completion in result}) == 100
     assert read <= 100 + 2 * SLOTS + 2 * 64
-    for one in found[:5]:
-        (alone,) = llm.generate([[5, (one.prompt + 1) % 300]], SamplingParams(max_tokens=3))
-        assert tokens(alone.completions) == [one.token_ids.tolist()]
+    for completion in result[:5]:
+        (alone,) = llm.generate([[5, (completion.prompt + 1) % 300]], SamplingParams(max_tokens=3))
+        assert tokens(alone.completions) == [completion.token_ids.tolist()]
 
 
 def test_one_at_a_time(llm: Engine) -> None:
@@ -195,8 +210,8 @@ def test_a_refusal_names_the_prompt_and_leaves_nothing_behind(llm: Engine) -> No
 
 def test_without_a_tokenizer_there_are_ids(text_model: Path, tmp_path: Path) -> None:
     with make(tmp_path) as nameless:
-        (found,) = nameless.generate([[5, 6]])
-        assert found.completions[0].text is None
+        (result,) = nameless.generate([[5, 6]])
+        assert result.completions[0].text is None
         with pytest.raises(InvalidRequest, match="this model has no tokenizer"):
             nameless.generate(["the cat"])
     (tmp_path / "tokenizer.json").write_text("{}")

@@ -79,7 +79,7 @@ NO_TOKEN_LEFT: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("named", "params", "message"),
     [
-        *((name, {name: one}, name) for name in BAD for one in BAD[name]),
+        *((name, {name: item}, name) for name in BAD for item in BAD[name]),
         *((name, params, f"^{name}.* must leave a token") for name, params in NO_TOKEN_LEFT),
         ("max_tokens", {"max_tokens": 0, "prompt_logprobs": 0, "prompt": [5]}, "max_tokens"),
         ("logprobs", {"logprobs": 1}, "logprobs"),

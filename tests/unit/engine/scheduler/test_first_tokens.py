@@ -28,7 +28,9 @@ def running_scheduler(count: int, **settings: Any) -> Scheduler:
 
 def rows_by_request(scheduler: Scheduler, batch: Batch) -> Counter[str]:
     first_ids = scheduler.table.first_id[batch.slots].tolist()
-    return Counter(scheduler._registry.by_first_id[one].request.id for one in first_ids)
+    return Counter(
+        scheduler._registry.by_first_id[first_own_id].request.id for first_own_id in first_ids
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,8 +121,8 @@ def test_the_shortest_prompts_come_first_whatever_came_first() -> None:
     scheduler = scheduler_of(num_slots=1, prefix_slots=1)
     for name, length in (("long", 9), ("short", 3), ("middle", 6), ("short too", 3)):
         scheduler.add(request_of(name, [5] * length, max_tokens=1))
-    said = [output.id for output in steps(scheduler)]
-    assert said == ["short", "short too", "middle", "long"]
+    ids = [output.id for output in steps(scheduler)]
+    assert ids == ["short", "short too", "middle", "long"]
 
 
 @pytest.mark.parametrize("priority", [0, -1])
@@ -128,18 +130,18 @@ def test_a_priority_beats_any_length(priority: int) -> None:
     scheduler = scheduler_of(num_slots=1)
     scheduler.add(request_of("long", [5] * 60, max_tokens=1))
     scheduler.add(request_of("short", [5, 6], max_tokens=1, priority=priority))
-    said = [output.id for output in steps(scheduler)]
-    assert said == (["short", "long"] if priority == 0 else ["long", "short"])
+    ids = [output.id for output in steps(scheduler)]
+    assert ids == (["short", "long"] if priority == 0 else ["long", "short"])
 
 
 def test_a_long_prompt_lets_pass_so_much_and_no_more() -> None:
     scheduler = scheduler_of(num_slots=1)
     scheduler.add(request_of("long", [5] * 40, max_tokens=1))
-    said: list[str] = []
+    lines: list[str] = []
     for i in itertools.count():
-        if "long" in said:
+        if "long" in lines:
             break
         scheduler.add(request_of(f"short {i}", [5], max_tokens=1))
-        said += [output.id for output in step(scheduler)]
+        lines += [output.id for output in step(scheduler)]
     # One token each, after the 40 of the long one; of equal rank is the one that it starts before.
-    assert len(said) - 1 == PATIENCE * (40 - 1) - 40
+    assert len(lines) - 1 == PATIENCE * (40 - 1) - 40

@@ -10,14 +10,14 @@ from engine.messages import LEAST_TOP_P
 from engine.scheduler.scheduler import Scheduler
 from engine.state.sequence import sample_seeds
 from engine.steps.batch import FROM_DEVICE, Batch
-from tests.engines.making import complete, park_victims, request_of, scheduled, scheduler_of
+from tests.engines.making import complete, park_preempted, request_of, scheduled, scheduler_of
 
 HOW: dict[str, Any] = {"temperature": 0.5, "top_k": 7, "top_p": 0.25, "min_p": 0.125}
 
 
-def said(batch: Batch) -> list[tuple[int, int, int]]:
+def list_new_rows(batch: Batch) -> list[tuple[int, int, int]]:
     """Row, slot that is read and token of each new row."""
-    return [one[:3] for one in batch.new.tolist()]
+    return [records[:3] for records in batch.new.tolist()]
 
 
 def next_batch(scheduler: Scheduler) -> Batch:
@@ -33,7 +33,7 @@ def test_only_the_first_row_says_how_its_sequence_samples() -> None:
     scheduler.add(request_of("new", [5, 6], n=2, seed=3, max_tokens=4, **HOW))
     prefix = int(next_batch(scheduler).prefill["write_slot"][1])
     forks = next_batch(scheduler)
-    assert said(forks) == [(1, prefix, 6), (2, prefix, 6)]
+    assert list_new_rows(forks) == [(1, prefix, 6), (2, prefix, 6)]
     seeds = sample_seeds(3, forks.sequence_ids[1:] - 1).tolist()
     assert forks.new["sampling"].tolist() == [(0.5, 7, 0.25, 0.125, seed) for seed in seeds]
     for _ in range(3):
@@ -47,13 +47,13 @@ def test_whoever_gets_a_slot_again_says_it_anew() -> None:
     asked: list[dict[str, Any]] = [{"temperature": 0}, {"top_p": 0}, HOW]
     for number, how in enumerate(asked):
         scheduler.add(request_of(f"{number}", [5], max_tokens=2, seed=number, **how))
-    found = [next_batch(scheduler).new["sampling"].tolist() for _ in range(6)]
-    assert [[one[:4] for one in each] for each in found] == [
+    results = [next_batch(scheduler).new["sampling"].tolist() for _ in range(6)]
+    assert [[item[:4] for item in each] for each in results] == [
         *([(0, 0, 1, 0)], []),
         *([(1, 0, np.float32(LEAST_TOP_P), 0)], []),
         *([(0.5, 7, 0.25, 0.125)], []),
     ]
-    assert len({each[0][4] for each in found[::2]}) == 3
+    assert len({each[0][4] for each in results[::2]}) == 3
 
 
 def test_a_sequence_that_was_parked_says_it_again() -> None:
@@ -62,8 +62,8 @@ def test_a_sequence_that_was_parked_says_it_again() -> None:
     first = next_batch(scheduler)
     next_batch(scheduler)
     scheduler.add(request_of("high", [6], max_tokens=2))
-    assert park_victims(scheduler) == 1
-    ((_, slot, token),) = said(next_batch(scheduler))
+    assert park_preempted(scheduler) == 1
+    ((_, slot, token),) = list_new_rows(next_batch(scheduler))
     assert token == 6
     next_batch(scheduler)
     again = next_batch(scheduler)

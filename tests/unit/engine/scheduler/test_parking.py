@@ -54,7 +54,7 @@ def test_nobody_is_parked_for_an_equal_or_before_it_has_sampled() -> None:
     for name in ("first", "equal"):
         engine.add(request_of(name, [5], n=2, max_tokens=9, priority=-1))
     engine.step()
-    assert not len(engine.scheduler.victims())
+    assert not len(engine.scheduler.choose_preempted())
     assert running(engine) == {"first": 2}
     engine = engine_of(num_slots=2, max_step_tokens=9)
     for name in ("long", "other"):
@@ -68,7 +68,7 @@ def test_nobody_is_parked_for_an_equal_or_before_it_has_sampled() -> None:
     run(engine, 3)
     for name in ("high", "no slot for its prefix"):
         engine.add(request_of(name, [9, len(name)], n=2, max_tokens=9))
-    assert not len(engine.scheduler.victims()), "a prefix to be made needs no slot"
+    assert not len(engine.scheduler.choose_preempted()), "a prefix to be made needs no slot"
 
 
 @pytest.mark.parametrize(("most", "parked"), [(0, 0), (600, 2), (10_000, 4)])
@@ -96,8 +96,8 @@ def test_parked_samples_are_stopped_and_none_that_is_not_durable_is_kept() -> No
     ]
     engine.settle()
     assert list(engine.parked_of_all()) == []
-    said = sorted(tokens(run(engine)))
-    assert said == [*(("high", i) for i in range(4)), ("low", 0), ("low", 2)]
+    message = sorted(tokens(run(engine)))
+    assert message == [*(("high", i) for i in range(4)), ("low", 0), ("low", 2)]
 
 
 def test_a_prompt_is_counted_once_though_its_samples_are_parked() -> None:
@@ -111,9 +111,9 @@ def test_a_prompt_is_counted_once_though_its_samples_are_parked() -> None:
     slots = parkable(engine.scheduler.table)
     engine.scheduler.park(slots, engine._runner.read_slots(slots))
     other.add(request, merged([parked for _, parked in engine.parked_of_all()]))
-    for one in (engine, other):
-        run(one)
-        assert one.scheduler.latencies.num_prompt_tokens == one.scheduler.parking.num_resumed == 3
+    for item in (engine, other):
+        run(item)
+        assert item.scheduler.latencies.num_prompt_tokens == item.scheduler.parking.num_resumed == 3
     assert engine.scheduler.parking.num_ever_parked == 3
 
 
@@ -134,7 +134,7 @@ def test_a_durable_request_that_is_sent_again_is_answered_in_full(
     assert tokens(run(engine)) == expected
     if steps in {4, 7}:  # some of it was not done again
         anew = engine.scheduler.latencies.num_sampled - sampled
-        assert anew < sum(len(one) for one in expected.values()) // 4
+        assert anew < sum(len(output) for output in expected.values()) // 4
 
 
 def test_another_request_of_the_same_id_starts_anew() -> None:

@@ -20,12 +20,12 @@ HEADER = [2 + i % 29 for i in range(30)]
 
 def run(engine: Engine, *requests: Request) -> dict[str, list[Output]]:
     """Add requests, all at once; what each gets, sample by sample."""
-    said: defaultdict[str, list[Output]] = defaultdict(list)
+    entries: defaultdict[str, list[Output]] = defaultdict(list)
     for request in requests:
         engine.add(request)
     for output in sorted(run_all(engine), key=lambda output: output.index):
-        said[output.id].append(output)
-    return said
+        entries[output.id].append(output)
+    return entries
 
 
 def cached(outputs: list[Output]) -> set[int]:
@@ -74,9 +74,11 @@ def test_what_was_prefilled_is_not_prefilled_again(
     for prompts, n, begun_from, fed in rounds:
         prefilled.clear()
         requests = [request_of(str(i), prompt, n=n) for i, prompt in enumerate(prompts)]
-        said = run(engine, *requests)
-        assert [cached(said[one.id]) for one in requests] == [{count} for count in begun_from]
-        assert [len(said[one.id]) for one in requests] == [n] * len(prompts)
+        ran = run(engine, *requests)
+        assert [cached(ran[request.id]) for request in requests] == [
+            {count} for count in begun_from
+        ]
+        assert [len(ran[request.id]) for request in requests] == [n] * len(prompts)
         assert sum(prefilled) == fed
 
 
@@ -121,14 +123,14 @@ def test_nobody_waits_for_what_is_served_later() -> None:
     engine.add(request_of("low", HEADER))
     engine.step()
     high = request_of("high", HEADER, priority=1, max_tokens=1)
-    said = run(engine, high, request_of("other", [7] * 30, priority=1, max_tokens=1))
-    assert cached(said["high"]) == {0}
+    ran = run(engine, high, request_of("other", [7] * 30, priority=1, max_tokens=1))
+    assert cached(ran["high"]) == {0}
 
 
 def test_a_pool_of_prefixes_in_use_keeps_nothing_and_holds_nobody_up() -> None:
     engine = engine_of(num_slots=20, max_step_rows=20, max_step_tokens=600, prefix_slots=1)
-    said = run(engine, *(request_of(str(i), [i] * 20, max_tokens=1) for i in range(2, 22)))
-    assert [len(outputs) for outputs in said.values()] == [1] * 20
+    ran = run(engine, *(request_of(str(i), [i] * 20, max_tokens=1) for i in range(2, 22)))
+    assert [len(outputs) for outputs in ran.values()] == [1] * 20
     assert (engine.num_steps, engine.scheduler.prefixes.num_used) == (2, 1)
 
 

@@ -14,10 +14,12 @@ def served(scheduler: Scheduler) -> Counter[str]:
     """Rows of the next step, by request."""
     batch = scheduled(scheduler)
     first_ids = scheduler.table.first_id[batch.slots].tolist()
-    assert batch.is_turn
-    found = Counter(scheduler._registry.by_first_id[one].request.id for one in first_ids)
+    assert batch.is_partial
+    counts = Counter(
+        scheduler._registry.by_first_id[first_own_id].request.id for first_own_id in first_ids
+    )
     complete(scheduler, batch)
-    return found
+    return counts
 
 
 def test_the_higher_priority_is_served_in_every_step_and_the_rest_in_turn() -> None:

@@ -174,11 +174,12 @@ def test_one_slot_serves_any_n() -> None:
 def test_why_a_sequence_ends(token: int, params: dict[str, Any], reason: str | None) -> None:
     scheduler = scheduler_of()
     scheduler.add(request_of(prompt=[5], **params))
-    said = [
-        (one.finish_reason, ints(one.token_ids), bool(one.error)) for one in step(scheduler, token)
+    results = [
+        (output.finish_reason, ints(output.token_ids), bool(output.error))
+        for output in step(scheduler, token)
     ]
     is_error = reason == "error"
-    assert said == ([(reason, [] if is_error else [token], is_error)] if reason else [])
+    assert results == ([(reason, [] if is_error else [token], is_error)] if reason else [])
     assert scheduler.table.num_free == (8 if reason else 7)
 
 
@@ -224,19 +225,19 @@ def test_who_was_abandoned_gives_way_to_those_who_wait() -> None:
     step(scheduler)
     for name in ("b", "a", "c", "a"):
         scheduler.abandon(name, is_alone=True)
-    assert scheduler.in_the_way() == []  # nobody waits
+    assert scheduler.find_abandoned_holding_slots() == []  # nobody waits
     scheduler.add(request_of("line", [5], n=9, priority=-1000))
     scheduler.add(request_of("gone", [5], n=9))
     scheduler.abandon("gone", is_alone=True)
-    assert scheduler.in_the_way() == []  # nobody whom they may let wait
+    assert scheduler.find_abandoned_holding_slots() == []  # nobody whom they may let wait
     scheduler.add(request_of("one", [5]))
-    assert scheduler.in_the_way() == ["b"]
+    assert scheduler.find_abandoned_holding_slots() == ["b"]
     scheduler.add(request_of("two", [5], priority=3))
-    assert scheduler.in_the_way() == ["b", "c"]
+    assert scheduler.find_abandoned_holding_slots() == ["b", "c"]
     scheduler.abandon("c", is_alone=False)
-    assert scheduler.in_the_way() == ["b", "a"]
+    assert scheduler.find_abandoned_holding_slots() == ["b", "a"]
     for name in ("b", "a"):
         scheduler.abort(name)
-    assert scheduler.in_the_way() == []
+    assert scheduler.find_abandoned_holding_slots() == []
     scheduler.abandon("nothing", is_alone=True)
-    assert scheduler.in_the_way() == []
+    assert scheduler.find_abandoned_holding_slots() == []

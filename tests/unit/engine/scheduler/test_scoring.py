@@ -58,7 +58,7 @@ def test_scoring_alone_ends_with_the_prompt_and_samples_nothing(n: int) -> None:
     assert scheduler.schedule() is None
     prompt, *samples = complete(scheduler, batch)
     assert ints(prompt.token_ids) == [6, 7]
-    assert [(one.index, one.finish_reason, one.token_ids) for one in samples] == [
+    assert [(sample.index, sample.finish_reason, sample.token_ids) for sample in samples] == [
         (index, "length", b"") for index in range(n)
     ]
     assert (scheduler.num_requests, scheduler.num_waiting, scheduler.table.num_free) == (0, 0, 8)
@@ -72,9 +72,9 @@ def test_a_prompt_whose_scores_are_not_finite_ends_in_errors(max_tokens: int, n:
     scheduler.add(request_of(prompt=[5] * 9, n=n, max_tokens=max_tokens, prompt_logprobs=0))
     first, second = scheduled(scheduler), scheduled(scheduler)
     outputs = complete(scheduler, first, broken=2)
-    assert [(one.index, one.finish_reason, "finite" in (one.error or "")) for one in outputs] == [
-        (index, "error", True) for index in range(n)
-    ]
+    assert [
+        (output.index, output.finish_reason, "finite" in (output.error or "")) for output in outputs
+    ] == [(index, "error", True) for index in range(n)]
     assert (scheduler.num_requests, scheduler.num_waiting, scheduler.table.num_free) == (0, 0, 8)
     assert complete(scheduler, second) == []
 
@@ -111,7 +111,7 @@ def test_alternatives_in_tokens_are_those_of_the_first_rows() -> None:
     (step,) = scheduler.take_tokens()
     split = dict(step.split(STREAMS.bit_length() - 1))
     tokens = [split[owner].tokens for owner in (0, 1)]
-    assert [one.owners.tolist() for one in tokens] == [[1, 0, 2], [3]]
-    assert [one.logprobs.tolist() for one in tokens] == [[0, -0.5, -0.5], [-1]]
-    assert [one.top_ids.tolist() for one in tokens] == [[[0, 1]], [[100, 101]]]
+    assert [token.owners.tolist() for token in tokens] == [[1, 0, 2], [3]]
+    assert [token.logprobs.tolist() for token in tokens] == [[0, -0.5, -0.5], [-1]]
+    assert [token.top_ids.tolist() for token in tokens] == [[[0, 1]], [[100, 101]]]
     assert tokens[1].top_logprobs.tolist() == [[-100, -101]]

@@ -40,7 +40,7 @@ def calls_of_turns(num_slots: int) -> int:
     scheduler.add(request_of("low", [5], n=num_slots - 2, priority=-1, max_tokens=60))
     scheduler._admission.admit()
     shares = scheduler._admission.shares
-    return calls_of(lambda: scheduler._turns.take(scheduler.table, shares, 4))
+    return calls_of(lambda: scheduler._round_robin.choose_slots(scheduler.table, shares, 4))
 
 
 def calls_of_an_admission(waiting: int) -> int:

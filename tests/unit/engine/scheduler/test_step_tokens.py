@@ -23,7 +23,7 @@ from tests.tools.calls import calls_of
 LENGTH, ERROR = REASONS.index("length"), REASONS.index("error")
 
 
-def taken(scheduler: Scheduler) -> StepTokens:
+def take_tokens(scheduler: Scheduler) -> StepTokens:
     (step,) = scheduler.take_tokens()
     return step
 
@@ -45,19 +45,19 @@ def test_a_step_says_all_in_tokens() -> None:
     scheduler = scheduler_of()
     scheduler.add(request_of(n=3, prompt=[5], max_tokens=2, emit="tokens", stream=40))
     assert step(scheduler, [11, 12, 13]) == []
-    tokens, _, finished = taken(scheduler)
+    tokens, _, finished = take_tokens(scheduler)
     assert sorted(tokens.owners.tolist()) == [40, 41, 42]
     assert tokens.token_ids.tolist() == [11, 12, 13]
     assert (tokens.reasons.tolist(), finished) == ([0, 0, 0], [])
     assert not len(tokens.logprobs)
     assert step(scheduler, [14, -1, 16]) == []
-    tokens, _, finished = taken(scheduler)
+    tokens, _, finished = take_tokens(scheduler)
     assert (tokens.reasons.tolist(), finished) == ([LENGTH, ERROR, LENGTH], ["a"])
     assert (scheduler.num_requests, scheduler.take_tokens()) == (0, [])
     scheduler.add(request_of(prompt=[5], emit="tokens", logprobs=0))
     scheduler.add(request_of("b", [5], emit="tokens", stream=7))
     step(scheduler)
-    assert taken(scheduler).tokens.logprobs.tolist() == [-0.5, -0.5]
+    assert take_tokens(scheduler).tokens.logprobs.tolist() == [-0.5, -0.5]
 
 
 def test_tokens_say_what_was_cached_when_a_request_begins_to_sample() -> None:
@@ -65,7 +65,7 @@ def test_tokens_say_what_was_cached_when_a_request_begins_to_sample() -> None:
     for name, cached in (("a", []), ("b", [[(9, 2)]])):
         scheduler.add(request_of(name, n=2, max_tokens=2, emit="tokens", stream=9))
         steps(scheduler)
-        assert [one.cached for one in scheduler.take_tokens() if one.cached] == cached
+        assert [token.cached for token in scheduler.take_tokens() if token.cached] == cached
 
 
 def test_tokens_are_split_by_the_bits_above() -> None:
@@ -73,7 +73,7 @@ def test_tokens_are_split_by_the_bits_above() -> None:
     for at, number in enumerate((0, 1, 0, 2)):
         scheduler.add(request_of(f"{at}", [5], emit="tokens", stream=number * STREAMS + at))
     step(scheduler, [21, 22, 23, 24])
-    step_tokens = taken(scheduler)
+    step_tokens = take_tokens(scheduler)
     tokens, split = step_tokens.tokens, dict(step_tokens.split(STREAMS.bit_length() - 1))
     of = dict(zip((tokens.owners % STREAMS).tolist(), tokens.token_ids.tolist(), strict=True))
     assert sorted(of.values()) == [21, 22, 23, 24]
@@ -101,7 +101,7 @@ def test_stopped_samples_free_their_slots_at_once_and_say_nothing_more() -> None
     assert stop(scheduler, 1, 3) == 0
     scheduler.take_tokens()
     complete(scheduler, under_way)
-    assert sorted(taken(scheduler).tokens.owners.tolist()) == [0, 2, 4]
+    assert sorted(take_tokens(scheduler).tokens.owners.tolist()) == [0, 2, 4]
     assert ended(scheduler) == []
     steps_left = [step.tokens for step in scheduler.take_tokens()]
     owners = [tokens.owners[tokens.reasons != 0] for tokens in steps_left]

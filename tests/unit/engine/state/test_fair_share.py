@@ -9,7 +9,7 @@ import pytest
 from engine.scheduler.scheduler import Scheduler
 from tests.engines.making import (
     complete,
-    park_victims,
+    park_preempted,
     request_of,
     scheduled,
     scheduler_of,
@@ -21,7 +21,7 @@ from tests.engines.making import (
 def held(scheduler: Scheduler) -> Counter[str]:
     """Slots by share."""
     tiers = scheduler._admission.shares.tiers.values()
-    return Counter({name: one.owned for tier in tiers for name, one in tier.members.items()})
+    return Counter({name: member.owned for tier in tiers for name, member in tier.members.items()})
 
 
 @pytest.mark.parametrize("n", [1, 7, 200])
@@ -33,7 +33,9 @@ def test_shares_that_want_all_get_slots_by_weight(n: int) -> None:
             scheduler.add(request_of(f"{share}-{i}", [5], n=n, **of))
     for _ in range(9):
         batch = scheduled(scheduler)
-        waiting = {share for line in scheduler._admission.lines for share in line.at(0).shares()}
+        waiting = {
+            share for line in scheduler._admission.lines for share in line.get_queue(0).shares()
+        }
         assert len(waiting) == 2
         assert abs(held(scheduler)["one"] - 10) <= 1 and held(scheduler).total() == 40
         complete(scheduler, batch)
@@ -44,7 +46,7 @@ def test_a_giant_request_does_not_hold_up_another_shares_single_one() -> None:
     scheduler.add(request_of("giant", [5], n=1_000_000, share="a", max_tokens=50))
     for num_parked in (0, 1):  # none of the giant's samples ends for long
         scheduler.add(request_of("single", [6], share="b", max_tokens=2))
-        assert park_victims(scheduler) == num_parked
+        assert park_preempted(scheduler) == num_parked
         step(scheduler)
         assert held(scheduler) == {"a": 7, "b": 1}
         assert [output.id for output in step(scheduler)] == ["single"]
@@ -71,12 +73,12 @@ def test_a_poor_share_gets_its_part_and_then_nothing_moves(
         scheduler.add(request_of(share, [5], n=n, share=share, weight=weight, max_tokens=50))
     steps(scheduler, 3)
     share, n, weight = comes
-    scheduler.add(request_of("poor", [6], n=n, share=share, weight=weight, max_tokens=50))
-    assert park_victims(scheduler) == parked
+    scheduler.add(request_of("below_share", [6], n=n, share=share, weight=weight, max_tokens=50))
+    assert park_preempted(scheduler) == parked
     for _ in range(5):
         step(scheduler)
         assert held(scheduler) == then
-        assert park_victims(scheduler) == 0
+        assert park_preempted(scheduler) == 0
 
 
 def test_the_weight_sent_last_is_the_shares() -> None:

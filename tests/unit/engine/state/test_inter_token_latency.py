@@ -41,22 +41,22 @@ def test_gaps_are_those_of_every_slot(steps: list[tuple[set[int], int, bool]]) -
         # Odd ones are new sequences in the slots of old ones.
         served_at = {slot: at for slot, at in served_at.items() if slot in wanted and slot % 2 == 0}
         running = wanted
-        is_turn = len(running) > limit
-        chosen = turn_of(sorted(running), begin if is_turn else 0, limit)
-        if is_turn and is_mixed:
+        is_partial = len(running) > limit
+        chosen = turn_of(sorted(running), begin if is_partial else 0, limit)
+        if is_partial and is_mixed:
             chosen = sorted(sorted(running), key=lambda slot: slot % 2)[:limit]
-        elif is_turn:
+        elif is_partial:
             begin = chosen[-1] + 1
         first = [slot for slot in chosen if slot not in served_at]
         expected = Counter(now - served_at[slot] for slot in chosen if slot in served_at)
-        found: Counter[float] = Counter()
+        counts: Counter[float] = Counter()
         rows = np.array(chosen), np.array(first, np.int64)
-        for gap, count in pace.serve(*rows, is_turn, float(now)):
-            found[gap] += count
-        assert found == expected
+        for gap, count in pace.serve(*rows, is_partial, float(now)):
+            counts[gap] += count
+        assert counts == expected
         last = [served_at.get(slot) for slot in sorted(running)]
         known = pace.last(np.array(sorted(running)))
-        assert all(one in (None, there) for one, there in zip(last, known, strict=True)) or chosen
+        assert all(item in (None, there) for item, there in zip(last, known, strict=True)) or chosen
         served_at |= dict.fromkeys(chosen, now)
 
 

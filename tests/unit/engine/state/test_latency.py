@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import REGISTRY, Histogram
 
 from engine import metrics
-from tests.engines.making import complete, engine_of, park_victims, request_of, scheduler_of
+from tests.engines.making import complete, engine_of, park_preempted, request_of, scheduler_of
 from tests.engines.run_engine import run
 
 
@@ -20,10 +20,10 @@ class Clocked:
         self.latencies.now = 1000.0
 
     def steps(self, *seconds: float) -> None:
-        for one in seconds:
+        for second in seconds:
             batch = self.scheduler.schedule()
             assert batch is not None
-            self.latencies.now += one
+            self.latencies.now += second
             complete(self.scheduler, batch)
         self.latencies.publish(is_idle=True)
 
@@ -37,8 +37,10 @@ class Grown:
         self._before = self._now()
 
     def _now(self) -> dict[tuple[str, str], float]:
-        (family,) = [one for one in REGISTRY.collect() if one.name == self._name]
-        return {(one.name, one.labels.get("le", "")): one.value for one in family.samples}
+        (family,) = [metric for metric in REGISTRY.collect() if metric.name == self._name]
+        return {
+            (sample.name, sample.labels.get("le", "")): sample.value for sample in family.samples
+        }
 
     def __call__(self) -> tuple[int, float]:
         """Observations and their sum."""
@@ -55,8 +57,8 @@ class Grown:
 
 @pytest.fixture
 def grown() -> dict[str, Grown]:
-    found = vars(metrics).items()
-    return {name: Grown(one) for name, one in found if isinstance(one, Histogram)}
+    items = vars(metrics).items()
+    return {name: Grown(item) for name, item in items if isinstance(item, Histogram)}
 
 
 def has_grown(grown: dict[str, Grown], expected: dict[str, tuple[int, float]]) -> None:
@@ -130,7 +132,7 @@ def test_a_sequence_that_was_parked_waited_meanwhile(grown: dict[str, Grown]) ->
     scheduler.add(request_of("low", [5], priority=-1, max_tokens=3))
     clocked.steps(1.0, 1.0)  # 1 x 1
     scheduler.add(request_of("high", [5], max_tokens=2))
-    park_victims(scheduler)
+    park_preempted(scheduler)
     clocked.steps(1.0, 2.0, 4.0)  # high, for the first time; high: 1 x 2; low: 1 x 7
     decoded = (2, 2.0 + 8.0)
     has_grown(grown, {"INTER_TOKEN_SECONDS": (3, 10.0), "SEQUENCE_DECODE_SECONDS": decoded})
@@ -184,4 +186,4 @@ def test_many_observations_at_once_are_what_one_at_a_time_are() -> None:
         metrics.observe_counts(made[2], [(value, 3), (value, 4)])
         buckets = [[bucket.get() for bucket in histogram._buckets] for histogram in made]
         assert buckets[0] == buckets[1] == buckets[2] and sum(buckets[0]) == 7
-        assert [one._sum.get() for one in made] == pytest.approx([7 * value] * 3)
+        assert [histogram._sum.get() for histogram in made] == pytest.approx([7 * value] * 3)

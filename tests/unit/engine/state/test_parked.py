@@ -19,12 +19,12 @@ def parked(indices: list[int]) -> Parked:
     )
 
 
-def assert_same(found: Parked, expected: Parked) -> None:
+def assert_same(result: Parked, expected: Parked) -> None:
     for name in ("indices", "positions"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
-    np.testing.assert_array_equal(found.states.states, expected.states.states)
-    np.testing.assert_array_equal(found.states.last_tokens, expected.states.last_tokens)
-    assert (found.tokens, found.logprobs) == (expected.tokens, expected.logprobs)
+        np.testing.assert_array_equal(getattr(result, name), getattr(expected, name))
+    np.testing.assert_array_equal(result.states.states, expected.states.states)
+    np.testing.assert_array_equal(result.states.last_tokens, expected.states.last_tokens)
+    assert (result.tokens, result.logprobs) == (expected.tokens, expected.logprobs)
 
 
 def test_parts_are_merged_by_index() -> None:

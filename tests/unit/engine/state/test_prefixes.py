@@ -33,19 +33,27 @@ def test_every_state_is_found_by_its_own_tokens_and_no_others() -> None:
     """Against all the prefixes in a list, with few tokens, so that they share much."""
     rng = np.random.default_rng(0)
     prefixes = Prefixes(range(40))
-    kept: dict[bytes, Prefix] = {}
+    entries: dict[bytes, Prefix] = {}
     for _ in range(400):
         tokens = rng.integers(0, 2, rng.integers(1, 9)).astype(np.int32)
         beginnings = [tokens[:n].tobytes() for n in range(len(tokens), 0, -1)]
-        found = prefixes.find(tokens)
-        assert found.ready is next((kept[one] for one in beginnings if one in kept), None)
-        shares = (one for one in beginnings if any(name.startswith(one) for name in kept))
-        assert found.shared == len(next(shares, b"")) // 4
-        if found.length < len(tokens):
+        result = prefixes.find(tokens)
+        assert result.ready is next(
+            (entries[beginning] for beginning in beginnings if beginning in entries), None
+        )
+        shares = (
+            beginning
+            for beginning in beginnings
+            if any(name.startswith(beginning) for name in entries)
+        )
+        assert result.shared == len(next(shares, b"")) // 4
+        if result.length < len(tokens):
             prefix = keep(prefixes, *tokens.tolist())
-            kept = {name: one for name, one in kept.items() if one.is_ready}
-            kept[tokens.tobytes()] = prefix
-    assert prefixes.num_used == len(kept) == len({prefix.slot for prefix in kept.values()}) == 40
+            entries = {name: entry for name, entry in entries.items() if entry.is_ready}
+            entries[tokens.tobytes()] = prefix
+    assert (
+        prefixes.num_used == len(entries) == len({prefix.slot for prefix in entries.values()}) == 40
+    )
     assert prefixes.num_evictions > 100
 
 

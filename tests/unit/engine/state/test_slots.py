@@ -23,31 +23,31 @@ def accepted(first_id: int = 0, **settings: Any) -> SequenceGroup:
 
 def test_no_slot_is_taken_or_freed_twice() -> None:
     table = SlotTable(8, 64)
-    slots = table.take(accepted(n=9), 3)
+    slots = table.assign_slots(accepted(n=9), 3)
     with pytest.raises(AssertionError, match="than are free"):
-        table.take(accepted(n=9), 6)
+        table.assign_slots(accepted(n=9), 6)
     table.free(slots)
     with pytest.raises(AssertionError, match="twice"):
         table.free(slots)
 
 
 def test_a_slot_belongs_to_the_share_of_its_sequence() -> None:
-    table, shares, found = SlotTable(1, 64), FairShares(), []
+    table, shares, results = SlotTable(1, 64), FairShares(), []
     for name in ("", "a", "b", ""):
         group = accepted(share=name)
         group.share = shares.enter(group.request)
-        slots = table.take(group, 1)
-        found.append((int(table.share[slots[0]]), group.share.place))
+        slots = table.assign_slots(group, 1)
+        results.append((int(table.share[slots[0]]), group.share.place))
         table.free(slots)
-    assert [place for place, _ in found] == [place for _, place in found]
-    assert len(set(found)) == 3
+    assert [place for place, _ in results] == [place for _, place in results]
+    assert len(set(results)) == 3
 
 
 def test_logprobs_take_memory_only_once_asked_for() -> None:
     table = SlotTable(8, 64)
-    quiet = table.take(accepted(), 1)
+    quiet = table.assign_slots(accepted(), 1)
     assert table.output_logprobs is None
-    asking = table.take(accepted(1, logprobs=0), 1)
+    asking = table.assign_slots(accepted(1, logprobs=0), 1)
     assert table.output_logprobs is not None
     slots, positions = np.append(quiet, asking).astype(np.int64), np.array([2, 40], np.int32)
     table.record(slots, positions, np.array([8, 9], np.int32), np.array([-1, -2], np.float32))

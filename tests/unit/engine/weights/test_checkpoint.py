@@ -130,19 +130,19 @@ def test_a_model_is_described_by_one_line_for_each_fact(
 ) -> None:
     config = msgspec.structs.replace(CONFIG, **changes)
     write_random_model(tmp_path, config)
-    found, tensors = inspect_model(tmp_path), load_file(tmp_path / "model.safetensors")
-    assert found["variant"] == variant
-    assert found["state"] == f"{state} bytes a sequence, in float32"
-    assert found["slots"] == f"{10**9 // (state + 4 + 24):,} per GB (10^9 bytes)"
-    assert found["parameters"] == f"{sum(value.size for value in tensors.values()):,}"
-    assert found["work"] == f"{config.flops_per_token:,} FLOP a token"
-    assert found["stored as"] == f"F32 {len(tensors)}"
-    assert (found["decays"] == "none") == ("no decay" in variant)
-    assert found["tokenizer"] == "no: token ids only"
+    result, tensors = inspect_model(tmp_path), load_file(tmp_path / "model.safetensors")
+    assert result["variant"] == variant
+    assert result["state"] == f"{state} bytes a sequence, in float32"
+    assert result["slots"] == f"{10**9 // (state + 4 + 24):,} per GB (10^9 bytes)"
+    assert result["parameters"] == f"{sum(value.size for value in tensors.values()):,}"
+    assert result["work"] == f"{config.flops_per_token:,} FLOP a token"
+    assert result["stored as"] == f"F32 {len(tensors)}"
+    assert (result["decays"] == "none") == ("no decay" in variant)
+    assert result["tokenizer"] == "no: token ids only"
     (tmp_path / "tokenizer.json").write_text("{}")
     assert srm.main(["inspect", str(tmp_path)]) == 0
-    said = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
-    assert said["d_model"] == "8" and said["layers"] == "2" and said["tokenizer"] == "yes"
+    message = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert message["d_model"] == "8" and message["layers"] == "2" and message["tokenizer"] == "yes"
     assert srm.main(["inspect", str(tmp_path / "nowhere")]) == CheckpointError.exit_code
 
 
@@ -153,18 +153,18 @@ def test_what_a_gpu_holds_and_can_reach_is_counted(
     write_random_model(tmp_path, msgspec.structs.replace(CONFIG, **changes))
     given = ["inspect", str(tmp_path), "--device=gpu"]
     assert srm.main([*given, "--device-memory-gib=1", "--tflops=100", "--tb-per-s=2"]) == 0
-    said = capsys.readouterr().out
+    out = capsys.readouterr().out
     slot, weights = 4 * 513 + 24, 2 * (10 * 512**2 + 512 * 8192)
-    assert f"GPU slots    {int(0.9 * (2**30 - weights - 1024 * slot)) // slot:,} in 1 GiB" in said
+    assert f"GPU slots    {int(0.9 * (2**30 - weights - 1024 * slot)) // slot:,} in 1 GiB" in out
     rows = 2**23 // 512  # of a step
     a_token = weights / rows + 2 * 512 + 2 * 4 * 512 + 2 * 2 * 8192
-    assert f"GPU memory   {2e12 / a_token:,.0f} tok/s at most at 2 TB/s" in said
-    assert f"GPU products {100e12 / weights:,.0f} tok/s at most at 100 TFLOP/s" in said
+    assert f"GPU memory   {2e12 / a_token:,.0f} tok/s at most at 2 TB/s" in out
+    assert f"GPU products {100e12 / weights:,.0f} tok/s at most at 100 TFLOP/s" in out
     narrow = [*given, "--dtype=float8", "--device-memory-gib=1", "--tflops=100", "--tb-per-s=2"]
     assert srm.main(narrow) == 0
-    said, mixer = capsys.readouterr().out, 8 * 512**2
-    assert f"{2e12 / (a_token - mixer / rows):,.0f} tok/s at most at 2 TB/s" in said
-    assert f"{100e12 / (weights - mixer):,.0f} tok/s at most at 100 TFLOP/s" in said
+    out, mixer = capsys.readouterr().out, 8 * 512**2
+    assert f"{2e12 / (a_token - mixer / rows):,.0f} tok/s at most at 2 TB/s" in out
+    assert f"{100e12 / (weights - mixer):,.0f} tok/s at most at 100 TFLOP/s" in out
     for refused in (
         ["--dtype=float8", "--device=cpu"],
         ["--device-memory-gib=0.01"],

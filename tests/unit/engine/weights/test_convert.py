@@ -67,9 +67,9 @@ def unclipped(tensors: Tensors) -> Tensors:
     }
 
 
-def same(found: Tensors, expected: Tensors) -> None:
-    assert found.keys() == expected.keys()
-    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+def same(tensors: Tensors, expected: Tensors) -> None:
+    assert tensors.keys() == expected.keys()
+    assert all(np.array_equal(tensors[name], expected[name]) for name in expected)
 
 
 @pytest.fixture
@@ -132,9 +132,9 @@ def test_every_variant_comes_out_as_it_was(
     wrapped = {prefix + name: value for name, value in published.items()}
     save_file(wrapped, files[0], metadata={"format": "pt"})
     files[1].write_text(json.dumps(arguments(config)))
-    found_config, found, lines = converted(files)
+    found_config, result, lines = converted(files)
     assert found_config == config
-    same(found, unclipped({name: expected[name] for name in tensor_shapes(config)}))
+    same(result, unclipped({name: expected[name] for name in tensor_shapes(config)}))
     assert load_model(files[2]).config == config
     assert any(line.startswith("left wrappers out of") for line in lines) == bool(prefix)
     assert ("an old version with Dropout: its layers 3 are named 2" in lines) == is_old
@@ -261,9 +261,9 @@ def test_a_tokenizer_is_copied_if_its_tokens_are_the_models(files: Files, tmp_pa
 def test_the_command_says_what_it_decided(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     weights, args, output = map(str, files)
     assert srm.main(["convert", weights, "--args", args, "--output", output]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith(f"{output}: mixer mixed, num_layers 2, d_model 8, num_heads 4, n_ctx 16")
-    assert "\n  texts begin with token 0 and end with token 1\n" in said
-    assert said.endswith("\n  no tokenizer: the model takes and gives token ids\n")
+    out = capsys.readouterr().out
+    assert out.startswith(f"{output}: mixer mixed, num_layers 2, d_model 8, num_heads 4, n_ctx 16")
+    assert "\n  texts begin with token 0 and end with token 1\n" in out
+    assert out.endswith("\n  no tokenizer: the model takes and gives token ids\n")
     assert srm.main(["convert", args, "--args", args, "--output", output]) == 3
     assert srm.main(["convert", weights, "--args", weights, "--output", output]) == 2

@@ -25,11 +25,11 @@ BITS = np.arange(256, dtype=np.uint8)
 
 def layer() -> LayerWeights:
     """Of weights with channels of any size, and one that is nothing."""
-    (found,) = fold(MODEL, random_tensors(MODEL), "").layers
-    found.up_weight[...] *= np.exp(np.random.default_rng(1).normal(0, 2, 2048)).astype(np.float32)
-    found.up_weight[:, 7] = found.up_bias[7] = 0
-    found.down_weight[:, 9] = 0
-    return found
+    (result,) = fold(MODEL, random_tensors(MODEL), "").layers
+    result.up_weight[...] *= np.exp(np.random.default_rng(1).normal(0, 2, 2048)).astype(np.float32)
+    result.up_weight[:, 7] = result.up_bias[7] = 0
+    result.down_weight[:, 9] = 0
+    return result
 
 
 def test_bits_are_those_of_torch() -> None:
@@ -41,9 +41,9 @@ def test_bits_are_those_of_torch() -> None:
     drawn = rng.normal(0, 1, 100_000) * np.exp2(rng.uniform(-12, 6, 100_000))
     around = [np.nextafter(ties, np.float32(side)) for side in (-np.inf, np.inf)]
     given = np.concatenate([exact, ties, *around, drawn, [-0.0]]).astype(np.float32)
-    told = torch.from_numpy(given).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    reported = torch.from_numpy(given).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
     is_number = np.isfinite(given)  # there are two NaN
-    np.testing.assert_array_equal(round_e4m3(given)[is_number], told[is_number])
+    np.testing.assert_array_equal(round_e4m3(given)[is_number], reported[is_number])
     assert np.isnan(from_e4m3(round_e4m3(given[~is_number]))).all()
 
 
@@ -65,7 +65,7 @@ def test_products_are_those_of_the_layer() -> None:
     down_scale, down_bias = narrow["down_columns"].T
     normed, stored = (rng.standard_normal((5, size), np.float32) for size in (512, 2048))
     shifted, inner = normed * one.channel_norm_weight + one.channel_norm_bias, stored * divisor
-    for found, exact, terms in (
+    for result, exact, terms in (
         (
             (norm_scale(512) * normed) @ up.T * scale + bias,
             shifted @ one.up_weight + one.up_bias,
@@ -77,8 +77,8 @@ def test_products_are_those_of_the_layer() -> None:
             np.abs(inner) @ np.abs(one.down_weight),
         ),
     ):
-        assert (np.abs(found - exact) <= terms / 16 + 1e-5).all()
-        spread = np.sqrt(((found - exact) ** 2).mean() / (exact**2).mean())
+        assert (np.abs(result - exact) <= terms / 16 + 1e-5).all()
+        spread = np.sqrt(((result - exact) ** 2).mean() / (exact**2).mean())
         assert 0.01 < spread < 0.04
 
 

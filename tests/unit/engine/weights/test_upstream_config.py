@@ -49,8 +49,8 @@ def test_switches_are_read_in_the_order_of_the_published_code(
     assert config.num_heads == (4 if constructor.get("heads") == 4 else 1)
     assert config.use_projections == (constructor.get("heads") == 4 and expected != "parallel")
     if expected == "mixed":  # a diagonal in the file tells the other version
-        found, _ = decide(tmp_path, constructor, ("mixer_heads.0.diag_weight",), **keys)
-        assert found.mixer == "diagonal"
+        result, _ = decide(tmp_path, constructor, ("mixer_heads.0.diag_weight",), **keys)
+        assert result.mixer == "diagonal"
 
 
 @pytest.mark.parametrize(

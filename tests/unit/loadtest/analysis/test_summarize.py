@@ -21,20 +21,20 @@ from tests.loads.recorded import NAN, recording, request
 
 def test_one_request_by_hand() -> None:
     tokens = {"prompt_tokens": 7, "output_tokens": 6, "usage_output_tokens": 6}
-    found = summarize(
+    result = summarize(
         recording(
             [request(0, 1.0, 3.0, sent=1.25, **tokens)],
             [(0, 0, 1.5, 1), (0, 0, 2.0, 1), (0, 0, 2.75, 3), (0, 0, 2.875, 1)],
             clients=[(0, 5.0, 2.0, 0.25, 1), (0, 10.0, 1.0, 0.5, 1), (1, 10.0, 1.0, 0.0, 1)],
         )
     )
-    assert found.window == (0.0, 10.0)
-    assert (found.ttft.mean, found.e2e.mean, found.lateness.mean) == (0.5, 2.0, 0.25)
-    assert found.tpot.mean == (2.875 - 1.5) / 5
-    assert (found.itl.count, found.itl.min, found.itl.max) == (5, 0.125, 0.5)
-    assert (found.concurrency, found.concurrency_max) == (0.175, 1)
-    assert (found.output_tokens_per_s, found.prompt_tokens_per_s) == (0.6, 0.7)
-    assert (found.cpu_share, found.lag_max_s) == (0.3, 0.5)
+    assert result.window == (0.0, 10.0)
+    assert (result.ttft.mean, result.e2e.mean, result.lateness.mean) == (0.5, 2.0, 0.25)
+    assert result.tpot.mean == (2.875 - 1.5) / 5
+    assert (result.itl.count, result.itl.min, result.itl.max) == (5, 0.125, 0.5)
+    assert (result.concurrency, result.concurrency_max) == (0.175, 1)
+    assert (result.output_tokens_per_s, result.prompt_tokens_per_s) == (0.6, 0.7)
+    assert (result.cpu_share, result.lag_max_s) == (0.3, 0.5)
 
 
 FOUR = [(float(index), 6.0) for index in range(4)]
@@ -86,7 +86,7 @@ def test_objectives_that_whole_replies_cannot_meet_are_refused(objective: str) -
 
 
 @pytest.mark.parametrize(
-    ("rows", "field", "values", "said"),
+    ("rows", "field", "values", "message"),
     [
         ("requests", "index", [2, 0], "requests are not sorted by index"),
         ("events", "time", [2.0, 1.0], "events are not sorted by time"),
@@ -96,19 +96,19 @@ def test_objectives_that_whole_replies_cannot_meet_are_refused(objective: str) -
         ("events", "request", [0, -1], "no request -1 is"),
     ],
 )
-def test_broken_recordings_are_refused(rows: str, field: str, values: Any, said: str) -> None:
+def test_broken_recordings_are_refused(rows: str, field: str, values: Any, message: str) -> None:
     run = recording([request(0, 0.0, 1.0), request(2, 0.0, 1.0)], [(0, 0, 1.0, 1), (2, 0, 2.0, 1)])
     getattr(run, rows)[field] = values
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         summarize(run)
 
 
 @pytest.mark.parametrize("far", [1, 2**61])  # apart so far that keys and places are over 63 bits
 def test_events_of_a_sample_stay_in_order(far: int) -> None:
     keys = np.random.default_rng(3).integers(0, 4, 1000) * far
-    found, order = _sorted(keys)
+    result, order = _sorted(keys)
     assert np.array_equal(order, np.argsort(keys, kind="stable"))
-    assert np.array_equal(found, keys[order])
+    assert np.array_equal(result, keys[order])
 
 
 @pytest.mark.parametrize(

@@ -32,12 +32,12 @@ def steady(change: Change | None = None, num: int = 1200, **settings: Any) -> Re
     return recording(rows, events, **(run | settings))
 
 
-def said(run: Recording, window: tuple[float, float] | None = None) -> str:
+def read_verdict(run: Recording, window: tuple[float, float] | None = None) -> str:
     return "\n".join(warnings(summarize(run, window=window), run))
 
 
 def test_nothing_speaks_against_a_good_run() -> None:
-    assert said(steady()) == ""
+    assert read_verdict(steady()) == ""
 
 
 @pytest.mark.parametrize(
@@ -62,22 +62,22 @@ def test_nothing_speaks_against_a_good_run() -> None:
     ],
 )
 def test_what_speaks_against_a_run(run: Recording, sentence: str) -> None:
-    assert said(run).count(sentence) == 1
+    assert read_verdict(run).count(sentence) == 1
 
 
 def test_a_short_window_is_told_unless_it_is_the_whole_run() -> None:
-    assert "is 10.0 times as long as the median request" in said(steady(), (5, 6))
-    assert "median request" not in said(steady(), (5, 7.5))
+    assert "is 10.0 times as long as the median request" in read_verdict(steady(), (5, 6))
+    assert "median request" not in read_verdict(steady(), (5, 7.5))
     one = recording([request(0, 0.0, 8.0)], stopped_by="requests", seconds=8.0)
-    assert "median request" not in said(one)
+    assert "median request" not in read_verdict(one)
 
 
 def test_what_has_no_first_token_is_told() -> None:
     run = steady()
     run.events = run.events[:0]
-    assert "No reply brought a token" in said(run)
+    assert "No reply brought a token" in read_verdict(run)
     run.about.scenario = recording(stream=False, duration_s=30.0).about.scenario
-    assert "No reply" not in said(run)
+    assert "No reply" not in read_verdict(run)
 
 
 def queue(rate: float, capacity: float, arrivals: str, seed: int) -> Recording:
@@ -92,7 +92,7 @@ def queue(rate: float, capacity: float, arrivals: str, seed: int) -> Recording:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(
-    ("capacity", "arrivals", "is_told"),
+    ("capacity", "arrivals", "is_reported"),
     [
         (30, "poisson", True),
         (30, "constant", True),
@@ -102,10 +102,10 @@ def queue(rate: float, capacity: float, arrivals: str, seed: int) -> Recording:
     ],
 )
 def test_an_open_loop_that_outruns_the_server_is_told(
-    capacity: float, arrivals: str, is_told: bool, seed: int
+    capacity: float, arrivals: str, is_reported: bool, seed: int
 ) -> None:
     run = queue(40, capacity, arrivals, seed)
-    assert ("the server does not keep up" in said(run)) == is_told
+    assert ("the server does not keep up" in read_verdict(run)) == is_reported
 
 
 def test_growth_is_that_of_a_line() -> None:

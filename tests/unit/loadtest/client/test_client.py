@@ -29,20 +29,20 @@ from tests.loads.raw_server import (
     answering,
     chunk,
     event,
+    make_reply,
     raw_server,
     stream,
     text_event,
-    whole,
 )
 
 TEXT = text_event("a")
 USAGE = event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 2})
 EVENTS = (TEXT, text_event("b"), USAGE, DONE)
 GOOD = stream(*EVENTS)
-REFUSED = whole(b"full", 503, "retry-after: 0")
+REFUSED = make_reply(b"full", 503, "retry-after: 0")
 
 
-class Sender:
+class WaitingClient:
     """A client whose requests can be waited for."""
 
     def __init__(self, port: int, **settings: Any) -> None:
@@ -62,8 +62,8 @@ class Sender:
         self.client.send(index, now if planned is None else planned, asked)
         return self._ended[index]
 
-    def _on_end(self, exchange: RequestAttempt, kind: str) -> None:
-        self._ended[exchange.index].set_result(kind)
+    def _on_end(self, attempt: RequestAttempt, kind: str) -> None:
+        self._ended[attempt.index].set_result(kind)
 
     def row(self, index: int) -> Any:
         rows = self.client.requests.array()
@@ -76,13 +76,13 @@ class Sender:
 
 
 @asynccontextmanager
-async def sending(handler: Handler, **rules: Any) -> AsyncIterator[tuple[Sender, RawServer]]:
+async def sending(handler: Handler, **rules: Any) -> AsyncIterator[tuple[WaitingClient, RawServer]]:
     """Afterwards nothing may be left of the client."""
     async with raw_server(handler) as server:
-        sender = Sender(server.port, **rules)
-        yield sender, server
-        await sender.client.close()
-        assert sender.client.in_flight == 0
+        client = WaitingClient(server.port, **rules)
+        yield client, server
+        await client.client.close()
+        assert client.client.in_flight == 0
         async with asyncio.timeout(120):
             while server.open:
                 await asyncio.sleep(0.01)
@@ -104,9 +104,9 @@ async def silent(peer: Peer) -> None:
 
 async def test_a_good_reply_is_recorded() -> None:
     reply = GOOD.replace(b"\r\n", b"\r\nX-Queue-Time: 250\r\n", 1)
-    async with sending(answering(reply)) as (sender, _):
-        assert await sender.send(7) == "none"
-        row, events = sender.row(7), sender.events
+    async with sending(answering(reply)) as (client, _):
+        assert await client.send(7) == "none"
+        row, events = client.row(7), client.events
     assert (row["status"], row["n"], row["prompt_tokens"], row["max_tokens"]) == (200, 1, 3, 4)
     assert (row["usage_prompt_tokens"], row["usage_output_tokens"]) == (3, 2)
     assert row["output_tokens"] == -1  # events did not say
@@ -123,53 +123,53 @@ async def test_a_good_reply_is_recorded() -> None:
     [
         (closing_after(b""), "disconnected", 0, 0),
         (closing_after(HEAD + chunk(TEXT)), "disconnected", 200, 1),
-        (answering(whole(b"slow down", 429)), "rejected", 429, 0),
-        (answering(whole(b"full", 503)), "rejected", 503, 0),
-        (answering(whole(b"what?", 400)), "client", 400, 0),
-        (answering(whole(b"", 404)), "client", 404, 0),
-        (answering(whole(b"oh", 500)), "server", 500, 0),
-        (answering(whole(b"oh", 504)), "server", 504, 0),
-        (answering(whole(b"elsewhere", 302)), "protocol", 302, 0),
+        (answering(make_reply(b"slow down", 429)), "rejected", 429, 0),
+        (answering(make_reply(b"full", 503)), "rejected", 503, 0),
+        (answering(make_reply(b"what?", 400)), "client", 400, 0),
+        (answering(make_reply(b"", 404)), "client", 404, 0),
+        (answering(make_reply(b"oh", 500)), "server", 500, 0),
+        (answering(make_reply(b"oh", 504)), "server", 504, 0),
+        (answering(make_reply(b"elsewhere", 302)), "protocol", 302, 0),
         (answering(b"220 smtp.example\r\n"), "protocol", 0, 0),
         (answering(stream(TEXT)), "protocol", 200, 1),
         (answering(stream(b"data: {\n\n", DONE)), "protocol", 200, 0),
         (answering(stream(TEXT, event(error="x"), DONE)), "protocol", 200, 1),
-        (answering(whole(b"{}")), "protocol", 200, 0),
-        (answering(whole(b"")), "protocol", 200, 0),
+        (answering(make_reply(b"{}")), "protocol", 200, 0),
+        (answering(make_reply(b"")), "protocol", 200, 0),
     ],
 )
 async def test_each_kind_of_error_and_tokens_before_it(
     handler: Handler, kind: str, status: int, tokens: int
 ) -> None:
-    async with sending(handler) as (sender, _):
-        assert await sender.send(0) == kind
-        row = sender.row(0)
+    async with sending(handler) as (client, _):
+        assert await client.send(0) == kind
+        row = client.row(0)
         assert (ERRORS[row["error"]], row["status"]) == (kind, status)
         assert not math.isnan(row["sent"])
-        assert sender.client.last_error.startswith(f"{kind}: ")
-        assert len(sender.events) == tokens
+        assert client.client.last_error.startswith(f"{kind}: ")
+        assert len(client.events) == tokens
 
 
 async def test_nothing_listens() -> None:
-    async with sending(silent) as (sender, server):
+    async with sending(silent) as (client, server):
         pass
-    sender = Sender(server.port)
-    assert await sender.send(0) == "connect"
-    assert math.isnan(sender.row(0)["sent"])
-    await sender.client.close()
+    client = WaitingClient(server.port)
+    assert await client.send(0) == "connect"
+    assert math.isnan(client.row(0)["sent"])
+    await client.client.close()
 
 
 async def test_requests_time_out_by_their_planned_time_each_and_are_cut() -> None:
-    async with sending(silent, timeout_s=60) as (sender, server):
-        first, *others = sender.send(0, planned=-60.0), sender.send(1), sender.send(2)
+    async with sending(silent, timeout_s=60) as (client, server):
+        first, *others = client.send(0, planned=-60.0), client.send(1), client.send(2)
         assert await first == "timeout"
-        row = sender.row(0)
+        row = client.row(0)
         assert row["ended"] - row["planned"] >= 60
         assert math.isnan(row["first_byte"]) and math.isnan(row["queue_s"])
-        assert sender.client.in_flight == 2
+        assert client.client.in_flight == 2
         while server.connections < 2:
             await asyncio.sleep(0)
-        sender.client.cut()
+        client.client.cut()
         assert await asyncio.gather(*others) == ["cut"] * 2
 
 
@@ -193,8 +193,8 @@ async def hopeless(peer: Peer) -> None:
     ("handler", "kinds", "connections"),
     [
         (answering(GOOD), ["none"] * 20, 1),
-        (answering(whole(b"no", 500), GOOD), ["server", "none"], 1),
-        (answering(whole(b"no", 400, "connection: close")), ["client"] * 3, 3),
+        (answering(make_reply(b"no", 500), GOOD), ["server", "none"], 1),
+        (answering(make_reply(b"no", 400, "connection: close")), ["client"] * 3, 3),
         (stale, ["none"] * 2, 2),
         (closing_after(GOOD), ["none"] * 3, 3),
         (hopeless, ["none", "disconnected"], 2),  # sent again once, and no more
@@ -204,43 +204,43 @@ async def hopeless(peer: Peer) -> None:
 async def test_connections_are_used_again_where_they_can_be(
     handler: Handler, kinds: list[str], connections: int
 ) -> None:
-    async with sending(handler) as (sender, server):
+    async with sending(handler) as (client, server):
         for index, kind in enumerate(kinds):
-            assert await sender.send(index) == kind
-            assert sender.row(index)["retries"] == 0
-            while connections == 3 and any(one.is_reusable for one in sender.client._idle):
+            assert await client.send(index) == kind
+            assert client.row(index)["retries"] == 0
+            while connections == 3 and any(prefix.is_reusable for prefix in client.client._idle):
                 await asyncio.sleep(0)
         assert server.connections == connections
 
 
 async def test_as_many_connections_as_requests_at_once() -> None:
-    async with sending(answering(GOOD)) as (sender, server):
+    async with sending(answering(GOOD)) as (client, server):
         for turn in range(3):
-            ended = [sender.send(10 * turn + index) for index in range(10)]
+            ended = [client.send(10 * turn + index) for index in range(10)]
             assert set(await asyncio.gather(*ended)) == {"none"}
         assert server.connections == 10
 
 
 async def test_a_refused_request_is_sent_again_so_often() -> None:
-    async with sending(answering(REFUSED, REFUSED, GOOD, REFUSED), retries=2) as (sender, _):
-        assert await sender.send(0, planned=-1.0) == "none"
-        row = sender.row(0)
+    async with sending(answering(REFUSED, REFUSED, GOOD, REFUSED), retries=2) as (client, _):
+        assert await client.send(0, planned=-1.0) == "none"
+        row = client.row(0)
         assert (row["retries"], row["status"], row["planned"]) == (2, 200, -1.0)
         assert row["num_bytes"] == sum(map(len, EVENTS))
-        assert await sender.send(1) == "rejected"
-        assert sender.row(1)["retries"] == 2
+        assert await client.send(1) == "rejected"
+        assert client.row(1)["retries"] == 2
 
 
 async def test_what_waits_for_its_retry_times_out_and_is_cut() -> None:
-    later = answering(whole(b"full", 429, "retry-after: 60"))
-    async with sending(later, retries=1, timeout_s=0.05) as (sender, _):
-        assert await sender.send(0) == "timeout"
-        assert sender.row(0)["status"] == 429
-    async with sending(later, retries=1) as (sender, _):
-        ended = sender.send(0)
-        while not sender.client._idle:
+    later = answering(make_reply(b"full", 429, "retry-after: 60"))
+    async with sending(later, retries=1, timeout_s=0.05) as (client, _):
+        assert await client.send(0) == "timeout"
+        assert client.row(0)["status"] == 429
+    async with sending(later, retries=1) as (client, _):
+        ended = client.send(0)
+        while not client.client._idle:
             await asyncio.sleep(0)
-        sender.client.cut()
+        client.client.cut()
         assert await ended == "cut"
 
 
@@ -264,38 +264,38 @@ def test_retry_after(value: bytes, low: float, high: float) -> None:
 async def test_whole_replies_have_one_event_for_each_choice() -> None:
     body = b'{"choices": [{"index": 0, "text": "a"}, {"index": 1, "text": "b"}], "usage": '
     body += b'{"prompt_tokens": 3, "completion_tokens": 5}}'
-    async with sending(answering(whole(body)), stream=False) as (sender, _):
-        assert await sender.send(0) == "none"
-        assert sender.events[["choice", "tokens"]].tolist() == [(0, 3), (1, 2)]
-        assert (sender.events["time"] == sender.row(0)["ended"]).all()
+    async with sending(answering(make_reply(body)), stream=False) as (client, _):
+        assert await client.send(0) == "none"
+        assert client.events[["choice", "tokens"]].tolist() == [(0, 3), (1, 2)]
+        assert (client.events["time"] == client.row(0)["ended"]).all()
 
 
 async def test_text_is_kept_to_be_counted_where_tokens_are_not_told() -> None:
-    told = stream(text_event("a", token_ids=[1]), DONE)
-    async with sending(answering(GOOD, told), tokenizer=Path("any")) as (sender, _):
-        await sender.send(0)
-        await sender.send(1)
-        assert sender.client.texts == {0: ["ab"]}
-        assert sender.row(1)["output_tokens"] == 1
+    reported = stream(text_event("a", token_ids=[1]), DONE)
+    async with sending(answering(GOOD, reported), tokenizer=Path("any")) as (client, _):
+        await client.send(0)
+        await client.send(1)
+        assert client.client.texts == {0: ["ab"]}
+        assert client.row(1)["output_tokens"] == 1
 
 
 async def test_a_machine_without_files_left_is_no_error_of_the_server() -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
-    async with sending(answering(GOOD)) as (sender, _):
+    async with sending(answering(GOOD)) as (client, _):
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
         try:
             with contextlib.suppress(OSError):
                 while True:
                     taken.append(os.open("/dev/null", os.O_RDONLY))
-            ended = sender.send(0)
-            while not sender.fatal:
+            ended = client.send(0)
+            while not client.fatal:
                 await asyncio.sleep(0)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
             for fd in taken:
                 os.close(fd)
-        (error,) = sender.fatal
+        (error,) = client.fatal
         assert "RLIMIT_NOFILE" in error.message
-        sender.client.cut()
+        client.client.cut()
         assert await ended == "cut"

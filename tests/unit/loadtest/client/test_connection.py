@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.client.connection import ClientConnection
-from tests.loads.raw_server import END, HEAD, chunk, whole
+from tests.loads.raw_server import END, HEAD, chunk, make_reply
 
 
 class Pipe(asyncio.Transport):
@@ -32,7 +32,7 @@ class End(NamedTuple):
     is_reusable: bool
 
 
-class Told:
+class Reported:
     """What a connection says of one reply."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Told:
     def body(self, connection: ClientConnection, data: bytes, now: float) -> None:
         self.data += data
 
-    def whole(self, connection: ClientConnection, now: float) -> None:
+    def end_reply(self, connection: ClientConnection, now: float) -> None:
         self.ends.append(End("whole", connection.status, connection.is_reusable))
 
     def broken(self, connection: ClientConnection, kind: str, message: str, now: float) -> None:
@@ -54,25 +54,25 @@ class Told:
         return end
 
 
-def exchange(
+def read_reply(
     *parts: bytes, closed: bool | Exception = False
-) -> tuple[Told, Pipe, ClientConnection]:
-    connection, pipe, told = ClientConnection(lambda _: None), Pipe(), Told()
+) -> tuple[Reported, Pipe, ClientConnection]:
+    connection, pipe, reported = ClientConnection(lambda _: None), Pipe(), Reported()
     connection.connection_made(pipe)
-    connection.send(b"request", told)
+    connection.send(b"request", reported)
     for part in parts:
         if not pipe.aborted:
             connection.data_received(part)
     if closed or pipe.aborted:
         connection.connection_lost(closed if isinstance(closed, Exception) else None)
-    return told, pipe, connection
+    return reported, pipe, connection
 
 
 Case = tuple[bytes, bytes, int]
 """A reply, its body and its status."""
 REPLIES = st.one_of(
     st.tuples(st.binary(max_size=60), st.sampled_from([200, 404, 503])).map(
-        lambda it: (whole(*it), *it)
+        lambda it: (make_reply(*it), *it)
     ),
     st.lists(st.binary(min_size=1, max_size=20), max_size=5).map(
         lambda parts: (HEAD + b"".join(map(chunk, parts)) + END, b"".join(parts), 200)
@@ -86,12 +86,12 @@ HINTS = st.sampled_from([b"", EARLY, b"HTTP/1.1 103 Early\r\nx: y\r\n\r\n"])
 def test_replies_are_the_same_however_they_are_split(early: bytes, reply: Case, size: int) -> None:
     data = early + reply[0]
     parts = (data[place : place + size] for place in range(0, len(data), size))
-    told, pipe, connection = exchange(*parts)
-    assert (told.data, told.end) == (reply[1], End("whole", reply[2], True))
+    reported, pipe, connection = read_reply(*parts)
+    assert (reported.data, reported.end) == (reply[1], End("whole", reply[2], True))
     assert not pipe.aborted
-    second = Told()
+    second = Reported()
     connection.send(b"another", second)
-    connection.data_received(whole(b"more"))
+    connection.data_received(make_reply(b"more"))
     assert (second.data, second.end.kind) == (b"more", "whole")
     assert pipe.written == b"requestanother"
 
@@ -99,20 +99,20 @@ def test_replies_are_the_same_however_they_are_split(early: bytes, reply: Case, 
 @given(REPLIES, st.integers(0, 200))
 def test_a_reply_that_is_cut_short_is_never_whole(reply: Case, cut: int) -> None:
     data = reply[0][: min(cut, len(reply[0]) - 1)]
-    end = exchange(*([data] if data else []), closed=True)[0].end
+    end = read_reply(*([data] if data else []), closed=True)[0].end
     assert (end.kind, end.is_reusable) == ("disconnected", False)
 
 
 def test_a_body_without_a_length_ends_with_the_connection() -> None:
     head = b"HTTP/1.1 200 OK\r\n\r\n"
-    told, _, _ = exchange(head, b"all", b" of it", closed=True)
-    assert (told.data, told.end) == (b"all of it", End("whole", 200, False))
-    told, _, _ = exchange(head, b"all", closed=ConnectionResetError())
-    assert told.end.kind == "disconnected"
+    reported, _, _ = read_reply(head, b"all", b" of it", closed=True)
+    assert (reported.data, reported.end) == (b"all of it", End("whole", 200, False))
+    reported, _, _ = read_reply(head, b"all", closed=ConnectionResetError())
+    assert reported.end.kind == "disconnected"
 
 
 def test_an_early_hint_is_no_reply() -> None:
-    assert exchange(EARLY, closed=True)[0].end == End("disconnected", -1, False)
+    assert read_reply(EARLY, closed=True)[0].end == End("disconnected", -1, False)
 
 
 @pytest.mark.parametrize(
@@ -126,29 +126,29 @@ def test_an_early_hint_is_no_reply() -> None:
     ],
 )
 def test_what_is_no_http(data: bytes) -> None:
-    told, pipe, _ = exchange(data)
-    assert told.end.kind == "protocol" and pipe.aborted
+    reported, pipe, _ = read_reply(data)
+    assert reported.end.kind == "protocol" and pipe.aborted
 
 
 @pytest.mark.parametrize(
     "reply",
     [
-        whole(b"a", 200, "connection: close"),
-        whole(b"a").replace(b"1.1", b"1.0"),
-        whole(b"a") + whole(b"that nobody asked for"),
-        whole(b"a") + b"rubbish",
+        make_reply(b"a", 200, "connection: close"),
+        make_reply(b"a").replace(b"1.1", b"1.0"),
+        make_reply(b"a") + make_reply(b"that nobody asked for"),
+        make_reply(b"a") + b"rubbish",
     ],
 )
 def test_a_connection_that_cannot_be_used_again(reply: bytes) -> None:
-    told, _, _ = exchange(reply)
-    assert (told.data, told.end) == (b"a", End("whole", 200, False))
+    reported, _, _ = read_reply(reply)
+    assert (reported.data, reported.end) == (b"a", End("whole", 200, False))
 
 
 def test_what_comes_unasked_closes_an_idle_connection() -> None:
-    told, pipe, connection = exchange(whole(b"a"))
-    connection.data_received(whole(b"", 408))
+    reported, pipe, connection = read_reply(make_reply(b"a"))
+    connection.data_received(make_reply(b"", 408))
     assert pipe.aborted and not connection.is_reusable
-    assert told.end.kind == "whole"
+    assert reported.end.kind == "whole"
 
 
 @pytest.mark.parametrize(
@@ -162,5 +162,5 @@ def test_what_comes_unasked_closes_an_idle_connection() -> None:
 )
 def test_a_head_without_end_is_no_reply(parts: list[bytes]) -> None:
     begin, more = parts[0], parts[-1]
-    told, pipe, _ = exchange(begin, *[more] * 2_000)
-    assert told.end.kind == "protocol" and pipe.aborted
+    reported, pipe, _ = read_reply(begin, *[more] * 2_000)
+    assert reported.end.kind == "protocol" and pipe.aborted

@@ -25,16 +25,16 @@ STREAMS = st.tuples(
 
 def brute_force(data: bytes) -> list[bytes]:
     """The standard's description, line by line over the whole; the end ends an event."""
-    found: list[bytes] = []
+    results: list[bytes] = []
     event: list[bytes] | None = None
     for line in [*re.split(rb"\r\n|\n|\r", data.removeprefix(b"\xef\xbb\xbf")), b""]:
         name, _, value = line.partition(b":")
         if name == b"data":
             event = [*(event or []), value.removeprefix(b" ")]
         elif not line and event is not None:
-            found.append(b"\n".join(event))
+            results.append(b"\n".join(event))
             event = None
-    return found
+    return results
 
 
 @given(STREAMS, st.lists(st.integers(0, 80), max_size=12))
@@ -46,18 +46,18 @@ def test_events_are_those_of_the_standard_however_the_bytes_are_split(
 ) -> None:
     places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
     events = EventParser()
-    found = [event for a, b in pairwise(places) for event in events.feed(data[a:b])]
-    assert found + events.finish() == brute_force(data)
+    results = [event for a, b in pairwise(places) for event in events.parse(data[a:b])]
+    assert results + events.finish() == brute_force(data)
 
 
 def test_an_event_is_told_as_soon_as_it_is_whole() -> None:
     events = EventParser()
     pieces = [b"data: a\n", b"\nda", b"ta: b\r\n\r", b"\n"]
-    assert [events.feed(piece) for piece in pieces] == [[], [b"a"], [b"b"], []]
+    assert [events.parse(piece) for piece in pieces] == [[], [b"a"], [b"b"], []]
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 def test_an_event_named_error_is_noticed(end: bytes) -> None:
     events = EventParser()
-    events.feed(b"event: error" + end + b"data: {}" + end + end)
+    events.parse(b"event: error" + end + b"data: {}" + end + end)
     assert events.named_error

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.client.reply import BadReply, News, Reply
+from loadtest.client.reply import BadReply, Reply, TokenCounts
 from tests.loads.raw_server import DONE, event, text_event
 
 TOKENS = st.fixed_dictionaries({"tokens": st.lists(st.sampled_from(["a", ","]), max_size=3)})
@@ -40,13 +40,13 @@ def count(choice: dict[str, Any]) -> int:
     return int(bool(choice.get("text")))
 
 
-def read(*parts: bytes, stream: bool = True, keep_text: bool = False) -> tuple[Reply, News]:
+def read(*parts: bytes, stream: bool = True, keep_text: bool = False) -> tuple[Reply, TokenCounts]:
     reply = Reply(stream, keep_text)
-    news = [one for part in parts for one in reply.feed(part)]
-    return reply, news + reply.finish()
+    counts = [data for part in parts for data in reply.read(part)]
+    return reply, counts + reply.finish()
 
 
-def read_whole(**fields: Any) -> tuple[Reply, News]:
+def read_whole(**fields: Any) -> tuple[Reply, TokenCounts]:
     body = json.dumps(fields).encode()
     return read(body[:9], body[9:], stream=False)
 
@@ -55,13 +55,16 @@ def read_whole(**fields: Any) -> tuple[Reply, News]:
 def test_tokens_of_streams_are_those_of_plain_decoding(
     documents: list[dict[str, Any]], ascii_only: bool, size: int, keep_text: bool
 ) -> None:
-    lines = [f"data: {json.dumps(one, ensure_ascii=ascii_only)}\n\n".encode() for one in documents]
+    lines = [
+        f"data: {json.dumps(document, ensure_ascii=ascii_only)}\n\n".encode()
+        for document in documents
+    ]
     data = b"".join(lines) + DONE
     parts = [data[place : place + size] for place in range(0, len(data), size)]
-    reply, news = read(*parts, keep_text=keep_text)
+    reply, counts = read(*parts, keep_text=keep_text)
     choices = [choice for document in documents for choice in document["choices"]]
     counted = [(choice["index"], count(choice)) for choice in choices]
-    assert news == [one for one in counted if one[1]]
+    assert counts == [item for item in counted if item[1]]
     assert reply.tokens == sum(tokens for _, tokens in counted)
     texts: dict[int, str] = defaultdict(str)
     for choice in choices:
@@ -88,8 +91,8 @@ def test_tokens_of_streams_are_those_of_plain_decoding(
     ],
 )
 def test_tokens_of_an_event(choice: dict[str, Any], tokens: int, is_counted: bool) -> None:
-    reply, news = read(event(choices=[choice]), DONE)
-    assert news == ([(0, tokens)] if tokens else [])
+    reply, counts = read(event(choices=[choice]), DONE)
+    assert counts == ([(0, tokens)] if tokens else [])
     assert (reply.tokens, reply.is_counted) == (tokens, is_counted)
 
 
@@ -115,11 +118,11 @@ def test_usage_and_waiting_are_as_the_server_says() -> None:
 
 def test_whole_replies_count_what_each_choice_says_or_share_out_their_usage() -> None:
     choices: list[dict[str, Any]] = [{"index": 1, "token_ids": [1, 2]}, {"token_ids": [3]}]
-    reply, news = read_whole(choices=choices, usage={"completion_tokens": 3})
-    assert (news, reply.is_counted) == ([(1, 2), (0, 1)], True)
+    reply, counts = read_whole(choices=choices, usage={"completion_tokens": 3})
+    assert (counts, reply.is_counted) == ([(1, 2), (0, 1)], True)
     choices = [{"index": index, "text": "…"} for index in range(3)]
-    reply, news = read_whole(choices=choices, usage={"completion_tokens": 8})
-    assert (news, reply.is_counted) == ([(0, 3), (1, 3), (2, 2)], False)
+    reply, counts = read_whole(choices=choices, usage={"completion_tokens": 8})
+    assert (counts, reply.is_counted) == ([(0, 3), (1, 3), (2, 2)], False)
 
 
 @pytest.mark.parametrize(
@@ -151,4 +154,4 @@ def test_a_reply_without_end_is_none(stream: bool, monkeypatch: pytest.MonkeyPat
     reply = Reply(stream, keep_text=False)
     with pytest.raises(BadReply, match="more than 1000 bytes"):
         for _ in range(100):
-            reply.feed(b"data: " + b"x" * 100)
+            reply.read(b"data: " + b"x" * 100)

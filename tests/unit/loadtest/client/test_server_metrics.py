@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.client import server_metrics
 from loadtest.client.server_metrics import FAMILIES, Sampling, read, running
-from tests.loads.raw_server import Peer, whole
+from tests.loads.raw_server import Peer, make_reply
 from tests.loads.toy import Toy
 
 OURS = """# HELP srm_engine_running_sequences Sequences that hold a slot.
@@ -72,7 +72,7 @@ class Answers(Toy):
         while await peer.request() is not None:
             self.heads.append(peer.head)
             status, text = self.replies.pop(0) if self.replies[1:] else self.replies[0]
-            await peer.send(whole(text.encode(), status))
+            await peer.send(make_reply(text.encode(), status))
             self._asked.release()
 
     def sampled(self, key: str = "") -> Sampling:
@@ -87,9 +87,9 @@ def test_samples_have_the_times_of_the_run() -> None:
     answers = Answers((200, OURS), (200, VLLM))
     begun = time.time()
     sampling = answers.sampled("secret")
-    found = sampling.samples(begun, time.time() - begun + 1)
-    assert found[0].values == read(OURS) and found[1].values == read(VLLM)
-    assert 0 <= found[0].time < found[1].time
+    samples = sampling.samples(begun, time.time() - begun + 1)
+    assert samples[0].values == read(OURS) and samples[1].values == read(VLLM)
+    assert 0 <= samples[0].time < samples[1].time
     assert sampling.latest == read(VLLM) and sampling.note == ""
     assert sampling.samples(begun + 1000, 10) == []
     assert "authorization: bearer secret" in answers.heads[0].lower()

@@ -17,7 +17,7 @@ from loadtest.commands.knee import Point, SweepConfig, grows_still, knee, larges
 NAN = math.nan
 
 
-def found(
+def search_points(
     throughput: Callable[[float], float],
     good: Callable[[float], float] | None = None,
     **given: Any,
@@ -37,7 +37,7 @@ def answer(at: float | None) -> float:
 
 @given(slots=st.integers(1, 1500))
 def test_a_server_with_slots_is_full_where_nine_tenths_of_them_are_busy(slots: int) -> None:
-    points = found(lambda load: min(load, slots) * 20.0)
+    points = search_points(lambda load: min(load, slots) * 20.0)
     assert 0.9 * slots <= answer(knee(points, 0.9)) <= max(0.9 * slots * 1.2 + 1, 1)
     assert len(points) <= 35
     assert not grows_still(points)
@@ -46,7 +46,7 @@ def test_a_server_with_slots_is_full_where_nine_tenths_of_them_are_busy(slots: i
 @given(slots=st.integers(2, 2000), seed=st.integers(0, 2**32), noise=st.floats(0, 0.04))
 def test_noise_moves_it_by_less_than_a_factor_of_two(slots: int, seed: int, noise: float) -> None:
     rng = np.random.default_rng(seed)
-    points = found(lambda load: min(load, slots) * rng.normal(1, noise))
+    points = search_points(lambda load: min(load, slots) * rng.normal(1, noise))
     assert slots / 2 <= answer(knee(points, 0.9)) <= slots * 2
 
 
@@ -54,15 +54,15 @@ def test_noise_moves_it_by_less_than_a_factor_of_two(slots: int, seed: int, nois
 def test_rates_are_found_as_well_as_numbers(capacity: float) -> None:
     """By throughput, and by objectives that hold up to a limit."""
     rate: dict[str, Any] = {"sweep": "rate", "first_load": 0.25, "resolution": 0.1}
-    at = answer(knee(found(lambda load: min(load, capacity), **rate), 0.9))
+    at = answer(knee(search_points(lambda load: min(load, capacity), **rate), 0.9))
     assert 0.9 * capacity <= at * (1 + 1e-9) and at <= max(0.9 * capacity * 1.1, 0.25) * (1 + 1e-9)
-    good = found(lambda load: 7.0, lambda load: 1.0 if load <= capacity else 0.5, **rate)
+    good = search_points(lambda load: 7.0, lambda load: 1.0 if load <= capacity else 0.5, **rate)
     at = answer(largest_good(good, 0.99))
     assert at <= capacity < at * 1.1 * (1 + 1e-9)
 
 
 def test_what_decides_is_measured_again() -> None:
-    points = found(lambda load: min(load, 20))
+    points = search_points(lambda load: min(load, 20))
     counts = Counter(point.load for point in points)
     at = answer(knee(points, 0.9))
     assert counts[at] == counts[max(load for load in counts if load < at)] == 3
@@ -77,29 +77,29 @@ def test_one_bad_measurement_does_not_decide() -> None:
         seen.append(load)
         return bad if load == 8 and seen.count(8) == 1 else 1.0
 
-    points = found(lambda load: min(load, 100) * missing(load, 0.4))
+    points = search_points(lambda load: min(load, 100) * missing(load, 0.4))
     assert 90 <= answer(knee(points, 0.9)) < 110
     seen.clear()
-    points = found(lambda load: load, lambda load: missing(load, 0.1), max_load=64.0)
+    points = search_points(lambda load: load, lambda load: missing(load, 0.1), max_load=64.0)
     assert largest_good(points, 0.99) == 64
 
 
 def test_only_loads_that_are_allowed_are_measured() -> None:
-    points = found(lambda load: min(load, 12), loads=(100.0, 1.0, 10.0, 1.0))
+    points = search_points(lambda load: min(load, 12), loads=(100.0, 1.0, 10.0, 1.0))
     assert {point.load for point in points} == {1.0, 10.0, 100.0}
     assert [point.load for point in points[:3]] == [1.0, 10.0, 100.0]
     assert (knee(points, 0.9), knee(points, 0.8)) == (100, 10)
-    points = found(lambda load: load, max_load=50.0)
+    points = search_points(lambda load: load, max_load=50.0)
     assert max(point.load for point in points) == 50
     assert grows_still(points)
 
 
 @pytest.mark.parametrize("broken", [0.0, 0.98, NAN])
 def test_there_may_be_no_answer(broken: float) -> None:
-    points = found(lambda load: 1.0, lambda load: broken)
+    points = search_points(lambda load: 1.0, lambda load: broken)
     assert largest_good(points, 0.99) is None
     assert [point.load for point in points] == [1.0] * 3
-    nothing = found(lambda load: 0.0)
+    nothing = search_points(lambda load: 0.0)
     assert knee(nothing, 0.9) is None
     assert len(nothing) < 15
 

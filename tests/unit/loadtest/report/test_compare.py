@@ -22,12 +22,12 @@ from tests.loads.recorded_run import run_of
 
 def report(*warnings: str, **settings: Any) -> Report:
     """Of one run; of several if `rates` are given."""
-    found = []
+    results = []
     for rate in settings.pop("rates", None) or [settings.pop("rate")]:
         run = run_of(*warnings, rate=rate, **settings)
         observed = observe(run.recording, run.summary.window)
-        found.append(report_of(run.summary, observed, run.warnings))
-    return Report(SCHEMA, "a title", "a command", tuple(found))
+        results.append(report_of(run.summary, observed, run.warnings))
+    return Report(SCHEMA, "a title", "a command", tuple(results))
 
 
 def verdicts(a: Report, b: Report) -> dict[str, str]:
@@ -37,15 +37,15 @@ def verdicts(a: Report, b: Report) -> dict[str, str]:
 
 def test_a_run_compared_with_itself_differs_in_nothing() -> None:
     one = report(rate=30, seconds=20)
-    found = compare_reports(one, one, "same", "same")
-    assert (found.label_a, found.label_b) == ("same (A)", "same (B)")
-    (step,) = found.steps
+    result = compare_reports(one, one, "same", "same")
+    assert (result.label_a, result.label_b) == ("same (A)", "same (B)")
+    (step,) = result.steps
     assert all(row.a == row.b for row in step.rows)
-    said = {row.key: row.verdict for row in step.rows}
-    assert {key for key in said if said[key] == "no clear difference"} == set(ESTIMATED)
-    assert set(said.values()) == {"no clear difference", "not tested"}
-    assert found.conditions == ()
-    for page in (text(found), markdown(found)):
+    entries = {row.key: row.verdict for row in step.rows}
+    assert {key for key in entries if entries[key] == "no clear difference"} == set(ESTIMATED)
+    assert set(entries.values()) == {"no clear difference", "not tested"}
+    assert result.conditions == ()
+    for page in (text(result), markdown(result)):
         assert "Scenarios, machines and versions are the same." in page
 
 
@@ -53,25 +53,25 @@ def test_a_clear_difference_is_called_one_and_chance_is_not() -> None:
     base, again = (report(rate=30, seconds=20, seed=seed) for seed in (0, 1))
     slow = report(rate=30, seconds=20, seed=1, token_s=0.03)
     assert verdicts(base, again)["itl_p50"] == "no clear difference"
-    found = verdicts(base, slow)
-    assert found["itl_p50"] == found["e2e_p50"] == "worse"
-    assert found["itl_p99"] == "not tested"
+    result = verdicts(base, slow)
+    assert result["itl_p50"] == result["e2e_p50"] == "worse"
+    assert result["itl_p99"] == "not tested"
     assert verdicts(slow, base)["itl_p50"] == "better"
 
 
 def test_parts_are_those_of_the_window_counted_one_by_one() -> None:
     run = run_of(rate=40, seconds=20)
-    found = parts(observe(run.recording, run.summary.window))
+    result = parts(observe(run.recording, run.summary.window))
     edges = np.linspace(*run.summary.window, BATCHES + 1).tolist()
     events, planned = run.recording.events, run.recording.requests["planned"]
     firsts = events[np.unique(events["request"], return_index=True)[1]]
     for index, (begin, end) in enumerate(pairwise(edges)):
         tokens = sum(1 for event in events if begin <= event["time"] < end)
-        assert found["output_tokens_per_s"][index] == pytest.approx(tokens / (end - begin))
-        of = [one for one in firsts if begin <= planned[one["request"]] < end]
-        middle = statistics.median_low(one["time"] - planned[one["request"]] for one in of)
-        assert found["ttft_p50"][index] == pytest.approx(middle)
-    mean = sum(found["output_tokens_per_s"]) / BATCHES
+        assert result["output_tokens_per_s"][index] == pytest.approx(tokens / (end - begin))
+        of = [first for first in firsts if begin <= planned[first["request"]] < end]
+        middle = statistics.median_low(item["time"] - planned[item["request"]] for item in of)
+        assert result["ttft_p50"][index] == pytest.approx(middle)
+    mean = sum(result["output_tokens_per_s"]) / BATCHES
     assert mean == pytest.approx(run.summary.output_tokens_per_s)
 
 
@@ -80,8 +80,8 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
     held = 0
     for _ in range(2000):
         a, b = random.normal(100, 5, BATCHES).tolist(), random.normal(110, 9, BATCHES).tolist()
-        found = difference(sum(a) / BATCHES, sum(b) / BATCHES, a, b)
-        held += found.low <= 10 <= found.high
+        result = difference(sum(a) / BATCHES, sum(b) / BATCHES, a, b)
+        held += result.low <= 10 <= result.high
     assert 0.94 < held / 2000 < 0.985  # 95 %, and a little more since degrees are the fewest
     assert standard_error(2.0, [1.0, 3.0]) == pytest.approx(math.sqrt(2 / 1 / 2))
 
@@ -97,11 +97,11 @@ def test_small_differences_and_short_runs_are_left_open() -> None:
 
 def test_steps_are_matched_by_name_and_repeats_by_their_number() -> None:
     a, b = report(rates=(10, 20, 20), seconds=3), report(rates=(20, 20, 40), seconds=3)
-    found = compare_reports(a, b, "one", "two")
-    assert [step.name for step in found.steps] == ["poisson 20/s", "poisson 20/s (2)"]
-    assert (found.only_a, found.only_b) == (("poisson 10/s",), ("poisson 40/s",))
-    for said in (text(found), markdown(found), html(found)):
-        assert "Only in one: poisson 10/s." in said
+    result = compare_reports(a, b, "one", "two")
+    assert [step.name for step in result.steps] == ["poisson 20/s", "poisson 20/s (2)"]
+    assert (result.only_a, result.only_b) == (("poisson 10/s",), ("poisson 40/s",))
+    for message in (text(result), markdown(result), html(result)):
+        assert "Only in one: poisson 10/s." in message
     apart = compare_reports(report(rate=5, seconds=3), b)
     assert apart.steps == ()
     assert "No step has the same name in both." in html(apart)
@@ -113,18 +113,18 @@ def test_what_else_differs_is_said(tmp_path: Path) -> None:
     for name, content in (("a", one), ("b", other)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "report.json").write_bytes(encode(content))
-    found = compare(tmp_path / "a", tmp_path / "b")
-    assert found.conditions == (
+    result = compare(tmp_path / "a", tmp_path / "b")
+    assert result.conditions == (
         ("machine", "<b>one</b>", "other"),
         ("version of srm", "1", "–"),
         ("version of max", "–", "2"),
         ("rate", "10.0", "12.0"),
     )
-    assert found.warnings == ("a, poisson 10/s: Late.",)
-    assert [step.name for step in found.steps] == ["poisson 10/s and poisson 12/s"]
-    page = html(found)
+    assert result.warnings == ("a, poisson 10/s: Late.",)
+    assert [step.name for step in result.steps] == ["poisson 10/s and poisson 12/s"]
+    page = html(result)
     assert "&lt;b&gt;one&lt;/b&gt;" in page and "<b>" not in page
-    for said in (text(found), markdown(found), page):
-        assert "TTFT p99.9" in said and "version of max" in said
+    for message in (text(result), markdown(result), page):
+        assert "TTFT p99.9" in message and "version of max" in message
     with pytest.raises(ConfigError, match="cannot read the report"):
         compare(tmp_path / "a", tmp_path / "c")

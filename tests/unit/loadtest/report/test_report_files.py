@@ -37,7 +37,7 @@ Sweep = tuple[Path, list[Run], Report]
 
 def same(a: Any, b: Any) -> bool:
     """Equal as JSON has it, where NaN is null."""
-    contents = [msgspec.json.decode(msgspec.json.encode(one, enc_hook=str)) for one in (a, b)]
+    contents = [msgspec.json.decode(msgspec.json.encode(item, enc_hook=str)) for item in (a, b)]
     return bool(contents[0] == contents[1])
 
 
@@ -49,7 +49,7 @@ def page_in(folder: Path) -> ElementTree.Element:
 
 
 def cells(page: ElementTree.Element) -> list[str]:
-    return ["".join(one.itertext()) for one in page.iter() if one.tag in {"td", "th"}]
+    return ["".join(item.itertext()) for item in page.iter() if item.tag in {"td", "th"}]
 
 
 def rows_of(file: Path) -> list[dict[str, str]]:
@@ -202,7 +202,7 @@ def test_a_sweep_shows_its_steps_its_knee_and_their_warnings(sweep: Sweep) -> No
 def test_the_page_is_whole_and_wants_nothing_from_elsewhere(single: Single, sweep: Sweep) -> None:
     for folder in (single[0], sweep[0]):
         html, page = (folder / "report.html").read_text(), page_in(folder)
-        ids = [one.attrib["id"] for one in page.iter() if "id" in one.attrib]
+        ids = [item.attrib["id"] for item in page.iter() if "id" in item.attrib]
         for element in page.iter():
             assert element.tag not in {"script", "link", "img"}
             for name, value in element.attrib.items():
@@ -287,5 +287,5 @@ def test_without_matplotlib_it_says_what_to_install() -> None:
         "except ConfigError as error: print(error.message)\n"
     )
     command = [sys.executable, "-W", "error", "-c", script]
-    said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert "pip install matplotlib" in said
+    stdout = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "pip install matplotlib" in stdout

@@ -25,8 +25,8 @@ def prompts(folder: Path, *lines: Any, api: Api = "completions", seed: int = 0) 
 
 def test_each_pass_has_every_prompt_once_in_an_order_of_its_own(tmp_path: Path) -> None:
     def order(seed: int, indices: range) -> list[int]:
-        found = prompts(tmp_path, *({"prompt": [number]} for number in range(50)), seed=seed)
-        return [found.of(at).fields["prompt"][0] for at in indices]
+        result = prompts(tmp_path, *({"prompt": [number]} for number in range(50)), seed=seed)
+        return [result.make_prompt(at).fields["prompt"][0] for at in indices]
 
     passes = order(0, range(100))
     first, second = passes[:50], passes[50:]
@@ -57,8 +57,8 @@ PARTS = [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]
 def test_what_a_line_says_is_kept(
     tmp_path: Path, api: Api, line: dict[str, Any], fields: dict[str, Any], num_tokens: int
 ) -> None:
-    found = prompts(tmp_path, line | {"max_tokens": 9}, api=api).of(3)
-    assert found == WorkloadPrompt(fields, num_tokens, 9, None)
+    result = prompts(tmp_path, line | {"max_tokens": 9}, api=api).make_prompt(3)
+    assert result == WorkloadPrompt(fields, num_tokens, 9, None)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def sentence_pieces() -> Tokenizer:
     """As Llama 2 has it: no pre-tokenizer, spaces are ▁, and one is put before each text."""
     pieces = ["<s>", "▁", *"abcdefghijklmnopqrstuvwxyz", "th", "the", "▁the", "▁a", "at", "cat"]
     merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "a"), ("a", "t"), ("c", "at")]
-    tokenizer = Tokenizer(models.BPE({one: at for at, one in enumerate(pieces)}, merges))
+    tokenizer = Tokenizer(models.BPE({piece: at for at, piece in enumerate(pieces)}, merges))
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
@@ -60,7 +60,7 @@ def sentence_pieces() -> Tokenizer:
 
 def word_pieces() -> Tokenizer:
     vocabulary = ["[UNK]", "[CLS]", "[SEP]", "cat", "mat", "day", "##s", "of"]
-    numbers = {one: at for at, one in enumerate(vocabulary)}
+    numbers = {name: at for at, name in enumerate(vocabulary)}
     tokenizer = Tokenizer(models.WordPiece(numbers, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
@@ -71,7 +71,7 @@ def over_spaces(*more: str) -> Tokenizer:
     """A token reaches over a space, and nothing splits there: letters are left."""
     pieces = ["<s>", "▁", "a", "b", "▁a", "▁b", "▁a▁b", *more]
     merges = [("▁", "a"), ("▁", "b"), ("▁a", "▁b")]
-    tokenizer = Tokenizer(models.BPE({one: at for at, one in enumerate(pieces)}, merges))
+    tokenizer = Tokenizer(models.BPE({piece: at for at, piece in enumerate(pieces)}, merges))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     return tokenizer
 

@@ -28,8 +28,8 @@ RICH = Scenario(
 
 
 def body(scenario: Scenario, index: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Workload(scenario).request(index).body)
-    return found
+    document: dict[str, Any] = json.loads(Workload(scenario).request(index).body)
+    return document
 
 
 def test_a_body_says_what_the_scenario_says() -> None:
@@ -38,9 +38,9 @@ def test_a_body_says_what_the_scenario_says() -> None:
         temperature=0.5, top_p=0.9, top_k=40, vocab_size=11,
         extra_body='{"min_p": 0.1, "return_token_ids": true}',
     )  # fmt: skip
-    found = body(scenario)
-    prompt, seed = found.pop("prompt"), found.pop("seed")
-    assert found == {
+    result = body(scenario)
+    prompt, seed = result.pop("prompt"), result.pop("seed")
+    assert result == {
         "model": "demo", "max_tokens": 7, "n": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 40,
         "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
         "min_p": 0.1, "return_token_ids": True,
@@ -52,10 +52,10 @@ def test_a_body_says_what_the_scenario_says() -> None:
 
 
 def test_what_is_not_set_is_not_sent_and_extra_members_win() -> None:
-    found = body(Scenario(stream=False, ignore_eos=False))
-    assert set(found) == {"prompt", "max_tokens", "n", "seed", "temperature"}
-    found = body(Scenario(extra_body='{"seed": null, "temperature": 0, "ignore_eos": false}'))
-    assert (found["seed"], found["temperature"], found["ignore_eos"]) == (None, 0, False)
+    result = body(Scenario(stream=False, ignore_eos=False))
+    assert set(result) == {"prompt", "max_tokens", "n", "seed", "temperature"}
+    result = body(Scenario(extra_body='{"seed": null, "temperature": 0, "ignore_eos": false}'))
+    assert (result["seed"], result["temperature"], result["ignore_eos"]) == (None, 0, False)
 
 
 def test_requests_are_the_same_in_another_process() -> None:
@@ -76,8 +76,12 @@ def test_requests_are_the_same_in_another_process() -> None:
 
 def test_seeds_and_indices_give_other_requests() -> None:
     scenarios = (Scenario(prompt_tokens="64", seed=seed) for seed in (0, 1))
-    found = [body(one, index) for one in scenarios for index in range(50)]
-    assert len({str(one["prompt"]) for one in found}) == len({one["seed"] for one in found}) == 100
+    results = [body(scenario, index) for scenario in scenarios for index in range(50)]
+    assert (
+        len({str(item["prompt"]) for item in results})
+        == len({item["seed"] for item in results})
+        == 100
+    )
 
 
 def test_a_setting_changes_nothing_else() -> None:
@@ -91,9 +95,9 @@ def test_lengths_are_of_their_distributions() -> None:
     workload = Workload(
         Scenario(prompt_tokens="uniform:10,29", output_tokens="normal:200,20", n="choice:1=3,4=1")
     )
-    found = [workload.request(index) for index in range(4000)]
+    results = [workload.request(index) for index in range(4000)]
     lengths, outputs, samples = np.array(
-        [(asked.prompt_tokens, asked.max_tokens, asked.n) for asked in found]
+        [(asked.prompt_tokens, asked.max_tokens, asked.n) for asked in results]
     ).T
     assert (lengths.min(), lengths.max()) == (10, 29)
     assert lengths.mean() == pytest.approx(19.5, abs=4 * 5.8 / 4000**0.5)
@@ -110,10 +114,10 @@ def test_a_share_of_requests_begins_alike(tokenizer: Path | None) -> None:
     prompts = [json.loads(workload.request(index).body)["prompt"] for index in range(4000)]
     words = [prompt.split() if tokenizer else prompt for prompt in prompts]
     counts = Counter(tuple(prompt[:24]) for prompt in words)
-    found = [count for count in counts.values() if count > 1]
-    assert len(found) == 4
-    assert sum(found) / 4000 == pytest.approx(0.75, abs=4 * (0.1875 / 4000) ** 0.5)
-    assert min(found) > 0.2 * 3000
+    results = [count for count in counts.values() if count > 1]
+    assert len(results) == 4
+    assert sum(results) / 4000 == pytest.approx(0.75, abs=4 * (0.1875 / 4000) ** 0.5)
+    assert min(results) > 0.2 * 3000
     assert len({tuple(prompt[24:]) for prompt in words}) == 4000
 
 
@@ -182,8 +186,8 @@ def test_prompts_of_a_file_are_sent(tmp_path: Path) -> None:
     file = write(tmp_path, {"prompt": "hello", "n": 3}, {"prompt": [1, 2], "max_tokens": 4})
     workload = Workload(Scenario(prompts=file))
     asked = sorted((workload.request(index) for index in (0, 1)), key=lambda one: one.n)
-    assert [json.loads(one.body)["prompt"] for one in asked] == [[1, 2], "hello"]
-    known = [(one.n, one.max_tokens, one.prompt_tokens) for one in asked]
+    assert [json.loads(reply.body)["prompt"] for reply in asked] == [[1, 2], "hello"]
+    known = [(reply.n, reply.max_tokens, reply.prompt_tokens) for reply in asked]
     assert known == [(1, 4, 2), (3, 128, -1)]
 
 

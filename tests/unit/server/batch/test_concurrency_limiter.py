@@ -34,7 +34,7 @@ async def test_what_each_job_has_when_all_want_more_and_lines_end_in_turn(
 
     async def feed(share: LimiterShare) -> None:
         while True:
-            await share.take(1)
+            await share.acquire(1)
 
     tasks = [asyncio.create_task(feed(share)) for share in shares]
     await turns()
@@ -50,10 +50,10 @@ async def test_what_each_job_has_when_all_want_more_and_lines_end_in_turn(
 async def test_a_line_larger_than_the_room_has_its_turn_and_leaves_others_their_part() -> None:
     room = ConcurrencyLimiter(10, 1000)
     large, small = room.share("a"), room.share("b")
-    await large.take(100)
+    await large.acquire(100)
     for _ in range(5):
-        assert await asyncio.wait_for(small.take(1), 10)
-    waiting = [asyncio.create_task(one) for one in (large.take(100), small.take(1))]
+        assert await asyncio.wait_for(small.acquire(1), 10)
+    waiting = [asyncio.create_task(item) for item in (large.acquire(100), small.acquire(1))]
     await turns()
     assert not any(task.done() for task in waiting)
     large.free(100)
@@ -68,22 +68,22 @@ async def test_a_line_larger_than_the_room_has_its_turn_and_leaves_others_their_
 async def test_who_waits_and_leaves_holds_nobody_up() -> None:
     room = ConcurrencyLimiter(10, 1000)
     first, second = room.share(), room.share()
-    await first.take(8)
-    large = asyncio.create_task(first.take(9))
+    await first.acquire(8)
+    large = asyncio.create_task(first.acquire(9))
     await turns()
     large.cancel()
     await turns()
-    await second.take(2)
+    await second.acquire(2)
     room.resize(20)
-    await first.take(9)
+    await first.acquire(9)
     assert (first.sequences, second.sequences, room.lines) == (17, 2, 3)
 
 
 async def test_room_that_is_granted_to_who_leaves_is_given_back() -> None:
     room = ConcurrencyLimiter(10, 1000)
     share = room.share()
-    await share.take(10)
-    waiting = asyncio.create_task(share.take(10))
+    await share.acquire(10)
+    waiting = asyncio.create_task(share.acquire(10))
     await turns()
     share.free(10)  # granted now, and cancelled before it can notice
     waiting.cancel()

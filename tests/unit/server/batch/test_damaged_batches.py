@@ -50,9 +50,9 @@ async def ends(folder: Path, *batches: BatchRecord) -> list[BatchRecord]:
     async with running(folder) as here:
         await here._tidy()
         await here.until_ended()
-        found = [here.found(batch) for batch in batches]
+        listed = [here.read_batch(batch) for batch in batches]
     here._store.close()
-    return found
+    return listed
 
 
 def put_record(folder: Path, batch: BatchRecord, data: bytes) -> None:
@@ -72,13 +72,13 @@ async def test_a_bit_of_a_running_batchs_record_ends_batches_for_nobody(
     tmp_path: Path, most: int
 ) -> None:
     """Of 5,592 such bits 320 ended the process, at every start."""
-    whole = tmp_path / "whole"
-    damaged, other = begun(whole), begun(whole)
-    for at, changed in enumerate(flipped(record_of(whole, damaged), most)):
-        folder = shutil.copytree(whole, tmp_path / f"copy-{at}")
+    answer_whole = tmp_path / "whole"
+    damaged, other = begun(answer_whole), begun(answer_whole)
+    for at, changed in enumerate(flipped(record_of(answer_whole, damaged), most)):
+        folder = shutil.copytree(answer_whole, tmp_path / f"copy-{at}")
         put_record(folder, damaged, changed)
-        for one in await ends(folder, damaged, other):
-            assert (one.status, one.completed) == ("completed", NUM_LINES), changed
+        for item in await ends(folder, damaged, other):
+            assert (item.status, item.completed) == ("completed", NUM_LINES), changed
         shutil.rmtree(folder, ignore_errors=True)  # a thread may still write there
 
 
@@ -103,8 +103,8 @@ async def test_a_batch_that_can_not_even_be_failed_stops_no_other(
     monkeypatch.setattr(BatchJob, "run", meet)
     monkeypatch.setattr(BatchJob, "fail", fail)
     async with running(tmp_path) as here:
-        await here.until(lambda: failures >= 3 and not here.found(good).is_runnable)
-        assert here.found(poisoned).is_runnable and here._failures[poisoned.id] > MAX_FAILURES
+        await here.until(lambda: failures >= 3 and not here.read_batch(good).is_runnable)
+        assert here.read_batch(poisoned).is_runnable and here._failures[poisoned.id] > MAX_FAILURES
         for task in here._tasks.values():
             task.cancel()
 
@@ -124,14 +124,14 @@ async def test_a_bug_in_what_tidies_up_stops_no_batch(
 async def test_a_bit_of_a_result_file_costs_no_line(tmp_path: Path, most: int) -> None:
     """A line's number that was flipped into 10 digits would have taken gigabytes, and another
     line's number that line's answer."""
-    whole = tmp_path / "whole"
-    batch = begun(whole, NUM_RESULTS)
-    alone = shutil.copytree(whole, tmp_path / "alone")
+    answer_whole = tmp_path / "whole"
+    batch = begun(answer_whole, NUM_RESULTS)
+    alone = shutil.copytree(answer_whole, tmp_path / "alone")
     (ended,) = await ends(alone, batch)
     answers = results(alone, ended)["output"]
     assert batch.output_file_id is not None
     for at, changed in enumerate(flipped(b"\n".join(answers[: NUM_RESULTS // 2]) + b"\n", most)):
-        folder = shutil.copytree(whole, tmp_path / f"copy-{at}")
+        folder = shutil.copytree(answer_whole, tmp_path / f"copy-{at}")
         (folder / "files" / batch.output_file_id).write_bytes(changed)
         (ended,) = await ends(folder, batch)
         assert (ended.status, ended.completed) == ("completed", NUM_RESULTS), changed
@@ -160,10 +160,10 @@ def test_a_result_that_is_none_is_cut_off(tmp_path: Path, result: dict[str, Any]
     line = {"id": fields["id"].replace("{job}", job[6:]), "custom_id": "a", "response": response}
     path = tmp_path / "output"
     path.write_text(json.dumps({**line, "error": None}) + "\n")
-    found = ResultFiles(PartFile(path), PartFile(tmp_path / "errors"), 0, job, last=10)
-    found.recover()
-    assert path.read_bytes() == b"" and found.counts.completed == 0
-    found.close()
+    files = ResultFiles(PartFile(path), PartFile(tmp_path / "errors"), 0, job, last=10)
+    files.recover()
+    assert path.read_bytes() == b"" and files.counts.completed == 0
+    files.close()
 
 
 @pytest.mark.parametrize("most", EVERY)
@@ -174,9 +174,9 @@ def test_a_bit_of_the_counts_of_starts_gives_up_no_batch(tmp_path: Path, most: i
         path = tmp_path / "jobs.starts"
 
         def again() -> Starts:
-            found = Starts(path, store)
-            found.load()
-            return found
+            result = Starts(path, store)
+            result.load()
+            return result
 
         for _ in range(11):
             again().begin([batch], {batch.id})

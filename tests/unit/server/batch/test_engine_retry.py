@@ -152,7 +152,7 @@ async def test_a_line_is_answered_however_often_another_request_kills_the_engine
     """One that is not ours: it does so with the line in flight, alone, and without it."""
     asked = watched = 0
 
-    async def watch(_turns: EngineRetry, _seconds: float) -> None:
+    async def watch(_retry: EngineRetry, _seconds: float) -> None:
         nonlocal watched
         watched += 1
         engine.go()

@@ -42,7 +42,7 @@ def line(number: int, size: int = 1, body: bytes = BODY) -> BatchLine:
     return BatchLine(number, f"line {number}", "POST", "/v1/completions", body, size)
 
 
-def told(number: int) -> bytes:
+def make_reply(number: int) -> bytes:
     return json.dumps(reply(f"a-{number}")).encode()
 
 
@@ -55,15 +55,15 @@ class Here:
         self.asked: list[str] = []
         self.answer = b"here"
 
-    async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
+    async def answer_whole(self, body: bytes, id: str, owner: RequestOwner) -> bytes:
         self.asked.append(id)
         await self.may_answer.wait()
         return self.answer
 
 
-async def sent(said: Any) -> AsyncIterator[bytes]:
+async def sent(message: Any) -> AsyncIterator[bytes]:
     """As it comes from a connection."""
-    yield json.dumps(said).encode()
+    yield json.dumps(message).encode()
 
 
 class There:
@@ -102,11 +102,11 @@ class There:
                 "running": self.running,
                 "waiting": 0,
             }
-            said = {"instance": self.instance, "identity": self.identity, **sizes}
-            return httpx.Response(200, content=sent(said))
+            entries = {"instance": self.instance, "identity": self.identity, **sizes}
+            return httpx.Response(200, content=sent(entries))
         asked = json.loads(request.content)
         assert asked["identity"] == IDENTITY and asked["created_unix"] == 7
-        self.asked.append([one["id"] for one in asked["lines"]])
+        self.asked.append([load["id"] for load in asked["lines"]])
         return httpx.Response(200, content=self._events(self.asked[-1]))
 
     async def _events(self, ids: list[str]) -> AsyncIterator[bytes]:
@@ -150,7 +150,7 @@ class Place:
 
     async def answer(self, asked: BatchLine) -> Any:
         async def ask(answerers: Any) -> Any:
-            return await answerers[asked.url].whole(asked.body, f"a-{asked.number}", OWNER)
+            return await answerers[asked.url].answer_whole(asked.body, f"a-{asked.number}", OWNER)
 
         async with asyncio.timeout(120):
             return await self.fleet.answer(asked, cast(Any, ask))
@@ -170,11 +170,15 @@ async def test_all_places_fill_evenly_and_lines_share_requests() -> None:
     for server in (place.here, one, two):
         server.may_answer.set()
     answers = await asyncio.gather(*tasks)
-    assert all(answer in (b"here", told(number)) for number, answer in enumerate(answers))
+    assert all(answer in (b"here", make_reply(number)) for number, answer in enumerate(answers))
     assert sorted(chain(place.here.asked, *one.asked, *two.asked)) == sorted(
         f"a-{number}" for number in range(20)
     )
-    assert [place.fleet.own.used, *(one.used for one in place.fleet.workers.values())] == [0, 0, 0]
+    assert [place.fleet.own.used, *(worker.used for worker in place.fleet.workers.values())] == [
+        0,
+        0,
+        0,
+    ]
 
 
 async def test_a_server_is_given_more_as_it_answers_more_whatever_it_says(
@@ -289,7 +293,7 @@ async def test_while_this_engine_is_away_others_have_the_lines() -> None:
     await place.look()
     place.client.status = None
     assert await asyncio.gather(*(place.answer(line(number)) for number in range(9))) == [
-        *map(told, range(9))
+        *map(make_reply, range(9))
     ]
 
 
@@ -322,7 +326,7 @@ async def test_what_is_cancelled_before_it_is_sent_is_not_sent(
     tasks[0].cancel()
     await asyncio.gather(tasks[0], return_exceptions=True)
     worker._send_all()
-    assert await tasks[1] == told(1) and other.asked == [["a-1"]]
+    assert await tasks[1] == make_reply(1) and other.asked == [["a-1"]]
 
 
 async def test_an_answer_without_end_is_one_of_a_lost_server(
@@ -359,7 +363,7 @@ async def test_servers_that_are_another_or_this_one_get_no_lines() -> None:
     itself.instance = "here"
     place = Place(same, twin, unlike, itself)
     await place.look()
-    assert [one.room for one in place.fleet.workers.values()] == [8, 0, 0, 0]
+    assert [worker.room for worker in place.fleet.workers.values()] == [8, 0, 0, 0]
 
 
 async def test_what_is_too_long_for_a_server_is_sent_there_once() -> None:
@@ -403,7 +407,7 @@ async def test_a_server_that_says_nothing_keeps_no_other_waiting(
     place = Place(other)
     async with asyncio.timeout(60):
         await place.look()
-    assert [one.room for one in place.fleet.workers.values()] == [0]
+    assert [worker.room for worker in place.fleet.workers.values()] == [0]
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])

@@ -22,9 +22,9 @@ def line(custom_id: str, url: str = URL) -> str:
 def codes(tmp_path: Path, *lines: str, max_lines: int = 0) -> list[tuple[str, int | None]]:
     path = tmp_path / "in.jsonl"
     path.write_text("\n".join(lines))
-    found = check_input(path, URL, 1_000_000, max_lines)
-    assert found.errors or found.total == len([line for line in lines if line])
-    return [(error.code, error.line) for error in found.errors]
+    result = check_input(path, URL, 1_000_000, max_lines)
+    assert result.errors or result.total == len([line for line in lines if line])
+    return [(error.code, error.line) for error in result.errors]
 
 
 @pytest.mark.parametrize(
@@ -66,10 +66,10 @@ def test_memory_does_not_grow_with_the_file_and_the_look_can_be_stopped(tmp_path
     with path.open("w") as file:
         file.writelines(line(f"a{number}" + "-" * 400) + "\n" for number in range(10_000))
     tracemalloc.start()
-    found = check_input(path, URL, 1_000_000)
+    result = check_input(path, URL, 1_000_000)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert found.total == 10_000
+    assert result.total == 10_000
     # A chunk and its lines, and 8 bytes a line, of which the growing array may hold two copies.
     assert peak < 2_000_000 < path.stat().st_size / 2
     with pytest.raises(Stopped):

@@ -44,7 +44,7 @@ class Model:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
-    async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
+    async def answer_whole(self, body: bytes, id: str, owner: RequestOwner) -> bytes:
         self.asked.append(id)
         await self.may_answer.wait()
         return body
@@ -77,14 +77,14 @@ class Here(Jobs):
     async def until_asked(self, count: int = 1) -> None:
         await self.until(lambda: len(self.model.asked) >= count)
 
-    def found(self, batch: BatchRecord) -> BatchRecord:
+    def read_batch(self, batch: BatchRecord) -> BatchRecord:
         record = self._store.get_batch(batch.id)
         assert record is not None
         return record
 
     def failed(self, batch: BatchRecord) -> list[tuple[str, str]]:
         """Codes and messages of the errors with which it failed."""
-        record = self.found(batch)
+        record = self.read_batch(batch)
         assert record.status == "failed"
         return [(error.code, error.message) for error in record.errors or ()]
 
@@ -94,13 +94,13 @@ async def running(folder: Path, model_id: str = "mine") -> AsyncIterator[Here]:
     here = Here(folder, model_id)
     async with task_group() as here._group:
         yield here
-    assert (here._room.lines, here._room._sequences, here._running) == (0, 0, {})
+    assert (here._limiter.lines, here._limiter._sequences, here._running) == (0, 0, {})
 
 
 @pytest.fixture
 async def here(tmp_path: Path) -> AsyncIterator[Here]:
-    async with running(tmp_path) as found:
-        yield found
+    async with running(tmp_path) as result:
+        yield result
 
 
 @pytest.fixture(autouse=True)
@@ -131,9 +131,9 @@ async def test_a_batch_that_meets_a_bug_fails_and_the_others_go_on(
     assert tries == MAX_FAILURES
     message = "it could not be run: KeyError: 'a bug of ours'"
     assert here.failed(poisoned) == [("internal_error", message)]
-    answered = results(tmp_path, here.found(poisoned))
+    answered = results(tmp_path, here.read_batch(poisoned))
     assert len(answered["output"]) == 3, "what had been answered is not lost"
-    assert here.found(good).status == "completed"
+    assert here.read_batch(good).status == "completed"
 
 
 async def test_while_a_look_at_the_batches_hangs_none_starts_and_what_runs_goes_on(
@@ -156,10 +156,10 @@ async def test_while_a_look_at_the_batches_hangs_none_starts_and_what_runs_goes_
         await until(hangs.is_set)
         waits = submit(tmp_path, lines(3))
         here.model.may_answer.set()
-        await until(lambda: here.found(runs).status == "completed")
-        assert here.found(waits).status == "validating" and len(here.model.asked) == 20
+        await until(lambda: here.read_batch(runs).status == "completed")
+        assert here.read_batch(waits).status == "validating" and len(here.model.asked) == 20
         answers.set()
-        await until(lambda: here.found(waits).status == "completed")
+        await until(lambda: here.read_batch(waits).status == "completed")
     finally:
         answers.set()
         looks.cancel()
@@ -180,12 +180,12 @@ async def test_a_batch_whose_disk_hangs_holds_up_no_other(
 
     monkeypatch.setattr("server.batch.job.check_input", hang)
     try:
-        await here.until(lambda: here.found(other).status == "completed")
-        assert hangs.is_set() and here.found(hung).status == "validating"
+        await here.until(lambda: here.read_batch(other).status == "completed")
+        assert hangs.is_set() and here.read_batch(hung).status == "validating"
     finally:
         answers.set()
     await here.until_ended()
-    assert here.found(hung).status == "completed"
+    assert here.read_batch(hung).status == "completed"
 
 
 async def test_files_that_cannot_be_read_are_waited_for_until_a_batchs_time_is_over(
@@ -204,7 +204,7 @@ async def test_files_that_cannot_be_read_are_waited_for_until_a_batchs_time_is_o
     path_of(back.input_file_id).rmdir()
     aside.rename(path_of(back.input_file_id))
     await here.until_ended()
-    assert here.found(back).status == "completed"
+    assert here.read_batch(back).status == "completed"
 
 
 def test_owners_have_equal_parts_and_their_batches_share_them_by_weight(tmp_path: Path) -> None:
@@ -243,13 +243,13 @@ async def test_a_batch_that_is_cancelled_while_others_have_all_the_room_ends(
     first = submit(tmp_path, lines(20), priority=1)
     await here.until_asked(8)
     second = submit(tmp_path, lines(20))
-    await here.until(lambda: here.found(second).status == "in_progress")
+    await here.until(lambda: here.read_batch(second).status == "in_progress")
     here._store.change_batch(second.id, "in_progress", status="cancelling")
-    await here.until(lambda: here.found(second).status == "cancelled")
-    assert here.found(second).failed == 20
+    await here.until(lambda: here.read_batch(second).status == "cancelled")
+    assert here.read_batch(second).failed == 20
     here.model.may_answer.set()
     await here.until_ended()
-    assert here.found(first).completed == 20
+    assert here.read_batch(first).completed == 20
 
 
 @pytest.mark.parametrize(("max_waiting", "most"), [(100, 8 + 8), (6, 8 + 3)])
@@ -259,8 +259,8 @@ async def test_half_of_the_engines_queue_is_left_to_those_who_ask_over_http(
     here.status.max_waiting = max_waiting
     here.model.may_answer.clear()
     submit(tmp_path, lines(100, n=1))
-    await here.until(lambda: here._room._waiting)
-    assert here._room.lines == most
+    await here.until(lambda: here._limiter._waiting)
+    assert here._limiter.lines == most
     here.model.may_answer.set()
     await here.until_ended()
 
@@ -299,12 +299,12 @@ async def test_a_batch_that_ends_while_somebody_looks_is_not_run_again(
     batch = submit(tmp_path, lines(3))
     looked = here._store.runnable_batches()
     await here.until_ended()
-    before = here.found(batch)
+    before = here.read_batch(batch)
     await here._look(looked)
     while here._running:
         await asyncio.sleep(0.001)
     assert len(here.model.asked) == 3
-    assert here.found(batch) == before
+    assert here.read_batch(batch) == before
 
 
 async def test_a_batch_of_another_model_waits_for_it(tmp_path: Path) -> None:
@@ -312,12 +312,12 @@ async def test_a_batch_of_another_model_waits_for_it(tmp_path: Path) -> None:
     renamed = submit(tmp_path, lines(3), model="another name", model_id="mine")
     older = submit(tmp_path, lines(3), model="theirs", status="in_progress", total=3)
     async with running(tmp_path) as here:
-        await here.until(lambda: not here.found(renamed).is_runnable)
+        await here.until(lambda: not here.read_batch(renamed).is_runnable)
         assert all(id.startswith(renamed.id) for id in here.model.asked)
-        assert (here.found(theirs), here.found(older)) == (theirs, older)
+        assert (here.read_batch(theirs), here.read_batch(older)) == (theirs, older)
     async with running(tmp_path, model_id="theirs") as here:
         await here.look()
-    assert here.found(theirs).status == "completed"
+    assert here.read_batch(theirs).status == "completed"
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ async def test_a_batch_of_a_model_that_nobody_serves_is_ended(
     os.close(lock)
     await here.until_ended()
     assert not here.model.asked
-    assert (here.found(batch).status, here.found(batch).failed) == (status, 3)
+    assert (here.read_batch(batch).status, here.read_batch(batch).failed) == (status, 3)
 
 
 async def test_a_jump_of_the_wall_clock_expires_no_batch_and_deletes_no_file(
@@ -352,7 +352,7 @@ async def test_a_jump_of_the_wall_clock_expires_no_batch_and_deletes_no_file(
     assert here._store.expire(int(here._clock.now())) == 0
     here.model.may_answer.set()
     await here.until_ended()
-    assert here.found(batch).status == "completed"
+    assert here.read_batch(batch).status == "completed"
 
 
 def test_a_process_whose_look_at_the_batches_fails_ends_whatever_its_threads_wait_for(

@@ -52,7 +52,7 @@ class Model:
         self.meet: Callable[[int], Awaitable[Any]] = lambda _: asyncio.sleep(0)
         """What happens to the line of a number."""
 
-    async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
+    async def answer_whole(self, body: bytes, id: str, owner: RequestOwner) -> bytes:
         number = json.loads(body)["number"]
         self.asked.append(number)
         self.flying += 1
@@ -116,9 +116,9 @@ class Job:
 
     def records(self, is_failed: bool = False) -> dict[int, Any]:
         path = self.errors if is_failed else self.output
-        found = [json.loads(line) for line in path.read_bytes().splitlines()]
-        by_number = {int(record["id"].rpartition("_")[2]): record for record in found}
-        assert len(by_number) == len(found), "an id is there twice"
+        results = [json.loads(line) for line in path.read_bytes().splitlines()]
+        by_number = {int(record["id"].rpartition("_")[2]): record for record in results}
+        assert len(by_number) == len(results), "an id is there twice"
         return by_number
 
 
@@ -264,8 +264,8 @@ async def test_a_full_disk_holds_the_job_up_and_loses_nothing(
     assert sorted(job.records()) == list(range(1, 201))
     assert len(job.model.asked) == 200
     assert job.results.trouble == ""
-    said = [message for message in caplog.messages if "written" in message]
-    assert ["No space left" in message for message in said] == [True, False]
+    messages = [message for message in caplog.messages if "written" in message]
+    assert ["No space left" in message for message in messages] == [True, False]
 
 
 async def test_a_disk_that_hangs_holds_the_job_up_and_loses_nothing(

@@ -15,7 +15,7 @@ from server.batch.lines import (
     LineUsage,
     RawLine,
     answer_line,
-    kept,
+    decode_kept,
     never_run,
     parse_line,
     read_lines,
@@ -100,8 +100,8 @@ def test_a_last_line_without_an_end_is_a_line_like_others(data: bytes, bom: byte
 
 def test_a_line_that_is_too_long_is_told_and_not_kept() -> None:
     long = b"x" * 5_000_000  # several chunks
-    found = lines_of(b"a\n" + long + b"\nb\n" + long)
-    assert found == [(1, b"a"), (2, None), (3, b"b"), (4, None)]
+    lines = lines_of(b"a\n" + long + b"\nb\n" + long)
+    assert lines == [(1, b"a"), (2, None), (3, b"b"), (4, None)]
     assert lines_of(b"abc\nabcd\n", limit=3) == [(1, b"abc"), (2, None)]
     assert parse_line(None, 2).code == "line_too_long"  # type: ignore[union-attr]
 
@@ -111,7 +111,7 @@ class Canned(NamedTuple):
 
     answer: bytes | SRMError
 
-    async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
+    async def answer_whole(self, body: bytes, id: str, owner: RequestOwner) -> bytes:
         if isinstance(self.answer, SRMError):
             raise self.answer
         return self.answer
@@ -133,7 +133,7 @@ def test_an_answer_is_a_record_with_its_usage() -> None:
         "error": None,
     }
     assert not result.is_failed
-    again = kept(result.record)
+    again = decode_kept(result.record)
     assert again is not None
     assert (again.number, again.usage, again.code) == (7, LineUsage(3, 5), "")
 
@@ -148,7 +148,7 @@ def test_a_record_is_one_line_whatever_is_in_it() -> None:
 
 def test_what_fails_has_an_error_with_its_status_or_no_response() -> None:
     result, record = answered(InvalidRequest("n must be 1", "n"))
-    assert result.is_failed and kept(result.record) is not None
+    assert result.is_failed and decode_kept(result.record) is not None
     assert record["response"]["status_code"] == 400
     assert record["response"]["body"]["error"]["param"] == "n"
     assert record["error"] is None
@@ -158,9 +158,9 @@ def test_what_fails_has_an_error_with_its_status_or_no_response() -> None:
     for error in (EngineUnavailable("gone"), Overloaded("full")):  # not the request's fault
         with pytest.raises(type(error)):
             answered(error)
-    found = kept(never_run(9, "a", "batch_ab", "batch_expired", "too late").record)
-    assert found is not None
-    assert (found.number, found.code) == (9, "batch_expired")
+    results = decode_kept(never_run(9, "a", "batch_ab", "batch_expired", "too late").record)
+    assert results is not None
+    assert (results.number, results.code) == (9, "batch_expired")
 
 
 @pytest.mark.parametrize(
@@ -172,4 +172,4 @@ def test_what_fails_has_an_error_with_its_status_or_no_response() -> None:
     ],
 )
 def test_a_damaged_record_is_none(damage: bytes) -> None:
-    assert kept(damage) is None
+    assert decode_kept(damage) is None

@@ -21,7 +21,7 @@ from server.batch.remote_worker import RemoteWorker, new_http
 from server.wiring import ServerWiring
 from tests.attack.lying_worker import ANSWERED, LIES, SELF_LIES, LyingWorker
 from tests.engines.served_engine import until
-from tests.unit.server.batch.test_fleet import IDENTITY, N_CTX, OWNER, Here, Place, line, told
+from tests.unit.server.batch.test_fleet import IDENTITY, N_CTX, OWNER, Here, Place, line, make_reply
 
 IN_SOCKETS = 16 * 2**20
 """Bytes that lie in buffers of the system, or came before anybody looked."""
@@ -39,8 +39,8 @@ class Liars(Place):
 
 @pytest.fixture
 async def liar() -> AsyncIterator[LyingWorker]:
-    async with LyingWorker(IDENTITY) as found:
-        yield found
+    async with LyingWorker(IDENTITY) as worker:
+        yield worker
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ async def test_an_answer_counts_once_whatever_follows_it(
 ) -> None:
     liar.lie = ANSWERED[lie]
     await place.look()
-    assert await place.answer(line(1)) == told(1)
+    assert await place.answer(line(1)) == make_reply(1)
     assert not place.here.asked and liar.posts == [["a-1"]]
     await until(lambda: not (liar.num_open or place.worker._sends))
 
@@ -103,8 +103,8 @@ async def test_a_server_that_lies_of_itself_is_sent_nothing(
     await place.look()
     await place.look()
     assert place.worker.room == 0 and place.fleet.room == 2
-    (told_of,) = caplog.records if len(caplog.records) == 1 else caplog.records[-1:]
-    assert len(told_of.getMessage()) < 500 and told_of.getMessage().isprintable()
+    (record,) = caplog.records if len(caplog.records) == 1 else caplog.records[-1:]
+    assert len(record.getMessage()) < 500 and record.getMessage().isprintable()
     await until(lambda: not liar.num_open)
     assert liar.num_sent < IN_SOCKETS
     assert not place.worker._http.cookies
@@ -127,7 +127,7 @@ async def test_who_lies_is_asked_less_and_less_until_it_says_the_truth(
     now += 1_000
     liar.lie = ANSWERED["no end"]
     await place.look()
-    assert await place.answer(line(1)) == told(1) and place.worker._lies == 0
+    assert await place.answer(line(1)) == make_reply(1) and place.worker._lies == 0
 
 
 async def test_of_lines_that_share_a_request_the_true_answers_count(
@@ -149,7 +149,7 @@ async def test_of_lines_that_share_a_request_the_true_answers_count(
     await until(lambda: bool(liar.posts) and place.worker.room == 0)
     place.fleet.own.used = 0
     place.fleet._wake(100)
-    assert await asyncio.gather(*tasks) == [told(0), b"here", b"here"]
+    assert await asyncio.gather(*tasks) == [make_reply(0), b"here", b"here"]
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"prompt":[]}', b'{"prompt":"a","n":0}', b"{"])
@@ -180,8 +180,8 @@ async def test_whatever_befalls_the_watch_this_server_goes_on(
     here = Here()
     status = SimpleNamespace(state="ready", n_ctx=N_CTX, fingerprint="a", arithmetic="cpu")
     client: Any = SimpleNamespace(status=status, losses=0, is_closed=False)
-    found = Fleet({"/v1/completions": here}, EngineRetry(cast(EngineClient, client)))
-    found.own.room = 2
+    result = Fleet({"/v1/completions": here}, EngineRetry(cast(EngineClient, client)))
+    result.own.room = 2
     config = ServerWiring(model=tmp_path, batch_workers=("http://127.0.0.1:9",))
     looks = 0
 
@@ -199,16 +199,16 @@ async def test_whatever_befalls_the_watch_this_server_goes_on(
         monkeypatch.setattr(Fleet, "_find", fail)
     else:
         client.status = SimpleNamespace(state="ready")  # as of another version
-    task = asyncio.create_task(found.watch(config, client))
+    task = asyncio.create_task(result.watch(config, client))
     client_place = Place()
-    client_place.fleet = found
+    client_place.fleet = result
     assert await client_place.answer(line(1)) == b"here"
     await until(lambda: bool(caplog.records) and (looks > 3 or fault != "names"))
     assert not task.done()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    (said,) = caplog.messages  # once, however often it is so
-    assert "other servers are sent no lines" in said
+    (message,) = caplog.messages  # once, however often it is so
+    assert "other servers are sent no lines" in message
 
 
 async def test_of_a_names_addresses_some_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

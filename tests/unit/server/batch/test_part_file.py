@@ -22,18 +22,18 @@ def written(path: Path, *lines: bytes) -> PartFile:
 
 def recovered(path: Path, is_good: bytes = b"") -> tuple[list[bytes], int]:
     """The lines that a new PartFile finds, which begin with `is_good`, and the bytes it cut."""
-    found: list[bytes] = []
+    results: list[bytes] = []
 
     def accepts(line: bytes) -> bool:
         if not line.startswith(is_good):
             return False
-        found.append(line)
+        results.append(line)
         return True
 
     file = PartFile(path)
     cut = file.recover(accepts)
     file.close()
-    return found, cut
+    return results, cut
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_file_truncated_anywhere_keeps_its_whole_lines_and_is_gone_on_with(
     data = b"".join(line + b"\n" for line in lines)
     for size in range(len(data)):
         path.write_bytes(data[:size])
-        file, whole = PartFile(path), data[:size].count(b"\n")
+        file, answer_whole = PartFile(path), data[:size].count(b"\n")
         file.recover(lambda _: True)
         file.put(b"next")
         file.sync()
@@ -63,7 +63,7 @@ def test_a_file_truncated_anywhere_keeps_its_whole_lines_and_is_gone_on_with(
         file.put(b"lost")
         assert file.num_pending_bytes == 5
         file.close()
-        assert recovered(path) == ([*lines[:whole], b"next"], 0)
+        assert recovered(path) == ([*lines[:answer_whole], b"next"], 0)
 
 
 def test_long_lines_over_several_chunks(tmp_path: Path) -> None:

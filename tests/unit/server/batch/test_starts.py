@@ -27,12 +27,12 @@ class Deadly(Model):
         super().__init__()
         self.file = asked
 
-    async def whole(self, body: bytes, id: str, sender: RequestOwner) -> bytes:
+    async def answer_whole(self, body: bytes, id: str, owner: RequestOwner) -> bytes:
         with self.file.open("a") as file:
             file.write(f"{id}\n")
         if b"deadly" in body:
             os.kill(os.getpid(), signal.SIGKILL)
-        return await super().whole(body, id, sender)
+        return await super().answer_whole(body, id, owner)
 
 
 def asked_of(folder: Path) -> tuple[int, set[str]]:
@@ -53,7 +53,7 @@ def asked_of(folder: Path) -> tuple[int, set[str]]:
     return process.exitcode, {id.rpartition("-")[0] for id in file.read_text().split()}
 
 
-def found(folder: Path, batch: BatchRecord) -> BatchRecord:
+def read_batch(folder: Path, batch: BatchRecord) -> BatchRecord:
     record = Store(folder).get_batch(batch.id)
     assert record is not None
     return record
@@ -70,25 +70,25 @@ def test_what_broke_a_batch_that_kills_the_process_was_run_for_ever(tmp_path: Pa
     last = deaths[1 - MAX_ALONE :]  # the first may have cleared another suspect before
     assert last == [(-signal.SIGKILL, {deadly.id})] * (MAX_ALONE - 1)
     assert deadly.id not in asked[1]
-    record = found(tmp_path, deadly)
+    record = read_batch(tmp_path, deadly)
     assert record.status == "failed" and record.errors is not None
     assert record.errors[0].code == "internal_error"
     assert f"died {MAX_ALONE} times" in record.errors[0].message
     for batch in others:
-        record = found(tmp_path, batch)
+        record = read_batch(tmp_path, batch)
         assert record.status == "completed" and len(results(tmp_path, record)["output"]) == 2
 
 
-def started(folder: Path, batch: BatchRecord, times: int, is_told: bool = False) -> Starts:
+def started(folder: Path, batch: BatchRecord, times: int, is_reported: bool = False) -> Starts:
     """Start processes with a batch, which are killed or told to stop; returns the next one's."""
     starts = Starts(folder / "starts", Store(folder))
     starts.load()
     if not times:
         return starts
     starts.begin([batch], {batch.id})
-    if is_told:
+    if is_reported:
         starts.take_back()
-    return started(folder, batch, times - 1, is_told)
+    return started(folder, batch, times - 1, is_reported)
 
 
 async def test_a_suspect_that_gets_on_makes_room_for_the_next_and_then_for_all(
@@ -109,14 +109,14 @@ async def test_a_suspect_that_gets_on_makes_room_for_the_next_and_then_for_all(
                 seen.append(now)
             await asyncio.sleep(0.001)
         assert seen[:2] == [[batch.id] for batch in batches[:2]]
-        assert [here.found(batch).completed for batch in batches] == [20] * 3
+        assert [here.read_batch(batch).completed for batch in batches] == [20] * 3
 
 
 def test_only_starts_that_end_in_a_kill_and_without_progress_count(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     batch = submit(tmp_path, lines(1))
-    assert not started(tmp_path, batch, 20, is_told=True).suspects([batch])
+    assert not started(tmp_path, batch, 20, is_reported=True).suspects([batch])
     assert not started(tmp_path, batch, MAX_TOGETHER - 1).suspects([batch])
     moved = Store(tmp_path).change_batch(batch.id, "validating", status="in_progress")
     assert moved is not None

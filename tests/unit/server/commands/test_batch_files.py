@@ -59,14 +59,14 @@ def test_an_output_cut_anywhere_is_gone_on_with(tmp_path: Path, suffix: str) -> 
     for size in sorted(sizes):
         path = tmp_path / f"cut.jsonl{suffix}"
         path.write_bytes(data[:size])
-        with closing(results(path)) as found:
-            found.recover()
-            done = [number for number in range(1, 60) if number in found.done]
+        with closing(results(path)) as result:
+            result.recover()
+            done = [number for number in range(1, 60) if number in result.done]
             assert done == list(range(1, len(done) + 1)) and len(done) >= before
-            assert found.counts.failed == len([one for one in done if one % 5 == 0])
+            assert result.counts.failed == len([number for number in done if number % 5 == 0])
             before = len(done)
-            found.output.put(record(100))
-            found.output.sync()
+            result.output.put(record(100))
+            result.output.sync()
         with closing(results(path)) as again:
             again.recover()
             assert again.num_ended == len(done) + 1 and 100 in again.done
@@ -87,8 +87,8 @@ def test_what_is_somebody_elses_is_left_as_it_is(tmp_path: Path, suffix: str) ->
     ):
         data = start + (more if codec is None else codec.compress(more))
         path.write_bytes(data)
-        with closing(results(path)) as found, pytest.raises(ConfigError, match=message):
-            found.recover()
+        with closing(results(path)) as result, pytest.raises(ConfigError, match=message):
+            result.recover()
         assert path.read_bytes() == data
 
 
@@ -97,14 +97,14 @@ def test_an_input_that_changed_under_its_output_is_refused_when_that_line_comes(
 ) -> None:
     path = tmp_path / "out.jsonl"
     write(path, [range(1, 4)])
-    with closing(results(path)) as found:
-        found.recover()
-        found.check_names([(1, b'{"custom_id": "1", "prompt": "a"}'), (9, b"{}")])
+    with closing(results(path)) as result:
+        result.recover()
+        result.check_names([(1, b'{"custom_id": "1", "prompt": "a"}'), (9, b"{}")])
         with pytest.raises(ConfigError, match="line 2 has another custom_id"):
-            found.check_names([(2, b'{"custom_id": "x", "prompt": "a"}')])
-        found.check_end(3)
+            result.check_names([(2, b'{"custom_id": "x", "prompt": "a"}')])
+        result.check_end(3)
         with pytest.raises(ConfigError, match="it has line 3, the input ends at 2"):
-            found.check_end(2)
+            result.check_end(2)
 
 
 def test_an_output_of_another_shard_is_left_as_it_is(tmp_path: Path) -> None:
@@ -163,9 +163,9 @@ def test_a_full_disk_leaves_whole_frames(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.undo()
     part.sync()
     part.close()
-    with closing(results(path)) as found:
-        found.recover()
-        assert 1 in found.done and 2 in found.done
+    with closing(results(path)) as result:
+        result.recover()
+        assert 1 in result.done and 2 in result.done
 
 
 def test_a_stream_tells_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,8 +219,8 @@ def test_files_of_other_tools_are_read(tmp_path: Path) -> None:
     for name in ("a.gz", "a.zst"):
         source = open_input(tmp_path / name, 4096)
         assert source.count() == 1000
-        found = [line for some in source.lines for line in some]
-        assert [number for number, _ in found] == list(range(1, 1001))
+        listed = [line for some in source.lines for line in some]
+        assert [number for number, _ in listed] == list(range(1, 1001))
 
 
 def test_a_named_pipe_is_opened_once_and_its_wait_can_be_ended(tmp_path: Path) -> None:
@@ -255,8 +255,8 @@ def test_bodies_become_lines_of_a_batch() -> None:
         (b'{"body": {}, "prompt": "a"}', "unknown_parameter"),
     ):
         line = parse(raw, 7)
-        found = line.url if isinstance(line, BatchLine) else line.code
-        assert found == expected, raw
+        result = line.url if isinstance(line, BatchLine) else line.code
+        assert result == expected, raw
 
 
 @pytest.mark.parametrize("shard", ["1/1", "2/3", "3/3", "5/7"])
@@ -272,11 +272,13 @@ def test_a_shard_is_every_kth_line(shard: str) -> None:
 def test_rates_are_those_of_the_last_seconds() -> None:
     now = 0.0
     meter = BatchMeter(lambda: now)
-    said = meter.describe(Level(0, 0, 0, 0), None)
-    assert said == "0 lines, 0 tokens, 0 tok/s, 0 sequences running"
+    message = meter.describe(Level(0, 0, 0, 0), None)
+    assert message == "0 lines, 0 tokens, 0 tok/s, 0 sequences running"
     now = 10.0
-    said = meter.describe(Level(100, 5_000, 5_000, 64), 1_100)
-    assert said == "100 of 1,100 lines, 5,000 tokens, 500 tok/s, 64 sequences running, 0:01:40 left"
+    message = meter.describe(Level(100, 5_000, 5_000, 64), 1_100)
+    assert (
+        message == "100 of 1,100 lines, 5,000 tokens, 500 tok/s, 64 sequences running, 0:01:40 left"
+    )
     now = 1000.0
     assert " 0 tok/s" in meter.describe(Level(100, 5_000, 5_000, 64), 1_100)
     now = 1010.0
@@ -290,7 +292,7 @@ def test_the_time_left_goes_by_tokens_and_not_by_lines_that_have_ended() -> None
     meter.describe(Level(0, 0, 0, 0), 1_000)
     now = 10.0
     assert "left" not in meter.describe(Level(0, 0, 200_000, 64), 1_000), "no line tells how long"
-    said = meter.describe(Level(5, 2_000, 200_000, 64), 1_000)
-    assert said.endswith("200,000 tokens, 20,000 tok/s, 64 sequences running, 0:00:10 left")
+    message = meter.describe(Level(5, 2_000, 200_000, 64), 1_000)
+    assert message.endswith("200,000 tokens, 20,000 tok/s, 64 sequences running, 0:00:10 left")
     assert "left" not in meter.describe(Level(1_000, 400_000, 400_000, 0), 1_000)
     assert Level(5, 2_000, 500_000, 64).expected(1_000) == 500_000, "never less than there are"

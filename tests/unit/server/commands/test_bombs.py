@@ -77,9 +77,9 @@ def test_frames_are_read_the_same_in_whatever_pieces(suffix: str) -> None:
     data = b"".join(codec.compress(frame) + codec.padding * rng.randrange(9) for frame in frames)
     for size in (1, 7, 1_000, len(data)):
         chunks = [data[i : i + size] for i in range(0, len(data), size)]
-        found = list(decompressed(chunks, codec))
-        assert b"".join(found) == b"".join(frames)
-        assert max(map(len, found)) <= compression.CHUNK
+        result = list(decompressed(chunks, codec))
+        assert b"".join(result) == b"".join(frames)
+        assert max(map(len, result)) <= compression.CHUNK
     ends = [end for _, end in compression._frames([data], codec) if end is not None]
     assert len(ends) == len(frames)
     assert data[: ends[-1]].rstrip(codec.padding or b"x") == data.rstrip(codec.padding or b"x")

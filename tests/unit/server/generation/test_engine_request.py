@@ -72,10 +72,10 @@ def params(text: Text, **fields: Any) -> SamplingParams:
 def test_edits_of_logits_are_told_the_engine(text: Text) -> None:
     numbers = {"presence_penalty": -2.0, "frequency_penalty": 0.5, "repetition_penalty": 1.25}
     more = {"logit_bias": {"5": 100, "0": -1.5}, "allowed_token_ids": [7, 5, 7], "min_tokens": 16}
-    found = params(text, **numbers, **more)
-    assert numbers == {name: getattr(found, name) for name in numbers}
-    assert (found.logit_bias, found.min_tokens) == ({5: 100.0, 0: -1.5}, 16)
-    assert found.allowed_token_ids == (7, 5)
+    result = params(text, **numbers, **more)
+    assert numbers == {name: getattr(result, name) for name in numbers}
+    assert (result.logit_bias, result.min_tokens) == ({5: 100.0, 0: -1.5}, 16)
+    assert result.allowed_token_ids == (7, 5)
     # No more tokens are asked for than there may be.
     assert params(text, max_tokens=500, min_tokens=400).min_tokens == N_CTX
     neutral: dict[str, Any] = {"presence_penalty": 0, "frequency_penalty": 0, "min_tokens": 0}
@@ -90,7 +90,7 @@ def test_edits_that_do_not_fit_the_model_or_the_request_are_named(text: Text) ->
 
 
 def test_bad_words_are_spelled_with_and_without_a_space(text: Text) -> None:
-    found = params(text, bad_words=["cat", "  the cat", "cat", "€"]).bad_words
+    bad_words = params(text, bad_words=["cat", "  the cat", "cat", "€"]).bad_words
     expected = text.encode(["cat", " cat", "the cat", " the cat", "€", " €"], adds_special=False)
-    assert [array("i", ids).tobytes() for ids in found] == expected
-    assert max(map(len, found)) > 2 and min(map(len, found)) == 1
+    assert [array("i", ids).tobytes() for ids in bad_words] == expected
+    assert max(map(len, bad_words)) > 2 and min(map(len, bad_words)) == 1

@@ -93,6 +93,6 @@ texts = st.lists(st.text().filter(str.isprintable), max_size=40)  # $ differs at
 def test_it_finds_what_others_find(texts: list[str], source: str) -> None:
     pattern, same = Pattern(source, wants_group="(" in source), re.compile(source, re.ASCII)
     for text, mark in zip(texts, asyncio.run(pattern.find_all(texts)), strict=True):
-        found = same.search(text)
-        assert mark.matched == (found is not None)
-        assert mark.group == (found[1] if found and "(" in source else None)
+        match = same.search(text)
+        assert mark.matched == (match is not None)
+        assert mark.group == (match[1] if match and "(" in source else None)

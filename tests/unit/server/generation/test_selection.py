@@ -18,8 +18,8 @@ from server.text.choice_part import ChoicePart
 def sample(
     index: int, text: str, num_tokens: int = 1, logprobs: Sequence[float] = ()
 ) -> ChoicePart:
-    found = array("f", logprobs).tobytes()
-    return ChoicePart(index, True, text, bytes(4 * num_tokens), found, b"", b"", [], "stop", None)
+    result = array("f", logprobs).tobytes()
+    return ChoicePart(index, True, text, bytes(4 * num_tokens), result, b"", b"", [], "stop", None)
 
 
 SCORES = [[-1.0], [-0.5, -0.75], [-4.0, 0.0, 0.0, 0.0], [-math.inf, 0.0], []]
@@ -30,21 +30,26 @@ def test_the_best_by_mean_logprob_come_in_whatever_order_samples_end() -> None:
     for order in permutations(range(5)):
         ranking = Ranking(n=4, best_of=5)
         assert not ranking.choices(sample(4, "of another prompt"))
-        *early, found = (ranking.choices(sample(5 + i, f"{i}", 1, SCORES[i])) for i in order)
+        *early, result = (ranking.choices(sample(5 + i, f"{i}", 1, SCORES[i])) for i in order)
         assert early == [[]] * 4
-        assert [(one.index, one.text) for one in found] == [(4, "4"), (5, "1"), (6, "0"), (7, "2")]
+        assert [(item.index, item.text) for item in result] == [
+            (4, "4"),
+            (5, "1"),
+            (6, "0"),
+            (7, "2"),
+        ]
 
 
 @pytest.mark.parametrize("keeps_first", [False, True])
 def test_equal_samples_take_nothing_and_distinct_ones_are_limited(keeps_first: bool) -> None:
     budget = Budget(10_000)
-    tallies = [DedupCounts(False, keeps_first, budget) for _ in range(2)]
+    counts = [DedupCounts(False, keeps_first, budget) for _ in range(2)]
     for index in reversed(range(1_000)):
-        tallies[index % 2].add(sample(index, "same"))
-    assert [tally.by_count()[0].count for tally in tallies] == [500, 500]
+        counts[index % 2].add(sample(index, "same"))
+    assert [tally.by_count()[0].count for tally in counts] == [500, 500]
     with pytest.raises(InvalidRequest, match="more than 10000 bytes") as refused:
         for index in range(20):
-            tallies[0].add(sample(index, f"other {index}"))
+            counts[0].add(sample(index, f"other {index}"))
     assert refused.value.param == "return"
 
 

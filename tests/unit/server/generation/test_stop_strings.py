@@ -56,13 +56,13 @@ def test_stop_strings_are_found_as_if_the_text_were_whole(
     stops = StopStrings(STOPS, text.table())
     watch, stopped = StopStringWatch(text.table(), stops, N), set[int]()
     each, whole = (Detokenizer(completion(n=N), [b""], text, (), stops) for _ in range(2))
-    said: defaultdict[int, list[ChoicePart]] = defaultdict(list)
+    entries: defaultdict[int, list[ChoicePart]] = defaultdict(list)
     for new in deliveries(completions, reasons, rng, stopped):
-        found = watch.find_stopped(new)
-        stopped |= set(found)
-        for part, (index, *_, reason) in zip(each.feed(new), new.rows(), strict=True):
-            said[index].append(part)
+        result = watch.find_stopped(new)
+        stopped |= set(result)
+        for part, (index, *_, reason) in zip(each.decode(new), new.rows(), strict=True):
+            entries[index].append(part)
             ends_here = part.finish_reason is not None and REASONS[reason] is None
-            assert (part.index, index in found) == (index, ends_here)
+            assert (part.index, index in result) == (index, ends_here)
     outputs = [Output("", i, completions[i], finish_reason=reasons[i]) for i in range(N)]
-    assert [join(said[i]) for i in range(N)] == whole.feed(from_outputs([*enumerate(outputs)]))
+    assert [join(entries[i]) for i in range(N)] == whole.decode(from_outputs([*enumerate(outputs)]))

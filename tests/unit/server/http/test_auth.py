@@ -69,7 +69,10 @@ def refused(reply: httpx.Response) -> str:
 Asked = dict[str, Any]
 BY_OPERATOR: dict[int, tuple[Asked, ...]] = {
     200: (
-        *({"address": one, "port": 9000} for one in (HERE, "127.3.2.1", "::1", "::ffff:127.0.0.1")),
+        *(
+            {"address": item, "port": 9000}
+            for item in (HERE, "127.3.2.1", "::1", "::ffff:127.0.0.1")
+        ),
         {"keys": KEYS, "key": ADMIN, "address": ELSEWHERE, "admin_port": 0},
         {"keys": KEYS, "key": ADMIN, "port": 9000},
     ),
@@ -80,8 +83,8 @@ BY_OPERATOR: dict[int, tuple[Asked, ...]] = {
     403: (
         {"admin_port": 0},  # through a proxy on this machine, perhaps, that adds no header
         *(
-            {"address": one, **where}
-            for one in (ELSEWHERE, "0.0.0.0", "::ffff:10.0.0.5", "fe80::1", "")
+            {"address": item, **where}
+            for item in (ELSEWHERE, "0.0.0.0", "::ffff:10.0.0.5", "fe80::1", "")
             for where in ({"admin_port": 0}, {"port": 9000})
         ),
         *(
@@ -107,12 +110,15 @@ async def test_what_changes_the_server_takes_the_operators_key_or_a_program_here
 
 @pytest.mark.parametrize("port", [8000, 9000])
 async def test_a_web_page_of_another_origin_cannot_use_the_server(port: int) -> None:
-    routes = {(one.method, one.path) for one in OPERATIONS} - {
+    routes = {(operation.method, operation.path) for operation in OPERATIONS} - {
         *(("GET", path) for path in ("/health", "/ready", "/ping")),
         ("POST", "/ping"),
     }
     strangers = (STRANGER, "null", "http://localhost:3000", OWN + "0", "http://[")
-    asked = [*((*route, STRANGER) for route in routes), *(("POST", "/", one) for one in strangers)]
+    asked = [
+        *((*route, STRANGER) for route in routes),
+        *(("POST", "/", stranger) for stranger in strangers),
+    ]
     for method, path, origin in asked:
         reply = await ask(method, path, port=port, headers={"origin": origin})
         assert "cors_origins" in refused(reply), path

@@ -17,7 +17,7 @@ def intake(size: int = 100, held: int = 1_000, timeout_s: float = 5, file: int =
     return BodyLimits(size, held, timeout_s, lambda: 7, file)
 
 
-def sender(*chunks: int) -> Receive:
+def send_chunks(*chunks: int) -> Receive:
     """A client that sends chunks of these sizes, and then nothing."""
     left = list(chunks)
 
@@ -32,7 +32,7 @@ def sender(*chunks: int) -> Receive:
 
 async def read(limits: BodyLimits, *chunks: int, is_upload: bool = False) -> CountedBody:
     """All of a body is read; `num_bytes` is its size."""
-    body = CountedBody(limits, sender(*chunks), is_upload)
+    body = CountedBody(limits, send_chunks(*chunks), is_upload)
     while (await body())["more_body"]:
         pass
     return body
@@ -55,9 +55,9 @@ async def test_a_body_counts_until_it_is_closed_and_is_too_large_as_soon_as_it_i
 
 async def test_a_route_may_take_less_than_the_server() -> None:
     scope = {"type": "http", "headers": []}
-    assert len(await read_body(Request(scope, sender(6, 4)), 10)) == 10
+    assert len(await read_body(Request(scope, send_chunks(6, 4)), 10)) == 10
     with pytest.raises(BodyTooLarge, match="10 bytes"):
-        await read_body(Request(scope, sender(6, 5, 10**9)), 10)
+        await read_body(Request(scope, send_chunks(6, 5, 10**9)), 10)
 
 
 async def test_a_file_takes_no_room_and_may_be_larger() -> None:
@@ -76,7 +76,7 @@ async def test_a_file_takes_no_room_and_may_be_larger() -> None:
 async def test_all_bodies_together_are_bounded() -> None:
     limits = intake(held=250)
     bodies = [await read(limits, 100), await read(limits, 100)]
-    bodies.append(CountedBody(limits, sender(100)))
+    bodies.append(CountedBody(limits, send_chunks(100)))
     with pytest.raises(Overloaded) as refused:
         await bodies[2]()
     assert refused.value.retry_after_s == 7
@@ -92,12 +92,12 @@ async def test_all_bodies_together_are_bounded() -> None:
 async def test_one_keys_bodies_leave_the_others_half_of_the_room() -> None:
     limits = intake(held=200)
 
-    def of(owner: str, *chunks: int) -> CountedBody:
-        body = CountedBody(limits, sender(*chunks))
+    def count_body(owner: str, *chunks: int) -> CountedBody:
+        body = CountedBody(limits, send_chunks(*chunks))
         body.owner = owner
         return body
 
-    slow = [of("a", size, 1) for size in (60, 40, 1)]
+    slow = [count_body("a", size, 1) for size in (60, 40, 1)]
     for body in slow[:2]:
         await body()
     with pytest.raises(Overloaded, match="requests of this key hold 101 of at most 100 bytes"):
@@ -105,13 +105,13 @@ async def test_one_keys_bodies_leave_the_others_half_of_the_room() -> None:
     with pytest.raises(Overloaded, match="requests of this key"):
         limits.check_announced("1", owner="a")
     limits.check_announced("1", owner="b")
-    other = of("b", 80)
+    other = count_body("b", 80)
     await other()
     for body in (*slow, other):
         body.close()
     assert (limits.held_bytes, limits.held_by) == (0, {})
     narrow = intake(size=100, held=100)
-    alone = CountedBody(narrow, sender(100))
+    alone = CountedBody(narrow, send_chunks(100))
     alone.owner = "a"
     await alone()  # one body may be larger than half
 
@@ -122,7 +122,7 @@ async def test_a_body_that_stops_coming_is_too_slow() -> None:
 
 
 async def test_bytes_that_came_buy_no_later_silence() -> None:
-    body = CountedBody(intake(timeout_s=5), sender())
+    body = CountedBody(intake(timeout_s=5), send_chunks())
     body.spend(4, 0)
     assert body.left_s == 1
     body.spend(0, 32 * 1024)

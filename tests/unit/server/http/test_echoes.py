@@ -114,8 +114,8 @@ async def test_nor_does_the_result_of_a_line(text: Text, text_model: Path) -> No
     line = BatchLine(1, "a", "POST", COMPLETIONS, body, 1)
     with answering(EngineClient("tcp://127.0.0.1:1"), text, text_model) as (completions, _):
         answerers: dict[str, Any] = {COMPLETIONS: completions}
-        found: LineResult = await answer_line(line, answerers, RequestOwner(), "batch_a")
-    assert found.is_failed and len(found.record) < SHOWN
+        result: LineResult = await answer_line(line, answerers, RequestOwner(), "batch_a")
+    assert result.is_failed and len(result.record) < SHOWN
 
 
 def test_the_last_resort_is_where_errors_are_made_and_sent() -> None:

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from server.http.connection import Connection
-from tests.unit.server.http.wire import Seen, exchange, requests_by_h11
+from tests.unit.server.http.wire import Seen, requests_by_h11, send_pieces
 
 SMUGGLED = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
 NEXT = b"GET /next?a=b HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -37,10 +37,10 @@ def body_of(kind: str) -> bytes:
 
 
 async def check_every_split(data: bytes) -> None:
-    whole = await exchange([data])
+    whole = await send_pieces([data])
     for at in range(1, len(data)):
-        assert await exchange([data[:at], data[at:]]) == whole, data[:at]
-    assert await exchange([data[at : at + 1] for at in range(len(data))]) == whole
+        assert await send_pieces([data[:at], data[at:]]) == whole, data[:at]
+    assert await send_pieces([data[at : at + 1] for at in range(len(data))]) == whole
 
 
 @pytest.mark.parametrize(("offer", "kind"), list(product(OFFERS, FRAMED)))
@@ -48,17 +48,17 @@ async def test_an_offered_upgrade_leaves_the_body_to_its_request(offer: str, kin
     """llhttp ends such a message with its head: the body was lost, or the next request."""
     once = HEAD + OFFERS[offer] + FRAMED[kind]
     data = once + once + NEXT
-    found = await exchange([data])
+    result = await send_pieces([data])
     first = Seen("POST", "/first", body_of(kind))
-    assert found.seen == [first, first, Seen("GET", "/next?a=b", b"")] == requests_by_h11(data)
-    assert [status for status, _ in found.replies] == [200] * 3 and not found.is_closed
+    assert result.seen == [first, first, Seen("GET", "/next?a=b", b"")] == requests_by_h11(data)
+    assert [status for status, _ in result.replies] == [200] * 3 and not result.is_closed
     await check_every_split(once + NEXT)
 
 
 async def test_an_offer_with_a_connection_that_closes_is_the_last_request() -> None:
     data = HEAD + b"Connection: close, Upgrade\r\nUpgrade: h2c\r\n" + FRAMED["length"] + NEXT
-    found = await exchange([data])
-    assert found.seen == [Seen("POST", "/first", SMUGGLED)] and found.is_closed
+    result = await send_pieces([data])
+    assert result.seen == [Seen("POST", "/first", SMUGGLED)] and result.is_closed
     await check_every_split(data)
 
 
@@ -107,7 +107,7 @@ REFUSED = (
     )),
     b"POST / HTTP/1.0\r\n" + CHUNKED + b"\r\n0\r\n\r\n",
     b"GET / HTTP/1.1\nHost: a\n\n",
-    *(b"GET / HTTP/%b\r\nHost: a\r\n\r\n" % one for one in (b"2.0", b"0.9", b"1.2", b"1.10")),
+    *(b"GET / HTTP/%b\r\nHost: a\r\n\r\n" % data for data in (b"2.0", b"0.9", b"1.2", b"1.10")),
     b"GET /\r\n\r\n",
     b"CONNECT /v1/models HTTP/1.1\r\nHost: a\r\n\r\n",
     b"CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\n\r\n",
@@ -121,9 +121,9 @@ REFUSED = (
 async def test_a_head_that_others_may_read_otherwise_is_refused_and_the_connection_closed(
     data: bytes,
 ) -> None:
-    found = await exchange([data + NEXT])
-    assert not found.seen and found.is_closed
-    ((status, body),) = found.replies
+    result = await send_pieces([data + NEXT])
+    assert not result.seen and result.is_closed
+    ((status, body),) = result.replies
     assert (status, body["error"]["code"]) == (400, "invalid_http")
     await check_every_split(data + NEXT)
 
@@ -146,9 +146,9 @@ async def test_a_head_that_others_may_read_otherwise_is_refused_and_the_connecti
 async def test_a_bad_chunk_is_answered(chunks: bytes, offer: bytes) -> None:
     """The connection was closed without a word."""
     data = HEAD + offer + CHUNKED + b"\r\n" + chunks + NEXT
-    found = await exchange([data])
-    assert not found.seen and found.is_closed
-    ((status, body),) = found.replies
+    result = await send_pieces([data])
+    assert not result.seen and result.is_closed
+    ((status, body),) = result.replies
     assert status == 400 and "not HTTP/1.1" in body["error"]["message"]
     await check_every_split(data)
 
@@ -167,40 +167,40 @@ async def test_what_came_before_a_refused_request_is_answered_first(
     bad: bytes, status: int, is_held: bool
 ) -> None:
     """The refusal stood in the middle of the reply before it, or that reply never came."""
-    found = await exchange([HEAD + GOOD, bad, NEXT], is_held)
-    assert [one.target for one in found.seen] == ["/first"] and found.is_closed
-    assert [one for one, _ in found.replies] == [200, status]
+    result = await send_pieces([HEAD + GOOD, bad, NEXT], is_held)
+    assert [text.target for text in result.seen] == ["/first"] and result.is_closed
+    assert [item for item, _ in result.replies] == [200, status]
 
 
 async def test_http_2_without_an_offer_is_told_that_it_is_not_spoken_here() -> None:
-    found = await exchange([b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00" * 2])
-    ((status, body),) = found.replies
-    assert status == 400 and found.is_closed and "HTTP/2" in body["error"]["message"]
+    result = await send_pieces([b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00" * 2])
+    ((status, body),) = result.replies
+    assert status == 400 and result.is_closed and "HTTP/2" in body["error"]["message"]
 
 
 async def test_trailers_are_no_headers() -> None:
     """They came into the request's headers, behind the back of whoever had checked those."""
     trailers = b"Host: evil\r\nAuthorization: Bearer x\r\nX-Request-Id: t\r\nConnection: close\r\n"
     data = HEAD + CHUNKED + b"\r\n2\r\n{}\r\n0\r\n" + trailers + b"\r\n"
-    found = await exchange([data])
-    assert found.seen == [Seen("POST", "/first", b"{}")]
-    assert found.headers == [{"host": "localhost", "transfer-encoding": "chunked"}]
-    assert found.is_closed  # the parser has taken the trailer's word, and reads nothing more
+    result = await send_pieces([data])
+    assert result.seen == [Seen("POST", "/first", b"{}")]
+    assert result.headers == [{"host": "localhost", "transfer-encoding": "chunked"}]
+    assert result.is_closed  # the parser has taken the trailer's word, and reads nothing more
     await check_every_split(data)
 
 
 @pytest.mark.parametrize("endless", [b"3;" + b"a" * 99_000, b"0\r\n" + b"X: a\r\n" * 20_000])
 async def test_extensions_and_trailers_are_bounded_as_headers_are(endless: bytes) -> None:
     data = HEAD + CHUNKED + b"\r\n" + endless
-    found = await exchange([data[at : at + 1_000] for at in range(0, len(data), 1_000)])
-    assert not found.seen and found.is_closed
-    assert [status for status, _ in found.replies] == [400]
+    result = await send_pieces([data[at : at + 1_000] for at in range(0, len(data), 1_000)])
+    assert not result.seen and result.is_closed
+    assert [status for status, _ in result.replies] == [400]
 
 
 async def test_a_target_with_its_host_is_the_path_of_that_host() -> None:
     for target, seen in ((b"http://LocalHost/a?b", "/a?b"), (b"HTTP://localhost", "/")):
-        found = await exchange([b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % target])
-        assert [one.target for one in found.seen] == [seen]
+        result = await send_pieces([b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % target])
+        assert [text.target for text in result.seen] == [seen]
 
 
 async def test_any_row_of_requests_is_what_h11_finds_however_it_is_cut() -> None:
@@ -213,7 +213,7 @@ async def test_any_row_of_requests_is_what_h11_finds_however_it_is_cut() -> None
         data = b"".join(parts)
         cuts = sorted(rng.choices(range(len(data)), k=rng.randint(0, 5)))
         pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
-        assert (await exchange(pieces)).seen == requests_by_h11(data)
+        assert (await send_pieces(pieces)).seen == requests_by_h11(data)
 
 
 async def test_a_damaged_request_is_refused_or_what_h11_finds() -> None:
@@ -226,7 +226,7 @@ async def test_a_damaged_request_is_refused_or_what_h11_finds() -> None:
         end = len(data) - 2 if kind == "chunks" else data.index(b"\r\n\r\n")
         at = rng.randrange(HEAD.index(b"\r\n"), end)
         data[at : at + rng.randint(0, 2)] = rng.choice([b"", *DAMAGES])
-        seen = (await exchange([bytes(data + NEXT)])).seen
+        seen = (await send_pieces([bytes(data + NEXT)])).seen
         there = requests_by_h11(bytes(data + NEXT))
         assert seen == there[: len(seen)], bytes(data)
 
@@ -240,9 +240,9 @@ async def test_a_bug_in_a_timer_is_logged_and_leaves_the_connection_as_it_was(
         raise KeyError("a bug")
 
     monkeypatch.setattr(Connection, "_limit_receiving", lambda self, _seconds: limit(self, 0.0))
-    refused = await exchange(pieces)
+    refused = await send_pieces(pieces)
     assert [status for status, _ in refused.replies] == [408] and refused.is_closed
     monkeypatch.setattr(Connection, "_receive_timed_out", fail)
-    found = await exchange(pieces)
-    assert [status for status, _ in found.replies] == [200] and not found.is_closed
+    result = await send_pieces(pieces)
+    assert [status for status, _ in result.replies] == [200] and not result.is_closed
     assert "KeyError: 'a bug'" in caplog.text

@@ -27,7 +27,7 @@ def test_a_file_and_the_environment_add_up_and_nothing_of_a_key_is_kept(tmp_path
     file = tmp_path / "keys"
     file.write_text(f"# who may\n\nalice in berlin {ALICE}\n")
     keys = load_keys(str(file), {"SRM_API_KEYS": BOB})
-    names = [found.name for key in (ALICE, BOB) if (found := keys.find(key))]
+    names = [result.name for key in (ALICE, BOB) if (result := keys.find(key))]
     assert names == ["alice in berlin", "key-2"]
     assert not any(map(keys.find, ("", ALICE + "x", ALICE[:-1], "\udcff", "é")))
     assert ALICE not in repr(vars(keys))
@@ -175,7 +175,7 @@ for _ in range(20):
         pass
 """
     both = [elsewhere(fd, asked) for _ in range(2)]
-    assert "".join(one.communicate()[0] for one in both).count("admitted") == 20
+    assert "".join(item.communicate()[0] for item in both).count("admitted") == 20
     assert Key(20, 0, fd).wait_s(0) == 3
 
 

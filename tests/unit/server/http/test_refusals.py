@@ -115,8 +115,10 @@ async def test_what_is_not_known_names_what_was_meant(http: httpx.AsyncClient) -
         assert named in error["message"] and len(error["message"]) < 300
         assert ("did you mean" in error["message"]) == named.endswith("?")
     for path, meant in PATHS.items():
-        said = error_of(await http.post(path), 404)["message"]
-        assert said.endswith(f"; did you mean {meant}?") if meant else "did you mean" not in said
+        message = error_of(await http.post(path), 404)["message"]
+        assert (
+            message.endswith(f"; did you mean {meant}?") if meant else "did you mean" not in message
+        )
 
 
 async def test_a_byte_that_is_no_utf8_is_told_by_its_place_in_the_body(
@@ -127,8 +129,10 @@ async def test_a_byte_that_is_no_utf8_is_told_by_its_place_in_the_body(
         error = error_of(await http.post(COMPLETIONS, content=body))
         assert f"byte 0xff in position {body.index(0xFF)}" in error["message"]
         line = body.replace(b"prompt", b"custom_id").replace(b"user", b"url")
-        told = parse_line(line, 1)
-        assert isinstance(told, LineError) and f"position {line.index(0xFF)}" in told.message
+        reported = parse_line(line, 1)
+        assert (
+            isinstance(reported, LineError) and f"position {line.index(0xFF)}" in reported.message
+        )
 
 
 FORMS = (

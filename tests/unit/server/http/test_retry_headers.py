@@ -19,7 +19,7 @@ TIMEOUTS: list[tuple[dict[str, str], float | None]] = [
     ({"read_timeout": "3", "timeout": "7"}, 3),
     ({"method": "GET", "read_timeout": "3"}, None),
     ({"kind": "websocket", "read_timeout": "3"}, None),
-    *(({"read_timeout": one}, None) for one in ("", "abc", "0", "-1", "nan", "inf", "1e999")),
+    *(({"read_timeout": name}, None) for name in ("", "abc", "0", "-1", "nan", "inf", "1e999")),
 ]
 COUNTS = {"": False, "0": False, "1": True, "9" * 5_000: True, "²": False, "-1": False}
 

@@ -53,8 +53,8 @@ async def test_a_loop_that_ends_all_tasks_is_no_client_that_leaves() -> None:
     await soon()
     both = asyncio.all_tasks() - others
     assert len(both) == 2
-    for one in sorted(both, key=lambda one: one is task):  # who watches the client first
-        one.cancel()
+    for item in sorted(both, key=lambda one: one is task):  # who watches the client first
+        item.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert work.is_given_up

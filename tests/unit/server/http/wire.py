@@ -36,7 +36,7 @@ class Seen(NamedTuple):
     body: bytes
 
 
-class Exchange(NamedTuple):
+class Received(NamedTuple):
     seen: list[Seen]
     headers: list[dict[str, str]]
     """Of each request in `seen`."""
@@ -83,7 +83,7 @@ class _Replies(BytesIO):
         pass
 
 
-async def exchange(pieces: Iterable[bytes], is_held: bool = False) -> Exchange:
+async def send_pieces(pieces: Iterable[bytes], is_held: bool = False) -> Received:
     """Send these pieces, one after the other, and let all be answered that can be after each; where
     the app is held, when all have come."""
     may_answer = asyncio.Event()
@@ -119,7 +119,7 @@ async def exchange(pieces: Iterable[bytes], is_held: bool = False) -> Exchange:
     connection.connection_lost(None)
     unconnected.close()
     await asyncio.gather(*state.tasks)
-    return Exchange(seen, headers, list(_replies(wire.sent)), is_closed)
+    return Received(seen, headers, list(_replies(wire.sent)), is_closed)
 
 
 async def _turn() -> None:
@@ -137,7 +137,7 @@ def _replies(sent: bytes) -> Iterable[tuple[int, Any]]:
 
 def requests_by_h11(data: bytes) -> list[Seen]:
     """The requests that another parser finds before it refuses, each with a body that is whole."""
-    found: list[Seen] = []
+    seens: list[Seen] = []
     parser = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
     parser.receive_data(data)
     request, body = h11.Request(method="GET", target="/", headers=[("host", "")]), b""
@@ -145,18 +145,18 @@ def requests_by_h11(data: bytes) -> list[Seen]:
         try:
             event = parser.next_event()
         except h11.RemoteProtocolError:
-            return found
+            return seens
         match event:
             case h11.Request():
                 request, body = event, b""
             case h11.Data():
                 body += event.data
             case h11.EndOfMessage():
-                found.append(Seen(request.method.decode(), request.target.decode("latin-1"), body))
+                seens.append(Seen(request.method.decode(), request.target.decode("latin-1"), body))
                 parser.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
                 parser.send(h11.EndOfMessage())
                 if parser.our_state is not h11.DONE or parser.their_state is not h11.DONE:
-                    return found
+                    return seens
                 parser.start_next_cycle()
             case _:
-                return found
+                return seens

@@ -19,7 +19,7 @@ class GenerateFormat(Format):
     scores_kind = CompletionScores
     may_share_events = False
 
-    def whole(self, part: ChoicePart, is_event: bool = False) -> Any:
+    def make_choice(self, part: ChoicePart, is_event: bool = False) -> Any:
         reason = part.finish_reason and {"type": part.finish_reason, "matched": part.stop_reason}
         meta: dict[str, Any] = {"finish_reason": reason}
         if (scores := self.logprobs(part)) is not None:
@@ -27,7 +27,7 @@ class GenerateFormat(Format):
         return {"index": part.index, "text": part.text, "meta_info": meta}
 
     def events(self, parts: list[ChoicePart]) -> list[list[Any]]:
-        shown = [self.whole(part) for part in parts if part.text or part.finish_reason]
+        shown = [self.make_choice(part) for part in parts if part.text or part.finish_reason]
         return [shown] if shown else []
 
     def envelope(self, fields: dict[str, Any], is_event: bool) -> Any:

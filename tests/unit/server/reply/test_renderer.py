@@ -27,7 +27,7 @@ def test_events_have_enough_tokens_and_miss_none(interval: int, choices: list[li
     pacing, sent = Pacing(interval), defaultdict[int, list[ChoicePart]](list)
     for turn in range(max(map(len, choices))):
         parts = [part_of(i, turn) for i, own in enumerate(choices) if turn < len(own)]
-        for part in pacing.take(parts):
+        for part in pacing.release(parts):
             sent[part.index].append(part)
     for index, own in enumerate(choices):
         whole, parts = [part_of(index, turn) for turn in range(len(own))], sent[index]
@@ -35,4 +35,4 @@ def test_events_have_enough_tokens_and_miss_none(interval: int, choices: list[li
         assert parts[0] == whole[0]
         assert all(part.num_tokens >= interval for part in parts[1:-1])
         if interval == 1:
-            assert parts == [one for one in whole if one.text or one in (whole[0], whole[-1])]
+            assert parts == [item for item in whole if item.text or item in (whole[0], whole[-1])]

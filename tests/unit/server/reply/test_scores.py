@@ -69,20 +69,20 @@ OUTPUT = output([5, 6], [-1, -inf], [7, 5, 8, -1], [-0.5, -1, 0, 0])
 
 def named(text: Text, **names: slice) -> Text:
     """The text with these tokens called so."""
-    found = copy.copy(text)
-    found.labels = [*text.labels]
+    result = copy.copy(text)
+    result.labels = [*text.labels]
     for name, place in names.items():
-        found.labels[place] = [name] * len(found.labels[place])
-    return found
+        result.labels[place] = [name] * len(result.labels[place])
+    return result
 
 
 def by_name(pairs: list[tuple[int, float]], text: Text, as_ids: bool) -> dict[str, float]:
     """Where tokens read the same, the likeliest has the name."""
-    found: dict[str, float] = {}
+    entries: dict[str, float] = {}
     for token, logprob in pairs:
         name = naming(text, as_ids)(token)
-        found[f"token_id:{token}" if name in found else name] = logprob
-    return found
+        entries[f"token_id:{token}" if name in entries else name] = logprob
+    return entries
 
 
 @pytest.mark.parametrize("as_ids", [False, True])
@@ -107,17 +107,17 @@ def test_they_read_as_objects_do(text: Text, as_ids: bool, rows: list[Any], num_
             shown = [TopLogprob(name(t), p, spelled(t)) for t, p in pairs]
             content.append(TokenLogprob(name(token), own[1], spelled(token), shown))
             tops.append(by_name(pairs + [own] * (token not in dict(pairs)), text, as_ids))
-        numbers = [one.logprob for one in content]
+        numbers = [item.logprob for item in content]
         places = [offset for _, _, offset, _, _ in rows]
-        said = Logprobs([one.token for one in content], [*numbers], [*tops], places)
-        return msgspec.json.encode(said), msgspec.json.encode(ChatLogprobs(content))
+        message = Logprobs([item.token for item in content], [*numbers], [*tops], places)
+        return msgspec.json.encode(message), msgspec.json.encode(ChatLogprobs(content))
 
     scored = output([*ids], [*values], all_top, all_top_values)
-    rendered = (bytes(one.render(scored, num_top, [*offsets])) for one in (completions, chats))
+    rendered = (bytes(item.render(scored, num_top, [*offsets])) for item in (completions, chats))
     assert tuple(rendered) == expected(rows, num_top)
     each = [
-        one.render_each([*ids], [*values], all_top, all_top_values, offsets)
-        for one in (completions, chats)
+        item.render_each([*ids], [*values], all_top, all_top_values, offsets)
+        for item in (completions, chats)
     ]
     assert [*zip(*each, strict=True)] == [expected([row], len(row[3])) for row in rows]
 
@@ -168,7 +168,7 @@ def test_packed_samples_have_what_is_asked_for_and_the_token_that_stops(text: Te
     def feed(*stop_token_ids: int, end: FinishReason | None = None) -> list[ChoicePart]:
         detokenizer = detokenizer_of(text, None, *stop_token_ids, return_packed=True)
         outputs = [OUTPUT, msgspec.structs.replace(OUTPUT, finish_reason=end)]
-        return [*chain(*(detokenizer.feed(from_outputs([(0, one)])) for one in outputs))]
+        return [*chain(*(detokenizer.decode(from_outputs([(0, item)])) for item in outputs))]
 
     part = feed()[0]
     assert (part.text, part.text_offset) == ("", [])

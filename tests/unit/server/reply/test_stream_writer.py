@@ -77,8 +77,8 @@ class Reply:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        said = b"".join(self.sent).removeprefix(b"data: ").removesuffix(b"\n\n")
-        return [json.loads(event) for event in said.split(b"\n\ndata: ")]
+        message = b"".join(self.sent).removeprefix(b"data: ").removesuffix(b"\n\n")
+        return [json.loads(event) for event in message.split(b"\n\ndata: ")]
 
 
 class Served:
@@ -90,7 +90,7 @@ class Served:
         self.client.status = STATUS
         streams = self.client._streams
         streams.spread.count = 1
-        streams._sends = (self._hear,)
+        streams._sends = (self._read_message,)
         self.heard: list[Request] = []
         self.stopped: list[StopSamples] = []
         self.outlets: list[Outlet] = []
@@ -98,7 +98,7 @@ class Served:
         self.responder = Responder(self.client, text, max_rate)
         self.route = Completions(self.client, text, models, self.responder)
 
-    def _hear(self, message: Any) -> None:
+    def _read_message(self, message: Any) -> None:
         if isinstance(message, Request):
             self.heard.append(message)
         elif isinstance(message, StopSamples):
@@ -127,18 +127,21 @@ class Served:
     @property
     def tokens(self) -> list[tuple[int, int]]:
         """What each request's key is charged: its tokens in the reply, and the others."""
-        return [(one.completion_tokens, one.discarded_tokens) for one in self.generations]
+        return [
+            (generation.completion_tokens, generation.discarded_tokens)
+            for generation in self.generations
+        ]
 
     def say(
         self,
-        said: dict[tuple[int, int], int],
+        entries: dict[tuple[int, int], int],
         ends: Any = (),
         version: int = 1,
         reason: int = LENGTH,
     ) -> None:
         """Tokens, by request and completion."""
-        numbers = [self.heard[request].stream + index for request, index in said]
-        token_ids = np.array([*said.values()], "<i4")
+        numbers = [self.heard[request].stream + index for request, index in entries]
+        token_ids = np.array([*entries.values()], "<i4")
         # The token itself is among its alternatives, or not; sometimes there are fewer.
         top_ids = (
             token_ids[:, None] + np.arange(WIDTH, dtype="<i4") + token_ids[:, None] % 2
@@ -148,7 +151,7 @@ class Served:
         tokens = step_tokens(
             np.array(numbers, "<i8"),
             token_ids,
-            np.array([reason if key in ends else 0 for key in said], np.uint8),
+            np.array([reason if key in ends else 0 for key in entries], np.uint8),
             (-0.1 * token_ids).astype("<f4"),
             *((top_ids, (-0.3 * top_ids).astype("<f4")) if is_asked else ()),
         )
@@ -203,8 +206,8 @@ async def test_scores_are_written_with_the_place_of_each_token(served: Served) -
     served.say_each(CAT, CUT, REST, MAT)
     assert reply.num_written == 4
     scores = [event["choices"][0]["logprobs"] for event in reply.events]
-    assert [one["text_offset"] for one in scores] == [[0], [4], [8], [8], [9]]
-    assert [one["tokens"][0] for one in scores] == [
+    assert [score["text_offset"] for score in scores] == [[0], [4], [8], [8], [9]]
+    assert [score["tokens"][0] for score in scores] == [
         *(" the", " cat", "bytes:\\xc3", "bytes:\\xa9", " mat")
     ]
 
@@ -265,7 +268,7 @@ async def test_choices_with_news_are_written_together(served: Served) -> None:
     served.say({(0, 2): REST})
     assert reply.num_written == 2 and len(reply.sent) == 3
     choices = [event["choices"] for event in reply.events]
-    assert [(one["index"], one["text"]) for (one,) in choices] == [
+    assert [(item["index"], item["text"]) for (item,) in choices] == [
         *((0, " the"), (0, " cat"), (1, " mat"), (2, "é"))
     ]
 
@@ -322,17 +325,20 @@ async def test_a_stop_string_ends_a_choice_and_its_slot_though_nobody_woke(serve
     await turns()
     served.say({(0, 0): CAT, (0, 1): CAT})  # held back
     served.say({(0, 0): MAT, (0, 1): THE})
-    assert [np.frombuffer(one.indices, "<i4").tolist() for one in served.stopped] == [[0]]
+    assert [np.frombuffer(future.indices, "<i4").tolist() for future in served.stopped] == [[0]]
     served.say({(0, 0): MAT, (0, 1): NEWLINE})  # the first was on its way
     served.say({(0, 1): NEWLINE})
     assert reply.num_written and len(served.stopped) == 2
     await turns()
     assert task.done()
     choices = [choice for event in reply.events for choice in event["choices"]]
-    said = ["".join(one["text"] for one in choices if one["index"] == index) for index in (0, 1)]
-    assert said == [" the ", " the cat the"]
-    ends = [one for one in choices if one["finish_reason"]]
-    assert [(one["index"], one["stop_reason"]) for one in ends] == [(0, "cat m"), (1, "\n\n")]
+    results = [
+        "".join(choice["text"] for choice in choices if choice["index"] == index)
+        for index in (0, 1)
+    ]
+    assert results == [" the ", " the cat the"]
+    ends = [choice for choice in choices if choice["finish_reason"]]
+    assert [(item["index"], item["stop_reason"]) for item in ends] == [(0, "cat m"), (1, "\n\n")]
 
 
 async def test_a_stop_string_that_had_begun_before_a_client_paused_frees_its_slot(
@@ -396,7 +402,7 @@ async def test_a_choice_begins_behind_the_scores_of_its_prompt(
     await turns()
     served.say_each(CAT)
     assert reply.num_written == 1  # so those of the other prompt come while this one is written
-    ids, number, rank = (np.array([one], "<i4").tobytes() for one in (7, 0, 1))
+    ids, number, rank = (np.array([number], "<i4").tobytes() for number in (7, 0, 1))
     score = Output(served.heard[1].id, PROMPT, ids, number, rank)
     served.client._streams.receive(Outputs([score]))
     await turns(num_turns)
@@ -404,7 +410,9 @@ async def test_a_choice_begins_behind_the_scores_of_its_prompt(
     await turns()
     served.say({(0, 0): MAT, (1, 0): THE})
     assert reply.num_written > 1
-    first = next(one for event in reply.events for one in event["choices"] if one["index"] == 1)
+    first = next(
+        choice for event in reply.events for choice in event["choices"] if choice["index"] == 1
+    )
     assert [*first["prompt_logprobs"][1]] == ["7"]
 
 
@@ -479,18 +487,18 @@ FIELDS: list[dict[str, Any]] = [
 ]
 
 
-Said = dict[tuple[int, int], list[int]]
+TokenIds = dict[tuple[int, int], list[int]]
 
 
-async def all_said(
+async def read_all_text(
     text: Text, fields: dict[str, Any], rng: random.Random, is_direct: bool
-) -> tuple[Served, Reply, Said]:
+) -> tuple[Served, Reply, TokenIds]:
     """A stream whose tokens come at any time, and whose client pauses; and its tokens."""
     served = Served(text, is_direct)
     reply, task = await served.ask(**fields)
     version, reason = 1, STOP if "stop_token_ids" in fields else LENGTH
     keys = [(p, i) for p in range(len(served.heard)) for i in range(fields.get("n", 1))]
-    said: Said = {key: [] for key in keys}
+    entries: TokenIds = {key: [] for key in keys}
     left = {key: rng.randint(1, 25) for key in keys}
     while left:
         spoken = [key for key in left if rng.random() < 0.8]
@@ -502,7 +510,7 @@ async def all_said(
         version += rng.random() < 0.03
         served.say(tokens, ends, version, reason)
         for key, token in tokens.items():
-            said[key].append(token)
+            entries[key].append(token)
         left = {key: count - (key in tokens) for key, count in left.items() if key not in ends}
         chance, is_slow, num_turns = rng.random(), rng.random() < 0.1, rng.choice([0, 0, 1, 12])
         if chance < 0.1 and is_direct:
@@ -510,7 +518,7 @@ async def all_said(
         await turns(num_turns)
     reply.resume()
     await asyncio.wait_for(task, 60)
-    return served, reply, said
+    return served, reply, entries
 
 
 def choices_of(reply: Reply) -> list[dict[str, Any]]:
@@ -518,15 +526,15 @@ def choices_of(reply: Reply) -> list[dict[str, Any]]:
     return [joined(parts_of(reply.events, index)) for index in range(count)]
 
 
-def check_texts(text: Text, reply: Reply, fields: dict[str, Any], said: Said) -> None:
+def check_texts(text: Text, reply: Reply, fields: dict[str, Any], message: TokenIds) -> None:
     """What is read adds up to the text of all tokens, but for one that stopped it."""
     table, stop_ids = text.table(not fields.get("skip_special_tokens", True)), [MAT, CAT]
     echoed = fields.get("prompt", [5]) if "echo" in fields else []
-    for index, (choice, ids) in enumerate(zip(choices_of(reply), said.values(), strict=True)):
+    for index, (choice, ids) in enumerate(zip(choices_of(reply), message.values(), strict=True)):
         is_stop = "stop_token_ids" in fields
         whole = table.join(np.array([*echoed, *ids[: len(ids) - is_stop]], "<i4").tobytes())
-        found = choice["delta"]["content"] if "delta" in choice else choice["text"]
-        assert found == whole.decode(errors="replace")
+        result = choice["delta"]["content"] if "delta" in choice else choice["text"]
+        assert result == whole.decode(errors="replace")
         reason = ids[-1] if is_stop and ids[-1] in stop_ids else None
         assert choice["finish_reason"] == ("stop" if is_stop else "length")
         assert choice["stop_reason"] == reason
@@ -543,7 +551,7 @@ def test_whoever_writes_them_events_say_the_same(
     text: Text, fields: dict[str, Any], seed: int
 ) -> None:
     one, other = (
-        asyncio.run(all_said(text, fields, random.Random(seed), is_direct))
+        asyncio.run(read_all_text(text, fields, random.Random(seed), is_direct))
         for is_direct in (True, False)
     )
     if not {"stop", "return_packed"} & fields.keys():

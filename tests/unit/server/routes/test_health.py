@@ -26,7 +26,7 @@ class Heard:
     def monotonic(self) -> float:
         return self.now
 
-    def hear(self, after_s: float, **fields: object) -> str:
+    def report(self, after_s: float, **fields: object) -> str:
         """Why it is not ready once this is said; empty if it is."""
         self.engine._ask()
         self.now += after_s
@@ -50,38 +50,38 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
 
 def test_it_is_not_ready_before_the_first_answer_and_while_it_drains(heard: Heard) -> None:
     assert "does not answer" in heard.reason()
-    assert heard.hear(1, state="draining", running=2) == "the engine is draining"
+    assert heard.report(1, state="draining", running=2) == "the engine is draining"
 
 
 @pytest.mark.parametrize("is_full", [False, True])
 def test_an_engine_that_idles_or_steps_is_ready_for_ever(heard: Heard, is_full: bool) -> None:
     for step in range(10):
         fields = {"steps": step, "running": 8, "waiting": 90} if is_full else {}
-        assert not heard.hear(STALL_S - 1, **fields)
+        assert not heard.report(STALL_S - 1, **fields)
 
 
 def test_work_without_a_step_is_a_stall_after_a_while(heard: Heard) -> None:
-    heard.hear(1, steps=7, running=8)
+    heard.report(1, steps=7, running=8)
     for _ in range(5):
-        assert not heard.hear(1, steps=7, running=8, waiting=3)
-    reason = heard.hear(0.5, steps=7, running=8, waiting=3)
+        assert not heard.report(1, steps=7, running=8, waiting=3)
+    reason = heard.report(0.5, steps=7, running=8, waiting=3)
     assert "8 sequences run and 3 wait" in reason
     assert "no step for 5.5 s, and stall_s = 5" in reason
-    assert not heard.hear(1, steps=8, running=8)
+    assert not heard.report(1, steps=8, running=8)
 
 
 def test_work_after_a_rest_has_all_its_time(heard: Heard) -> None:
     for _ in range(20):
-        heard.hear(1, steps=7)
+        heard.report(1, steps=7)
     for _ in range(5):
-        assert not heard.hear(1, steps=7, waiting=1)
-    assert "stalled" in heard.hear(1.5, steps=7, waiting=1)
-    assert not heard.hear(1, steps=7), "it was aborted"
+        assert not heard.report(1, steps=7, waiting=1)
+    assert "stalled" in heard.report(1.5, steps=7, waiting=1)
+    assert not heard.report(1, steps=7), "it was aborted"
 
 
 @pytest.mark.parametrize("fields", [{}, {"running": 3}])
 def test_silence_is_a_stall_after_a_while(heard: Heard, fields: dict[str, int]) -> None:
-    heard.hear(1, steps=12, **fields)
+    heard.report(1, steps=12, **fields)
     heard.now += 100
     assert not heard.reason(), "nobody asked: we were stopped ourselves"
     for _ in range(6):
@@ -91,4 +91,4 @@ def test_silence_is_a_stall_after_a_while(heard: Heard, fields: dict[str, int]) 
     heard.now -= 0.9
     assert "not answered for 5.1 s" in heard.reason()
     assert "the step after number 12" in heard.reason()
-    assert not heard.hear(0, steps=13, **fields)
+    assert not heard.report(0, steps=13, **fields)

@@ -63,9 +63,9 @@ REPLAYED: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("replayed", REPLAYED)
 def test_a_reply_is_sent_back_with_what_clients_add_to_it(replayed: dict[str, Any]) -> None:
     request = chat(messages=[USER, {**ANSWER, **replayed}, USER])
-    told = request.conversation.for_template(True)[1]
-    assert {name: told[name] for name in ANSWER} == ANSWER
-    assert set(told) <= {*ANSWER, "tool_calls"}
+    reported = request.conversation.for_template(True)[1]
+    assert {name: reported[name] for name in ANSWER} == ANSWER
+    assert set(reported) <= {*ANSWER, "tool_calls"}
 
 
 def test_a_template_is_told_parts_as_lines_and_arguments_as_objects() -> None:
@@ -75,10 +75,10 @@ def test_a_template_is_told_parts_as_lines_and_arguments_as_objects() -> None:
     ]
     assistant = {"role": "assistant", "content": None, "refusal": None, "tool_calls": calls}
     tool = {"role": "tool", "content": "2", "tool_call_id": "1"}
-    told = chat(messages=[user, assistant, tool]).conversation.for_template(True)
-    assert (told[0], told[2]) == ({**USER, "content": "a\nb", "name": "Ava"}, tool)
-    assert told[1]["content"] == ""
-    arguments = [call["function"]["arguments"] for call in told[1]["tool_calls"]]
+    template = chat(messages=[user, assistant, tool]).conversation.for_template(True)
+    assert (template[0], template[2]) == ({**USER, "content": "a\nb", "name": "Ava"}, tool)
+    assert template[1]["content"] == ""
+    arguments = [call["function"]["arguments"] for call in template[1]["tool_calls"]]
     assert arguments == [{"x": 1}, "no json"]
 
 

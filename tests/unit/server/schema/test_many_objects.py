@@ -124,17 +124,17 @@ def peak_of(parse: Callable[[], Any]) -> int:
 @pytest.mark.parametrize("name", REFUSED, ids=range(len(REFUSED)))
 def test_a_body_of_many_objects_is_refused_before_they_are_made(name: str) -> None:
     parse, body, param = REFUSED[name]
-    said: list[InvalidRequest] = []
+    requests: list[InvalidRequest] = []
 
     def refuse() -> None:
         with pytest.raises(InvalidRequest) as caught:
             parse(body)
-        said.append(caught.value)
+        requests.append(caught.value)
 
     json_parts.items_of(b"[" + b" " * json_parts.SMALL + b"]", 4096)  # the decoder is kept
     assert peak_of(refuse) < 5 * len(body)
-    assert (said[0].param or "") == param
-    assert len(said[0].message) < 500
+    assert (requests[0].param or "") == param
+    assert len(requests[0].message) < 500
 
 
 def test_labels_of_messages_are_not_made_however_many_they_are() -> None:
@@ -150,9 +150,9 @@ def test_a_line_of_many_objects_is_counted_without_making_them(item: bytes) -> N
         + prompt
         + b"}}"
     )
-    found: list[object] = []
-    assert peak_of(lambda: found.append(parse_line(line, 1))) < 5 * len(line)
-    (made,) = found
+    results: list[object] = []
+    assert peak_of(lambda: results.append(parse_line(line, 1))) < 5 * len(line)
+    (made,) = results
     assert isinstance(made, BatchLine)
     several = prompt[1:2] in b'"['
     assert made.size == (len(json.loads(prompt)) if several else 1)
@@ -165,7 +165,7 @@ def test_a_line_of_srm_batch_has_a_bounded_number_of_fields() -> None:
 
 
 def ids_of(prompts: list[Any]) -> list[list[int]]:
-    return [list(array("i", one)) for one in prompts]
+    return [list(array("i", prompt)) for prompt in prompts]
 
 
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (" ,\n\t", ": ")])
@@ -212,9 +212,9 @@ def test_text_is_found_without_making_what_it_is_in(value: Any, is_text: bool) -
 
 def test_a_large_object_is_read_as_a_small_one_is() -> None:
     body = b'{"a": 1, "a\\u00e9": [2], "a": ' + many(b"1") + b"}"
-    found = json_parts.fields_of(body)
-    assert list(found) == ["a", "aé"] and all(type(name) is str for name in found)
-    assert bytes(found["a"]) == many(b"1")
+    fields = json_parts.fields_of(body)
+    assert list(fields) == ["a", "aé"] and all(type(name) is str for name in fields)
+    assert bytes(fields["a"]) == many(b"1")
     with pytest.raises(msgspec.ValidationError):
         json_parts.fields_of(many(b"1"))
     items = json_parts.items_of(b"[1, " + many(b"{}") + b"]", 2)

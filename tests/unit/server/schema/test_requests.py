@@ -111,7 +111,7 @@ def test_one_prompt_is_a_list_and_an_integer_may_be_written_as_a_float() -> None
         *(([5, 6], [[5, 6]]), ([5.0, 6], [[5, 6]]), ([[5, 6], [7]], [[5, 6], [7]])),
     ]
     for given, ids in lists:
-        assert completion(prompt=given).prompt == [array("i", one).tobytes() for one in ids]
+        assert completion(prompt=given).prompt == [array("i", own_id).tobytes() for own_id in ids]
     request = completion(n=16.0, stop_token_ids=[3.0])
     assert (request.n, request.stop_token_ids) == (16, [3])
 
@@ -202,10 +202,10 @@ CONFLICTS: dict[Parse, list[tuple[dict[str, Any], str, str]]] = {
 
 def test_fields_that_do_not_go_together() -> None:
     for parse, conflicts in CONFLICTS.items():
-        for fields, param, said in conflicts:
+        for fields, param, message in conflicts:
             error = refusal(parse, **fields)
             assert error.param == param, fields
-            assert said in error.message
+            assert message in error.message
 
 
 TOGETHER: list[tuple[dict[str, Any], str, Any]] = [

@@ -72,7 +72,7 @@ def test_a_damaged_file_is_none_and_one_that_cannot_be_written_is_said(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     offset = b'{"boot":"a","offset":%b,"held_at":null}'
-    offsets = (offset % one for one in (b"1e300", b"-1", b"1e12"))
+    offsets = (offset % data for data in (b"1e300", b"-1", b"1e12"))
     for data in (b"", b"{", b"\xff{}", b'{"boot": "a"}', b"[]", *offsets):
         machine.file.write_bytes(data)
         assert machine.clock().now() == machine.wall

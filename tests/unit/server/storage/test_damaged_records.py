@@ -81,7 +81,7 @@ def test_of_a_column(made: tuple[Store, BatchRecord, list[str]], table: str, col
         ((seq, value),) = rows.execute(select, (id,)).fetchall()
         if isinstance(value, str):
             others: list[object] = [
-                one.decode() for one in flipped(value.encode(), 20) if one.isascii()
+                data.decode() for data in flipped(value.encode(), 20) if data.isascii()
             ]
         else:  # no owner has a file then, or it is long past its time
             others = [0] if value is None else [value ^ 1 << place for place in range(0, 40, 3)]
@@ -136,7 +136,7 @@ def test_what_is_damaged_in_both_places_is_left_out_and_no_other(
     (store.folder / "batches" / f"{batch.id}.json").write_bytes(b"{")
     execute(store, f"UPDATE batches SET record = x'00' WHERE id = '{batch.id}'")
     listed = store.list_batches("a", 10)
-    assert listed is not None and [one.status for one in listed] == ["completed"]
+    assert listed is not None and [batch.status for batch in listed] == ["completed"]
     assert store.get_batch(batch.id) is None and store.runnable_batches() == []
     assert f"the record of {batch.id} is damaged" in caplog.text and "left out" in caplog.text
     for _ in range(3):

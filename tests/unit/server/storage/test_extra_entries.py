@@ -29,8 +29,8 @@ def used(folder: Path) -> tuple[int, str]:
     with closing(Store(folder)) as store:
         a_file(store)
         store.expire(NOW)
-        found = store.list_files("", 10) or []
-        return len(found), store._database.path(store._database._newest()).name
+        result = store.list_files("", 10) or []
+        return len(result), store._database.path(store._database._newest()).name
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_folder_named_as_a_file_keeps_nothing_abandoned(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(Store(folder)) as store:
-        kept = names_in(store)
+        retained = names_in(store)
         odd, abandoned = new_file_id(), new_file_id()
         (folder / "files" / odd).mkdir()
         (folder / "files" / abandoned).touch()
@@ -85,7 +85,7 @@ def test_a_folder_named_as_a_file_keeps_nothing_abandoned(
         with caplog.at_level(logging.ERROR):
             store.expire(ABANDONED_S + 1)
         monkeypatch.undo()
-        assert names_in(store) == sorted([*kept, odd])
+        assert names_in(store) == sorted([*retained, odd])
     assert [odd in message for message in caplog.messages] == [True]
 
 

@@ -130,13 +130,13 @@ def test_a_batch_goes_from_state_to_state_once(tmp_path: Path) -> None:
     batch = a_batch(store, file)
     assert store.runnable_batches() == [batch]
     begin = {"status": "in_progress", "total": 7}
-    begun = [one.change_batch(batch.id, "validating", **begin) for one in stores]
-    assert [one and (one.total, one.in_progress_at is None) for one in begun] == [
+    begun = [item.change_batch(batch.id, "validating", **begin) for item in stores]
+    assert [start and (start.total, start.in_progress_at is None) for start in begun] == [
         (7, False),
         *[None] * len(others),
     ]
     assert store.change_batch(new_batch_id(), "validating", status="in_progress") is None
-    outcomes = [one.allocate_output_ids(batch) for one in stores]
+    outcomes = [item.allocate_output_ids(batch) for item in stores]
     assert outcomes == [store.get_batch(batch.id)] * len(stores)
     done = finish(store, batch)
     assert (done.status, done.error_file_id, done.completed) == ("completed", None, 1)
@@ -264,20 +264,20 @@ def test_a_database_is_made_anew_with_all_results(
         store.close()
         other.close()
     spoil(store, damage)
-    for one in (Store(tmp_path), store, other):
-        assert all_of(one) == before
-        assert one.path_of(done.output_file_id or "").read_bytes() == b"out\n"
+    for item in (Store(tmp_path), store, other):
+        assert all_of(item) == before
+        assert item.path_of(done.output_file_id or "").read_bytes() == b"out\n"
     assert store.change_batch(running.id, "in_progress", completed=1) == other.get_batch(running.id)
     mended = {"no records", "records that are no UTF-8"}
-    told = "mended" if damage in mended else "making it anew"
-    assert damage == "gone" or told in caplog.text
+    reported = "mended" if damage in mended else "making it anew"
+    assert damage == "gone" or reported in caplog.text
 
 
 def all_of(store: Store) -> list[str]:
     """What there is of the owner "a", whatever its order."""
     counts = store.count_batches()
-    found = (store.list_files("a", 10), store.list_batches("a", 10), store.runnable_batches())
-    return [repr(counts), *sorted(repr(one) for some in found for one in some or ())]
+    result = (store.list_files("a", 10), store.list_batches("a", 10), store.runnable_batches())
+    return [repr(counts), *sorted(repr(item) for some in result for item in some or ())]
 
 
 def execute(store: Store, statement: str) -> None:
@@ -305,12 +305,12 @@ def spoil(store: Store, damage: str) -> None:
 def test_a_sidecar_that_is_damaged_costs_no_other(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept, without_bytes, *damaged = (a_file(store).id for _ in range(5))
+    retained, without_bytes, *damaged = (a_file(store).id for _ in range(5))
     store.path_of(without_bytes).unlink()
     for id, content in zip(damaged, (b"{", b'{"id": "\xff"}', b"[" * 100_000), strict=True):
         (store.folder / "files" / f"{id}.json").write_bytes(content)
     spoil(store, "garbage")
-    assert [record.id for record in store.list_files("", 10) or []] == [kept]
+    assert [record.id for record in store.list_files("", 10) or []] == [retained]
     assert all(f"{id}.json is left out" in caplog.text for id in damaged)
 
 
@@ -330,7 +330,7 @@ def test_a_transaction_that_was_lost_comes_back(store: Store) -> None:
 def test_a_full_disk_leaves_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch, full_at: str
 ) -> None:
-    kept = a_file(store)
+    retained = a_file(store)
     before = names_in(store)
     full = sqlite3.OperationalError("database or disk is full")
     full.sqlite_errorcode = sqlite3.SQLITE_FULL
@@ -341,11 +341,11 @@ def test_a_full_disk_leaves_nothing(
         a_file(store)
     monkeypatch.setattr("server.storage.rows.put", refuse)
     with pytest.raises(StoreFull):
-        a_batch(store, kept)
+        a_batch(store, retained)
     monkeypatch.undo()
     assert names_in(store) == before
     assert store.expire(NOW) == 0
-    assert store.list_files("", 10) == [kept] and store.runnable_batches() == []
+    assert store.list_files("", 10) == [retained] and store.runnable_batches() == []
 
 
 # Several processes

@@ -57,13 +57,13 @@ def test_a_form_is_the_same_however_it_is_cut(
     parts = [part("file", data, "a b.jsonl"), part("purpose", b"batch")]
     body = form(*parts if is_file_first else reversed(parts))
     one = UploadForm(KIND, NAMES)
-    found, turns = b"", cycle(sizes)
+    result, turns = b"", cycle(sizes)
     while body:
         size = next(turns)
-        found += b"".join(one.feed(body[:size]))
+        result += b"".join(one.parse(body[:size]))
         body = body[size:]
     assert one.finish() == "a b.jsonl"
-    assert (found, one.fields) == (data, {"purpose": "batch"})
+    assert (result, one.fields) == (data, {"purpose": "batch"})
 
 
 WRONG: list[tuple[str, bytes, str | None, str]] = [
@@ -90,7 +90,7 @@ def test_what_is_wrong_with_a_form_is_said(
 ) -> None:
     def read() -> str:
         one = UploadForm(kind, NAMES)
-        one.feed(body)
+        one.parse(body)
         return one.finish()
 
     error = refusal(read)
@@ -122,12 +122,12 @@ async def test_a_disk_that_fails_is_said_and_nothing_is_left(
     before = names_in(tmp_path)
     full, failed = (507, "store_full"), (503, "store_unavailable")
     numbers = {errno.ENOSPC: full, errno.EDQUOT: full, errno.EROFS: failed, errno.EIO: failed}
-    for fails, (number, said) in product(("write", "fsync", "open"), numbers.items()):
+    for fails, (number, message) in product(("write", "fsync", "open"), numbers.items()):
         refuse = Mock(side_effect=OSError(number, "refused"))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(f"server.storage.uploads.os.{fails}", refuse)
             reply = await send(http, b"x" * 3_000_000)
-        assert (reply.status_code, reply.json()["error"]["code"]) == said, (fails, number)
+        assert (reply.status_code, reply.json()["error"]["code"]) == message, (fails, number)
         assert names_in(tmp_path) == before
     assert len((await http.get("/v1/files")).json()["data"]) == 1
 
@@ -209,7 +209,7 @@ def wanted(asked: str) -> tuple[int, int]:
     with ThreadPoolExecutor(1) as threads:
         reply = Download(BytesIO(b"0123456789"), 10, "tag", "name", threads)
         try:
-            return reply._wanted(Headers({"range": asked}))
+            return reply._parse_range(Headers({"range": asked}))
         finally:
             reply.close()
 

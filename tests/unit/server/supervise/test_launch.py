@@ -114,17 +114,17 @@ def test_a_data_folder_that_cannot_be_written_into_is_said_at_the_start(
 
 
 @pytest.mark.parametrize(
-    ("folder", "said"),
+    ("folder", "message"),
     [("nowhere", "no folder for sockets can be made"), ("x" * 110, "too long, since paths")],
 )
 def test_a_temp_folder_that_is_none_or_too_long_is_said_at_the_start(
-    folder: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one was a traceback, the other an engine that gave up."""
     if folder != "nowhere":
         (tmp_path / folder).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / folder))
-    with pytest.raises(ConfigError, match=said) as refused, launch.private_folder():
+    with pytest.raises(ConfigError, match=message) as refused, launch.private_folder():
         pass
     assert "TMPDIR" in refused.value.message
 
@@ -152,8 +152,8 @@ def test_connections_are_no_more_than_open_files_allow(
         caplog.clear()
         config = within_open_files(ServerConfig(engines=engines))
         assert config.max_connections == allowed
-        said = f"is lowered to {allowed}: the limit of open files (ulimit -n) is {most}"
-        assert (said in caplog.text) == (allowed < 16_384)
+        message = f"is lowered to {allowed}: the limit of open files (ulimit -n) is {most}"
+        assert (message in caplog.text) == (allowed < 16_384)
     monkeypatch.setattr("server.config.resource.getrlimit", lambda _: (48, 48))
     with pytest.raises(ConfigError, match=r"open files \(ulimit -n\) must be at least 49, got 48"):
         within_open_files(ServerConfig())
@@ -173,21 +173,21 @@ def test_a_model_of_another_library_is_said_to_be_none_once(
 
 
 @pytest.mark.parametrize(
-    ("host", "told"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("localhost", "localhost")]
+    ("host", "message"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("localhost", "localhost")]
 )
 async def test_the_page_is_said_to_be_where_it_is(
-    host: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    host: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With an admin_port the page is there alone, and the line named the other."""
     monkeypatch.setattr(launch, "_is_ready", AsyncMock(return_value=True))
     with listen(host, 0) as public, listen("127.0.0.1", 0) as admin:
         page = launch.url_of("127.0.0.1", admin)
         await launch.announce("m", launch.url_of(host, public), page, QUESTION)
-        said = capsys.readouterr().out
-        assert f'"prompt": {QUESTION},' in said
+        out = capsys.readouterr().out
+        assert f'"prompt": {QUESTION},' in out
         assert f'"prompt": {QUESTION},' in (ROOT / "README.md").read_text(), "asks what it knows"
-        assert f"Serving m on http://{told}:{public.getsockname()[1]}\n" in said
-        assert f"watch and try it: http://127.0.0.1:{admin.getsockname()[1]}/ " in said
+        assert f"Serving m on http://{message}:{public.getsockname()[1]}\n" in out
+        assert f"watch and try it: http://127.0.0.1:{admin.getsockname()[1]}/ " in out
 
 
 def test_each_model_has_a_name_and_a_data_folder_of_its_own(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ def test_what_killed_servers_left_goes_with_the_next_start(tmp_path: Path) -> No
         for file in files:
             (tmp_path / "running" / name / file).touch()
     with own_folder(tmp_path, tmp_path) as living, own_folder(tmp_path, tmp_path) as next_one:
-        found = set((tmp_path / "running").iterdir())
-        assert found == {living, next_one}, "one that lives keeps its own"
+        result = set((tmp_path / "running").iterdir())
+        assert result == {living, next_one}, "one that lives keeps its own"
 
 
 def test_where_none_can_be_made_another_place_is_taken(

@@ -62,7 +62,9 @@ async def test_a_stream_that_is_broken_off_is_not_logged_as_answered(
         if error is None:
             task.cancel()
         await task
-    (fields,) = (vars(one)["fields"] for one in caplog.records if one.message == "answered")
+    (fields,) = (
+        vars(record)["fields"] for record in caplog.records if record.message == "answered"
+    )
     assert fields["status"] == status
     assert b'"error":' in b"".join(streamed.sent)
 

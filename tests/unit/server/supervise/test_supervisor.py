@@ -24,7 +24,7 @@ from engine import tasks
 from engine.config import EngineConfig
 from server.supervise import embedded_engine, ends, supervisor
 from server.supervise.embedded_engine import MAX_CRASHES, with_engine
-from server.supervise.ends import passing_cause, told
+from server.supervise.ends import describe_exit, passing_cause
 from server.supervise.supervisor import Child, PrivateFolder, Supervisor
 from tests.engines.served_engine import until
 from tests.serving import ROOT
@@ -449,7 +449,7 @@ async def test_a_heartbeat_that_nobody_can_touch_ends_no_process(
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         (1, "exit code 1"),
         (-7, "SIGBUS: a full disk or temp folder, or "),
@@ -459,8 +459,8 @@ async def test_a_heartbeat_that_nobody_can_touch_ends_no_process(
         (-40, "signal 40"),
     ],
 )
-def test_ends_are_told_by_the_signals_name(code: int, said: str) -> None:
-    assert told(code).startswith(said)
+def test_ends_are_told_by_the_signals_name(code: int, message: str) -> None:
+    assert describe_exit(code).startswith(message)
 
 
 async def test_a_disk_that_does_not_answer_holds_up_nobody(
@@ -485,23 +485,23 @@ async def test_a_look_at_the_disk_that_fails_ends_nobody(
     failing = child("raise SystemExit(7)", beats=False)
     failing.folders = (tmp_path,)
     assert await failing.keep_running() == 1
-    assert {one.exc_type for one in written} == {KeyError}
+    assert {args.exc_type for args in written} == {KeyError}
 
 
 async def test_a_bug_in_what_keeps_a_child_running_ends_all_in_order(
     child: MakeChild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = tmp_path / "said"
+    message = tmp_path / "said"
     leaving = (
         "import signal, sys, time\n"
-        f"name, said = sys.argv[1], open({str(said)!r}, 'a')\n"
+        f"name, said = sys.argv[1], open({str(message)!r}, 'a')\n"
         "def leave(*_): print(name, 'leaves', file=said, flush=True); sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, leave)\n"
         "print(name, 'is there', file=said, flush=True)\ntime.sleep(1000)"
     )
     engine, api = (child(leaving, name, beats=False) for name in ("engine", "api"))
     jobs = child("", beats=False)
-    has_both = until(lambda: said.exists() and said.read_text().count("is there") == 2)
+    has_both = until(lambda: message.exists() and message.read_text().count("is there") == 2)
 
     async def fail() -> int:
         await has_both
@@ -512,7 +512,7 @@ async def test_a_bug_in_what_keeps_a_child_running_ends_all_in_order(
     async with asyncio.timeout(120):
         with pytest.raises(KeyError, match="a bug"):
             await supervisor.run(lambda: asyncio.sleep(1000))
-    assert said.read_text().splitlines()[2:] == ["api leaves", "engine leaves"]
+    assert message.read_text().splitlines()[2:] == ["api leaves", "engine leaves"]
 
 
 # An engine of a command's own: how often it is started again
@@ -554,6 +554,6 @@ async def test_a_bug_in_what_keeps_a_commands_engine_running_ends_the_command(
 
 def test_what_the_engine_has_said_of_its_end_is_the_last_line() -> None:
     """Behind "num_slots = … does not fit" came "the engine process ended, exit code 2"."""
-    for code, is_said in ((-9, True), (1, True), (2, False), (3, False)):
+    for code, is_reported in ((-9, True), (1, True), (2, False), (3, False)):
         error = embedded_engine._ended(code)
-        assert (bool(error.message), error.exit_code) == (is_said, max(code, 1))
+        assert (bool(error.message), error.exit_code) == (is_reported, max(code, 1))

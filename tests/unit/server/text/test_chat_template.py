@@ -37,8 +37,8 @@ def make() -> Iterator[Make]:
 
 
 def chat(*messages: dict[str, Any], **fields: Any) -> Conversation:
-    found = messages_of({"messages": Raw(json.dumps(messages or [USER]).encode())})
-    conversation = Conversation(messages=found, **fields)
+    result = messages_of({"messages": Raw(json.dumps(messages or [USER]).encode())})
+    conversation = Conversation(messages=result, **fields)
     conversation.check()
     return conversation
 
@@ -103,7 +103,7 @@ async def test_a_template_that_goes_too_far_is_stopped_and_the_next_chat_is_read
 async def test_chats_that_come_at_once_are_not_mixed_up_and_one_may_leave(make: Make) -> None:
     template, texts = make(FIRST), [str(i) * 1_000 for i in range(50)]
     chats = (chat({"role": "user", "content": text}) for text in texts)
-    waiting = [asyncio.create_task(template.render(one)) for one in chats]
+    waiting = [asyncio.create_task(template.render(item)) for item in chats]
     await asyncio.sleep(0)
     for task in waiting[1::2]:
         task.cancel()
@@ -168,9 +168,9 @@ def test_where_a_template_is_looked_for(tmp_path: Path) -> None:
     assert chat_template(folder) is None
     config = folder / "tokenizer_config.json"
     named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "y"}]
-    for written, found in ((None, None), ("z", "z"), (named, "y"), (named[:1], None)):
+    for written, result in ((None, None), ("z", "z"), (named, "y"), (named[:1], None)):
         config.write_text(json.dumps({"chat_template": written, "model_max_length": 1e30}))
-        assert chat_template(folder) == found
+        assert chat_template(folder) == result
     (folder / "chat_template.jinja").write_text("own")
     assert [chat_template(folder), chat_template(folder, str(given))] == ["own", "given"]
     (folder / "chat_template.jinja").write_text("x" * (MAX_BYTES + 1))

@@ -40,8 +40,8 @@ def detokenizer_of(
     """Of a request with these fields, whose prompt is the tokens `prompt`."""
     request = completion(**{"prompt": [5], "logprobs": 2, **fields})
     table = text.table(with_special=not request.skip_special_tokens)
-    prompt, found = ints(fields.get("prompt", [5])), StopStrings(stops, table) if stops else None
-    return Detokenizer(request, [prompt], text, stop_token_ids, found)
+    prompt, result = ints(fields.get("prompt", [5])), StopStrings(stops, table) if stops else None
+    return Detokenizer(request, [prompt], text, stop_token_ids, result)
 
 
 def run(
@@ -64,7 +64,7 @@ def run(
             top_ids=ints([token + i for token in piece for i in (0, 1)]),
             top_logprobs=array("f", [-token - i for token in piece for i in (0, 1)]).tobytes(),
         )
-        new = detokenizer.feed(from_outputs([(0, output)]))
+        new = detokenizer.decode(from_outputs([(0, output)]))
         assert len(new) == (not parts or parts[-1].finish_reason is None)
         parts += new
     assert parts[-1].finish_reason
@@ -128,9 +128,9 @@ def test_the_stop_string_complete_first_ends_it_however_delivered(
 ) -> None:
     parts = run(text, ids_of(text, string), cuts, stops, **KEPT if is_kept else {})
     joined = join(parts)
-    found = [stop for stop in sorted(stops, key=len) if stop in string]
-    if found:
-        ends = {string.find(stop) + len(stop): stop for stop in found}
+    results = [stop for stop in sorted(stops, key=len) if stop in string]
+    if results:
+        ends = {string.find(stop) + len(stop): stop for stop in results}
         end, stop = min(ends.items())
         assert (joined.finish_reason, joined.stop_reason) == ("stop", stop)
         assert joined.text + ("" if is_kept else stop) == string[:end]
@@ -140,16 +140,16 @@ def test_the_stop_string_complete_first_ends_it_however_delivered(
         assert all(part.text in string for part in parts), "half a character is shown"
 
 
-@pytest.mark.parametrize("kept", [{}, KEPT])
+@pytest.mark.parametrize("entries", [{}, KEPT])
 @pytest.mark.parametrize("special", [{}, SPECIAL])
 def test_the_token_that_stops_is_counted_and_may_be_kept(
-    text: Text, special: dict[str, Any], kept: dict[str, Any]
+    text: Text, special: dict[str, Any], entries: dict[str, Any]
 ) -> None:
     a, b = ids_of(text, "ab")
     end = "<|end_of_text|>" if special else ""
     for last, name, reason in ((b, "b", b), (EOS, end, None)):
-        part = join(run(text, [a, last], [1], None, "stop", b, **special, **kept))
-        assert part.text == "a" + (name if kept else "")
+        part = join(run(text, [a, last], [1], None, "stop", b, **special, **entries))
+        assert part.text == "a" + (name if entries else "")
         assert (part.num_tokens, part.stop_reason) == (2, reason)
 
 

@@ -84,7 +84,7 @@ def test_the_demo_template_is_the_form_it_was_trained_on() -> None:
     assert rendered(source, [system, *ask]) == asked
     answered = asked + problem.solution + end
     assert rendered(source, [system, *whole, *ask]) == answered + asked
-    blank, kind, brief = ({"role": "system", "content": one} for one in (" ", "Be", "kind."))
+    blank, kind, brief = ({"role": "system", "content": name} for name in (" ", "Be", "kind."))
     assert rendered(source, [blank, *ask]) == begin + problem.prompt
     assert rendered(source, [kind, blank, brief, *ask]) == asked
     assert rendered(source, [brief, *whole, kind, brief, *ask]).endswith(end + asked)
