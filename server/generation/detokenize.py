@@ -65,19 +65,6 @@ class Detokenizer:
             parts.append(part)
         return parts
 
-    def end(self, index: int, text: str, row: Tokens) -> ChoicePart:
-        """Return the last part of a sample whose stop string was reached with this one token."""
-        stream = self._streams.pop(index)
-        self._is_over[index] = _ENDED
-        self.num_tokens += 1
-        token_ids, logprobs = row.token_ids.tobytes(), row.logprobs.tobytes()
-        offsets = stream.offsets(token_ids) if self._request.logprobs is not None else []
-        top_ids, top_logprobs = row.top_ids.tobytes(), row.top_logprobs.tobytes()
-        scores = logprobs, top_ids, top_logprobs
-        return ChoicePart(
-            index, False, text, token_ids, *scores, offsets, "stop", stream.stop_string
-        )
-
     def stream(self, index: int) -> TextStream | None:
         """Return the text of a sample that runs and has begun; else None."""
         return self._streams.get(index)

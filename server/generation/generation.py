@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractContextManager, ExitStack, aclosing
 from dataclasses import replace
 
@@ -19,6 +19,7 @@ from engine.client.client import EngineClient
 from engine.client.streams import Delivery, Stream
 from engine.messages import REASONS
 from engine.steps.tokens import NO_TOKENS, Tokens
+from engine.steps.tokens import join as join_tokens
 from server.errors import NotFinite
 from server.generation.detokenize import Detokenizer
 from server.generation.engine_request import (
@@ -28,18 +29,14 @@ from server.generation.engine_request import (
     wants_whole,
 )
 from server.generation.prompts import Prompt
+from server.generation.read_ahead import do_nothing, read_ahead
 from server.generation.sample_selection import Ranking, SampleSelection
-from server.generation.stop_strings import (
-    StopStringStream,
-    StopStringWatch,
-    do_nothing,
-    read,
-)
+from server.generation.stop_strings import StopStringWatch
 from server.http.request_log import note_stream
 from server.schema.completion_request import CompletionRequest
 from server.schema.completion_response import PromptTokensDetails, Samples, Usage
 from server.text.choice_part import ChoicePart, join
-from server.text.stream import StopStrings
+from server.text.stream import StopStrings, TextStream
 from server.text.text import Text
 
 _ERROR, _LENGTH = REASONS.index("error"), REASONS.index("length")
@@ -85,8 +82,6 @@ class Generation:
         self.detokenizer = Detokenizer(request, prompts, text, stop_ids, self.stops)
         self.stream: Stream | None = None
         """The engine's output, once it is asked."""
-        self.num_unseen = 0
-        """Tokens that were written as they came, and never fed here."""
         self._id = id
         self._table = table
         self._ranking = (
@@ -94,7 +89,7 @@ class Generation:
         )
         self._selection = SampleSelection(request, len(prompts))
         self._parts: dict[int, list[ChoicePart]] = {}  # of samples that run, by index
-        self._watch: StopStringWatch | None = None
+        self._watch: StopStringWatch
         is_scored = self._params.prompt_logprobs is not None
         self._asked = [  # prompts that need the engine
             i
@@ -107,12 +102,12 @@ class Generation:
         """Tokens so far; with `until.count`, only those of samples in the reply."""
         if self.request.ends_early:
             return self._selection.num_tokens
-        return self.detokenizer.num_tokens + self.num_unseen
+        return self.detokenizer.num_tokens
 
     @property
     def discarded_tokens(self) -> int:
         """Tokens so far of samples that are not, or not yet known to be, in the reply."""
-        return self.detokenizer.num_tokens + self.num_unseen - self.completion_tokens
+        return self.detokenizer.num_tokens - self.completion_tokens
 
     @property
     def is_awaited(self) -> bool:
@@ -168,14 +163,11 @@ class Generation:
             note_stream(stream)
             go_on = do_nothing if attach is None else opened.enter_context(attach(stream))
             if self.stops is None:
-                source = read(stream, go_on, only_ended=wants_whole(self.request))
-            else:
-                size = len(requests) * stream.n
-                self._watch = StopStringWatch(self._table, self.stops, size)
-                can_wait = not (self.request.stream or self.request.ends_early)
-                source = StopStringStream(stream, self._watch, self._beginnings).read(
-                    go_on, only_whole=can_wait
-                )
+                source = self._read(stream, go_on, wants_whole(self.request))
+            else:  # whether or not somebody takes what comes
+                self._watch = StopStringWatch(self._table, self.stops, len(requests) * stream.n)
+                only_whole = not (self.request.stream or self.request.ends_early)
+                source = read_ahead(self._read(stream), _join, go_on, only_whole)
             async with aclosing(source) as deliveries:
                 async for delivery in deliveries:
                     self._note(stream, delivery)
@@ -193,24 +185,20 @@ class Generation:
         parts = self.detokenizer.decode(row)
         for part in parts:
             if part.finish_reason is not None:
-                self._stop(part.index)
+                assert self.stream is not None
+                self.stream.stop(np.array([part.index]))
         return parts
 
-    def end_row(self, row: Tokens, text: str) -> ChoicePart:
-        """Return the same where the token, fed elsewhere, has reached a stop string."""
-        index = int(row.owners[0])
-        self._stop(index)
-        return self.detokenizer.end(index, text, row)
-
-    def _stop(self, index: int) -> None:
-        assert self.stream is not None
-        self.stream.stop(np.array([index]))
-
-    def _beginnings(self) -> Iterator[tuple[int, bytes]]:
-        """Yield for each sample that runs what its text ends in of a stop string."""
-        for index in range(len(self.prompts) * self.request.num_samples):
-            if (text := self.detokenizer.stream(index)) is not None:
-                yield index, text.held
+    def feed_token(self, stream: TextStream, index: int, token: int) -> str | None:
+        """Return the text that is decided with one more token of a sample that runs; None, and the
+        token is not taken, if it completes a stop string."""
+        if self.stops is not None:
+            if self.stops.completes(stream.held, token):
+                return None
+            text = stream.feed_token(token)
+            self._watch.note(index, stream.held)
+            return text
+        return stream.feed_token(token)
 
     async def certain(self, tokens: Tokens) -> list[ChoicePart]:
         """Return the choices, whole, that these tokens make certain to be in the reply.
@@ -254,6 +242,22 @@ class Generation:
         reasons = np.full(len(owners), _LENGTH, np.uint8)
         return replace(NO_TOKENS, owners=owners, offsets=offsets, reasons=reasons)
 
+    async def _read(
+        self, stream: Stream, go_on: Callable[[], None] = do_nothing, only_ended: bool = False
+    ) -> AsyncGenerator[Delivery, None]:
+        """Yield what is new, until all has ended; `only_ended` as in `Stream.read_new`.
+
+        `go_on` is called whenever all that was yielded is dealt with. Ends samples at stop strings.
+        Raises as `Stream.wait`.
+        """
+        while stream.unfinished:
+            go_on()
+            await stream.wait()
+            delivery = stream.read_new(only_ended)
+            if self.stops is not None and (stopped := self._watch.find_stopped(delivery.tokens)):
+                stream.stop(np.array(stopped))
+            yield delivery
+
     def _note(self, stream: Stream, delivery: Delivery) -> None:
         """Record versions, prompt scores and times. Raises NotFinite if the model broke."""
         self.weights_version, self.first_version = delivery.weights_version, stream.first_version
@@ -272,3 +276,12 @@ class Generation:
         n = self.request.num_samples
         asked = np.array(self._asked)
         return tokens.with_owners(asked[tokens.owners // n] * n + tokens.owners % n)
+
+
+def _join(deliveries: list[Delivery]) -> Delivery:
+    """Join all that came, in order, into one."""
+    if len(deliveries) == 1:
+        return deliveries[0]
+    scores = [score for delivery in deliveries for score in delivery.scores]
+    tokens = join_tokens([delivery.tokens for delivery in deliveries])
+    return Delivery(tokens, scores, deliveries[-1].weights_version)

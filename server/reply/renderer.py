@@ -115,10 +115,6 @@ class Renderer:
         """Return the events for one token of a choice that runs; maybe none."""
         return self._events_for(self.generation.feed_row(row))
 
-    def end_events(self, row: Tokens, text: str) -> bytes:
-        """Return the events for a token that, fed elsewhere, has reached a stop string."""
-        return self._events_for([self.generation.end_row(row, text)])
-
     def template(self, index: int) -> EventTemplate | None:
         """Return what an event of a choice has around a token's text and scores; None if it may
         have to say more now, or if the format has these in another order."""

@@ -62,9 +62,10 @@ class Responder:
         choices: list[tuple[int, Raw]] = []
         with self._claimed(form.generation):
             async with aclosing(self._certain(form.generation)) as parts:
-                async for certain in parts:  # encoded part by part, between other requests' turns
-                    choices += [(part.index, renderer.choice(part)) for part in certain]
-                    await asyncio.sleep(0)
+                async for certain in parts:
+                    for some in _divide(certain):  # encoded between other requests' turns
+                        choices += [(part.index, renderer.choice(part)) for part in some]
+                        await asyncio.sleep(0)
         choices.sort(key=itemgetter(0))
         return renderer.reply([raw for _, raw in choices])
 
@@ -105,21 +106,19 @@ class Responder:
         renderer = outlet.renderer
         certain = self._certain(renderer.generation)
         # Early ends free slots, whether the client reads or not.
-        source = read_ahead(certain) if renderer.generation.request.ends_early else certain
+        is_ahead = renderer.generation.request.ends_early
+        source = read_ahead(certain, _chain) if is_ahead else certain
         async with aclosing(source) as arriving:
             async for parts in arriving:
-                yield renderer.whole_events(parts)
+                for some in _divide(parts):
+                    yield renderer.whole_events(some)
 
     async def _certain(self, generation: Generation) -> AsyncGenerator[list[ChoicePart], None]:
-        """Yield the choices of the reply, whole, as soon as each is certain, AT_ONCE at a time."""
+        """Yield the choices of the reply, whole, as soon as each is certain."""
         async with aclosing(generation.run(self._client)) as arriving:
             async for tokens in arriving:
-                certain = await generation.certain(tokens)
-                for at in range(0, len(certain), AT_ONCE):
-                    yield certain[at : at + AT_ONCE]
-        rest = generation.rest()
-        for at in range(0, len(rest), AT_ONCE):
-            yield rest[at : at + AT_ONCE]
+                yield await generation.certain(tokens)
+        yield generation.rest()
 
     @contextmanager
     def _claimed(self, generation: Generation) -> Iterator[None]:
@@ -157,3 +156,12 @@ def _record(generation: Generation) -> None:
     )
     if generation.first_output is not None:
         metrics.TIME_TO_FIRST_TOKEN.observe(generation.first_output - generation.started)
+
+
+def _divide(parts: list[ChoicePart]) -> Iterator[list[ChoicePart]]:
+    """Divide parts into lists of AT_ONCE."""
+    return (parts[at : at + AT_ONCE] for at in range(0, len(parts), AT_ONCE))
+
+
+def _chain(lists: list[list[ChoicePart]]) -> list[ChoicePart]:
+    return [part for parts in lists for part in parts]

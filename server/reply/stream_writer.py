@@ -24,7 +24,7 @@ from server.reply.choice_template import EventTemplate
 from server.reply.renderer import Renderer
 from server.reply.scores import Scores
 from server.reply.template import Pieces, escape
-from server.text.stream import CLEAN, UNKNOWN, TextStream
+from server.text.stream import CLEAN, TextStream
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,10 @@ class Outlet:
 class _Choice:
     """A choice whose events may be written here."""
 
-    __slots__ = ("generation", "index", "kinds", "num_top", "outlet", "scores", "template", "text")
+    __slots__ = (
+        *("detokenizer", "generation", "index", "kinds", "num_top", "outlet", "scores"),
+        *("template", "text"),
+    )
 
     template: EventTemplate | None
     text: TextStream
@@ -78,6 +81,7 @@ class _Choice:
     def __init__(self, outlet: Outlet, index: int, num_top: int, kinds: bytes | bytearray) -> None:
         self.outlet = outlet
         self.generation = outlet.renderer.generation
+        self.detokenizer = self.generation.detokenizer
         self.index = index
         self.num_top = num_top
         self.kinds = kinds
@@ -89,7 +93,7 @@ class _Choice:
         """Make the template of what comes next."""
         renderer = self.outlet.renderer
         self.template = renderer.template(self.index)
-        if (text := self.generation.detokenizer.stream(self.index)) is not None:
+        if (text := self.detokenizer.stream(self.index)) is not None:
             self.text = text
 
 
@@ -150,27 +154,29 @@ class StreamWriter:
             try:
                 template = choice.template
                 if template is None or scores is None:
+                    template, scores = None, b""
+                elif not text or choice.text.is_pending or choice.kinds[token] != CLEAN:
+                    stream = choice.text
+                    added = choice.generation.feed_token(stream, choice.index, token)
+                    if added is None:  # it is over
+                        template = None
+                    else:
+                        text = escape(added)
+                        if scores:
+                            stream.offsets(token.to_bytes(4, "little"))
+                elif scores:
+                    choice.text.num_characters += num_characters[token]
+                if template is None:
                     events = outlet.renderer.row_events(_row(tokens, at, choice))
                     choice.renew()
                 else:
-                    stream = choice.text
-                    if not text or stream.is_pending or choice.kinds[token] != CLEAN:
-                        added = self._feed(choice, token, bool(scores))
-                        text = escape(added)
-                    elif scores:
-                        stream.num_characters += num_characters[token]
-                    if stream.stop_string is None:
-                        begin, before_scores, end, has_counts = template
-                        choice.generation.num_unseen += 1
-                        if has_counts:
-                            end %= outlet.renderer.count()
-                        events = b"%b%b%b%b%b" % (begin, text, before_scores, scores, end)
-                        if not (text or scores):
-                            continue
-                    else:
-                        row = _row(tokens, at, choice)
-                        events = outlet.renderer.end_events(row, added)
-                        choice.template = None
+                    begin, before_scores, end, has_counts = template
+                    choice.detokenizer.num_tokens += 1
+                    if not (text or scores):
+                        continue
+                    if has_counts:
+                        end %= outlet.renderer.count()
+                    events = b"%b%b%b%b%b" % (begin, text, before_scores, scores, end)
             except Exception as error:  # noqa: BLE001 - its task logs it
                 outlet.fail(error)
                 continue
@@ -187,17 +193,6 @@ class StreamWriter:
         )
         for outlet in written:
             outlet.last_sent = now
-
-    def _feed(self, choice: _Choice, token: int, has_scores: bool) -> str:
-        """Return the text that is decided with a token which is not whole characters, or behind or
-        in which a stop string may begin or end."""
-        stops = choice.generation.stops
-        if stops is not None and choice.kinds[token] == UNKNOWN:
-            stops.learn(token)
-        text = choice.text.feed_token(token)
-        if has_scores and choice.text.stop_string is None:
-            choice.text.offsets(token.to_bytes(4, "little"))
-        return text
 
     def _scores(self, tokens: Tokens) -> dict[int, bytes | None]:
         """Return the scores, as JSON, of rows of streams that ask for some; None where they could

@@ -46,6 +46,13 @@ class StopStrings:
         is_near = self.search(data) is not None or self.count_undecided(data) > 0
         self.kinds[token] = NEAR if is_near else CLEAN
 
+    def completes(self, held: bytes, token: int) -> bool:
+        """Whether a stop string is complete with this token, behind a beginning that is held."""
+        if self.kinds[token] == UNKNOWN:
+            self.learn(token)
+        is_clean = not held and self.kinds[token] == CLEAN
+        return not is_clean and self.search(held + self._table.entries[token]) is not None
+
     def search(self, data: bytes) -> tuple[int, int] | None:
         """Return begin and end of the stop string that is complete first; of several, the longest
         one's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from itertools import chain
 
 import pytest
 
@@ -14,24 +15,33 @@ from server.generation.read_ahead import read_ahead
 async def test_what_a_source_raises_comes_last_and_who_leaves_early_ends_it(fails: bool) -> None:
     seen: list[int | str] = []
 
-    async def source() -> AsyncGenerator[int, None]:
+    async def source() -> AsyncGenerator[list[int], None]:
         try:
-            for number in range(3):
+            for number in range(99):
                 seen.append(number)
-                yield number
+                yield [number]
             if fails:
                 raise ValueError("no more")
             await asyncio.Event().wait()
         finally:
             seen.append("closed")
 
-    ahead = read_ahead(source())
-    assert await anext(ahead) == 0
-    await asyncio.sleep(0)
-    assert seen == [0, 1, 2, *["closed"] * fails]
-    assert [await anext(ahead), await anext(ahead)] == [1, 2]
+    ahead = read_ahead(source(), lambda items: [*chain(*items)], lambda: seen.append("empty"))
+    numbers = [*range(99)]
+    assert await anext(ahead) == numbers
+    assert seen == ["empty", *numbers, *["closed"] * fails]
     if fails:
         with pytest.raises(ValueError, match="no more"):
             await anext(ahead)
     await ahead.aclose()
-    assert seen == [0, 1, 2, "closed"]
+    assert seen == ["empty", *numbers, "closed"]
+
+
+async def test_nothing_comes_before_the_end_where_all_is_wanted_at_once() -> None:
+    async def source() -> AsyncGenerator[list[int], None]:
+        for number in range(3):
+            yield [number]
+            await asyncio.sleep(0)
+
+    ahead = read_ahead(source(), lambda items: [*chain(*items)], only_whole=True)
+    assert [items async for items in ahead] == [[0, 1, 2]]
