@@ -89,7 +89,9 @@ class Region(msgspec.Struct, frozen=True):
             try:
                 for place, size in ((start, COUNTS_BYTES), (start + COUNTS_BYTES, GAUGES_BYTES)):
                     used = min(*_SIZES.unpack(os.pread(self.fd, _SIZES.size, place)), size)
-                    reads += (item for item, _ in _entries(os.pread(self.fd, max(used, 0), place)))
+                    reads += (
+                        entry for entry, _ in _entries(os.pread(self.fd, max(used, 0), place))
+                    )
             except UNDECODABLE as error:
                 log.warning("metrics of region %d are damaged and left out: %s", number, error)
             else:
@@ -144,7 +146,7 @@ class _Table:
         if keeps and used:
             try:
                 data = bytes(memory[: max(used, _UNIT)])
-                self._places = {item.key: place for item, place in _entries(data)}
+                self._places = {entry.key: place for entry, place in _entries(data)}
                 self._used = len(data)
             except UNDECODABLE as error:
                 log.warning("metrics of the process before are damaged, and begin anew: %s", error)

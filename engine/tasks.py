@@ -19,7 +19,7 @@ AGAIN_AFTER_S = 10.0
 
 Result = TypeVar("Result")
 Fail = Callable[[str, Exception], None]
-"""Is told what failed, and how."""
+"""Called with what failed, and how."""
 
 
 def end_process(name: str, error: Exception) -> None:

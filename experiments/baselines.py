@@ -144,7 +144,7 @@ def page(
     agrees."""
     lines = ["Losses by learning rate, with one seed:", ""]
     for name, result in tried.items():
-        losses = ", ".join(f"{rate:g}: {item['loss']:.3f}" for rate, item in result.items())
+        losses = ", ".join(f"{rate:g}: {figures['loss']:.3f}" for rate, figures in result.items())
         side = (
             "" if not rate_beyond(result) else "; the best is the last that was tried on its side"
         )
@@ -154,9 +154,13 @@ def page(
         ours = values_of(results, "loss")
         seconds = values_of(results, "processor_seconds")
         rows = []
-        for name, (item, *_) in results.items():
-            sizes = [str(item["width"]), f"{item['parameters']:,}", f"{item['learning_rate']:g}"]
-            took = [str(item["steps"]), f"{mean(seconds[name]):.0f}", spread(ours[name])]
+        for name, (figures, *_) in results.items():
+            sizes = [
+                str(figures["width"]),
+                f"{figures['parameters']:,}",
+                f"{figures['learning_rate']:g}",
+            ]
+            took = [str(figures["steps"]), f"{mean(seconds[name]):.0f}", spread(ours[name])]
             rows.append([name, *sizes, *took, number(FINEWEB[name]), number(FINEMATH[name])])
         heads = ["model", "d", "parameters", "rate", "steps", "processor s", "loss"]
         heads += ["the paper's, FineWeb", "FineMath"]

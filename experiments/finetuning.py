@@ -25,7 +25,7 @@ from engine.weights.checkpoint import read_model
 from experiments.harness.report import table
 from experiments.harness.result_cache import Numbers, digest
 from experiments.harness.runner import Results, check_writable, publish, run_cases
-from experiments.harness.settings import Settings
+from experiments.harness.settings import ExperimentSettings
 from training.checkpoint import load_model, read_tokenizer
 from training.finetuning.sft import SFTConfig, sft
 from training.grpo.asked import questions
@@ -56,7 +56,7 @@ MOST_GENERATED = 200_000
 takes long."""
 
 
-class FinetuningConfig(Settings, frozen=True):
+class FinetuningConfig(ExperimentSettings, frozen=True):
     """Settings of `python -m experiments finetuning`."""
 
     seeds: tuple[int, ...] = (0, 1)
@@ -219,7 +219,7 @@ def page(config: FinetuningConfig, results: Results) -> list[str]:
     ks = powers(config.samples)
     before, after = (rates(results[case], ks) for case in (BEFORE, AFTER))
     rows = (
-        [f"{k:,}", *(f"{item.mean():.4f}" for item in both), gain(*both)]
+        [f"{k:,}", *(f"{mean_rates.mean():.4f}" for mean_rates in both), gain(*both)]
         for at, k in enumerate(ks)
         for both in [(before[:, at], after[:, at])]
     )

@@ -170,7 +170,9 @@ def is_followed(config: FormsConfig, measured: list[Numbers]) -> bool:
     seconds = max(max(numbers["seconds"]) for numbers in measured)
     most = max(numbers["bytes"] for numbers in measured)
     limits = (config.most_seconds, config.most_gib * 2**30)
-    return all(GROWTH * item <= limit for item, limit in zip((seconds, most), limits, strict=True))
+    return all(
+        GROWTH * needed <= limit for needed, limit in zip((seconds, most), limits, strict=True)
+    )
 
 
 def run_all(config: FormsConfig) -> dict[str, dict[int, list[Numbers]]]:
@@ -209,8 +211,8 @@ def page(config: FormsConfig, measured: Mapping[str, Mapping[int, list[Numbers]]
         if (longest := max(of)) < config.n_ctx:
             lines += [
                 f"Not run: {form} at {2 * longest:,} tokens and more. At {longest:,} it took "
-                f"{max(max(item['seconds']) for item in of[longest]):.1f} s an update and "
-                f"{max(item['bytes'] for item in of[longest]) / 2**30:.2f} GiB, and {GROWTH} times "
+                f"{max(max(run['seconds']) for run in of[longest]):.1f} s an update and "
+                f"{max(run['bytes'] for run in of[longest]) / 2**30:.2f} GiB, and {GROWTH} times "
                 f"as much is above {config.most_seconds:g} s or {config.most_gib:g} GiB.",
                 "",
             ]
@@ -236,7 +238,7 @@ def limitation(published: Mapping[int, list[Numbers]]) -> str:
         return f"{message} Whether ours does takes three lengths of it."
     added = [most[-1] - most[-2], most[-2] - most[-3]]
     agrees = added[1] > 0 and added[0] >= 3 * added[1]
-    before, last = (f"{item / 2**20:,.0f} MiB" for item in (added[1], added[0]))
+    before, last = (f"{size / 2**20:,.0f} MiB" for size in (added[1], added[0]))
     return (
         f"{message} The last doubling added {last} to ours and the one before {before}: "
         f"that {'agrees, a square adds' if agrees else 'does not agree, a square would add'} "
@@ -252,7 +254,7 @@ def drawn(measured: Mapping[str, Mapping[int, list[Numbers]]]) -> Figure:
         (panels[1], "bytes", 2**20, "MiB at the most"),
     ):
         for form, of in measured.items():
-            values = [mean(item[member] for item in of[length]) / unit for length in of]
+            values = [mean(run[member] for run in of[length]) / unit for length in of]
             axes.plot(list(of), values, marker=".", label=form)
         axes.set(xscale="log", yscale="log", xlabel="tokens of a sequence", ylabel=label)
         axes.set_xscale("log", base=2)

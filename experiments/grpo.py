@@ -24,10 +24,10 @@ from experiments.finetuning import gain, powers, rates, solved
 from experiments.harness.report import table
 from experiments.harness.result_cache import Numbers, digest
 from experiments.harness.runner import Results, publish, run_cases
-from experiments.harness.settings import Settings
+from experiments.harness.settings import ExperimentSettings
 from training.grpo.command import grpo
 from training.grpo.config import EvaluationSettings, GRPOConfig
-from training.grpo.record import Lines, Update
+from training.grpo.record import JsonLinesFile, Update
 from training.statistics.coverage import Floats, spaced
 
 START, PLAIN, BALANCED = "start", "plain", "balanced"
@@ -35,7 +35,7 @@ AVERAGED = 5
 """Number of first and of last updates whose mean reward is shown."""
 
 
-class GRPOExperimentConfig(Settings, frozen=True):
+class GRPOExperimentConfig(ExperimentSettings, frozen=True):
     """Settings of `python -m experiments grpo`."""
 
     seeds: tuple[int, ...] = (0, 1)
@@ -120,7 +120,7 @@ def learned(config: GRPOExperimentConfig, case: str, seed: int) -> Numbers:
     record of its updates."""
     rules = config.training(case, seed)
     summary = grpo(rules).summary
-    updates = Lines(rules.output / "updates.jsonl", Update, config.steps)
+    updates = JsonLinesFile(rules.output / "updates.jsonl", Update, config.steps)
     return solved(config.sampling, rules.output) | {
         "rewards": [update.reward for update in updates],
         "mixed": mean(update.mixed for update in updates),

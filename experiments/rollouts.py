@@ -22,10 +22,10 @@ from engine.weights.checkpoint import read_model
 from experiments.harness.report import table
 from experiments.harness.result_cache import Numbers
 from experiments.harness.runner import Results, publish, run_cases, values_of
-from experiments.harness.settings import Settings
+from experiments.harness.settings import ExperimentSettings
 from training.grpo.command import grpo
 from training.grpo.config import GRPOConfig
-from training.grpo.record import Lines, Update, summary
+from training.grpo.record import JsonLinesFile, Update, summary
 
 CASES: dict[str, dict[str, Any]] = {
     "engine, in turn": {},
@@ -41,7 +41,7 @@ RATES = ("rollout_tokens_per_s", "learned_tokens_per_s")
 SHARES = ("waiting_share", "overlap_share")
 
 
-class RolloutsConfig(Settings, frozen=True):
+class RolloutsConfig(ExperimentSettings, frozen=True):
     """Settings of `python -m experiments rollouts`."""
 
     threads: int = 0
@@ -83,7 +83,7 @@ class RolloutsConfig(Settings, frozen=True):
 def timed(rules: GRPOConfig) -> Numbers:
     """Train a case; return rates and shares of its updates without the first ones."""
     grpo(rules)
-    updates = Lines(rules.output / "updates.jsonl", Update, rules.schedule.steps)[WARMING:]
+    updates = JsonLinesFile(rules.output / "updates.jsonl", Update, rules.schedule.steps)[WARMING:]
     seconds = {
         name: sum(getattr(update, name) for update in updates) for name in (*TIMES, "rollout_s")
     }

@@ -26,7 +26,7 @@ from loadtest.commands.sweep import (
 from loadtest.recording import Recording, load
 from loadtest.report import compare_report
 from loadtest.report.compare import compare
-from loadtest.report.report_files import Run, write_reports
+from loadtest.report.report_files import MeasuredRun, write_reports
 from loadtest.scenario import read
 
 USAGE = """usage: srm loadtest COMMAND [options]
@@ -95,7 +95,7 @@ def _run(argv: list[str], command: str) -> int:
     return run_command.INTERRUPTED if is_interrupted else run_command.exit_code([run])
 
 
-def _report_to(folder: Path, run: Run) -> None:
+def _report_to(folder: Path, run: MeasuredRun) -> None:
     write_reports(folder, [run])
     sys.stdout.write(run_command.run_outcome(run) + run_command.where(folder))
 

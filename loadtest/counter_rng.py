@@ -34,5 +34,5 @@ class Draws:
 
 def shares(raw: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Map the numbers to float64 in (0, 1) by their upper 53 bits: never 0 and never 1."""
-    result: NDArray[np.float64] = ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-    return result
+    uniforms: NDArray[np.float64] = ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return uniforms

@@ -42,8 +42,8 @@ def parse(text: str, field: str) -> Lengths:
         if kind == "file":
             return _of_file(Path(rest), field)
         if not rest:
-            number = _whole(text)
-            return Lengths(lambda _: number, number)
+            length = _whole(text)
+            return Lengths(lambda _: length, length)
         if kind == "choice":
             return _choice(rest)
         if kind in _FAMILIES:
@@ -60,10 +60,10 @@ def check(text: str, field: str) -> None:
 
 
 def _whole(text: str) -> int:
-    number = int(text)
-    if not 1 <= number <= LONGEST:
+    length = int(text)
+    if not 1 <= length <= LONGEST:
         raise ValueError(f"{text.strip()} is not 1 … {LONGEST}")
-    return number
+    return length
 
 
 def _uniform(low: float, high: float) -> Callable[[float], float]:
@@ -107,22 +107,22 @@ def _family(kind: str, rest: str) -> Lengths:
 
 def _choice(rest: str) -> Lengths:
     pairs = [part.partition("=") for part in rest.split(",")]
-    numbers = [_whole(number) for number, _, _ in pairs]
+    numbers = [_whole(length) for length, _, _ in pairs]
     weights = [float(weight) for _, _, weight in pairs]
     if not all(0 <= weight < math.inf for weight in weights) or not sum(weights) > 0:
         raise ValueError("weights must not be below 0, and one above it")
     bounds = list(accumulate(weights))
-    results = [number for number, weight in zip(numbers, weights, strict=True) if weight]
+    results = [length for length, weight in zip(numbers, weights, strict=True) if weight]
     return Lengths(lambda share: numbers[bisect_left(bounds, share * bounds[-1])], min(results))
 
 
 def _of_file(path: Path, field: str) -> Lengths:
     allowed = f"a number of 1 … {LONGEST}, or an object whose {field} is one"
     values = []
-    for number, line in lines.read(path, object, allowed):
+    for length, line in lines.read(path, object, allowed):
         value: Any = line.get(field) if isinstance(line, dict) else line
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not 0.5 < value <= LONGEST:
-            raise lines.bad_line(path, number, f"got {line!r}", allowed)
+            raise lines.bad_line(path, length, f"got {line!r}", allowed)
         values.append(max(1, round(value)))
     return Lengths(lambda share: values[int(share * len(values))], min(values))

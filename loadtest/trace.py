@@ -1,6 +1,6 @@
 """Traces: arrival times and lengths of past requests, read from a file.
 
-Reads three formats, told apart by the file's content; knows nothing of what is done with them.
+Reads three formats, recognized by the file's content; knows nothing of what is done with them.
 
 - JSONL with `timestamp` in seconds, and perhaps `prompt_tokens`, `output_tokens`, `n`, `hash_ids`.
 - JSONL as Mooncake published it: `timestamp` in milliseconds, `input_length`, `output_length` and

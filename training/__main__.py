@@ -39,7 +39,7 @@ def _command(argv: list[str]) -> int:
         tuning = load(SFTConfig, settings[1:], prog="srm train sft")
         evaluations = sft(tuning).evaluations
         if _is_first():
-            done, least = min(evaluations, key=lambda one: one[1])
+            done, least = min(evaluations, key=lambda evaluation_at: evaluation_at[1])
             print(f"{tuning.output}: least evaluation loss {least:.4f}, after {done} steps")
     elif command == "train" and settings[:1] == ["grpo"]:
         learning = load(GRPOConfig, settings[1:], prog="srm train grpo")

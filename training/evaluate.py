@@ -116,7 +116,7 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
 
     right = count_right(tokenizer, drawn, sampled)
     rates: dict[str, list[float]] = {}
-    for problem, count in sorted(zip(drawn, right, strict=True), key=lambda one: one[0].kind):
+    for problem, count in sorted(zip(drawn, right, strict=True), key=lambda pair: pair[0].kind):
         rates.setdefault(problem.kind, []).append(count / config.samples)
     table = _table(config.samples, right, config.samples)
     pass_at, pass_at_error = _by_k(table)

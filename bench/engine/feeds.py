@@ -60,7 +60,7 @@ class Feeds:
         parts = widen_bfloat16(few).reshape(len(few), inner // SLICE, SLICE)
         moments = np.stack([parts.mean(-1), parts.var(-1) * SLICE], -1)
         of_columns = np.stack([sums, self.drawn(columns)], 1).astype(np.float32)
-        x, moments = (np.resize(item, (rows, *item.shape[1:])) for item in (few, moments))
+        x, moments = (np.resize(array, (rows, *array.shape[1:])) for array in (few, moments))
         return [x, of_columns, moments]
 
     def embed(self, rows: int) -> list[Array]:

@@ -49,7 +49,7 @@ from engine.device.products import (
     FLOAT8,
     SLICE,
     Product,
-    Stream,
+    ResidualStream,
     folds_norms,
     head_with_slices,
     multiply_into_stream,
@@ -96,9 +96,9 @@ class Ops:
                 self.weights[name] = from_e4m3(op.bits.T)
                 registry[name] = Buffer.from_numpy(op.bits).view(FLOAT8, op.bits.shape)
             if op.bound:
-                retained = feeds.weight(*op.bound)
-                plain = self.weights[name] = widened(retained)
-                on_gpu = np.ascontiguousarray(retained.T)
+                stored = feeds.weight(*op.bound)
+                plain = self.weights[name] = widened(stored)
+                on_gpu = np.ascontiguousarray(stored.T)
                 laid_out = pack_linear(plain, dtype) if device.is_host else on_gpu
                 registry[name] = Buffer.from_numpy(laid_out).view(dtype, laid_out.shape)
         self._models = session.init_all(compiled, weights_registry=registry)
@@ -110,7 +110,7 @@ class Ops:
         before = [array.copy() for array in arrays]  # a processor changes these in place
         given = [self._upload(array, kind) for array, kind in zip(arrays, op.types, strict=True)]
         outputs = [_array(buffer) for buffer in self._models[name].execute(*given)]
-        return before, outputs, [_array(item) for item in given]
+        return before, outputs, [_array(handed) for handed in given]
 
     def prepare(self, name: str, rows: int) -> Callable[[], object]:
         """Return a function that calls an op on so many rows, to be called repeatedly."""
@@ -337,9 +337,9 @@ class _Maker:
         if name == "head" and self._by == "own":
             return head_with_slices(x, weight, "tokens", column, *more)
         if self.folds and name in NORMED:
-            return multiply_normed(Stream(x, *more), weight, column, row.silu)
+            return multiply_normed(ResidualStream(x, *more), weight, column, row.silu)
         if self.folds and row.has_residual:
-            return multiply_into_stream(x, weight, column, Stream(*more))
+            return multiply_into_stream(x, weight, column, ResidualStream(*more))
         last = {"out_dtype": self._dtypes["logit"]} if name == "head" else {"bias": column}
         how = last | ({"residual": more[0]} if more else {})
         return linear(x, weight, column.shape[0], silu=row.silu, product=self._by, **how)

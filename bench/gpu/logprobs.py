@@ -47,12 +47,12 @@ def _measure(task: Task) -> dict[str, Any]:
     top, logprobs = _on_device(task, drawn.tolist())
     weights = fold(task.model, random_tensors(task.model), "random")
     exact = np.stack([_logprobs(in_float64(weights), ids) for ids in drawn.tolist()])
-    retained = as_it_is if task.dtype == "float32" else _rounded
-    narrow = in_float64(weights, retained)
+    rounding = as_it_is if task.dtype == "float32" else _rounded
+    narrow = in_float64(weights, rounding)
     mixers = [float8_mixer(layer) for layer in weights.layers if task.dtype == "float8"]
-    rounded = np.stack([_logprobs(narrow, ids, retained, mixers) for ids in drawn.tolist()])
+    rounded = np.stack([_logprobs(narrow, ids, rounding, mixers) for ids in drawn.tolist()])
     # Of the scored tokens alone, no term of which is negative.
-    logp, logr = (np.take_along_axis(item, top, axis=2) for item in (exact, rounded))
+    logp, logr = (np.take_along_axis(table, top, axis=2) for table in (exact, rounded))
     ours, allowed = _divergence(logp, logprobs), _divergence(logp, logr) + 1e-9
     same = float((top[..., 0] == exact.argmax(2)).mean())
     return {
@@ -74,10 +74,10 @@ def _on_device(task: Task, prompts: list[list[int]]) -> tuple[np.ndarray, F64]:
     engine = Engine(task.model, runner, EngineConfig(num_slots=runner.num_slots))
     params = SamplingParams(max_tokens=0, prompt_logprobs=min(MAX_LOGPROBS, task.vocab_size))
     tops, logprobs = [], []
-    for result, *_ in engine.generate(prompts, params):
+    for output, *_ in engine.generate(prompts, params):
         shape = (len(prompts[0]) - 1, -1)
-        tops.append(np.frombuffer(result.top_ids, "<i4").reshape(shape).astype(np.int64))
-        logprobs.append(np.frombuffer(result.top_logprobs, "<f4").reshape(shape))
+        tops.append(np.frombuffer(output.top_ids, "<i4").reshape(shape).astype(np.int64))
+        logprobs.append(np.frombuffer(output.top_logprobs, "<f4").reshape(shape))
     runner.close()
     return np.stack(tops), np.stack(logprobs).astype(np.float64)
 
@@ -85,14 +85,14 @@ def _on_device(task: Task, prompts: list[list[int]]) -> tuple[np.ndarray, F64]:
 def _logprobs(
     weights: Weights,
     ids: list[int],
-    retained: Kept = as_it_is,
+    rounding: Kept = as_it_is,
     mixers: Sequence[Callable[[F64], F64]] = (),
 ) -> F64:
     """f64[len(ids) - 1, V]: of what follows each token but the last."""
     state, rows = np.zeros(weights.config.state_width), []
     for position, token in enumerate(ids[:-1]):
-        logits, state = feed(weights, token, position, state, retained, mixers)
-        rows.append(retained(logits) - np.logaddexp.reduce(retained(logits)))
+        logits, state = feed(weights, token, position, state, rounding, mixers)
+        rows.append(rounding(logits) - np.logaddexp.reduce(rounding(logits)))
     return np.stack(rows)
 
 

@@ -32,7 +32,7 @@ def _steps(task: Task) -> dict[str, Any]:
     result = runner.launch(decode_rows(tokens, task.repetitions - 1, top_p=0.9)).wait()
     trace = take_launch_trace()  # empty on a processor
     runner.close()
-    launched = Counter(f"{item.kind.name.lower()} {item.name}".strip() for item in trace)
+    launched = Counter(f"{event.kind.name.lower()} {event.name}".strip() for event in trace)
     return {
         "d_model": task.d_model,
         "rows": rows,

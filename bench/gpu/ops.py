@@ -188,7 +188,7 @@ def _float8(name: str, weight: Array | None, before: list[Array], outputs: list[
         x = _wide(before[0][rows])
         y = norm_scale(x.shape[1]) * oracle.layer_norm(x)
         return from_e4m3(outputs[0][rows]).astype(np.float64), y, 1e-4 + _rounding_e4m3(y)
-    x, wide = (item.astype(np.float64) for item in (from_e4m3(before[0][rows]), weight))
+    x, wide = (array.astype(np.float64) for array in (from_e4m3(before[0][rows]), weight))
     scales, bias = before[1].T.astype(np.float64)
     y = x @ wide * scales + bias
     lost = LOST_OF_SUMS * (np.abs(x) @ np.abs(wide)) * scales
@@ -225,7 +225,7 @@ def _norm(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:
 
 def _mix(before: list[Array], outputs: list[Array], after: list[Array]) -> Found:
     pool, unit, x, slots, _, positions, bounds, *mixer = before
-    scalars = [item.astype(np.float64) for item in mixer]
+    scalars = [array.astype(np.float64) for array in mixer]
     rows, d = looked_at(len(slots)), x.shape[1]
     of = slice(int(unit) * d, (int(unit) + 1) * d)
     lengths = np.diff(bounds)[rows]
@@ -304,15 +304,15 @@ def _score(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:
         logprob, rank, top = oracle.score(values, temperature, int(tokens[row]), wanted)
         got += [logprobs[place], ranks[place], *top_ids[place], *top_logprobs[place]]
         none = MAX_LOGPROBS - len(top)
-        expected += [logprob, rank, *(item for item, _ in top), *[-1] * none]
-        expected += [*(item for _, item in top), *[0] * none]
+        expected += [logprob, rank, *(value for value, _ in top), *[-1] * none]
+        expected += [*(value for _, value in top), *[0] * none]
     return np.array(got), np.array(expected), np.full(len(got), 1e-3)
 
 
 def _expand(before: list[Array], outputs: list[Array], after: list[Array]) -> Found:
     rows, sampling = oracle.expand(*before)
     got, wanted = (
-        np.concatenate([item.ravel() for item in each]).astype(np.float64)
+        np.concatenate([array.ravel() for array in each]).astype(np.float64)
         for each in ((*outputs, after[0]), (*rows, sampling))
     )
     return got, wanted, np.full(len(got), 0.5)

@@ -109,7 +109,7 @@ def _timed(call: Callable[[], object], device: Device, times: int) -> tuple[floa
         returned = time.perf_counter() - started
         device.synchronize()
         raw.append((returned, time.perf_counter() - started))
-    return median(item for item, _ in raw), median(item for _, item in raw)
+    return median(number for number, _ in raw), median(number for _, number in raw)
 
 
 def _start(device: Device, task: Task) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def last_step(kernels: list[tuple[str, float]], num_layers: int) -> dict[str, An
     entries: dict[str, list[float]] = defaultdict(list)
     for label, (_, ns) in zip(_labels(period, num_layers), kernels[-period:], strict=True):
         entries[label].append(ns)
-    ordered = sorted(entries.items(), key=lambda one: -sum(one[1]))
+    ordered = sorted(entries.items(), key=lambda entry: -sum(entry[1]))
     return {
         "kernels": [{"name": name, "calls": len(ns), "ns": sum(ns)} for name, ns in ordered],
         "launches": period,

@@ -84,7 +84,8 @@ def _models(lines: list[Record]) -> list[Record]:
                 "by": by,
                 "dtype": "bfloat16",
                 "batches": sorted(
-                    (line for line in others if line["by"] == by), key=lambda one: one["batch_size"]
+                    (line for line in others if line["by"] == by),
+                    key=lambda record: record["batch_size"],
                 ),
             }
             for by in dict.fromkeys(line["by"] for line in others)
@@ -138,9 +139,9 @@ def _many(lines: list[Record]) -> list[str]:
     return table(
         "d | sequences | rows of a step | tok/s",
         (
-            f"{item['d_model']} | {item['batch_size']:,} | {item['rows']:,} "
-            f"| {item['tokens_per_s']:,.0f}"
-            for item in ones
+            f"{entry['d_model']} | {entry['batch_size']:,} | {entry['rows']:,} "
+            f"| {entry['tokens_per_s']:,.0f}"
+            for entry in ones
         ),
     )
 
@@ -170,15 +171,17 @@ def _ops(lines: list[Record]) -> list[str]:
     )
 
 
-def _error(one: Record) -> str:
-    if "error" not in one:
-        return _cell(one["died"])
-    return "not a number" if one["error"] is None else f"{one['error']:.2g}"  # JSON has no NaN
+def _error(record: Record) -> str:
+    if "error" not in record:
+        return _cell(record["died"])
+    return (
+        "not a number" if record["error"] is None else f"{record['error']:.2g}"
+    )  # JSON has no NaN
 
 
-def _speed(one: Record) -> str:
-    seconds = one["seconds"]
-    rates = (f"{one[name] / seconds / 1e9:,.0f}" for name in ("flops", "bytes"))
+def _speed(record: Record) -> str:
+    seconds = record["seconds"]
+    rates = (f"{record[name] / seconds / 1e9:,.0f}" for name in ("flops", "bytes"))
     return " | ".join([f"{seconds * 1e6:,.1f} µs", *rates])
 
 
@@ -186,7 +189,7 @@ def _checks(lines: list[Record]) -> list[str]:
     ones = [line for line in lines if "ok" in line and "op" not in line and line["part"] != "probe"]
     return table(
         "part | what | right | found",
-        (f"{item['part']} | {item['key']} | {_ok(item)} | {_shown(item)}" for item in ones),
+        (f"{entry['part']} | {entry['key']} | {_ok(entry)} | {_shown(entry)}" for entry in ones),
     )
 
 
@@ -205,7 +208,7 @@ def _kernels(lines: list[Record]) -> list[str]:
 
 def _facts(lines: list[Record], part: str) -> list[str]:
     ones = [line for line in lines if line["part"].split()[0] == part and line["key"] != "end"]
-    return table("what | found", (f"{item['key']} | {_shown(item)}" for item in ones))
+    return table("what | found", (f"{entry['key']} | {_shown(entry)}" for entry in ones))
 
 
 def _parts(lines: list[Record]) -> list[str]:
@@ -220,12 +223,12 @@ def _parts(lines: list[Record]) -> list[str]:
     )
 
 
-def _ok(one: Record) -> str:
-    return "yes" if one["ok"] else "**no**"
+def _ok(record: Record) -> str:
+    return "yes" if record["ok"] else "**no**"
 
 
-def _shown(one: Record) -> str:
-    shown = {key: value for key, value in one.items() if key != "launched"}  # names of digits
+def _shown(record: Record) -> str:
+    shown = {key: value for key, value in record.items() if key != "launched"}  # names of digits
     return ", ".join(f"{key} {_cell(value)}" for key, value in _flat(shown) if key not in UNSHOWN)
 
 
@@ -233,7 +236,7 @@ def _flat(facts: Record) -> Iterator[tuple[str, Any]]:
     """Yield figures, those of figures within them behind their name."""
     for key, value in facts.items():
         if isinstance(value, dict):
-            yield from ((f"{key} {name}", item) for name, item in _flat(value))
+            yield from ((f"{key} {name}", shown) for name, shown in _flat(value))
         else:
             yield key, value
 

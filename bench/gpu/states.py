@@ -52,8 +52,8 @@ def main(argv: list[str]) -> int:
     facts = {"d_model": task.d_model, "slots": runner.num_slots, "values": values, "rows": rows}
 
     def compared(how: str, **settings: Any) -> None:
-        result = partial(_say, task, runner, **settings)
-        lines.attempt(how, lambda: facts | result().differing(expected))
+        measure = partial(_say, task, runner, **settings)
+        lines.attempt(how, lambda: facts | measure().differing(expected))
 
     def prefilled(length: int) -> dict[str, Any]:
         whole = _prefill(task, runner, low[:PREFILLED], PROMPT)
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     lines.attempt("sampled", lambda: facts | {"different": different, "ok": different > STEPS})
     compared("again", slots=low)
     compared("the highest slots", slots=high)
-    for together in (number for number in TOGETHER if number < rows):
+    for together in (count for count in TOGETHER if count < rows):
         compared(f"{together} together", slots=low, together=together)
     compared("parked halfway", slots=low, then=high)
     for length in (1, 7, PROMPT // 2):
@@ -95,8 +95,8 @@ def _say(
             batch = decode_rows(fed[part], position, 0.9, slots[part], seeds)
             launched.append(runner.launch(batch))
         results = [step.wait() for step in launched]
-        tokens.append(np.concatenate([result.token_ids for result in results]))
-        logprobs.append(np.concatenate([result.logprobs for result in results]))
+        tokens.append(np.concatenate([output.token_ids for output in results]))
+        logprobs.append(np.concatenate([output.logprobs for output in results]))
     states = runner.read_slots(slots.astype(np.int64)).states
     return Outcome(np.stack(tokens), np.stack(logprobs), states)
 

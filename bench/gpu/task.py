@@ -107,10 +107,10 @@ class Lines:
         if self._limit_s:  # a thread of C's, which no call that waits for a GPU can stop
             faulthandler.dump_traceback_later(self._limit_s, exit=True)
         try:
-            result = measure()
+            measured = measure()
         finally:
             faulthandler.cancel_dump_traceback_later()
-        self.write(key, **known, **result)
+        self.write(key, **known, **measured)
 
     def write(self, key: str, **facts: Any) -> None:
         line = {"part": self._part, "key": key, "at": time.time()} | facts

@@ -28,9 +28,9 @@ _SHOWN = 600
 
 def free_port() -> int:
     """Return a currently free port of the loopback interface."""
-    with socket.socket() as result:
-        result.bind(("127.0.0.1", 0))
-        return int(result.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from torch.utils import mkldnn
 from bench.peaks.timing import seconds_per_call
 
 
-class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GemmTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The products to measure, [rows, inner] x [inner, columns]."""
 
     device: Literal["cpu", "gpu"]
@@ -35,7 +35,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def main(argv: list[str]) -> int:
     """Print a list of {by, dtype, shape [rows, inner, columns], gflops}."""
-    task, results = msgspec.json.decode(argv[0], type=Task), []
+    task, results = msgspec.json.decode(argv[0], type=GemmTask), []
     if task.threads:
         torch.set_num_threads(task.threads)
     wait = torch.cuda.synchronize if task.device == "gpu" else lambda: None
@@ -49,7 +49,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _products(task: Task) -> Iterator[tuple[str, str, tuple[int, int, int], Callable[[], object]]]:
+def _products(
+    task: GemmTask,
+) -> Iterator[tuple[str, str, tuple[int, int, int], Callable[[], object]]]:
     """Yield by whom, dtype, shape and one call of each product."""
     device = "cpu" if task.device == "cpu" else "cuda"
     for name in task.dtypes:

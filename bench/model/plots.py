@@ -68,7 +68,7 @@ def _plot_run(record: Record, model: Record, run: Record, panels: list[Axes]) ->
     copied = record.get("peak_gb_per_s")  # of one call of deploy/gpu alone
     if copied and bytes_moved(model, run["dtype"], 1) is not None and run["by"] == "srm":
         moved = [bytes_moved(model, run["dtype"], row) or 0 for row in rows]
-        gb_per_s = [item / s / 1e9 for item, s in zip(moved, seconds, strict=True)]
+        gb_per_s = [size / s / 1e9 for size, s in zip(moved, seconds, strict=True)]
         of_peak = [rate / copied for rate in gb_per_s]
         shares.plot(sizes, of_peak, **style | {"marker": "x", "alpha": 0.5})
 
@@ -170,13 +170,13 @@ def draw_peers(record: Record) -> Figure:
     figure, grid = plt.subplots(2, max(1, len(ways)), figsize=size, squeeze=False)
     for column, how in enumerate(ways):
         bars, lines = grid[:, column]
-        for item in (result for result in results if result["how"] == how):
-            name, is_ours = f"{item['engine']}: {item['model']}", item["version"] == "this commit"
-            colour = "tab:green" if item["model"].startswith("srm") else "tab:gray"
-            rate = best[item["name"]]
+        for peer in (result for result in results if result["how"] == how):
+            name, is_ours = f"{peer['engine']}: {peer['model']}", peer["version"] == "this commit"
+            colour = "tab:green" if peer["model"].startswith("srm") else "tab:gray"
+            rate = best[peer["name"]]
             bar = bars.barh([name], [rate], color="tab:blue" if is_ours else colour)
             bars.bar_label(bar, [f" {rate:,.0f}"], fontsize=7)
-            points = sorted((p["concurrency"], p["tokens_per_s"]) for p in item["points"])
+            points = sorted((p["concurrency"], p["tokens_per_s"]) for p in peer["points"])
             width = 1.2 if is_ours else 0.7
             lines.plot(*zip(*points, strict=True), marker=".", linewidth=width, label=name)
         bars.set(title=f"best tok/s, {how}", xscale="log")

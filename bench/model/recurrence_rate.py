@@ -35,7 +35,7 @@ WARM_STEPS = 3
 """Number of steps before a capture, which must not be the first step."""
 
 
-class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RecurrenceTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The measurements to make."""
 
     model: str
@@ -48,7 +48,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def main(argv: list[str]) -> int:
     """Print a list of {by, dtype, first_steps_s, batches}; the first steps compile."""
-    task = msgspec.json.decode(argv[0], type=Task)
+    task = msgspec.json.decode(argv[0], type=RecurrenceTask)
     weights = load_checkpoint(Path(task.model))
     forms = list(FORMS)[: 2 if task.device == "cpu" else None]
     dtypes = [_rates(weights, form, dtype, task) for dtype in task.dtypes for form in forms]
@@ -56,12 +56,12 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _rates(weights: Weights, form: str, dtype: str, task: Task) -> dict[str, Any]:
+def _rates(weights: Weights, form: str, dtype: str, task: RecurrenceTask) -> dict[str, Any]:
     decoder, batches, first_steps_s = Decoder(weights, form, dtype, task.device), [], 0.0
     for batch_size in task.batch_sizes:
-        result = decoder.measure(batch_size, task.repetitions, task.seconds)
-        first_steps_s += result.pop("first_step_s")
-        batches.append(result)
+        measured = decoder.measure(batch_size, task.repetitions, task.seconds)
+        first_steps_s += measured.pop("first_step_s")
+        batches.append(measured)
     by = {"by": FORMS[form], "dtype": dtype, "first_steps_s": first_steps_s}
     return by | {"batches": batches}
 

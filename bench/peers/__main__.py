@@ -19,7 +19,7 @@ from bench.peers.catalog import chosen
 from bench.peers.config import Peer, PeersConfig
 from bench.peers.making import ENVIRONMENTS, install, make_model
 from bench.peers.running import run_peer, settings
-from bench.peers.table import Result, markdown
+from bench.peers.table import PeerResult, markdown
 from engine.errors import ConfigError, SRMError
 from engine.settings import load
 from loadtest.records import new_record, settings_of, write_record
@@ -76,14 +76,14 @@ def _run(peers: list[Peer], config: PeersConfig, command: str) -> None:
     plot_record("peers", write_record(record, "peers", markdown(record), config.output))
 
 
-def _result(peer: Peer, config: PeersConfig) -> Result:
+def _result(peer: Peer, config: PeersConfig) -> PeerResult:
     """Return the saved result of the same settings, or measure and save one.
 
     Raises ConfigError if the saved result is of other settings.
     """
     path = config.results / f"{peer.name}.json"
     if path.exists():
-        known = msgspec.json.decode(path.read_bytes(), type=Result)
+        known = msgspec.json.decode(path.read_bytes(), type=PeerResult)
         if known.settings != settings(config):
             raise ConfigError(
                 f"{path} was measured with {known.settings}; remove it, or name another `results`"
@@ -106,10 +106,10 @@ def _gemm(config: PeersConfig) -> list[dict[str, Any]]:
     """Return torch's rates of matrix products; report foreign CPU use."""
     dtypes = tuple(dict.fromkeys(("float32", config.dtype)))
     with Watch() as watch:
-        result = torch_products("cpu", dtypes, _ROWS, _SHAPES, 3, config.cores)
+        products = torch_products("cpu", dtypes, _ROWS, _SHAPES, 3, config.cores)
     foreign = watch.foreign_cpus(0.0, float("inf"))
-    _say(f"matrix products: {peaks(result)} GFLOP/s, {foreign or 0:.2f} foreign CPUs")
-    return result
+    _say(f"matrix products: {peaks(products)} GFLOP/s, {foreign or 0:.2f} foreign CPUs")
+    return products
 
 
 def _say(text: str) -> None:

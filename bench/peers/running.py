@@ -22,21 +22,21 @@ from bench.peers.config import Peer, PeersConfig
 from bench.peers.making import PROGRAMS, make_model, python_of, surroundings
 from bench.peers.programs.timing import FIRST_TOKEN
 from bench.peers.shapes import N_CTX, VOCAB_SIZE, shape_of
-from bench.peers.table import Point, Result
+from bench.peers.table import PeerPoint, PeerResult
 from bench.server.load import send
 from engine.errors import ConfigError
 from loadtest.commands.run_command import summed_up
 from loadtest.records import ROOT
-from loadtest.report.report_files import Run
+from loadtest.report.report_files import MeasuredRun
 
 _VERSION = "import sys, importlib.metadata as found; print(found.version(sys.argv[1]))"
 _PROBE_TOKENS = 4
 """Tokens of the completion that checks whether a server is ready."""
 
 
-def run_peer(peer: Peer, config: PeersConfig) -> Result:
+def run_peer(peer: Peer, config: PeersConfig) -> PeerResult:
     """Measure all concurrencies that its time allows; the result says what ended it early."""
-    points: list[Point] = []
+    points: list[PeerPoint] = []
     model, failure, version = make_model(peer, config.folder), "", _version(peer, config)
     values = placeholders(peer, config, model)
     command = [part.format(**values) for part in peer.command]
@@ -51,7 +51,7 @@ def run_peer(peer: Peer, config: PeersConfig) -> Result:
     shape = shape_of(peer.model)
     dtype = values["dtype"]
     width = 2 if dtype == "bfloat16" and shape.kind == "llama" else peer.state_width
-    return Result(
+    return PeerResult(
         name=peer.name,
         engine=peer.engine,
         how=peer.how,
@@ -106,7 +106,7 @@ def _measure_server(
     command: list[str],
     values: dict[str, str],
     watch: Watch,
-    points: list[Point],
+    points: list[PeerPoint],
 ) -> None:
     folder = (config.results / peer.name).absolute()
     variables = surroundings(peer.environment, config.folder) | peer.variables
@@ -128,7 +128,7 @@ def _measure_server(
             **({"tokenizer": text} if peer.has_text else {"vocab_size": VOCAB_SIZE}),
         }
 
-        def load(concurrency: int, requests: int) -> Run:
+        def load(concurrency: int, requests: int) -> MeasuredRun:
             sizes = {"concurrency": concurrency, "requests": requests}
             left = max(1.0, deadline - time.monotonic())
             return summed_up(send(f"http://127.0.0.1:{port}", left, **sizes, **asked))
@@ -142,13 +142,15 @@ def _measure_server(
             rate = points[-1].tokens_per_s
 
 
-def http_point(run: Run, concurrency: int, watch: Watch, began: float, ended: float) -> Point:
+def http_point(
+    run: MeasuredRun, concurrency: int, watch: Watch, began: float, ended: float
+) -> PeerPoint:
     """Return the point of a load whose window is the whole run."""
     summary = run.summary
     start, end = summary.window
     if not summary.output_tokens_per_s:
         raise ConfigError("no tokens came")
-    return Point(
+    return PeerPoint(
         concurrency=concurrency,
         tokens_per_s=summary.output_tokens_per_s,
         seconds=[end - start],
@@ -177,7 +179,7 @@ def _measure_program(
     command: list[str],
     values: dict[str, str],
     watch: Watch,
-    points: list[Point],
+    points: list[PeerPoint],
 ) -> None:
     task = {
         "model": values["model"],
@@ -215,9 +217,9 @@ def _measure_program(
         raise ConfigError(f"its program failed: {log.read_text(errors='replace')[-500:].strip()}")
 
 
-def offline_point(entries: dict[str, Any], watch: Watch) -> Point:
+def offline_point(entries: dict[str, Any], watch: Watch) -> PeerPoint:
     """Return the point of a line that `programs/timing.py` printed."""
-    return Point(
+    return PeerPoint(
         concurrency=entries["concurrency"],
         tokens_per_s=entries["tokens"] / median(entries["seconds"]),
         seconds=entries["seconds"],

@@ -10,7 +10,7 @@ from bench.frame import table
 from bench.peers.shapes import Shape
 
 
-class Point(msgspec.Struct, frozen=True):
+class PeerPoint(msgspec.Struct, frozen=True):
     """The measurement at one concurrency. Times are seconds; offline programs leave some null."""
 
     concurrency: int
@@ -31,7 +31,7 @@ class Point(msgspec.Struct, frozen=True):
     """Warnings of the load generator about its own figures."""
 
 
-class Result(msgspec.Struct, frozen=True):
+class PeerResult(msgspec.Struct, frozen=True):
     """The result of one peer."""
 
     name: str
@@ -48,12 +48,12 @@ class Result(msgspec.Struct, frozen=True):
     command: str
     settings: str
     """The run's settings; a result of other settings is not reused."""
-    points: tuple[Point, ...]
+    points: tuple[PeerPoint, ...]
     failure: str = ""
     """Why the run ended early; empty: it did not."""
 
     @property
-    def best(self) -> Point | None:
+    def best(self) -> PeerPoint | None:
         """The point with the highest rate."""
         return max(self.points, key=lambda point: point.tokens_per_s, default=None)
 
@@ -75,8 +75,8 @@ class Result(msgspec.Struct, frozen=True):
 
     def fitting(self, memory_bytes: float) -> int:
         """Return how many states fit that memory, nothing else counted, within `most`."""
-        result = int(memory_bytes // self.state_bytes)
-        return min(result, self.most) if self.most else result
+        num_states = int(memory_bytes // self.state_bytes)
+        return min(num_states, self.most) if self.most else num_states
 
 
 USEFUL = 0.9
@@ -88,7 +88,7 @@ _HOW = {"http": "Over HTTP, loaded by `srm loadtest`", "offline": "Offline, in o
 
 def markdown(record: dict[str, Any]) -> str:
     """Render all tables."""
-    results = msgspec.convert(record["results"], list[Result])
+    results = msgspec.convert(record["results"], list[PeerResult])
     peak, settings = record["peak_gflops"], record["settings"]
     peaks = ", ".join(f"{dtype} {gflops:,.0f} GFLOP/s" for dtype, gflops in peak.items())
     lines = [
@@ -112,22 +112,22 @@ def markdown(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _rate(result: Result) -> float:
+def _rate(result: PeerResult) -> float:
     return result.best.tokens_per_s if result.best else 0.0
 
 
-def _tokens_per_s(point: Point) -> str:
+def _tokens_per_s(point: PeerPoint) -> str:
     is_loud = point.foreign_cpus is not None and point.foreign_cpus > QUIET
     return f"{point.tokens_per_s:,.0f}{'†' if is_loud else ''}"
 
 
-def _ttft(point: Point, digits: int) -> str:
+def _ttft(point: PeerPoint, digits: int) -> str:
     if point.ttft_p50 is None or point.ttft_p99 is None:
         return "–"
     return f"{point.ttft_p50:.{digits}f} / {point.ttft_p99:.{digits}f} s"
 
 
-def _best(results: list[Result], peak: dict[str, float]) -> list[str]:
+def _best(results: list[PeerResult], peak: dict[str, float]) -> list[str]:
     rows = []
     for result in sorted(results, key=_rate, reverse=True):
         if (best := result.best) is not None:
@@ -146,7 +146,7 @@ def _best(results: list[Result], peak: dict[str, float]) -> list[str]:
     )
 
 
-def _ratios(results: list[Result]) -> list[str]:
+def _ratios(results: list[PeerResult]) -> list[str]:
     """Render the ratios of our tok/s to theirs, each at its best, and the same ratios of FLOP/s."""
     best = [peer for peer in results if peer.best]
     others = [peer for peer in best if peer.version != "this commit"]
@@ -160,11 +160,11 @@ def _ratios(results: list[Result]) -> list[str]:
     if not ours or not others:
         return []
 
-    def cell(one: Result, other: Result) -> str:
-        if other.model.startswith("srm") and one.model != other.model:
+    def cell(own: PeerResult, other: PeerResult) -> str:
+        if other.model.startswith("srm") and own.model != other.model:
             return "–"
-        ratio = _rate(one) / _rate(other)
-        return f"{ratio:.2f} ({ratio * one.flops_per_token / other.flops_per_token:.2f})"
+        ratio = _rate(own) / _rate(other)
+        return f"{ratio:.2f} ({ratio * own.flops_per_token / other.flops_per_token:.2f})"
 
     return [
         "Ours by theirs, each at its best: tok/s (and GFLOP/s, which leaves out that models cost "
@@ -181,7 +181,7 @@ def _ratios(results: list[Result]) -> list[str]:
     ]
 
 
-def _useful(results: list[Result], memory_gib: float) -> list[str]:
+def _useful(results: list[PeerResult], memory_gib: float) -> list[str]:
     memory, rows = memory_gib * 2**30, []
     measured = {peer.name: peer.useful(USEFUL, memory) for peer in results}
     most = max(
@@ -189,14 +189,14 @@ def _useful(results: list[Result], memory_gib: float) -> list[str]:
     )
     widest = int(memory // Shape("srm", 1024).state_bytes())
     for peer in results:
-        result, fitting = measured[peer.name], peer.fitting(memory)
+        useful, fitting = measured[peer.name], peer.fitting(memory)
         is_other = peer.version != "this commit"
         rows.append(
             f"{peer.engine}, {peer.how} | {peer.model} | {peer.state_bytes / 2**10:,.0f} KiB "
-            f"| {f'{result:,}' if result else '–'}"
+            f"| {f'{useful:,}' if useful else '–'}"
             f"{f' at {_rate(peer):,.0f} tok/s' if peer.name.endswith('-slots') else ''} "
             f"| {fitting:,}{' (its limit)' if fitting == peer.most else ''} "
-            f"| {f'{most / result:,.0f}' if is_other and most and result else '–'} "
+            f"| {f'{most / useful:,.0f}' if is_other and most and useful else '–'} "
             f"| {f'{widest / fitting:,.0f}' if is_other else '–'}"
         )
     return [
@@ -213,7 +213,7 @@ def _useful(results: list[Result], memory_gib: float) -> list[str]:
     ]
 
 
-def _points(results: list[Result]) -> list[str]:
+def _points(results: list[PeerResult]) -> list[str]:
     return table(
         "engine | model | sequences | tok/s | TTFT p50 / p99 | ITL p50 | peak RSS "
         "| foreign CPUs | client CPU",

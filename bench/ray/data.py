@@ -95,15 +95,17 @@ def measured(config: RayDataConfig, folder: Path, kill: Callable[[], None]) -> d
         ),
     ]
     expected = records([folder / "alone"])
-    single, result = (records(list(path.glob("batch_*"))) for path in (folder / "single", killed))
-    ids = Counter(decode(line)["custom_id"] for line in result.elements())
+    single, after_kill = (
+        records(list(path.glob("batch_*"))) for path in (folder / "single", killed)
+    )
+    ids = Counter(decode(line)["custom_id"] for line in after_kill.elements())
     used = [decode(line)["response"]["body"]["usage"]["completion_tokens"] for line in expected]
     return {
         "cases": cases,
         "tokens": sum(used),
         "lost": config.lines - len(ids),
         "twice": ids.total() - len(ids),
-        "differing": (result - expected).total() + (single - expected).total(),
+        "differing": (after_kill - expected).total() + (single - expected).total(),
     }
 
 
@@ -158,8 +160,8 @@ def kill_node(cluster: Any, node: Any) -> None:
     """Kill all processes of a node at once, as a power cut would."""
     for raylet in node.all_processes["raylet"]:
         process = psutil.Process(raylet.process.pid)
-        for item in [process, *process.children(recursive=True)]:
-            os.kill(item.pid, signal.SIGKILL)
+        for member in [process, *process.children(recursive=True)]:
+            os.kill(member.pid, signal.SIGKILL)
     cluster.remove_node(node, allow_graceful=False)
 
 

@@ -82,9 +82,9 @@ def _learning(folder: Path) -> list[str]:
     last = decoded[-1]
     most = list(last["pass_at"])[-1]
     rows = [
-        f"| {item['step']} | {item['pass_at']['1']:.4f} ± {item['pass_at_1_error']:.4f} | "
-        f"{item['gain']:+.4f} ± {item['gain_error']:.4f} | {item['pass_at'][most]:.4f} |"
-        for item in decoded
+        f"| {entry['step']} | {entry['pass_at']['1']:.4f} ± {entry['pass_at_1_error']:.4f} | "
+        f"{entry['gain']:+.4f} ± {entry['gain_error']:.4f} | {entry['pass_at'][most]:.4f} |"
+        for entry in decoded
     ]
     return [
         f"{len(last['right'])} held-out problems, {last['samples']} samples each; ± is a standard "
@@ -260,9 +260,9 @@ def _peers(record: Record) -> list[str]:
     return table(
         "engine, over HTTP | model | requests at once | tok/s | GFLOP/s",
         (
-            f"{item['engine']} | {item['model']}, {item['dtype']} | {point['concurrency']:,} "
-            f"| {_rate(point):,.0f} | {_rate(point) * item['flops_per_token'] / 1e9:,.0f}"
-            for point, item in sorted(best, key=lambda row: -_rate(row[0]))
+            f"{entry['engine']} | {entry['model']}, {entry['dtype']} | {point['concurrency']:,} "
+            f"| {_rate(point):,.0f} | {_rate(point) * entry['flops_per_token'] / 1e9:,.0f}"
+            for point, entry in sorted(best, key=lambda row: -_rate(row[0]))
         ),
     )
 

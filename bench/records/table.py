@@ -88,4 +88,4 @@ def newest(kind: str, records: Path) -> tuple[Path, dict[str, Any]] | None:
         for path in records.glob(f"*-{kind}.json")
         if is_whole(record := msgspec.json.decode(path.read_bytes()))
     ]
-    return max(results, key=lambda one: one[:2])[1:] if results else None
+    return max(results, key=lambda result: result[:2])[1:] if results else None

@@ -105,7 +105,7 @@ def markdown(record: Record) -> list[str]:
     rows = []
     for case in record["cases"]:
         base, here = case["tokens_per_s"]["base"], case["tokens_per_s"]["here"]
-        ratios = [item / other for item, other in zip(here, base, strict=True)]
+        ratios = [rate / other for rate, other in zip(here, base, strict=True)]
         rows.append(
             f"{case['requests']:,} × {case['n']:,} | {'stream' if case['is_stream'] else 'whole'} "
             f"| {median(base):,.0f} | {median(here):,.0f} | {median(ratios):.3f} "

@@ -115,7 +115,7 @@ async def _write(ends: Connection, streams: int, steps: int, pause_s: float) -> 
     transports: list[asyncio.Transport] = []
     are_there, are_gone = asyncio.Event(), asyncio.Event()
 
-    class Stream(asyncio.Protocol):
+    class BareStream(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             transports.append(cast(asyncio.Transport, transport))  # uvloop's is none by class
             if len(transports) == streams:
@@ -127,7 +127,7 @@ async def _write(ends: Connection, streams: int, steps: int, pause_s: float) -> 
                 are_gone.set()
 
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(Stream, "127.0.0.1", 0, backlog=streams)
+    server = await loop.create_server(BareStream, "127.0.0.1", 0, backlog=streams)
     ends.send(server.sockets[0].getsockname()[1])
     await are_there.wait()
     (user, system), started = _cpu(), time.monotonic()

@@ -119,7 +119,7 @@ def _cases(
     with serving(*flags) as server:
         for requests, n, streamed in bursts:
             for is_stream in streamed:
-                result = _bursts(server.url, config, requests=requests, n=n, stream=is_stream)
+                measured = _bursts(server.url, config, requests=requests, n=n, stream=is_stream)
                 yield {
                     "model": model.name,
                     "dtype": dtype,
@@ -127,8 +127,8 @@ def _cases(
                     "n": n,
                     "is_stream": is_stream,
                     "engine_tokens_per_s": engine[requests, n],
-                    "http_tokens_per_s": [rate_of(burst) for burst in result],
-                    "ttft_s": [_ttft(burst) for burst in result] if is_stream else [],
+                    "http_tokens_per_s": [rate_of(burst) for burst in measured],
+                    "ttft_s": [_ttft(burst) for burst in measured] if is_stream else [],
                 }
 
 
@@ -192,14 +192,14 @@ def markdown(record: Record) -> list[str]:
         kind = "stream" if case["is_stream"] else "whole"
         size = f"{case['requests']:,} × {case['n']:,}"
         ttft = [
-            median(item[name] for item in case["ttft_s"])
+            median(seconds[name] for seconds in case["ttft_s"])
             for name in ("p50", "p99")
             if kind == "stream"
         ]
         rows.append(
             f"{case['model']}, {case['dtype']} | {size} | {kind} "
             f"| {engine:,.0f} | {http:,.0f} | {http / engine:.0%} | "
-            + " / ".join(f"{item:.2f} s" for item in ttft)
+            + " / ".join(f"{seconds:.2f} s" for seconds in ttft)
         )
     return [
         f"Tokens a second, prompts of {settings['prompt_tokens']} tokens, completions of "

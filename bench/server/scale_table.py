@@ -118,8 +118,8 @@ def _by_gpus(cases: list[dict[str, Any]]) -> list[tuple[int, list[dict[str, Any]
     return [(count, [case for case in cases if case["gpus"] == count]) for count in counts]
 
 
-def _row(result: tuple[int, list[dict[str, Any]]]) -> str:
-    gpus, (low, high) = result
+def _row(case: tuple[int, list[dict[str, Any]]]) -> str:
+    gpus, (low, high) = case
     cells = [f"{gpus:,}"]
     for name, form in (
         ("tokens_per_s", "{:,.0f} M"),

@@ -18,7 +18,7 @@ EACH_BUFFER_ALONE = {"MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE_PERCENT": "0"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class KitPart:
     """`python -m MODULE TASK`, the task being a `bench.gpu.task.Task` of these settings."""
 
     name: str
@@ -103,10 +103,10 @@ REHEARSAL = Sizes(
 SIZES = {"gpu": GPU, "cpu": REHEARSAL}
 
 
-def calls(sizes: Sizes, cache_dir: str) -> dict[int, list[Part]]:
+def calls(sizes: Sizes, cache_dir: str) -> dict[int, list[KitPart]]:
     """Return the parts of each call."""
-    facts = Part(name="machine", limit_s=30, module="bench.gpu.machine", needs_device=False)
-    opening = Part(
+    facts = KitPart(name="machine", limit_s=30, module="bench.gpu.machine", needs_device=False)
+    opening = KitPart(
         name="opening",
         limit_s=65,
         module="bench.gpu.opening",
@@ -114,7 +114,7 @@ def calls(sizes: Sizes, cache_dir: str) -> dict[int, list[Part]]:
         opens=True,
         needs_device=False,
     )
-    adopt = Part(
+    adopt = KitPart(
         name="adopt",
         limit_s=30,
         module="engine.device.graph_notes",
@@ -132,13 +132,13 @@ def calls(sizes: Sizes, cache_dir: str) -> dict[int, list[Part]]:
     }
 
 
-def _headline(sizes: Sizes) -> list[Part]:
+def _headline(sizes: Sizes) -> list[KitPart]:
     """Whether our products are right, and what the engine makes of them: on disk in minutes."""
     return [
         *(
-            item
+            part
             for width in sizes.widths
-            for item in (
+            for part in (
                 _part(
                     "products",
                     60,
@@ -161,7 +161,7 @@ def _headline(sizes: Sizes) -> list[Part]:
             )
         ),
         *(_part("logprobs", 40, "logprobs", width, rows=sizes.scored) for width in sizes.widths),
-        Part(
+        KitPart(
             name="peaks",
             limit_s=40,
             module="bench.model.gpu_peak",
@@ -171,10 +171,10 @@ def _headline(sizes: Sizes) -> list[Part]:
     ]
 
 
-def _pytorch(sizes: Sizes, forms: Iterable[tuple[str, ...]]) -> list[Part]:
+def _pytorch(sizes: Sizes, forms: Iterable[tuple[str, ...]]) -> list[KitPart]:
     settings = {"rows": sizes.first_steps, "seconds": sizes.first_seconds}
     return [
-        Part(
+        KitPart(
             name=f"pytorch {', '.join(form)} {width}",
             limit_s=60,
             module="bench.model.recurrence_lines",
@@ -187,7 +187,7 @@ def _pytorch(sizes: Sizes, forms: Iterable[tuple[str, ...]]) -> list[Part]:
     ]
 
 
-def _profiles(sizes: Sizes) -> list[Part]:
+def _profiles(sizes: Sizes) -> list[KitPart]:
     return [
         _part(
             *("profile", 100, "profile", width),
@@ -200,7 +200,7 @@ def _profiles(sizes: Sizes) -> list[Part]:
     ]
 
 
-def _everything(sizes: Sizes) -> list[Part]:
+def _everything(sizes: Sizes) -> list[KitPart]:
     widest, narrowest = max(sizes.widths), min(sizes.widths)
     rows, checked = {"rows": sizes.step_rows}, _checked_ops(sizes)
     return [
@@ -238,19 +238,19 @@ def _everything(sizes: Sizes) -> list[Part]:
     ]
 
 
-def _http(sizes: Sizes) -> list[Part]:
+def _http(sizes: Sizes) -> list[KitPart]:
     return [
         _part("http", 90, "http", width, rows=sizes.streams, slots=sizes.served, attempt_s=60)
         for width in sorted(sizes.widths)
     ]
 
 
-def _two_engines(sizes: Sizes) -> list[Part]:
+def _two_engines(sizes: Sizes) -> list[KitPart]:
     two = {"servers": 2, "slots": sizes.served, "repetitions": 2, "attempt_s": 60}
     return [_part("two engines", 75, "http", min(sizes.widths), **two)]
 
 
-def _float8(sizes: Sizes) -> list[Part]:
+def _float8(sizes: Sizes) -> list[KitPart]:
     """Channel mixers in float8: their products are ours alone, there is no other to go on with."""
     common = {"dtype": "float8", "product": "own"}
     common["needs_gpu"] = "float8 is of an H100 or H200 alone: no processor rehearses it"
@@ -272,7 +272,7 @@ def _checked_ops(sizes: Sizes) -> dict[str, Any]:
     return {"rows": sizes.product_rows, "op_rows": sizes.op_rows, "seconds": sizes.op_seconds}
 
 
-def _checks(sizes: Sizes) -> list[Part]:
+def _checks(sizes: Sizes) -> list[KitPart]:
     looked, checked = {"rows": (sizes.looked_at_rows,)}, {"rows": (sizes.checked_rows,)}
     narrowest, checker = (
         min(sizes.widths),
@@ -283,7 +283,7 @@ def _checks(sizes: Sizes) -> list[Part]:
     )
     return [
         _part("states", 60, "states", narrowest, rows=sizes.same_rows, attempt_s=50),
-        Part(
+        KitPart(
             name="tests",
             limit_s=150,
             module="pytest",
@@ -311,8 +311,10 @@ def _checks(sizes: Sizes) -> list[Part]:
     ]
 
 
-def _part(name: str, limit_s: int, module: str, width: int, **settings: Any) -> Part:
-    fields = {key: settings.pop(key) for key in (*settings,) if key in Part.__dataclass_fields__}
+def _part(name: str, limit_s: int, module: str, width: int, **settings: Any) -> KitPart:
+    fields = {key: settings.pop(key) for key in (*settings,) if key in KitPart.__dataclass_fields__}
     given = {"d_model": width, **settings}
     named = f"{name} {width}"
-    return Part(name=named, limit_s=limit_s, module=f"bench.gpu.{module}", settings=given, **fields)
+    return KitPart(
+        name=named, limit_s=limit_s, module=f"bench.gpu.{module}", settings=given, **fields
+    )

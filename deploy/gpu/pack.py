@@ -69,7 +69,7 @@ def fetch(packages: Sequence[str], site: Path, python_version: str) -> None:
             *("--disable-pip-version-check", "--only-binary=:all:", f"--target={site}"),
             *("--implementation=cp", f"--python-version={python_version}"),
             *(f"--platform={platform}" for platform in PLATFORMS),
-            *(item[0] if item else name for item, name in zip(results, packages, strict=True)),
+            *(wheel[0] if wheel else name for wheel, name in zip(results, packages, strict=True)),
         ],
         check=True,
     )
@@ -107,7 +107,7 @@ def compress(folder: Path, archive: Path) -> None:
     """Archive what a folder holds, without what Python compiled. The largest files come first:
     much of libMGPRT's code is at the end of libmax's too."""
     paths = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
-    paths.sort(key=lambda one: (-(one.stat().st_size >> 24), one))
+    paths.sort(key=lambda path: (-(path.stat().st_size >> 24), path))
     names = [str(path.relative_to(folder)) for path in paths]
     # Root, who unpacks them, is refused graphs that another user may write.
     owner = ["--owner=0", "--group=0", "--mode=go-w"]
@@ -145,8 +145,8 @@ def pack(folder: Path, device: str, python_version: str, graphs: Path) -> int:
         packed = beside.submit(pack_runtime, work / "max", runtime, python_version)
         fetch(SMALL, work / "tree" / "site", python_version)
         put_tree(work / "tree" / "source")
-        retained = work / "graphs" / "graphs"
-        shutil.copytree(graphs, retained, ignore=shutil.ignore_patterns("*.lock", "*.partial"))
+        graphs_copy = work / "graphs" / "graphs"
+        shutil.copytree(graphs, graphs_copy, ignore=shutil.ignore_patterns("*.lock", "*.partial"))
         for each in ("tree", "graphs"):
             compress(work / each, folder / f"{each}.tar.xz")
         packed.result()

@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from deploy.gpu.calls import FIRST, LIMIT_S, SIZES, Part, calls
+from deploy.gpu.calls import FIRST, LIMIT_S, SIZES, KitPart, calls
 from deploy.gpu.lines import AGAIN, BROKE_OFF, drop_retried, open_lines, parse_lines
 
 ENVIRONMENT = {
@@ -84,7 +84,7 @@ class Call:
         self.lines.touch()
         self._echoed = self.lines.stat().st_size
 
-    def run(self, parts: Iterable[Part]) -> int:
+    def run(self, parts: Iterable[KitPart]) -> int:
         """Run the parts; return how many failed or found no time."""
         failed = 0
         wrong: dict[int, list[str]] = defaultdict(list)
@@ -125,7 +125,7 @@ class Call:
                 wrong[width] += wrong_products(part.name, self._lines_of(part))
         return failed
 
-    def _run_part(self, part: Part, limit_s: float) -> int:
+    def _run_part(self, part: KitPart, limit_s: float) -> int:
         """Run it, again while it dies of something new; TIMED_OUT if its time ran out."""
         ends, deaths = time.time() + limit_s, 0
         if broke_off := tried(self._lines_of(part)):
@@ -162,7 +162,7 @@ class Call:
                 end_group(process)
                 self._echo()
 
-    def _command(self, part: Part, only: str = "") -> list[str]:
+    def _command(self, part: KitPart, only: str = "") -> list[str]:
         task: dict[str, Any] = {"part": part.name, "lines": str(self.lines), "only": only}
         task |= {"attempt_s": part.attempt_s * self._patience, "device": self.device}
         task |= {"cache_dir": self.cache_dir}
@@ -173,11 +173,11 @@ class Call:
         under = [text.replace("RESULTS", results) for text in part.under if len(part.under) > 1]
         return [*under, sys.executable, "-m", part.module, *arguments]
 
-    def _lines_of(self, part: Part) -> list[dict[str, Any]]:
+    def _lines_of(self, part: KitPart) -> list[dict[str, Any]]:
         lines, _ = parse_lines(self.lines.read_bytes())
         return [line for line in lines if line["part"] == part.name]
 
-    def _write(self, part: Part, **facts: Any) -> None:
+    def _write(self, part: KitPart, **facts: Any) -> None:
         self._append({"part": part.name, "key": "end", "at": time.time(), **facts})
         self._echo()
 
@@ -296,8 +296,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("call", type=int, choices=LIMIT_S)
     parser.add_argument("results", type=Path)
     parser.add_argument("--device", choices=SIZES, default="gpu", help="cpu: a rehearsal")
-    value = os.environ.get("SRM_CACHE_DIR", str(Path("~/.cache/srm").expanduser()))
-    parser.add_argument("--cache-dir", default=value, help="folder of compiled graphs")
+    cache_dir = os.environ.get("SRM_CACHE_DIR", str(Path("~/.cache/srm").expanduser()))
+    parser.add_argument("--cache-dir", default=cache_dir, help="folder of compiled graphs")
     parser.add_argument("--began", type=float, default=time.time(), help="seconds since 1970")
     parser.add_argument("--parts", type=re.compile, help="only parts whose name this matches")
     given = parser.parse_args(argv)

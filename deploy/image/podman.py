@@ -83,9 +83,9 @@ def inspect(kind: str, name: str) -> dict[str, Any]:
 
 def free_port() -> int:
     """Return a port of the loopback interface that nothing listens on."""
-    with socket.socket() as result:
-        result.bind(("127.0.0.1", 0))
-        return int(result.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 class Container:

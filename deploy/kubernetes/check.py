@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
         if config.models:
             results += custom_problems(objects, Path(config.models))
         else:
-            left_out |= {instance["kind"] for instance in objects if not is_built_in(instance)}
+            left_out |= {object_["kind"] for object_ in objects if not is_built_in(object_)}
         objects_by_source += [f"{overlay.name}: {problem}" for problem in results]
         sys.stdout.write(f"{overlay.name}: {len(objects)} objects\n")
     sys.stdout.writelines(

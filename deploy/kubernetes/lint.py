@@ -53,13 +53,13 @@ def lint(objects: Sequence[Object], metrics: Set[str]) -> list[str]:
     return problems + list(_scaling(objects, metrics))
 
 
-def title_of(one: Object) -> str:
+def title_of(object_: Object) -> str:
     """Return kind and name."""
-    return f"{one['kind']}/{one['metadata']['name']}"
+    return f"{object_['kind']}/{object_['metadata']['name']}"
 
 
 def _of(objects: Sequence[Object], *kinds: str) -> list[Object]:
-    return [instance for instance in objects if instance["kind"] in kinds]
+    return [object_ for object_ in objects if object_["kind"] in kinds]
 
 
 def _workloads(objects: Sequence[Object]) -> list[Object]:
@@ -112,28 +112,28 @@ def _volumes(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def _probes(objects: Sequence[Object]) -> Iterator[str]:
-    for title, workload, item in _containers(objects):
+    for title, workload, container in _containers(objects):
         for name in ("readinessProbe", "livenessProbe"):
-            if name not in item:
+            if name not in container:
                 yield f"{title}: there is no {name}"
         for name in _PROBES:
-            port = item.get(name, {}).get("httpGet", {}).get("port")
+            port = container.get(name, {}).get("httpGet", {}).get("port")
             if port is not None and port not in _ports(workload):
                 yield f"{title}: {name}: port {port!r} is none of the container's"
 
 
 def _resources(objects: Sequence[Object]) -> Iterator[str]:
-    for title, _, item in _containers(objects):
+    for title, _, container in _containers(objects):
         for name in ("cpu", "memory"):
-            if name not in item.get("resources", {}).get("requests", {}):
+            if name not in container.get("resources", {}).get("requests", {}):
                 yield f"{title}: requests has no {name}"
 
 
 def _security(objects: Sequence[Object]) -> Iterator[str]:
     """Yield breaches of the restricted Pod Security Standard, and a root that can be written to."""
-    for title, workload, item in _containers(objects):
+    for title, workload, container in _containers(objects):
         pod = _pod(workload)["spec"].get("securityContext", {})
-        own = item.get("securityContext", {})
+        own = container.get("securityContext", {})
         for name, value in {
             "runAsNonRoot": pod.get("runAsNonRoot") is True,
             "runAsUser": pod.get("runAsUser", 0) > 0,
@@ -208,7 +208,7 @@ def _network(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def _references(objects: Sequence[Object]) -> Iterator[str]:
-    titles = {title_of(instance): instance for instance in objects}
+    titles = {title_of(named): named for named in objects}
     for workload in _workloads(objects):
         spec = _pod(workload)["spec"]
         account = spec.get("serviceAccountName")
@@ -218,8 +218,8 @@ def _references(objects: Sequence[Object]) -> Iterator[str]:
             service = titles.get(f"Service/{workload['spec']['serviceName']}", {"spec": {}})
             if service["spec"].get("clusterIP") != "None":
                 yield f"{title_of(workload)}: serviceName must be a Service with clusterIP: None"
-    for title, _, item in _containers(objects):
-        for variable in item.get("env", []):
+    for title, _, container in _containers(objects):
+        for variable in container.get("env", []):
             for kind, key in (("Secret", "secretKeyRef"), ("ConfigMap", "configMapKeyRef")):
                 ref = variable.get("valueFrom", {}).get(key)
                 if ref and not ref.get("optional") and f"{kind}/{ref['name']}" not in titles:
@@ -232,8 +232,8 @@ def _references(objects: Sequence[Object]) -> Iterator[str]:
 
 def _discovery(objects: Sequence[Object]) -> Iterator[str]:
     """Arguments of the router that name other objects."""
-    for title, _, item in _containers(objects):
-        arguments: list[str] = item.get("args", [])
+    for title, _, container in _containers(objects):
+        arguments: list[str] = container.get("args", [])
         if "--service-discovery" not in arguments:
             continue
         label = next((b for a, b in pairwise(arguments) if a == "--selector"), "")
@@ -248,8 +248,8 @@ def _discovery(objects: Sequence[Object]) -> Iterator[str]:
 
 def _settings(objects: Sequence[Object]) -> Iterator[str]:
     """Settings of srm: known, in their ranges, and agreeing with ports and the time for a stop."""
-    for title, workload, item in _containers(objects):
-        variables = {v["name"]: v.get("value") for v in item.get("env", [])}
+    for title, workload, container in _containers(objects):
+        variables = {v["name"]: v.get("value") for v in container.get("env", [])}
         values = {
             name.removeprefix("SRM_").lower(): value
             for name, value in variables.items()
@@ -273,7 +273,7 @@ def _settings(objects: Sequence[Object]) -> Iterator[str]:
         for name in ("port", "admin_port"):
             if values.get(name) and int(values[name]) not in _ports(workload):
                 yield f"{title}: SRM_{name.upper()} = {values[name]} is no port of the pod"
-        hook = item.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        hook = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
         needed = hook + engine.drain_s + engine.snapshot_s + _EXIT_S
         given = _pod(workload)["spec"].get("terminationGracePeriodSeconds", 30)
         if given < needed:
@@ -285,7 +285,7 @@ def _settings(objects: Sequence[Object]) -> Iterator[str]:
 
 
 def _scaling(objects: Sequence[Object], metrics: Set[str]) -> Iterator[str]:
-    titles = {title_of(instance) for instance in objects}
+    titles = {title_of(object_) for object_ in objects}
     scalers = _of(objects, "HorizontalPodAutoscaler", "ScaledObject")
     for scaler in scalers:
         spec = scaler["spec"]

@@ -29,27 +29,27 @@ for (const [module, one] of JSON.parse(readFileSync(0))) {
 """
 
 
-def group_of(one: Object) -> str:
-    group: str = one["apiVersion"].rpartition("/")[0]
+def group_of(object_: Object) -> str:
+    group: str = object_["apiVersion"].rpartition("/")[0]
     return group
 
 
-def is_built_in(one: Object) -> bool:
+def is_built_in(object_: Object) -> bool:
     """Return whether Kubernetes itself has the kind, and not a CustomResourceDefinition."""
-    return "." not in group_of(one) or group_of(one).endswith(".k8s.io")
+    return "." not in group_of(object_) or group_of(object_).endswith(".k8s.io")
 
 
 def problems(objects: Sequence[Object]) -> Iterator[str]:
     """Yield what does not fit Kubernetes' schemas, in strict mode. Leaves out custom kinds."""
     version = kubernetes_validate.latest_version()
-    for instance in filter(is_built_in, objects):
+    for object_ in filter(is_built_in, objects):
         try:
-            kubernetes_validate.validate(instance, version, strict=True)
+            kubernetes_validate.validate(object_, version, strict=True)
         except kubernetes_validate.ValidationError as error:
-            yield f"{title_of(instance)}: {error.message}"
+            yield f"{title_of(object_)}: {error.message}"
         except kubernetes_validate.SchemaNotFoundError:
-            kind = f"{instance['kind']} of {instance['apiVersion']}"
-            yield f"{title_of(instance)}: Kubernetes {version} has no {kind}"
+            kind = f"{object_['kind']} of {object_['apiVersion']}"
+            yield f"{title_of(object_)}: Kubernetes {version} has no {kind}"
 
 
 def custom_problems(objects: Sequence[Object], folder: Path) -> list[str]:
@@ -57,7 +57,7 @@ def custom_problems(objects: Sequence[Object], folder: Path) -> list[str]:
 
     Raises KeyError for a group that no package is known of.
     """
-    custom = [instance for instance in objects if not is_built_in(instance)]
+    custom = [object_ for object_ in objects if not is_built_in(object_)]
     given = [
         (f"{PACKAGES[group_of(problem)]}/{problem['apiVersion']}/{problem['kind']}", problem)
         for problem in custom

@@ -85,7 +85,7 @@ def run(
     is_failed = False
     if missing:
         rows = _answered(config, job, missing, width)
-        is_failed = _follow(rows, sum(group.last + 1 - group.first for group in missing))
+        is_failed = _follow(rows, sum(each.last + 1 - each.first for each in missing))
     forget_unfinished(output)
     return 1 if is_failed else 0
 
@@ -111,7 +111,7 @@ def _missing(job: Job, shards: list[Shard], is_resumed: bool) -> list[Shard]:
         )
     if there:
         log.info("%d of %d shards have their results", len(there), len(names))
-    return [item for name, item in names.items() if name not in there]
+    return [shard for name, shard in names.items() if name not in there]
 
 
 def _answered(
@@ -121,7 +121,7 @@ def _answered(
     rows = ray.data.from_items(
         [batch_of(shard) for shard in shards], override_num_blocks=len(shards)
     )
-    result: Iterable[dict[str, int]] = rows.map_batches(
+    counts: Iterable[dict[str, int]] = rows.map_batches(
         ShardWorker,
         fn_constructor_args=[job],
         batch_size=1,
@@ -135,7 +135,7 @@ def _answered(
         num_cpus=config.cpus_per_actor,
         num_gpus=1 if job.engine.device == "gpu" else 0,
     ).iter_rows()
-    return result
+    return counts
 
 
 def _follow(rows: Iterable[dict[str, int]], total: int) -> bool:
@@ -152,6 +152,6 @@ def _follow(rows: Iterable[dict[str, int]], total: int) -> bool:
             log.info("%s of %s lines, %.0f tok/s", f"{completed + failed:,}", f"{total:,}", rate)
     log.info(
         "%s lines: %s answered, %s failed; %s tokens sampled",
-        *(f"{item:,}" for item in (completed + failed, completed, failed, tokens)),
+        *(f"{value:,}" for value in (completed + failed, completed, failed, tokens)),
     )
     return failed > 0

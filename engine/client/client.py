@@ -65,9 +65,9 @@ class EngineClient:
         self.engines = [
             EngineConnection(
                 *(endpoint, heartbeat_s, engine_timeout_s),
-                *(self._receive, partial(self._change, number), len(endpoints) > 1),
+                *(self._receive, partial(self._change, engine_index), len(endpoints) > 1),
             )
-            for number, endpoint in enumerate(endpoints)
+            for engine_index, endpoint in enumerate(endpoints)
         ]
         self._heartbeat_s, self._away_s = heartbeat_s, away_s
         self._changes: set[asyncio.Task[Done]] = set()  # of weights, whoever still waits for them
@@ -99,7 +99,7 @@ class EngineClient:
 
     async def connect(self, fail: Fail = end_process) -> None:
         """Start talking to the engines, which need not be there yet. `fail` is called if that
-        cannot go on: by default the process ends, which would hear of nothing any more."""
+        cannot go on: by default the process ends, which would get no message any more."""
         for engine in self.engines:
             await engine.connect(fail)
 
@@ -251,10 +251,10 @@ class EngineClient:
         else:
             self._streams.refuse(message.id, error_of(message))
 
-    def _change(self, number: int, why: str) -> None:
+    def _change(self, engine_index: int, why: str) -> None:
         """Take in a status, or the reason why an engine is lost."""
-        status = self.engines[number].status
-        self._streams.spread.note_status(number, None if self.is_closed else status)
+        status = self.engines[engine_index].status
+        self._streams.spread.note_status(engine_index, None if self.is_closed else status)
         engines = [engine.status for engine in self.engines if engine.status is not None]
         if status is not None:
             self._fingerprints[status.weights_version] = status.fingerprint
@@ -265,7 +265,7 @@ class EngineClient:
         else:
             self._has_status.clear()
         if status is None:
-            self._streams.lose(number, lambda: EngineUnavailable(why))
+            self._streams.lose(engine_index, lambda: EngineUnavailable(why))
         elif not self.is_closed:
             self._look_for_others()
 
@@ -287,24 +287,24 @@ class EngineClient:
         return num_heard == len(self.engines) or now - self._heard_at >= ENGINE_TIMEOUT_S
 
 
-def _sum(status: list[Status]) -> Status:
+def _sum(statuses: list[Status]) -> Status:
     """Return the status of all these engines together."""
-    if len(status) == 1:
-        return status[0]
+    if len(statuses) == 1:
+        return statuses[0]
     totals = {
-        name: sum(getattr(item, name) for item in status)
+        name: sum(getattr(status, name) for status in statuses)
         for name in ("num_slots", "running", "waiting", "max_waiting", "steps", "sampled")
     }
-    best = next((item for item in status if item.state == "ready"), status[0])
-    retry_after_s = max(item.retry_after_s for item in status)
-    version = max(status, key=lambda one: one.weights_version)
+    best = next((status for status in statuses if status.state == "ready"), statuses[0])
+    retry_after_s = max(status.retry_after_s for status in statuses)
+    version = max(statuses, key=lambda status: status.weights_version)
     return msgspec.structs.replace(
         best,
         retry_after_s=retry_after_s,
         weights_version=version.weights_version,
         fingerprint=version.fingerprint,
-        changing=max(item.changing for item in status),
-        held_s=max(item.held_s for item in status),
+        changing=max(status.changing for status in statuses),
+        held_s=max(status.held_s for status in statuses),
         **totals,
     )
 

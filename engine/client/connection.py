@@ -1,6 +1,6 @@
 """EngineConnection: messages to one engine process and back, and whether it is there.
 
-Keeps: whoever asked is answered, or told that the engine is gone. Knows no streams.
+Keeps: whoever asked gets an answer, or an error that the engine is gone. Knows no streams.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class EngineConnection:
         """`receive` is given what concerns requests; `changed` is called for each new status, with
         an empty text, and with the reason when the engine is lost.
 
-        `renews`: nothing is heard any more of an engine that was taken for gone, and messages that
-        it has not received are dropped: others run its requests.
+        `renews`: no message comes any more from an engine that was taken for gone, and messages
+        that it has not received are dropped: others run its requests.
         """
         self._endpoint = endpoint
         self._heartbeat_s = heartbeat_s
@@ -83,7 +83,7 @@ class EngineConnection:
 
     async def connect(self, fail: Fail = end_process) -> None:
         """Start talking to the engine, which need not be there yet. `fail` is called if that cannot
-        go on, after which nothing is heard of the engine."""
+        go on, after which no message of the engine comes."""
         self._context = zmq.asyncio.Context()
         self._open()
         talk = vital(self._keep_talking, "what listens to the engine", fail)
@@ -209,7 +209,7 @@ class EngineConnection:
     def _has_progressed(self, status: Status) -> bool:
         """Whether the engine stepped since the last Status, or was idle then or is idle now."""
         last = self.status
-        is_idle = [item is None or not (item.running or item.waiting) for item in (last, status)]
+        is_idle = [each is None or not (each.running or each.waiting) for each in (last, status)]
         return any(is_idle) or last is None or status.steps != last.steps
 
     async def _keep_alive(self) -> None:
@@ -236,7 +236,7 @@ class EngineConnection:
         self._changed(why)
 
     def _fail_asked(self, ids: Iterable[str], error: SRMError) -> None:
-        for answer in [self._asked[own_id] for own_id in ids]:
+        for answer in [self._asked[id] for id in ids]:
             if not answer.done():
                 answer.set_exception(error)
 

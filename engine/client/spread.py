@@ -95,7 +95,9 @@ class Spread:
         if request.durable:
             home = crc32(request.id.encode())
             own = [(home + part) % self.count for part in range(self.count)]
-            engines = ([solution for solution in own if not self.is_away[solution]] or own)[:most]
+            engines = (
+                [engine_index for engine_index in own if not self.is_away[engine_index]] or own
+            )[:most]
         else:
             engines = self.choose(request, most) or [0]  # which then refuses it
         if len(engines) == 1:

@@ -337,9 +337,9 @@ class Streams:
     def receive(self, message: Outputs) -> None:
         """Hand out a step's tokens; those that nobody reads any more are dropped."""
         for output in message.outputs:
-            value = self._places.get(output.id)
-            if value is not None:
-                stream, part = value
+            waiting = self._places.get(output.id)
+            if waiting is not None:
+                stream, part = waiting
                 stream.add_output(part, output)
                 self._note_version(stream._number, output.first_version, message.weights_version)
                 stream.set_direct(False)  # what comes behind it is taken behind it
@@ -374,7 +374,7 @@ class Streams:
         self.versions[number] = version
 
     def _receive_tokens(self, tokens: Tokens, version: int) -> None:
-        if version != self.weights_version:  # a stream's reader is to hear of it first
+        if version != self.weights_version:  # a stream's reader gets the new version first
             self.table.end_direct()
             self.weights_version = version
         readers, direct = self.table.put(tokens)

@@ -43,12 +43,12 @@ FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma
 def prune(folder: Path) -> list[Path]:
     """Delete graphs of other code, and those without a note; return the graphs that are left."""
     notes, current = read_notes(folder), code_version()
-    retained = {path for path, note in notes.items() if note.code == current}
-    for path in set(folder.glob("*.mef")) - retained:
+    current_graphs = {path for path, note in notes.items() if note.code == current}
+    for path in set(folder.glob("*.mef")) - current_graphs:
         log.debug("%s is not of this code: deleted", path)
         path.unlink()
         path.with_suffix(".json").unlink(missing_ok=True)
-    return sorted(retained)
+    return sorted(current_graphs)
 
 
 def adopt(device: Device, folder: Path) -> int:
@@ -78,16 +78,16 @@ def adopt(device: Device, folder: Path) -> int:
     return linked
 
 
-def keep(folder: Path, retained: Path) -> None:
+def keep(folder: Path, kept_folder: Path) -> None:
     """Compress every graph of this code, unless it is kept.
 
     What a graph says in errors about lines of ours is put relative to the source tree: where that
     lies on this machine is nobody's business.
     """
-    retained.mkdir(parents=True, exist_ok=True)
+    kept_folder.mkdir(parents=True, exist_ok=True)
     here = str(KERNELS.parents[1]).encode()
     for path, note in read_notes(folder).items():
-        file = retained / f"{note.name}-{note.made_of}{KEPT}"
+        file = kept_folder / f"{note.name}-{note.made_of}{KEPT}"
         if note.code != code_version() or not note.made_of or file.exists():
             continue
         graph = path.read_bytes().replace(here, b"." + b"/" * (len(here) - 1))  # of the same size
@@ -98,17 +98,17 @@ def keep(folder: Path, retained: Path) -> None:
         log.info("%s, %d bytes, is %s", path.name, file.stat().st_size, file.name)
 
 
-def unpack(retained: Path, folder: Path, code: str = "") -> list[Path]:
+def unpack(kept_folder: Path, folder: Path, code: str = "") -> list[Path]:
     """Write kept graphs there, as ones of this `code`; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for file in sorted(retained.glob(f"*{KEPT}")):
+    for file in sorted(kept_folder.glob(f"*{KEPT}")):
         note = msgspec.structs.replace(_read_note(file.with_suffix(".json")), code=code)
         path = folder / file.with_suffix(".mef").name
         path.with_suffix(".json").write_bytes(msgspec.json.encode(note))
         path.write_bytes(lzma.decompress(file.read_bytes()))
-        for item in (path, path.with_suffix(".json")):
-            item.chmod(0o644)  # as `graph_cache` wants them, whatever the umask
+        for written in (path, path.with_suffix(".json")):
+            written.chmod(0o644)  # as `graph_cache` wants them, whatever the umask
         paths.append(path)
     return paths
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from max.dtype import DType
 from max.graph import BufferValue, TensorType, TensorValue, ops
 
-from engine.device.products import Stream, stream_types
+from engine.device.products import ResidualStream, stream_types
 from engine.messages import MAX_LOGPROBS
 
 
@@ -73,7 +73,7 @@ def embed(
 
 def embed_stream(
     last_token: BufferValue, token_ids: TensorValue, read_slots: TensorValue, table: TensorValue
-) -> Stream:
+) -> ResidualStream:
     """`embed` on a GPU, of bfloat16, with moments."""
     values, moments = ops.inplace_custom(
         "srm_embed_stream",
@@ -81,7 +81,7 @@ def embed_stream(
         [last_token, token_ids, read_slots, table],
         out_types=stream_types(_embedded(token_ids, table)),
     )
-    return Stream(values.tensor, moments.tensor)
+    return ResidualStream(values.tensor, moments.tensor)
 
 
 def _embedded(token_ids: TensorValue, table: TensorValue) -> TensorType:

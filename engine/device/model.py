@@ -50,7 +50,7 @@ from engine.device.linear import (
 from engine.device.products import (
     FLOAT8,
     Product,
-    Stream,
+    ResidualStream,
     folds_norms,
     head_with_slices,
     multiply_float8,
@@ -241,7 +241,7 @@ def _blocks(weights: _Weights, batch: _Rows) -> TensorValue:
     # In FLOAT8 the first to read the stream is a norm.
     folds = folds_norms(weights.product, config, weights.dtype)
     has_moments = folds and weights.dtype != FLOAT8
-    stream = embed_stream(*tokens) if has_moments else Stream(embed(*tokens))
+    stream = embed_stream(*tokens) if has_moments else ResidualStream(embed(*tokens))
     for index in range(config.num_layers):
         layer = weights.layer(index)
         stream = _mix_channels(layer, stream)
@@ -298,7 +298,7 @@ class _Weights:
         return linear(x, matrix, columns, product=self.product, bias=bias, **how)
 
     def project_normed(
-        self, name: str, stream: Stream, columns: int, silu: bool = False
+        self, name: str, stream: ResidualStream, columns: int, silu: bool = False
     ) -> TensorValue:
         """The product behind a norm."""
         if stream.moments is None:
@@ -306,11 +306,11 @@ class _Weights:
         matrix = self.matrix(f"{name}_weight", self.config.d_model, columns)
         return multiply_normed(stream, matrix, self.scalars(f"{name}_columns", columns, 2), silu)
 
-    def project_into(self, name: str, x: TensorValue, stream: Stream) -> Stream:
+    def project_into(self, name: str, x: TensorValue, stream: ResidualStream) -> ResidualStream:
         """The product that is added to the stream."""
         width = self.config.d_model
         if stream.moments is None:
-            return Stream(self.project(name, x, width, residual=stream.values))
+            return ResidualStream(self.project(name, x, width, residual=stream.values))
         matrix = self.matrix(f"{name}_weight", int(x.shape[1]), width)
         return multiply_into_stream(x, matrix, self.table(f"{name}_bias", width), stream)
 
@@ -323,7 +323,7 @@ class _Weights:
         return Weight(self.prefix + name, dtype, shape, device=self.on)
 
 
-def _mix_channels(layer: _Weights, stream: Stream) -> Stream:
+def _mix_channels(layer: _Weights, stream: ResidualStream) -> ResidualStream:
     if layer.dtype == FLOAT8:
         width, x = layer.config.d_model, stream.values
         up, down = layer.float8("up", 4 * width, width), layer.float8("down", width, 4 * width)
@@ -334,7 +334,9 @@ def _mix_channels(layer: _Weights, stream: Stream) -> Stream:
     return layer.project_into("down", inner, stream)
 
 
-def _mix_tokens(layer: _Weights, stream: Stream, batch: _Rows, index: int) -> Stream:
+def _mix_tokens(
+    layer: _Weights, stream: ResidualStream, batch: _Rows, index: int
+) -> ResidualStream:
     """Return the stream + the layer's units, joined as the mixer joins them."""
     config, x = layer.config, stream.values
     unit = partial(_run_unit, layer, batch, index)
@@ -354,7 +356,9 @@ def _mix_tokens(layer: _Weights, stream: Stream, batch: _Rows, index: int) -> St
             y = taps(unit(0, y), batch.positions, batch.row_offsets, weight, beta, residual=x)
         case _:
             y = unit(0, y, residual=residual)
-    return layer.project_into("proj_out", y, stream) if config.use_projections else Stream(y)
+    return (
+        layer.project_into("proj_out", y, stream) if config.use_projections else ResidualStream(y)
+    )
 
 
 def _run_unit(

@@ -23,8 +23,8 @@ first."""
 def compile_for_level() -> None:
     """Have MAX compile for this processor's level from now on; as it does by itself where the
     processor has none, or where another target was chosen before."""
-    if not driver.get_virtual_cpu_target() and (result := level()):
-        driver.set_virtual_cpu_target(result)
+    if not driver.get_virtual_cpu_target() and (target := level()):
+        driver.set_virtual_cpu_target(target)
 
 
 def level() -> str:

@@ -28,7 +28,7 @@ SLICE = 256
 """Columns of a slice of the head, and of what moments are of: BN of _sm90_epilogue.mojo."""
 
 
-class Stream(NamedTuple):
+class ResidualStream(NamedTuple):
     """The residual stream, and of each row and SLICE columns mean and sum of squares about it."""
 
     values: TensorValue  # [tokens, d]
@@ -127,7 +127,7 @@ def multiply(
 
 
 def multiply_normed(
-    x: Stream, weight: TensorValue, columns: TensorValue, silu: bool
+    x: ResidualStream, weight: TensorValue, columns: TensorValue, silu: bool
 ) -> TensorValue:
     """act(norm(x) @ weight^T + columns[:, 1]), the "own" product. The norm has neither gain nor
     shift: they are in weight and columns f32[N, 2], whose first are the sums of each weight[n]."""
@@ -140,13 +140,13 @@ def multiply_normed(
 
 
 def multiply_into_stream(
-    x: TensorValue, weight: TensorValue, bias: TensorValue, stream: Stream
-) -> Stream:
+    x: TensorValue, weight: TensorValue, bias: TensorValue, stream: ResidualStream
+) -> ResidualStream:
     """x @ weight^T + bias + stream, the "own" product, with its moments."""
     wide, depth = map(int, weight.shape)
     inputs, types = [x, weight, bias, stream.values], stream_types(stream.values.type)
     product = ops.custom("srm_stream_sm90", x.device, inputs, types, {"N": wide, "K": depth})
-    return Stream(*(item.tensor for item in product))
+    return ResidualStream(*(operand.tensor for operand in product))
 
 
 def multiply_float8(
@@ -162,13 +162,13 @@ def multiply_float8(
 
 def multiply_float8_into_stream(
     x: TensorValue, weight: TensorValue, columns: TensorValue, residual: TensorValue
-) -> Stream:
+) -> ResidualStream:
     """columns[:, 1] + columns[:, 0] * x @ weight^T + residual, with its moments. x and weight are
     FLOAT8, their columns in that order."""
     wide, depth = map(int, weight.shape)
     inputs, types = [x, weight, columns, residual], stream_types(residual.type)
     product = ops.custom("srm_down_e4m3", x.device, inputs, types, {"N": wide, "K": depth})
-    return Stream(*(item.tensor for item in product))
+    return ResidualStream(*(operand.tensor for operand in product))
 
 
 def stream_types(values: TensorType) -> list[TensorType]:

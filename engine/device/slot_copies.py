@@ -42,7 +42,7 @@ class SlotCopies:
 
     def read(self, states: Buffer, last_token: Buffer, slots: I64) -> SlotStates:
         """Copy these slots' states and last tokens to the host."""
-        result = SlotStates(
+        copied = SlotStates(
             np.empty((len(slots), self._width), np.float32), np.empty(len(slots), np.int32)
         )
         for part, chosen, packed, staged in self._parts(slots):
@@ -50,8 +50,8 @@ class SlotCopies:
             self._device.synchronize()
             staged.inplace_copy_from(packed)
             self._device.synchronize()
-            result.states[part], result.last_tokens[part] = self._unpacked(staged)
-        return result
+            copied.states[part], copied.last_tokens[part] = self._unpacked(staged)
+        return copied
 
     def write(self, states: Buffer, last_token: Buffer, slots: I64, given: SlotStates) -> None:
         """Copy these states and last tokens from the host into these slots."""

@@ -193,8 +193,8 @@ class Durable:
         except SnapshotError as error:
             self._fail(error)
             return
-        retained = (record for _, records in self._kept.values() for record in records)
-        parts = chain(self._engine.durable_parts(), in_parts(list(retained), READ_SLOTS))
+        kept_records = (record for _, records in self._kept.values() for record in records)
+        parts = chain(self._engine.durable_parts(), in_parts(list(kept_records), READ_SLOTS))
         version = self._engine.weights_version
         self._capture = Capture(self._folder, self._stamp, parts, version)
 

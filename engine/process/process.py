@@ -1,4 +1,4 @@
-"""The engine process: inbox → step → outbox, until told to stop.
+"""The engine process: inbox → step → outbox, until it is to stop.
 
 One thread owns the engine and the socket of its clients. Between steps it reads what API processes
 sent; after a step it sends one message to each process that the step concerns. Knows no HTTP, text
@@ -229,8 +229,8 @@ class EngineProcess:
             if client is not None:
                 self._send(client, refusal(message.id, error))
             return
-        for item in self._clients:
-            self._send_status(item)
+        for identity in self._clients:
+            self._send_status(identity)
         if client is not None:
             self._send(client, done)
 

@@ -106,7 +106,7 @@ class SnapshotWriter:
                 created_unix=time.time(),
                 num_sequences=self.num_sequences,
                 ids=[request_id for request_id, _ in self._records],
-                digests=b"".join(item for _, item in self._records),
+                digests=b"".join(record_digest for _, record_digest in self._records),
                 places=np.array(self._places, "<i4").tobytes(),
                 chunks=self._chunks,
             )

@@ -289,11 +289,11 @@ def load_weights(
         config_path = folder / "config.json"
         config = parse_model_config(config_path, read_file(config_path))
         _check_same(folder, config, served)  # before all the rest is read
-        retained = copy(folder)
+        copied = copy(folder)
         try:
-            weights = load(retained)
+            weights = load(copied)
         except CheckpointError as error:
-            raise CheckpointError(error.message.replace(str(retained), str(folder))) from None
+            raise CheckpointError(error.message.replace(str(copied), str(folder))) from None
     except CheckpointError as error:
         raise InvalidRequest(f"path = {str(folder)!r}: {error.message}", "path") from None
     except (InvalidRequest, StoreError, EngineUnavailable):

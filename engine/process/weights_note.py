@@ -84,15 +84,15 @@ def _decoded(data: bytes) -> Note:
 def _keep_twice(path: Path) -> None:
     """Copy the note to its second place, as it is by then, whoever else writes it meanwhile."""
     second, beside = copies_of(path) / _SECOND, Path(f"{path}.{uuid.uuid4().hex}")
-    retained = b""
+    before = b""
     try:
-        while (data := path.read_bytes()) != retained:
+        while (data := path.read_bytes()) != before:
             _decoded(data)
             unclaimed(path).unlink(missing_ok=True)
             second.parent.mkdir(mode=0o700, exist_ok=True)
             beside.write_bytes(data)
             beside.replace(second)
-            retained = data
+            before = data
     except (OSError, *UNDECODABLE) as error:
         logger.warning("%s is not kept a second time: %s", path, error)
         with suppress(OSError):

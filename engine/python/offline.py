@@ -112,11 +112,13 @@ class Engine:
 
         asked = in_turn(zip(given, each, strict=True), self._tokenizer)
         with closing(self._run(steps, asked, report)) as completions:
-            for item, made in completions:
+            for prompt, made in completions:
                 finished += 1
-                generateds[item.number].completions.append(made)
-                if not item.unfinished:
-                    generateds[item.number] = item.generated(generateds[item.number].completions)
+                generateds[prompt.number].completions.append(made)
+                if not prompt.unfinished:
+                    generateds[prompt.number] = prompt.generated(
+                        generateds[prompt.number].completions
+                    )
         return generateds
 
     def stream(
@@ -175,11 +177,11 @@ class Engine:
                     outputs = step()
                 after_step()
                 for output in outputs:
-                    one = running[output.id]
-                    if (made := one.add_output(output, decode)) is not None:
-                        if not one.unfinished:
+                    pending = running[output.id]
+                    if (made := pending.add_output(output, decode)) is not None:
+                        if not pending.unfinished:
                             del running[output.id]
-                        yield one, made
+                        yield pending, made
         finally:
             self._is_busy = False  # whatever a broken device does below
             with _uninterrupted():

@@ -50,7 +50,7 @@ class PendingPrompt:
         scores = self.parts.get(PROMPT)
         return Generated(
             prompt_token_ids=np.frombuffer(self.request.prompt_token_ids, np.int32),
-            completions=sorted(completions, key=lambda one: one.index),
+            completions=sorted(completions, key=lambda completion: completion.index),
             prompt_scores=token_scores(join(scores)) if scores else None,
         )
 

@@ -25,7 +25,7 @@ class FolderTokenizer:
         """Return i32[tokens] of each text, with what the tokenizer adds around a prompt. Raises
         InvalidRequest where there is no tokenizer, CheckpointError where it is none."""
         encoded = self._load().encode_batch(texts)
-        return [np.array(item.ids, np.int32) for item in encoded]
+        return [np.array(encoding.ids, np.int32) for encoding in encoded]
 
     def decode(self, token_ids: I32) -> str | None:
         """Return the text of token ids, without special tokens; None without a tokenizer."""

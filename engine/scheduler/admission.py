@@ -86,7 +86,7 @@ class Admission:
         if share is None or not share.waiting:
             return True
         tiers = self.shares.tiers.values()
-        waiting = sum(bool(member.waiting) for tier in tiers for member in tier.members.values())
+        waiting = sum(bool(other.waiting) for tier in tiers for other in tier.members.values())
         return share.waiting_bytes + more <= limit // waiting
 
     def leave(self, group: SequenceGroup) -> None:
@@ -262,7 +262,7 @@ class Admission:
         wanting = [head for head in heads if head.num_unprefilled and head.needs_prefix]
         if not wanting or (len(line) == 1 and self.prefixes.num_available):
             return
-        group = min(wanting, key=lambda one: (one.share.pins, one.share.last_begun))
+        group = min(wanting, key=lambda head: (head.share.pins, head.share.last_begun))
         if not (self.table.num_free or self.may_displace(group.share)):
             return
         if self.prefixes.num_available or self._give_up_prefix(group.share):
@@ -278,7 +278,7 @@ class Admission:
             if lower > priority or self._yielding:
                 break
             line = self.forking.get_queue(lower)
-            for rich in sorted(line.shares(), key=lambda one: -one.pins):
+            for rich in sorted(line.shares(), key=lambda share: -share.pins):
                 if lower == priority and (
                     rich is share or (share.pins and rich.pins <= 2 * (share.pins + 1))
                 ):

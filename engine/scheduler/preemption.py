@@ -101,7 +101,7 @@ def _choose_above_share(admission: Admission, tier: Tier) -> I64:
     }
     slots = parkable(table)
     chosen = [NONE]
-    for share in sorted(spare, key=lambda one: (-one.load, one.number)):
+    for share in sorted(spare, key=lambda each: (-each.load, each.number)):
         if needed <= 0 or spare[share] <= 0:
             break
         own = slots[table.share[slots] == share.place]

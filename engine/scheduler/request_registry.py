@@ -18,7 +18,7 @@ class RequestRegistry:
         self.by_first_id: dict[int, SequenceGroup] = {}
         self.unreported: set[int] = (
             set()
-        )  # ids of sequences of which all so far is to be told again
+        )  # ids of sequences of which all so far is to be sent again
         self._admission = admission
         self._table, self._latencies = admission.table, admission.latencies
 
@@ -57,6 +57,6 @@ class RequestRegistry:
         self._admission.shares.leave(group.share, group.request.precedence)
         if self.unreported:
             ids = range(group.first_id, group.first_id + group.request.params.n)
-            self.unreported = {number for number in self.unreported if number not in ids}
+            self.unreported = {id for id in self.unreported if id not in ids}
         if group.stop_row >= 0:
             self._admission.stop_sets.release(group.stop_ids)

@@ -115,11 +115,11 @@ class RoundRobin:
             runs = is_running[turn : turn + stretch] & ~table.is_new[turn : turn + stretch]
             if its_own is not None:
                 runs = runs & its_own[table.share[turn : turn + stretch]]
-            result = turn + np.flatnonzero(runs)[:missing]
-            if len(result):
-                chosen.append(result)
-                self._next[priority] = int(result[-1]) + 1
-            missing -= len(result)
+            runnable = turn + np.flatnonzero(runs)[:missing]
+            if len(runnable):
+                chosen.append(runnable)
+                self._next[priority] = int(runnable[-1]) + 1
+            missing -= len(runnable)
             left -= stretch
             turn = turn + stretch if turn + stretch < len(is_running) else 0
         return np.concatenate(chosen)

@@ -78,8 +78,8 @@ class InterTokenLatency:
         # Neighbours were mostly served by the same step, so there are few pieces.
         begins = np.flatnonzero(np.diff(last, prepend=-1))
         counts = np.diff(begins, append=len(last))
-        result = np.bincount(self._places(last[begins]), counts, num_places)
-        return result.astype(np.int64)
+        sums = np.bincount(self._places(last[begins]), counts, num_places)
+        return sums.astype(np.int64)
 
     def _drop_unused(self) -> None:
         """Number the steps anew, without those after which each slot was served again."""

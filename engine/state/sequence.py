@@ -147,7 +147,7 @@ class SequenceGroup:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether its progress is kept: its caller sends it again, and all can be told again."""
+        """Whether its progress is kept: its caller sends it again, and gets all again."""
         params = self.request.params
         return self.request.durable and params.prompt_logprobs is None and not params.logprobs
 

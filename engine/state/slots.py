@@ -50,8 +50,8 @@ class History:
     def read(self, slot: int, start: int, stop: int) -> bytes:
         """A slot's values at positions start … stop - 1."""
         first = start // BLOCK
-        result = self._blocks[first : -(-stop // BLOCK), slot].tobytes()
-        return result[4 * (start - first * BLOCK) : 4 * (stop - first * BLOCK)]
+        history = self._blocks[first : -(-stop // BLOCK), slot].tobytes()
+        return history[4 * (start - first * BLOCK) : 4 * (stop - first * BLOCK)]
 
 
 FREE = -1

@@ -80,7 +80,11 @@ class Tokens:
         arrays = (self.owners, self.token_ids, self.reasons, self.logprobs)
         top = (self.top_ids, self.top_logprobs)
         width = bytes([self.top_ids.shape[1]])
-        return [*(array.tobytes() for array in arrays), width, *(item.tobytes() for item in top)]
+        return [
+            *(array.tobytes() for array in arrays),
+            width,
+            *(column.tobytes() for column in top),
+        ]
 
 
 def step_tokens(

@@ -46,8 +46,8 @@ def round_e4m3(values: Array) -> U8:
     normal = (bits & 0x7FFFFFFF) + 0x7FFFF + (bits >> 20 & 1)  # keeps three bits of 23
     small = np.abs(clipped) < SMALLEST_NORMAL  # multiples of 2^-9, and their bits are the multiple
     tiny = np.rint(np.abs(np.where(small, clipped, 0)) * 2**9)
-    result = np.where(small, tiny, (normal >> 20) - (120 << 3)).astype(np.uint8)
-    return np.where(np.isnan(values), 0x7F, result | (bits >> 24 & 0x80)).astype(np.uint8)
+    codes = np.where(small, tiny, (normal >> 20) - (120 << 3)).astype(np.uint8)
+    return np.where(np.isnan(values), 0x7F, codes | (bits >> 24 & 0x80)).astype(np.uint8)
 
 
 def from_e4m3(bits: Array) -> F32:

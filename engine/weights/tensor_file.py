@@ -50,8 +50,8 @@ def stored_tensors(path: Path, content: bytes) -> dict[str, StoredTensor]:
             hint = "; it is a pointer of Git LFS, which fetches the file with `git lfs pull`"
         raise CheckpointError(f"{path} is not a whole safetensors file: {error}{hint}") from None
     return {
-        name: StoredTensor(item["dtype"], tuple(item["shape"]), item["data"])
-        for name, item in tensors
+        name: StoredTensor(entry["dtype"], tuple(entry["shape"]), entry["data"])
+        for name, entry in tensors
     }
 
 

@@ -32,13 +32,13 @@ class Ordering:
 def ordering(ours: Mapping[str, Sequence[float]], paper: Mapping[str, float]) -> Ordering:
     """Compare all pairs of cases that both have; `ours` has a figure for each seed, two or more."""
     pairs = in_order = clear = clear_in_order = 0
-    for item, other in combinations([name for name in ours if name in paper], 2):
-        if paper[item] == paper[other]:
+    for first, other in combinations([name for name in ours if name in paper], 2):
+        if paper[first] == paper[other]:
             continue
-        gap = mean(ours[item]) - mean(ours[other])
-        agrees = gap * (paper[item] - paper[other]) > 0
+        gap = mean(ours[first]) - mean(ours[other])
+        agrees = gap * (paper[first] - paper[other]) > 0
         is_clear = abs(gap) > 2 * math.hypot(
-            standard_error(ours[item]), standard_error(ours[other])
+            standard_error(ours[first]), standard_error(ours[other])
         )
         pairs += 1
         in_order += agrees

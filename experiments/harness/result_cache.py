@@ -73,12 +73,12 @@ def _read(path: Path, about: dict[str, Any]) -> Numbers:
 
 
 def _differing(
-    one: Mapping[str, Any], other: Mapping[str, Any]
+    mine: Mapping[str, Any], other: Mapping[str, Any]
 ) -> Iterator[tuple[str, object, object]]:
     """Yield name and both values of each member that differs; dicts are compared member by
     member."""
-    for name in {**one, **other}:
-        was, wanted = one.get(name), other.get(name)
+    for name in {**mine, **other}:
+        was, wanted = mine.get(name), other.get(name)
         if isinstance(was, dict) and isinstance(wanted, dict):
             yield from _differing(was, wanted)
         elif was != wanted:

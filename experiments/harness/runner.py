@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from engine.errors import ConfigError
 from experiments.harness.result_cache import Numbers, cached
-from experiments.harness.settings import Settings
+from experiments.harness.settings import ExperimentSettings
 from loadtest.records import new_record, settings_of, write_record
 from training.loop import Run, Schedule, TrainingBatches
 from training.model import LanguageModel
@@ -36,7 +36,7 @@ Results = dict[str, list[Numbers]]
 
 def run_cases(
     name: str,
-    config: Settings,
+    config: ExperimentSettings,
     cases: Mapping[str, Callable[[int], Numbers]],
     made_of: Mapping[str, Any],
     seeds: Sequence[int] = (),
@@ -114,7 +114,7 @@ def fit(
 def publish(
     name: str,
     argv: list[str],
-    config: Settings,
+    config: ExperimentSettings,
     results: Results,
     lines: Iterable[str],
     figure: Figure,

@@ -16,7 +16,7 @@ LEAST = {"threads": 0, "further_rates": 0, "max_vocab_size": MIN_VOCAB_SIZE}
 """Least values of the settings that need not be at least 1."""
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ExperimentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of every experiment."""
 
     output: Path = RECORDS
@@ -51,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return {name: getattr(self, name) for name in names}
 
 
-class ModelSettings(Settings, frozen=True):
+class ModelSettings(ExperimentSettings, frozen=True):
     """Settings of experiments that make models: their size, and the length of their training."""
 
     steps: int = 256

@@ -106,8 +106,8 @@ def _in_flight(requests: Rows, seconds: float, width: float, count: int) -> list
         ordered = np.sort(np.nan_to_num(times, nan=seconds))
         before = np.searchsorted(ordered, edges)
         sums = np.concatenate([[0.0], np.cumsum(ordered)])
-        result: Times = edges * before - sums[before]
-        return result
+        integral: Times = edges * before - sums[before]
+        return integral
 
     under_way = np.diff(area(sent["sent"]) - area(sent["ended"]))
     return list((np.maximum(under_way, 0) / np.maximum(np.diff(edges), 1e-12)).tolist())

@@ -90,7 +90,7 @@ class Client:
         await asyncio.gather(*self._connecting, return_exceptions=True)
         for connection in list(self._connections):
             connection.abort()
-        while self._connections:  # transports tell of their end in a later turn
+        while self._connections:  # transports report their end in a later iteration of the loop
             await asyncio.sleep(0.001)
 
     def _dispatch(self, attempt: RequestAttempt) -> None:

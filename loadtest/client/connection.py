@@ -54,7 +54,7 @@ class ClientConnection(asyncio.Protocol):
         return self.uses > 1 and self._now == 0.0
 
     def send(self, data: bytes, receiver: Receiver) -> None:
-        """Send a whole request. The receiver is told of its reply until `end_reply` or `broken`."""
+        """Send a whole request. The receiver gets its reply until `end_reply` or `broken`."""
         assert self._receiver is None, "one request at a time"
         self._receiver = receiver
         self.uses += 1
@@ -66,7 +66,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport.write(data)
 
     def abort(self) -> None:
-        """Close at once; the receiver is not told."""
+        """Close at once, without a call of the receiver."""
         self._receiver = None
         self.is_reusable = False
         self._transport.abort()

@@ -103,7 +103,7 @@ class Reply:
         return self._has_counts and not self._guessed
 
     def read(self, data: bytes) -> TokenCounts:
-        """Take a piece of the body. Raises BadReply. Without a stream, only `finish` has news."""
+        """Take a piece of the body. Raises BadReply. Without a stream, only `finish` has counts."""
         if self._events is None:
             self._body.append(data)
             self._num_bytes += len(data)
@@ -115,7 +115,7 @@ class Reply:
         return [] if self._events is None else counts
 
     def finish(self) -> TokenCounts:
-        """Return the news at the body's end. Raises BadReply unless the reply is whole."""
+        """Return the counts at the body's end. Raises BadReply unless the reply is whole."""
         if self._events is None:
             return self._whole(self._read(b"".join(self._body)))
         counts = self._take(self._events.finish())

@@ -55,7 +55,7 @@ def running(values: dict[str, float]) -> float | None:
     return next((values[name] for name in RUNNING if name in values), None)
 
 
-class Sampling(AbstractContextManager["Sampling"]):
+class MetricsSampler(AbstractContextManager["MetricsSampler"]):
     """Samples /metrics while the block runs. Omits failed samples; notes the first failure."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
@@ -70,7 +70,7 @@ class Sampling(AbstractContextManager["Sampling"]):
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._read_all, daemon=True)
 
-    def __enter__(self) -> Sampling:
+    def __enter__(self) -> MetricsSampler:
         if self._url:
             self._thread.start()
         return self

@@ -50,7 +50,7 @@ def main() -> None:
         go = frames.read(0)
         if not isinstance(go, frames.Go):
             raise SystemExit(1)
-        result = uvloop.run(Part(setup, workload, loop, go.started, out).result())
+        result = uvloop.run(WorkerPart(setup, workload, loop, go.started, out).result())
         frames.write(out, result)
     except SRMError as error:
         frames.write(out, frames.Failed(error.message, isinstance(error, ConfigError)))
@@ -65,7 +65,7 @@ def pace_of(setup: frames.Setup, workload: Workload) -> OpenLoop | ClosedLoop:
     return ClosedLoop(own, indices, workload, scenario.duration_s)
 
 
-class Part:
+class WorkerPart:
     """One process's part of a run: from the start to the end of its last request."""
 
     def __init__(

@@ -13,13 +13,13 @@ from loadtest import objectives
 from loadtest.analysis.summarize import summarize
 from loadtest.analysis.verdict import warnings
 from loadtest.analysis.window import Window, load_name
-from loadtest.client.server_metrics import Sampling
+from loadtest.client.server_metrics import MetricsSampler
 from loadtest.client.target import api_key, base_url
 from loadtest.client.workers import run
 from loadtest.quantities import DISTRIBUTIONS, MEASURES, value_of, with_unit
 from loadtest.recording import Recording
 from loadtest.report.live import OnProgress, shown
-from loadtest.report.report_files import Run
+from loadtest.report.report_files import MeasuredRun
 from loadtest.scenario import Scenario
 from loadtest.summary import Summary
 
@@ -48,7 +48,7 @@ def record(scenario: Scenario, command: str, folder: Path, name: str = "") -> Re
     """Run the scenario, show progress, and save the recording. Raises ConfigError."""
     metrics_url = scenario.metrics_url.rstrip("/") or base_url(scenario)
     with (
-        Sampling("" if metrics_url == "none" else metrics_url, api_key(scenario)) as sampling,
+        MetricsSampler("" if metrics_url == "none" else metrics_url, api_key(scenario)) as sampling,
         shown(name or load_name(scenario), sampling) as on_progress,
     ):
         recording = asyncio.run(_until_over(scenario, on_progress, command))
@@ -79,24 +79,26 @@ async def _until_over(scenario: Scenario, on_progress: OnProgress, command: str)
         loop.remove_signal_handler(signal.SIGINT)
 
 
-def summed_up(recording: Recording, name: str | None = None, window: Window | None = None) -> Run:
+def summed_up(
+    recording: Recording, name: str | None = None, window: Window | None = None
+) -> MeasuredRun:
     """Summarize a recording. Raises ConfigError if nothing is left to measure."""
     summary = summarize(recording, name, window)
-    return Run(summary, recording, warnings(summary, recording))
+    return MeasuredRun(summary, recording, warnings(summary, recording))
 
 
-def failed(run: Run) -> list[str]:
+def failed(run: MeasuredRun) -> list[str]:
     """Return the conditions of `fail_if` that hold, in words."""
     return objectives.check(run.summary, run.recording.about.scenario.fail_if)
 
 
-def exit_code(runs: list[Run]) -> int:
+def exit_code(runs: list[MeasuredRun]) -> int:
     """Return 1 if a condition of `fail_if` holds, or if no request was answered; else 0."""
     answered = any(run.summary.completed for run in runs)
     return int(not answered or any(failed(run) for run in runs))
 
 
-def run_outcome(run: Run) -> str:
+def run_outcome(run: MeasuredRun) -> str:
     """Describe one run, and the conditions of `fail_if` that hold."""
     summary = run.summary
     begin, end = summary.window
@@ -120,7 +122,7 @@ def run_outcome(run: Run) -> str:
     return "\n".join(lines) + "\n"
 
 
-def step_outcome(run: Run) -> str:
+def step_outcome(run: MeasuredRun) -> str:
     """Describe one step of a sweep in a line."""
     summary = run.summary
     shown = [f"{MEASURES[key].label} {_shown(summary, key)}" for key in _known(summary, _STEP)]

@@ -17,7 +17,7 @@ from engine.settings import build, read_settings
 from loadtest.analysis.window import load_name
 from loadtest.commands import run_command
 from loadtest.commands.knee import Point, SweepConfig, grows_still, knee, largest_good, next_load
-from loadtest.report.report_files import Run, write_reports
+from loadtest.report.report_files import MeasuredRun, write_reports
 from loadtest.scenario import Scenario, command_of
 
 STEPS = "steps"
@@ -72,7 +72,7 @@ def sweep(argv: list[str], command: str) -> int:
     given = read_settings(settings, argv, command_of("srm loadtest sweep"))
     scenario, config = build(Scenario, given), build(SweepConfig, given)
     run_command.check(scenario)
-    runs: list[Run] = []
+    runs: list[MeasuredRun] = []
     folders: list[str] = []
     failure: SRMError | None = None
     interrupted, by_objectives = False, bool(scenario.objectives)
@@ -119,13 +119,13 @@ def step_of(config: SweepConfig, scenario: Scenario, load: float) -> Scenario:
     return msgspec.structs.replace(scenario, **times, **changed, **without)
 
 
-def load_of(run: Run) -> float:
+def load_of(run: MeasuredRun) -> float:
     """Return the load of one step."""
     scenario = run.recording.about.scenario
     return scenario.rate if scenario.open_loop else float(scenario.concurrency)
 
 
-def _points(runs: list[Run]) -> list[Point]:
+def _points(runs: list[MeasuredRun]) -> list[Point]:
     """Return the numbers of the steps that decide the search."""
     return [
         Point(
@@ -137,7 +137,7 @@ def _points(runs: list[Run]) -> list[Point]:
     ]
 
 
-def swept(config: SweepConfig, runs: list[Run]) -> Swept:
+def swept(config: SweepConfig, runs: list[MeasuredRun]) -> Swept:
     """Return the result of these steps, at least one."""
     objectives = runs[0].recording.about.scenario.objectives
     points = _points(runs)
@@ -151,13 +151,13 @@ def swept(config: SweepConfig, runs: list[Run]) -> Swept:
     )
 
 
-def show_step(run: Run) -> None:
+def show_step(run: MeasuredRun) -> None:
     """Print a step at once, flushed for readers of a pipe."""
     sys.stdout.write(run_command.step_outcome(run) + "\n")
     sys.stdout.flush()
 
 
-def report_sweep(folder: Path, runs: list[Run], outcome: Swept) -> int:
+def report_sweep(folder: Path, runs: list[MeasuredRun], outcome: Swept) -> int:
     """Print the result and write the report; return the exit code.
 
     Conditions of `fail_if` apply to the knee, since beyond it a server may be arbitrarily slow.

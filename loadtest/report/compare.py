@@ -25,7 +25,7 @@ COMPARED = (
 )
 
 
-class Row(msgspec.Struct, frozen=True):
+class ComparisonRow(msgspec.Struct, frozen=True):
     """One measure of both, in SI units; measures that neither has are left out."""
 
     key: str
@@ -38,10 +38,10 @@ class Row(msgspec.Struct, frozen=True):
     @property
     def verdict(self) -> str:
         """Return `better` or `worse` for b if that is known; else the difference's verdict."""
-        result, better = self.difference.verdict, MEASURES[self.key].better
-        if result not in {"more", "less"} or not better:
-            return result
-        return "better" if (result == "more") == (better > 0) else "worse"
+        verdict, better = self.difference.verdict, MEASURES[self.key].better
+        if verdict not in {"more", "less"} or not better:
+            return verdict
+        return "better" if (verdict == "more") == (better > 0) else "worse"
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class Step(msgspec.Struct, frozen=True):
     name: str
     a: RunReport
     b: RunReport
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ def compare_reports(a: Report, b: Report, label_a: str = "A", label_b: str = "B"
     return Comparison(
         label_a=label_a,
         label_b=label_b,
-        steps=tuple(Step(name, item, other, _rows(item, other)) for name, item, other in pairs),
+        steps=tuple(Step(name, base, other, _rows(base, other)) for name, base, other in pairs),
         only_a=tuple(only_a),
         only_b=tuple(only_b),
         conditions=_conditions(pairs),
@@ -116,14 +116,14 @@ def _named(runs: Sequence[RunReport]) -> dict[str, RunReport]:
     return entries
 
 
-def _rows(one: RunReport, other: RunReport) -> tuple[Row, ...]:
+def _rows(base: RunReport, other: RunReport) -> tuple[ComparisonRow, ...]:
     rows = []
     for key in COMPARED:
-        a, b = value_of(one.summary, key), value_of(other.summary, key)
+        a, b = value_of(base.summary, key), value_of(other.summary, key)
         if math.isnan(a) and math.isnan(b):
             continue
-        tested = difference(a, b, one.parts.get(key, []), other.parts.get(key, []))
-        rows.append(Row(key, a, b, b / a if a else math.nan, tested))
+        tested = difference(a, b, base.parts.get(key, []), other.parts.get(key, []))
+        rows.append(ComparisonRow(key, a, b, b / a if a else math.nan, tested))
     return tuple(rows)
 
 
@@ -132,14 +132,14 @@ def _conditions(
 ) -> tuple[tuple[str, str, str], ...]:
     """Return the settings, machines and versions that differ, each once."""
     differing: dict[tuple[str, str, str], None] = {}
-    for _, item, other in pairs:
-        lines = [("machine", item.machine, other.machine)]
-        for name in dict.fromkeys((*item.versions, *other.versions)):
-            versions = item.versions.get(name, "–"), other.versions.get(name, "–")
+    for _, base, other in pairs:
+        lines = [("machine", base.machine, other.machine)]
+        for name in dict.fromkeys((*base.versions, *other.versions)):
+            versions = base.versions.get(name, "–"), other.versions.get(name, "–")
             lines.append((f"version of {name}", *versions))
         for name in Scenario.__struct_fields__:
             if name != "output":
-                a, b = _shown(getattr(item.scenario, name)), _shown(getattr(other.scenario, name))
+                a, b = _shown(getattr(base.scenario, name)), _shown(getattr(other.scenario, name))
                 lines.append((name, a, b))
         differing.update(dict.fromkeys(row for row in lines if row[1] != row[2]))
     return tuple(differing)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from loadtest.client.server_metrics import Sampling, running
+from loadtest.client.server_metrics import MetricsSampler, running
 from loadtest.client.workers import RunProgress
 
 _LINE_S = 5.0
@@ -64,7 +64,7 @@ class LiveMeter:
 
 
 @contextmanager
-def shown(title: str, sampling: Sampling) -> Iterator[OnProgress]:
+def shown(title: str, sampling: MetricsSampler) -> Iterator[OnProgress]:
     """Yield the callback that shows the progress of the run with this title."""
     meter = LiveMeter(lambda: running(sampling.latest))
     console = Console(stderr=True)

@@ -94,7 +94,7 @@ def at_ranks(buckets: Buckets, factor: float) -> plots.Curve:
 
     def times(ranks: Times) -> Times:
         places = np.searchsorted(reached, np.maximum(ranks * reached[-1], 1e-9))
-        result: Times = ends[np.minimum(places, len(reached) - 1)]
-        return result
+        reached_at: Times = ends[np.minimum(places, len(reached) - 1)]
+        return reached_at
 
     return times

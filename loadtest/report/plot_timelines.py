@@ -107,15 +107,17 @@ def _picture(
     return plots.Picture(title, svg, alt, columns(title, "Seconds", spans, data), note)
 
 
-def _draw(axes: plots.Panel, one: Curve, factor: float, run: RunReport) -> None:
-    values = np.array(one.values) * factor
-    if one.steps and len(values) <= 40:
-        edges = np.append(one.times, run.seconds)
-        axes.stairs(values, edges, color=one.colour, label=one.label, linewidth=1.6, baseline=None)
+def _draw(axes: plots.Panel, line: Curve, factor: float, run: RunReport) -> None:
+    values = np.array(line.values) * factor
+    if line.steps and len(values) <= 40:
+        edges = np.append(line.times, run.seconds)
+        axes.stairs(
+            values, edges, color=line.colour, label=line.label, linewidth=1.6, baseline=None
+        )
         return
-    times = np.array(one.times) + (run.timeline.width_s / 2 if one.steps else 0)
+    times = np.array(line.times) + (run.timeline.width_s / 2 if line.steps else 0)
     marker = "o" if len(values) == 1 else ""
-    axes.plot(times, values, color=one.colour, label=one.label, marker=marker, markersize=4)
+    axes.plot(times, values, color=line.colour, label=line.label, marker=marker, markersize=4)
 
 
 def _shade(axes: plots.Panel, run: RunReport) -> None:
@@ -128,17 +130,17 @@ def _shade(axes: plots.Panel, run: RunReport) -> None:
             axes.axvspan(left, right, color=plots.LINE, alpha=0.45, linewidth=0, zorder=0)
 
 
-def _range(one: Curve, factor: float, unit: str) -> str:
-    known = [value * factor for value in one.values if not math.isnan(value)]
+def _range(line: Curve, factor: float, unit: str) -> str:
+    known = [value * factor for value in line.values if not math.isnan(value)]
     return f"from {min(known):.3g} to {max(known):.3g} {unit}".rstrip()
 
 
-def _thinned(one: Curve, ends: np.ndarray) -> list[float]:
-    places = np.clip(np.searchsorted(ends, one.times, "right") - 1, 0, len(ends) - 2)
-    values = np.array(one.values)
+def _thinned(line: Curve, ends: np.ndarray) -> list[float]:
+    places = np.clip(np.searchsorted(ends, line.times, "right") - 1, 0, len(ends) - 2)
+    values = np.array(line.values)
     thinned = []
     for index in range(len(ends) - 1):
         inside = values[(places == index) & ~np.isnan(values)]
-        summed = math.nan if not len(inside) else inside.max() if one.most else inside.mean()
+        summed = math.nan if not len(inside) else inside.max() if line.most else inside.mean()
         thinned.append(float(summed))
     return thinned

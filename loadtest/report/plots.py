@@ -208,7 +208,7 @@ def inline(svg: str, name: str, alt: str) -> str:
     body = re.sub(r"font-family:[^;\"]*;?|font: (\d+)px [^;\"]*", _font, body)
     body = re.sub(r"(\d\.\d{2})\d+", r"\1", body)
     body = re.sub(r"\s*\n\s*", "\n", body)
-    return re.sub("|".join(_VARIABLES), lambda result: _VARIABLES[result[0]], body)
+    return re.sub("|".join(_VARIABLES), lambda found_name: _VARIABLES[found_name[0]], body)
 
 
 def _font(match: re.Match[str]) -> str:

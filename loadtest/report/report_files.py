@@ -25,7 +25,7 @@ _COUNTS = ("prompt_tokens", "output_tokens", "usage_prompt_tokens", "usage_outpu
 
 
 @dataclass(frozen=True)
-class Run:
+class MeasuredRun:
     """The measurements of one run, or of one step of a sweep."""
 
     summary: Summary
@@ -35,7 +35,7 @@ class Run:
 
 
 def write_reports(
-    folder: Path, runs: Sequence[Run], knee: str | None = None, title: str = ""
+    folder: Path, runs: Sequence[MeasuredRun], knee: str | None = None, title: str = ""
 ) -> Report:
     """Write report.json, report.md, report.html, summary.csv and requests.csv into the folder.
 
@@ -57,8 +57,8 @@ def write_reports(
         title=title or f"Load test of {about.scenario.url}: {load}",
         command=about.command,
         runs=tuple(
-            report_of(run.summary, item, run.warnings)
-            for run, item in zip(runs, observed, strict=True)
+            report_of(run.summary, observation, run.warnings)
+            for run, observation in zip(runs, observed, strict=True)
         ),
         knee=knee,
     )
@@ -127,7 +127,7 @@ def _columns(observed: Observed) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {name: requests[name].tolist() for name in ("index", "worker")}
     for name, values in times.items():  # to the microsecond, since no client measures better
         columns[name] = [_cell(value) for value in np.round(values, 6).tolist()]
-    columns["error"] = [ERRORS[number] for number in requests["error"].tolist()]
+    columns["error"] = [ERRORS[code] for code in requests["error"].tolist()]
     for name in ("status", "retries", "n", "max_tokens", "num_bytes"):
         columns[name] = requests[name].tolist()
     for name in _COUNTS:

@@ -24,7 +24,7 @@ _MAX_DOUBTS = 10_000
 
 
 class Stopped(Exception):
-    """The check was told to stop before it had finished."""
+    """The check was stopped before it had finished."""
 
 
 @dataclass

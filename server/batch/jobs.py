@@ -328,10 +328,10 @@ def _in_turn(records: list[BatchRecord], running: Counter[str]) -> list[BatchRec
     owner's, those of higher priority come before."""
     before, ages = Counter(running), {record.id: age for age, record in enumerate(records)}
     ranked = []
-    for record in sorted(records, key=lambda one: -one.priority):
+    for record in sorted(records, key=lambda record: -record.priority):
         ranked.append((before[record.owner], ages[record.id], record))
         before[record.owner] += 1
-    return [record for *_, record in sorted(ranked, key=lambda one: one[:2])]
+    return [record for *_, record in sorted(ranked, key=lambda rank: rank[:2])]
 
 
 def main(argv: list[str]) -> int:

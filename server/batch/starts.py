@@ -97,7 +97,7 @@ class Starts:
             self._write()
 
     def take_back(self) -> None:
-        """Take back this process's starts, since nothing kills it: it is told to stop."""
+        """Take back this process's starts, since nothing kills it: it is asked to stop."""
         if begun := self._begun & self._counts.keys():
             for id in begun:
                 self._counts[id].starts -= 1

@@ -162,9 +162,9 @@ def encode_row(row: dict[str, Any]) -> bytes:
 def _without_nulls(value: Any) -> Any:
     """Leave out nulls: every row of a struct has all of its fields, so those not given are null."""
     if isinstance(value, dict):
-        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+        return {name: _without_nulls(child) for name, child in value.items() if child is not None}
     if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
+        return [_without_nulls(child) for child in value]
     return value
 
 

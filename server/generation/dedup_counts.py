@@ -30,7 +30,7 @@ class Tallied:
 
 
 class Budget:
-    """The memory limit that all tallies of one request share."""
+    """The memory limit that all counts of one request share."""
 
     def __init__(self, num_bytes: int = MAX_DISTINCT_BYTES) -> None:
         self._limit = self._left = num_bytes
@@ -73,7 +73,8 @@ class DedupCounts:
     def by_count(self) -> list[Tallied]:
         """Return the most frequent first; ties are ordered by text, None first."""
         return sorted(
-            self._entries.values(), key=lambda one: (-one.count, one.text is not None, one.text)
+            self._entries.values(),
+            key=lambda entry: (-entry.count, entry.text is not None, entry.text),
         )
 
     def firsts(self) -> list[ChoicePart]:
@@ -83,7 +84,7 @@ class DedupCounts:
             for entry in self._entries.values()
             if entry.first is not None
         )
-        return sorted(counted, key=lambda one: one.index)
+        return sorted(counted, key=lambda sample: sample.index)
 
 
 def _size(sample: ChoicePart) -> int:

@@ -87,7 +87,7 @@ class Ranking:
         if len(rivals) < self._best_of:
             return []
         del self._by_prompt[prompt]
-        rivals.sort(key=lambda one: (-mean_logprob(one), one.index))
+        rivals.sort(key=lambda rival: (-mean_logprob(rival), rival.index))
         return [
             replace(rival, index=prompt * self._n + place)
             for place, rival in enumerate(rivals[: self._n])
@@ -157,7 +157,7 @@ class SampleSelection:
 
     def rest(self) -> list[ChoicePart]:
         """Return the choices that are known only when all samples have finished."""
-        return [choice for tally in self._dedup_counts for choice in tally.firsts()]
+        return [choice for counts in self._dedup_counts for choice in counts.firsts()]
 
     def samples(self) -> list[Samples]:
         """Return the counts of each prompt's samples, so far."""

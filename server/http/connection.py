@@ -57,7 +57,7 @@ class Connection(HttpToolsProtocol):
     """The connection of one client."""
 
     _logged_at: ClassVar[float] = -inf
-    """When the log was last told that there are too many."""
+    """When the log last said that there are too many."""
 
     def __init__(
         self,
@@ -344,7 +344,7 @@ class Connection(HttpToolsProtocol):
 
 
 def _report_faults(connection: Connection) -> None:
-    """Have whoever reads the newest request's body hear of a fault, as InvalidRequest."""
+    """Have whoever reads the newest request's body get a fault, as InvalidRequest."""
     cycle = connection.cycle
     receive = cycle.receive
 

@@ -29,7 +29,7 @@ from server.text.stream import CLEAN, TextStream
 log = logging.getLogger(__name__)
 
 
-class Connection(Protocol):
+class StreamConnection(Protocol):
     """The connection of a reply that has begun, and whose body is sent in chunks of HTTP."""
 
     on_pause: Callable[[], None]
@@ -49,7 +49,7 @@ class Outlet:
 
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
-        self.connection: Connection | None = None
+        self.connection: StreamConnection | None = None
         """None while only the request's task may send them."""
         self.has_begun = False
         """Whether an event was sent."""

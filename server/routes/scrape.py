@@ -108,10 +108,11 @@ def merged(region: Region) -> list[Metric]:
         by_label[label].append(values)
     families: dict[str, Metric] = {}
     for engine, processes in sorted(by_label.items()):
-        own = {"engine": engine} if engine else {}
+        extra_labels = {"engine": engine} if engine else {}
         for family in _sums(processes):
             samples = [
-                sample._replace(labels={**sample.labels, **own}) for sample in family.samples
+                sample._replace(labels={**sample.labels, **extra_labels})
+                for sample in family.samples
             ]
             if family.name not in families:
                 families[family.name] = Metric(family.name, family.documentation, family.type)
@@ -157,8 +158,10 @@ def _renamed(family: Metric, name: str, labels: Mapping[str, str]) -> Metric:
     for sample in family.samples:
         suffix = sample.name.removeprefix(family.name)
         if suffix != "_created":
-            own = {VLLM_LABELS.get(label, label): value for label, value in sample.labels.items()}
-            renamed.add_sample(name + suffix, {**labels, **own}, sample.value)
+            extra_labels = {
+                VLLM_LABELS.get(label, label): value for label, value in sample.labels.items()
+            }
+            renamed.add_sample(name + suffix, {**labels, **extra_labels}, sample.value)
     return renamed
 
 

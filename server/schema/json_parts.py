@@ -93,12 +93,12 @@ def items_of(data: _Json, most: int) -> list[Raw] | None:
         items = _decode_items(data)
         return items if len(items) <= most else None
     try:
-        result = _decoder_of(most)(data)
+        fields = _decoder_of(most)(data)
     except msgspec.ValidationError:
         if first_byte(data) == b"[":
             return None
         raise
-    return [item for item in msgspec.structs.astuple(result) if item is not UNSET]
+    return [raw for raw in msgspec.structs.astuple(fields) if raw is not UNSET]
 
 
 @cache
@@ -134,7 +134,7 @@ def _integral(value: Any, depth: int = 2) -> Any:
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list) and depth:
-        return [_integral(item, depth - 1) for item in value]
+        return [_integral(child, depth - 1) for child in value]
     return value
 
 

@@ -58,7 +58,7 @@ class BodySchema(msgspec.Struct, frozen=True):
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """One method of one path, as told to clients."""
+    """One method of one path, as documented for clients."""
 
     method: str
     path: str
@@ -112,17 +112,17 @@ def document(operations: Iterable[Operation], title: str, version: str) -> Schem
     }
 
 
-def _operation(one: Operation) -> Schema:
-    has_input = one.body is not None or one.form is not None
-    errors = {*one.errors, *_EVERYWHERE, *((400, 408, 413) if has_input else ())}
-    if one.body is not None:
+def _operation(operation: Operation) -> Schema:
+    has_input = operation.body is not None or operation.form is not None
+    errors = {*operation.errors, *_EVERYWHERE, *((400, 408, 413) if has_input else ())}
+    if operation.body is not None:
         errors.add(415)
-    name = re.sub(r"\W+", "_", f"{one.method.lower()}{one.path}").strip("_")
-    operation: Schema = {
+    name = re.sub(r"\W+", "_", f"{operation.method.lower()}{operation.path}").strip("_")
+    described: Schema = {
         "operationId": name,
-        "summary": one.summary,
+        "summary": operation.summary,
         "responses": {
-            "200": {"description": "Done.", "headers": _headers(), "content": _content(one)},
+            "200": {"description": "Done.", "headers": _headers(), "content": _content(operation)},
             **{
                 f"{status}": {"$ref": f"#/components/responses/{status}"}
                 for status in sorted(errors)
@@ -132,33 +132,33 @@ def _operation(one: Operation) -> Schema:
     text = {"type": "string", "minLength": 1}
     parameters = [
         {"name": name, "in": "path", "required": True, "description": meaning, "schema": text}
-        for name, meaning in one.parameters.items()
+        for name, meaning in operation.parameters.items()
     ]
     several = {"type": "array", "items": text}
     parameters += [
         {"name": name, "in": "query", "description": meaning, "schema": several}
-        for name, meaning in one.queries.items()
+        for name, meaning in operation.queries.items()
     ]
-    query = _fields(one.query) if one.query is not None else {}
+    query = _fields(operation.query) if operation.query is not None else {}
     for field, schema in query.items():
         meaning = schema.pop("description")
         parameters.append({"name": field, "in": "query", "description": meaning, "schema": schema})
     if parameters:
-        operation["parameters"] = parameters
-    if one.body is not None:
-        content = {_JSON: {"schema": reference(one.body.kind)}}
-        operation["requestBody"] = {"required": True, "content": content}
-    if one.form is not None:
-        fields = msgspec.structs.fields(one.form)
+        described["parameters"] = parameters
+    if operation.body is not None:
+        content = {_JSON: {"schema": reference(operation.body.kind)}}
+        described["requestBody"] = {"required": True, "content": content}
+    if operation.form is not None:
+        fields = msgspec.structs.fields(operation.form)
         whole = {
             "type": "object",
-            "properties": _fields(one.form),
+            "properties": _fields(operation.form),
             "required": [field.encode_name for field in fields if field.required],
             "additionalProperties": False,
         }
         content = {"multipart/form-data": {"schema": whole}}
-        operation["requestBody"] = {"required": True, "content": content}
-    return operation
+        described["requestBody"] = {"required": True, "content": content}
+    return described
 
 
 def _fields(kind: type[msgspec.Struct]) -> dict[str, Schema]:
@@ -167,7 +167,7 @@ def _fields(kind: type[msgspec.Struct]) -> dict[str, Schema]:
     fields = {}
     for field in msgspec.structs.fields(kind):
         schema = _nullable([hints[field.name]], required=True)
-        options = [group for group in schema.pop("anyOf", [schema]) if group != {"type": "null"}]
+        options = [option for option in schema.pop("anyOf", [schema]) if option != {"type": "null"}]
 
         if options[0].get("contentEncoding"):
             options[0] = {"type": "string", "format": "binary"}
@@ -175,13 +175,13 @@ def _fields(kind: type[msgspec.Struct]) -> dict[str, Schema]:
     return fields
 
 
-def _content(one: Operation) -> Schema:
-    if isinstance(one.reply, tuple):
-        kinds = {name: "object" if name == _JSON else "string" for name in one.reply}
+def _content(operation: Operation) -> Schema:
+    if isinstance(operation.reply, tuple):
+        kinds = {name: "object" if name == _JSON else "string" for name in operation.reply}
         return {name: {"schema": {"type": kind}} for name, kind in kinds.items()}
-    content: Schema = {_JSON: {"schema": reference(one.reply)}}
-    if one.events is not None:
-        content[_EVENTS] = {"itemSchema": _event(one.events)}
+    content: Schema = {_JSON: {"schema": reference(operation.reply)}}
+    if operation.events is not None:
+        content[_EVENTS] = {"itemSchema": _event(operation.events)}
     return content
 
 

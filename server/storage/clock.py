@@ -58,18 +58,18 @@ class Clock:
 
     def now(self) -> float:
         """Return the time in Unix seconds."""
-        retained, uptime = self._kept, self._uptime()
+        lasting, uptime = self._kept, self._uptime()
         offset = self._wall() - uptime
-        has_lasted = retained.held_at is not None and uptime - retained.held_at >= HOLD_S
-        if offset <= retained.offset + _JUMP_S or has_lasted:
-            retained.offset, retained.held_at = offset, None
-        elif retained.held_at is None:
-            retained.held_at = uptime
+        has_lasted = lasting.held_at is not None and uptime - lasting.held_at >= HOLD_S
+        if offset <= lasting.offset + _JUMP_S or has_lasted:
+            lasting.offset, lasting.held_at = offset, None
+        elif lasting.held_at is None:
+            lasting.held_at = uptime
             log.warning(
                 "the clock is %.0f s ahead of where it should be: nothing expires by that for %g h",
-                *(offset - retained.offset, HOLD_S / 3600),
+                *(offset - lasting.offset, HOLD_S / 3600),
             )
-        return uptime + retained.offset
+        return uptime + lasting.offset
 
     def keep(self) -> None:
         """Save the state for the next process."""

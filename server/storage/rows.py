@@ -43,13 +43,15 @@ class Row(NamedTuple):
     def decoded(self, kind: type[Record]) -> Record:
         """Return what it says. Raises DamagedRecord if that is not what was put there."""
         try:
-            text = decode(self.record, kind)
+            record = decode(self.record, kind)
         except UNDECODABLE as error:
             raise DamagedRecord(f"the record of {self.id} is damaged: {error}") from None
-        stored = [getattr(text, name) for name in _COLUMNS[kind]]
-        if self.columns != tuple(None if item is None else str(item).encode() for item in stored):
+        stored = [getattr(record, name) for name in _COLUMNS[kind]]
+        if self.columns != tuple(
+            None if column is None else str(column).encode() for column in stored
+        ):
             raise DamagedRecord(f"the columns of {self.id} are not those of its record")
-        return text
+        return record
 
 
 def put(connection: Connection, record: FileRecord | BatchRecord) -> None:

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _SUFFIX = ".json"
 _ASIDE = ".damaged"
-"""What a sidecar that cannot be read is called, so that it is found, and told of once."""
+"""What a sidecar that cannot be read is called, so that it is found, and logged once."""
 
 
 class Sidecars:

@@ -192,11 +192,11 @@ class Store:
         assert batch.is_runnable
 
         def allocate(connection: Connection) -> BatchRecord:
-            value = rows.get(connection, BatchRecord, batch.id, None)
-            assert value is not None, batch.id
-            if value.output_file_id and value.error_file_id:
-                return value
-            fields = {name: getattr(value, name) or new_file_id() for name in _OUTPUTS}
+            stored = rows.get(connection, BatchRecord, batch.id, None)
+            assert stored is not None, batch.id
+            if stored.output_file_id and stored.error_file_id:
+                return stored
+            fields = {name: getattr(stored, name) or new_file_id() for name in _OUTPUTS}
             changed = self._change(connection, batch.id, RUNNABLE, fields)
             assert changed is not None, batch.id
             return changed

@@ -60,18 +60,18 @@ def _recover(sidecars: Sidecars, kind: type[Record], row: rows.Row) -> Record | 
         own = None
     for id in (row.id, "" if own is None else own.id):
         try:
-            value = sidecars.get(kind, id)
+            from_sidecar = sidecars.get(kind, id)
         except UNDECODABLE:
             continue
-        if value is not None:
-            return value
+        if from_sidecar is not None:
+            return from_sidecar
     return own
 
 
 def look_at(database: Database, sidecars: Sidecars, kind: type[Record], after: int) -> int:
     """Mend what is damaged of the next records after a number; return the number to go on after.
     Columns that queries go by would otherwise hide a record for ever."""
-    content = database.read(rows.following, kind, after, LOOKED_AT)  # which mends rows
+    rows_read = database.read(rows.following, kind, after, LOOKED_AT)  # which mends rows
 
     def write(connection: Connection, id: str) -> None:
         record = rows.get(connection, kind, id, None)
@@ -79,7 +79,7 @@ def look_at(database: Database, sidecars: Sidecars, kind: type[Record], after: i
             log.error("the sidecar of %s is gone or damaged: written anew", id)
             sidecars.write(record)
 
-    for _, record in content:
+    for _, record in rows_read:
         try:
             is_whole = sidecars.is_whole(record)
         except IsADirectoryError as error:  # keeps no other from being looked at
@@ -87,7 +87,7 @@ def look_at(database: Database, sidecars: Sidecars, kind: type[Record], after: i
             continue
         if not is_whole:
             database.write(write, record.id)
-    return content[-1][0] if len(content) == LOOKED_AT else 0
+    return rows_read[-1][0] if len(rows_read) == LOOKED_AT else 0
 
 
 def _missing(sidecars: Sidecars, connection: Connection) -> list[list[str]]:

@@ -67,7 +67,7 @@ def _without_room(folders: Iterable[Path]) -> str:
     causes = []
     for folder in folders:
         try:
-            there = next(item for item in (folder, *folder.absolute().parents) if item.exists())
+            there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
             disk = os.statvfs(there)
         except OSError as failed:
             causes.append(f"{folder}: {failed.strerror}")

@@ -162,10 +162,10 @@ def _supervisor(
         _engine(engine, engine_module, number, endpoints, without_keys, folder, of_engines[number])
         for number in numbers
     ]
-    for item in engines:
-        item.private = private
-        item.folders = (folder, Path(engine.snapshot_dir).expanduser())
-        item.substitutes = [other for other in engines if other is not item]
+    for each in engines:
+        each.private = private
+        each.folders = (folder, Path(engine.snapshot_dir).expanduser())
+        each.substitutes = [other for other in engines if other is not each]
     return Supervisor(
         engines=engines,
         apis=[

@@ -61,7 +61,7 @@ def chat_template(folder: Path, file: str = "") -> str | None:
         return _read(folder / "chat_template.jinja", CheckpointError)
     given = _read_config(folder).chat_template
     if isinstance(given, list):  # of several, the one for plain chats
-        return next((item.template for item in given if item.name == "default"), None)
+        return next((choice.template for choice in given if choice.name == "default"), None)
     return given
 
 

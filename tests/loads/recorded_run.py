@@ -9,7 +9,7 @@ import numpy as np
 
 from loadtest.analysis.summarize import summarize
 from loadtest.recording import MetricSample, Recording
-from loadtest.report.report_files import Run
+from loadtest.report.report_files import MeasuredRun
 from tests.loads.recorded import recording, request
 
 NAMES = (
@@ -72,7 +72,7 @@ def _sample(time: float, result: Recording, slots: int) -> MetricSample:
     return MetricSample(float(time), dict(zip(NAMES, numbers, strict=True)))
 
 
-def run_of(*warnings: str, name: str | None = None, **settings: Any) -> Run:
+def run_of(*warnings: str, name: str | None = None, **settings: Any) -> MeasuredRun:
     """A run as `srm loadtest run` has it in the end."""
     recording = recorded(**settings)
-    return Run(summarize(recording, name), recording, warnings)
+    return MeasuredRun(summarize(recording, name), recording, warnings)

@@ -15,7 +15,7 @@ import numpy as np
 from loadtest.analysis.summarize import summarize
 from loadtest.client import frames
 from loadtest.client.target import Target
-from loadtest.client.worker import Part, pace_of
+from loadtest.client.worker import WorkerPart, pace_of
 from loadtest.client.workers import num_workers, put_together, run
 from loadtest.recording import Recording, Times
 from loadtest.scenario import Scenario
@@ -65,7 +65,8 @@ async def simulate(scenario: Scenario, url: str) -> tuple[Recording, float]:
     work = Workload(scenario)
     with Path(os.devnull).open("wb") as nowhere:
         parts = [
-            Part(setup, work, pace_of(setup, work), started, nowhere.fileno()) for setup in setups
+            WorkerPart(setup, work, pace_of(setup, work), started, nowhere.fileno())
+            for setup in setups
         ]
         results = await asyncio.gather(*(part.result() for part in parts))
     return put_together(results, scenario, target, "a test", 0.0, False), started

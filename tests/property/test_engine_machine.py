@@ -206,8 +206,8 @@ class EngineMachine(RuleBasedStateMachine):
     def park_apart_and_stop(
         self, prompt: list[int], like: Request, at: int, indices: set[int], cut: int | None
     ) -> None:
-        """Many samples of one request are parked one after the other, as victims are, and stopped
-        or cut before they get slots again."""
+        """Many samples of one request are parked one after the other, as in a preemption, and
+        stopped or cut before they get slots again."""
         many = of_prompt(like, prompt, n=6, max_tokens=12, ignore_eos=True)
         self.add(replace(many, emit="final"))
         self.step(4)

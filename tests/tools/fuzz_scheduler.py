@@ -177,7 +177,7 @@ class History:
         self.engine.abort(name)
 
     def park(self) -> None:
-        """Some of those that have sampled, in one go or in two, as victims are."""
+        """Some of those that have sampled, in one go or in two, as in a preemption."""
         self.step()
         self.record(self.engine.settle())
         slots = parkable(self.engine.scheduler.table)

@@ -25,7 +25,7 @@ from bench.gpu.profile import each_once, last_step, read_kernels
 from bench.gpu.report import _ops
 from bench.gpu.task import Task
 from deploy.gpu import graphs
-from deploy.gpu.calls import GPU, REHEARSAL, Part, calls
+from deploy.gpu.calls import GPU, REHEARSAL, KitPart, calls
 from deploy.gpu.run import ENVIRONMENT, TIMED_OUT, Call, wrong_products
 from tests.serving import ROOT
 
@@ -63,12 +63,12 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     return Call(1, "cpu", tmp_path / "results", str(tmp_path), math.inf)
 
 
-def part(*rows: int, name: str = "a", **fields: Any) -> Part:
+def part(*rows: int, name: str = "a", **fields: Any) -> KitPart:
     settings = {"rows": rows}
-    return Part(name=name, limit_s=300, module="attempts", settings=settings, **fields)
+    return KitPart(name=name, limit_s=300, module="attempts", settings=settings, **fields)
 
 
-def is_missing(part: Part) -> bool:
+def is_missing(part: KitPart) -> bool:
     """Whether the program that runs it is not here."""
     return bool(part.under) and shutil.which(part.under[0]) is None
 

@@ -42,7 +42,7 @@ def test_of_a_reply_to_the_operator(
 
 
 def test_of_metrics() -> None:
-    sampling = server_metrics.Sampling("")
+    sampling = server_metrics.MetricsSampler("")
     with httpx.Client(transport=httpx.MockTransport(lambda _: odd(200))) as client:
         sampling._url = "http://a"
         sampling._read_one(client)

@@ -29,7 +29,7 @@ FORMS: tuple[tuple[str, ...], ...] = (
 """Names of the members that identify each form of row."""
 
 
-class Piece(NamedTuple):
+class RowPiece(NamedTuple):
     """A part of a row that is tokenized by itself."""
 
     text: str
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
 class RowText(NamedTuple):
     """A row as text."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[RowPiece, ...]
     is_chat: bool
     """Whether the chat template wrote the text, special tokens included."""
 
@@ -56,7 +56,7 @@ class Chats:
         except TemplateFailed as error:
             raise ConfigError(f"model: the chat template of {folder} is not one: {error}") from None
 
-    def pieces(self, row: Row) -> tuple[Piece, ...]:
+    def pieces(self, row: Row) -> tuple[RowPiece, ...]:
         """Return a chat as pieces. Raises ConfigError if it cannot be trained on."""
         if row.get("tools"):
             raise ConfigError("tools must be absent: no tool is shown to the model")
@@ -74,7 +74,7 @@ class Chats:
         except TemplateFailed as error:
             raise ConfigError(f"the chat template: {error}") from None
 
-    def _pieces(self, messages: Sequence[Message]) -> Iterator[Piece]:
+    def _pieces(self, messages: Sequence[Message]) -> Iterator[RowPiece]:
         written = ""
         for count in (i for i, message in enumerate(messages) if message.role == "assistant"):
             for turns, is_target in ((messages[:count], False), (messages[: count + 1], True)):
@@ -84,7 +84,7 @@ class Chats:
                         f"it writes what comes before the end of messages[{count}] in another "
                         "way once that is there, so its text cannot be told from theirs"
                     )
-                yield Piece(text[len(written) :], is_target)
+                yield RowPiece(text[len(written) :], is_target)
                 written = text
 
     def _render(self, messages: Sequence[Message], adds_prompt: bool) -> str:
@@ -137,4 +137,4 @@ def _render(row: Row, chats: Chats) -> RowText:
         raise ConfigError(f"{forms[0][1]!r} must not be empty")
     if forms == [("question", "answer")]:
         prompt, completion = Question(prompt, completion).prompt(), f" {completion}"
-    return RowText((Piece(prompt, False), Piece(completion, True)), is_chat=False)
+    return RowText((RowPiece(prompt, False), RowPiece(completion, True)), is_chat=False)

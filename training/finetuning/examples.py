@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from engine.errors import ConfigError
 from server.text.text import Text
 from training.data import IGNORED, EpochBatches
-from training.finetuning.conversations import Piece, RowText
+from training.finetuning.conversations import RowPiece, RowText
 
 BETWEEN = "\n\n"
 """Text between two examples, and between the last one and the prompt, as in lm-eval."""
@@ -50,9 +50,9 @@ def with_shots(
         rng = np.random.default_rng((seed, number))
         drawn = [others[place] for place in rng.choice(len(others), shots + 1, replace=False)]
         chosen = [token for token in drawn if token is not row][:shots]
-        before = ["".join(piece.text for piece in item.pieces) for item in chosen]
+        before = ["".join(piece.text for piece in shot.pieces) for shot in chosen]
         prompt, *rest = row.pieces
-        whole = Piece(BETWEEN.join([*before, prompt.text]), False)
+        whole = RowPiece(BETWEEN.join([*before, prompt.text]), False)
         with_examples.append(row._replace(pieces=(whole, *rest)))
     return with_examples
 

@@ -176,18 +176,18 @@ def prepared(config: SFTConfig, text: Text) -> Data:
     if not text.has_tokenizer:
         raise ConfigError(f"model: {config.model} has no tokenizer.json")
     chats = Chats(config.model, text.special_tokens)
-    train, retained = read(config.train, "train", chats), "evaluation"
+    train, evaluation_name = read(config.train, "train", chats), "evaluation"
     if config.evaluation:
-        evaluation = read(config.evaluation, retained, chats)
+        evaluation = read(config.evaluation, evaluation_name, chats)
     else:
         train, evaluation = _held_back(train, config)
-        retained = "the part of train that is held back"
+        evaluation_name = "the part of train that is held back"
     prepared_rows = {}
-    for rows, name in ((train, "train"), (evaluation, retained)):
+    for rows, name in ((train, "train"), (evaluation, evaluation_name)):
         examples = encode(with_shots(rows, train, config.shots, config.seed, name), text)
         prepared_rows[name] = fitting(examples, config.max_length or n_ctx, name)
     left_out = len(train) + len(evaluation) - sum(map(len, prepared_rows.values()))
-    return Data(prepared_rows["train"], prepared_rows[retained], left_out)
+    return Data(prepared_rows["train"], prepared_rows[evaluation_name], left_out)
 
 
 def _held_back(rows: Sequence[RowText], config: SFTConfig) -> tuple[list[RowText], list[RowText]]:

@@ -106,7 +106,7 @@ def _asked(question: Question, tokenizer: Tokenizer) -> Asked:
 
 def _read(name: str, paths: tuple[Path, ...], tokenizer: Tokenizer, most: int) -> list[Asked]:
     results = [_asked(question, tokenizer) for path in paths for question in read_questions(path)]
-    short = [item for item in results if len(item.token_ids) <= most]
+    short = [asked for asked in results if len(asked.token_ids) <= most]
     if not short:
         raise ConfigError(f"{name}: all prompts have more than {most} tokens: lower max_tokens")
     if len(short) < len(results):

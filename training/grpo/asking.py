@@ -15,10 +15,10 @@ from torch import Tensor
 
 from training.grpo.asked import Asked, Questions
 from training.grpo.config import SamplingSettings
-from training.grpo.objective import Row
-from training.grpo.record import Evaluation, evaluated
+from training.grpo.objective import RolloutRow
+from training.grpo.record import StepEvaluation, evaluated
 from training.grpo.resampling import GOOD, Floats, Resampling, advantages, chosen
-from training.grpo.rollouts import Rollout, Sampler, Sampling
+from training.grpo.rollouts import Rollout, RolloutSampling, Sampler
 from training.questions.rewards import Reward, rewarded
 
 _SAMPLING, _CHOICE, _EVALUATION = 1, 2, 3
@@ -26,7 +26,7 @@ _SAMPLING, _CHOICE, _EVALUATION = 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class RolloutBatch:
     """The rollouts of one update, rewarded."""
 
     asked: list[Asked]
@@ -49,12 +49,12 @@ class Batch:
     @property
     def ended(self) -> float:
         """Fraction of the rollouts that ended with a token, not at the length limit."""
-        return float(np.mean([solution.is_ended for own in self.rollouts for solution in own]))
+        return float(np.mean([rollout.is_ended for own in self.rollouts for rollout in own]))
 
     @property
     def tokens(self) -> int:
         """Number of sampled tokens."""
-        return sum(len(solution.token_ids) for own in self.rollouts for solution in own)
+        return sum(len(rollout.token_ids) for own in self.rollouts for rollout in own)
 
 
 class Asking:
@@ -73,15 +73,15 @@ class Asking:
         self._asked, self._tokenizer = asked, tokenizer
         self._reward, self._sampler = reward, sampler
 
-    def batch(self, index: int) -> Batch:
+    def batch(self, index: int) -> RolloutBatch:
         """Return the rewarded rollouts of the update that `index` updates precede. Raises
         ConfigError if the reward function fails."""
         started = time.monotonic()
         asked = self._asked.train[index]
         rollouts, rewards = self._rewarded(asked, self._settings.rollouts, _SAMPLING, index)
-        return Batch(asked, rollouts, rewards, time.monotonic() - started)
+        return RolloutBatch(asked, rollouts, rewards, time.monotonic() - started)
 
-    def evaluate(self, step: int, count: int, first: Evaluation | None) -> Evaluation:
+    def evaluate(self, step: int, count: int, first: StepEvaluation | None) -> StepEvaluation:
         """Evaluate the sampler's weights after `step` updates by `count` completions of each
         question, with the same seed every time."""
         rollouts, rewards = self._rewarded(self._asked.evaluation, count, _EVALUATION, 0)
@@ -101,7 +101,7 @@ class Asking:
         self, asked: list[Asked], count: int, stream: int, index: int
     ) -> tuple[list[list[Rollout]], Floats]:
         settings = self._settings
-        sampling = Sampling(
+        sampling = RolloutSampling(
             n=count,
             max_tokens=settings.max_tokens,
             temperature=settings.temperature,
@@ -117,17 +117,19 @@ class Asking:
         return rollouts, rewards
 
 
-def rows_of(batch: Batch, rules: Resampling, seed: int, index: int) -> list[Row]:
+def rows_of(batch: RolloutBatch, rules: Resampling, seed: int, index: int) -> list[RolloutRow]:
     """Choose the rollouts to learn from; `index` is the number of updates before."""
     random = np.random.default_rng(_seeds(seed, _CHOICE, index))
     rewards = batch.rewards.ravel()
     pairs = zip(batch.asked, batch.rollouts, strict=True)
-    rollouts = [(asked, solution) for asked, own in pairs for solution in own]
+    rollouts = [(asked, sample) for asked, own in pairs for sample in own]
     rows = []
     for group in chosen(batch.rewards, rules, random):
         for place, advantage in zip(group, advantages(rewards[group]), strict=True):
             asked, rollout = rollouts[place]
-            rows.append(Row(asked.token_ids, rollout.token_ids, rollout.logprobs, float(advantage)))
+            rows.append(
+                RolloutRow(asked.token_ids, rollout.token_ids, rollout.logprobs, float(advantage))
+            )
     return rows
 
 

@@ -23,7 +23,7 @@ from engine.weights.checkpoint import read_model
 from training.checkpoint import copy_text_files, load_model, read_tokenizer, save_model
 from training.events import check_events
 from training.grpo.asked import questions
-from training.grpo.asking import Asking, Batch, rows_of
+from training.grpo.asking import Asking, RolloutBatch, rows_of
 from training.grpo.config import (
     GRPOConfig,
     ObjectiveSettings,
@@ -32,7 +32,7 @@ from training.grpo.config import (
 )
 from training.grpo.learner import Learner
 from training.grpo.objective import Objective
-from training.grpo.record import Evaluation, Lines, Summary, Update, plot, summary
+from training.grpo.record import JsonLinesFile, RunTimes, StepEvaluation, Update, plot, summary
 from training.grpo.rollouts import Sampler, engine_sampler
 from training.grpo.torch_sampler import TorchSampler
 from training.loop import Run, Schedule
@@ -46,8 +46,8 @@ from training.text.whole_files import write_whole
 class Trained(NamedTuple):
     """The records of a run."""
 
-    evaluations: list[Evaluation]
-    summary: Summary
+    evaluations: list[StepEvaluation]
+    summary: RunTimes
 
 
 def grpo(config: GRPOConfig) -> Trained:
@@ -86,13 +86,13 @@ def grpo(config: GRPOConfig) -> Trained:
         sampler = _sampler(config, base.config, run.weights(), done + 1, own.device)
         with closing(sampler):
             asking = Asking(config.sampling, config.seed, asked, tokenizer, reward, sampler)
-            updates = Lines(config.output / "updates.jsonl", Update, done)
+            updates = JsonLinesFile(config.output / "updates.jsonl", Update, done)
             if len(updates) < done:
                 raise ConfigError(
                     f"{config.output}/updates.jsonl must have the {done} updates of run.pt, got "
                     f"{len(updates)}: change output"
                 )
-            evaluations = Lines(config.output / "evaluations.jsonl", Evaluation, done)
+            evaluations = JsonLinesFile(config.output / "evaluations.jsonl", StepEvaluation, done)
             alternate(config, run, learner, asking, updates, evaluations)
         copy_text_files(config.model, config.output)
         save_model(base.config, run.weights(), config.output)
@@ -107,8 +107,8 @@ def alternate(
     run: Run,
     learner: Learner,
     asking: Asking,
-    updates: Lines[Update],
-    evaluations: Lines[Evaluation],
+    updates: JsonLinesFile[Update],
+    evaluations: JsonLinesFile[StepEvaluation],
 ) -> None:
     """Make the updates that are left, each from rollouts of its own.
 
@@ -118,7 +118,7 @@ def alternate(
     """
     schedule, evaluating = config.schedule, config.evaluations
     first, say = len(updates), partial(Console(highlight=False).print, soft_wrap=True)
-    pending: Future[Batch] | None = None
+    pending: Future[RolloutBatch] | None = None
     with ThreadPoolExecutor(1, "rollouts") as thread, stop_asked() as asked:
         for done in range(first, schedule.steps + 1):
             started = time.monotonic()
@@ -177,20 +177,25 @@ def alternate(
                 raise KeyboardInterrupt
 
 
-def _update_line(one: Update, steps: int) -> str:
-    kl = "" if one.kl is None else f"KL {one.kl:.4f}, "
+def _update_line(update: Update, steps: int) -> str:
+    kl = "" if update.kl is None else f"KL {update.kl:.4f}, "
     return (
-        f"update {one.step} of {steps}: reward {one.reward:.3f}, {one.mixed:.0%} of questions "
-        f"mixed, {kl}sampled {one.rollout_tokens:,} tokens in {one.rollout_s:.1f} s, "
-        f"waited {one.waited_s:.1f} s, learned {one.learned_tokens:,} in {one.learn_s:.1f} s"
+        f"update {update.step} of {steps}: reward {update.reward:.3f}, "
+        f"{update.mixed:.0%} of questions mixed, {kl}"
+        f"sampled {update.rollout_tokens:,} tokens in {update.rollout_s:.1f} s, "
+        f"waited {update.waited_s:.1f} s, "
+        f"learned {update.learned_tokens:,} in {update.learn_s:.1f} s"
     )
 
 
-def _evaluation_line(one: Evaluation) -> str:
-    *_, most = one.pass_at
+def _evaluation_line(evaluation: StepEvaluation) -> str:
+    *_, most = evaluation.pass_at
+    pass_at_1, pass_at_most = evaluation.pass_at["1"], evaluation.pass_at[most]
     return (
-        f"after {one.step} updates: pass@1 {one.pass_at['1']:.4f} ± {one.pass_at_1_error:.4f}, "
-        f"gained {one.gain:+.4f} ± {one.gain_error:.4f}, pass@{most} {one.pass_at[most]:.4f}"
+        f"after {evaluation.step} updates: "
+        f"pass@1 {pass_at_1:.4f} ± {evaluation.pass_at_1_error:.4f}, "
+        f"gained {evaluation.gain:+.4f} ± {evaluation.gain_error:.4f}, "
+        f"pass@{most} {pass_at_most:.4f}"
     )
 
 

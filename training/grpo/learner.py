@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.device.libc import give_back_freed_memory
 from training.grpo.objective import (
     Objective,
-    Row,
+    RolloutRow,
     Rows,
     Sums,
     log_probabilities,
@@ -40,7 +40,7 @@ class Learner:
         self._device, self._precision = device, precision
         self._micro_batch_tokens = micro_batch_tokens
 
-    def learn(self, rows: Sequence[Row]) -> Sums:
+    def learn(self, rows: Sequence[RolloutRow]) -> Sums:
         """Make one update on the mean loss over all rows; rows of similar length are computed
         together.
 
@@ -52,7 +52,7 @@ class Learner:
             rows = [row for row in rows if row.advantage] or rows[:1]
         parts = _parts(rows, self._micro_batch_tokens)
 
-        def of_part(part: list[Row]) -> Tensor:
+        def of_part(part: list[RolloutRow]) -> Tensor:
             some = side_by_side(part, self._device)
             losses, own = loss(
                 some, self._run.logits(some.inputs), self._of_reference(some), self._rules
@@ -74,9 +74,9 @@ class Learner:
             return log_probabilities(logits.float(), rows.targets, self._rules.temperature)
 
 
-def _parts(rows: Sequence[Row], tokens: int) -> list[list[Row]]:
+def _parts(rows: Sequence[RolloutRow], tokens: int) -> list[list[RolloutRow]]:
     """Group rows of similar length into parts of at most `tokens` tokens, padding included."""
-    parts: list[list[Row]] = [[]]
+    parts: list[list[RolloutRow]] = [[]]
     for row in sorted(rows, key=lambda row: len(row.prompt) + len(row.completion)):
         length = len(row.prompt) + len(row.completion) - 1  # the longest of its part
         if parts[-1] and (len(parts[-1]) + 1) * length > tokens:

@@ -44,7 +44,7 @@ class Objective(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class RolloutRow:
     """One rollout to learn from."""
 
     prompt: Sequence[int]
@@ -63,7 +63,7 @@ class Rows:
     advantages: Tensor  # f32[B]
 
 
-def side_by_side(rows: Sequence[Row], device: torch.device) -> Rows:
+def side_by_side(rows: Sequence[RolloutRow], device: torch.device) -> Rows:
     """Return rows as tensors; the first token of each is at position 0."""
     inputs, targets, old = [], [], []
     for row in rows:

@@ -58,7 +58,7 @@ class Update(Dated, frozen=True):
     """Seconds to hand the weights to the sampler before this update."""
 
 
-class Evaluation(Dated, frozen=True):
+class StepEvaluation(Dated, frozen=True):
     """Samples of questions that are not trained on."""
 
     weights_version: int
@@ -76,7 +76,7 @@ class Evaluation(Dated, frozen=True):
     """Standard error of `gain`, from the differences question by question."""
 
 
-class Summary(msgspec.Struct, frozen=True):
+class RunTimes(msgspec.Struct, frozen=True):
     """The times of a whole run, interruptions left out."""
 
     updates: int
@@ -92,8 +92,8 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def evaluated(
-    step: int, weights_version: int, samples: int, right: list[int], first: Evaluation | None
-) -> Evaluation:
+    step: int, weights_version: int, samples: int, right: list[int], first: StepEvaluation | None
+) -> StepEvaluation:
     """Make the record of an evaluation; `first` is the run's first one, None if this is the
     first."""
     ks = [k for k in KS if k <= samples]
@@ -101,7 +101,7 @@ def evaluated(
     rates = table[:, 0]
     gains = rates - (rates if first is None else np.array(first.right) / first.samples)
     rate_error, gain_error = standard_errors(np.stack([rates, gains], axis=1)).tolist()
-    return Evaluation(
+    return StepEvaluation(
         step=step,
         weights_version=weights_version,
         samples=samples,
@@ -113,13 +113,13 @@ def evaluated(
     )
 
 
-def summary(updates: Sequence[Update]) -> Summary:
+def summary(updates: Sequence[Update]) -> RunTimes:
     """Return the run's rates; at least one update is needed."""
     rollout, waited, learn, load = (
         sum(getattr(update, name) for update in updates)
         for name in ("rollout_s", "waited_s", "learn_s", "load_s")
     )
-    return Summary(
+    return RunTimes(
         updates=len(updates),
         rollout_tokens_per_s=sum(update.rollout_tokens for update in updates) / rollout,
         learned_tokens_per_s=sum(update.learned_tokens for update in updates) / learn,
@@ -131,7 +131,7 @@ def summary(updates: Sequence[Update]) -> Summary:
 Line = TypeVar("Line", bound=Dated)
 
 
-class Lines(list[Line]):
+class JsonLinesFile(list[Line]):
     """A list kept in a file of JSON lines, which is rewritten at each `add`."""
 
     def __init__(self, path: Path, kind: type[Line], most: int) -> None:
@@ -151,10 +151,10 @@ class Lines(list[Line]):
     def add(self, line: Line) -> None:
         """Append a line, also to the file."""
         self.append(line)
-        write_whole(self._path, b"".join(msgspec.json.encode(item) + b"\n" for item in self))
+        write_whole(self._path, b"".join(msgspec.json.encode(step) + b"\n" for step in self))
 
 
-def plot(updates: Sequence[Update], evaluations: Sequence[Evaluation], path: Path) -> None:
+def plot(updates: Sequence[Update], evaluations: Sequence[StepEvaluation], path: Path) -> None:
     """Plot reward, pass@1 with its standard error, and KL in nats per token, by updates."""
     mpl.use("svg")  # no display needed
     with mpl.rc_context({"svg.hashsalt": "srm"}):  # the same picture for the same numbers

@@ -61,5 +61,5 @@ def advantages(rewards: Floats) -> Floats:
     away = rewards - rewards.mean()
     if np.ptp(rewards) == 0:
         return np.zeros_like(away)
-    result: Floats = away / (rewards.std(ddof=1) + _STEADY)
-    return result
+    scaled: Floats = away / (rewards.std(ddof=1) + _STEADY)
+    return scaled

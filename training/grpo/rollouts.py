@@ -37,7 +37,7 @@ class Rollout:
     """Number of the weights that sampled it; the start weights have 1, and each update adds 1."""
 
 
-class Sampling(msgspec.Struct, frozen=True):
+class RolloutSampling(msgspec.Struct, frozen=True):
     """How rollouts of a prompt are sampled, as in SamplingParams; nothing else changes them."""
 
     n: int
@@ -50,7 +50,9 @@ class Sampling(msgspec.Struct, frozen=True):
 class Sampler(Protocol):
     """Completes prompts; its weights are replaced from time to time."""
 
-    def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Rollout]]:
+    def sample(
+        self, prompts: Sequence[Sequence[int]], sampling: RolloutSampling
+    ) -> list[list[Rollout]]:
         """Return `sampling.n` rollouts of each prompt, determined by weights and arguments alone.
 
         Equal prompts get different rollouts.
@@ -71,7 +73,9 @@ class EngineSampler:
         """Take an engine that has no other work; `close` frees it."""
         self._engine, self._close = engine, close
 
-    def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Rollout]]:
+    def sample(
+        self, prompts: Sequence[Sequence[int]], sampling: RolloutSampling
+    ) -> list[list[Rollout]]:
         """Prompt i is sampled with seed `sampling.seed + i`. Raises RequestError if one is refused,
         StepFailed if the engine fails."""
         version = self._engine.weights_version

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.grpo.rollouts import Rollout, Sampling
+from training.grpo.rollouts import Rollout, RolloutSampling
 from training.loop import Precision, autocast
 from training.model import SRM
 
@@ -27,7 +27,9 @@ class TorchSampler:
         self._model, self._device, self._precision = model.to(device), device, precision
         self._version = weights_version
 
-    def sample(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[Rollout]]:
+    def sample(
+        self, prompts: Sequence[Sequence[int]], sampling: RolloutSampling
+    ) -> list[list[Rollout]]:
         """Prompt i is sampled with seed `sampling.seed + i`."""
         with torch.no_grad(), autocast(self._precision, self._device):
             return [
@@ -42,7 +44,9 @@ class TorchSampler:
     def close(self) -> None:
         del self._model
 
-    def _complete(self, prompt: Sequence[int], sampling: Sampling, seed: int) -> list[Rollout]:
+    def _complete(
+        self, prompt: Sequence[int], sampling: RolloutSampling, seed: int
+    ) -> list[Rollout]:
         random = torch.Generator(self._device).manual_seed(seed)
         config, count = self._model.config, sampling.n
         state, logits = self._model.empty_state(1), torch.empty(0)
@@ -83,5 +87,5 @@ def _drawn(logprobs: Tensor, top_p: float, random: torch.Generator) -> Tensor:
     reach `top_p`."""
     ordered, tokens = logprobs.exp().sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered
-    retained = ordered.masked_fill(before >= top_p, 0.0)
-    return tokens.gather(1, torch.multinomial(retained, 1, generator=random))[:, 0]
+    within_top_p = ordered.masked_fill(before >= top_p, 0.0)
+    return tokens.gather(1, torch.multinomial(within_top_p, 1, generator=random))[:, 0]

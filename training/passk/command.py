@@ -14,11 +14,11 @@ from engine.errors import ConfigError, SRMError
 from engine.settings import load
 from loadtest.records import new_record, settings_of, write_record
 from training.passk.config import PassKConfig
-from training.passk.journal import Answer, Journal
+from training.passk.journal import Journal, JournalEntry
 from training.passk.plot import draw
-from training.passk.problems import Problem, digest, read_problems
+from training.passk.problems import PromptProblem, digest, read_problems
 from training.passk.results import Results, page, results_of
-from training.passk.sampling import Sampling, choices_of
+from training.passk.sampling import SamplingSession, choices_of
 from training.passk.server import CompletionsServer
 from training.questions.rewards import Reward, load_reward, rewarded
 
@@ -42,8 +42,8 @@ def main(argv: list[str]) -> int:
 
 
 async def _sampled(
-    config: PassKConfig, problems: list[Problem], reward: Reward
-) -> tuple[dict[str, Any], list[Answer]]:
+    config: PassKConfig, problems: list[PromptProblem], reward: Reward
+) -> tuple[dict[str, Any], list[JournalEntry]]:
     """Return the journal's description of the run, and all answers."""
     async with CompletionsServer(
         config.url, config.served_model_name, config.api_key_env, config.timeout_s
@@ -63,7 +63,7 @@ async def _sampled(
         }
         with Journal(config.output / "journal.jsonl", about) as journal:
             try:
-                await Sampling(config, problems, reward, server, journal).run()
+                await SamplingSession(config, problems, reward, server, journal).run()
             except (SRMError, asyncio.CancelledError) as end:
                 if not isinstance(end, SRMError):  # Ctrl-C; a reward may never return: the next
                     signal.signal(signal.SIGINT, signal.SIG_DFL)  # one ends the process at once

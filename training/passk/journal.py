@@ -19,7 +19,7 @@ import msgspec
 from engine.errors import UNDECODABLE, ConfigError
 
 
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+class JournalEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """The result of one request."""
 
     problem: int
@@ -58,7 +58,7 @@ class Journal:
         run's, is damaged, another process is writing it, or the disk refuses it.
         """
         self.path = path
-        self.answers: dict[tuple[int, int], Answer] = {}
+        self.answers: dict[tuple[int, int], JournalEntry] = {}
         """Answers by problem and part."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ class Journal:
     def next_session(self) -> int:
         return max((answer.session for answer in self.answers.values()), default=-1) + 1
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: JournalEntry) -> None:
         """Write an answer; when this returns, it is on the disk."""
         self._write(msgspec.json.encode(answer))
         self.answers[answer.problem, answer.part] = answer
@@ -109,7 +109,7 @@ class Journal:
             if number == 1 < len(lines):
                 self._compare(msgspec.json.decode(content), about)
             elif number > 1:
-                answer = msgspec.json.decode(content, type=Answer)
+                answer = msgspec.json.decode(content, type=JournalEntry)
                 self.answers[answer.problem, answer.part] = answer
         if not self.answers:
             self._file.truncate(0)

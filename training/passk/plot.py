@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import ConfigError
-from training.passk.results import Point, Results
+from training.passk.results import CoveragePoint, Results
 from training.statistics.power_law import PowerLaw
 from training.text.whole_files import replace_file
 
@@ -43,9 +43,9 @@ def draw(results: Results, path: Path) -> None:
         figure.savefig(partial, format="svg", metadata={"Date": None})
 
 
-def _curve(axes: Axes, xs: Sequence[float], points: Sequence[Point]) -> None:
+def _curve(axes: Axes, xs: Sequence[float], points: Sequence[CoveragePoint]) -> None:
     axes.plot(xs, [point.coverage for point in points], color="tab:blue", label="measured")
     over = [point.over_problems or point.over_samples for point in points]
     kind = "samples" if points[0].over_problems is None else "problems"
-    low, high = [item.low for item in over], [item.high for item in over]
+    low, high = [interval.low for interval in over], [interval.high for interval in over]
     axes.fill_between(xs, low, high, color="tab:blue", alpha=0.2, label=f"95 % over {kind}")

@@ -14,23 +14,23 @@ from training.problems.drawn import Split, problems
 from training.questions.questions import Question, read_questions
 
 
-class Problem(msgspec.Struct, frozen=True):
+class PromptProblem(msgspec.Struct, frozen=True):
     """One prompt to complete."""
 
     prompt: str
     question: Question
 
 
-def read_problems(config: PassKConfig) -> list[Problem]:
+def read_problems(config: PassKConfig) -> list[PromptProblem]:
     """Return the problems that the settings ask for. Raises ConfigError for unreadable files and
     for too few problems."""
     examples = _first("shots", config.shots, config.examples, "train", config.seed)
     before = "".join(f"{example.prompt()} {example.answer.strip()}\n\n" for example in examples)
     questions = _first("problems", config.problems, config.input, "held-out", config.seed)
-    return [Problem(before + question.prompt(), question) for question in questions]
+    return [PromptProblem(before + question.prompt(), question) for question in questions]
 
 
-def digest(results: list[Problem]) -> str:
+def digest(results: list[PromptProblem]) -> str:
     """Return a hash that identifies these problems."""
     return hashlib.sha256(msgspec.json.encode(results)).hexdigest()[:16]
 

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from training.passk.config import PassKConfig
-from training.passk.journal import Answer
-from training.passk.problems import Problem
+from training.passk.journal import JournalEntry
+from training.passk.problems import PromptProblem
 from training.statistics.coverage import (
     CONFIDENCE,
     Floats,
@@ -40,7 +40,7 @@ class Solved(msgspec.Struct, frozen=True):
     texts_scored: int
 
 
-class Point(msgspec.Struct, frozen=True):
+class CoveragePoint(msgspec.Struct, frozen=True):
     """Coverage at one k."""
 
     k: int
@@ -90,14 +90,14 @@ class Results(msgspec.Struct, frozen=True):
     fingerprints: list[str]
     """Fingerprints of the server's weights that replies gave; empty if they gave none."""
     totals: Totals
-    points: list[Point]
+    points: list[CoveragePoint]
     power_law: Law | None
     """None for fewer than three values of k, and where the coverage is the same at all of them."""
     problems: list[Solved]
 
 
 def results_of(
-    config: PassKConfig, problems: Sequence[Problem], answers: Sequence[Answer]
+    config: PassKConfig, problems: Sequence[PromptProblem], answers: Sequence[JournalEntry]
 ) -> Results:
     """Compute the results of a run whose journal has these answers."""
     solved = _solved(problems, answers)
@@ -115,7 +115,7 @@ def results_of(
         ),
         totals=_totals(answers),
         points=[
-            Point(k, float(coverage[at]), over[at], own[at], k * per_sample)
+            CoveragePoint(k, float(coverage[at]), over[at], own[at], k * per_sample)
             for at, k in enumerate(ks)
         ],
         power_law=_law(ks, coverage, many),
@@ -123,26 +123,26 @@ def results_of(
     )
 
 
-def _solved(problems: Sequence[Problem], answers: Sequence[Answer]) -> list[Solved]:
-    of: list[list[Answer]] = [[] for _ in problems]
+def _solved(problems: Sequence[PromptProblem], answers: Sequence[JournalEntry]) -> list[Solved]:
+    of: list[list[JournalEntry]] = [[] for _ in problems]
     for answer in answers:
         of[answer.problem].append(answer)
     return [
         Solved(
             question=problem.question.question,
-            drawn=sum(solution.drawn for solution in own),
-            right=sum(solution.right for solution in own),
-            is_until=any(solution.is_enough for solution in own),
-            sampled=sum(solution.sampled for solution in own),
-            completion_tokens=sum(solution.completion_tokens for solution in own),
-            prompt_tokens=sum(solution.prompt_tokens for solution in own),
-            texts_scored=sum(solution.texts_scored for solution in own),
+            drawn=sum(of_problem.drawn for of_problem in own),
+            right=sum(of_problem.right for of_problem in own),
+            is_until=any(of_problem.is_enough for of_problem in own),
+            sampled=sum(of_problem.sampled for of_problem in own),
+            completion_tokens=sum(of_problem.completion_tokens for of_problem in own),
+            prompt_tokens=sum(of_problem.prompt_tokens for of_problem in own),
+            texts_scored=sum(of_problem.texts_scored for of_problem in own),
         )
         for problem, own in zip(problems, of, strict=True)
     ]
 
 
-def _totals(answers: Sequence[Answer]) -> Totals:
+def _totals(answers: Sequence[JournalEntry]) -> Totals:
     sessions: dict[int, float] = {}
     for answer in answers:
         sessions[answer.session] = max(answer.session_s, sessions.get(answer.session, 0.0))

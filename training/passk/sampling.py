@@ -17,9 +17,9 @@ from typing import Any
 
 from engine.errors import ConfigError
 from training.passk.config import ELSEWHERE, ON_SRM, PassKConfig
-from training.passk.journal import Answer, Journal
-from training.passk.problems import Problem
-from training.passk.server import CompletionsServer, Reply
+from training.passk.journal import Journal, JournalEntry
+from training.passk.problems import PromptProblem
+from training.passk.server import CompletionsServer, CountedReply
 from training.questions.questions import Question
 from training.questions.rewards import Reward, rewarded
 
@@ -33,13 +33,13 @@ def choices_of(config: PassKConfig, is_srm: bool) -> int:
     return min(config.samples, config.n or (ON_SRM if is_srm and not config.until else ELSEWHERE))
 
 
-class Sampling:
+class SamplingSession:
     """One session of sampling: draws all samples that the journal does not have yet."""
 
     def __init__(
         self,
         config: PassKConfig,
-        problems: list[Problem],
+        problems: list[PromptProblem],
         reward: Reward,
         server: CompletionsServer,
         journal: Journal,
@@ -76,9 +76,9 @@ class Sampling:
                         await self._draw(problem, part)
 
         try:
-            async with asyncio.TaskGroup() as group:
+            async with asyncio.TaskGroup() as request:
                 for _ in range(min(self._config.concurrency, len(chains))):
-                    group.create_task(work())
+                    request.create_task(work())
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
@@ -94,9 +94,9 @@ class Sampling:
             if self._config.until:
                 yield missing
             else:
-                yield from ([group] for group in missing)
+                yield from ([request] for request in missing)
 
-    def _count(self, answer: Answer) -> None:
+    def _count(self, answer: JournalEntry) -> None:
         left = self._left[answer.problem] - 1
         self._left[answer.problem] = 0 if answer.is_enough else left
         self._right[answer.problem] += answer.right
@@ -136,7 +136,7 @@ class Sampling:
         pattern = self._config.match.replace("{answer}", answer)
         return {"return": "counts", "until": {"match": pattern, "count": wanted}}
 
-    def _check(self, reply: Reply, count: int, is_counted: bool) -> None:
+    def _check(self, reply: CountedReply, count: int, is_counted: bool) -> None:
         """Raise ConfigError for a reply that does not fit the request."""
         if is_counted:
             got = [sample.drawn for sample in reply.samples]
@@ -156,7 +156,7 @@ class Sampling:
                 "not added up: choose another output"
             )
 
-    def _scored(self, problem: int, part: int, reply: Reply, wanted: int) -> Answer:
+    def _scored(self, problem: int, part: int, reply: CountedReply, wanted: int) -> JournalEntry:
         """Score each distinct text once. With `wanted`, samples after that many right ones are left
         out."""
         counted = reply.samples[0] if reply.samples else None
@@ -189,7 +189,7 @@ class Sampling:
         numbers = dict.fromkeys(rewards, 0)
         for text, count in texts if self._config.keep_texts else []:
             numbers[text] += count
-        return Answer(
+        return JournalEntry(
             problem=problem,
             part=part,
             drawn=drawn,
@@ -205,7 +205,7 @@ class Sampling:
             texts=[(text, count, rewards[text]) for text, count in numbers.items() if count],
         )
 
-    def _tell(self, answer: Answer) -> None:
+    def _tell(self, answer: JournalEntry) -> None:
         self._tokens += answer.completion_tokens
         if not self._left[answer.problem]:
             sys.stderr.write(

@@ -34,7 +34,7 @@ class _Counted(msgspec.Struct):
     matched: int = 0
 
 
-class Samples(msgspec.Struct):
+class SampleCounts(msgspec.Struct):
     """The part of an SRM server's reply that counts the samples of the prompt."""
 
     drawn: int
@@ -47,12 +47,12 @@ class _Usage(msgspec.Struct):
     completion_tokens: int
 
 
-class Reply(msgspec.Struct):
+class CountedReply(msgspec.Struct):
     """The fields of a completion that are used."""
 
     choices: list[_Choice]
     usage: _Usage
-    samples: list[Samples] = []
+    samples: list[SampleCounts] = []
     system_fingerprint: str | None = None
     first_weights_version: int | None = None
     """Version of the weights that made its first token, if they were changed during the reply."""
@@ -131,7 +131,7 @@ class CompletionsServer:
         self.model = self.model or models[0].id
         self.is_srm = any(model.id == self.model and model.owned_by == "srm" for model in models)
 
-    async def complete(self, body: dict[str, Any]) -> Reply:
+    async def complete(self, body: dict[str, Any]) -> CountedReply:
         """Return the reply to a request for completions of `model`.
 
         Where the server is gone, overloaded or fails, it is asked again, with pauses. Raises
@@ -170,9 +170,9 @@ class CompletionsServer:
             ) from None
 
 
-def _decoded(reply: httpx.Response) -> Reply:
+def _decoded(reply: httpx.Response) -> CountedReply:
     try:
-        return msgspec.json.decode(reply.content, type=Reply)
+        return msgspec.json.decode(reply.content, type=CountedReply)
     except UNDECODABLE as error:
         raise ConfigError(
             f"{reply.url} answered with what is no completion: {error}: {_show_reply(reply)!r}"

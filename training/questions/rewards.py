@@ -24,14 +24,14 @@ _NUMBER = re.compile(r"-?\$?[0-9][0-9,]*(?:\.[0-9]+)?|-?\.[0-9]+")
 
 def gsm8k_strict(completion: str, question: Question) -> float:
     """Return 1.0 if the first `#### <number>` is the answer's, else 0.0."""
-    value, wanted = _STRICT.search(_own(completion)), _answer(question)
-    return float(value is not None and _value(value[1]) == wanted)
+    match, wanted = _STRICT.search(_own(completion)), _answer(question)
+    return float(match is not None and _value(match[1]) == wanted)
 
 
 def gsm8k_lenient(completion: str, question: Question) -> float:
     """Return 1.0 if the last number, wherever it is, is the answer's, else 0.0."""
-    value, wanted = _NUMBER.findall(_own(completion)), _answer(question)
-    return float(bool(value) and _value(value[-1]) == wanted)
+    numbers, wanted = _NUMBER.findall(_own(completion)), _answer(question)
+    return float(bool(numbers) and _value(numbers[-1]) == wanted)
 
 
 def load_reward(name: str) -> Reward:
@@ -42,14 +42,14 @@ def load_reward(name: str) -> Reward:
         raise ConfigError(f"reward must be module:function or file.py:function, got {name!r}")
     try:
         if place.endswith(".py"):
-            value = runpy.run_path(place).get(function)
+            loaded = runpy.run_path(place).get(function)
         else:
-            value = getattr(import_module(place), function, None)
+            loaded = getattr(import_module(place), function, None)
     except (Exception, SystemExit) as error:  # it is the user's code
         raise ConfigError(f"reward: {place} cannot be imported: {error!r}") from error
-    if not callable(value):
+    if not callable(loaded):
         raise ConfigError(f"reward: {place} has no function {function!r}")
-    reward: Reward = value
+    reward: Reward = loaded
     return reward
 
 

@@ -75,8 +75,8 @@ def standard_errors(table: Floats) -> Floats:
     """Return the standard error of each column's mean over problems; 0 for a single problem."""
     if len(table) == 1:
         return np.zeros(table.shape[1])
-    result: Floats = table.std(axis=0, ddof=1) / np.sqrt(len(table))
-    return result
+    errors: Floats = table.std(axis=0, ddof=1) / np.sqrt(len(table))
+    return errors
 
 
 def spaced(largest: int) -> list[int]:

@@ -28,8 +28,8 @@ class PowerLaw(NamedTuple):
 
     def coverage(self, ks: Sequence[int]) -> Floats:
         """Return the coverage at each k, which may lie beyond the fitted range."""
-        result: Floats = np.exp(self.a * np.array(ks, float) ** self.b)
-        return result
+        coverage: Floats = np.exp(self.a * np.array(ks, float) ** self.b)
+        return coverage
 
 
 def fit(ks: Sequence[int], coverage: Floats, start: PowerLaw | None = None) -> PowerLaw | None:
@@ -73,4 +73,4 @@ def _error(at: Floats, x: Floats, coverage: Floats) -> float:
 def fits(ks: Sequence[int], means: Floats, start: PowerLaw) -> list[PowerLaw]:
     """Fit each row of resampled coverage; rows that no law can be fitted to are left out."""
     fitted = (fit(ks, row, start) for row in means)
-    return [item for item in fitted if item is not None]
+    return [fitted_curve for fitted_curve in fitted if fitted_curve is not None]

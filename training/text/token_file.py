@@ -27,7 +27,7 @@ _DOCUMENTS = 256
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 
-class About(msgspec.Struct, frozen=True):
+class TokenFileInfo(msgspec.Struct, frozen=True):
     """Description of a token file."""
 
     source: str
@@ -46,7 +46,7 @@ def token_file(
     tokenizer: Tokenizer,
     end_id: int,
     tell: Callable[[int, int], None] = lambda *_: None,
-) -> tuple[About, Ids]:
+) -> tuple[TokenFileInfo, Ids]:
     """Return the ids of these texts from the file at `path`, which is written first if need be.
 
     `tell` hears of documents and tokens written so far. Raises ConfigError where there is no token,
@@ -61,9 +61,9 @@ def token_file(
     return about, np.memmap(ids, about.dtype, "r", shape=(about.tokens,))
 
 
-def _read(note: Path, ids: Path, source: str) -> About | None:
+def _read(note: Path, ids: Path, source: str) -> TokenFileInfo | None:
     try:
-        about = msgspec.json.decode(note.read_bytes(), type=About)
+        about = msgspec.json.decode(note.read_bytes(), type=TokenFileInfo)
         is_whole = ids.stat().st_size == about.tokens * np.dtype(about.dtype).itemsize
     except (OSError, msgspec.DecodeError, TypeError):
         return None
@@ -82,7 +82,7 @@ def _write(
     tokenizer: Tokenizer,
     end_id: int,
     tell: Callable[[int, int], None],
-) -> About:
+) -> TokenFileInfo:
     dtype = "<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4"
     documents = tokens = 0
     digest = hashlib.sha256()
@@ -97,7 +97,7 @@ def _write(
             tell(documents, tokens)
     if not tokens:
         raise ConfigError("texts: there is no text in them")
-    return About(source, dtype, tokens, documents, digest.hexdigest())
+    return TokenFileInfo(source, dtype, tokens, documents, digest.hexdigest())
 
 
 def _batched(texts: Iterable[str]) -> Iterator[list[str]]:

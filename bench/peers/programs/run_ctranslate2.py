@@ -35,7 +35,7 @@ def prepare(prompts: Prompts) -> Callable[[int], int]:
             include_prompt_in_result=False,
             end_token=[],
         )
-        return sum(len(item.sequences_ids[0]) for item in generated)
+        return sum(len(generation.sequences_ids[0]) for generation in generated)
 
     return generate
 

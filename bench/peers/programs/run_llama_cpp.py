@@ -28,7 +28,7 @@ def _log(level: int, text: bytes, _data: Any) -> None:
         sys.stderr.write(text.decode(errors="replace"))
 
 
-class Decoder:
+class LlamaContext:
     """A context for so many sequences, and the batch that they are fed by."""
 
     def __init__(self, model: Any, num_sequences: int, length: int, threads: int) -> None:
@@ -93,13 +93,13 @@ model = llama_cpp.llama_model_load_from_file(task["model"].encode(), params)
 if not model:
     raise SystemExit(f"llama.cpp does not load {task['model']}")
 length = task["prompt_tokens"] + task["output_tokens"]
-made: list[Decoder] = []
+made: list[LlamaContext] = []
 
 
 def prepare(prompts: Prompts) -> Callable[[int], int]:
     for decoder in made:
         decoder.close()
-    made[:] = [Decoder(model, len(prompts), length, task["threads"])]
+    made[:] = [LlamaContext(model, len(prompts), length, task["threads"])]
     array = np.array(prompts, np.int32)
     return lambda num_tokens: made[0].generate(array, num_tokens)
 

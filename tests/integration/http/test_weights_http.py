@@ -50,7 +50,7 @@ def folders(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def swapping(folders: Path) -> Iterator[Server]:
+def reloading(folders: Path) -> Iterator[Server]:
     """Serves one of them."""
     flags = (*SERVER_FLAGS, f"--weights-dir={folders}", f"--data-dir={folders / 'data'}",
              f"--admin-port={free_port()}", "--api-processes=2")  # fmt: skip
@@ -58,7 +58,7 @@ def swapping(folders: Path) -> Iterator[Server]:
         yield running
 
 
-def swap(server: Server, path: object, **more: str) -> dict[str, Any]:
+def reload_weights(server: Server, path: object, **more: str) -> dict[str, Any]:
     reply = server.admin.post(WEIGHTS, json={"path": str(path), **more})
     assert reply.status_code == 200, reply.text
     answer: dict[str, Any] = reply.json()
@@ -88,14 +88,14 @@ def cached(reply: dict[str, Any]) -> int:
     return int(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
-def test_replies_follow_the_weights(swapping: Server, folders: Path) -> None:
-    before = version(swapping)
-    old = [complete(swapping, **GREEDY) for _ in range(2)]
-    done = swap(swapping, folders / "second")
+def test_replies_follow_the_weights(reloading: Server, folders: Path) -> None:
+    before = version(reloading)
+    old = [complete(reloading, **GREEDY) for _ in range(2)]
+    done = reload_weights(reloading, folders / "second")
     assert done["weights_version"] == before + 1
     assert done["path"] == str(folders / "second") and done["running"] == "finish"
     assert 0 < done["pause_seconds"] <= done["seconds"]
-    new = complete(swapping, **GREEDY)
+    new = complete(reloading, **GREEDY)
     assert (cached(old[1]) > 0, cached(new)) == (True, 0)
     assert new["choices"][0]["text"] != old[0]["choices"][0]["text"]
     in_use = (before + 1, done["fingerprint"])
@@ -103,20 +103,20 @@ def test_replies_follow_the_weights(swapping: Server, folders: Path) -> None:
     assert made_with(new) == in_use and old[0]["system_fingerprint"] != done["fingerprint"]
     assert "first_weights_version" not in new
     chat = {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 2}
-    assert made_with(swapping.http.post(CHATS, json=chat).json()) == in_use
-    assert swapping.metric("srm_weights_version") == before + 1
+    assert made_with(reloading.http.post(CHATS, json=chat).json()) == in_use
+    assert reloading.metric("srm_weights_version") == before + 1
     for _ in tries():  # it is a second old at most
-        state = swapping.admin.get("/v1/admin/state").json()
+        state = reloading.admin.get("/v1/admin/state").json()
         if state["weights_version"] == before + 1:
             break
     assert (state["state"], state["num_slots"]) == ("ready", NUM_SLOTS)
     assert state["fingerprint"] == done["fingerprint"]
-    done = swap(swapping, "first")
+    done = reload_weights(reloading, "first")
     for _ in range(8):  # a connection each, so that both processes answer
-        url = f"{swapping.url}{COMPLETIONS}"
+        url = f"{reloading.url}{COMPLETIONS}"
         reply = httpx.post(url, json={"prompt": "a"}, timeout=120).json()
         assert made_with(reply) == (before + 2, done["fingerprint"])
-    back = complete(swapping, **GREEDY)
+    back = complete(reloading, **GREEDY)
     for name in ("choices", "system_fingerprint"):
         assert back[name] == old[0][name]
 
@@ -135,14 +135,14 @@ def events(server: Server, **fields: Any) -> Generator[dict[str, Any], None, Non
     ids=["arrays", "objects"],
 )
 def test_a_stream_says_of_each_event_which_weights(
-    swapping: Server, folders: Path, fields: dict[str, Any]
+    reloading: Server, folders: Path, fields: dict[str, Any]
 ) -> None:
-    before, folder = version(swapping), other(swapping, folders)
+    before, folder = version(reloading), other(reloading, folders)
     many = {"max_tokens": 120, "n": 1_000, "ignore_eos": True}
-    with closing(events(swapping, **many, **fields)) as stream:
+    with closing(events(reloading, **many, **fields)) as stream:
         with held(folders / "first", steps=9):
             results = [next(stream)]
-            done = swap(swapping, folder, running="continue")
+            done = reload_weights(reloading, folder, running="continue")
         for event in stream:
             results.append(event)
             if event["weights_version"] > before:
@@ -151,47 +151,47 @@ def test_a_stream_says_of_each_event_which_weights(
     assert versions == sorted(versions) and set(versions) == {before, before + 1}
     prints = dict(map(made_with, results))
     assert prints[before] != prints[before + 1] == done["fingerprint"]
-    swapping.wait_until_idle()
+    reloading.wait_until_idle()
 
 
 @pytest.mark.parametrize("stop", [None, ["no such text"]], ids=["final", "columns"])
 def test_what_runs_goes_on_and_says_so(
-    swapping: Server, folders: Path, stop: list[str] | None
+    reloading: Server, folders: Path, stop: list[str] | None
 ) -> None:
-    before, folder = version(swapping), other(swapping, folders)
+    before, folder = version(reloading), other(reloading, folders)
     with held(folders / "first"):
-        asked = Asked(swapping, n=5, stop=stop)
-        swap(swapping, folder, running="continue")
+        asked = Asked(reloading, n=5, stop=stop)
+        reload_weights(reloading, folder, running="continue")
     reply = asked.answer().json()
     assert (reply["first_weights_version"], reply["weights_version"]) == (before, before + 1)
     assert [len(choice["text"]) > 0 for choice in reply["choices"]] == [True] * 5
 
 
-def test_what_runs_is_dropped(swapping: Server, folders: Path) -> None:
+def test_what_runs_is_dropped(reloading: Server, folders: Path) -> None:
     with held(folders / "first"):
-        asked = Asked(swapping, n=5)
-        done = swap(swapping, folders / "second", running="drop")
+        asked = Asked(reloading, n=5)
+        done = reload_weights(reloading, folders / "second", running="drop")
         reply = asked.answer()
     error = error_of(reply, 503)
     assert error["code"] == "engine_unavailable" and "other weights" in error["message"]
     assert reply.headers["retry-after"] == "2"
-    assert version(swapping) == done["weights_version"]
-    swapping.wait_until_idle()
+    assert version(reloading) == done["weights_version"]
+    reloading.wait_until_idle()
 
 
 def test_what_runs_is_waited_for_and_a_second_change_is_refused(
-    swapping: Server, folders: Path
+    reloading: Server, folders: Path
 ) -> None:
-    before = version(swapping)
+    before = version(reloading)
     with held(folders / "first"), ThreadPoolExecutor() as pool:
-        asked = Asked(swapping, n=5)
-        change = pool.submit(swap, swapping, folders / "first")
+        asked = Asked(reloading, n=5)
+        change = pool.submit(reload_weights, reloading, folders / "first")
         for _ in tries():
-            second = swapping.admin.post(WEIGHTS, json={"path": "no folder"})
+            second = reloading.admin.post(WEIGHTS, json={"path": "no folder"})
             if second.status_code == 409:
                 break
             if change.done():  # refused itself, since the second was looked at just then
-                change = pool.submit(swap, swapping, folders / "first")
+                change = pool.submit(reload_weights, reloading, folders / "first")
         release(folders / "first")
         reply = asked.answer().json()
         assert change.result()["weights_version"] == before + 1
@@ -200,8 +200,8 @@ def test_what_runs_is_waited_for_and_a_second_change_is_refused(
     assert reply["weights_version"] == before and "first_weights_version" not in reply
 
 
-def test_a_wrong_folder_is_refused_and_changes_nothing(swapping: Server, folders: Path) -> None:
-    before, refusals = version(swapping), swapping.metric("srm_weight_swaps_total", "refused")
+def test_a_wrong_folder_is_refused_and_changes_nothing(reloading: Server, folders: Path) -> None:
+    before, refusals = version(reloading), reloading.metric("srm_weight_swaps_total", "refused")
     wrong = folders / "wrong"
     config = json.loads((folders / "first" / "config.json").read_text()) | {"num_layers": 3}
     for name, content, message in (
@@ -213,9 +213,9 @@ def test_a_wrong_folder_is_refused_and_changes_nothing(swapping: Server, folders
     ):
         shutil.copytree(folders / "first", wrong)
         (wrong / name).write_text(content)
-        assert message in refused(swapping, 400, path=str(wrong))["message"]
+        assert message in refused(reloading, 400, path=str(wrong))["message"]
         shutil.rmtree(wrong)
-    assert swapping.metric("srm_weight_swaps_total", "refused") == refusals + 3
+    assert reloading.metric("srm_weight_swaps_total", "refused") == refusals + 3
     for status, param, message, body in (
         (404, "path", "nowhere", {"path": "nowhere"}),
         (400, "pause", "pause", {"path": "second", "pause": True}),
@@ -223,28 +223,28 @@ def test_a_wrong_folder_is_refused_and_changes_nothing(swapping: Server, folders
         (400, "path", "path is required", {}),
         (400, "running", "running", {"path": "second", "running": "stop"}),
     ):
-        error = refused(swapping, status, **body)
+        error = refused(reloading, status, **body)
         assert error["param"] == param and message in error["message"]
-    assert version(swapping) == before
+    assert version(reloading) == before
     shutil.copytree(folders / "first", wrong)
     for name in ("tokenizer.json", "chat_template.jinja"):  # without them it is as good as any
         (wrong / name).unlink()
-    swap(swapping, wrong)
+    reload_weights(reloading, wrong)
     shutil.rmtree(wrong)
 
 
 def test_the_commands_change_weights_and_take_a_snapshot(
-    swapping: Server,
+    reloading: Server,
     server: Server,
     folders: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("SRM_API_KEYS", raising=False)
-    before, admin = version(swapping), f"--url={swapping.admin_url}"
+    before, admin = version(reloading), f"--url={reloading.admin_url}"
     assert srm.main(["weights", str(folders / "second"), admin, "--running=continue"]) == 0
     assert json.loads(capsys.readouterr().out)["weights_version"] == before + 1
-    taken = swapping.admin.post("/v1/admin/snapshot").json()
+    taken = reloading.admin.post("/v1/admin/snapshot").json()
     assert (taken["path"], taken["requests"], taken["sequences"]) == (None, 0, 0)
     assert srm.main(["snapshot", f"{admin}/"]) == 0
     assert json.loads(capsys.readouterr().out).keys() == taken.keys()
@@ -260,23 +260,23 @@ def test_the_commands_change_weights_and_take_a_snapshot(
         assert captured.out == "" and message in captured.err
 
 
-def test_without_keys_the_public_port_changes_nothing(swapping: Server, server: Server) -> None:
+def test_without_keys_the_public_port_changes_nothing(reloading: Server, server: Server) -> None:
     """Behind a proxy on this machine, whoever asks seems to be on this machine."""
-    assert swapping.http.post(WEIGHTS, json={"path": "second"}).status_code == 404
+    assert reloading.http.post(WEIGHTS, json={"path": "second"}).status_code == 404
     assert server.http.post("/v1/admin/snapshot").status_code == 403
 
 
 def test_a_crashed_engine_comes_back_with_the_weights_in_use(
-    swapping: Server, folders: Path
+    reloading: Server, folders: Path
 ) -> None:
-    done = swap(swapping, folders / "second")
-    text = complete(swapping, **GREEDY)["choices"]
+    done = reload_weights(reloading, folders / "second")
+    text = complete(reloading, **GREEDY)["choices"]
     for _ in range(2):
-        killed = children(swapping)["engine"]
+        killed = children(reloading)["engine"]
         os.kill(killed, signal.SIGKILL)
-        wait_until(lambda: children(swapping).get("engine", killed) != killed)  # noqa: B023
-        wait_until(lambda: is_ready(swapping))
-        again = complete(swapping, **GREEDY)
+        wait_until(lambda: children(reloading).get("engine", killed) != killed)  # noqa: B023
+        wait_until(lambda: is_ready(reloading))
+        again = complete(reloading, **GREEDY)
         assert again["choices"] == text
         assert made_with(again) == (done["weights_version"], done["fingerprint"])
 
@@ -288,7 +288,7 @@ def test_what_runs_outlives_its_folders(folders: Path, tmp_path: Path) -> None:
     gone = Path(shutil.copytree(folders / "second", tmp_path / "gone"))
     flags = (*SERVER_FLAGS, f"--admin-port={free_port()}", f"--data-dir={tmp_path / 'data'}")
     with Server(first, *flags) as server:
-        done = swap(server, gone)
+        done = reload_weights(server, gone)
         text = complete(server, **GREEDY)["choices"]
         shutil.rmtree(gone)
         (first / "seed").write_text("7")
@@ -310,7 +310,7 @@ def test_without_its_copy_and_its_folder_a_crash_ends_the_server(
     gone = Path(shutil.copytree(folders / "second", tmp_path / "gone"))
     flags = (*SERVER_FLAGS, f"--admin-port={free_port()}", f"--data-dir={tmp_path / 'data'}")
     server = Server(folders / "first", *flags)
-    done = swap(server, gone)
+    done = reload_weights(server, gone)
     shutil.rmtree(gone)
     for copies in (tmp_path / "data" / "running").glob("*/weights.copies/*/"):
         shutil.rmtree(copies)

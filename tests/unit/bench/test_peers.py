@@ -23,7 +23,7 @@ from bench.peers.config import Peer, PeersConfig
 from bench.peers.making import ENVIRONMENTS, LISTS, model_path
 from bench.peers.running import http_point, offline_point, placeholders, waves
 from bench.peers.shapes import KINDS, N_CTX, shape_of
-from bench.peers.table import Point, Result, markdown
+from bench.peers.table import PeerPoint, PeerResult, markdown
 from bench.server.load import send
 from engine.errors import ConfigError
 from loadtest.commands.run_command import summed_up
@@ -105,12 +105,12 @@ def test_what_a_token_costs_and_a_sequence_keeps(
     assert shape_of(name).state_bytes(width) == kib * 1024
 
 
-def point(concurrency: int, rate: float, **more: Any) -> Point:
+def point(concurrency: int, rate: float, **more: Any) -> PeerPoint:
     known: dict[str, Any] = {"seconds": [1.0], "rss_bytes": 2**30, "foreign_cpus": 0.0}
-    return Point(concurrency=concurrency, tokens_per_s=rate, **(known | more))
+    return PeerPoint(concurrency=concurrency, tokens_per_s=rate, **(known | more))
 
 
-def result(name: str, model: str, *points: Point, **more: Any) -> Result:
+def result(name: str, model: str, *points: PeerPoint, **more: Any) -> PeerResult:
     known: dict[str, Any] = {
         "engine": name,
         "how": "http",
@@ -119,7 +119,7 @@ def result(name: str, model: str, *points: Point, **more: Any) -> Result:
         **{"flops_per_token": 10**8, "state_bytes": 2**20, "most": 0},
         **{"command": "serve", "settings": ""},
     }
-    return Result(name=name, model=model, points=points, **(known | more))
+    return PeerResult(name=name, model=model, points=points, **(known | more))
 
 
 def test_useful_concurrency_is_fast_enough_and_fits() -> None:

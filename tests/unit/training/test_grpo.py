@@ -26,8 +26,8 @@ from training.checkpoint import load_model, read_tokenizer, save_model
 from training.grpo.asked import Questions, questions
 from training.grpo.command import grpo
 from training.grpo.config import GRPOConfig
-from training.grpo.record import Evaluation, Lines, Update, evaluated
-from training.grpo.rollouts import EngineSampler, Sampler, Sampling, folded
+from training.grpo.record import JsonLinesFile, StepEvaluation, Update, evaluated
+from training.grpo.rollouts import EngineSampler, RolloutSampling, Sampler, folded
 from training.grpo.torch_sampler import TorchSampler
 from training.loop import Schedule
 from training.model import SRM
@@ -89,7 +89,7 @@ def asked_of(config: GRPOConfig, model: ModelConfig, tokenizer: Tokenizer) -> Qu
 
 
 def updates(folder: Path) -> list[Update]:
-    return Lines(folder / "updates.jsonl", Update, 10_000)
+    return JsonLinesFile(folder / "updates.jsonl", Update, 10_000)
 
 
 def test_what_is_rewarded_is_sampled_more_often(base: Path, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def samplers() -> list[Sampler]:
 @pytest.mark.parametrize("sampler", samplers(), ids=["engine", "torch"])
 def test_weights_change_hands_in_memory_and_are_counted(sampler: Sampler) -> None:
     """And rollouts are a function of weights and seed."""
-    asked = Sampling(n=3, max_tokens=4, temperature=1.0, top_p=1.0, seed=5)
+    asked = RolloutSampling(n=3, max_tokens=4, temperature=1.0, top_p=1.0, seed=5)
     first = sampler.sample([[1, 2], [3]], asked)
     assert [len(item) for item in first] == [3, 3]
     assert {solution.weights_version for own in first for solution in own} == {1}
@@ -238,7 +238,7 @@ def test_weights_change_hands_in_memory_and_are_counted(sampler: Sampler) -> Non
 @pytest.mark.parametrize("sampler", samplers(), ids=["engine", "torch"])
 def test_samplers_say_the_models_own_log_probabilities_and_keep_to_top_p(sampler: Sampler) -> None:
     prompt, model = [1, 2, 3], torch_model(0)
-    asked = Sampling(n=40, max_tokens=70, temperature=5.0, top_p=0.9, seed=5)
+    asked = RolloutSampling(n=40, max_tokens=70, temperature=5.0, top_p=0.9, seed=5)
     (result,) = sampler.sample([prompt], asked)
     most = TINY_MODEL.n_ctx - len(prompt) + 1
     assert {prompt.is_ended for prompt in result} == {True, False}
@@ -305,16 +305,16 @@ def test_an_evaluation_is_compared_with_the_first_one_question_by_question() -> 
 
 
 def test_lines_of_a_run_that_was_cut_off_are_dropped(tmp_path: Path) -> None:
-    lines = Lines(tmp_path / "lines.jsonl", Evaluation, 0)
+    lines = JsonLinesFile(tmp_path / "lines.jsonl", StepEvaluation, 0)
     for step in (0, 5, 10):
         lines.add(evaluated(step, step + 1, 2, [1], None))
-    retained = Lines(tmp_path / "lines.jsonl", Evaluation, 5)
+    retained = JsonLinesFile(tmp_path / "lines.jsonl", StepEvaluation, 5)
     assert retained == lines[:2]
     retained.add(lines[2])
-    assert Lines(tmp_path / "lines.jsonl", Evaluation, 10) == lines
+    assert JsonLinesFile(tmp_path / "lines.jsonl", StepEvaluation, 10) == lines
     (tmp_path / "lines.jsonl").write_text('{"step":')
     with pytest.raises(ConfigError, match=r"lines.jsonl is damaged"):
-        Lines(tmp_path / "lines.jsonl", Evaluation, 5)
+        JsonLinesFile(tmp_path / "lines.jsonl", StepEvaluation, 5)
 
 
 @pytest.mark.parametrize(

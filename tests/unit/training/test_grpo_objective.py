@@ -20,7 +20,7 @@ from training.grpo.learner import Learner
 from training.grpo.objective import (
     Correction,
     Objective,
-    Row,
+    RolloutRow,
     log_probabilities,
     loss,
     side_by_side,
@@ -156,7 +156,7 @@ def test_loss_and_gradient_are_those_computed_by_hand(correction: str) -> None:
     old = [[lp - next(steps) for lp in own] for own in lps]
     rows = side_by_side(
         [
-            Row(prompt, np.array(completion, np.int32), np.array(own, np.float32), advantage)
+            RolloutRow(prompt, np.array(completion, np.int32), np.array(own, np.float32), advantage)
             for prompt, completion, own, advantage in zip(
                 PROMPTS, COMPLETIONS, old, ADVANTAGES, strict=True
             )
@@ -200,7 +200,7 @@ def test_loss_and_gradient_are_those_computed_by_hand(correction: str) -> None:
 def test_rows_one_by_one_have_the_loss_of_all_together() -> None:
     rules, policy = _rules("truncate"), torch.tensor(_logits(1))
     rows = [
-        Row(prompt, np.array(completion, np.int32), np.zeros(len(completion), np.float32), a)
+        RolloutRow(prompt, np.array(completion, np.int32), np.zeros(len(completion), np.float32), a)
         for prompt, completion, a in zip(PROMPTS, COMPLETIONS, ADVANTAGES, strict=True)
     ]
     together, sums = loss(side_by_side(rows, CPU), policy, None, rules)
@@ -238,7 +238,9 @@ def test_rows_that_teach_nothing_count_in_the_mean(tmp_path: Path, kl_weight: fl
         rules = msgspec.structs.replace(_rules("none"), kl_weight=kl_weight)
         learner = Learner(run, reference if kl_weight else None, rules, CPU, "float32", tokens)
         rows = [
-            Row([1, 2, 3], np.array([4, 5], np.int32), np.zeros(2, np.float32), factor * advantage)
+            RolloutRow(
+                [1, 2, 3], np.array([4, 5], np.int32), np.zeros(2, np.float32), factor * advantage
+            )
             for advantage in (1.0, 0.0, 0.0, -2.0)
         ]
         sums = learner.learn(rows)

@@ -64,7 +64,7 @@ def test_what_runs_goes_on_from_its_state_and_what_is_under_way_is_completed_fir
 
 
 def test_samples_that_start_later_owe_the_weights_before_nothing() -> None:
-    """`tests/property/test_swaps.py` compares them with an engine that never had others."""
+    """`tests/property/test_weight_reload.py` compares them with an engine that never had others."""
     engine = engine_of(num_slots=4)
     engine.add(request_of("many", HEADER, n=10, max_tokens=5, prompt_logprobs=2))
     early = [*engine.step(), *engine.step()]

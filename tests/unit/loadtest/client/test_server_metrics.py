@@ -9,7 +9,7 @@ import time
 import pytest
 
 from loadtest.client import server_metrics
-from loadtest.client.server_metrics import FAMILIES, Sampling, read, running
+from loadtest.client.server_metrics import FAMILIES, MetricsSampler, read, running
 from tests.loads.raw_server import Peer, make_reply
 from tests.loads.toy import Toy
 
@@ -75,9 +75,9 @@ class Answers(Toy):
             await peer.send(make_reply(text.encode(), status))
             self._asked.release()
 
-    def sampled(self, key: str = "") -> Sampling:
+    def sampled(self, key: str = "") -> MetricsSampler:
         """After it was asked four times."""
-        with self, Sampling(self.url, key) as sampling:
+        with self, MetricsSampler(self.url, key) as sampling:
             for _ in range(4):
                 assert self._asked.acquire(timeout=120)
         return sampling
@@ -114,6 +114,6 @@ def test_a_server_without_metrics_is_noted_and_asked_again(
 
 
 def test_nothing_is_asked_without_an_address() -> None:
-    with Sampling("") as sampling:
+    with MetricsSampler("") as sampling:
         pass
     assert sampling.samples(0, 1e12) == [] and sampling.note == ""

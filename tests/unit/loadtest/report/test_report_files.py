@@ -23,7 +23,7 @@ from loadtest.quantities import MEASURES, unit_for, value_of
 from loadtest.recording import EVENT, REQUEST
 from loadtest.report import report_files
 from loadtest.report.report import SCHEMA, Report, read_report, report_of
-from loadtest.report.report_files import Run, write_reports
+from loadtest.report.report_files import MeasuredRun, write_reports
 from loadtest.report.tables import objectives_table, scenario_toml
 from loadtest.scenario import Scenario
 from tests.loads.recorded_run import recorded, run_of
@@ -31,8 +31,8 @@ from tests.serving import ROOT
 
 EVIL = '<script>alert("x")</script> & $\\frac{1}{2}$ | ``` \' _x_ [a](http://b)'
 """Whatever a name contains is text."""
-Single = tuple[Path, Run, Report]
-Sweep = tuple[Path, list[Run], Report]
+Single = tuple[Path, MeasuredRun, Report]
+Sweep = tuple[Path, list[MeasuredRun], Report]
 
 
 def same(a: Any, b: Any) -> bool:
@@ -248,7 +248,7 @@ def test_runs_without_requests_or_replies_are_reported(tmp_path: Path) -> None:
     one = recorded(rate=1, seconds=1.0, warmup_s=0.0)
     for name, recordings in (("nothing", [nothing]), ("one", [one]), ("both", [nothing, failed])):
         folder = tmp_path / name
-        report = write_reports(folder, [Run(summarize(run), run) for run in recordings])
+        report = write_reports(folder, [MeasuredRun(summarize(run), run) for run in recordings])
         assert same(read_report(folder), report)
         assert "nan" not in " ".join(cells(page_in(folder))).lower()
         assert "nan" not in (folder / "report.md").read_text().lower()

@@ -46,7 +46,7 @@ def test_equal_samples_take_nothing_and_distinct_ones_are_limited(keeps_first: b
     counts = [DedupCounts(False, keeps_first, budget) for _ in range(2)]
     for index in reversed(range(1_000)):
         counts[index % 2].add(sample(index, "same"))
-    assert [tally.by_count()[0].count for tally in counts] == [500, 500]
+    assert [dedup_counts.by_count()[0].count for dedup_counts in counts] == [500, 500]
     with pytest.raises(InvalidRequest, match="more than 10000 bytes") as refused:
         for index in range(20):
             counts[0].add(sample(index, f"other {index}"))
@@ -54,10 +54,10 @@ def test_equal_samples_take_nothing_and_distinct_ones_are_limited(keeps_first: b
 
 
 def test_a_kept_sample_counts_with_all_that_is_in_it() -> None:
-    tally = DedupCounts(by_group=False, keeps_first=True, budget=Budget(3_000))
-    tally.add(sample(7, "same", num_tokens=500))
-    tally.add(sample(5, "same", num_tokens=400))  # in its place
-    (first,) = tally.firsts()
+    dedup_counts = DedupCounts(by_group=False, keeps_first=True, budget=Budget(3_000))
+    dedup_counts.add(sample(7, "same", num_tokens=500))
+    dedup_counts.add(sample(5, "same", num_tokens=400))  # in its place
+    (first,) = dedup_counts.firsts()
     assert (first.index, first.count) == (5, 2)
     with pytest.raises(InvalidRequest, match="more than 3000 bytes"):
-        tally.add(sample(8, "other", num_tokens=400))
+        dedup_counts.add(sample(8, "other", num_tokens=400))

@@ -46,8 +46,8 @@ added = st.builds(
     ignore_eos=st.booleans(),
     prompt_logprobs=st.sampled_from([None, None, 1]),
 )
-swapped = st.sampled_from(["finish", "drop", "continue"])
-histories = st.lists(st.one_of(added, added, st.integers(1, 6), swapped), max_size=25)
+reloaded = st.sampled_from(["finish", "drop", "continue"])
+histories = st.lists(st.one_of(added, added, st.integers(1, 6), reloaded), max_size=25)
 
 
 class History:
@@ -73,7 +73,7 @@ class History:
         for _ in range(count):
             self.record(self.engine.step_overlapped())
 
-    def swap(self, running: Running) -> None:
+    def reload(self, running: Running) -> None:
         """As the engine process does."""
         scheduler = self.engine.scheduler
         scheduler.is_held = running == "finish"
@@ -107,7 +107,7 @@ def test_no_request_is_lost_and_each_sample_is_of_its_weights(
         elif isinstance(running, int):
             ran.step(running)
         else:
-            ran.swap(running)
+            ran.reload(running)
     while ran.engine.has_work:
         ran.step(1)
     is_pure = "continue" not in history
