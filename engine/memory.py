@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from engine.cores import CGROUP
+
 MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")  # where a container's own memory limit is
 HUGE_PAGE = 2**21
 _MAPPED_AT_ONCE = 2**25
 """Bytes; pages to which nothing is copied take no memory."""
@@ -35,12 +36,17 @@ def available_memory() -> int:
 
 
 def _left_in_cgroup() -> int:
-    try:
-        limit = (CGROUP / "memory.max").read_text().strip()
-        used = int((CGROUP / "memory.current").read_text())
-    except (OSError, ValueError):
-        limit, used = "max", 0
-    return int(limit) - used if limit != "max" else 2**63
+    """Return the bytes that a container may still take, by cgroup v2 or v1; without a limit more
+    than there are."""
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return int((CGROUP / limit).read_text()) - int((CGROUP / used).read_text())
+        except (OSError, ValueError):  # no container of this version, or "max"
+            continue
+    return 2**63
 
 
 def collect_rarely() -> None:

@@ -33,6 +33,8 @@ AFTER_DROPOUT = re.compile(
     r"((?:channel_mixing_layer|token_mixing_layer|mixer_heads\.\d+)\.)3(\.(?:weight|bias))$"
 )
 """Old versions had a Dropout before the second matrix, which counts as one layer."""
+TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+"""What a model folder may have besides weights and config.json."""
 AUTOENCODER = {"wte", "encoderblocks", "decoderblocks", "lm_head", "projection"}
 
 
@@ -158,6 +160,13 @@ def _write(
     target = output / "model.safetensors"
     if target.exists() and target.samefile(weights):
         raise ConfigError(f"--output {output} is the folder of {weights}, which stays as it is")
+    own = {"tokenizer.json"} if tokenizer is not None else set()
+    others = [name for name in TEXT_FILES if name not in own and (output / name).exists()]
+    if others:
+        raise ConfigError(
+            f"--output {output} has {', '.join(others)} of another model, which would stay beside "
+            "the new weights: name another folder, or delete what is there"
+        )
     try:
         output.mkdir(parents=True, exist_ok=True)
         partial = target.with_suffix(".partial")

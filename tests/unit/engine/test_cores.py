@@ -15,7 +15,7 @@ from server.supervise import launch
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The file of a container's limit, on a machine of 64 cores."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-    monkeypatch.setattr(cores, "CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.setattr(cores, "CGROUP", tmp_path)
     return tmp_path / "cpu.max"
 
 
@@ -23,6 +23,15 @@ def test_a_container_may_have_fewer_cores(machine: Path) -> None:
     assert cores.available_cores() == 64
     for limit, result in [("max 100000", 64), ("250000 100000", 2), ("5000 100000", 1), ("", 64)]:
         machine.write_text(limit + "\n")
+        assert cores.available_cores() == result
+
+
+def test_a_container_of_cgroup_v1_may_have_fewer_cores(machine: Path) -> None:
+    folder = machine.parent / "cpu"
+    folder.mkdir()
+    (folder / "cpu.cfs_period_us").write_text("100000\n")
+    for quota, result in [("-1", 64), ("250000", 2), ("5000", 1)]:
+        (folder / "cpu.cfs_quota_us").write_text(quota + "\n")
         assert cores.available_cores() == result
 
 

@@ -134,6 +134,13 @@ def test_a_container_has_less_and_a_system_that_does_not_say_has_what_it_has(
         (tmp_path / "memory.max").write_text(f"{most}\n")
         (tmp_path / "memory.current").write_text(f"{used}\n")
         assert memory.available_memory() == left
+    for name in ("memory.max", "memory.current"):  # of cgroup v2; v1 has others
+        (tmp_path / name).unlink()
+    (tmp_path / "memory").mkdir()
+    for bound, used, left in ((2**63 - 4096, 4096, 2**30), (8192, 4096, 4096)):
+        (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{bound}\n")
+        (tmp_path / "memory" / "memory.usage_in_bytes").write_text(f"{used}\n")
+        assert memory.available_memory() == left
 
 
 @cache

@@ -258,6 +258,16 @@ def test_a_tokenizer_is_copied_if_its_tokens_are_the_models(files: Files, tmp_pa
         convert(*files, tokenizer)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_no_text_file_of_another_model_stays_beside_new_weights(files: Files, name: str) -> None:
+    files[2].mkdir(exist_ok=True)
+    (files[2] / name).write_text("{}")
+    before = {path.name for path in files[2].iterdir()}
+    with pytest.raises(ConfigError, match=f"has {name} of another model"):
+        convert(*files)
+    assert {path.name for path in files[2].iterdir()} == before
+
+
 def test_the_command_says_what_it_decided(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     weights, args, output = map(str, files)
     assert srm.main(["convert", weights, "--args", args, "--output", output]) == 0
