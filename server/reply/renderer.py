@@ -43,7 +43,9 @@ class Renderer:
         self.generation = generation
         options = request.stream_options
         interval = request.stream_interval or 1
-        self.is_continuous = bool(options and options.continuous_usage_stats)
+        self.is_continuous = bool(
+            options and options.include_usage and options.continuous_usage_stats
+        )
         """Whether each event says the usage so far."""
         self._client = client
         self._pieces = pieces

@@ -13,6 +13,7 @@ from msgspec import Meta
 from engine.errors import InvalidRequest
 from server.schema.completion_request import CompletionRequest
 from server.schema.conversation import MAX_MESSAGES, Conversation, Message, messages_of
+from server.schema.json_parts import first_byte
 from server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
 from server.schema.validation import checked, given_fields
 
@@ -97,13 +98,16 @@ CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "separate_reasoning": (True, False),
     "stream_reasoning": (True, False),
     "include_reasoning": (True, False),
-    "reasoning_effort": (),
-    "verbosity": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "prompt_cache_retention": ("in_memory", "in-memory", "24h"),
     "web_search_options": (),
     "moderation": (),
     "chat_template": (),
 }
 """As NEUTRAL, for chat requests."""
+_UNLESS = {"tools": "tool_choice", "functions": "function_call"}
+"""Lists of what may be called, and the field that says `"none"` of it may."""
 
 
 def parse_chat(body: bytes) -> ChatRequest:
@@ -113,4 +117,7 @@ def parse_chat(body: bytes) -> ChatRequest:
         raise InvalidRequest(
             "prompt is for POST /v1/completions; POST /v1/chat/completions takes messages", "prompt"
         )
+    for name, choice in _UNLESS.items():
+        if bytes(given.get(choice, b"")) == b'"none"' and first_byte(given.get(name, b"")) == b"[":
+            del given[name]  # nothing may be called
     return checked(ChatRequest, given, {"messages": messages_of(given)}, CHAT_NEUTRAL)

@@ -81,7 +81,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool = False
     """A last event with the usage of the whole request."""
     continuous_usage_stats: bool = False
-    """The usage so far in every event."""
+    """The usage so far in every event; counts only with `include_usage`."""
     include_obfuscation: bool = False
     """Padding of events, which there is none of: only false is taken."""
 
@@ -213,4 +213,5 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "structured_outputs": (),
     "cache_salt": (),
 }
-"""Fields that we do not honour, with the values (besides null) that ask for nothing."""
+"""Fields that we do not honour, with the values (besides null) that ask for nothing: without them
+the reply would be the same. No other value is taken."""

@@ -29,6 +29,8 @@ from server.schema.json_parts import (
 _NULL = b"null"
 _SHOWN = 80
 """Most characters of a value in a message."""
+_ALIKE = 0.8
+"""Least likeness of a misspelled name: less is another field, such as `prompt_token_ids`."""
 _LONGEST_NAME = 64
 """Most characters of an unknown field's name that known ones are compared with."""
 
@@ -138,7 +140,7 @@ def require(given: dict[str, Raw], name: str, meaning: str = "") -> None:
 
 
 def _unknown(name: str, known: list[str]) -> InvalidRequest:
-    close = get_close_matches(name, known, 1) if len(name) <= _LONGEST_NAME else []
+    close = get_close_matches(name, known, 1, _ALIKE) if len(name) <= _LONGEST_NAME else []
     meant = f"; did you mean {close[0]!r}?" if close else ""
     shown = cut(name, _LONGEST_NAME)
     return InvalidRequest(f"{shown!r} is not a field of this request{meant}", shown)

@@ -22,6 +22,7 @@ from engine.scheduler.accept import accept
 from server.batch.lines import BatchLine, answer_line, parse_line
 from server.generation.engine_request import RequestOwner
 from server.routes.services import answering
+from server.schema.chat_request import parse_chat
 from server.storage.records import LineError
 from server.text.chat_template import ChatTemplate
 from server.text.text import Text
@@ -96,6 +97,19 @@ MEANT: list[tuple[str, dict[str, Any], str, str]] = [
     ("/tokenize", {"promt": "a"}, "promt", "did you mean 'prompt'?"),
     ("/tokenize", {"prompt": "a", "x" * 10**5: 1}, "x" * 63 + "…", "x…' is not a field"),
 ]
+MEANT += [
+    (COMPLETIONS, {"prompt": "a", name: [1]}, name, f"{name!r} is not a field of this request")
+    for name in ("logprob_token_ids", "prompt_token_ids", "required_prefix_token_ids")
+]
+HINTS: list[dict[str, Any]] = [
+    {"reasoning_effort": "none"},
+    {"verbosity": "medium"},
+    {"prompt_cache_retention": "24h"},
+    {"stream": True, "stream_options": {"include_obfuscation": False}},
+    {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
+    {"functions": [{"name": "f"}], "function_call": "none"},
+    {"messages": [USER, {"role": "assistant", "content": "b", "tool_calls": []}, USER]},
+]
 PATHS = {
     "/completions": COMPLETIONS,
     "/v1/v1/completions": COMPLETIONS,
@@ -119,6 +133,11 @@ async def test_what_is_not_known_names_what_was_meant(http: httpx.AsyncClient) -
         assert (
             message.endswith(f"; did you mean {meant}?") if meant else "did you mean" not in message
         )
+
+
+@pytest.mark.parametrize("fields", HINTS, ids=lambda fields: next(iter(fields)))
+def test_hints_that_ask_for_nothing_are_taken(fields: dict[str, Any]) -> None:
+    assert parse_chat(json.dumps({"messages": [USER], **fields}).encode()).messages
 
 
 async def test_a_byte_that_is_no_utf8_is_told_by_its_place_in_the_body(
