@@ -1,7 +1,7 @@
 """Streams: the new tokens of an API process's requests, and which readers to wake for them.
 
-A Stream is one caller's requests of n completions each: one cursor over all of them. A step's
-tokens go into a TokenTable at once, and only streams without unread ones are woken. Which
+A Stream is one caller's requests of n completions each. A step's tokens are divided among the
+streams, which keep them until they are read, and only streams without unread ones are woken. Which
 engine runs what is for `Spread` to say; what an engine that is lost had, another runs again.
 """
 
@@ -16,7 +16,14 @@ import msgspec
 import numpy as np
 
 from engine.client.spread import MAX_RUNS, Part, Spread
-from engine.client.token_table import NOBODY, TokenTable
+from engine.client.unread import (
+    INDEX,
+    INDEX_BITS,
+    IS_DIRECT,
+    IS_OVER,
+    RUNS,
+    TokenTable,
+)
 from engine.errors import EngineError, SRMError, StepFailed
 from engine.messages import (
     PROMPT,
@@ -50,38 +57,36 @@ class Delivery(NamedTuple):
 class Stream:
     """Requests of one caller with the same n, until each completion has ended, or `close`."""
 
-    def __init__(self, streams: Streams, requests: Sequence[Request], number: int) -> None:
-        self.n = requests[0].params.n
+    def __init__(self, streams: Streams, requests: Sequence[Request]) -> None:
+        params = requests[0].params
+        self.n = params.n
         self.cached_tokens = [0] * len(requests)
         """Cached prompt tokens of each request, known from its first token on."""
         self.unfinished = self.n * len(requests)
         """Completions whose end has not been taken."""
-        self._streams = streams
-        self._number = number
-        self._size = self.unfinished
-        self.num_top = requests[0].params.logprobs or 0
+        self.num_top = params.logprobs or 0
         """Alternatives of each token that the requests ask for."""
-        self._first = streams.table.open(self._size, number, self.num_top)
-        self._received: dict[tuple[int, int], int] = {}  # tokens in Outputs, by place and index
-        self._skipped: dict[tuple[int, int], int] = {}  # of these, those that come again
+        self._streams = streams
+        self._table = streams.table
+        self._unread = self._table.open(self.unfinished, len(requests), params.logprobs)
+        self.number = self._unread.number
+        self._first = self.number << INDEX_BITS
+        self._state = self._unread.state
         self._is_durable = all(request.durable for request in requests)
         self._ends = [self.n] * len(requests)  # completions of each from which on all were cut
         self._outputs: list[tuple[int, Output]] = []
         self._error: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
         self._parts: list[list[Part]] = []  # by place of their request
         for place, request in enumerate(requests):
             if request.emit == "tokens":
                 number = self._first + place * self.n
                 request = msgspec.structs.replace(request, stream=number)  # noqa: PLW2901
             self._parts.append(streams.spread.parts(request, place))
-        for part in self.parts:
-            streams.submit(self, part)
 
     @property
     def first_version(self) -> int:
         """Oldest weights version that made anything received so far; 0 if nothing was received."""
-        return int(self._streams.first_versions[self._number])
+        return self._unread.first_version
 
     @property
     def parts(self) -> Iterator[Part]:
@@ -91,15 +96,14 @@ class Stream:
     @property
     def numbers(self) -> range:
         """Numbers of its completions in a step's rows."""
-        return range(self._first, self._first + self._size)
+        return range(self._first, self._first + len(self._state))
 
     def set_direct(self, is_direct: bool) -> None:
         """Have the tokens that come from now on handed out, if all others are taken and the last of
         them is of the weights in use; or have them kept."""
-        streams, number = self._streams, self._number
-        is_same = streams.versions[number] == streams.weights_version
-        is_direct = is_direct and bool(is_same) and not streams.has_unread[number]
-        streams.table.set_direct(self._first, is_direct)
+        unread, table = self._unread, self._table
+        is_direct = is_direct and unread.version == table.version and not unread.has_new
+        table.flags[IS_DIRECT, self.number] = is_direct
 
     async def wait(self) -> None:
         """Wait until there is something to take.
@@ -107,17 +111,17 @@ class Stream:
         Raises the error that the engine refuses a request with, EngineUnavailable when it goes away
         and StepFailed when it breaks, after all that came before has been taken.
         """
-        if not self._streams.has_unread[self._number]:
+        if not self._unread.has_new:
             if self._error is None:
-                self._waiter = asyncio.get_running_loop().create_future()
-                await self._waiter
-            if self._error is not None and not self._streams.has_unread[self._number]:
+                self._unread.waiter = asyncio.get_running_loop().create_future()
+                await self._unread.waiter
+            if self._error is not None and not self._unread.has_new:
                 raise self._error
 
     def read_new(self, only_ended: bool = False) -> Delivery:
         """Return everything new since the last call. `only_ended` leaves the tokens of completions
         that still run, so that each one comes whole."""
-        tokens = self._streams.table.read_new(self._first, self._size, only_ended)
+        tokens = self._unread.read(only_ended)
         self.unfinished -= int(np.count_nonzero(tokens.reasons))
         scores: list[tuple[int, Output]] = []
         if outputs := self.take_outputs():
@@ -125,11 +129,11 @@ class Stream:
             samples = [(p * self.n + out.index, out) for p, out in outputs if out.index != PROMPT]
             if samples:
                 tokens = join([tokens, from_outputs(samples)])
-        return Delivery(tokens, scores, int(self._streams.versions[self._number]))
+        return Delivery(tokens, scores, self._unread.version)
 
     def take_outputs(self) -> list[tuple[int, Output]]:
         """Return all Outputs since the last call, as they came, each with its request's place."""
-        self._streams.has_unread[self._number] = False
+        self._unread.has_new = False
         if not self._outputs:
             return []
         outputs, self._outputs = self._outputs, []
@@ -139,9 +143,7 @@ class Stream:
     def stop(self, indices: I64) -> None:
         """End these completions, none of whose ends was taken, and have the engine free their
         slots."""
-        table, n = self._streams.table, self.n
-        is_ended = table.ended(self._first, self._size)
-        running = indices[~is_ended[indices]]
+        n, running = self.n, indices[self._state[indices] == RUNS]
         for place in np.unique(running // n).tolist():
             own = running[running // n == place] - place * n
             for part in self._parts[place]:
@@ -149,18 +151,17 @@ class Stream:
                     message = StopSamples(part.request.id, local.astype("<i4").tobytes())
                     self._streams.send(part.engine, message)
         self.unfinished -= len(indices)
-        table.mute(self._first, indices)
+        self._table.end(self._unread, indices)
         if not self.unfinished:
-            self.wake()
+            self._unread.wake()
 
     def cut(self, place: int, end: int) -> int:
         """End a request's completions from index `end` on, started or not; returns how many tokens
         that drops: nothing more comes of them, not even what has arrived and was not taken."""
-        first, size = self._first + place * self.n + end, self._ends[place] - end
-        if size <= 0:
+        if end >= self._ends[place]:
             return 0
+        indices = np.arange(place * self.n + end, place * self.n + self._ends[place])
         self._ends[place] = end
-        table = self._streams.table
         outputs, self._outputs = self._outputs, []
         dropped: list[Output] = []
         for at, output in outputs:
@@ -168,35 +169,33 @@ class Stream:
                 dropped.append(output)
             else:
                 self._outputs.append((at, output))
-        if not table.ended(first, size).all():
+        states = self._state[indices]
+        if (states == RUNS).any():
             for part in self._parts[place]:
                 if (cut := part.first_from(end)) < part.request.params.n:
                     message = StopSamples(part.request.id, b"", cut=cut)
                     self._streams.send(part.engine, message)
         # The end of one that came as an Output counts as read as soon as it is here.
-        self.unfinished -= int(np.count_nonzero(~table.are_ends_read(first, size)))
+        self.unfinished -= int(np.count_nonzero(states != IS_OVER))
         self.unfinished -= sum(output.finish_reason is not None for output in dropped)
-        unread = table.mute(first, np.arange(size))
-        self.wake()  # somebody may wait for what does not come any more
+        unread = self._table.end(self._unread, indices)
+        self._unread.wake()  # somebody may wait for what does not come any more
         return unread + sum(len(output.token_ids) // 4 for output in dropped)
 
-    def add_output(self, part: Part, output: Output) -> None:
+    def add_output(self, part: Part, output: Output, version: int) -> None:
         """Take in an Output of one of the requests."""
+        self._unread.note_new(output.first_version or version, version)
         place = part.place
         if self._streams.spread.count > 1:
             output = self._of_whole(part, output)
         if output.index != PROMPT:
-            table, index = self._streams.table, place * self.n + output.index
-            if table.has_ended(self._first, index):  # stopped; this was on its way
+            index = place * self.n + output.index
+            if self._state[index]:  # stopped; this was on its way
                 return
             if output.finish_reason is not None:
-                table.mute(self._first, np.array([index]))
+                self._state[index] = IS_OVER
             self.cached_tokens[place] = output.cached_tokens
         self._outputs.append((place, output))
-
-    def add_cached(self, number: int, count: int) -> None:
-        """Take in the cached tokens of the request whose first stream has this number."""
-        self.cached_tokens[(number - self._first) // self.n] = count
 
     def abandon(self, is_alone: bool) -> None:
         """Tell the engine that nobody waits for these requests now, or that somebody does again."""
@@ -206,7 +205,7 @@ class Stream:
     def fail(self, error: Exception) -> None:
         """End all requests of the stream with this error, which `wait` raises."""
         self._error = error
-        self.wake()
+        self._unread.wake()
 
     def lose(self, engine: int, error: SRMError) -> None:
         """Have another engine run what is left of what this one had, or end with the error."""
@@ -217,9 +216,9 @@ class Stream:
     def run_again(self, part: Part) -> bool:
         """Give what is left of a part to another engine, if one may have it; tokens that came are
         not delivered again. Durable requests are their sender's to send again."""
-        streams, first = self._streams, self._first + part.place * self.n
+        streams, first = self._streams, part.place * self.n
         samples = np.arange(self.n) if part.samples is None else part.samples
-        left = samples[~streams.table.ended(first, self.n)[samples]]
+        left = samples[self._state[first + samples] == RUNS]
         if not len(left):
             return True
         engine = streams.spread.choose(part.request, 1, without=part.engine)
@@ -228,9 +227,9 @@ class Stream:
         status = streams.spread.statuses[engine[0]]
         if status is None or self.first_version not in {0, status.weights_version}:
             return False  # other weights would go on with other tokens
-        streams.table.skip_read(first, left)
-        for index in (PROMPT, *left.tolist()):
-            self._skipped[part.place, index] = self._received.get((part.place, index), 0)
+        self._table.expect_again(
+            self._unread, np.append(first + left, len(self._state) + part.place)
+        )
         again = part.again(left, engine[0])
         own = self._parts[part.place]
         own[own.index(part)] = again
@@ -240,27 +239,23 @@ class Stream:
 
     def _of_whole(self, part: Part, output: Output) -> Output:
         """Return the Output as one of the whole request's, without tokens that came before."""
-        index = output.index if output.index == PROMPT else part.sample(output.index)
-        key, count = (part.place, index), len(output.token_ids) // 4
-        skipped = min(count, self._skipped.get(key, 0))
-        if skipped:
-            self._skipped[key] -= skipped
-            output = without_first(output, skipped)
-        self._received[key] = self._received.get(key, 0) + count - skipped
-        return msgspec.structs.replace(output, index=index)
-
-    def wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        index, at = output.index, len(self._state) + part.place
+        if index != PROMPT:
+            index = part.sample(index)
+            at = part.place * self.n + index
+        num_come, num_again = self._unread.num_come, self._unread.num_again
+        count = len(output.token_ids) // 4
+        skipped = min(count, int(num_again[at]))
+        num_again[at] -= skipped
+        num_come[at] += count - skipped
+        return msgspec.structs.replace(without_first(output, skipped), index=index)
 
     def close(self) -> None:
         """Forget the requests; those that still run are aborted, but for durable ones that were
         lost: an engine that is still there goes on with them, and so does the successor of one that
         drains."""
-        is_ended = self._streams.table.ended(self._first, self._size)
-        runs = ~is_ended.reshape(-1, self.n).all(axis=1)
-        self._streams.table.close(self._first, self._size)
-        self._streams.forget(self._number)
+        runs = (self._state == RUNS).reshape(-1, self.n).any(axis=1)
+        self._streams.forget(self)
         is_lost = self._is_durable and isinstance(self._error, EngineError)
         for place in np.flatnonzero(runs & (not is_lost)).tolist():
             for part in self._parts[place]:
@@ -275,17 +270,9 @@ class Streams:
         self._sends = sends
         self.spread = Spread(len(sends))
         self.table = TokenTable(counts=len(sends) > 1)
-        self.has_unread = np.zeros(
-            64, np.bool_
-        )  # bool by stream: something came that was not taken
-        self.versions = np.zeros(64, np.int64)  # i64 by stream: of the weights of its last tokens
-        self.first_versions = np.zeros(64, np.int64)  # i64 by stream: of its first; 0: none came
         self._streams: dict[int, Stream] = {}
-        self._unused = list(range(63, -1, -1))
         self._places: dict[str, tuple[Stream, Part]] = {}  # by the id that an engine knows
         self._write: Write | None = None
-        self.weights_version = 0
-        """Version of the weights that made the last Tokens."""
 
     def hand_out(self, write: Write) -> None:
         """Have `write` called for each step with the new tokens of streams that are direct; the end
@@ -300,21 +287,11 @@ class Streams:
 
     def open(self, requests: Sequence[Request]) -> Stream:
         """Send requests of the same n, whose ids are not in use; the caller closes the stream.
-        Raises Overloaded when there are too many completions at once."""
-        if not self._unused:
-            size = len(self.has_unread)
-            self._unused = list(range(2 * size - 1, size - 1, -1))
-            self.has_unread = np.append(self.has_unread, np.zeros(size, np.bool_))
-            self.versions = np.append(self.versions, np.zeros(size, np.int64))
-            self.first_versions = np.append(self.first_versions, np.zeros(size, np.int64))
-        number = self._unused.pop()
-        self.has_unread[number] = False
-        self.first_versions[number] = 0
-        try:
-            stream = self._streams[number] = Stream(self, requests, number)
-        except SRMError:
-            self._unused.append(number)
-            raise
+        Raises InvalidRequest or Overloaded when there are too many completions at once."""
+        stream = Stream(self, requests)
+        self._streams[stream.number] = stream
+        for part in stream.parts:
+            self.submit(stream, part)
         return stream
 
     def submit(self, stream: Stream, part: Part) -> None:
@@ -328,30 +305,29 @@ class Streams:
         del self._places[part.request.id]
         self.spread.count_given(part, -1)
 
-    def forget(self, number: int) -> None:
+    def forget(self, stream: Stream) -> None:
         """Remove a stream that nobody reads any more."""
-        for part in self._streams.pop(number).parts:
+        for part in stream.parts:
             self.take_back(part)
-        self._unused.append(number)
+        del self._streams[stream.number]
+        self.table.close(stream.number)
 
     def receive(self, message: Outputs) -> None:
         """Hand out a step's tokens; those that nobody reads any more are dropped."""
+        version = message.weights_version
         for output in message.outputs:
             waiting = self._places.get(output.id)
             if waiting is not None:
                 stream, part = waiting
-                stream.add_output(part, output)
-                self._note_version(stream._number, output.first_version, message.weights_version)
+                stream.add_output(part, output, version)
                 stream.set_direct(False)  # what comes behind it is taken behind it
-                if not self.has_unread[stream._number]:
-                    self.has_unread[stream._number] = True
-                    stream.wake()
         for number, count in message.cached:
-            reader = self.table.reader(number)
-            if reader != NOBODY:
-                self._streams[reader].add_cached(number, count)
+            if (reader := self._streams.get(number >> INDEX_BITS)) is not None:
+                reader.cached_tokens[(number & INDEX) // reader.n] = count
         if message.tokens is not None:
-            self._receive_tokens(from_wire(message.tokens), message.weights_version)
+            direct = self.table.put(from_wire(message.tokens), version)
+            if self._write is not None and direct is not None:
+                self._write(direct)
 
     def refuse(self, request_id: str, error: SRMError) -> None:
         """End the stream of this request with this error."""
@@ -366,25 +342,3 @@ class Streams:
         self.spread.note_status(engine, None)
         for stream in list(self._streams.values()):
             stream.lose(engine, make())
-
-    def _note_version(self, number: int, first: int, version: int) -> None:
-        """Note tokens made with `version`, of a request that began with `first`; 0: the same."""
-        known = self.first_versions[number] or version
-        self.first_versions[number] = min(known, first or version)
-        self.versions[number] = version
-
-    def _receive_tokens(self, tokens: Tokens, version: int) -> None:
-        if version != self.weights_version:  # a stream's reader gets the new version first
-            self.table.end_direct()
-            self.weights_version = version
-        readers, direct = self.table.put(tokens)
-        fresh = np.zeros(len(self.has_unread), np.bool_)
-        fresh[readers] = True
-        self.versions[fresh] = version
-        self.first_versions[fresh & (self.first_versions == 0)] = version
-        fresh &= ~self.has_unread
-        self.has_unread |= fresh
-        for number in np.flatnonzero(fresh).tolist():
-            self._streams[number].wake()
-        if self._write is not None and direct is not None:
-            self._write(direct)

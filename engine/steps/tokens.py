@@ -140,18 +140,61 @@ def from_outputs(outputs: Sequence[tuple[int, Output]]) -> Tokens:
 def join(parts: Sequence[Tokens]) -> Tokens:
     """Join tables of one request, which came in this order, into one with ascending owners."""
     parts = [part for part in parts if len(part)] or parts[:1]
-    return parts[0] if len(parts) == 1 else _join(parts)
+    if len(parts) == 1:
+        return parts[0]
+    return _join_alike(parts) if _are_alike(parts) else _join(parts)
+
+
+def _are_alike(parts: Sequence[Tokens]) -> bool:
+    """Return whether all have the same owners, and each one as many tokens of every owner."""
+    owners, rows = parts[0].owners, len(parts[0].owners)
+    if any(len(part.owners) != rows for part in parts):
+        return False
+    if rows == 1:
+        return len({part.owners.item() for part in parts}) == 1
+    return all(
+        (part.owners == owners).all() and len(set(np.diff(part.offsets).tolist())) == 1
+        for part in parts
+    )
+
+
+def _join_alike(parts: Sequence[Tokens]) -> Tokens:
+    rows, num_tokens = len(parts[0].owners), sum([len(part.token_ids) for part in parts])
+
+    def joined(arrays: list[Any]) -> Any:
+        arrays = [array for array in arrays if len(array)] or arrays[:1]
+        if sum(map(len, arrays)) < num_tokens or not num_tokens:
+            return arrays[0][:0]
+        if rows > 1:
+            shape = arrays[0].shape[1:]
+            arrays = [array.reshape(rows, len(array) // rows, *shape) for array in arrays]
+            return np.concatenate(arrays, axis=1).reshape(num_tokens, *shape)
+        return np.concatenate(arrays)
+
+    return Tokens(
+        owners=parts[0].owners,
+        offsets=np.arange(rows + 1) * (num_tokens // rows),
+        token_ids=joined([part.token_ids for part in parts]),
+        reasons=parts[-1].reasons,
+        logprobs=joined([part.logprobs for part in parts]),
+        top_ids=joined([part.top_ids for part in parts]),
+        top_logprobs=joined([part.top_logprobs for part in parts]),
+    )
 
 
 def _join(parts: Sequence[Tokens]) -> Tokens:
     owners = np.concatenate([part.owners for part in parts])
-    order = np.argsort(owners, kind="stable")
+    is_small = int(owners.max(initial=0)) < 2**16  # small numbers are sorted faster
+    order = np.argsort(owners.astype(np.uint16) if is_small else owners, kind="stable")
     counts = np.concatenate([np.diff(part.offsets) for part in parts])
     begins = (np.cumsum(counts) - counts)[order]
-    ends = np.cumsum(counts[order])
+    counts = counts[order]
+    ends = np.cumsum(counts)
     # The place of each token among those of the parts.
-    places = np.arange(ends[-1]) + np.repeat(begins - ends + counts[order], counts[order])
-    owners, firsts = np.unique(owners[order], return_index=True)
+    places = np.repeat(begins - ends + counts, counts)
+    places += np.arange(len(places))
+    owners = owners[order]
+    firsts = np.flatnonzero(np.diff(owners, prepend=-1))
     lasts = np.append(firsts[1:], len(order)) - 1  # the last part's row of each completion
 
     def ordered(arrays: list[Any]) -> Any:
@@ -160,7 +203,7 @@ def _join(parts: Sequence[Tokens]) -> Tokens:
         return values[places] if len(values) == len(places) else values[:0]
 
     return Tokens(
-        owners=owners,
+        owners=owners[firsts],
         offsets=np.append(0, ends[lasts]),
         token_ids=ordered([part.token_ids for part in parts]),
         reasons=np.concatenate([part.reasons for part in parts])[order][lasts],

@@ -36,7 +36,8 @@ CODE = {".py", ".mojo", ".js", ".html", ".css", ".sh", ".c", ".h"}
 ROAD = """
   engine/scheduler/completion.py engine/scheduler/outputs.py engine/steps/token_deltas.py
   engine/client/streams.py engine/client/token_table.py engine/client/token_queues.py
-  engine/client/alternatives.py server/generation/generation.py server/generation/responder.py
+  engine/client/alternatives.py engine/client/unread.py
+  server/generation/generation.py server/generation/responder.py
   server/generation/stream_events.py server/generation/encoding.py server/generation/rendering.py
   server/generation/event_writer.py server/generation/stop_strings.py
   server/generation/detokenize.py server/generation/read_ahead.py server/text/sample.py
@@ -48,6 +49,7 @@ ENCODERS = ("server/routes/completions.py", "server/routes/chat.py")
 """Of these the road has only the classes that are called so."""
 ROAD_TESTS = """
   tests/unit/engine/client/test_streams.py tests/unit/engine/client/test_token_table.py
+  tests/unit/engine/client/test_unread.py
   tests/unit/server/generation/test_event_writer.py tests/unit/server/generation/test_pacing.py
   tests/unit/server/generation/test_read_ahead.py tests/unit/server/generation/test_rendering.py
   tests/unit/server/generation/test_stop_strings.py tests/unit/server/text/test_logprobs.py

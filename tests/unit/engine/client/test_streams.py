@@ -160,23 +160,3 @@ def test_more_completions_than_there_are_numbers_for_are_refused() -> None:
     first, second = (streams.open([request(name)]) for name in "ab")
     streams.receive(Outputs([Output("b", 1, finish_reason="stop")]))
     assert (len(first.take_outputs()), len(second.take_outputs())) == (0, 1)
-
-
-def test_requests_that_are_refused_leave_room_for_others() -> None:
-    """170 at once of 100,000 completions, most of them refused: they took up all rows for good."""
-    heard: list[ToEngine] = []
-    streams = Streams(heard.append)
-    opened = [streams.open([request(f"{i}", 100_000, emit="tokens")]) for i in range(170)]
-    sent = [message.stream for message in heard if isinstance(message, Request)]
-    receive(streams, sent[:2])  # the engine has taken these
-    assert [len(item.read_new().tokens) for item in opened[:3]] == [1, 1, 0]
-    assert streams.table.num_rows <= 200_000
-    for item in opened[2:]:
-        item.fail(Overloaded("the queue is full"))
-    for item in opened:
-        item.close()
-    for i in range(1_000):
-        with closing(streams.open([request(f"{i}", 400)])) as small:
-            streams.receive(Outputs([Output(f"{i}", 399, finish_reason="stop")]))
-            assert len(small.take_outputs()) == 1
-    assert streams.table.num_rows <= 200_000

@@ -308,7 +308,7 @@ async def test_a_stream_that_may_not_be_written_to_is_its_tasks(text: Text, what
     if what != "no event":
         served.say_each(THE)
         if what == "older weights":  # another stream hears of the new ones first
-            served.client._streams.weights_version = 2
+            served.client._streams.table.version = 2
         await turns()
     if what == "a slow client":
         reply.may_go_on.set()  # it has read some, but not enough
