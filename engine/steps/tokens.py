@@ -150,10 +150,11 @@ def _are_alike(parts: Sequence[Tokens]) -> bool:
     owners, rows = parts[0].owners, len(parts[0].owners)
     if any(len(part.owners) != rows for part in parts):
         return False
-    if rows == 1:
-        return len({part.owners.item() for part in parts}) == 1
+    if rows <= 1:
+        return rows == 1 and len({part.owners.item() for part in parts}) == 1
     return all(
-        (part.owners == owners).all() and len(set(np.diff(part.offsets).tolist())) == 1
+        (part.owners == owners).all()
+        and (np.diff(part.offsets) == len(part.token_ids) // rows).all()
         for part in parts
     )
 

@@ -126,9 +126,9 @@ def test_of_many_tokens_little_more_is_kept() -> None:
             table.put(step_tokens(ids, zeros, reasons), 1)
             fast.read()
             assert len(slow._parts) <= MORE_PARTS + 12
-        (kept,) = slow._parts  # nothing of the steps' tables, once all has ended
-        base = kept.token_ids if kept.token_ids.base is None else kept.token_ids.base
-        assert base.size == len(kept.token_ids) == 2000 * size
+        (merged,) = slow._parts  # nothing of the steps' tables, once all has ended
+        base = merged.token_ids if merged.token_ids.base is None else merged.token_ids.base
+        assert base.size == len(merged.token_ids) == 2000 * size
         assert len(slow.read(only_ended=True).token_ids) == 2000 * size and not slow._parts
 
 
