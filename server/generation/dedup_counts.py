@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from engine.errors import InvalidRequest
-from server.text.choice_part import ChoicePart
+from server.generation.detokenize import ChoicePart
 
 MAX_DISTINCT_BYTES = 256 * 2**20
 """Most bytes that the distinct samples of a request may take while they are counted."""

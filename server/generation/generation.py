@@ -21,7 +21,7 @@ from engine.messages import REASONS
 from engine.steps.tokens import NO_TOKENS, Tokens
 from engine.steps.tokens import join as join_tokens
 from server.errors import NotFinite
-from server.generation.detokenize import Detokenizer
+from server.generation.detokenize import ChoicePart, Detokenizer, join
 from server.generation.engine_request import (
     RequestOwner,
     engine_requests,
@@ -35,7 +35,6 @@ from server.generation.stop_strings import StopStringWatch
 from server.http.request_log import note_stream
 from server.schema.completion_request import CompletionRequest
 from server.schema.completion_response import PromptTokensDetails, Samples, Usage
-from server.text.choice_part import ChoicePart, join
 from server.text.stream import StopStrings, TextStream
 from server.text.text import Text
 

@@ -18,10 +18,10 @@ from typing import Generic, TypeVar
 from msgspec import UNSET
 
 from server.generation.dedup_counts import Budget, DedupCounts
+from server.generation.detokenize import ChoicePart
 from server.generation.matching import Pattern
 from server.schema.completion_request import CompletionRequest
 from server.schema.completion_response import Counted, Samples
-from server.text.choice_part import ChoicePart
 
 _Kept = TypeVar("_Kept")
 

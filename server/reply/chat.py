@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from server.generation.detokenize import ChoicePart
 from server.reply.format import Format
 from server.reply.scores import ChatScores
 from server.schema.chat_response import (
@@ -17,7 +18,6 @@ from server.schema.chat_response import (
     ChatMessage,
     ChunkChoice,
 )
-from server.text.choice_part import ChoicePart
 
 
 class ChatFormat(Format):

@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from engine.messages import FinishReason
 from engine.steps.tokens import Tokens
+from server.generation.detokenize import ChoicePart
 from server.reply.format import Format
 from server.reply.template import INDEX, SCORES, TEXT, Template, encode_json
-from server.text.choice_part import ChoicePart
 
 
 class EventTemplate(NamedTuple):

@@ -6,10 +6,10 @@ from typing import Any
 
 from msgspec import UNSET
 
+from server.generation.detokenize import ChoicePart
 from server.reply.format import Format
 from server.reply.scores import CompletionScores
 from server.schema.completion_response import Choice, Completion, Packed
-from server.text.choice_part import ChoicePart
 
 
 class CompletionFormat(Format):

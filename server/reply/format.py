@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from server.generation.detokenize import ChoicePart
 from server.generation.generation import Generation
 from server.reply.prompt import ShownPrompt
 from server.reply.scores import Scores, scores_of
 from server.reply.template import SCORES, TEXT
 from server.schema.completion_response import Samples, Usage
-from server.text.choice_part import ChoicePart
 from server.text.text import Text
 
 UsageField = Usage | UnsetType | None

@@ -15,6 +15,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from engine.client.client import EngineClient
 from engine.steps.tokens import Tokens
+from server.generation.detokenize import ChoicePart, join
 from server.generation.generation import AT_ONCE
 from server.http.responses import frame
 from server.reply.choice_template import ChoiceTemplate, EventTemplate
@@ -28,7 +29,6 @@ from server.reply.template import (
     escape,
 )
 from server.schema.completion_response import Samples, Usage
-from server.text.choice_part import ChoicePart, join
 
 MOST_ALONE = 16
 """Most choices of a request for which each has events of its own."""

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from engine.client.client import EngineClient
 from engine.errors import IdInUse, InvalidRequest
 from server import metrics
+from server.generation.detokenize import ChoicePart
 from server.generation.generation import AT_ONCE, Generation
 from server.generation.read_ahead import read_ahead
 from server.http.bodies import json_reply
@@ -27,7 +28,6 @@ from server.reply.format import Format
 from server.reply.renderer import Renderer
 from server.reply.stream_writer import Outlet, StreamWriter
 from server.reply.template import Pieces
-from server.text.choice_part import ChoicePart
 from server.text.text import Text
 
 

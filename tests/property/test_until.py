@@ -21,12 +21,12 @@ from engine.client.client import EngineClient
 from engine.client.streams import Streams
 from engine.messages import REASONS, Abort, Output, Outputs, Request, StopSamples, ToEngine
 from engine.steps.tokens import step_tokens
+from server.generation.detokenize import ChoicePart
 from server.generation.engine_request import RequestOwner
 from server.generation.generation import Generation
 from server.routes.services import services
 from server.schema.completion_request import parse_completion
 from server.schema.completion_response import Samples
-from server.text.choice_part import ChoicePart
 from server.text.text import Text
 from tests.engines.making import IDLE
 

@@ -42,7 +42,7 @@ ROAD = """
   server/generation/event_writer.py server/generation/stop_strings.py
   server/generation/detokenize.py server/generation/read_ahead.py server/text/sample.py
   server/text/logprobs.py server/text/score_columns.py server/text/packed.py
-  engine/steps/tokens.py server/text/stream.py server/text/choice_part.py server/reply/*.py
+  engine/steps/tokens.py server/text/stream.py server/reply/*.py
 """.split()
 """From the device's result to bytes: as it was at 446a5ca, and what is to take its place."""
 ENCODERS = ("server/routes/completions.py", "server/routes/chat.py")

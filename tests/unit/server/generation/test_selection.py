@@ -11,8 +11,8 @@ import pytest
 
 from engine.errors import InvalidRequest
 from server.generation.dedup_counts import Budget, DedupCounts
+from server.generation.detokenize import ChoicePart
 from server.generation.sample_selection import Ranking
-from server.text.choice_part import ChoicePart
 
 
 def sample(

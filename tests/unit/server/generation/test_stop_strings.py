@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from engine.messages import REASONS, FinishReason, Output
 from engine.steps.tokens import Tokens, from_outputs
-from server.generation.detokenize import Detokenizer
+from server.generation.detokenize import ChoicePart, Detokenizer, join
 from server.generation.stop_strings import StopStringWatch
-from server.text.choice_part import ChoicePart, join
 from server.text.stream import StopStrings
 from server.text.text import Text
 from tests.bodies.refusals import completion

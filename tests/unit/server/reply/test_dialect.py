@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from server.generation.detokenize import ChoicePart
 from server.reply.format import Format
 from server.reply.scores import CompletionScores
-from server.text.choice_part import ChoicePart
 from server.text.text import Text
 from tests.unit.server.reply.test_stream_writer import CAT, MAT, THE, Served, turns
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.messages import FinishReason
+from server.generation.detokenize import ChoicePart, join
 from server.reply.renderer import Pacing
-from server.text.choice_part import ChoicePart, join
 
 sizes = st.lists(st.integers(0, 4), min_size=1, max_size=20)
 

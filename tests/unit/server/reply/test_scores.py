@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from engine.messages import FinishReason, Output
 from engine.steps.tokens import from_outputs
+from server.generation.detokenize import ChoicePart
 from server.generation.prompts import Prompt
 from server.reply.completion import CompletionFormat
 from server.reply.prompt import ShownPrompt
@@ -32,7 +33,6 @@ from server.reply.scores import (
 )
 from server.schema.chat_response import ChatLogprobs, TokenLogprob, TopLogprob
 from server.schema.completion_response import Logprobs
-from server.text.choice_part import ChoicePart
 from server.text.text import Text
 from tests.bodies.refusals import completion
 from tests.unit.server.text.test_stream import detokenizer_of

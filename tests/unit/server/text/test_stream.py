@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from engine.messages import FinishReason, Output
 from engine.steps.tokens import from_outputs
-from server.generation.detokenize import Detokenizer
-from server.text.choice_part import ChoicePart, join
+from server.generation.detokenize import ChoicePart, Detokenizer, join
 from server.text.stream import StopStrings
 from server.text.text import Text
 from tests.bodies.refusals import completion
