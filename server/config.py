@@ -37,6 +37,15 @@ _FILES_OF_ENGINE = 8
 engine."""
 _MOST_REFUSED = 256
 _DATA = Path("~/.local/share/srm")
+_AT_LEAST_1 = (
+    *("max_body_bytes", "max_waiting_bytes", "max_connections", "max_header_bytes"),
+    *("max_file_bytes", "max_batch_lines_in_flight"),
+)
+_AT_LEAST_0 = (
+    *("drain_s", "retry_grace_s", "requests_per_minute", "tokens_per_minute", "stream_max_rate"),
+    *("max_store_bytes", "max_batches", "max_batch_lines", "batch_fsync_s"),
+)
+_LEAST = dict.fromkeys(_AT_LEAST_1, 1) | dict.fromkeys(_AT_LEAST_0, 0)
 Config = TypeVar("Config", bound="ServerConfig")
 _WORKER = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^/?#\s@:]+)(?::(\d{1,5}))?")
 
@@ -136,27 +145,35 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} must lie in 0 … 65535, got {getattr(self, name)}")
         if self.admin_port and self.admin_port == self.port:
             raise ValueError(f"admin_port must be another than port, got {self.admin_port}")
-        for name in (
-            *("max_body_bytes", "max_waiting_bytes", "max_connections", "max_header_bytes"),
-            *("max_file_bytes", "max_batch_lines_in_flight"),
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, least in _LEAST.items():
+            if not getattr(self, name) >= least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.max_waiting_bytes < self.max_body_bytes:
             raise ValueError(
                 f"max_waiting_bytes must be at least max_body_bytes = {self.max_body_bytes}, "
                 f"got {self.max_waiting_bytes}"
             )
-        for name in (
-            *("drain_s", "retry_grace_s", "requests_per_minute", "tokens_per_minute"),
-            *("max_store_bytes", "max_batches", "max_batch_lines", "batch_fsync_s"),
-            "stream_max_rate",
-        ):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         for name in ("receive_timeout_s", "send_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ValueError(
+                f"otlp_endpoint must begin with http:// or https://, got {self.otlp_endpoint!r}"
+            )
+        if not self.stall_s >= 2 * HEARTBEAT_S:
+            raise ValueError(
+                f"stall_s must be at least {2 * HEARTBEAT_S:g}, got {self.stall_s}: the engine is "
+                f"asked every {HEARTBEAT_S:g} s"
+            )
+        if not 1 <= self.engines <= MAX_ENGINES:
+            raise ValueError(f"engines must be 1 … {MAX_ENGINES}, got {self.engines}")
+        if not 0 <= self.api_processes <= MAX_API_PROCESSES:
+            raise ValueError(
+                f"api_processes must be 0 … {MAX_API_PROCESSES}, got {self.api_processes}"
+            )
+        self._check_lists()
+
+    def _check_lists(self) -> None:
         if len({*self.priority_keys}) != len(self.priority_keys):
             raise ValueError(f"priority_keys has a name twice: {', '.join(self.priority_keys)}")
         if len(self.priority_keys) > MAX_PRIORITY:
@@ -181,21 +198,6 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"batch_worker_key_file = {self.batch_worker_key_file!r} is for batch_workers, "
                 "and there are none"
-            )
-        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
-            raise ValueError(
-                f"otlp_endpoint must begin with http:// or https://, got {self.otlp_endpoint!r}"
-            )
-        if not self.stall_s >= 2 * HEARTBEAT_S:
-            raise ValueError(
-                f"stall_s must be at least {2 * HEARTBEAT_S:g}, got {self.stall_s}: the engine is "
-                f"asked every {HEARTBEAT_S:g} s"
-            )
-        if not 1 <= self.engines <= MAX_ENGINES:
-            raise ValueError(f"engines must be 1 … {MAX_ENGINES}, got {self.engines}")
-        if not 0 <= self.api_processes <= MAX_API_PROCESSES:
-            raise ValueError(
-                f"api_processes must be 0 … {MAX_API_PROCESSES}, got {self.api_processes}"
             )
 
     @property

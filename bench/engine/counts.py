@@ -57,15 +57,15 @@ def count_op(name: str, model: ModelConfig, dtype: Dtype, device: str, rows: int
             once = 0 if in_float8 else 2 * size * d
             return Count(8 * rows * d, rows * (size + factor) * d + once)
         case "up":
-            return _product(rows, d, 4 * d, factor, factor, of_up)
+            return _Product(factor, factor, of_up).count(rows, d, 4 * d)
         case "down":
-            return _product(rows, 4 * d, d, factor, size, of_down, residual=True)
+            return _Product(factor, size, of_down, has_residual=True).count(rows, 4 * d, d)
         case "proj_in":
-            return _product(rows, d, d, size, size, size)
+            return _Product(size, size, size).count(rows, d, d)
         case "proj_out":
-            return _product(rows, d, d, size, size, size, residual=True)
+            return _Product(size, size, size, has_residual=True).count(rows, d, d)
         case "head":
-            return _product(rows, d, vocab, size, logit_size(dtype, device), 0)
+            return _Product(size, logit_size(dtype, device), 0).count(rows, d, vocab)
         case "mix":  # two fused and a product into the state, one fused out of it; slots, position
             state = 2 * STATE * d
             return Count(7 * rows * d, rows * (2 * size * d + state + scalars + 4 * STATE))
@@ -88,16 +88,16 @@ def count_op(name: str, model: ModelConfig, dtype: Dtype, device: str, rows: int
     raise KeyError(name)
 
 
-def _product(
-    rows: int,
-    inner: int,
-    columns: int,
-    size: int,
-    out_size: int,
-    of_column: int,
-    *,
-    residual: bool = False,
-) -> Count:
-    weights = columns * (size * inner + of_column)
-    row = size * inner + out_size * columns * (1 + residual)
-    return Count(2 * rows * inner * columns, weights + rows * row)
+class _Product(NamedTuple):
+    """The bytes of a matrix product's values."""
+
+    factor: int
+    result: int
+    of_column: int
+    """What goes with a column of its weights."""
+    has_residual: bool = False
+
+    def count(self, rows: int, inner: int, columns: int) -> Count:
+        weights = columns * (self.factor * inner + self.of_column)
+        row = self.factor * inner + self.result * columns * (1 + self.has_residual)
+        return Count(2 * rows * inner * columns, weights + rows * row)

@@ -17,7 +17,7 @@ from max.dtype import DType
 
 from bench.engine.counts import PROMPT, count_op
 from bench.engine.models import BenchConfig, measure_models
-from bench.engine.ops import Ops
+from bench.engine.ops import Ops, Variant
 from bench.frame import Record, run, table
 from bench.peaks.rates import limit, peak_line, peak_tables, runs_of
 from bench.peaks.timing import seconds_per_call
@@ -63,7 +63,8 @@ def _measure_model(path: Path, config: KernelsBenchConfig) -> dict[str, Any]:
 def _measure_dtype(model: ModelConfig, dtype: Dtype, config: KernelsBenchConfig) -> dict[str, Any]:
     device = open_device(config.device)
     product = choose_product(config.product, model, DType[dtype], device)
-    ops = Ops(model, DType[dtype], device, config.cache_dir.expanduser(), product)
+    variant = Variant(model, DType[dtype], product, bound=not device.is_host)
+    ops = Ops(variant, device, config.cache_dir.expanduser())
 
     def timed(name: str, rows: int) -> dict[str, Any]:
         call = ops.prepare(name, rows)

@@ -35,7 +35,7 @@ from bench.engine.float8 import float8_ops
 from bench.engine.op import Feed, Inputs, Op
 from engine.config import ModelConfig
 from engine.device import kernels
-from engine.device.graph_cache import Built, cached
+from engine.device.graph_cache import Built, GraphCache
 from engine.device.linear import (
     kernel_libraries,
     layer_norm,
@@ -65,30 +65,33 @@ COLD_BYTES = 128 * 2**20
 MOST_COPIES = 256
 
 
+class Variant(NamedTuple):
+    """What ops are built for."""
+
+    model: ModelConfig
+    dtype: DType
+    by: Product | None
+    """What computes products on a GPU."""
+    bound: bool
+    """Whether weights are bound, as on every GPU."""
+
+
 class Ops:
     """The ops of a model of this shape and dtype, compiled once.
 
     `weights` are those that are bound, by the name of their op: f32[K, N], as the dtype keeps them.
-    `only` names ops, if not all are wanted. On a GPU products are computed `by` one of those that
-    there are.
+    `only` names ops, if not all are wanted.
     """
 
     def __init__(
-        self,
-        model: ModelConfig,
-        dtype: DType,
-        device: Device,
-        folder: Path,
-        by: Product | None,
-        bound: bool | None = None,
-        only: tuple[str, ...] = (),
+        self, variant: Variant, device: Device, folder: Path, only: tuple[str, ...] = ()
     ) -> None:
+        model, dtype = variant.model, variant.dtype
         self.device, self.dtype = device, dtype
         session = InferenceSession(devices=[device])
-        bound = not device.is_host if bound is None else bound
-        ops = build_ops(model, dtype, DeviceRef.from_device(device), by, bound)
+        ops = build_ops(variant, DeviceRef.from_device(device))
         self.ops = {name: op for name, op in ops.items() if name in (only or ops)}
-        compiled = load_ops(session, self.ops, model, dtype, device, folder, by, bound)
+        compiled = load_ops(GraphCache(session, device, folder), self.ops, variant)
         self.weights, registry = {}, {}
         feeds = Feeds(model, is_narrow=dtype == DType.bfloat16, narrow_logits=not device.is_host)
         for name, op in self.ops.items():
@@ -150,20 +153,12 @@ def _array(buffer: Buffer) -> Array:
     return array
 
 
-def load_ops(
-    session: InferenceSession,
-    ops: dict[str, Op],
-    model: ModelConfig,
-    dtype: DType,
-    device: Device,
-    folder: Path,
-    by: Product | None,
-    bound: bool,
-) -> CompiledModel:
-    """Return the graphs of `build_ops`, from `folder` if they are there."""
+def load_ops(cache: GraphCache, ops: dict[str, Op], variant: Variant) -> CompiledModel:
+    """Return the graphs of `build_ops`, from the cache if they are there."""
+    model, dtype, by, bound = variant
     shape = ("bound", *graph_shape(model, dtype, by)) if bound else ()
     key = (dtype.name, tuple(ops), *shape)
-    return cached("kernels", key, lambda: _build(ops), session, device, folder)
+    return cache.load("kernels", key, lambda: _build(ops))
 
 
 def _build(ops: dict[str, Op]) -> Built:
@@ -247,28 +242,25 @@ _CHANGED = {"last_token", "records", "pool"}
 """Inputs that ops change in place."""
 
 
-def build_ops(
-    model: ModelConfig, dtype: DType, on: DeviceRef, by: Product | None, bound: bool
-) -> dict[str, Op]:
+def build_ops(variant: Variant, on: DeviceRef) -> dict[str, Op]:
     """Return by name the ops that `bench.engine.counts.count_op` counts, and "call", a no-op.
 
     Where norms are folded, the products behind them take moments, those before them and "embed"
     write them, and there is no "norm". In FLOAT8 there are those that are not as in bfloat16. The
     "own" product's head leaves slices, and a sampler reads them.
     """
-    if dtype == FLOAT8:
-        return float8_ops(model, on)
-    maker = _Maker(model, dtype, on, by, bound)
-    absent = {"norm" if maker.folds else "", "" if by == "own" else "sample_slices"}
+    if variant.dtype == FLOAT8:
+        return float8_ops(variant.model, on)
+    maker = _Maker(variant, on)
+    absent = {"norm" if maker.folds else "", "" if variant.by == "own" else "sample_slices"}
     return {name: maker.op(name) for name in _TABLE if name not in absent}
 
 
 class _Maker:
     """Makes the ops of a model; dimensions that are not bound are known by name."""
 
-    def __init__(
-        self, model: ModelConfig, dtype: DType, on: DeviceRef, by: Product | None, bound: bool
-    ) -> None:
+    def __init__(self, variant: Variant, on: DeviceRef) -> None:
+        model, dtype, by, bound = variant
         assert bound or not on.is_gpu()
         self._model, self._on, self._by, self._bound = model, on, by, bound
         self.folds = folds_norms(by, model, dtype)

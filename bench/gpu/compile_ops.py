@@ -11,8 +11,9 @@ import sys
 from max.engine import InferenceSession
 from max.graph import DeviceRef
 
-from bench.engine.ops import build_ops, load_ops
+from bench.engine.ops import Variant, build_ops, load_ops
 from engine.config import AUTO_DTYPES
+from engine.device.graph_cache import GraphCache
 from engine.device.linear import graph_dtype
 from engine.device.precompile import PrecompileConfig, leave, open_target
 from engine.device.products import choose_product
@@ -25,9 +26,10 @@ def main(argv: list[str]) -> int:
     model, device = config.shape(), open_target(config)
     dtype = graph_dtype(AUTO_DTYPES[config.device] if config.dtype == "auto" else config.dtype)
     by = choose_product(config.product, model, dtype, device)
-    ops = build_ops(model, dtype, DeviceRef.from_device(device), by, bound=True)
-    session = InferenceSession(devices=[device])
-    load_ops(session, ops, model, dtype, device, config.output, by, bound=True)
+    variant = Variant(model, dtype, by, bound=True)
+    ops = build_ops(variant, DeviceRef.from_device(device))
+    cache = GraphCache(InferenceSession(devices=[device]), device, config.output)
+    load_ops(cache, ops, variant)
     return 0
 
 

@@ -186,7 +186,7 @@ def count_step(
     for name, calls in Counter(step).items():
         launch = launches[names.index(name)]
         for sampler in _samplers(name):
-            moved, busy_ns = _row(name, sampler, launch, model, rows, code, config)
+            moved, busy_ns = _row(launch, sampler, model, rows, code, config)
             memory_ns = moved / tb_per_s / 1e3
             kernels.append(
                 {
@@ -225,15 +225,15 @@ def _name(launch: Launch) -> str:
 
 
 def _row(
-    name: str,
-    sampler: str,
     launch: Launch,
+    sampler: str,
     model: ModelConfig,
     rows: int,
     code: Code,
     config: CountedConfig,
 ) -> tuple[float, float]:
     """Return bytes that a kernel moves for a row, and nanoseconds that it has the processors."""
+    name = _name(launch)
     issued_per_ns = config.processors * config.issued * config.ghz
     if name == "sample":
         instructions, moved = code.samplers[_kind(name, sampler)]

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from bench.engine.counts import count_op
 from bench.engine.feeds import Array
-from bench.engine.ops import Ops, widened
+from bench.engine.ops import Ops, Variant, widened
 from bench.gpu.task import Lines, Task, read_task
 from bench.peaks.timing import seconds_per_call
 from engine.device.linear import graph_dtype
@@ -52,7 +52,8 @@ def main(argv: list[str]) -> int:
     lines, device = Lines.from_task(task), open_device(task.device)
     dtype = graph_dtype(task.dtype)
     by = choose_product(task.product, task.model, dtype, device)
-    ops = Ops(task.model, dtype, device, Path(task.cache_dir), by, bound=True, only=task.ops)
+    variant = Variant(task.model, dtype, by, bound=True)
+    ops = Ops(variant, device, Path(task.cache_dir), task.ops)
     for name in ops.ops:
         for rows in task.rows if name in PRODUCTS else task.op_rows if name != "call" else ():
             known = {"op": name, "dtype": task.dtype, "d_model": task.d_model, "rows": rows}

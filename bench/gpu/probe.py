@@ -20,7 +20,7 @@ from max.driver import Buffer, Device, Usage, accelerator_count
 from max.dtype import DType
 
 from bench.engine.decode import decode_rows, random_tokens, seconds_per_step
-from bench.engine.ops import Ops
+from bench.engine.ops import Ops, Variant
 from bench.gpu.steps import open_runner
 from bench.gpu.task import Lines, Task, read_task
 from engine.device.graph_cache import describe_device
@@ -92,7 +92,8 @@ def _copies(device: Device, size: int, repetitions: int) -> dict[str, Any]:
 def _execute(device: Device, task: Task) -> dict[str, Any]:
     dtype = graph_dtype(task.dtype)
     by = choose_product(task.product, task.model, dtype, device)
-    ops = Ops(task.model, dtype, device, Path(task.cache_dir), by, True, task.ops)
+    variant = Variant(task.model, dtype, by, bound=True)
+    ops = Ops(variant, device, Path(task.cache_dir), task.ops)
     name, rows = next(name for name in ops.ops if name in ops.weights), max(task.rows)
     returned, done = _timed(ops.prepare(name, rows), device, task.repetitions)
     return {"op": name, "rows": rows, "returned_s": returned, "done_s": done}

@@ -27,7 +27,7 @@ from max.graph import DeviceRef, Graph, Module, TensorType, Weight, ops
 from bench.peaks.timing import seconds_per_call
 from bench.peaks.torch_side import has_torch, torch_products
 from engine.config import Dtype
-from engine.device.graph_cache import Built, cached
+from engine.device.graph_cache import Built, GraphCache
 from engine.device.linear import (
     U16,
     kernel_libraries,
@@ -129,7 +129,7 @@ def compile_gemm(session: InferenceSession, device: Device, folder: Path) -> Com
                 graph = _add_graph(module, name, inner, columns, dtype, on)
         return module, graph.kernel_libraries_paths
 
-    return cached("gemm", (SHAPES, *kinds), build, session, device, folder)
+    return GraphCache(session, device, folder).load("gemm", (SHAPES, *kinds), build)
 
 
 def _graph_name(name: str, inner: int, columns: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from bench.frame import Record, table
@@ -9,9 +10,15 @@ from bench.frame import Record, table
 
 def assumptions(record: Record) -> list[str]:
     """Render what the plan takes as given, and where each figure is from."""
-    unit, settings = record["unit_costs"], record["settings"]
-    low, high = settings["gpu_tokens_per_s"]
-    measured = [
+    return [
+        *table("measured | figure | record", _measured(record["unit_costs"])),
+        "",
+        *table("given, not measured on this machine | figure", _given(record["settings"])),
+    ]
+
+
+def _measured(unit: dict[str, Any]) -> Iterator[str]:
+    rows = [
         (
             "processor time of a token in API processes, whole replies of many samples",
             f"{unit['whole_ns']:,.0f} ns",
@@ -33,7 +40,13 @@ def assumptions(record: Record) -> list[str]:
         ("– where it runs, besides the engine", f"{unit['worker_us']:,.0f} µs", "fleet"),
         ("bytes of such a line between the two", f"{unit['line_bytes']:,.0f}", "fleet"),
     ]
-    assumed = [
+    records = unit["records"]
+    return (f"{name} | {value} | `{records[kind]}`" for name, value, kind in rows)
+
+
+def _given(settings: dict[str, Any]) -> Iterator[str]:
+    low, high = settings["gpu_tokens_per_s"]
+    rows = [
         (
             "tokens a second of a GPU, d 1,024 (2.26 M: an H100 through HTTP; 2.79 M: its engine)",
             f"{low / 1e6:g} to {high / 1e6:g} M",
@@ -49,18 +62,7 @@ def assumptions(record: Record) -> list[str]:
             f"{settings['gpu_price']:g} and {settings['core_price']:g} dollars",
         ),
     ]
-    records = unit["records"]
-    return [
-        *table(
-            "measured | figure | record",
-            (f"{name} | {value} | `{records[kind]}`" for name, value, kind in measured),
-        ),
-        "",
-        *table(
-            "given, not measured on this machine | figure",
-            (f"{name} | {value}" for name, value in assumed),
-        ),
-    ]
+    return (f"{name} | {value}" for name, value in rows)
 
 
 def plan(record: Record) -> list[str]:

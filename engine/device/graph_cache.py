@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from max.driver import Device
@@ -95,57 +96,72 @@ def measured_product(
         raise ConfigError(f"{path}: {error}; delete it, or run srm tune again") from None
 
 
-def load_or_compile(
-    session: InferenceSession,
-    config: ModelConfig,
-    dtype: DType,
-    device: Device,
-    folder: Path,
-    shipped: Path | None = None,
-    product: Product | None = None,
-) -> CompiledModel:
-    """Return this model shape's step graph for this device, from `shipped`, a folder that is only
-    read, or from `folder` if it is there."""
+class GraphCache(NamedTuple):
+    """Where the compiled graphs of a device are kept, and what compiles those that are not."""
 
-    def build() -> Built:
-        return build_step_graph(config, dtype, device, product=product), []
+    session: InferenceSession
+    device: Device
+    folder: Path
+    shipped: Path | None = None
+    """Looked into first, and only read."""
 
-    shape = graph_shape(config, dtype, product)
-    return cached("step", shape, build, session, device, folder, shipped)
+    def step(
+        self, config: ModelConfig, dtype: DType, product: Product | None = None
+    ) -> CompiledModel:
+        """Return this model shape's step graph."""
 
+        def build() -> Built:
+            return build_step_graph(config, dtype, self.device, product=product), []
 
-def load_or_compile_slots(
-    session: InferenceSession, device: Device, folder: Path, shipped: Path | None = None
-) -> CompiledModel:
-    """Return the graphs of `build_slot_graphs` for this device, as `load_or_compile` does."""
+        return self.load("step", graph_shape(config, dtype, product), build)
 
-    def build() -> Built:
-        return build_slot_graphs(device)
+    def slots(self) -> CompiledModel:
+        """Return the graphs of `build_slot_graphs`."""
+        return self.load("slots", (), lambda: build_slot_graphs(self.device))
 
-    return cached("slots", (), build, session, device, folder, shipped)
+    def load(
+        self, name: str, shape: tuple[object, ...], build: Callable[[], Built]
+    ) -> CompiledModel:
+        """Return graphs of a kind and shape, read from `shipped` or `folder`, or compiled and kept
+        in `folder`. Raises ConfigError if others may write there, but for graphs beside the
+        program."""
+        shipped = self.shipped and cache_path(name, shape, self.device, self.shipped)
+        if shipped and (graph := _read(shipped)) is not None:
+            return graph
+        if self.device.is_host:
+            processor.compile_for_level()
+        path = cache_path(name, shape, self.device, self.folder)
+        if (graph := _read(path)) is not None:
+            return graph
+        with _alone(path.with_suffix(".lock")):
+            check_owned(path.parent)  # before minutes are spent on what would not be read again
+            return _read(path) or self._compile(name, shape, build, path)
 
-
-def cached(
-    name: str,
-    shape: tuple[object, ...],
-    build: Callable[[], Built],
-    session: InferenceSession,
-    device: Device,
-    folder: Path,
-    shipped: Path | None = None,
-) -> CompiledModel:
-    """Return graphs of a kind and shape, read from `shipped` or `folder`, or compiled and kept in
-    `folder`. Raises ConfigError if others may write there, but for graphs beside the program."""
-    if shipped and (graph := _read(cache_path(name, shape, device, shipped))) is not None:
-        return graph
-    if device.is_host:
-        processor.compile_for_level()
-    path = cache_path(name, shape, device, folder)
-    if (graph := _read(path)) is not None:
-        return graph
-    with _alone(path.with_suffix(".lock")):
-        check_owned(path.parent)  # before minutes are spent on what would not be read again
-        return _read(path) or _compile(name, shape, build, session, device, path)
+    def _compile(
+        self, name: str, shape: tuple[object, ...], build: Callable[[], Built], path: Path
+    ) -> CompiledModel:
+        with _progress(f"compiling the {name} graph, which takes minutes and is kept"):
+            graphs, libraries = build()
+            made_of = digest_of(graphs, self.device)
+            same = _find(made_of, path.parent)
+            compiled = _read(same) if same else None
+            if compiled is None:
+                same, compiled = None, self.session.compile(graphs, custom_extensions=libraries)
+        try:
+            partial = path.with_suffix(".partial")
+            if same:
+                shutil.copyfile(same, partial)
+            else:
+                compiled.export_mef(partial)
+            what = (name, repr(shape), code_version(), describe_device(self.device))
+            note = GraphNote(*what, sha256=_sha256(partial), made_of=made_of)
+            path.with_suffix(".json").write_bytes(msgspec.json.encode(note))
+            for file in (path.with_suffix(".json"), partial):
+                file.chmod(0o644)  # whatever the umask: what others may write is not read
+            partial.replace(path)
+        except OSError as error:
+            raise _unkept(path, error) from None
+        return compiled
 
 
 def _read(path: Path) -> CompiledModel | None:
@@ -194,38 +210,6 @@ def check_owned(*paths: Path) -> None:
 def _sha256(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def _compile(
-    name: str,
-    shape: tuple[object, ...],
-    build: Callable[[], Built],
-    session: InferenceSession,
-    device: Device,
-    path: Path,
-) -> CompiledModel:
-    with _progress(f"compiling the {name} graph, which takes minutes and is kept"):
-        graphs, libraries = build()
-        made_of = digest_of(graphs, device)
-        same = _find(made_of, path.parent)
-        compiled = _read(same) if same else None
-        if compiled is None:
-            same, compiled = None, session.compile(graphs, custom_extensions=libraries)
-    try:
-        partial = path.with_suffix(".partial")
-        if same:
-            shutil.copyfile(same, partial)
-        else:
-            compiled.export_mef(partial)
-        what = (name, repr(shape), code_version(), describe_device(device))
-        note = GraphNote(*what, sha256=_sha256(partial), made_of=made_of)
-        path.with_suffix(".json").write_bytes(msgspec.json.encode(note))
-        for file in (path.with_suffix(".json"), partial):
-            file.chmod(0o644)  # whatever the umask: what others may write is not read
-        partial.replace(path)
-    except OSError as error:
-        raise _unkept(path, error) from None
-    return compiled
 
 
 def _find(made_of: str, folder: Path) -> Path | None:

@@ -245,7 +245,7 @@ def _blocks(weights: _Weights, batch: _Rows) -> TensorValue:
     for index in range(config.num_layers):
         layer = weights.layer(index)
         stream = _mix_channels(layer, stream)
-        stream = _mix_tokens(layer, stream, batch, index)
+        stream = _mix_tokens(layer, stream, batch)
     return stream.values
 
 
@@ -266,9 +266,11 @@ class _Weights:
     on: DeviceRef
     product: Product | None
     prefix: str = ""
+    index: int = 0
+    """Of the layer."""
 
     def layer(self, index: int) -> _Weights:
-        return replace(self, prefix=f"{self.prefix}layers.{index}.")
+        return replace(self, prefix=f"{self.prefix}layers.{index}.", index=index)
 
     def unit(self, number: int) -> _Weights:
         return replace(self, prefix=f"{self.prefix}units.{number}.")
@@ -334,12 +336,10 @@ def _mix_channels(layer: _Weights, stream: ResidualStream) -> ResidualStream:
     return layer.project_into("down", inner, stream)
 
 
-def _mix_tokens(
-    layer: _Weights, stream: ResidualStream, batch: _Rows, index: int
-) -> ResidualStream:
+def _mix_tokens(layer: _Weights, stream: ResidualStream, batch: _Rows) -> ResidualStream:
     """Return the stream + the layer's units, joined as the mixer joins them."""
     config, x = layer.config, stream.values
-    unit = partial(_run_unit, layer, batch, index)
+    unit = partial(_run_unit, layer, batch)
     residual = None if config.use_projections else x
     if config.use_projections:
         y = layer.project_normed("proj_in", stream, config.d_model)
@@ -364,7 +364,6 @@ def _mix_tokens(
 def _run_unit(
     layer: _Weights,
     batch: _Rows,
-    index: int,
     number: int,
     x: TensorValue,
     *,
@@ -375,7 +374,7 @@ def _run_unit(
     per_position = [*PER_POSITION, *(["gamma"] if config.mixer == "diagonal" else [])]
     return mix(
         batch.states,
-        ops.constant(index * config.units_per_layer + number, DType.int32, DeviceRef.CPU()),
+        ops.constant(layer.index * config.units_per_layer + number, DType.int32, DeviceRef.CPU()),
         x,
         batch.read_slots,
         batch.write_slots,

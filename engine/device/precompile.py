@@ -18,7 +18,7 @@ from max import driver
 from max.engine import InferenceSession
 
 from engine.config import AUTO_DTYPES, Mixer, ModelConfig, ProductSetting
-from engine.device.graph_cache import cache_path, load_or_compile, load_or_compile_slots
+from engine.device.graph_cache import GraphCache, cache_path
 from engine.device.linear import graph_dtype
 from engine.device.model import graph_shape
 from engine.device.processor import level
@@ -105,10 +105,10 @@ def precompile(config: PrecompileConfig) -> Path:
     shape, device = config.shape(), open_target(config)
     dtype = graph_dtype(AUTO_DTYPES[config.device] if config.dtype == "auto" else config.dtype)
     product = choose_product(config.product, shape, dtype, device)
-    session = InferenceSession(devices=[device])
+    cache = GraphCache(InferenceSession(devices=[device]), device, config.output)
     if config.device == "gpu":
-        load_or_compile_slots(session, device, config.output)
-    load_or_compile(session, shape, dtype, device, config.output, product=product)
+        cache.slots()
+    cache.step(shape, dtype, product)
     return cache_path("step", graph_shape(shape, dtype, product), device, config.output)
 
 

@@ -24,12 +24,7 @@ from max.engine import InferenceSession, Model
 from engine.config import EngineConfig
 from engine.device.gpu import open_gpu
 from engine.device.gpu_steps import EnqueuedStep, GpuSteps, batch_inputs, edit_inputs
-from engine.device.graph_cache import (
-    RELEASED_GRAPHS,
-    load_or_compile,
-    load_or_compile_slots,
-    measured_product,
-)
+from engine.device.graph_cache import RELEASED_GRAPHS, GraphCache, measured_product
 from engine.device.libc import keep_freed_memory, let_timers_be_late
 from engine.device.linear import fold_norm, graph_dtype, pack_linear, round_bfloat16
 from engine.device.model import MATRICES, NORMED, SCALARS
@@ -94,21 +89,19 @@ class ModelRunner:
             count_slots(config, weights.config, self.device)
         self.dtype = graph_dtype(config.compute_dtype)
         shipped = Path(config.graphs_dir or RELEASED_GRAPHS).expanduser()
-        folders = config.cache_dir.expanduser(), shipped
+        folder = config.cache_dir.expanduser()
         shape = weights.config, self.dtype, self.device
         asks = config.product == "auto" and not self.device.is_host
-        measured = measured_product(*shape, folders[0]) if asks else None
+        measured = measured_product(*shape, folder) if asks else None
         self._product = product = choose_product(config.product, *shape, measured)
         self.arithmetic = " ".join(filter(None, (config.device, config.compute_dtype, product)))
         self._session = InferenceSession(devices=[self.device])
-        self._compiled = load_or_compile(
-            self._session, weights.config, self.dtype, self.device, *folders, product
-        )
+        cache = GraphCache(self._session, self.device, folder, shipped)
+        self._compiled = cache.step(weights.config, self.dtype, product)
         copies = None
         if not self.device.is_host:
-            compiled = load_or_compile_slots(self._session, self.device, *folders)
             width = weights.config.state_width
-            copies = SlotCopies(self._session, compiled, width, self.device)
+            copies = SlotCopies(self._session, cache.slots(), width, self.device)
         self.load_weights(weights)
         self.num_slots = count_slots(config, weights.config, self.device)
         num_slots = self.num_slots + config.prefix_slots

@@ -11,7 +11,7 @@ from loadtest.analysis.observed import Observed, observe
 from loadtest.analysis.window import Window, checked_window, default_window, load_name
 from loadtest.histogram import Histogram
 from loadtest.quantities import DISTRIBUTIONS
-from loadtest.recording import ERRORS, Flags, Recording, Times
+from loadtest.recording import ERRORS, Flags, Recording, Rows, Times
 from loadtest.summary import Summary
 
 
@@ -26,23 +26,16 @@ def summarize(
     """
     scenario = recording.about.scenario
     window = default_window(recording) if window is None else checked_window(window)
-    seconds = window[1] - window[0]
     requests = recording.requests
     observed = observe(recording, window)
-    parts = observed.chunks
-    planned, answered = measures.within(requests["planned"], window), measures.is_whole(requests)
-    completed = planned & answered
+    planned = measures.within(requests["planned"], window)
+    completed = planned & measures.is_whole(requests)
     num_planned = int(planned.sum())
 
     errors = np.bincount(requests["error"][planned], minlength=len(ERRORS))
-    counted, reported = requests["output_tokens"], requests["usage_output_tokens"]
-    checked = planned & (counted >= 0) & (reported >= 0)
-    begun = measures.within(observed.first, window)
-    received = measures.within(parts.time, window)
-    good = completed & measures.good_requests(recording, parts, scenario.objectives)
+    good = completed & measures.good_requests(recording, observed.chunks, scenario.objectives)
     mean, most = measures.concurrency(requests["sent"], requests["ended"], window)
     cpu_share, lag_max_s = measures.client_load(recording.clients, window)
-    whole = measures.within(requests["ended"], window) & answered
 
     def share(flags: Flags) -> float:
         return int(flags.sum()) / num_planned if num_planned else math.nan
@@ -56,23 +49,47 @@ def summarize(
         errors={ERRORS[kind]: int(errors[kind]) for kind in np.flatnonzero(errors) if kind},
         retried=int((planned & (requests["retries"] > 0)).sum()),
         rejected_share=share(planned & (requests["error"] == ERRORS.index("rejected"))),
-        planned_per_s=num_planned / seconds,
-        completed_per_s=int(whole.sum()) / seconds,
-        output_tokens_per_s=float((parts.tokens * parts.scale)[received].sum()) / seconds,
-        prompt_tokens_per_s=float(measures.prompt_tokens(requests)[begun].sum()) / seconds,
-        good_per_s=int(good.sum()) / seconds if wanted else math.nan,
+        **_rates(observed),
+        good_per_s=int(good.sum()) / (window[1] - window[0]) if wanted else math.nan,
         good_share=share(good) if wanted else math.nan,
         concurrency=mean,
         concurrency_max=most,
         **{name: histogram.distribution() for name, histogram in histograms(observed).items()},
-        checked=int(checked.sum()),
-        miscounted=int((checked & (counted != reported)).sum()),
-        usage_output_tokens=int(reported[checked].sum()),
-        counted_output_tokens=int(counted[checked].sum()),
+        **_counts(requests[planned]),
         cpu_share=cpu_share,
         lag_max_s=lag_max_s,
         objectives=scenario.objectives,
     )
+
+
+def _rates(observed: Observed) -> dict[str, float]:
+    """Return what was planned, ended, received and begun in a second of the window."""
+    requests, parts = observed.recording.requests, observed.chunks
+
+    def are_within(times: Times) -> Flags:
+        return measures.within(times, observed.window)
+
+    whole = are_within(requests["ended"]) & measures.is_whole(requests)
+    sums = {
+        "planned_per_s": are_within(requests["planned"]).sum(),
+        "completed_per_s": whole.sum(),
+        "output_tokens_per_s": (parts.tokens * parts.scale)[are_within(parts.time)].sum(),
+        "prompt_tokens_per_s": measures.prompt_tokens(requests)[are_within(observed.first)].sum(),
+    }
+    start, end = observed.window
+    return {name: float(total) / (end - start) for name, total in sums.items()}
+
+
+def _counts(requests: Rows) -> dict[str, int]:
+    """Compare the numbers of tokens that the server reports with those that were received."""
+    counted, reported = requests["output_tokens"], requests["usage_output_tokens"]
+    checked = (counted >= 0) & (reported >= 0)
+    return {
+        "checked": int(checked.sum()),
+        "miscounted": int((checked & (counted != reported)).sum()),
+        "usage_output_tokens": int(reported[checked].sum()),
+        "counted_output_tokens": int(counted[checked].sum()),
+    }
 
 
 def histograms(observed: Observed) -> dict[str, Histogram]:

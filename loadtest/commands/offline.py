@@ -254,11 +254,7 @@ def run_batch(scenario: Scenario, lines: int, client: BatchClient, command: str)
                 client.read(batch[name], output)
         done = time.monotonic()
     finally:
-        for file in files:
-            try:
-                client.delete(file)
-            except ConfigError as error:
-                run_command.say(f"{file} is left on the server: {error.message}")
+        _delete(client, files)
     if not output.lines:
         message = output.first_error or f"{batch['status']}: {batch.get('errors')}"
         raise ConfigError(f"no line of the batch was answered: {message}")
@@ -280,6 +276,14 @@ def run_batch(scenario: Scenario, lines: int, client: BatchClient, command: str)
         download_s=done - ended,
         first_error=output.first_error,
     )
+
+
+def _delete(client: BatchClient, files: list[str]) -> None:
+    for file in files:
+        try:
+            client.delete(file)
+        except ConfigError as error:
+            run_command.say(f"{file} is left on the server: {error.message}")
 
 
 def _until_ended(client: BatchClient, id: str) -> dict[str, Any]:

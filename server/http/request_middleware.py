@@ -35,6 +35,26 @@ _CLIENT_GONE = 499
 """Status in logs and metrics of a request whose client left before the reply was complete."""
 
 
+class _Reply:
+    """Sends a reply with the id of its request."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send, self._request_id = send, request_id
+        self.status = 0
+        """0 until it has begun."""
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)["x-request-id"] = self._request_id
+        try:
+            await self._send(message)
+        except RuntimeError as error:  # uvloop's, after the server hung up on garbage behind it
+            if "handler is closed" not in str(error):
+                raise
+            raise ClientDisconnect from error
+
+
 class RequestMiddleware:
     """ASGI middleware around everything else."""
 
@@ -51,7 +71,6 @@ class RequestMiddleware:
         CURRENT.set(entry)
         started = time.monotonic()
         started_ns = time.time_ns()
-        status = 0
         asked = scope["method"]
         inner = {
             **scope,
@@ -60,34 +79,26 @@ class RequestMiddleware:
             "path": scope["path"].rstrip("/") or "/",
         }
 
-        async def send_with_id(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = entry.request_id
-            try:
-                await send(message)
-            except RuntimeError as error:  # uvloop's, after the server hung up on garbage behind it
-                if "handler is closed" not in str(error):
-                    raise
-                raise ClientDisconnect from error
-
+        reply = _Reply(send, entry.request_id)
         metrics.HTTP_IN_FLIGHT.inc()
         try:
-            await self._app(inner, receive, send_with_id)
+            await self._app(inner, receive, reply)
         except ClientDisconnect:
-            status = _CLIENT_GONE
+            reply.status = _CLIENT_GONE
         except asyncio.CancelledError:  # a stop that has waited long enough ends what still runs
-            if not status:
-                reply = await errors.srm_error(Request(inner), errors.stopping())
-                await reply(inner, receive, send_with_id)
+            if not reply.status:
+                stopping = await errors.srm_error(Request(inner), errors.stopping())
+                await stopping(inner, receive, reply)
         except Exception:
             log.exception("request failed", extra={"fields": {"request_id": entry.request_id}})
-            if status:  # too late for another one: the connection breaks, and the client sees it
+            if (
+                reply.status
+            ):  # too late for another one: the connection breaks, and the client sees it
                 raise
-            await errors.response(500, errors.INTERNAL)(inner, receive, send_with_id)
+            await errors.response(500, errors.INTERNAL)(inner, receive, reply)
         finally:
             metrics.HTTP_IN_FLIGHT.dec()
+            status = reply.status
             if status < HTTPStatus.BAD_REQUEST:
                 status = entry.broken_off or status
             method = asked if asked in _METHODS else "other"

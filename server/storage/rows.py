@@ -119,31 +119,37 @@ def has(connection: Connection, kind: type[FileRecord | BatchRecord], id: str) -
     return row is not None
 
 
+class Page(NamedTuple):
+    """Part of a list: at most `limit` rows that follow that of the id `after`, newest first."""
+
+    limit: int
+    after: str | None
+    is_ascending: bool = False
+
+
 def list_of(
     connection: Connection,
     kind: type[Record],
     owner: str,
-    limit: int,
-    after: str | None,
-    is_ascending: bool = False,
+    page: Page,
     purpose: str | None = None,
 ) -> list[Record] | None:
-    """Return at most `limit` records that follow `after`; None if there is no such row."""
+    """Return the records of a page; None if there is no row that it follows."""
     start = 0
-    if after is not None:
+    if page.after is not None:
         row = connection.execute(
-            f"SELECT seq FROM {_TABLES[kind]} WHERE id = ? AND owner = ?", (after, owner)
+            f"SELECT seq FROM {_TABLES[kind]} WHERE id = ? AND owner = ?", (page.after, owner)
         ).fetchone()
         if row is None:
             return None
         start = row[0]
-    order, beyond = ("ASC", ">") if is_ascending else ("DESC", "<")
+    order, beyond = ("ASC", ">") if page.is_ascending else ("DESC", "<")
     of_purpose = "purpose = ?4" if kind is FileRecord else "FALSE"
     where = (
         f"owner = ?1 AND (?2 = 0 OR seq {beyond} ?2)"
         f" AND (?4 IS NULL OR {of_purpose}) ORDER BY seq {order} LIMIT ?3"
     )
-    rows = _rows(connection, kind, where, (owner, start, limit, purpose))
+    rows = _rows(connection, kind, where, (owner, start, page.limit, purpose))
     return [row.decoded(kind) for row in rows]
 
 

@@ -112,9 +112,8 @@ class Store:
         purpose: str | None = None,
     ) -> list[FileRecord] | None:
         """At most `limit` files, newest first unless `is_ascending`; None without that `after`."""
-        return self._database.read(
-            rows.list_of, FileRecord, owner, limit, after, is_ascending, purpose
-        )
+        page = rows.Page(limit, after, is_ascending)
+        return self._database.read(rows.list_of, FileRecord, owner, page, purpose)
 
     def delete_file(self, id: str, owner: str) -> bool:
         """Delete a file; returns whether it was there. Raises Conflict while a batch needs it."""
@@ -172,7 +171,7 @@ class Store:
         self, owner: str, limit: int, after: str | None = None
     ) -> list[BatchRecord] | None:
         """Return at most `limit` batches, newest first; None if there is no batch `after`."""
-        return self._database.read(rows.list_of, BatchRecord, owner, limit, after)
+        return self._database.read(rows.list_of, BatchRecord, owner, rows.Page(limit, after))
 
     def runnable_batches(self) -> list[BatchRecord]:
         """Return every owner's unfinished batches, oldest first."""

@@ -129,45 +129,18 @@ def _supervisor(
         limits_fd=memory(),
         why_no_jobs=str(why_no_jobs),
     )
-    engine = msgspec.structs.replace(
-        engine,
-        snapshot_dir=engine.snapshot_dir or str(server.data_folder / "snapshots"),
-    )
-    environment, folders = child_environment(), (folder, server.data_folder)
-    private = PrivateFolder(folder)
+    snapshots = engine.snapshot_dir or str(server.data_folder / "snapshots")
+    engine = msgspec.structs.replace(engine, snapshot_dir=snapshots)
+    environment, private = child_environment(), PrivateFolder(folder)
     without_keys = {name: value for name, value in environment.items() if name != VARIABLE}
     # Millions of lines pass through several threads: with memory of its own for each, none is ever
     # given back.
     frugal = {**without_keys, "MALLOC_ARENA_MAX": "1"}
-
     limits = (server.limits_fd,)
 
-    def child(
-        command: str, name: str, environment: dict[str, str], metrics: Region, **own: Any
-    ) -> Child:
-        """Return a process that is ended when its event loop does not turn."""
-        heartbeat = folder / f"{_HEARTBEAT}-{name.replace(' ', '-')}"
-        settings = msgspec.structs.replace(server, heartbeat=str(heartbeat))
-        return Child(
-            *(name, python_module("server", settings, command), environment, metrics),
-            heartbeat=heartbeat,
-            silence_s=LOOP_TIMEOUT_S,
-            works_in_time=True,
-            private=private,
-            folders=folders,
-            **own,
-        )
-
-    engines = [
-        _engine(engine, engine_module, number, endpoints, without_keys, folder, of_engines[number])
-        for number in numbers
-    ]
-    for each in engines:
-        each.private = private
-        each.folders = (folder, Path(engine.snapshot_dir).expanduser())
-        each.substitutes = [other for other in engines if other is not each]
+    child = partial(_child, server, private)
     return Supervisor(
-        engines=engines,
+        engines=_engines(engine, engine_module, endpoints, without_keys, private, of_engines),
         apis=[
             child("api", f"api {number}", environment, region, listeners=listeners, fds=limits)
             for number, region in enumerate(of_apis)
@@ -221,31 +194,65 @@ def _default_api_processes() -> int:
     return min(max(1, available_cores() // 4), _MOST_BY_DEFAULT)
 
 
-def _engine(
+def _child(
+    config: ServerWiring,
+    private: PrivateFolder,
+    command: str,
+    name: str,
+    environment: dict[str, str],
+    metrics: Region,
+    **own: Any,
+) -> Child:
+    """Return a process that is ended when its event loop does not turn."""
+    heartbeat = private.path / f"{_HEARTBEAT}-{name.replace(' ', '-')}"
+    settings = msgspec.structs.replace(config, heartbeat=str(heartbeat))
+    return Child(
+        *(name, python_module("server", settings, command), environment, metrics),
+        heartbeat=heartbeat,
+        silence_s=LOOP_TIMEOUT_S,
+        works_in_time=True,
+        private=private,
+        folders=(private.path, config.data_folder),
+        **own,
+    )
+
+
+def _engines(
     config: EngineWiring,
     module: str,
-    number: int,
     endpoints: list[str],
     environment: dict[str, str],
-    folder: Path,
-    metrics: Region,
-) -> Child:
-    """Return one of the engines, which all have the same weights, and the same note of them."""
-    name = "engine" if len(endpoints) == 1 else f"engine {number}"
-    heartbeat = folder / f"{_HEARTBEAT}{number or ''}"
-    own: dict[str, object] = {"endpoint": endpoints[number], "heartbeat": str(heartbeat)}
-    if len(endpoints) > 1:
-        if number:
-            own["snapshot_dir"] = str(Path(config.snapshot_dir) / f"engine-{number}")
-        if config.device == "cpu":
-            own["memory_fraction"] = config.memory_fraction / len(endpoints)
-        else:
-            own["devices"] = ((*config.devices, *range(len(endpoints)))[number],)
-    config = msgspec.structs.replace(config, **own)
+    private: PrivateFolder,
+    regions: list[Region],
+) -> list[Child]:
+    """Return the engines, which all have the same weights, and the same note of them."""
     # The engine detects a hanging step itself, first, and says where.
     silence_s = config.step_timeout_s and config.step_timeout_s + _MARGIN_S
-    command = python_module(module, config)
-    return Child(name, command, environment, metrics, heartbeat=heartbeat, silence_s=silence_s)
+    engines = []
+    for number, (endpoint, metrics) in enumerate(zip(endpoints, regions, strict=True)):
+        name = "engine" if len(endpoints) == 1 else f"engine {number}"
+        heartbeat = private.path / f"{_HEARTBEAT}{number or ''}"
+        own = {"endpoint": endpoint, "heartbeat": str(heartbeat)}
+        settings = msgspec.structs.replace(config, **_part(config, number, len(endpoints)), **own)
+        engine = Child(name, python_module(module, settings), environment, metrics)
+        engine.heartbeat, engine.silence_s = heartbeat, silence_s
+        engine.private = private
+        engine.folders = (private.path, Path(config.snapshot_dir).expanduser())
+        engines.append(engine)
+    for engine in engines:
+        engine.substitutes = [other for other in engines if other is not engine]
+    return engines
+
+
+def _part(config: EngineWiring, number: int, count: int) -> dict[str, object]:
+    """Return what one of several engines has of the devices, and of the folder of snapshots."""
+    if count == 1:
+        return {}
+    folder = Path(config.snapshot_dir) / f"engine-{number}" if number else config.snapshot_dir
+    part: dict[str, object] = {"snapshot_dir": str(folder)}
+    if config.device == "cpu":
+        return part | {"memory_fraction": config.memory_fraction / count}
+    return part | {"devices": ((*config.devices, *range(count))[number],)}
 
 
 def python_module(module: str, config: msgspec.Struct, *arguments: str) -> list[str]:

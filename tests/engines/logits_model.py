@@ -11,7 +11,7 @@ from max.engine import InferenceSession, Model
 from max.graph import Module
 
 from engine.config import EngineConfig, ModelConfig
-from engine.device.graph_cache import Built, cached
+from engine.device.graph_cache import Built, GraphCache
 from engine.device.model import build_logits_graph, graph_shape
 from engine.device.runner import host_weights
 from engine.steps.batch import F32, I32
@@ -86,7 +86,8 @@ class LogitsGraphs:
             return module, graph.kernel_libraries_paths
 
         folder = EngineConfig().cache_dir.expanduser()
-        self._compiled = cached("logits", tuple(shapes), build, self._session, CPU(), folder)
+        cache = GraphCache(self._session, CPU(), folder)
+        self._compiled = cache.load("logits", tuple(shapes), build)
         self._registry: dict[str, Buffer] = {}  # of all graphs: MAX binds no single one
         for config, dtype in shapes.values():
             self._register(fold(config, random_tensors(config), "any"), dtype)

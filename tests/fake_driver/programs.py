@@ -22,7 +22,7 @@ from max.engine import InferenceSession
 from bench.engine.decode import decode_rows, random_tokens
 from bench.gpu.steps import open_runner
 from bench.gpu.task import Task
-from engine.device.graph_cache import load_or_compile_slots
+from engine.device.graph_cache import GraphCache
 from engine.device.runner import open_device
 from engine.device.slot_copies import SlotCopies
 from engine.device.state_pool import StatePool
@@ -113,7 +113,7 @@ def copy_slots(folder: str, slots: str) -> dict[str, Any]:
     """A pool of so many slots, of which the highest are written and read."""
     device, model, count = open_device("gpu"), _task(folder, 1).model, int(slots)
     session = InferenceSession(devices=[device])
-    compiled = load_or_compile_slots(session, device, Path(folder))
+    compiled = GraphCache(session, device, Path(folder)).slots()
     copies = SlotCopies(session, compiled, model.state_width, device)
     mark("pool")
     pool = StatePool(model, count, device, copies)

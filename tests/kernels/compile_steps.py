@@ -15,7 +15,7 @@ from max.engine import InferenceSession
 from max.graph import Module
 
 from engine.config import AUTO_DTYPES
-from engine.device.graph_cache import Built, cached
+from engine.device.graph_cache import Built, GraphCache
 from engine.device.linear import graph_dtype
 from engine.device.model import build_step_graph, graph_shape
 from engine.device.precompile import PrecompileConfig, leave, open_target
@@ -41,7 +41,8 @@ def main(argv: list[str]) -> int:
         return module, graph.kernel_libraries_paths
 
     key = tuple(graph_shape(shape, dtype, product) for shape in shapes)
-    cached("steps", key, build, InferenceSession(devices=[device]), device, config.output)
+    session = InferenceSession(devices=[device])
+    GraphCache(session, device, config.output).load("steps", key, build)
     return 0
 
 

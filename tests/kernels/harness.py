@@ -20,7 +20,7 @@ from max.engine import CompiledModel, InferenceSession
 from max.graph import BufferType, BufferValue, DeviceRef, Graph, Module, TensorType, TensorValue
 
 from engine.device import kernels
-from engine.device.graph_cache import Built, cached
+from engine.device.graph_cache import Built, GraphCache
 from engine.device.linear import PANEL, kernel_libraries, layer_norm, linear
 
 Array = npt.NDArray[Any]
@@ -84,7 +84,8 @@ def compile_ops(session: InferenceSession, device: Device, folder: Path) -> Comp
             libraries = _add_graph(module, name, op, inputs)
         return module, libraries
 
-    return cached("ops", (Path(__file__).read_bytes(),), build, session, device, folder)
+    shape = (Path(__file__).read_bytes(),)
+    return GraphCache(session, device, folder).load("ops", shape, build)
 
 
 class Ops:

@@ -32,7 +32,7 @@ from training.grpo.config import (
     ScheduleSettings,
 )
 from training.grpo.learner import Learner
-from training.grpo.objective import Objective
+from training.grpo.objective import Objective, Sums
 from training.grpo.record import JsonLinesFile, RunTimes, StepEvaluation, Update, plot, summary
 from training.grpo.rollouts import Sampler, engine_sampler
 from training.grpo.torch_sampler import TorchSampler
@@ -117,7 +117,7 @@ def alternate(
     samples those of the next update meanwhile, and weights change hands when both are done. A
     signal to stop ends the run after the update under way, with KeyboardInterrupt.
     """
-    schedule, evaluating = config.schedule, config.evaluations
+    schedule, samples = config.schedule, config.evaluations.evaluation_samples
     first, say = len(updates), partial(Console(highlight=False).print, soft_wrap=True)
     pending: Future[RolloutBatch] | None = None
     with ThreadPoolExecutor(1, "rollouts") as thread, stop_asked() as asked:
@@ -128,14 +128,9 @@ def alternate(
             if done > first:
                 asking.load(run.weights())
             loaded = time.monotonic()
-            is_due = _is_due(evaluating.evaluate_every, done, schedule.steps)
-            if (
-                is_due
-                and asking.can_evaluate
-                and done not in {evaluation.step for evaluation in evaluations}
-            ):
+            if asking.can_evaluate and _is_due(config, evaluations, done):
                 earliest = evaluations[0] if evaluations else None
-                evaluations.add(asking.evaluate(done, evaluating.evaluation_samples, earliest))
+                evaluations.add(asking.evaluate(done, samples, earliest))
                 say(_evaluation_line(evaluations[-1]))
                 run.tell("pass@1", evaluations[-1].pass_at["1"])
             if done == schedule.steps:
@@ -148,25 +143,9 @@ def alternate(
                 pending = thread.submit(asking.batch, done + 1)
             began = time.monotonic()
             sums = learner.learn(rows_of(batch, config.resampling, config.seed, done))
-            updates.add(
-                Update(
-                    step=done + 1,
-                    weights_version=batch.weights_version,
-                    reward=float(batch.rewards.mean()),
-                    mixed=batch.mixed,
-                    ended=batch.ended,
-                    loss=run.losses.steps[-1],
-                    kl=sums.kl / sums.tokens if config.objective.kl_weight else None,
-                    gap=sums.gap / sums.tokens,
-                    limited=sums.limited / sums.tokens,
-                    learned_tokens=sums.tokens,
-                    rollout_tokens=batch.tokens,
-                    rollout_s=batch.seconds,
-                    waited_s=waited,
-                    learn_s=time.monotonic() - began,
-                    load_s=loaded - taken,
-                )
-            )
+            learn_s, load_s = time.monotonic() - began, loaded - taken
+            seconds = {"waited_s": waited, "learn_s": learn_s, "load_s": load_s}
+            updates.add(_update(config, run, batch, sums, seconds))
             say(_update_line(updates[-1], schedule.steps))
             for name in ("reward", "mixed", "ended", "kl", "gap", "rollout_s", "waited_s"):
                 if (value := getattr(updates[-1], name)) is not None:
@@ -176,6 +155,27 @@ def alternate(
                 run.save()
             if asked.is_set() and not is_last:
                 raise KeyboardInterrupt
+
+
+def _update(
+    config: GRPOConfig, run: Run, batch: RolloutBatch, sums: Sums, seconds: dict[str, float]
+) -> Update:
+    """Return the record of the update that was just made."""
+    return Update(
+        step=len(run.losses.steps),
+        weights_version=batch.weights_version,
+        reward=float(batch.rewards.mean()),
+        mixed=batch.mixed,
+        ended=batch.ended,
+        loss=run.losses.steps[-1],
+        kl=sums.kl / sums.tokens if config.objective.kl_weight else None,
+        gap=sums.gap / sums.tokens,
+        limited=sums.limited / sums.tokens,
+        learned_tokens=sums.tokens,
+        rollout_tokens=batch.tokens,
+        rollout_s=batch.seconds,
+        **seconds,
+    )
 
 
 def _update_line(update: Update, steps: int) -> str:
@@ -240,5 +240,8 @@ def _objective(settings: ObjectiveSettings, sampling: SamplingSettings) -> Objec
     return build(Objective, msgspec.structs.asdict(settings) | derived)
 
 
-def _is_due(every: int, done: int, steps: int) -> bool:
-    return bool(every) and (done % every == 0 or done == steps)
+def _is_due(config: GRPOConfig, evaluations: Lines[Evaluation], done: int) -> bool:
+    """Whether an evaluation after so many updates is wanted, and not there yet."""
+    every, last = config.evaluations.evaluate_every, config.schedule.steps
+    is_new = done not in {evaluation.step for evaluation in evaluations}
+    return bool(every) and (done % every == 0 or done == last) and is_new

@@ -19,7 +19,7 @@ from max.graph import DeviceRef, Graph, Module, ops
 
 from engine.config import ModelConfig
 from engine.device import graph_cache, processor
-from engine.device.graph_cache import Built, cache_path, cached, load_or_compile
+from engine.device.graph_cache import Built, GraphCache, cache_path
 from engine.device.model import graph_shape
 from engine.errors import ConfigError
 
@@ -53,7 +53,8 @@ def build(output: float = 1.0) -> Built:
 
 def want(compiler: Compiler, folder: Path, name: str = "test", output: float = 1.0) -> Any:
     """What the cache gives for a graph of this name."""
-    return cached(name, (), partial(build, output), cast(Any, compiler), CPU(), folder)
+    cache = GraphCache(cast(Any, compiler), CPU(), folder)
+    return cache.load(name, (), partial(build, output))
 
 
 @pytest.fixture
@@ -99,9 +100,10 @@ def test_a_graph_that_was_shipped_is_taken_and_nothing_is_written(
     retained, shipped = tmp_path / "kept", tmp_path / "shipped"
     shipped.mkdir()
     shape, session = graph_shape(MIXED, DType.float32), cast(Any, compiler)
-    cached("step", shape, build, session, CPU(), shipped)
-    or_compile: Any = load_or_compile(session, MIXED, DType.float32, CPU(), retained, shipped)
-    assert (or_compile, retained.exists(), len(compiler.compiled)) == ("the graph", False, 1)
+    GraphCache(session, CPU(), shipped).load("step", shape, build)
+    cache = GraphCache(session, CPU(), retained, shipped)
+    step: Any = cache.step(MIXED, DType.float32)
+    assert (step, retained.exists(), len(compiler.compiled)) == ("the graph", False, 1)
 
 
 def test_a_graph_of_other_kernels_or_of_another_max_is_not_looked_for(
@@ -228,7 +230,7 @@ def test_a_graph_where_others_may_write_is_neither_read_nor_compiled(
     named[place].chmod(mode)
     folders = (own, folder) if is_shipped else (folder,)
     with pytest.raises(ConfigError, match=f"{named[place]}: others may write there") as error:
-        cached("test", (), never, cast(Any, Compiler()), CPU(), *folders)
+        GraphCache(cast(Any, Compiler()), CPU(), *folders).load("test", (), never)
     assert f"mode {mode:o}" in error.value.message and "set cache_dir" in error.value.message
 
 
@@ -237,7 +239,7 @@ def test_an_empty_cache_folder_that_others_may_write_is_refused_before_a_compile
 ) -> None:
     tmp_path.chmod(0o777)
     with pytest.raises(ConfigError, match="others may write there"):
-        cached("test", (), never, cast(Any, Compiler()), CPU(), tmp_path)
+        GraphCache(cast(Any, Compiler()), CPU(), tmp_path).load("test", (), never)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

@@ -17,7 +17,7 @@ from max.engine import CompiledModel, InferenceSession
 
 from engine import memory
 from engine.config import EngineConfig, ModelConfig
-from engine.device.graph_cache import load_or_compile_slots
+from engine.device.graph_cache import GraphCache
 from engine.device.slot_copies import SlotCopies
 from engine.device.state_pool import (
     CPU_SLOTS,
@@ -148,7 +148,7 @@ def slot_graphs() -> tuple[InferenceSession, CompiledModel]:
     """Those that a GPU has, for a CPU."""
     session = InferenceSession(devices=[CPU()])
     folder = EngineConfig().cache_dir.expanduser()
-    return session, load_or_compile_slots(session, CPU(), folder)
+    return session, GraphCache(session, CPU(), folder).slots()
 
 
 def copies(model: ModelConfig, slots_at_once: int) -> SlotCopies:
