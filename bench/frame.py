@@ -1,7 +1,4 @@
-"""The frame of every benchmark: settings that are checked, one record, its tables and its picture.
-
-Knows no measurement.
-"""
+"""The frame of every benchmark: checked settings, one record, its tables and its picture."""
 
 from __future__ import annotations
 

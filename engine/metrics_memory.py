@@ -3,7 +3,7 @@
 No disk or folder is behind it, and its size never changes: nobody else's doing makes a write fail.
 A restarted process goes on from the counts of the one before it, so there is nothing to merge or to
 remove; its gauges begin anew. The library's own way is a file for each process in a folder: where
-that disk is full, a write is a SIGBUS. Knows no metric.
+that disk is full, a write is a SIGBUS.
 """
 
 from __future__ import annotations

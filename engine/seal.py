@@ -1,7 +1,7 @@
 """A checksum in front of what an object of JSON says, so that a flipped bit of it is noticed.
 
 It is a field of the object, which readers that do not know it pass over; an object without one was
-written by an earlier version, and is read as it is. Knows no records.
+written by an earlier version, and is read as it is.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ Settings come from, later beating earlier: defaults, a TOML file, `SRM_…` envi
 where the command reads them, command-line flags. A key or value that is not understood raises
 ConfigError and names its source; variables of no setting are left to `srm.py`, which knows those
 that are read. The string under a field is its line in `--help`. Nothing changes after loading.
-Knows no setting.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Uses Philox, a counter-based generator (Salmon et al. 2011, as numpy has it), keyed by the
 scenario's seed: what is drawn for a request depends on its index alone, so processes need no
-coordination. Knows nothing of requests.
+coordination.
 """
 
 from __future__ import annotations

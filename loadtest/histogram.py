@@ -1,7 +1,7 @@
 """Histograms of times with fixed relative precision (HDR).
 
 Buckets, their numbers and the percentiles are those of the package hdrhistogram. Only recording is
-done here, by arrays, because the package takes one value at a time. Knows no measures.
+done here, by arrays, because the package takes one value at a time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Objectives of requests (`ttft<500ms`), and conditions on a summary (`ttft_p99>0.5`).
 
-Both are a name, a comparison and a number. Knows no recordings.
+Both are a name, a comparison and a number.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Scenarios: all settings that decide which requests a run sends, where, and when.
 
 A scenario is flat data; together with the files that it names it fixes every byte and every planned
-time of a run. Knows neither clients nor measures.
+time of a run.
 """
 
 from __future__ import annotations

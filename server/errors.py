@@ -18,7 +18,7 @@ StoreError
 └─ BatchesUnavailable    batches cannot be run now
 
 Every error body of the server has the nested shape `{"error": {message, type, param, code}}`, also
-those the framework raises. Knows nothing of routes or of what went wrong.
+those the framework raises.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ On a GPU, whose products are MAX's, the model's shapes are fixed in a graph as t
 step's and weights are bound as there: as inputs they would compile to another kernel. Our own ops
 do not use that, so on a CPU one compiled module serves all models, unless `bound` asks for what a
 GPU has. Inputs are those of an op in a step: rows in the middle of their context, in slots of their
-own, and, where weights are inputs, weights that earlier calls have not left in the cache. Knows no
-time and counts nothing.
+own, and, where weights are inputs, weights that earlier calls have not left in the cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of `srm bench counted`, made from its record. Knows no kernel."""
+"""The table of `srm bench counted`, made from its record."""
 
 from __future__ import annotations
 

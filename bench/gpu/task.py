@@ -1,4 +1,4 @@
-"""The settings of a measurement of `deploy/gpu`, and the lines that it writes. Knows no device.
+"""The settings of a measurement of `deploy/gpu`, and the lines that it writes.
 
 A measurement is `python -m bench.gpu.NAME TASK`, with a `Task` as JSON. It is a list of attempts,
 each with a key. An attempt that raises ends the process; when it is started again with the same

@@ -1,7 +1,7 @@
 """A scheduler kept busy with made-up results, and its cost on the host.
 
-Steps are scheduled as in an engine, each before the previous one is completed; results are there
-at once. Knows no weights.
+Steps are scheduled as in an engine, each before the previous one is completed; results are there at
+once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Processor time and memory of processes, from /proc, once or during a benchmark.
-
-Knows nothing of what they are but how they were started.
-"""
+"""Processor time and memory of processes, from /proc, once or during a benchmark."""
 
 from __future__ import annotations
 

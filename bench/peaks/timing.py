@@ -1,4 +1,4 @@
-"""The one way to time a call that takes too short for the clock. Knows no device."""
+"""The one way to time a call that takes too short for the clock."""
 
 from __future__ import annotations
 

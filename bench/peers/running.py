@@ -1,7 +1,7 @@
 """Runs one peer to its result: loads its server point by point, or times its program.
 
 A server is loaded by `srm loadtest` at one concurrency after the other; a program runs in its
-engine's environment and says what it measured at each. Knows neither tables nor plots.
+engine's environment and says what it measured at each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The compared models: the cost of a token in each, and the size of a sequence's state.
 
 Counted, not measured. FLOP are multiply-adds of matrix products with weights, two each, output head
-included; the further work of attention and scans is left out. Knows no engine.
+included; the further work of attention and scans is left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Figures that pages show: made from records, and in a model's card from the files beside it.
 
 A record is a file that a benchmark wrote; earlier ones may lack values not measured then, which are
-shown as "–". Knows no page.
+shown as "–".
 """
 
 from __future__ import annotations

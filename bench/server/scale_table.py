@@ -1,4 +1,4 @@
-"""The tables of a `srm bench scale` record. Knows no simulation."""
+"""The tables of a `srm bench scale` record."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Checks manifests for what a cluster would take and not run: that all they refer to is there.
 
 `lint` takes the objects that kustomize makes. What an API server refuses by itself is not in it:
-names, quantities, mounts without a volume. Knows no cluster, no file and no other program.
+names, quantities, mounts without a volume.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Input and output of a batch over a cluster: files of any file system that pyarrow has.
 
 The input is cut into shards, runs of lines that one engine answers together. Each has an output
-file of its own, which is there whole or not at all. Knows neither Ray nor engines.
+file of its own, which is there whole or not at all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An actor of a batch over a cluster: one engine, and the shards that it answers with it.
 
 It answers as `srm batch` does, by the same code. Several shards are under way at once, the oldest
-first, so that the engine's steps stay full from one to the next. Knows no Ray.
+first, so that the engine's steps stay full from one to the next.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Engine: a scheduler and a runner, stepped by whoever owns it; the in-process API.
 
 `step` is the specification; `step_overlapped` gives the same tokens and keeps the device busy while
-the host thinks. Knows no processes, sockets or text.
+the host thinks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The engine process: inbox → step → outbox, until it is to stop.
 
 One thread owns the engine and the socket of its clients. Between steps it reads what API processes
-sent; after a step it sends one message to each process that the step concerns. Knows no HTTP, text
-or device. Keeps: whatever a client sends, the loop goes on, and whatever happens to the engine,
-every request a live client sent is answered.
+sent; after a step it sends one message to each process that the step concerns. Keeps: whatever a
+client sends, the loop goes on, and whatever happens to the engine, every request a live client sent
+is answered.
 """
 
 from __future__ import annotations

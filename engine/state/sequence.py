@@ -1,7 +1,7 @@
 """SequenceGroup: an accepted request and how far its n sequences are.
 
 A group is one object whatever n is: a prefill, a count and a cursor. What a single sequence needs
-while it runs is a row of `engine.state.slots.SlotTable`. Knows no slots' contents and no device.
+while it runs is a row of `engine.state.slots.SlotTable`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Arguments are read as the published code reads them: in its order, and ignoring what it ignores.
 What neither they nor the weights tell is asked for, by the name of the key to add, and never
-guessed. Everything decided on the way is a line of the notes. Knows no tensors but their names.
+guessed. Everything decided on the way is a line of the notes.
 """
 
 from __future__ import annotations

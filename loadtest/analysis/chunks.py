@@ -1,7 +1,7 @@
 """The events of a recording as chunks: the tokens of one sample that were read at one time.
 
 A server may send a token in each event or many in one, and a client may read many events at once;
-chunks are the same for all of these. Knows no windows and no measures.
+chunks are the same for all of these.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An alarm on the monotonic clock with microsecond resolution; event loop timers have milliseconds.
 
-Linux only, by a timerfd; Python has those from 3.13 on. Knows nothing of requests.
+Linux only, by a timerfd; Python has those from 3.13 on.
 """
 
 from __future__ import annotations

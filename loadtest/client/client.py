@@ -1,7 +1,7 @@
 """Sends requests over as few connections as it can, and records the replies.
 
 All of it happens in callbacks of the event loop: a request costs no task unless it needs a new
-connection. Knows neither plans nor how many requests there are.
+connection.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One HTTP/1.1 connection: sends a request's bytes, and reads the one reply to it.
 
-An asyncio protocol around httptools' parser. Knows no JSON, no retries, and not what a reply means.
+An asyncio protocol around httptools' parser.
 """
 
 from __future__ import annotations

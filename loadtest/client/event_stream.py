@@ -1,7 +1,7 @@
 """Parses server-sent events from bytes in arbitrary pieces: the data of each event, in order.
 
 Follows the `text/event-stream` section of the HTML standard, with one exception: an event at the
-end of the stream counts even without the empty line. Knows no JSON.
+end of the stream counts even without the empty line.
 """
 
 from __future__ import annotations

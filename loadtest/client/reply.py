@@ -1,6 +1,6 @@
 """Parses the reply to one request: tokens by choice, usage, and whether it is complete.
 
-Reads only the fields it counts by, of a stream's events or of a whole reply. Knows no HTTP.
+Reads only the fields it counts by, of a stream's events or of a whole reply.
 """
 
 from __future__ import annotations

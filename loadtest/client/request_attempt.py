@@ -1,6 +1,6 @@
 """One request of the plan from its sending to its row in the recording, over all its tries.
 
-Judges replies: which kind of error each is, and whether to retry. Knows no sockets.
+Judges replies: which kind of error each is, and whether to retry.
 """
 
 from __future__ import annotations

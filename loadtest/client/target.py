@@ -1,7 +1,7 @@
 """The target of requests: the server's address, route, model and headers, resolved once.
 
 Asks the server little, before the run, so that a wrong setting is an error and not a run of failed
-requests. Knows neither workloads nor connections.
+requests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The common style of a report's plots: matplotlib figures as inline SVG that adapts to its page.
 
 Colours are variables of the page's style sheet and text has its font, so one picture fits a light
-and a dark page. Knows no measure.
+and a dark page.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Arrival times of an open loop's requests: absolute, all known before the run.
 
-So a server that stalls cannot delay them. Knows neither requests nor clocks.
+So a server that stalls cannot delay them.
 """
 
 from __future__ import annotations

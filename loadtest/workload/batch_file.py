@@ -1,6 +1,6 @@
 """A batch file of requests, sent through OpenAI's /v1/files and /v1/batches, and its results.
 
-Holds no file in memory. Knows nothing of what requests say.
+Holds no file in memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Prompts from a file, one JSON object a line, in an order that the seed fixes.
 
-Each pass through the file has an order of its own. Knows no random prompts.
+Each pass through the file has an order of its own.
 """
 
 from __future__ import annotations

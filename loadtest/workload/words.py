@@ -2,7 +2,7 @@
 
 A text is a sequence of words that are one token each wherever they stand, since no token of the
 vocabulary spans their boundaries: a text of k words has k tokens. This is verified once, so that
-requests need not be encoded again. Knows neither requests nor servers.
+requests need not be encoded again.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Whoever has least for its weight comes first; of one owner's jobs, those of the highest priority do.
 Nothing is set aside: one job alone has all the room, and gives it up as its lines end; but a job
-that has less than its part need not wait for that. Knows no lines.
+that has less than its part need not wait for that.
 """
 
 from __future__ import annotations

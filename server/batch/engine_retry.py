@@ -3,7 +3,7 @@
 An engine that is away is waited for. A line that was in flight at several deaths of the engine in a
 row is tried alone, once nothing else of ours is in flight, so that it takes no others along. If the
 engine dies of it again and again, and lives for as long without it, the line is to blame; if not,
-it may be requests that are not ours. Knows no lines and no requests.
+it may be requests that are not ours.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The process stays the only owner of its batches: it alone reads their input and writes their
 results, so a line that was sent twice still has one result. A server that goes away loses nothing
-but the lines that it had, which are sent elsewhere. Knows no files and no results.
+but the lines that it had, which are sent elsewhere.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Runs the lines of one job: a window of them in flight, results in the order they end.
 
 Reads as far ahead as there is room, so neither the length of the input nor that of the results
-shows in memory. A line is answered once: those that earlier runs have answered are skipped. Knows
-neither HTTP nor the store.
+shows in memory. A line is answered once: those that earlier runs have answered are skipped.
 """
 
 from __future__ import annotations

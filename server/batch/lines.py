@@ -1,6 +1,6 @@
 """One line of a batch: from JSON to a request, and from its answer to a line of a result file.
 
-The shapes are OpenAI's. Knows no files, no other lines, and the engine only by its errors.
+The shapes are OpenAI's.
 """
 
 from __future__ import annotations

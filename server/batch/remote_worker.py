@@ -2,7 +2,7 @@
 
 Lines that come within a moment share a request, whose answers come back as they end. The other
 server is believed nothing: what it sends is bounded in bytes and time and checked, and a line that
-it refuses is refused by this server or not at all. Knows no files and no results.
+it refuses is refused by this server or not at all.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ResultFiles: the output and the error file of a job, written a group of lines at a time.
 
-A result counts when the disk has it for certain. While the disk takes nothing, results are kept
-and tried again, and the job is held up before they fill the memory. Knows nothing of requests.
+A result counts when the disk has it for certain. While the disk takes nothing, results are kept and
+tried again, and the job is held up before they fill the memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Counts how often the process that runs batches was started and a batch did not get on.
 
 A batch that kills the process outright leaves no error behind, and would be run again for ever. So
-each start is counted on disk before the batch runs. Knows no lines.
+each start is counted on disk before the batch runs.
 """
 
 from __future__ import annotations

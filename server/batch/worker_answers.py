@@ -1,7 +1,7 @@
 """What a line's reply can be, wherever it was made: another server is not believed.
 
 A reply that is of this shape may still have other tokens in it than ours would have: to know that
-would be to make it here. Knows no HTTP and no files.
+would be to make it here.
 """
 
 from __future__ import annotations

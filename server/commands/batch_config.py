@@ -1,4 +1,4 @@
-"""The settings of `srm batch`. Knows nothing of what is done with them."""
+"""The settings of `srm batch`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The input of `srm batch`: lines of a file of any of our formats, or of standard input.
 
 A line is one of OpenAI's batches, or a request's body as it is; rows of a Parquet file become such
-lines. Knows no engine and no results.
+lines.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Parquet files of `srm batch`: rows as lines, and results as rows. Needs the extra `parquet`.
 
-Holds a few rows, and the pages of the file that they are in, at a time in memory. Knows no engine.
+Holds a few rows, and the pages of the file that they are in, at a time in memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Objects of S3 and of Google Cloud Storage as files of `srm batch`. Needs the extra `storage`.
 
 An object is read in ranges, and written whole or not at all. The libraries find credentials by
-themselves: none is in a URL or in a message. Knows no engine and no lines.
+themselves: none is in a URL or in a message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One line of `srm score`: from JSON to token ids, and from the engine's scores to a result.
 
 Prompt and completion are tokenized apart: the completion's tokens are those a model could have
-generated behind the prompt. Knows no files and no other lines.
+generated behind the prompt.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Headers are limited in size and time; so is a client that does not read its reply, or keeps sending
 what nobody reads. What is not HTTP at all is answered in our error shape. An offered upgrade is not
-taken: the request is answered as if there were no offer (RFC 9110, 7.8). Knows no routes.
+taken: the request is answered as if there were no offer (RFC 9110, 7.8).
 """
 
 from __future__ import annotations

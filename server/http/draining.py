@@ -1,7 +1,7 @@
 """Stopping an API process: it says so, takes nothing new, and lets what runs finish.
 
 Connections are taken until the end, so that clients are told where to go rather than refused by the
-machine: 503 with `Retry-After`, and `/ready` says why. Knows no routes.
+machine: 503 with `Retry-After`, and `/ready` says why.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A bucket holds a minute's worth and fills all the time. A request is admitted while both buckets of
 its key hold something; its tokens are taken when they are known, so a bucket may be overdrawn and
 the key then waits. All API processes share the buckets: shared memory holds, for each, the time at
-which it is full again, changed under a lock that ends with its process. Knows no HTTP.
+which it is full again, changed under a lock that ends with its process.
 """
 
 from __future__ import annotations

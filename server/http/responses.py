@@ -1,7 +1,7 @@
 """Replies whose work is done while the client waits, and is dropped when the client goes away.
 
 Both kinds watch the connection: at `http.disconnect` whatever is being awaited is cancelled, so the
-engine gets its slots back. Knows nothing of completions.
+engine gets its slots back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Wire shapes of files and batches: records as clients see them. Knows no store."""
+"""Wire shapes of files and batches: what clients are told of records."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """/v1/batches: jobs of many requests, made, watched and cancelled.
 
-Jobs are recorded here and run elsewhere. A key sees its own batches alone. Knows no
-lines of a file and no engine.
+Jobs are recorded here and run elsewhere. A key sees its own batches alone.
 """
 
 from __future__ import annotations

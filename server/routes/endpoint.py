@@ -1,4 +1,4 @@
-"""A route that generates: what completions and chats have in common. Knows no field of a body."""
+"""A route that generates: what completions and chats have in common."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """/v1/files: what batches read and write, uploaded, listed, fetched and deleted.
 
-A key sees its own files alone; every other is as if it were not there. Knows no batch.
+A key sees its own files alone; every other is as if it were not there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GET /v1/models: what is served, and what requests may call it. Knows no engine."""
+"""GET /v1/models: what is served, and what requests may call it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The one wiring of what answers request bodies, for the routes, for batches and for commands.
-
-Knows no files and no lines.
-"""
+"""The one wiring of what answers request bodies, for the routes, for batches and for commands."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """POST /tokenize and /detokenize, GET /tokenizer_info: the tokenizer for clients that have none.
 
 Requests are bounded by MAX_CHARACTERS and MAX_TOKENS, since no context bounds them, and run in a
-thread; long texts one after the other, since they take much memory. Knows no engine.
+thread; long texts one after the other, since they take much memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """GET /v1/worker and POST /v1/worker/lines: answers lines of batches that other servers run.
 
 The sender keeps the batch and its results. Lines are answered by this server's own engine, as if
-the batch were here, and sent back as they end; whoever hangs up ends them. Knows no batches.
+the batch were here, and sent back as they end; whoever hangs up ends them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The body of POST /v1/chat/completions, checked field by field. Knows no template and no engine.
+"""The body of POST /v1/chat/completions, checked field by field.
 
 A chat completion is a completion of the one prompt that the chat template makes of the messages:
 `as_completion` says which.

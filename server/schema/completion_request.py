@@ -1,4 +1,4 @@
-"""The body of POST /v1/completions, checked field by field. Knows no tokenizer and no engine."""
+"""The body of POST /v1/completions, checked field by field."""
 
 from __future__ import annotations
 

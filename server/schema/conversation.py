@@ -1,4 +1,4 @@
-"""The messages of a chat, checked, and as a chat template takes them. Knows no template."""
+"""The messages of a chat, checked, and as a chat template takes them."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 A body is limited in bytes, and three bytes of JSON make an object of 60: a list in a list. So an
 object is cut into its fields' bytes first, and each of them is decoded by what it may be, which
 fails at the first thing that it may not be. No call here holds the interpreter for long: what is
-long is decoded piece by piece, so that a thread beside the event loop does not stop it. Knows no
-field.
+long is decoded piece by piece, so that a thread beside the event loop does not stop it.
 """
 
 from __future__ import annotations

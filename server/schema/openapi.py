@@ -2,7 +2,7 @@
 
 Every module with routes lists them as `OPERATIONS`, and `app.py` hands all of them to `document`; a
 test fails for a route that is in no list. Ranges come from `Meta`, meanings from the string under a
-field. Knows no route and no request.
+field.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fields that every request for completions may have. Knows no tokenizer and no engine."""
+"""Fields that every request for completions may have."""
 
 from __future__ import annotations
 

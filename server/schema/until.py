@@ -1,6 +1,6 @@
 """Fields of a request that say which of its samples it wants, and when there are enough.
 
-Both routes have them. What does not go together is refused here. Knows no pattern and no sample.
+Both routes have them. What does not go together is refused here.
 """
 
 from __future__ import annotations

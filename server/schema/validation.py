@@ -2,7 +2,7 @@
 
 Null is the same as absent. A field that is not understood, or that asks for what the server does
 not do, is refused by name and never ignored. Values are decoded field by field, each by what it may
-be, so what is refused is never made. Knows no field.
+be, so what is refused is never made.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Messages between a server that runs a batch and one that answers lines of it.
-
-Knows no files, no lines of files, and no engine.
-"""
+"""Messages between a server that runs a batch and one that answers lines of it."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Everything in it is also in sidecars (`server.storage.sidecars`), so a database that is damaged or
 gone is made again from them. The damaged one stays where it is, since other processes may have it
 open, and the new one has the next number: `store.sqlite3`, `store-2.sqlite3`, … A lock that
-transactions share and a rebuild has alone keeps everybody on the same one. Knows no records.
+transactions share and a rebuild has alone keeps everybody on the same one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A file as a reply, whole or as a byte range, so that a download can be resumed.
 
-The file is open before the reply begins: one that is deleted meanwhile is still sent whole. Knows
-no records.
+The file is open before the reply begins: one that is deleted meanwhile is still sent whole.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Metrics of what the store holds, computed when somebody asks for them. Knows no HTTP."""
+"""Metrics of what the store holds, computed when somebody asks for them."""
 
 from __future__ import annotations
 

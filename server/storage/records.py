@@ -2,7 +2,6 @@
 
 Ids are made here and are purely random, so whatever a client calls a thing never gets into a path.
 A record is checked when it is read: ids, times and counts are what they can be, or it is damaged.
-Knows no database and no HTTP.
 """
 
 from __future__ import annotations

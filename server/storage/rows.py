@@ -3,7 +3,7 @@
 Fields that queries use have columns of their own; everything else is in the record, as JSON. Rows
 are numbered in the order in which they came, which is that of lists. A deleted file leaves its
 number for some time, so that a list can be continued after it. A record that is read is whole, and
-its columns are what it says, or DamagedRecord is raised. Knows no transactions.
+its columns are what it says, or DamagedRecord is raised.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A database that is lost is made again from these, and a record in it that is damaged. Each is
 written whole or not at all, and before the transaction it belongs to is complete: they are never
-behind it. Knows no database.
+behind it.
 """
 
 from __future__ import annotations

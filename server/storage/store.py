@@ -3,7 +3,6 @@
 Records are rows of a database and sidecars beside what they describe; a file's bytes are
 `files/<id>`, where the id is ours. Every change is one short transaction, on the disk when the call
 returns. An owner is a tenant: the name of an API key. Blocks, so asyncio callers use a thread.
-Knows no HTTP, no lines, and nothing of how a batch is run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Regular upkeep of a store: expires files, restores lost records, removes what crashes left.
 
 A record is in two places. Where one of them is damaged, it is made again from the other.
-
-Knows no HTTP, and nothing of how a batch is run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A multipart form with one file, taken apart as it comes: fields are kept, the file is passed on.
-
-Knows no disk and no HTTP but the form itself.
-"""
+"""A multipart form with one file, taken apart as it comes: fields are kept, the file passed on."""
 
 from __future__ import annotations
 

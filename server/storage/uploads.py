@@ -1,7 +1,7 @@
 """A file on its way to the disk: never whole in memory, and gone if it does not arrive whole.
 
 Its size, its owner's quota and the space on the disk are looked at while it comes, so nothing that
-a client announces or leaves unsaid gets more. Knows no form.
+a client announces or leaves unsaid gets more.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An engine process of a command's own: started, talked to, and gone when the command is through.
 
 It is restarted after a crash only for a command that can go on; one that crashes again and again
-with nothing done in between is given up. Knows nothing of what is asked of it.
+with nothing done in between is given up.
 """
 
 from __future__ import annotations

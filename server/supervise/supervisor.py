@@ -5,8 +5,7 @@ says that its settings or files are wrong, or that keeps crashing like that, end
 the others can do without it, as an engine's can while one of them serves. While a disk that it
 writes to is full, its private folder is gone, or the like, it is never given up. One that has a
 heartbeat is killed when it falls silent. A stop is in order: first the API, which lets running
-requests finish, and whoever else asks the engine, then the engine they need. Knows nothing of what
-the children do.
+requests finish, and whoever else asks the engine, then the engine they need.
 """
 
 from __future__ import annotations

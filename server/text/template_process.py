@@ -5,7 +5,7 @@ A template is a program that came with a checkpoint, as Hugging Face writes them
 keeps it from our objects. Python cannot stop a loop or an allocation from outside it, so a template
 gets a process of its own with little memory, and `chat_template` ends it when it takes too long.
 Messages are JSON behind their length, first the template, then chats; each is answered. It leaves
-with its parent. Knows no requests and no tokens.
+with its parent.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Decoding is a table from token id to bytes and one join, so a completion costs one call however long
 it is, and a character split over tokens comes out whole: bytes are joined before they are decoded.
-Knows nothing of requests. Special tokens have no bytes, or those of their names where that is asked
-for. For a model without a tokenizer, token 17 reads `token_id:17`, and there is no way from text to
-tokens.
+Special tokens have no bytes, or those of their names where that is asked for. For a model without a
+tokenizer, token 17 reads `token_id:17`, and there is no way from text to tokens.
 """
 
 from __future__ import annotations

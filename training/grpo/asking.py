@@ -1,7 +1,4 @@
-"""Has questions completed and rewarded, and chooses the rollouts to learn from.
-
-Knows no learner.
-"""
+"""Has questions completed and rewarded, and chooses the rollouts to learn from."""
 
 from __future__ import annotations
 

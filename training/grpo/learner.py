@@ -1,4 +1,4 @@
-"""Updates a model from rewarded rows. Knows no sampler and no questions."""
+"""Updates a model from rewarded rows."""
 
 from __future__ import annotations
 

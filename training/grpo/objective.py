@@ -1,4 +1,4 @@
-"""The objective of GRPO over rows of prompt and completion. Knows no model and no sampler.
+"""The objective of GRPO over rows of prompt and completion.
 
     mean over rows of the mean over a completion's tokens of  w · A - β · k3
 

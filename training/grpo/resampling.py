@@ -1,7 +1,7 @@
 """Chooses the rollouts to learn from, and computes their advantages within each group.
 
 Balanced resampling: of many rollouts of a question, few are kept, and up to half of these are good,
-however rare good ones are. Knows no tokens and no model.
+however rare good ones are.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 make them.
 
 A learner needs of a sampler what `Sampler` has and nothing else, so that a server or another engine
-can stand there. Knows no text and no rewards.
+can stand there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The problems of a run: prompts, and the questions that reward functions get. Knows no server."""
+"""The problems of a run: prompts, and the questions that reward functions get."""
 
 from __future__ import annotations
 

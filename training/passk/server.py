@@ -1,7 +1,4 @@
-"""CompletionsServer: calls POST /v1/completions of any OpenAI-style server, with retries.
-
-Knows no problems and no rewards.
-"""
+"""CompletionsServer: calls POST /v1/completions of any OpenAI-style server, with retries."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A problem, its answer in several styles, and the check of an answer. Knows no tokens and no
-model."""
+"""A problem, its answer in several styles, and the check of an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions and their answers, as GSM8K has them. Knows no tokens and no model."""
+"""Questions and their answers, as GSM8K has them."""
 
 from __future__ import annotations
 

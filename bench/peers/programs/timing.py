@@ -1,6 +1,6 @@
 """The one way in which programs here are told what to do, time it, and say what they found.
 
-Knows no engine. The task is a JSON object, the first argument:
+The task is a JSON object, the first argument:
 
     model           folder or file of the model
     shape           d_model, num_layers, num_heads, vocab_size, n_ctx
