@@ -57,15 +57,15 @@ def count_op(name: str, model: ModelConfig, dtype: Dtype, device: str, rows: int
             once = 0 if in_float8 else 2 * size * d
             return Count(8 * rows * d, rows * (size + factor) * d + once)
         case "up":
-            return _Product(factor, factor, of_up).count(rows, d, 4 * d)
+            return _Product(factor, factor, of_up).count_call(rows, d, 4 * d)
         case "down":
-            return _Product(factor, size, of_down, has_residual=True).count(rows, 4 * d, d)
+            return _Product(factor, size, of_down, has_residual=True).count_call(rows, 4 * d, d)
         case "proj_in":
-            return _Product(size, size, size).count(rows, d, d)
+            return _Product(size, size, size).count_call(rows, d, d)
         case "proj_out":
-            return _Product(size, size, size, has_residual=True).count(rows, d, d)
+            return _Product(size, size, size, has_residual=True).count_call(rows, d, d)
         case "head":
-            return _Product(size, logit_size(dtype, device), 0).count(rows, d, vocab)
+            return _Product(size, logit_size(dtype, device), 0).count_call(rows, d, vocab)
         case "mix":  # two fused and a product into the state, one fused out of it; slots, position
             state = 2 * STATE * d
             return Count(7 * rows * d, rows * (2 * size * d + state + scalars + 4 * STATE))
@@ -97,7 +97,7 @@ class _Product(NamedTuple):
     """What goes with a column of its weights."""
     has_residual: bool = False
 
-    def count(self, rows: int, inner: int, columns: int) -> Count:
+    def count_call(self, rows: int, inner: int, columns: int) -> Count:
         weights = columns * (self.factor * inner + self.of_column)
         row = self.factor * inner + self.result * columns * (1 + self.has_residual)
         return Count(2 * rows * inner * columns, weights + rows * row)
