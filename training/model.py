@@ -7,6 +7,8 @@ checkpoints (blbadger/mrm), so files move between the two without renaming.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,42 @@ class LanguageModel(nn.Module):
     """Sizes of the model; a saved run can only be resumed by a model of the same sizes."""
     mixer_blocks: nn.ModuleList
     """The blocks, which are divided among processes when training is sharded."""
+
+
+class BlockModel(LanguageModel):
+    """ids -> embedding -> blocks -> norm -> logits, by an output layer of its own."""
+
+    def __init__(
+        self,
+        config: msgspec.Struct,
+        sizes: tuple[int, int],
+        blocks: Iterator[nn.Module],
+        norm: nn.Module | None = None,
+    ) -> None:
+        """`sizes` are the vocabulary's and the width. Blocks are made behind the embedding: what is
+        drawn at random comes in the order of the layers."""
+        super().__init__()
+        self.config = config
+        self.input_layer = nn.Embedding(*sizes)
+        self.mixer_blocks = nn.ModuleList(blocks)
+        self.norm = norm or nn.Identity()
+        self.output_layer = nn.Linear(sizes[1], sizes[0], bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Map ids int64 [batch, length] to logits [batch, length, vocab]."""
+        x = self.input_layer(ids)
+        for block in self.mixer_blocks:
+            x = block(x)
+        logits: Tensor = self.output_layer(self.norm(x))
+        return logits
+
+    def draw_linears(self) -> None:
+        """Draw the weights of all linear layers anew, by their widths, and make biases 0."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.kaiming_normal_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
 
 
 class Block(nn.Module):
@@ -50,20 +88,15 @@ class Block(nn.Module):
         return x + mixed, state
 
 
-class SRM(LanguageModel):
+class SRM(BlockModel):
     """ids -> embedding -> blocks -> logits. No final norm, tied weights or position encoding."""
 
+    config: ModelConfig
+
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config: ModelConfig = config
-        self.input_layer = nn.Embedding(config.vocab_size, config.d_model)
-        self.mixer_blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.output_layer = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.kaiming_normal_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        blocks = (Block(config) for _ in range(config.num_layers))
+        super().__init__(config, (config.vocab_size, config.d_model), blocks)
+        self.draw_linears()
 
     def forward(self, ids: Tensor, chunk: int = CHUNK) -> Tensor:
         """Map ids int64 [batch, length ≤ n_ctx] to logits [batch, length, vocab].

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from training.model import LanguageModel
+from training.model import BlockModel
 
 CHUNK = 64
 """Tokens covered by one lower-triangular matrix."""
@@ -132,23 +132,12 @@ class Mamba2Block(nn.Module):
         return x + mixed
 
 
-class Mamba2(LanguageModel):
-    """ids -> embedding -> blocks -> norm -> logits, by an output layer of its own."""
+class Mamba2(BlockModel):
+    """Blocks, and a norm behind them."""
 
     def __init__(self, shape: Mamba2Shape) -> None:
-        super().__init__()
-        self.config = shape
-        self.input_layer = nn.Embedding(shape.vocab_size, shape.d_model)
-        self.mixer_blocks = nn.ModuleList(Mamba2Block(shape) for _ in range(shape.num_layers))
-        self.norm = nn.RMSNorm(shape.d_model)
-        self.output_layer = nn.Linear(shape.d_model, shape.vocab_size, bias=False)
+        blocks = (Mamba2Block(shape) for _ in range(shape.num_layers))
+        sizes = shape.vocab_size, shape.d_model
+        super().__init__(shape, sizes, blocks, nn.RMSNorm(shape.d_model))
         for module in (self.input_layer, self.output_layer):
             nn.init.normal_(module.weight, std=INITIAL_DEVIATION)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Map ids int64 [batch, length] to logits [batch, length, vocab]."""
-        x = self.input_layer(ids)
-        for block in self.mixer_blocks:
-            x = block(x)
-        logits: Tensor = self.output_layer(self.norm(x))
-        return logits

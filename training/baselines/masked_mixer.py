@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from training.model import LanguageModel
+from training.model import BlockModel
 
 
 class MaskedMixerShape(msgspec.Struct, frozen=True):
@@ -70,25 +70,10 @@ class MaskedMixerBlock(nn.Module):
         return x + mixed
 
 
-class MaskedMixerModel(LanguageModel):
-    """ids -> embedding -> blocks -> logits, without a final norm."""
+class MaskedMixerModel(BlockModel):
+    """Blocks without a final norm, of at most n_ctx tokens."""
 
     def __init__(self, shape: MaskedMixerShape) -> None:
-        super().__init__()
-        self.config = shape
-        self.input_layer = nn.Embedding(shape.vocab_size, shape.d_model)
-        self.mixer_blocks = nn.ModuleList(MaskedMixerBlock(shape) for _ in range(shape.num_layers))
-        self.output_layer = nn.Linear(shape.d_model, shape.vocab_size, bias=False)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.kaiming_normal_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Map ids int64 [batch, length ≤ n_ctx] to logits [batch, length, vocab]."""
-        x = self.input_layer(ids)
-        for block in self.mixer_blocks:
-            x = block(x)
-        logits: Tensor = self.output_layer(x)
-        return logits
+        blocks = (MaskedMixerBlock(shape) for _ in range(shape.num_layers))
+        super().__init__(shape, (shape.vocab_size, shape.d_model), blocks)
+        self.draw_linears()

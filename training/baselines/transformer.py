@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from training.model import LanguageModel
+from training.model import BlockModel
 
 ROTATION_BASE = 10_000.0
 """The longest period of a rotation, in units of 2π tokens."""
@@ -89,24 +89,13 @@ class TransformerBlock(nn.Module):
         return x + inner
 
 
-class Transformer(LanguageModel):
-    """ids -> embedding -> blocks -> norm -> logits, by an output layer of its own."""
+class Transformer(BlockModel):
+    """Blocks, and a norm behind them."""
 
     def __init__(self, shape: TransformerShape) -> None:
-        super().__init__()
-        self.config = shape
-        self.input_layer = nn.Embedding(shape.vocab_size, shape.d_model)
-        self.mixer_blocks = nn.ModuleList(TransformerBlock(shape) for _ in range(shape.num_layers))
-        self.norm = nn.RMSNorm(shape.d_model)
-        self.output_layer = nn.Linear(shape.d_model, shape.vocab_size, bias=False)
+        blocks = (TransformerBlock(shape) for _ in range(shape.num_layers))
+        sizes = shape.vocab_size, shape.d_model
+        super().__init__(shape, sizes, blocks, nn.RMSNorm(shape.d_model))
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=INITIAL_DEVIATION)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Map ids int64 [batch, length] to logits [batch, length, vocab]."""
-        x = self.input_layer(ids)
-        for block in self.mixer_blocks:
-            x = block(x)
-        logits: Tensor = self.output_layer(self.norm(x))
-        return logits
