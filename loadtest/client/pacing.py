@@ -6,6 +6,9 @@ Open loops look at the clock alone, so a server that stalls cannot hold requests
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,7 +17,6 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.client.alarm import Alarm
 from loadtest.workload.workload import RequestPlan, Workload
 
 _AT_ONCE = 64
@@ -24,10 +26,52 @@ _AHEAD = 256
 _PAUSE_S = 0.1
 """Pause of a closed loop after a failed connection."""
 
+_CLOCK_MONOTONIC = 1
+_ABSOLUTE = 1
+_SPEC = struct.Struct("4l")
+"""A struct itimerspec: interval and time, each in seconds and nanoseconds."""
+
 Send = Callable[[int, float, RequestPlan], None]
 """Sends a request, given its index, its planned time in seconds since the start, and its plan."""
 Finished = Callable[[float], None]
 """Called once when no more will begin, with the second of the run from which grace counts."""
+
+
+class Alarm:
+    """Calls back once after each `set`, on the monotonic clock with microsecond resolution; timers
+    of the event loop have milliseconds. Must be closed.
+
+    Linux only, by a timerfd; Python has those from 3.13 on.
+    """
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        """Must be called in a running loop. Raises OSError if no file descriptor is left."""
+        self._callback = callback
+        self._loop = asyncio.get_running_loop()
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._loop.add_reader(self._fd, self._ring)
+
+    def set(self, at: float) -> None:
+        """Ring at this time.monotonic(), which may be past, instead of at the time set before."""
+        whole = int(at)
+        nanoseconds = max(int((at - whole) * 1e9), 1)  # all zeros would turn it off
+        spec = _SPEC.pack(0, 0, whole, nanoseconds)
+        if self._libc.timerfd_settime(self._fd, _ABSOLUTE, spec, None) != 0:
+            raise OSError(ctypes.get_errno(), f"timerfd_settime to {at}")
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+
+    def _ring(self) -> None:
+        try:
+            os.read(self._fd, 8)
+        except BlockingIOError:  # set anew in the same turn
+            return
+        self._callback()
 
 
 class Ahead:

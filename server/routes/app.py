@@ -6,10 +6,13 @@ Knows what there is and not how it works.
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from typing import get_args
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -17,7 +20,7 @@ from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.types import ASGIApp
 
 from engine.client.client import EngineClient
-from engine.errors import SRMError
+from engine.errors import SRMError, StoreError
 from engine.tasks import beside
 from server import errors, metrics
 from server.http.auth import Auth
@@ -44,11 +47,13 @@ from server.routes import (
 )
 from server.routes.endpoint import PastRouter
 from server.routes.services import services
-from server.storage.gauges import update_gauges
+from server.storage.records import BatchStatus
 from server.storage.store import Store
 from server.text.chat_template import ChatTemplate
 from server.text.text import Text
 from server.wiring import ServerWiring
+
+log = logging.getLogger(__name__)
 
 OPERATIONS = (
     *completions.OPERATIONS,
@@ -110,7 +115,7 @@ def create_app(
 
     def update() -> None:
         metrics.ENGINES_AWAY.set(client.num_away)
-        update_gauges(store)
+        _update_gauges(store)
 
     def retry_after_s() -> int:
         return client.status.retry_after_s if client.status else 1
@@ -148,3 +153,16 @@ def create_app(
         allowed = Cors(allowed, config.cors_origins, OPERATIONS)
     app.middleware_stack = RequestMiddleware(allowed, tracer)
     return app
+
+
+def _update_gauges(store: Store) -> None:
+    """Set the gauges of files and batches; NaN where the store does not work. Blocks."""
+    try:
+        num_bytes: float = store.bytes_of()
+        counts: dict[str, float] = {**store.count_batches()}
+    except StoreError as error:
+        log.warning("metrics have no files and batches: %s", error.message)
+        num_bytes, counts = math.nan, dict.fromkeys(get_args(BatchStatus), math.nan)
+    metrics.FILES_BYTES.set(num_bytes)
+    for status in get_args(BatchStatus):
+        metrics.BATCHES.labels(status).set(counts.get(status, 0))

@@ -107,7 +107,7 @@ class _Pipe(asyncio.Transport):
 
 
 class _Alarm:
-    """`loadtest.client.alarm.Alarm` on the loop's clock; rings a nanosecond late, so never
+    """`loadtest.client.pacing.Alarm` on the loop's clock; rings a nanosecond late, so never
     early."""
 
     def __init__(self, callback: Callable[[], None]) -> None:

@@ -7,8 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from loadtest.client.alarm import Alarm
-from loadtest.client.pacing import ClosedLoop, OpenLoop
+from loadtest.client.pacing import Alarm, ClosedLoop, OpenLoop
 from loadtest.scenario import Scenario
 from loadtest.workload.workload import RequestPlan, Workload
 
