@@ -120,9 +120,7 @@ class Durable:
         """Forget all progress, which was made with other weights."""
         self._kept.clear()
         self._has_looked = True
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._close()
 
     def ask(self, answer: Answer) -> None:
         """Take a snapshot as soon as possible."""
@@ -176,8 +174,7 @@ class Durable:
         self._kept.clear()
         if self._file is not None:
             log.info("what is still to come of the snapshot is of other weights: all begins anew")
-            self._file.close()
-            self._file = None
+            self._close()
 
     def _begin(self) -> None:
         self._answers, self._asked = self._asked, []
@@ -255,15 +252,18 @@ class Durable:
         """Go on without the snapshot; what came of it so far was right."""
         metrics.SNAPSHOTS.labels("refused").inc()
         log.error("snapshot refused, all that is still to come of it is made anew: %s", error)
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._close()
         if self._folder is None or self._has_written:
             return
         try:
             (self._folder / NAME).replace(self._folder / REFUSED)
         except OSError as failure:
             log.warning("it stays where it is: %s", failure)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _stamp(self) -> Stamp:
         status = self._engine.status()

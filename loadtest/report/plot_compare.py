@@ -53,18 +53,15 @@ def _curves(sides: dict[str, list[RunReport]], measure: str, name: str) -> plots
     across = {s: [r.summary.output_tokens_per_s for r in runs] for s, runs in sides.items()}
     up = {s: [value_of(r.summary, key) for r in runs] for s, runs in sides.items()}
     x_unit = unit_for("tokens_per_s", [x for values in across.values() for x in values])
-    unit = unit_for(MEASURES[key].kind, [y for values in up.values() for y in values])
-    is_wide = plots.is_wide([y for values in up.values() for y in values])
+    heights = [y for values in up.values() for y in values]
+    unit, is_wide = unit_for(MEASURES[key].kind, heights), plots.is_wide(heights)
     above = f"{unit.name}, log scale" if is_wide else unit.name
     with plots.axes_of(above, x_unit.head("output tokens")) as axes:
         for side, colour in zip(sides, (plots.FIRST, plots.SECOND), strict=True):
             x = [value * x_unit.factor for value in across[side]]
             y = [value * unit.factor for value in up[side]]
             axes.plot(x, y, color=colour, marker="o", markersize=3.5, label=side)
-        if is_wide:
-            plots.logarithmic(axes, "y")
-        else:
-            plots.from_zero(axes, "y", 1.1, [y * unit.factor for side in up.values() for y in side])
+        plots.scale(axes, "y", 1.1, [y * unit.factor for y in heights], is_wide)
         axes.set_xlim(left=0)
         plots.plain(axes.xaxis)
         plots.legend(axes)
@@ -73,7 +70,7 @@ def _curves(sides: dict[str, list[RunReport]], measure: str, name: str) -> plots
     names = [f"{run.summary.name}, {side}" for side, runs in sides.items() for run in runs]
     data = [
         ("Output tokens", x_unit, [x for values in across.values() for x in values]),
-        (f"{label} p99", unit, [y for values in up.values() for y in values]),
+        (f"{label} p99", unit, heights),
     ]
     title = f"{label} p99 against throughput"
     return plots.Picture(title, svg, alt, columns(title, "Step", names, data))

@@ -87,14 +87,9 @@ def _picture(
                 markersize=3.5,
                 label=MEASURES[key].label,
             )
-        if is_wide:
-            plots.logarithmic(axes, "y")
-        else:
-            plots.from_zero(axes, "y", 1.1, [value * unit.factor for value in heights])
-        if x == "concurrency" and min(across) > 0 and plots.is_wide(across):
-            plots.logarithmic(axes, "x")
-        else:
-            plots.from_zero(axes, "x", 1.05, [value * x_unit.factor for value in across])
+        plots.scale(axes, "y", 1.1, [value * unit.factor for value in heights], is_wide)
+        is_long = x == "concurrency" and min(across) > 0 and plots.is_wide(across)
+        plots.scale(axes, "x", 1.05, [value * x_unit.factor for value in across], is_long)
         plots.legend(axes)
         alt = f"{title}, {len(across)} steps. " + _describe_knee(runs, knee, up, unit)
         for run, place in zip(runs, across, strict=True):

@@ -89,10 +89,8 @@ def _picture(
         for line in lines:
             _draw(axes, line, unit.factor, run)
         _shade(axes, run)
-        largest = max((v for v in everything if not math.isnan(v)), default=0.0) * unit.factor
-        axes.set_ylim(0, 1.08 * largest or 1)
+        plots.scale(axes, "y", 1.08, [value * unit.factor for value in everything])
         plots.plain(axes.xaxis, 8)
-        plots.plain(axes.yaxis)
         plots.legend(axes)
         alt = f"{title} over time. " + " ".join(
             f"{line.label.capitalize()}: {_range(line, unit.factor, unit.name)}." for line in lines

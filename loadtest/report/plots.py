@@ -132,8 +132,14 @@ def is_wide(values: Iterable[float]) -> bool:
     return bool(known) and max(known) > 8 * min(known)
 
 
-def from_zero(axes: Panel, which: str, room: float, values: Iterable[float]) -> None:
-    """Make axis `x` or `y` linear from 0, with some room beyond the largest value."""
+def scale(
+    axes: Panel, which: str, room: float, values: Iterable[float], is_logarithmic: bool = False
+) -> None:
+    """Make axis `x` or `y` logarithmic, or else linear from 0, with some room beyond the largest
+    value."""
+    if is_logarithmic:
+        logarithmic(axes, which)
+        return
     end = room * max((value for value in values if value > 0), default=0.0) or 1
     (axes.set_xlim if which == "x" else axes.set_ylim)(0, end)
     plain(axes.xaxis if which == "x" else axes.yaxis)

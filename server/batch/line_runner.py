@@ -93,9 +93,6 @@ class LineRunner:
         else:
             self._put_given_up(line)
 
-    async def _fly(self, line: BatchLine) -> None:
-        self.results.put(await self._result(line))
-
     def _landed(self, line: BatchLine, task: asyncio.Task[None]) -> None:
         """Release what a line held when its task ends, even if that was cancelled before it
         began."""
@@ -106,16 +103,17 @@ class LineRunner:
         if task.cancelled() and self._ending is not None:
             self._put_given_up(line)
 
-    async def _result(self, line: BatchLine) -> LineResult:
+    async def _fly(self, line: BatchLine) -> None:
         try:
-            return await self.answer(line)
+            result = await self.answer(line)
         except SRMError as error:
             message = f"given up after several attempts: {error.message}"
-            return never_run(line.number, line.custom_id, self.job, error.code, message)
+            result = never_run(line.number, line.custom_id, self.job, error.code, message)
         except Exception:
             # A bug of ours that one line meets must not end the process, which would meet it again.
             log.exception("%s line %d", self.job, line.number)
-            return refused(line, self.job, None)
+            result = refused(line, self.job, None)
+        self.results.put(result)
 
     def _put_given_up(self, line: BatchLine) -> None:
         assert self._ending is not None

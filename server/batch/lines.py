@@ -57,14 +57,14 @@ class BatchLine(NamedTuple):
     """Approximate number of sequences it takes; 1 if the body does not say."""
 
 
-class LineUsage(NamedTuple):
+class LineUsage(msgspec.Struct, frozen=True):
     """Tokens of a line, or of many."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: Annotated[int, Meta(ge=0, le=2**53)]
+    completion_tokens: Annotated[int, Meta(ge=0, le=2**53)]
 
 
-NO_USAGE = LineUsage()
+NO_USAGE = LineUsage(0, 0)
 
 
 class LineResult(NamedTuple):
@@ -119,13 +119,8 @@ class _Record(msgspec.Struct):
     error: _Error | None = None
 
 
-class _Used(msgspec.Struct):
-    prompt_tokens: Annotated[int, Meta(ge=0, le=2**53)]
-    completion_tokens: Annotated[int, Meta(ge=0, le=2**53)]
-
-
 class _UsedBody(msgspec.Struct):
-    usage: _Used | None = None
+    usage: LineUsage | None = None
 
 
 class _UsedResponse(msgspec.Struct):
@@ -261,7 +256,8 @@ async def answer_line(
     record = _Record(
         record_id(job, line.number), line.custom_id, _Response(200, request_id, Raw(body))
     )
-    return LineResult(line.number, _line(record), False, _usage(_decode_used(body)))
+    usage = _decode_used(body).usage or NO_USAGE
+    return LineResult(line.number, _line(record), False, usage)
 
 
 def refused(line: BatchLine, job: str, error: SRMError | None) -> LineResult:
@@ -320,12 +316,5 @@ def decode_kept(record: bytes) -> Kept | None:
         return None
     code = decoded.error.code if decoded.error else ""
     is_failed = response is None or response.status_code != 200
-    usage = NO_USAGE if response is None else _usage(response.body)
-    return Kept(decoded.id, number, decoded.custom_id, is_failed, usage, code)
-
-
-def _usage(body: _UsedBody) -> LineUsage:
-    used = body.usage
-    if used is None:
-        return NO_USAGE
-    return LineUsage(used.prompt_tokens, used.completion_tokens)
+    usage = None if response is None else response.body.usage
+    return Kept(decoded.id, number, decoded.custom_id, is_failed, usage or NO_USAGE, code)

@@ -36,7 +36,10 @@ class ResultCounts:
     def add(self, other: ResultCounts) -> None:
         self.completed += other.completed
         self.failed += other.failed
-        self.usage = LineUsage(*map(sum, zip(self.usage, other.usage, strict=True)))
+        self.usage = LineUsage(
+            self.usage.prompt_tokens + other.usage.prompt_tokens,
+            self.usage.completion_tokens + other.usage.completion_tokens,
+        )
 
 
 class LineSet:

@@ -130,13 +130,10 @@ def _solved(problems: Sequence[PromptProblem], answers: Sequence[JournalEntry]) 
     return [
         Solved(
             question=problem.question.question,
-            drawn=sum(of_problem.drawn for of_problem in own),
-            right=sum(of_problem.right for of_problem in own),
-            is_until=any(of_problem.is_enough for of_problem in own),
-            sampled=sum(of_problem.sampled for of_problem in own),
-            completion_tokens=sum(of_problem.completion_tokens for of_problem in own),
-            prompt_tokens=sum(of_problem.prompt_tokens for of_problem in own),
-            texts_scored=sum(of_problem.texts_scored for of_problem in own),
+            drawn=sum(solution.drawn for solution in own),
+            right=sum(solution.right for solution in own),
+            is_until=any(solution.is_enough for solution in own),
+            **_sums(own),
         )
         for problem, own in zip(problems, of, strict=True)
     ]
@@ -146,17 +143,19 @@ def _totals(answers: Sequence[JournalEntry]) -> Totals:
     sessions: dict[int, float] = {}
     for answer in answers:
         sessions[answer.session] = max(answer.session_s, sessions.get(answer.session, 0.0))
-    tokens, seconds = sum(answer.completion_tokens for answer in answers), sum(sessions.values())
+    sums, seconds = _sums(answers), sum(sessions.values())
     return Totals(
         requests=len(answers),
-        sampled=sum(answer.sampled for answer in answers),
-        completion_tokens=tokens,
-        prompt_tokens=sum(answer.prompt_tokens for answer in answers),
-        texts_scored=sum(answer.texts_scored for answer in answers),
+        **sums,
         sampling_s=seconds,
-        tokens_per_s=tokens / seconds,
+        tokens_per_s=sums["completion_tokens"] / seconds,
         sessions=len(sessions),
     )
+
+
+def _sums(answers: Sequence[Answer]) -> dict[str, int]:
+    names = ("sampled", "completion_tokens", "prompt_tokens", "texts_scored")
+    return {name: sum(getattr(answer, name) for answer in answers) for name in names}
 
 
 def _law(ks: Sequence[int], coverage: Floats, many: Floats | None) -> Law | None:

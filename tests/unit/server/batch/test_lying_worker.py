@@ -16,7 +16,7 @@ from engine.client.client import EngineClient
 from server.batch import fleet, remote_worker
 from server.batch.engine_retry import EngineRetry
 from server.batch.fleet import Fleet
-from server.batch.lines import answer_line
+from server.batch.lines import NO_USAGE, answer_line
 from server.batch.remote_worker import RemoteWorker, new_http
 from server.wiring import ServerWiring
 from tests.attack.lying_worker import ANSWERED, LIES, SELF_LIES, LyingWorker
@@ -167,7 +167,7 @@ async def test_a_result_of_a_lie_is_none(liar: LyingWorker, place: Liars) -> Non
     place.here.answer = b'{"usage":null}'
     asked = line(1)
     result = await place.fleet.answer(asked, lambda them: answer_line(asked, them, OWNER, "a"))
-    assert not result.is_failed and place.here.asked and result.usage == (0, 0)
+    assert not result.is_failed and place.here.asked and result.usage == NO_USAGE
 
 
 @pytest.mark.parametrize("fault", ["key file", "names", "engine"])
