@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -40,7 +41,8 @@ def summarize(
     def share(flags: Flags) -> float:
         return int(flags.sum()) / num_planned if num_planned else math.nan
 
-    wanted = bool(scenario.objectives)
+    wanted, by_name = bool(scenario.objectives), histograms(observed).items()
+    distributions: dict[str, Any] = {name: values.distribution() for name, values in by_name}
     return Summary(
         name=load_name(scenario) if name is None else name,
         window=window,
@@ -54,7 +56,7 @@ def summarize(
         good_share=share(good) if wanted else math.nan,
         concurrency=mean,
         concurrency_max=most,
-        **{name: histogram.distribution() for name, histogram in histograms(observed).items()},
+        **distributions,
         **_counts(requests[planned]),
         cpu_share=cpu_share,
         lag_max_s=lag_max_s,
@@ -62,7 +64,7 @@ def summarize(
     )
 
 
-def _rates(observed: Observed) -> dict[str, float]:
+def _rates(observed: Observed) -> dict[str, Any]:
     """Return what was planned, ended, received and begun in a second of the window."""
     requests, parts = observed.recording.requests, observed.chunks
 
@@ -80,7 +82,7 @@ def _rates(observed: Observed) -> dict[str, float]:
     return {name: float(total) / (end - start) for name, total in sums.items()}
 
 
-def _counts(requests: Rows) -> dict[str, int]:
+def _counts(requests: Rows) -> dict[str, Any]:
     """Compare the numbers of tokens that the server reports with those that were received."""
     counted, reported = requests["output_tokens"], requests["usage_output_tokens"]
     checked = (counted >= 0) & (reported >= 0)
