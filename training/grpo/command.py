@@ -147,14 +147,19 @@ def alternate(
             seconds = {"waited_s": waited, "learn_s": learn_s, "load_s": load_s}
             updates.add(_update(config, run, batch, sums, seconds))
             say(_update_line(updates[-1], schedule.steps))
-            for name in ("reward", "mixed", "ended", "kl", "gap", "rollout_s", "waited_s"):
-                if (value := getattr(updates[-1], name)) is not None:
-                    run.tell(name, value)
+            _tell(run, updates[-1])
             is_last = done + 1 == schedule.steps
             if (done + 1) % schedule.save_every == 0 or is_last or asked.is_set():
                 run.save()
             if asked.is_set() and not is_last:
                 raise KeyboardInterrupt
+
+
+def _tell(run: Run, update: Update) -> None:
+    """Tell who watches the run's events what an update was like."""
+    for name in ("reward", "mixed", "ended", "kl", "gap", "rollout_s", "waited_s"):
+        if (value := getattr(update, name)) is not None:
+            run.tell(name, value)
 
 
 def _update(
