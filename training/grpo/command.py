@@ -245,7 +245,7 @@ def _objective(settings: ObjectiveSettings, sampling: SamplingSettings) -> Objec
     return build(Objective, msgspec.structs.asdict(settings) | derived)
 
 
-def _is_due(config: GRPOConfig, evaluations: Lines[Evaluation], done: int) -> bool:
+def _is_due(config: GRPOConfig, evaluations: JsonLinesFile[StepEvaluation], done: int) -> bool:
     """Whether an evaluation after so many updates is wanted, and not there yet."""
     every, last = config.evaluations.evaluate_every, config.schedule.steps
     is_new = done not in {evaluation.step for evaluation in evaluations}

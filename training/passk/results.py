@@ -130,9 +130,9 @@ def _solved(problems: Sequence[PromptProblem], answers: Sequence[JournalEntry]) 
     return [
         Solved(
             question=problem.question.question,
-            drawn=sum(solution.drawn for solution in own),
-            right=sum(solution.right for solution in own),
-            is_until=any(solution.is_enough for solution in own),
+            drawn=sum(answer.drawn for answer in own),
+            right=sum(answer.right for answer in own),
+            is_until=any(answer.is_enough for answer in own),
             **_sums(own),
         )
         for problem, own in zip(problems, of, strict=True)
@@ -153,7 +153,7 @@ def _totals(answers: Sequence[JournalEntry]) -> Totals:
     )
 
 
-def _sums(answers: Sequence[Answer]) -> dict[str, int]:
+def _sums(answers: Sequence[JournalEntry]) -> dict[str, int]:
     names = ("sampled", "completion_tokens", "prompt_tokens", "texts_scored")
     return {name: sum(getattr(answer, name) for answer in answers) for name in names}
 
