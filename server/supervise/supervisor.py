@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 FATAL_CODES = {ConfigError.exit_code, CheckpointError.exit_code}
 """Exit codes after which a restart would end in the same way."""
-_MAX_FAILURES = 6
+MAX_FAILURES = 6
 """Crashes in a row, each before the child came to work, after which we give up."""
 _STEADY_S = 60.0
 """Seconds after which a child without a heartbeat counts as having come to work."""
@@ -128,8 +128,8 @@ class Child:
                 end = f"{end}; {cause}"
             waits = bool(cause) and self.why_away is None
             if waits:
-                self.failures = min(self.failures, _MAX_FAILURES - 1)
-            self.is_hopeless = not waits and (code in FATAL_CODES or self.failures >= _MAX_FAILURES)
+                self.failures = min(self.failures, MAX_FAILURES - 1)
+            self.is_hopeless = not waits and (code in FATAL_CODES or self.failures >= MAX_FAILURES)
             if self.is_hopeless:
                 why = f"{self.name} ended {max(self.failures, 1)} times ({end})"
                 if self.why_away is not None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import psutil
@@ -22,6 +22,7 @@ import pytest
 
 from engine import tasks
 from engine.config import EngineConfig
+from engine.errors import EngineUnavailable
 from server.supervise import embedded_engine, ends, supervisor
 from server.supervise.embedded_engine import MAX_CRASHES, with_engine
 from server.supervise.ends import describe_exit, passing_cause
@@ -107,7 +108,7 @@ async def test_one_that_worked_or_was_killed_is_started_again_however_often(
     beating = child(BEATING, steps)
     keeper = asyncio.create_task(beating.keep_running())
     pid = 0
-    for _ in range(supervisor._MAX_FAILURES + 2):
+    for _ in range(supervisor.MAX_FAILURES + 2):
         pid = await started(beating, other_than=pid)
         if steps != "0":
             await until(lambda: Path(str(beating.heartbeat)).stat().st_size > 0)
@@ -190,13 +191,13 @@ async def test_a_watch_that_fails_goes_on_watching(
     beating = child(BEATING, "1", silence_s=1000)
     keeper = asyncio.create_task(beating.keep_running())
     pid = await started(beating)
-    stat = supervisor._stat
+    stat = Path.stat
 
-    def fails_once(path: Path) -> os.stat_result | None:
-        monkeypatch.setattr(supervisor, "_stat", stat)
-        raise PermissionError(path)
+    def fails_once(path: Path, **_: bool) -> os.stat_result:
+        monkeypatch.setattr(Path, "stat", stat)
+        raise RuntimeError(path)
 
-    monkeypatch.setattr(supervisor, "_stat", fails_once)
+    monkeypatch.setattr(Path, "stat", fails_once)
     await until(lambda: "the watch over child failed" in caplog.text)
     beating.silence_s = 0.1
     os.kill(pid, signal.SIGSTOP)
@@ -212,7 +213,7 @@ async def test_one_that_counts_as_working_in_time_is_not_asked_for_steps(
     crashing.works_in_time = True
     keeper = asyncio.create_task(crashing.keep_running())
     pids = set()
-    for _ in range(supervisor._MAX_FAILURES + 2):
+    for _ in range(supervisor.MAX_FAILURES + 2):
         await until(lambda: crashing.process is not None and crashing.process.pid not in pids)
         assert crashing.process is not None
         pids.add(crashing.process.pid)
@@ -233,7 +234,7 @@ async def test_one_that_others_do_without_is_tried_again_for_ever_and_said_to_be
     crashing = child(program, beats=False)
     crashing.why_away = why
     keeper = asyncio.create_task(crashing.keep_running())
-    enough = supervisor._MAX_FAILURES + 2
+    enough = supervisor.MAX_FAILURES + 2
     await until(lambda: ends.exists() and ends.stat().st_size >= enough)
     assert not keeper.done()
     assert "times (exit code 2); the server's log says why" in why.read_text()
@@ -256,7 +257,7 @@ async def test_one_with_a_substitute_that_serves_is_tried_again_for_ever_once_it
     await started(substitute)
     assert await never_served.keep_running() == 3
     failing_keeper = asyncio.create_task(failing.keep_running())
-    enough = supervisor._MAX_FAILURES + 2
+    enough = supervisor.MAX_FAILURES + 2
     await until(lambda: ends.stat().st_size >= enough)
     assert not failing_keeper.done()
     await ended(keeper, substitute)
@@ -313,7 +314,7 @@ async def test_one_is_not_given_up_while_a_disk_is_full_and_comes_back_when_ther
     )
     failing.folders = (tmp_path / "not" / "there yet",)
     keeper = asyncio.create_task(failing.keep_running())
-    await until(lambda: ends.exists() and ends.stat().st_size > supervisor._MAX_FAILURES + 2)
+    await until(lambda: ends.exists() and ends.stat().st_size > supervisor.MAX_FAILURES + 2)
     assert not keeper.done() and not failing.is_hopeless
     assert (
         "child ended (SIGBUS: a full disk or temp folder, or a file that was cut short while it "
@@ -327,7 +328,7 @@ async def test_one_is_not_given_up_while_a_disk_is_full_and_comes_back_when_ther
 async def test_one_for_which_there_is_no_process_left_at_the_moment_is_tried_again(
     child: MakeChild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = [BlockingIOError(errno.EAGAIN, "no more")] * (supervisor._MAX_FAILURES + 2)
+    refused = [BlockingIOError(errno.EAGAIN, "no more")] * (supervisor.MAX_FAILURES + 2)
     one = child("")
     monkeypatch.setattr(one, "run_once", AsyncMock(side_effect=[*refused, 2]))
     assert await one.keep_running() == 2
@@ -353,7 +354,7 @@ async def test_one_that_served_until_its_folder_vanished_is_tried_again_while_an
     await until(lambda: failing.has_served)
     shutil.rmtree(folder)
     vanished.touch()
-    enough = supervisor._MAX_FAILURES + 2
+    enough = supervisor.MAX_FAILURES + 2
     await until(lambda: keeper.done() or (ends.exists() and ends.stat().st_size >= enough))
     assert not keeper.done()
     await ended(keeper, failing)
@@ -387,18 +388,19 @@ async def test_one_whose_private_folder_vanishes_while_it_starts_is_not_given_up
     """ "cannot listen on endpoint", exit code 2, and no line said why all was stopped."""
     private = PrivateFolder(tmp_path / "private")
     one, starts = child("raise SystemExit(2)", beats=False), count(1)
-    one.private, begin = private, one._start
+    one.private, begin = private, asyncio.create_subprocess_exec
 
-    async def start_and_lose() -> None:
-        await begin()
-        if (start := next(starts)) <= supervisor._MAX_FAILURES + 2:
+    async def start_and_lose(*command: str, **how: Any) -> asyncio.subprocess.Process:
+        process = await begin(*command, **how)
+        if (start := next(starts)) <= supervisor.MAX_FAILURES + 2:
             private.path.rmdir()
             if start % 2:  # as by the watch over another child
                 private.make_again()
+        return process
 
-    monkeypatch.setattr(one, "_start", start_and_lose)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_and_lose)
     assert await one.keep_running() == 2
-    assert next(starts) == supervisor._MAX_FAILURES + 4
+    assert next(starts) == supervisor.MAX_FAILURES + 4
     assert f"{private.path} was removed while it ran): restart in" in caplog.text
     assert "(exit code 2): giving up" in caplog.text
 
@@ -417,7 +419,7 @@ async def test_pauses_of_one_that_others_do_without_grow_to_a_minute(
         await one.keep_running()
     pauses = [call.args[0] for call in sleep.await_args_list]
     assert pauses == sorted(pauses) and len(pauses) == 30
-    assert pauses[supervisor._MAX_FAILURES - 2] < 10 < pauses[-1] == 60
+    assert pauses[supervisor.MAX_FAILURES - 2] < 10 < pauses[-1] == 60
     assert "30 times (SIGSEGV: a fault of native code)" in one.why_away.read_text()
 
 
@@ -518,12 +520,31 @@ async def test_a_bug_in_what_keeps_a_child_running_ends_all_in_order(
 # An engine of a command's own: how often it is started again
 
 
+async def end_of(
+    monkeypatch: pytest.MonkeyPatch, codes: list[int], progress: Callable[[], int] | None = None
+) -> EngineUnavailable:
+    """What a command is told whose engine is never ready, and ends with these exit codes."""
+    client = AsyncMock(wait_until_ready=lambda _: asyncio.Event().wait())
+    monkeypatch.setattr(embedded_engine, "EngineClient", lambda *_, **__: client)
+    monkeypatch.setattr(Child, "run_once", AsyncMock(side_effect=codes))
+    with pytest.raises(EngineUnavailable) as raised:
+        await with_engine(EngineConfig(), "engine", AsyncMock(), progress)
+    return raised.value
+
+
 @pytest.mark.parametrize(
-    ("codes", "progress", "num_pauses", "longest_s", "left_with"),
+    ("codes", "progress", "num_pauses", "longest_s", "exit_code", "message"),
     [
-        ([-9] * 100, lambda: 7, MAX_CRASHES - 1, 5, -9),
+        (
+            [-9] * 100,
+            lambda: 7,
+            MAX_CRASHES - 1,
+            5,
+            1,
+            f"the engine process ended, {describe_exit(-9)}",
+        ),
         # Something was done each time; a checkpoint that is none is so the next time, too.
-        ([-9] * 50 + [3], count().__next__, 50, 0.2, 3),
+        ([-9] * 50 + [3], count().__next__, 50, 0.2, 3, ""),
     ],
 )
 async def test_crashes_with_nothing_done_between_them_end_it(
@@ -532,12 +553,13 @@ async def test_crashes_with_nothing_done_between_them_end_it(
     progress: Callable[[], int],
     num_pauses: int,
     longest_s: float,
-    left_with: int,
+    exit_code: int,
+    message: str,
 ) -> None:
-    engine = cast(Child, SimpleNamespace(run_once=AsyncMock(side_effect=codes)))
     sleep = AsyncMock()
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    assert await embedded_engine._keep(engine, progress) == left_with
+    error = await end_of(monkeypatch, codes, progress)
+    assert error.exit_code == exit_code and error.message == message
     pauses = [call.args[0] for call in sleep.await_args_list]
     assert len(pauses) == num_pauses and pauses == sorted(pauses)
     assert pauses[-1] == longest_s
@@ -546,14 +568,16 @@ async def test_crashes_with_nothing_done_between_them_end_it(
 async def test_a_bug_in_what_keeps_a_commands_engine_running_ends_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(embedded_engine, "_keep", AsyncMock(side_effect=KeyError("a bug")))
+    monkeypatch.setattr(Child, "run_once", AsyncMock(side_effect=KeyError("a bug")))
     async with asyncio.timeout(120):
         with pytest.raises(KeyError, match="a bug"):
             await with_engine(EngineConfig(), "engine", AsyncMock(), lambda: 0)
 
 
-def test_what_the_engine_has_said_of_its_end_is_the_last_line() -> None:
+async def test_what_the_engine_has_said_of_its_end_is_the_last_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Behind "num_slots = … does not fit" came "the engine process ended, exit code 2"."""
     for code, is_reported in ((-9, True), (1, True), (2, False), (3, False)):
-        error = embedded_engine._ended(code)
+        error = await end_of(monkeypatch, [code])
         assert (bool(error.message), error.exit_code) == (is_reported, max(code, 1))
