@@ -16,21 +16,19 @@ class ConcurrencyLimiter:
     def __init__(self, sequences: int, lines: int) -> None:
         self._max_sequences = sequences
         self._max_lines = lines
-        self._sequences = 0
-        self._lines = 0
+        self.sequences = 0
+        """Sequences in flight."""
+        self.lines = 0
+        """Lines in flight."""
+        self.waiting: list[LimiterShare] = []
+        """Those that wait for room."""
         self._num_grants = 0
-        self._waiting: list[LimiterShare] = []
         self._holding: set[LimiterShare] = set()
 
     def resize(self, sequences: int) -> None:
         """Change the limit on sequences."""
         self._max_sequences = sequences
         self._grant()
-
-    @property
-    def lines(self) -> int:
-        """Lines in flight."""
-        return self._lines
 
     def share(self, owner: str = "", priority: int = 0, weight: float = 1.0) -> LimiterShare:
         """Create the share of one job, which takes room for one line after the other."""
@@ -40,11 +38,11 @@ class ConcurrencyLimiter:
         """Return whether a line fits: into what is left, or else into the job's part of the room,
         which may be over others' lines; one larger than that does once its job has no other in
         flight."""
-        if self._lines >= self._max_lines:
+        if self.lines >= self._max_lines:
             return False
-        if self._sequences + size <= self._max_sequences:
+        if self.sequences + size <= self._max_sequences:
             return True
-        jobs = {share, *self._holding, *self._waiting}
+        jobs = {share, *self._holding, *self.waiting}
         if any(job.owner == share.owner and job.priority > share.priority for job in jobs):
             return False
         part = self._max_sequences * share.weight / sum(job.weight for job in jobs)
@@ -52,26 +50,26 @@ class ConcurrencyLimiter:
 
     def _admit(self, share: LimiterShare, size: int) -> None:
         self._num_grants += 1
-        self._lines += 1
-        self._sequences += size
+        self.lines += 1
+        self.sequences += size
         share.sequences += size
         self._holding.add(share)
         share.last_turn = self._num_grants
 
     def _leave(self, share: LimiterShare) -> None:
-        self._waiting.remove(share)
+        self.waiting.remove(share)
         self._grant()
 
     def _grant(self) -> None:
-        while self._waiting:
+        while self.waiting:
             highest: dict[str, int] = {}
-            for share in self._waiting:
+            for share in self.waiting:
                 highest[share.owner] = max(share.priority, highest.get(share.owner, share.priority))
-            ready = [share for share in self._waiting if share.priority == highest[share.owner]]
+            ready = [share for share in self.waiting if share.priority == highest[share.owner]]
             first = min(ready, key=LimiterShare.rank)
             if not self._fits(first, first.wanted):
                 return
-            self._waiting.remove(first)
+            self.waiting.remove(first)
             self._admit(first, first.wanted)
             first.granted.set_result(True)
 
@@ -101,12 +99,12 @@ class LimiterShare:
         """Wait for room for a line of `size` sequences, one call at a time; returns whether it was
         granted."""
         room = self._limiter
-        if not room._waiting and room._fits(self, size):
+        if not room.waiting and room._fits(self, size):
             room._admit(self, size)
             return True
         self.wanted = size
         self.granted = asyncio.get_running_loop().create_future()
-        room._waiting.append(self)
+        room.waiting.append(self)
         try:
             return await self.granted
         except asyncio.CancelledError:
@@ -118,15 +116,15 @@ class LimiterShare:
 
     def give_up(self) -> None:
         """End a waiting `acquire` without room."""
-        if self in self._limiter._waiting:
+        if self in self._limiter.waiting:
             self._limiter._leave(self)
             self.granted.set_result(False)
 
     def free(self, size: int) -> None:
         """Give back the room of a line that has ended."""
         room = self._limiter
-        room._lines -= 1
-        room._sequences -= size
+        room.lines -= 1
+        room.sequences -= size
         self.sequences -= size
         if not self.sequences:
             room._holding.discard(self)

@@ -92,7 +92,8 @@ class Jobs:
         self._config = config
         self._store = Store(config.data_folder)
         self._clock = clock or Clock(self._store.folder / "clock.json")
-        self._limiter = ConcurrencyLimiter(1, config.max_batch_lines_in_flight)
+        self.limiter = ConcurrencyLimiter(1, config.max_batch_lines_in_flight)
+        """The room that all batches share."""
         self._answering: BatchServices | None = None
         name = lock_name(config.model_id).replace(".lock", ".starts")
         self._starts = Starts(self._store.folder / name, self._store)
@@ -194,7 +195,7 @@ class Jobs:
             # of the queue is left to those who ask over HTTP.
             fleet = self._answering.fleet
             fleet.own.room = status.num_slots + min(status.num_slots, status.max_waiting // 2)
-            self._limiter.resize(fleet.room)
+            self.limiter.resize(fleet.room)
             startable = records
         else:  # nothing runs without an engine, and no start counts that brought none about
             startable = [record for record in records if self._is_over(record)]
@@ -202,11 +203,11 @@ class Jobs:
             await asyncio.to_thread(self._starts.begin, chosen, unfinished)
             for record in chosen:
                 self._start(record)
-        weights = _weights([record for record in records if record.id in self._running])
+        weights = weigh([record for record in records if record.id in self._running])
         for record in records:
             if record.id in self._running:
                 self._running[record.id].see(record, weights[record.id])
-        metrics.BATCH_LINES_IN_FLIGHT.set(self._limiter.lines)
+        metrics.BATCH_LINES_IN_FLIGHT.set(self.limiter.lines)
 
     async def _choose(self, records: list[BatchRecord]) -> list[BatchRecord]:
         """Return the batches that start now. While there are any that may have killed this process,
@@ -223,7 +224,7 @@ class Jobs:
             return [first]
         owners = Counter(job.owner for job in self._running.values())
         chosen: list[BatchRecord] = []
-        for record in _in_turn(records, owners):
+        for record in sort_by_turn(records, owners):
             has_room = len(self._running) + len(chosen) < MAX_RUNNING or not owners[record.owner]
             if record.id not in self._running and has_room:
                 chosen.append(record)
@@ -232,7 +233,7 @@ class Jobs:
 
     def _start(self, record: BatchRecord) -> None:
         assert self._answering is not None
-        share = self._limiter.share(record.owner, record.priority)
+        share = self.limiter.share(record.owner, record.priority)
         place = Workplace(self._config, self._store, self._clock, self._answering.fleet)
         job = BatchJob(record, place, share)
         self._running[record.id] = job
@@ -302,7 +303,7 @@ def _why(error: StoreError | OSError) -> str:
     return (error.strerror if isinstance(error, OSError) else error.message) or str(error)
 
 
-def _weights(records: list[BatchRecord]) -> dict[str, float]:
+def weigh(records: list[BatchRecord]) -> dict[str, float]:
     """Return each batch's weight. An owner's batches share a total that is the same for every
     owner: those of its highest priority do, and the others have what these leave."""
     highest: dict[str, int] = {}
@@ -323,7 +324,7 @@ def _weights(records: list[BatchRecord]) -> dict[str, float]:
     }
 
 
-def _in_turn(records: list[BatchRecord], running: Counter[str]) -> list[BatchRecord]:
+def sort_by_turn(records: list[BatchRecord], running: Counter[str]) -> list[BatchRecord]:
     """Sort by how many batches of the owner run or come before, then by age, oldest first; of one
     owner's, those of higher priority come before."""
     before, ages = Counter(running), {record.id: age for age, record in enumerate(records)}

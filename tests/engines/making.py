@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from prometheus_client import REGISTRY
 
 from engine.config import EngineConfig
 from engine.messages import Output, Request, SamplingParams, Status
@@ -37,6 +38,11 @@ def request_of(
     own = {name: settings.pop(name) for name in OF_A_REQUEST & settings.keys()}
     ids = np.array(prompt, "<i4").tobytes()
     return Request(request_id, ids, SamplingParams(**{"ignore_eos": True, **settings}), **own)
+
+
+def sample_value(name: str, **labels: str) -> float:
+    """What a metric of this process says; 0 before it says anything."""
+    return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
 @cache

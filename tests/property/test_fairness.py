@@ -20,7 +20,7 @@ from engine.messages import Request, SamplingParams
 from engine.scheduler.scheduler import Scheduler
 from server.batch.concurrency_limiter import ConcurrencyLimiter
 from server.batch.job import BatchJob, Workplace
-from server.batch.jobs import _weights
+from server.batch.jobs import weigh
 from server.generation.engine_request import RequestOwner, engine_requests
 from server.generation.prompts import Prompt
 from server.storage.records import BatchRecord
@@ -120,7 +120,7 @@ def batches_of(*made: tuple[str, int, float]) -> list[RequestOwner]:
         for number, (owner, priority, weight) in enumerate(made)
     ]  # fmt: skip
     place = cast("Workplace", SimpleNamespace(config=None, store=None, clock=None, fleet=None))
-    weights, room = _weights(records), ConcurrencyLimiter(1, 1)
+    weights, room = weigh(records), ConcurrencyLimiter(1, 1)
     shares = [room.share(weight=weights[record.id]) for record in records]
     jobs = [BatchJob(record, place, share) for record, share in zip(records, shares, strict=True)]
     return [job._owner for job in jobs]

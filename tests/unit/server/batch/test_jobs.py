@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
-import os
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+import psutil
 import pytest
 
 from engine.tasks import task_group
 from server.batch import jobs
 from server.batch.engine_retry import EngineRetry
 from server.batch.fleet import Fleet
-from server.batch.job import BatchJob
 from server.batch.job_input import Checked, check_input
-from server.batch.jobs import MAX_FAILURES, BatchServices, Jobs, _locked
-from server.batch.result_files import ResultFiles
+from server.batch.jobs import MAX_FAILURES, BatchServices, Jobs, lock_name, sort_by_turn, weigh
 from server.generation.engine_request import RequestOwner
 from server.storage.clock import Clock
 from server.storage.records import BatchRecord
+from server.storage.store import Store
 from server.wiring import ServerWiring
 from tests.chaos.jobs import completion_line, results, submit
 from tests.engines.served_engine import until
@@ -53,8 +53,13 @@ class Model:
 class Here(Jobs):
     """Jobs with a model in the place of an engine, which look when they are told to."""
 
-    def __init__(self, folder: Path, model_id: str = "mine") -> None:
-        super().__init__(ServerWiring(data_dir=str(folder), batch_fsync_s=0, model_id=model_id))
+    def __init__(
+        self, folder: Path, model_id: str = "mine", wall: Callable[[], float] = time.time
+    ) -> None:
+        config = ServerWiring(data_dir=str(folder), batch_fsync_s=0, model_id=model_id)
+        self.clock = Clock(folder / "clock.json", wall)
+        super().__init__(config, self.clock)
+        self.store = self._store
         self.model = Model()
         self.status = SimpleNamespace(state="ready", num_slots=8, max_waiting=100)
         client: Any = SimpleNamespace(status=self.status, losses=0, is_closed=False)
@@ -62,8 +67,24 @@ class Here(Jobs):
         self.fleet = Fleet(answerers, EngineRetry(client))
         self._answering = cast(BatchServices, SimpleNamespace(client=client, fleet=self.fleet))
 
+    @asynccontextmanager
+    async def work(self) -> AsyncIterator[None]:
+        """Has tasks for batches meanwhile, which have all ended at the end."""
+        self._starts.load()
+        async with task_group() as self._group:
+            yield
+        assert (self.limiter.lines, self.limiter.sequences, self.running) == (0, 0, set())
+
+    @property
+    def running(self) -> set[str]:
+        """Ids of the batches that run."""
+        return {*self._running}
+
+    async def tidy(self) -> None:
+        await self._tidy()
+
     async def look(self) -> None:
-        await self._look(self._store.runnable_batches())
+        await self._look(self.store.runnable_batches())
 
     async def until(self, is_so: Callable[[], object]) -> None:
         async with asyncio.timeout(120):
@@ -72,13 +93,13 @@ class Here(Jobs):
                 await asyncio.sleep(0.001)
 
     async def until_ended(self) -> None:
-        await self.until(lambda: not self._store.runnable_batches())
+        await self.until(lambda: not self.store.runnable_batches())
 
     async def until_asked(self, count: int = 1) -> None:
         await self.until(lambda: len(self.model.asked) >= count)
 
     def read_batch(self, batch: BatchRecord) -> BatchRecord:
-        record = self._store.get_batch(batch.id)
+        record = self.store.get_batch(batch.id)
         assert record is not None
         return record
 
@@ -92,9 +113,8 @@ class Here(Jobs):
 @asynccontextmanager
 async def running(folder: Path, model_id: str = "mine") -> AsyncIterator[Here]:
     here = Here(folder, model_id)
-    async with task_group() as here._group:
+    async with here.work():
         yield here
-    assert (here._limiter.lines, here._limiter._sequences, here._running) == (0, 0, {})
 
 
 @pytest.fixture
@@ -108,6 +128,14 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "_AGAIN_AFTER_S", 0.0)
 
 
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """As another server holds a lock."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def lines(count: int, **body: Any) -> list[dict[str, Any]]:
     return [completion_line(number, **body) for number in range(count)]
 
@@ -116,16 +144,16 @@ async def test_a_batch_that_meets_a_bug_fails_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poisoned, good = (submit(tmp_path, lines(count)) for count in (3, 20))
-    complete, tries = BatchJob._complete, 0
+    change, tries = Store.change_batch, 0
 
-    def fail(job: BatchJob, results: ResultFiles, ended_with: str) -> None:
+    def fail(store: Store, id: str, expected: Any, **fields: Any) -> BatchRecord | None:
         nonlocal tries
-        if job.id == poisoned.id:
+        if id == poisoned.id and fields.get("status") == "finalizing":
             tries += 1
             raise KeyError("a bug of ours")
-        complete(job, results, ended_with)
+        return change(store, id, expected, **fields)
 
-    monkeypatch.setattr(BatchJob, "_complete", fail)
+    monkeypatch.setattr(Store, "change_batch", fail)
     async with running(tmp_path) as here:
         await here.until_ended()
     assert tries == MAX_FAILURES
@@ -137,22 +165,23 @@ async def test_a_batch_that_meets_a_bug_fails_and_the_others_go_on(
 
 
 async def test_while_a_look_at_the_batches_hangs_none_starts_and_what_runs_goes_on(
-    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "_LOOK_EVERY_S", 0.0)
-    answers, hangs, look = threading.Event(), threading.Event(), here._store.runnable_batches
+    answers, hangs, look = threading.Event(), threading.Event(), Store.runnable_batches
 
-    def hang() -> list[BatchRecord]:
+    def hang(store: Store) -> list[BatchRecord]:
         hangs.set()
         assert answers.wait(120)
-        return look()
+        return look(store)
 
+    here = Here(tmp_path)
     here.model.may_answer.clear()
     runs = submit(tmp_path, lines(20))
-    looks = asyncio.create_task(here._look_forever())
+    runs_all = asyncio.create_task(here.run())
     try:
         await until(lambda: bool(here.model.asked))
-        monkeypatch.setattr(here._store, "runnable_batches", hang)
+        monkeypatch.setattr(Store, "runnable_batches", hang)
         await until(hangs.is_set)
         waits = submit(tmp_path, lines(3))
         here.model.may_answer.set()
@@ -162,8 +191,8 @@ async def test_while_a_look_at_the_batches_hangs_none_starts_and_what_runs_goes_
         await until(lambda: here.read_batch(waits).status == "completed")
     finally:
         answers.set()
-        looks.cancel()
-        await asyncio.gather(looks, return_exceptions=True)
+        runs_all.cancel()
+        await asyncio.gather(runs_all, return_exceptions=True)
 
 
 async def test_a_batch_whose_disk_hangs_holds_up_no_other(
@@ -173,7 +202,7 @@ async def test_a_batch_whose_disk_hangs_holds_up_no_other(
     answers, hangs = threading.Event(), threading.Event()
 
     def hang(path: Path, *more: Any) -> Checked:
-        if path == here._store.path_of(hung.input_file_id):
+        if path == here.store.path_of(hung.input_file_id):
             hangs.set()
             assert answers.wait(120)
         return check_input(path, *more)
@@ -189,16 +218,17 @@ async def test_a_batch_whose_disk_hangs_holds_up_no_other(
 
 
 async def test_files_that_cannot_be_read_are_waited_for_until_a_batchs_time_is_over(
-    here: Here, tmp_path: Path
+    here: Here, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone, late, back = (submit(tmp_path, lines(3), **some) for some in ({}, {"expires_at": 1}, {}))
-    path_of, aside = here._store.path_of, tmp_path / "aside"
+    path_of, aside = here.store.path_of, tmp_path / "aside"
     path_of(gone.input_file_id).unlink()
     path_of(late.input_file_id).unlink()
     path_of(late.input_file_id).mkdir()
     path_of(back.input_file_id).rename(aside)
     path_of(back.input_file_id).mkdir()
-    await here.until(lambda: here._failures[back.id] > MAX_FAILURES)
+    again = f"{back.id}: cannot go on, tried again in 0 s: Is a directory"
+    await here.until(lambda: caplog.messages.count(again) > MAX_FAILURES)
     assert here.failed(gone) == [("input_file_missing", "the input file is gone")]
     assert here.failed(late) == [("internal_error", "it could not be run: Is a directory")]
     path_of(back.input_file_id).rmdir()
@@ -216,7 +246,7 @@ def test_owners_have_equal_parts_and_their_batches_share_them_by_weight(tmp_path
             msgspec.structs.replace(one, id=str(number), owner=owner, weight=weight)
             for number, (owner, weight) in enumerate(given)
         ]
-        return [*jobs._weights(batches).values()]
+        return [*weigh(batches).values()]
 
     assert weights(("x", 1), ("x", 3), ("y", 5), ("z", 1e9)) == [0.25, 0.75, 1.0, 1.0]
     # As earlier versions stored them: a quotient that is nothing would be divided by.
@@ -231,8 +261,8 @@ def test_priority_orders_one_owners_batches_and_nobody_elses(tmp_path: Path) -> 
             [("x", 0), ("x", 1000), ("y", -1000), ("x", 1000)]
         )
     ]
-    assert [*jobs._weights(made).values()] == [0.001, 0.5, 1.0, 0.5]
-    assert [record.id for record in jobs._in_turn(made, Counter())] == ["1", "2", "3", "0"]
+    assert [*weigh(made).values()] == [0.001, 0.5, 1.0, 0.5]
+    assert [record.id for record in sort_by_turn(made, Counter())] == ["1", "2", "3", "0"]
 
 
 async def test_a_batch_that_is_cancelled_while_others_have_all_the_room_ends(
@@ -244,7 +274,7 @@ async def test_a_batch_that_is_cancelled_while_others_have_all_the_room_ends(
     await here.until_asked(8)
     second = submit(tmp_path, lines(20))
     await here.until(lambda: here.read_batch(second).status == "in_progress")
-    here._store.change_batch(second.id, "in_progress", status="cancelling")
+    here.store.change_batch(second.id, "in_progress", status="cancelling")
     await here.until(lambda: here.read_batch(second).status == "cancelled")
     assert here.read_batch(second).failed == 20
     here.model.may_answer.set()
@@ -259,49 +289,57 @@ async def test_half_of_the_engines_queue_is_left_to_those_who_ask_over_http(
     here.status.max_waiting = max_waiting
     here.model.may_answer.clear()
     submit(tmp_path, lines(100, n=1))
-    await here.until(lambda: here._limiter._waiting)
-    assert here._limiter.lines == most
+    await here.until(lambda: here.limiter.waiting)
+    assert here.limiter.lines == len(here.model.asked) == most
     here.model.may_answer.set()
     await here.until_ended()
 
 
 async def test_who_waits_for_another_server_says_so_once(
-    here: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(jobs, "_LOOK_EVERY_S", 0.0)
     caplog.set_level(logging.INFO, "server.batch.jobs")
-    held = _locked(here._lock_of("mine"))
-    assert isinstance(held, int)
-    waits = asyncio.create_task(here._lock())
-    for _ in range(50):
-        await asyncio.sleep(0)
-    os.close(held)
-    await waits
+    path = tmp_path / lock_name("mine")
+    path.mkdir()
+    runs_all = asyncio.create_task(Here(tmp_path).run())
+    await until(lambda: len(caplog.messages) == 1)
+    path.rmdir()
+    with held(path):
+        await until(lambda: len(caplog.messages) == 2)
+        for _ in range(50):
+            await asyncio.sleep(0)
+    await until(lambda: len(caplog.messages) == 3)
+    runs_all.cancel()
+    await asyncio.gather(runs_all, return_exceptions=True)
     assert [message.partition(".lock: ")[2] for message in caplog.messages] == [
+        "waiting for it: Is a directory",
         "waiting for it: another server runs its batches",
         "this server runs the batches now",
     ]
-    assert _locked(tmp_path) == "Is a directory"
 
 
 async def test_nothing_is_left_of_what_made_answers(text_model: Path, tmp_path: Path) -> None:
     """A stop that failed on the way would leave the template's process behind."""
+    before = {*psutil.Process().children()}
     answering = BatchServices(ServerWiring(model=text_model, endpoint=f"ipc://{tmp_path}/engine"))
     await answering.client.connect()
-    template = cast(Any, answering.fleet.own.answerers["/v1/chat/completions"])._template
+    (template,) = {*psutil.Process().children()} - before
     await answering.close()
-    assert template._process.poll() is not None
+    assert not template.is_running()
 
 
 async def test_a_batch_that_ends_while_somebody_looks_is_not_run_again(
-    here: Here, tmp_path: Path
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = submit(tmp_path, lines(3))
-    looked = here._store.runnable_batches()
+    looked = here.store.runnable_batches()
     await here.until_ended()
     before = here.read_batch(batch)
-    await here._look(looked)
-    while here._running:
+    monkeypatch.setattr(Store, "runnable_batches", lambda _: looked)
+    await here.look()
+    assert here.running == {batch.id}
+    while here.running:
         await asyncio.sleep(0.001)
     assert len(here.model.asked) == 3
     assert here.read_batch(batch) == before
@@ -329,29 +367,28 @@ async def test_a_batch_of_a_model_that_nobody_serves_is_ended(
 ) -> None:
     """By whoever is there, and unless a process has the lock of that model."""
     batch = submit(tmp_path, lines(3), model="theirs", model_id="theirs", total=3, **fields)
-    lock = _locked(here._lock_of("theirs"))
-    assert isinstance(lock, int)
-    await here.look()
-    assert not here._running
-    os.close(lock)
+    with held(tmp_path / lock_name("theirs")):
+        await here.look()
+        assert not here.running
     await here.until_ended()
     assert not here.model.asked
     assert (here.read_batch(batch).status, here.read_batch(batch).failed) == (status, 3)
 
 
 async def test_a_jump_of_the_wall_clock_expires_no_batch_and_deletes_no_file(
-    here: Here, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     wall = time.time()
-    here._clock = Clock(tmp_path / "clock.json", lambda: wall)
-    here.model.may_answer.clear()
-    batch = submit(tmp_path, lines(20))
-    await here.until_asked()
-    wall += 1e9
-    assert not here._running[batch.id].is_late
-    assert here._store.expire(int(here._clock.now())) == 0
-    here.model.may_answer.set()
-    await here.until_ended()
+    here = Here(tmp_path, wall=lambda: wall)
+    async with here.work():
+        here.model.may_answer.clear()
+        batch = submit(tmp_path, lines(20))
+        await here.until_asked()
+        wall += 1e9
+        assert here.clock.now() < here.read_batch(batch).expires_at
+        assert here.store.expire(int(here.clock.now())) == 0
+        here.model.may_answer.set()
+        await here.until_ended()
     assert here.read_batch(batch).status == "completed"
 
 

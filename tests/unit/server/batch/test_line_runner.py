@@ -19,7 +19,6 @@ import pytest
 
 from engine.client.client import EngineClient
 from engine.errors import InvalidRequest
-from server import metrics
 from server.batch import line_runner, result_files
 from server.batch.concurrency_limiter import ConcurrencyLimiter
 from server.batch.engine_retry import EngineRetry
@@ -29,6 +28,7 @@ from server.batch.part_file import PartFile
 from server.batch.result_files import ResultCounts, ResultFiles
 from server.errors import NotFinite
 from server.generation.engine_request import RequestOwner
+from tests.engines.making import sample_value
 from tests.engines.served_engine import until
 
 JOB = "batch_ab"
@@ -103,7 +103,7 @@ class Job:
             await asyncio.wait_for(self.runner.run(), 120)
         finally:
             self.results.close()
-            assert (self.room.lines, self.room._sequences) == (0, 0)
+            assert (self.room.lines, self.room.sequences) == (0, 0)
 
     @asynccontextmanager
     async def running(self, meet: Callable[[int], Awaitable[Any]]) -> AsyncIterator[None]:
@@ -250,13 +250,15 @@ async def test_a_full_disk_holds_the_job_up_and_loses_nothing(
     monkeypatch.setattr(result_files, "MAX_PENDING_BYTES", 3000)
     monkeypatch.setattr(result_files, "_RETRY_S", 0.01)
     caplog.set_level(logging.INFO)
-    failures = metrics.BATCH_JOURNAL_ERRORS._value
-    before = failures.get()
+    before = sample_value("srm_batch_journal_errors_total")
     job = Job(tmp_path, raw_lines(200))
     with monkeypatch.context() as full:
         full.setattr(os, "pwrite", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
         task = asyncio.create_task(job.run())
-        await until(lambda: failures.get() >= before + 3 and not job.model.flying)
+        most = before + 3
+        await until(
+            lambda: sample_value("srm_batch_journal_errors_total") >= most and not job.model.flying
+        )
         assert job.results.trouble == "No space left"
         assert job.results.counts == ResultCounts(), "nothing counts before it is on the disk"
         assert len(job.model.asked) < 50, "what waits in memory is bounded"
@@ -283,7 +285,7 @@ async def test_a_disk_that_hangs_holds_the_job_up_and_loses_nothing(
     monkeypatch.setattr(os, "fsync", hang)
     task = asyncio.create_task(job.run())
     try:
-        await until(lambda: not (job.results._has_room.is_set() or job.model.flying))
+        await until(lambda: job.results.num_pending_bytes > 3000 and not job.model.flying)
         await until(hangs.is_set)
         begun = len(job.model.asked)
         assert 8 < begun < 50, "what waits in memory is bounded"

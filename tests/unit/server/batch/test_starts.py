@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
+from server.batch.jobs import lock_name
 from server.batch.starts import MAX_ALONE, MAX_TOGETHER, Starts
 from server.generation.engine_request import RequestOwner
 from server.storage.records import BatchRecord, new_file_id
@@ -42,7 +43,6 @@ def asked_of(folder: Path) -> tuple[int, set[str]]:
 
     async def work() -> None:
         async with running(folder) as here:
-            here._starts.load()
             here.fleet.own.answerers = {"/v1/completions": Deadly(file)}
             await here.until_ended()
 
@@ -96,19 +96,18 @@ async def test_a_suspect_that_gets_on_makes_room_for_the_next_and_then_for_all(
 ) -> None:
     batches = [submit(tmp_path, lines(20), model_id="mine") for _ in range(3)]
 
-    seen: list[list[str]] = []
+    seen: list[set[str]] = []
+    for _ in range(MAX_TOGETHER):
+        starts = Starts(tmp_path / lock_name("mine").replace(".lock", ".starts"), Store(tmp_path))
+        starts.load()
+        starts.begin(batches[:2], {batch.id for batch in batches})
     async with running(tmp_path) as here:
-        for _ in range(MAX_TOGETHER):
-            starts = Starts(here._starts._file, here._store)
-            starts.load()
-            starts.begin(batches[:2], {batch.id for batch in batches})
-        here._starts.load()
-        while here._store.runnable_batches():
+        while here.store.runnable_batches():
             await here.look()
-            if (now := sorted(here._running)) and seen[-1:] != [now]:
+            if (now := here.running) and seen[-1:] != [now]:
                 seen.append(now)
             await asyncio.sleep(0.001)
-        assert seen[:2] == [[batch.id] for batch in batches[:2]]
+        assert seen[:2] == [{batch.id} for batch in batches[:2]]
         assert [here.read_batch(batch).completed for batch in batches] == [20] * 3
 
 
