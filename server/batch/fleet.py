@@ -135,16 +135,15 @@ class Fleet:
         async with new_http() as http:
             while True:
                 if (status := client.status) is not None:
-                    await self._find(config.batch_workers, http)
-                    await self._look(identity.now(status), status.n_ctx, key, identity.instance)
+                    await self.find(config.batch_workers, http)
+                    await self.look(identity.now(status), status.n_ctx, key, identity.instance)
                     metrics.BATCH_WORKERS.set(
                         sum(worker.room > 0 for worker in self.workers.values())
                     )
                     self._has_looked.set()
-                    self._wake(len(self._waiting))
                 await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _find(self, urls: tuple[str, ...], http: httpx.AsyncClient) -> None:
+    async def find(self, urls: tuple[str, ...], http: httpx.AsyncClient) -> None:
         """Find the addresses of the servers. What a name had stays while it cannot be resolved."""
         workers: dict[str, RemoteWorker] = {}
         answers = await asyncio.gather(*map(_resolved, urls), return_exceptions=True)
@@ -164,7 +163,7 @@ class Fleet:
                 workers[address] = self.workers.get(address) or RemoteWorker(http, address, url)
         self.workers = workers
 
-    async def _look(self, identity: Identity, n_ctx: int, key: str, own: str) -> None:
+    async def look(self, identity: Identity, n_ctx: int, key: str, own: str) -> None:
         """Ask all servers at once. Of several addresses of one, that in use stays in use."""
         known = {
             worker.instance: worker.address for worker in self.workers.values() if worker.instance
@@ -173,6 +172,7 @@ class Fleet:
         async with task_group() as group:
             for worker in self.workers.values():
                 group.create_task(worker.look(identity, n_ctx, key, known))
+        self._wake(len(self._waiting))
 
     async def _choose(self, size: int, stays: bool) -> RemoteWorker | None:
         """Wait until somebody has room; None stands for this server's engine."""

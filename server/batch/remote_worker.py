@@ -112,6 +112,8 @@ class RemoteWorker:
         """Sequences that it has been given and that have not ended."""
         self.answered = 0
         """Sequences that it has answered since it lost one: it is given as many more."""
+        self.held_bytes = 0
+        """Bytes of answers that have not ended."""
         self._answered_at = 0.0
         self.instance = ""
         """The `instance` that the server reports, while it takes lines; else empty."""
@@ -122,7 +124,6 @@ class RemoteWorker:
         self._n_ctx = 0
         self._lies = 0  # in a row
         self._not_before = 0.0  # is it asked again
-        self._held_bytes = 0
         self._headers: dict[str, str] = {}
         self._outbox: defaultdict[tuple[Url, RequestOwner], list[_Sent]] = defaultdict(list)
         self._sends: set[asyncio.Task[None]] = set()
@@ -309,13 +310,13 @@ class RemoteWorker:
             async for chunk in _raw(response):
                 seen = max(0, len(rest) - 1)
                 rest += chunk
-                self._held_bytes += len(chunk)
+                self.held_bytes += len(chunk)
                 if rest.find(b"\n\n", seen) < 0:  # an event may be long: it is not looked at anew
-                    if len(rest) > most or self._held_bytes > MAX_HELD_BYTES:
+                    if len(rest) > most or self.held_bytes > MAX_HELD_BYTES:
                         raise _Untrue(f"an answer of more than {len(rest)} bytes")
                     continue
                 *events, last = bytes(rest).split(b"\n\n")
-                self._held_bytes += len(last) - len(rest)
+                self.held_bytes += len(last) - len(rest)
                 rest = bytearray(last)
                 for event in events:
                     data = event.removeprefix(b"data: ")
@@ -327,7 +328,7 @@ class RemoteWorker:
                     if num_idle > MAX_STATUS_BYTES:
                         raise _Untrue(f"more than {num_idle} bytes that answer nothing")
         finally:
-            self._held_bytes -= len(rest)
+            self.held_bytes -= len(rest)
             await response.aclose()
 
     def _request(self, method: str, path: str, content: bytes | None = None) -> httpx.Request:

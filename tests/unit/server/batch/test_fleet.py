@@ -131,6 +131,11 @@ class There:
         yield b"data: [DONE]\n\n"
 
 
+async def until_all_ended() -> None:
+    """Until the test has no other task."""
+    await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+
+
 class Place:
     """A fleet of this server, with room for two, and others."""
 
@@ -145,8 +150,7 @@ class Place:
             self.fleet.workers[address] = RemoteWorker(http, address, httpx.URL(address))
 
     async def look(self) -> None:
-        await self.fleet._look(IDENTITY, N_CTX, "", "here")
-        self.fleet._wake(100)
+        await self.fleet.look(IDENTITY, N_CTX, "", "here")
 
     async def answer(self, asked: BatchLine) -> Any:
         async def ask(answerers: Any) -> Any:
@@ -222,9 +226,8 @@ async def test_who_says_late_that_it_is_full_has_lost_the_line(
     place.fleet.own.used = 2  # nobody else has room
     asked = asyncio.create_task(place.answer(line(1)))
     await until(lambda: len(other.asked) + len(another.asked) == 2)
-    await place.look()
     place.fleet.own.used = 0
-    place.fleet._wake(1)
+    await place.look()
     assert await asked == b"here" and len(other.asked) + len(another.asked) == 2
 
 
@@ -309,12 +312,21 @@ async def test_what_nobody_waits_for_any_more_is_ended_there() -> None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await until(lambda: other.left == left)  # noqa: B023
-    await until(lambda: not next(iter(place.fleet.workers.values()))._sends)
+    await until_all_ended()
 
 
 async def test_what_is_cancelled_before_it_is_sent_is_not_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    loop, sends = asyncio.get_running_loop(), list[Callable[[], None]]()
+    call_later = loop.call_later
+
+    def hold(delay_s: float, call: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+        if delay_s == 3_600:
+            return sends.append(call)
+        return call_later(delay_s, call, *arguments, **more)
+
+    monkeypatch.setattr(loop, "call_later", hold)
     monkeypatch.setattr(remote_worker, "_GATHER_S", 3_600)
     other = There()
     place = Place(other)
@@ -322,10 +334,11 @@ async def test_what_is_cancelled_before_it_is_sent_is_not_sent(
     place.fleet.own.used = 2
     (worker,) = place.fleet.workers.values()
     tasks = [asyncio.create_task(place.answer(line(number))) for number in range(2)]
-    await until(lambda: sum(map(len, worker._outbox.values())) == 2)
+    await until(lambda: worker.used == 2)
     tasks[0].cancel()
     await asyncio.gather(tasks[0], return_exceptions=True)
-    worker._send_all()
+    (send,) = sends
+    send()
     assert await tasks[1] == make_reply(1) and other.asked == [["a-1"]]
 
 
@@ -353,7 +366,7 @@ async def test_a_name_whose_server_is_silent_keeps_no_other_waiting(
     monkeypatch.setattr(fleet, "_RESOLVE_S", 0.05)
     place = Place()
     async with asyncio.timeout(60):
-        await place.fleet._find(("http://silent:80", "http://other:81"), httpx.AsyncClient())
+        await place.fleet.find(("http://silent:80", "http://other:81"), httpx.AsyncClient())
     assert list(place.fleet.workers) == ["http://10.0.0.9:81"]
 
 
@@ -375,13 +388,15 @@ async def test_what_is_too_long_for_a_server_is_sent_there_once() -> None:
     task = asyncio.create_task(place.answer(line(1)))
     (worker,) = place.fleet.workers.values()
     for _ in range(9):
-        await until(lambda: not (worker._outbox or worker._sends))
-        worker.room = 8  # asked again
-        place.fleet._wake(100)
+        await until(lambda: not worker.used)
+        other.status = 200  # to a look
+        await place.look()
+        assert worker.room == 8
+        other.status = 413
         await asyncio.sleep(0.01)
     assert other.posts == 1 and not task.done()
     place.fleet.own.used = 0
-    place.fleet._wake(100)
+    await place.look()
     assert await task == b"here"
 
 
@@ -413,7 +428,7 @@ async def test_a_server_that_says_nothing_keeps_no_other_waiting(
 @pytest.mark.parametrize("host", ["a..b", "a" * 64])
 async def test_a_name_that_cannot_be_encoded_is_one_that_cannot_be_resolved(host: str) -> None:
     place = Place()
-    await place.fleet._find((f"http://{host}:80",), httpx.AsyncClient())
+    await place.fleet.find((f"http://{host}:80",), httpx.AsyncClient())
     assert not place.fleet.workers
     with pytest.raises(ValueError, match="batch_workers must be URLs"):
         ServerConfig(model=Path("m"), batch_workers=(f"http://{host}:80",))

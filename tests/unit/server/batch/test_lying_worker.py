@@ -21,7 +21,16 @@ from server.batch.remote_worker import RemoteWorker, new_http
 from server.wiring import ServerWiring
 from tests.attack.lying_worker import ANSWERED, LIES, SELF_LIES, LyingWorker
 from tests.engines.served_engine import until
-from tests.unit.server.batch.test_fleet import IDENTITY, N_CTX, OWNER, Here, Place, line, make_reply
+from tests.unit.server.batch.test_fleet import (
+    IDENTITY,
+    N_CTX,
+    OWNER,
+    Here,
+    Place,
+    line,
+    make_reply,
+    until_all_ended,
+)
 
 IN_SOCKETS = 16 * 2**20
 """Bytes that lie in buffers of the system, or came before anybody looked."""
@@ -33,6 +42,7 @@ class Liars(Place):
     def __init__(self, liar: LyingWorker, http: httpx.AsyncClient) -> None:
         super().__init__()
         url = httpx.URL(liar.url)
+        self.http = http
         self.worker = self.fleet.workers[liar.url] = RemoteWorker(http, liar.url, url)
         self.fleet.own.used = 1  # so that the other one has more room
 
@@ -56,26 +66,27 @@ async def test_a_line_is_answered_here_whatever_another_server_answers(
     """An answer of `{}` was a completed line of status 200; 8 GB of an error were kept."""
     liar.lie = LIES[lie]
     await place.look()
-    assert place.worker.room == 8, place.worker._why
+    assert place.worker.room == 8
     monkeypatch.setattr(remote_worker, "MAX_ANSWER_S", 0.5)
     assert await place.answer(line(1)) == b"here"
     assert place.here.asked == ["a-1"] and liar.posts == [["a-1"]]
-    await until(lambda: not (liar.num_open or place.worker._sends))
+    await until(lambda: not liar.num_open)
+    await until_all_ended()
     assert liar.num_sent < IN_SOCKETS
-    assert place.worker._held_bytes == 0
+    assert place.worker.held_bytes == 0
 
 
 async def test_a_line_is_answered_here_once_another_server_is_silent(
-    liar: LyingWorker, place: Liars
+    liar: LyingWorker, place: Liars, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However long one that shows signs of life may take."""
     await place.look()
-    silence_s = place.worker._http.timeout.read
+    silence_s = place.http.timeout.read
     assert silence_s is not None and 0 < silence_s <= 20
-    place.worker._http.timeout = httpx.Timeout(30, read=0.05)
+    place.http.timeout = httpx.Timeout(30, read=0.05)
     liar.lie = LIES["silence"]
     assert await place.answer(line(1)) == b"here"
-    assert place.worker._why == "ReadTimeout: "
+    assert caplog.messages == [f"{liar.url}: is sent no lines of batches: ReadTimeout: "]
 
 
 @pytest.mark.parametrize("lie", ANSWERED)
@@ -86,7 +97,8 @@ async def test_an_answer_counts_once_whatever_follows_it(
     await place.look()
     assert await place.answer(line(1)) == make_reply(1)
     assert not place.here.asked and liar.posts == [["a-1"]]
-    await until(lambda: not (liar.num_open or place.worker._sends))
+    await until(lambda: not liar.num_open)
+    await until_all_ended()
 
 
 @pytest.mark.parametrize("lie", SELF_LIES)
@@ -107,7 +119,7 @@ async def test_a_server_that_lies_of_itself_is_sent_nothing(
     assert len(record.getMessage()) < 500 and record.getMessage().isprintable()
     await until(lambda: not liar.num_open)
     assert liar.num_sent < IN_SOCKETS
-    assert not place.worker._http.cookies
+    assert not place.http.cookies
 
 
 async def test_who_lies_is_asked_less_and_less_until_it_says_the_truth(
@@ -127,12 +139,19 @@ async def test_who_lies_is_asked_less_and_less_until_it_says_the_truth(
     now += 1_000
     liar.lie = ANSWERED["no end"]
     await place.look()
-    assert await place.answer(line(1)) == make_reply(1) and place.worker._lies == 0
+    assert await place.answer(line(1)) == make_reply(1)
+    liar.lie = LIES["nothing"]
+    assert await place.answer(line(1)) == b"here"
+    now += 2
+    await place.look()
+    assert place.worker.room == 8, "as after its first lie"
 
 
 async def test_of_lines_that_share_a_request_the_true_answers_count(
-    liar: LyingWorker, place: Liars
+    liar: LyingWorker, place: Liars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(remote_worker, "time", SimpleNamespace(monotonic=lambda: 100.0))
+
     async def some(asked: dict[str, Any]) -> AsyncIterator[bytes]:
         first, *rest = asked["lines"]
         async for part in ANSWERED["no end"]({**asked, "lines": [first]}):
@@ -148,7 +167,7 @@ async def test_of_lines_that_share_a_request_the_true_answers_count(
     tasks = [asyncio.create_task(place.answer(line(number))) for number in range(3)]
     await until(lambda: bool(liar.posts) and place.worker.room == 0)
     place.fleet.own.used = 0
-    place.fleet._wake(100)
+    await place.look()
     assert await asyncio.gather(*tasks) == [make_reply(0), b"here", b"here"]
 
 
@@ -196,7 +215,7 @@ async def test_whatever_befalls_the_watch_this_server_goes_on(
         config = replace(config, batch_worker_key_file=str(key))
         key.unlink()
     elif fault == "names":
-        monkeypatch.setattr(Fleet, "_find", fail)
+        monkeypatch.setattr(Fleet, "find", fail)
     else:
         client.status = SimpleNamespace(state="ready")  # as of another version
     task = asyncio.create_task(result.watch(config, client))
@@ -217,5 +236,5 @@ async def test_of_a_names_addresses_some_are_looked_at(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo, raising=False)
     place = Place()
-    await place.fleet._find(("http://many:81",), httpx.AsyncClient())
+    await place.fleet.find(("http://many:81",), httpx.AsyncClient())
     assert len(place.fleet.workers) == fleet.MAX_ADDRESSES
