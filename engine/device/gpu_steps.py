@@ -57,18 +57,19 @@ class GpuSteps:
 
     def __init__(self, device: Device, pool: StatePool, spare_slot: int) -> None:
         self._device, self._pool, self._spare_slot = device, pool, spare_slot
-        self._unused: list[StepBuffers] = []
+        self.unused: list[StepBuffers] = []
+        """Memory of steps that have ended, for those to come."""
 
     def enqueue(self, model: Model, batch: Batch) -> EnqueuedStep:
         """Enqueue all of a step, and return while it runs or waits for those before it."""
-        buffers = self._unused.pop() if self._unused else StepBuffers(self._device)
+        buffers = self.unused.pop() if self.unused else StepBuffers(self._device)
         inputs = buffers.upload(padded_inputs(batch, self._spare_slot))
         outputs = model.execute(*self._pool.buffers, *inputs)
         buffers.download(outputs if len(batch.score_rows) else outputs[:2])
         return EnqueuedStep(self, batch, buffers)
 
     def reuse(self, buffers: StepBuffers) -> None:
-        self._unused.append(buffers)
+        self.unused.append(buffers)
 
 
 class EnqueuedStep:

@@ -58,7 +58,8 @@ class Engine:
         self.weights_version = weights_version
         self._max_waiting = config.max_waiting
         self._arithmetic = runner.arithmetic
-        self._runner = runner
+        self.runner = runner
+        """What runs its batches."""
         self._queue_rate = QueueRate()  # at which sequences leave the queue
         self._in_flight: _Step | None = None
         self._is_settled = True  # False: complete the step under way before the next one
@@ -172,12 +173,12 @@ class Engine:
                 break
             last = int(slots[-1])
             if len(durable := self.scheduler.durable_among(slots)):
-                yield list(self.scheduler.parked_in(durable, self._runner.read_slots(durable)))
+                yield list(self.scheduler.parked_in(durable, self.runner.read_slots(durable)))
         yield from in_parts(list(self.scheduler.parked_apart()), READ_SLOTS)
 
     def state_layout(self) -> tuple[int, str]:
         """Return the number of values of a sequence's state, and their dtype as numpy writes it."""
-        states = self._runner.read_slots(np.empty(0, np.int64)).states
+        states = self.runner.read_slots(np.empty(0, np.int64)).states
         return states.shape[1], states.dtype.str
 
     def load_weights(self, weights: Weights) -> None:
@@ -187,7 +188,7 @@ class Engine:
         weights, except samples of a prompt of which others run.
         """
         assert self._in_flight is None and weights.config == self.model
-        self._runner.load_weights(weights)
+        self.runner.load_weights(weights)
         self.scheduler.renew(self.weights_version)
         self._fingerprint = weights.fingerprint
         self.weights_version += 1
@@ -263,15 +264,15 @@ class Engine:
             slots = self.scheduler.choose_preempted()  # some may have ended meanwhile
             for begin in range(0, len(slots), READ_SLOTS):
                 some = slots[begin : begin + READ_SLOTS]
-                self.scheduler.park(some, self._runner.read_slots(some))
+                self.scheduler.park(some, self.runner.read_slots(some))
         return outputs
 
     def _launch(self) -> _Step | None:
         started = self.scheduler.latencies.now = time.monotonic()
         batch = self.scheduler.schedule()
         for slots, states in merge_writes(self.scheduler.take_resumed(), READ_SLOTS):
-            self._runner.write_slots(slots, states)
-        return None if batch is None else _Step(batch, self._runner.launch(batch), started)
+            self.runner.write_slots(slots, states)
+        return None if batch is None else _Step(batch, self.runner.launch(batch), started)
 
     def _complete(self, step: _Step | None) -> list[Output]:
         if step is None:

@@ -96,13 +96,14 @@ class EngineProcess:
         self._durable = Durable(engine, config)
         self._durable_ids: set[str] = set()  # requests that are durable
         self._time_out: deque[tuple[float, str]] = deque()  # deadline and id, in order of arrival
-        self._weight_reload = WeightReload(engine, load, config.weights_note)
+        self.weight_reload = WeightReload(engine, load, config.weights_note)
+        """The change of weights that is under way, if one is."""
         self._deadline: float | None = None  # of the drain; None: not draining
         self._leaves_at_once = False
         self._decoder = msgspec.msgpack.Decoder[ToEngine](ToEngine)
         self._encoder = msgspec.msgpack.Encoder()
-        # Stream numbers have their client's number above their own STREAM_BITS.
-        self._clients = Clients(config.endpoint, client_timeout_s)
+        self.clients = Clients(config.endpoint, client_timeout_s)
+        """Who speaks to it. Stream numbers have their client's number above their STREAM_BITS."""
 
     def drain(self) -> None:
         """Refuse new requests, finish what runs, then return from `run`; a second call stops at
@@ -116,7 +117,7 @@ class EngineProcess:
         try:
             while not self._is_over():
                 self._progress()
-                self._clients.listen_again()
+                self.clients.listen_again()
                 self._read_inbox()
                 self._drop_dead_clients()
                 self._end_unwanted()
@@ -135,8 +136,8 @@ class EngineProcess:
             self._refuse_all(StepFailed("the engine failed while this request was running"))
             return StepFailed.exit_code
         finally:
-            self._weight_reload.close()
-            self._clients.close()
+            self.weight_reload.close()
+            self.clients.close()
 
     def _is_over(self) -> bool:
         if self._deadline is None:
@@ -153,12 +154,12 @@ class EngineProcess:
 
     def _read_inbox(self) -> None:
         """Handle what has arrived; wait for something only if there is nothing to step."""
-        is_busy = self._durable.is_busy or self._weight_reload.current is not None
+        is_busy = self._durable.is_busy or self.weight_reload.current is not None
         wait_ms = BUSY_WAIT_MS if is_busy else IDLE_WAIT_MS
-        if not self._engine.has_work and not self._clients.socket.poll(wait_ms):
+        if not self._engine.has_work and not self.clients.socket.poll(wait_ms):
             return
         for _ in range(MAX_INBOX):
-            if (received := self._clients.receive()) is None:
+            if (received := self.clients.receive()) is None:
                 return
             self._receive(*received)
 
@@ -170,11 +171,11 @@ class EngineProcess:
             return
         if isinstance(message, Hello):
             if self._deadline is None:  # else it leaves anyway, and what runs is to end first
-                self._weight_reload.check_note()
+                self.weight_reload.check_note()
             self._send_status(client)
         elif isinstance(message, Abort):
             change = (
-                self._weight_reload.current
+                self.weight_reload.current
             )  # may be dropped over another connection than it came by
             if self._owner.get(message.id) == client or (change and change.id == message.id):
                 self._forget(message.id)
@@ -193,9 +194,9 @@ class EngineProcess:
 
     def _swap(self, client: bytes, message: AboutWeights) -> None:
         if self._deadline is None:
-            self._weight_reload.check_note()
+            self.weight_reload.check_note()
         try:
-            if done := self._weight_reload.receive(message):
+            if done := self.weight_reload.receive(message):
                 self._send(client, done)
         except SRMError as error:
             self._send(client, refusal(message.id, error))
@@ -204,14 +205,14 @@ class EngineProcess:
                 self._owner[message.id] = client
 
     def _change_weights(self) -> None:
-        if (message := self._weight_reload.current) is None:
+        if (message := self.weight_reload.current) is None:
             return
         client = self._owner.get(message.id)  # None: it does not wait any more
         try:
             is_draining = self._deadline is not None
-            if is_draining or not self._weight_reload.is_due():
-                self._weight_reload.check_wanted(client is not None, is_draining)
-                if client is not None and (staged := self._weight_reload.take_staged()):
+            if is_draining or not self.weight_reload.is_due():
+                self.weight_reload.check_wanted(client is not None, is_draining)
+                if client is not None and (staged := self.weight_reload.take_staged()):
                     self._send(client, staged)
                 return
             self._send_outputs(self._engine.settle())
@@ -220,7 +221,7 @@ class EngineProcess:
                 for request_id in self._owner:
                     self._engine.abort(request_id)
                 self._refuse_all(EngineUnavailable("other weights were put to use meanwhile"))
-            done = self._weight_reload.make()
+            done = self.weight_reload.make()
             self._durable.forget()
         except StepFailed:
             raise
@@ -229,7 +230,7 @@ class EngineProcess:
             if client is not None:
                 self._send(client, refusal(message.id, error))
             return
-        for identity in self._clients:
+        for identity in self.clients:
             self._send_status(identity)
         if client is not None:
             self._send(client, done)
@@ -255,7 +256,7 @@ class EngineProcess:
     def _numbered(self, client: bytes, request: Request) -> Request:
         if not 0 <= request.stream < STREAMS:
             raise InvalidRequest(f"stream must be 0 … 2**40 - n, got {request.stream}", "stream")
-        stream = (self._clients.number(client) << STREAM_BITS) + request.stream
+        stream = (self.clients.number(client) << STREAM_BITS) + request.stream
         return msgspec.structs.replace(request, stream=stream)
 
     def _stop_samples(self, client: bytes, message: StopSamples) -> None:
@@ -278,10 +279,10 @@ class EngineProcess:
             self._send(client, refusal(named.id, RequestError(f"malformed message: {error}")))
 
     def _drop_dead_clients(self) -> None:
-        for client in self._clients.gone(self._send_status):
+        for client in self.clients.gone(self._send_status):
             if any(self._owner[request_id] == client for request_id in self._durable_ids):
                 self._send_outputs(self._engine.settle())
-            self._clients.forget(client)
+            self.clients.forget(client)
             request_ids = [name for name, owner in self._owner.items() if owner == client]
             if request_ids:
                 logger.warning("ended %d requests of a client that is gone", len(request_ids))
@@ -312,7 +313,7 @@ class EngineProcess:
         for step in steps:
             for number, own in step.split(STREAM_BITS):
                 # All requests of a client that is gone were aborted, so every row has a client.
-                client = self._clients.of_number(number)
+                client = self.clients.of_number(number)
                 its_outputs = by_client.pop(client, [])
                 tokens = own.tokens.to_wire()
                 self._send(client, Outputs(its_outputs, tokens, own.cached, version))
@@ -331,7 +332,7 @@ class EngineProcess:
         return self._owner.pop(request_id, None)
 
     def _send_status(self, client: bytes) -> bool:
-        status = self._weight_reload.add_status(self._engine.status())
+        status = self.weight_reload.add_status(self._engine.status())
         if self._deadline is not None:
             status = msgspec.structs.replace(status, state="draining")
         return self._send(client, status)
@@ -351,7 +352,7 @@ class EngineProcess:
             self._send(client, Done(message_id, result))
 
     def _send(self, client: bytes, message: FromEngine) -> bool:
-        return self._clients.send(client, self._encoder.encode(message))
+        return self.clients.send(client, self._encoder.encode(message))
 
 
 def serve(engine: Engine, config: EngineWiring, load: LoadFolder = load_checkpoint) -> int:

@@ -66,7 +66,7 @@ class WeightReload:
         self._is_reported = self._is_committed = False
         self.lease_s = LEASE_S
         """Seconds after which a staged change is dropped if its client has not said `hold`."""
-        self._held_until = 0.0  # by the last word of the client
+        self._wanted_at = 0.0  # by the last word of the client
         self._held_at: float | None = None  # since when nothing starts
         self._say_at = 0.0  # when to log that next
         self._done = Done("")  # the last change that was made
@@ -124,7 +124,7 @@ class WeightReload:
     def hold(self, message_id: str) -> None:
         """Note that a client still wants the change of this id."""
         if self._message is not None and self._message.id == message_id:
-            self._held_until = time.monotonic() + self.lease_s
+            self._wanted_at = time.monotonic()
 
     def commit(self, message_id: str) -> None:
         """Have the staged change of this id made. Raises EngineUnavailable where there is none."""
@@ -143,7 +143,7 @@ class WeightReload:
         """Drop a change that nobody is to wait for any more, and raise EngineUnavailable with the
         reason. One that is not staged is made though its client is gone."""
         assert self._message is not None
-        is_late = time.monotonic() >= self._held_until
+        is_late = time.monotonic() >= self._wanted_at + self.lease_s
         if is_draining:
             why = "the engine is draining and keeps its weights"
         elif self._message.is_staged and (is_late or not has_owner):

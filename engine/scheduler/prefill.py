@@ -26,7 +26,8 @@ class Prefill:
         self._prefixes = prefixes
         self._waiting = waiting
         self._line = WaitQueue()
-        self._awaiting: dict[Prefix, WaitQueue] = {}
+        self.awaiting: dict[Prefix, WaitQueue] = {}
+        """Groups by the state that they wait for."""
         self._num_begun = 0
 
     @property
@@ -47,7 +48,7 @@ class Prefill:
         if not group.is_scored:  # a scored prompt is fed whole
             if matched.coming is not None and matched.coming.order > group.order:
                 group.awaited = matched.coming
-                self._awaiting.setdefault(matched.coming, WaitQueue()).push(group)
+                self.awaiting.setdefault(matched.coming, WaitQueue()).push(group)
                 return False
             if matched.ready is not None:
                 self._start_from(group, matched.ready)
@@ -101,7 +102,7 @@ class Prefill:
         """Take the group out, wherever it is. Groups that awaited its prefixes wait no more."""
         self._line.discard(group)
         if group.awaited is not None:
-            self._awaiting[group.awaited].discard(group)
+            self.awaiting[group.awaited].discard(group)
         self.release(group)
         for prefix in group.fills:
             self._wake(prefix)
@@ -140,7 +141,7 @@ class Prefill:
         group.fills.insert(0, prefix)  # the longest is claimed first
 
     def _wake(self, prefix: Prefix) -> None:
-        for group in self._awaiting.pop(prefix, ()):
+        for group in self.awaiting.pop(prefix, ()):
             group.awaited = None
             self._waiting.push(group)
 

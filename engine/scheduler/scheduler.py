@@ -58,12 +58,14 @@ class Scheduler:
         self._state_bytes = 4 * model.state_width
         self._max_rows, _ = config.step_limits(model)
         self._prefill_step_tokens = config.prefill_step_limit(model)
-        self._admission = Admission(
+        self.admission = Admission(
             *(self.table, self.stop_sets, self.prefixes, self.parking, self.latencies),
             self._prefill_step_tokens,
         )
-        self._registry = RequestRegistry(self._admission)
-        self._completion = StepCompletion(self._admission, self._registry)
+        """Who wants slots."""
+        self.registry = RequestRegistry(self.admission)
+        """The requests that have not ended."""
+        self._completion = StepCompletion(self.admission, self.registry)
         self._round_robin = RoundRobin()
         self._next_id = 0
         self._num_prompt_tokens = 0  # of all requests accepted
@@ -72,16 +74,16 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Sequences accepted and not started; what is parked does not count."""
-        return self._admission.num_waiting
+        return self.admission.num_waiting
 
     @property
     def waiting_bytes(self) -> int:
         """Bytes of requests that have sequences to start."""
-        return self._admission.waiting_bytes
+        return self.admission.waiting_bytes
 
     @property
     def num_requests(self) -> int:
-        return len(self._registry.by_id)
+        return len(self.registry.by_id)
 
     @property
     def num_left(self) -> int:
@@ -89,10 +91,10 @@ class Scheduler:
         return self._next_id - self.num_waiting
 
     def has_request(self, request_id: str) -> bool:
-        return request_id in self._registry.by_id
+        return request_id in self.registry.by_id
 
     def request_ids(self) -> list[str]:
-        return list(self._registry.by_id)
+        return list(self.registry.by_id)
 
     def add(self, request: Request, parked: Parked | None = None) -> None:
         """Accept a request, or raise the RequestError that says why not.
@@ -102,14 +104,14 @@ class Scheduler:
         """
         group = accept(request, self._model, self._next_id)
         count, limit = request.params.n, self._config.max_waiting
-        running = self._registry.by_id.get(request.id)
+        running = self.registry.by_id.get(request.id)
         if running is not None:
             if not self.is_sent_again(request):
                 raise InvalidRequest(f"id {request.id!r} is in use by a running request", "id")
             # Its sender knows none of its tokens.
-            self._admission.shares.weigh(running.share, request.weight)
+            self.admission.shares.weigh(running.share, request.weight)
             running.request, running.unfinished = request, count
-            self._registry.report_again(running, self._admission.begin_again(running))
+            self.registry.report_again(running, self.admission.begin_again(running))
             return
         if count > limit:
             raise InvalidRequest(f"n must be at most max_waiting = {limit}, got {count}", "n")
@@ -119,8 +121,8 @@ class Scheduler:
             count = group.unstarted
         else:
             parked = None
-        share = self._admission.shares.find(request)
-        waiting = self._admission.waiting_before(request.priority + 1)
+        share = self.admission.shares.find(request)
+        waiting = self.admission.waiting_before(request.priority + 1)
         waiting += share.waiting_before(request.precedence) if share else 0
         if waiting + count > limit:
             raise Overloaded(
@@ -129,7 +131,7 @@ class Scheduler:
             )
         waiting_bytes, limit = self.waiting_bytes + group.num_bytes, self._config.max_waiting_bytes
         # Who waits alone always has room, and so has a share that holds less than its part.
-        if waiting_bytes > limit and not self._admission.has_part(share, group.num_bytes, limit):
+        if waiting_bytes > limit and not self.admission.has_part(share, group.num_bytes, limit):
             raise Overloaded(
                 f"requests of {self.waiting_bytes} of at most {limit} bytes are waiting",
                 excess=math.ceil(self.num_waiting * (waiting_bytes - limit) / waiting_bytes),
@@ -137,19 +139,19 @@ class Scheduler:
         self._next_id += request.params.n
         group.rank = self._num_prompt_tokens + PATIENCE * len(group.prompt)
         self._num_prompt_tokens += len(group.prompt)
-        self._registry.enter(group)
+        self.registry.enter(group)
         if parked is not None:
             self.parking.put(group, parked, self.latencies.unknown(len(parked)))
-            self._registry.report_again(group, parked.indices)
+            self.registry.report_again(group, parked.indices)
 
     def is_durable(self, request_id: str) -> bool:
         """Whether this request runs and is durable."""
-        group = self._registry.by_id.get(request_id)
+        group = self.registry.by_id.get(request_id)
         return group is not None and group.request.durable
 
     def is_sent_again(self, request: Request) -> bool:
         """Whether it repeats, but for its weight, a durable request that runs and is resumable."""
-        group = self._registry.by_id.get(request.id)
+        group = self.registry.by_id.get(request.id)
         if group is None or not group.is_resumable:
             return False
         return msgspec.structs.replace(request, weight=group.request.weight) == group.request
@@ -158,17 +160,17 @@ class Scheduler:
         """Forget a request and free its slots at once; return how many sequences that ends: 0 of an
         unknown one. A step under way may still write these slots: `complete` says why that is
         safe."""
-        group = self._registry.by_id.get(request_id)
+        group = self.registry.by_id.get(request_id)
         if group is None:
             return 0
-        self._registry.drop(group)
+        self.registry.drop(group)
         self.latencies.abort(group)
         return group.unfinished
 
     def abandon(self, request_id: str, is_alone: bool) -> None:
         """Note that nobody waits for this request now, or that somebody does again."""
         self._abandoned.pop(request_id, None)
-        if is_alone and request_id in self._registry.by_id:
+        if is_alone and request_id in self.registry.by_id:
             self._abandoned[request_id] = None
 
     def find_abandoned_holding_slots(self) -> list[str]:
@@ -176,14 +178,14 @@ class Scheduler:
         first abandoned first, and no more than these need."""
         if not self._abandoned:
             return []
-        alone = [self._registry.by_id.get(request_id) for request_id in self._abandoned]
+        alone = [self.registry.by_id.get(request_id) for request_id in self._abandoned]
         groups = [group for group in alone if group is not None]
         self._abandoned = dict.fromkeys(group.request.id for group in groups)
         abandoned, free = [], self.table.num_free
         for group in groups:
             priority = group.request.priority
             own = sum(group.unstarted for group in groups if group.request.priority >= priority)
-            if self._admission.waiting_before(priority) - own <= free:
+            if self.admission.waiting_before(priority) - own <= free:
                 continue
             slots = group.slots[: group.reach]
             held = int(np.count_nonzero(self.table.first_id[slots] == group.first_id))
@@ -199,7 +201,7 @@ class Scheduler:
         `cut` also ends all samples from that index on, started or not. As with `abort`, a step
         under way may still write these slots. Costs what is ended, not n.
         """
-        group = self._registry.by_id.get(request_id)
+        group = self.registry.by_id.get(request_id)
         if group is None:
             return 0
         table = self.table
@@ -215,16 +217,16 @@ class Scheduler:
         self.latencies.end(slots, table.first_id[slots], lengths)
         count = len(slots) + unstarted + self._stop_parked(group, indices, cut)
         if count == group.unfinished:
-            self._registry.drop(group)
+            self.registry.drop(group)
             self.latencies.finish(group)
             return count
         if unstarted:
-            self._admission.start_no_more(group, unstarted)
+            self.admission.start_no_more(group, unstarted)
         if group.prefix is not None:
             unforked = table.position[slots] == table.first_position[slots]
-            self._admission.count_forks(group, int(np.count_nonzero(unforked)))
+            self.admission.count_forks(group, int(np.count_nonzero(unforked)))
         table.free(slots)
-        self._admission.shares.own(group.share, group.request.precedence, -len(slots))
+        self.admission.shares.own(group.share, group.request.precedence, -len(slots))
         group.unfinished -= count
         return count
 
@@ -247,7 +249,7 @@ class Scheduler:
 
         They may be parked once no step is under way; by then the answer may have changed.
         """
-        return choose_preempted(self._admission, self._state_bytes)
+        return choose_preempted(self.admission, self._state_bytes)
 
     def park(self, slots: I64, states: SlotStates) -> None:
         """Take these slots from their sequences, of which the pool holds `states`.
@@ -256,23 +258,23 @@ class Scheduler:
         slots for them, at the latest when all others have ended.
         """
         for first_id, own, parked in collect_states(self.table, slots, states):
-            group = self._registry.by_first_id[first_id]
+            group = self.registry.by_first_id[first_id]
             # Memory of their own: what is left of others would keep it all.
             own_memory = parked.only(np.arange(len(parked)))
             self.parking.put(group, own_memory, self.latencies.park(own))
             self.parking.num_ever_parked += len(own)
-            self._admission.shares.own(group.share, group.request.precedence, -len(own))
+            self.admission.shares.own(group.share, group.request.precedence, -len(own))
         self.table.free(slots)
 
     def take_resumed(self) -> list[tuple[I64, SlotStates]]:
         """Take states of resumed sequences, to be written to their slots before the next step."""
-        return self._admission.take_resumed()
+        return self.admission.take_resumed()
 
     def durable_among(self, slots: I64) -> I64:
         """Select the slots whose sequences' requests are durable, and can go on elsewhere."""
         first_ids, groups = np.unique(self.table.first_id[slots], return_inverse=True)
         durable = [
-            self._registry.by_first_id[first_own_id].is_resumable
+            self.registry.by_first_id[first_own_id].is_resumable
             for first_own_id in first_ids.tolist()
         ]
         return slots[np.array(durable, np.bool_)[groups]]
@@ -281,7 +283,7 @@ class Scheduler:
         """Yield what the sequences in these slots, of which the pool holds `states`, need to go on
         elsewhere; they also go on here."""
         for first_id, _, parked in collect_states(self.table, slots, states):
-            yield self._registry.by_first_id[first_id].request, parked
+            yield self.registry.by_first_id[first_id].request, parked
 
     def parked_apart(self) -> Iterator[tuple[Request, Parked]]:
         """Yield the parked sequences of durable requests."""
@@ -292,17 +294,17 @@ class Scheduler:
     @property
     def is_quiet(self) -> bool:
         """Whether no sequence and no prompt is under way."""
-        is_fed = self._admission.prefill.is_busy
+        is_fed = self.admission.prefill.is_busy
         return not (self.table.num_owned or self.parking.num_parked or is_fed)
 
     @property
     def is_held(self) -> bool:
         """Whether nothing new is begun; what was begun goes on, parked sequences included."""
-        return self._admission.is_held
+        return self.admission.is_held
 
     @is_held.setter
     def is_held(self, is_held: bool) -> None:
-        self._admission.is_held = is_held
+        self.admission.is_held = is_held
 
     def renew(self, version: int) -> None:
         """Forget kept states after a change of weights; `version` is of those before. No batch may
@@ -312,11 +314,11 @@ class Scheduler:
         start; all others go on from where they are.
         """
         self.prefixes.forget()
-        for group in self._registry.by_id.values():
+        for group in self.registry.by_id.values():
             if group.reach and not group.first_version:
                 group.first_version = version
             if group.prefilled and group.unstarted and not self._runs(group):
-                self._admission.prefill_again(group)
+                self.admission.prefill_again(group)
 
     def _runs(self, group: SequenceGroup) -> bool:
         """Whether any of the group's sequences or its prompt is under way."""
@@ -331,7 +333,7 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """The next step's batch, or None when there is nothing to feed. The tables advance before
         the device has run: the step after can be scheduled at once."""
-        admission = self._admission
+        admission = self.admission
         admission.admit()
         slots, is_partial = self._round_robin.choose_slots(
             self.table, admission.shares, self._decode_room()
@@ -354,7 +356,7 @@ class Scheduler:
         # Only now, so that no row of this batch can have been given a slot that another one reads.
         groups, counts = np.unique(first_ids, return_counts=True)
         for first_id, count in zip(groups.tolist(), counts.tolist(), strict=True):
-            admission.count_forks(self._registry.by_first_id[first_id], count)
+            admission.count_forks(self.registry.by_first_id[first_id], count)
         return batch
 
     def _decode_room(self) -> int:
@@ -363,7 +365,7 @@ class Scheduler:
         Where prompts are fed the step is short, so that their first tokens come soon. First tokens
         have what they need of it, prompts their share, next tokens the rest.
         """
-        waiting = self._admission.prefill.num_tokens
+        waiting = self.admission.prefill.num_tokens
         if not waiting:
             return self._max_rows
         tokens = self._prefill_step_tokens

@@ -33,11 +33,12 @@ class InterTokenLatency:
     first.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, most_steps: int = MOST_STEPS) -> None:
         self._last: I64 = np.zeros(num_slots, np.int64)  # i64 step that served each slot, or older
         self._floor = 0  # the last step that served all running slots
-        self._times = [0.0]  # seconds, of the steps from `_floor` on
-        self._most_steps = MOST_STEPS
+        self.times = [0.0]
+        """Seconds, of the steps from `_floor` on."""
+        self._most_steps = most_steps
 
     def serve(self, slots: I64, first: I64, is_partial: bool, now: float) -> list[Gap]:
         """Note that a step served these slots, i64[D], at `now`; return (seconds, rows) pairs.
@@ -45,8 +46,8 @@ class InterTokenLatency:
         `first`: i64[S], those of them that were served for the first time, and so did not wait for
         a next token. `is_partial`: others, which run too, were not served.
         """
-        num_known, step = len(self._times), self._floor + len(self._times)
-        self._times.append(now)
+        num_known, step = len(self.times), self._floor + len(self.times)
+        self.times.append(now)
         if num_known == 1 and not is_partial:
             counts = np.array([len(slots) - len(first)])
         else:
@@ -55,21 +56,21 @@ class InterTokenLatency:
             self._last[slots] = step
         waited = np.flatnonzero(counts)
         gaps = [
-            (now - self._times[place], count)
+            (now - self.times[place], count)
             for place, count in zip(waited.tolist(), counts[waited].tolist(), strict=True)
         ]
         if not is_partial:
-            self._floor, self._times = step, [now]
+            self._floor, self.times = step, [now]
         elif num_known >= self._most_steps:
             self._drop_unused()
         return gaps
 
     def last(self, slots: I64) -> F64:
         """When these slots were served last: f64[len(slots)], in seconds."""
-        return np.array(self._times)[self._places(self._last[slots])]
+        return np.array(self.times)[self._places(self._last[slots])]
 
     def _places(self, steps: I64) -> I64:
-        """Return the places in `_times` of these steps."""
+        """Return the places in `times` of these steps."""
         return np.maximum(steps - self._floor, 0)
 
     def _counts(self, slots: I64, num_places: int) -> I64:
@@ -84,10 +85,10 @@ class InterTokenLatency:
     def _drop_unused(self) -> None:
         """Number the steps anew, without those after which each slot was served again."""
         places = self._places(self._last)
-        used = np.bincount(places, minlength=len(self._times)) > 0
+        used = np.bincount(places, minlength=len(self.times)) > 0
         self._last = (np.cumsum(used) - 1)[places]
-        self._floor, self._times = 0, np.array(self._times)[used].tolist()
-        self._most_steps = max(self._most_steps, 2 * len(self._times))
+        self._floor, self.times = 0, np.array(self.times)[used].tolist()
+        self._most_steps = max(self._most_steps, 2 * len(self.times))
 
 
 PUBLISH_S = 0.1
@@ -125,7 +126,8 @@ class Latencies:
         self._first_token = np.zeros(num_slots)  # f64 seconds, by slot
         self._pace = InterTokenLatency(num_slots)
         self._paused: dict[int, float] = {}  # seconds of the last token before parking, by slot
-        self._groups: dict[int, SequenceGroup] = {}  # by first id, until all is published
+        self.groups: dict[int, SequenceGroup] = {}
+        """By first id, until all is published."""
         self._aborted: list[int] = []
         self._gaps: list[Gap] = []
         self._spoke: list[tuple[float, I64]] = []  # when, and the groups of who spoke first
@@ -135,7 +137,7 @@ class Latencies:
 
     def arrive(self, group: SequenceGroup) -> None:
         group.arrived = self.now
-        self._groups[group.first_id] = group
+        self.groups[group.first_id] = group
 
     def take_up(self, group: SequenceGroup) -> None:
         """Note that its prompt, or what a kept state left of it, is fed from now on."""
@@ -217,7 +219,7 @@ class Latencies:
             self._publish_ended()
             self._publish_finished()
             for first_id in self._aborted:
-                self._groups.pop(first_id, None)
+                self.groups.pop(first_id, None)
             self._aborted.clear()
 
     def _publish_tokens(self) -> None:
@@ -226,7 +228,7 @@ class Latencies:
         for now, first_ids in self._spoke:
             ids, counts = np.unique(first_ids, return_counts=True)
             for first_id, count in zip(ids.tolist(), counts.tolist(), strict=True):
-                waits.append((now - self._groups[first_id].arrived, count))
+                waits.append((now - self.groups[first_id].arrived, count))
         metrics.observe_counts(metrics.FIRST_TOKEN_SECONDS, waits)
         self._gaps.clear()
         self._spoke.clear()
@@ -243,7 +245,7 @@ class Latencies:
         self._ended.clear()
         order = np.argsort(first_ids, kind="stable")
         ids, begins, counts = np.unique(first_ids[order], return_index=True, return_counts=True)
-        groups = [self._groups[first_id] for first_id in ids.tolist()]
+        groups = [self.groups[first_id] for first_id in ids.tolist()]
         arrived = np.empty(len(tokens))
         arrived[order] = np.repeat([group.arrived for group in groups], counts)
         totals = np.add.reduceat(tokens[order], begins)
@@ -264,7 +266,7 @@ class Latencies:
     def _publish_finished(self) -> None:
         groups, self._finished = self._finished, []
         for group in groups:
-            del self._groups[group.first_id]
+            del self.groups[group.first_id]
         params = [group.request.params for group in groups]
         facts: tuple[tuple[Histogram, Sequence[float]], ...] = (
             (metrics.REQUEST_SECONDS, [group.finished - group.arrived for group in groups]),

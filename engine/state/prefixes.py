@@ -64,18 +64,20 @@ class Prefixes:
         self.num_cached_tokens = 0
         self.num_evictions = 0
         self.keep = keep
-        self._free = list(reversed(slots))
-        self._idle: dict[Prefix, None] = {}  # kept and not pinned, least recently used first
-        self._root = Prefix(NO_TOKENS)
+        self.free = list(reversed(slots))
+        self.idle: dict[Prefix, None] = {}
+        """Kept and not pinned, least recently used first."""
+        self.root = Prefix(NO_TOKENS)
+        """Of the tree of all that can be found."""
 
     @property
     def num_used(self) -> int:
-        return self.num_slots - len(self._free)
+        return self.num_slots - len(self.free)
 
     @property
     def num_available(self) -> int:
         """Slots that can be taken: free ones and those of prefixes that nobody has pinned."""
-        return len(self._free) + len(self._idle)
+        return len(self.free) + len(self.idle)
 
     @property
     def num_pinned(self) -> int:
@@ -85,7 +87,7 @@ class Prefixes:
         """Find the known prefixes of these tokens."""
         node, shared = self._descend(tokens)
         coming = None
-        while node is not self._root and not node.is_ready:
+        while node is not self.root and not node.is_ready:
             if coming is None and node.slot != NO_SLOT:
                 coming = node
             assert node.parent is not None
@@ -97,16 +99,16 @@ class Prefixes:
         It is kept if `finish`ed, unless there is one of these tokens already."""
         if not self.num_available:
             return None
-        if not self._free:
-            evicted = next(iter(self._idle))
-            del self._idle[evicted]
+        if not self.free:
+            evicted = next(iter(self.idle))
+            del self.idle[evicted]
             self.num_evictions += 1
             self._give_up(evicted)
         # Only now, since giving a prefix up changes the tree.
         prefix = self._place(tokens) if self.keep else Prefix(tokens)
         if prefix.slot != NO_SLOT:
             prefix = Prefix(tokens)
-        prefix.slot = self._free.pop()
+        prefix.slot = self.free.pop()
         prefix.order = order
         prefix.pins = 1
         return prefix
@@ -121,7 +123,7 @@ class Prefixes:
         self.num_cached_tokens += length
 
     def pin(self, prefix: Prefix) -> None:
-        self._idle.pop(prefix, None)
+        self.idle.pop(prefix, None)
         prefix.pins += 1
 
     def release(self, prefix: Prefix) -> None:
@@ -131,29 +133,29 @@ class Prefixes:
         if prefix.pins:
             return
         if prefix.is_ready and prefix.parent is not None:
-            self._idle[prefix] = None
+            self.idle[prefix] = None
         else:
             self._give_up(prefix)
 
     def forget(self) -> None:
         """Forget all prefixes, since the weights have changed. Pins stay good."""
-        for prefix in self._idle:
-            self._free.append(prefix.slot)
-        self._idle.clear()
-        nodes = [self._root]
+        for prefix in self.idle:
+            self.free.append(prefix.slot)
+        self.idle.clear()
+        nodes = [self.root]
         while nodes:
             node = nodes.pop()
             nodes += node.children.values()
             node.children, node.parent = {}, None
 
     def _give_up(self, prefix: Prefix) -> None:
-        self._free.append(prefix.slot)
+        self.free.append(prefix.slot)
         prefix.slot, prefix.is_ready = NO_SLOT, False
         self._prune(prefix)
 
     def _descend(self, tokens: I32) -> tuple[Prefix, int]:
         """Return the last node on the tokens' path, and how many tokens the path shares in all."""
-        node = self._root
+        node = self.root
         while node.length < len(tokens):
             child = node.children.get(int(tokens[node.length]))
             if child is None:

@@ -76,7 +76,8 @@ class SlotTable:
         self.num_free = num_slots
         self.num_streaming = 0  # owned slots that speak after each step
         self.num_asking = 0  # owned slots whose tokens want alternatives
-        self._free = np.arange(num_slots - 1, -1, -1, dtype=np.int32)  # i32, a stack
+        self.free_slots = np.arange(num_slots - 1, -1, -1, dtype=np.int32)
+        """i32[num_slots], a stack of which the first `num_free` count."""
         # Who owns the slot.
         self.sequence_id = np.full(num_slots, FREE, np.int64)  # i64, or FREE
         self.first_id = np.full(num_slots, FREE, np.int64)  # i64 of the owner's group, or FREE
@@ -142,7 +143,7 @@ class SlotTable:
         count = len(indices)
         assert count <= self.num_free, "more slots were taken than are free"
         self.num_free -= count
-        slots = self._free[self.num_free : self.num_free + count].copy()
+        slots = self.free_slots[self.num_free : self.num_free + count].copy()
         # A slice of one is many times faster than an array of one.
         at = slots if count > 1 else slice(slots[0], slots[0] + 1)
         params, samples = group.request.params, group.samples_at(indices)
@@ -196,7 +197,7 @@ class SlotTable:
         self.num_logprobs[slots] = NO_LOGPROBS
         self.sequence_id[slots] = self.first_id[slots] = FREE
         self.is_running[slots] = False
-        self._free[self.num_free : self.num_free + len(slots)] = slots
+        self.free_slots[self.num_free : self.num_free + len(slots)] = slots
         self.num_free += len(slots)
 
     def advance(self, slots: I64, positions: I32, ends: Bool) -> None:
@@ -223,12 +224,13 @@ class StopSets:
         self.may_end = np.zeros(vocab_size + 1, np.bool_)  # bool[vocab_size + 1], the last for -1
         self.may_end[-1] = True
         self._rows: dict[frozenset[int], int] = {}
-        self._users: dict[frozenset[int], int] = {}
+        self.users: dict[frozenset[int], int] = {}
+        """How many use each set."""
         self._unused = [0]
 
     def acquire(self, token_ids: frozenset[int]) -> int:
         """The set's row, kept until as many `release` as `acquire` were called."""
-        self._users[token_ids] = self._users.get(token_ids, 0) + 1
+        self.users[token_ids] = self.users.get(token_ids, 0) + 1
         if token_ids not in self._rows:
             row = self._rows[token_ids] = self._unused.pop() if self._unused else self._grow()
             self.table[row, list(token_ids)] = True
@@ -236,9 +238,9 @@ class StopSets:
         return self._rows[token_ids]
 
     def release(self, token_ids: frozenset[int]) -> None:
-        self._users[token_ids] -= 1
-        if not self._users[token_ids]:
-            del self._users[token_ids]
+        self.users[token_ids] -= 1
+        if not self.users[token_ids]:
+            del self.users[token_ids]
             row = self._rows.pop(token_ids)
             self._unused.append(row)
             self.table[row] = False

@@ -64,7 +64,7 @@ def test_all_are_parked_and_go_on(
     engine = serving(first, requests)
     message = run(engine, HALFWAY) + engine.settle()
     slots = parkable(engine.scheduler.table)
-    engine.scheduler.park(slots, engine._runner.read_slots(slots))
+    engine.scheduler.park(slots, engine.runner.read_slots(slots))
     # So that they go on in other slots.
     engine.add(request_of("other", prompts(1, seed=17)[0], priority=1, n=160, max_tokens=2))
     message += run(engine)

@@ -16,7 +16,7 @@ from engine.state.slots import FREE
 def slots_add_up(scheduler: Scheduler) -> None:
     table = scheduler.table
     assert table.num_free + table.num_owned == table.num_slots
-    free = table._free[: table.num_free]
+    free = table.free_slots[: table.num_free]
     assert sorted(free.tolist()) == np.flatnonzero(table.sequence_id == FREE).tolist()
     owners = table.sequence_id[table.sequence_id >= 0]
     assert len(owners) == len(set(owners.tolist())) == table.num_owned
@@ -25,8 +25,8 @@ def slots_add_up(scheduler: Scheduler) -> None:
 
 def queues_add_up(scheduler: Scheduler) -> None:
     """Each sample that is not over waits, has a slot or is parked, and its share knows."""
-    parking, table, admission = scheduler.parking, scheduler.table, scheduler._admission
-    groups = list(scheduler._registry.by_id.values())
+    parking, table, admission = scheduler.parking, scheduler.table, scheduler.admission
+    groups = list(scheduler.registry.by_id.values())
     waiting = [group for group in groups if group.unstarted]
     assert scheduler.num_waiting == sum(group.unstarted for group in waiting)
     assert scheduler.waiting_bytes == sum(group.num_bytes for group in waiting)
@@ -75,15 +75,15 @@ def queues_add_up(scheduler: Scheduler) -> None:
 def prefixes_add_up(scheduler: Scheduler) -> None:
     """Each slot of a prefix is free, kept or pinned, by as many as hold it."""
     prefixes, first = scheduler.prefixes, scheduler.table.num_slots
-    pins = Counter(chain(*(group.pinned for group in scheduler._registry.by_id.values())))
+    pins = Counter(chain(*(group.pinned for group in scheduler.registry.by_id.values())))
     assert all(prefix.pins == count for prefix, count in pins.items())
     assert len(pins) == prefixes.num_pinned
-    held = [prefix.slot for prefix in chain(pins, prefixes._idle)]
-    assert sorted(held + prefixes._free) == list(range(first, first + prefixes.num_slots))
-    listed = set(_below(prefixes._root))
-    assert all(prefix in listed and prefix.is_ready for prefix in prefixes._idle)
+    held = [prefix.slot for prefix in chain(pins, prefixes.idle)]
+    assert sorted(held + prefixes.free) == list(range(first, first + prefixes.num_slots))
+    listed = set(_below(prefixes.root))
+    assert all(prefix in listed and prefix.is_ready for prefix in prefixes.idle)
     for prefix in listed:
-        assert prefix.slot == NO_SLOT or prefix in pins or prefix in prefixes._idle
+        assert prefix.slot == NO_SLOT or prefix in pins or prefix in prefixes.idle
         assert prefix.slot != NO_SLOT or (len(prefix.children) > 1 and not prefix.is_ready)
 
 

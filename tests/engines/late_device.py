@@ -115,7 +115,7 @@ class LateModel:
     """What MAX would make of the step graph: `run` gets the batch that the inputs say."""
 
     def __init__(self, device: LateDevice, run: Callable[[Batch], Any]) -> None:
-        self._device, self._run = device, run
+        self._device, self.run = device, run
         self.inputs: dict[str, LateBuffer] = {}  # of the last step
 
     def execute(self, *inputs: LateBuffer) -> list[LateBuffer]:
@@ -134,7 +134,7 @@ class LateModel:
             edits = Edits(**{name: arrays.pop(name) for name in EDIT_INPUTS})
             for name, dtype in (("new", NEW_ROW), ("prefill", PREFILL_ROW)):
                 arrays[name] = arrays[name].view(dtype)[:, 0]
-            result = self._run(
+            result = self.run(
                 Batch(
                     sequence_ids=np.zeros(decode, np.int64),
                     ends=np.zeros(decode, np.bool_),
@@ -160,7 +160,7 @@ class LateRunner(NumpyRunner):
     def __init__(self, weights: Weights, num_slots: int, prefix_slots: int) -> None:
         super().__init__(weights, num_slots, prefix_slots + 1)
         self.late = LateDevice()
-        self.model = LateModel(self.late, self._run)
+        self.model = LateModel(self.late, self.run_batch)
         pool = cast(StatePool, type("Pool", (), {"buffers": ()}))
         spare = num_slots + prefix_slots
         self.steps = GpuSteps(cast(Device, self.late), pool, spare)

@@ -95,9 +95,9 @@ class NumpyRunner:
     def run_until(self, launched: NumpyLaunched) -> None:
         while launched.result is None:
             step = self._launched.popleft()
-            step.result = self._run(step.batch)
+            step.result = self.run_batch(step.batch)
 
-    def _run(self, batch: Batch) -> StepResult:
+    def run_batch(self, batch: Batch) -> StepResult:
         # All reads come before all writes: no row may depend on another one of its batch.
         before, last_token = self._states.copy(), self._last_token.copy()
         rows, self._sampling = expanded(batch, self._sampling)

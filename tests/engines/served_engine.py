@@ -27,10 +27,11 @@ class Served:
         self.engine = engine
         self.process = EngineProcess(engine, config, client_timeout_s, load=load)
         self.exit_code: int | None = None
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self.run)
         self._thread.start()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """What its thread does."""
         self.exit_code = self.process.run()
 
     def join(self) -> int | None:

@@ -37,7 +37,7 @@ def engine_on_max(weights: Weights | None = None, /, **settings: Any) -> Iterato
 def afresh(engine: Engine, config: EngineConfig | None = None, /, **settings: Any) -> Engine:
     """Another engine on the same runner, which does not know what the pool holds."""
     config = msgspec.structs.replace(config or EngineConfig(), **settings)
-    return Engine(engine.model, engine._runner, config)
+    return Engine(engine.model, engine.runner, config)
 
 
 def prompts(count: int, seed: int, solved: bool = False) -> list[list[int]]:

@@ -72,8 +72,8 @@ class RecordingRunner(NumpyRunner):
         self._parse_range.append(ints(self.table.sampling[batch.slots]))
         return super().launch(batch)
 
-    def _run(self, batch: Batch) -> StepResult:
-        result = super()._run(batch)
+    def run_batch(self, batch: Batch) -> StepResult:
+        result = super().run_batch(batch)
         np.testing.assert_array_equal(self._sampling[batch.slots], self._parse_range.popleft())
         return result
 
@@ -157,7 +157,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def stop_these(self, request_id: str, indices: set[int], cut: int | None) -> None:
         scheduler, stopped = self.engine.scheduler, set[int]()
-        group = scheduler._registry.by_id.get(request_id)
+        group = scheduler.registry.by_id.get(request_id)
         if group is not None:
             begun = {*self.with_a_slot(group), *scheduler.parking.indices(group).tolist()}
             stopped = begun & indices
@@ -194,7 +194,7 @@ class EngineMachine(RuleBasedStateMachine):
     def park_these(self, slots: list[int]) -> None:
         some = np.array(sorted(slots), np.int64)
         for engine in self.both if slots else ():
-            engine.scheduler.park(some, engine._runner.read_slots(some))
+            engine.scheduler.park(some, engine.runner.read_slots(some))
 
     @rule(
         prompt=st.lists(tokens, min_size=1, max_size=3),
@@ -212,7 +212,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.add(replace(many, emit="final"))
         self.step(4)
         self.settle()
-        group = self.engine.scheduler._registry.by_id.get(str(self.count))
+        group = self.engine.scheduler.registry.by_id.get(str(self.count))
         if group is not None:
             table = self.engine.scheduler.table
             slots = parkable(table)
@@ -359,9 +359,9 @@ class EngineMachine(RuleBasedStateMachine):
         assert (self.engine.status().running, self.engine.status().waiting) == (0, 0)
         assert scheduler.table.num_free == scheduler.table.num_slots
         assert (parking.num_parked, parking.num_bytes, scheduler.prefixes.num_pinned) == (0, 0, 0)
-        assert not scheduler._admission.prefill._awaiting
-        assert not scheduler._admission.shares.tiers
-        assert not scheduler.stop_sets._users
+        assert not scheduler.admission.prefill.awaiting
+        assert not scheduler.admission.shares.tiers
+        assert not scheduler.stop_sets.users
         for request in self.requests.values():
             if request.id not in self.aborted:
                 self.compare(request)

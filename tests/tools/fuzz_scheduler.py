@@ -230,7 +230,7 @@ class History:
         scheduler = self.engine.scheduler
         assert scheduler.table.num_owned == scheduler.prefixes.num_pinned == 0
         assert scheduler.parking.num_parked == scheduler.parking.num_bytes == 0
-        assert not scheduler._admission.shares.tiers
+        assert not scheduler.admission.shares.tiers
         for name, request in self.requests.items():
             for index in range(request.params.n) if name not in self.gone else ():
                 message = self.outputs[name, index]

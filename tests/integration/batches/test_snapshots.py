@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import metrics
 from engine.client.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import EngineUnavailable, SnapshotError
@@ -27,6 +26,7 @@ from engine.weights.weights import Weights
 from engine.wiring import EngineWiring
 from tests.conftest import MakeRequest
 from tests.engines.held_engine import HeldEngine, held, hold, release
+from tests.engines.making import sample_value
 from tests.engines.numpy_runner import NumpyRunner, tiny_weights
 from tests.engines.served_engine import NUM_SLOTS, Serve, Served, collect, connected, until
 
@@ -231,8 +231,7 @@ async def test_a_snapshot_that_cannot_be_written_disturbs_nobody(
 ) -> None:
     folder.write_text("in the way")
     serve(make_engine=HeldEngine, model=folder.parent, snapshot_dir=str(folder))
-    failures = metrics.SNAPSHOTS.labels("failed")._value
-    before = failures.get()
+    before = sample_value("srm_snapshots_total", result="failed")
     wanted = requests()
     async with asking(endpoint) as client:
         with held(folder.parent, steps=5):
@@ -241,7 +240,7 @@ async def test_a_snapshot_that_cannot_be_written_disturbs_nobody(
             with pytest.raises(SnapshotError, match=r"durable\.snapshot\.partial: cannot"):
                 await client.snapshot()
         assert await batch == undisturbed(weights, wanted)
-    assert failures.get() == before + 1
+    assert sample_value("srm_snapshots_total", result="failed") == before + 1
 
 
 @pytest.mark.parametrize(
@@ -283,14 +282,14 @@ async def test_with_nothing_to_go_on_with_nothing_is_written_and_who_goes_answer
 
 async def left_in_the_middle(served: Served, endpoint: str, wanted: list[Request]) -> None:
     """By a client that is gone, when the engine has made 25 steps."""
-    patience_s = served.process._clients.timeout_s
+    patience_s = served.process.clients.timeout_s
     async with connected(endpoint) as leaving:
         asked = asyncio.create_task(collect_all(leaving, wanted))
         await until(lambda: served.engine.num_steps == 25)
     await lost(asked)
-    served.process._clients.timeout_s = 0
+    served.process.clients.timeout_s = 0
     await until(lambda: not served.engine.has_work)
-    served.process._clients.timeout_s = patience_s
+    served.process.clients.timeout_s = patience_s
 
 
 @pytest.mark.parametrize("has_memory", [True, False])
@@ -306,16 +305,18 @@ async def test_a_successor_goes_on_with_what_a_client_that_is_gone_left(
         monkeypatch.setattr("engine.process.durable.available_memory", lambda: 0)
     served = serve(make_engine=HeldEngine, model=folder.parent)
     wanted = requests()
-    restored, sampled = metrics.RESTORED._value.get(), metrics.DECODE_TOKENS._value.get()
+    names = "srm_restored_sequences_total", "srm_engine_decode_tokens_total"
+    restored, sampled = map(sample_value, names)
     with held(folder.parent, steps=25):
         await left_in_the_middle(served, endpoint, wanted)
     assert not served.engine.has_work
     async with asking(endpoint) as client:
         await steps_after_all(client, wanted, weights)
     once = MAX_TOKENS * sum(request.params.n for request in wanted)
-    by_both = metrics.DECODE_TOKENS._value.get() - sampled  # and by an undisturbed engine
+    restored_now, sampled_now = map(sample_value, names)
+    by_both = sampled_now - sampled  # and by an undisturbed engine
     assert (by_both == 2 * once) == has_memory, "none is sampled twice"
-    assert metrics.RESTORED._value.get() - restored == (NUM_SLOTS if has_memory else 0)
+    assert restored_now - restored == (NUM_SLOTS if has_memory else 0)
 
 
 async def test_what_a_client_that_is_gone_left_is_in_the_next_snapshot(

@@ -18,7 +18,7 @@ import pytest
 from engine.client.client import EngineClient
 from engine.errors import EngineUnavailable, SRMError, SwapInProgress
 from engine.kept_model import unclaimed
-from engine.messages import Done, LoadWeights, PutWeights, ToEngine
+from engine.messages import Done, FromEngine, LoadWeights, PutWeights, ToEngine
 from engine.process.engine import Engine
 from engine.process.weights_note import first_weights
 from engine.weights.weights import Weights
@@ -62,8 +62,10 @@ class Cut(Served):
     def cut(self, point: str, act: Callable[[], object]) -> None:
         self.at, self._act = point, act
 
-    def _run(self) -> None:
-        receive, send = self.process._receive, self.process._send
+    def run(self) -> None:
+        clients = self.process.clients
+        receive, send = clients.receive, clients.send
+        num_new = 0
 
         def reach(point: str) -> None:
             if point and point == self.at:
@@ -71,26 +73,31 @@ class Cut(Served):
                 assert self._act is not None
                 self._act()
 
-        def received(client: bytes, payload: bytes) -> None:
-            message: Any = msgspec.msgpack.decode(payload, type=ToEngine)
-            reach(POINTS[0] if isinstance(message, LoadWeights) else "")
-            reach(POINTS[3] if isinstance(message, PutWeights) else "")
-            receive(client, payload)
-            self.heard += isinstance(message, LoadWeights | PutWeights)
+        def received() -> tuple[bytes, bytes] | None:
+            nonlocal num_new
+            self.heard += num_new  # it asks for the next one, so it is through with these
+            num_new = 0
+            if (item := receive()) is not None:
+                message: Any = msgspec.msgpack.decode(item[1], type=ToEngine)
+                reach(POINTS[0] if isinstance(message, LoadWeights) else "")
+                reach(POINTS[3] if isinstance(message, PutWeights) else "")
+                num_new = isinstance(message, LoadWeights | PutWeights)
+            return item
 
-        def sent(client: bytes, message: Any) -> bool:
+        def sent(client: bytes, payload: bytes) -> bool:
+            message: Any = msgspec.msgpack.decode(payload, type=FromEngine)
             is_put = isinstance(message, Done) and "seconds" in message.detail
             if isinstance(message, Done):
                 reach(POINTS[4 if is_put else 1])
-            is_sent = send(client, message)
+            is_sent = send(client, payload)
             if isinstance(message, Done):
                 reach(POINTS[5 if is_put else 2])
             return is_sent
 
-        self.process._receive = received  # type: ignore[method-assign]
-        self.process._send = sent  # type: ignore[method-assign]
+        clients.receive = received  # type: ignore[method-assign]
+        clients.send = sent  # type: ignore[method-assign]
         try:
-            super()._run()
+            super().run()
         except Killed:
             self.exit_code = -9
 
@@ -137,7 +144,7 @@ class Fleet:
 
         def has_settled() -> bool:
             self.restart()
-            is_free = not any(engine.process._weight_reload.current for engine in self.engines)
+            is_free = not any(engine.process.weight_reload.current for engine in self.engines)
             return is_free and len(set(self.in_use)) == 1
 
         await until(has_settled)
@@ -260,7 +267,7 @@ async def test_the_process_that_changes_weights_is_killed_between_its_messages(
 ) -> None:
     """After so many of: load to each engine, put to each."""
     for engine in fleet.engines:
-        engine.process._weight_reload.lease_s = 0.5
+        engine.process.weight_reload.lease_s = 0.5
     async with client_of(fleet) as dying, client_of(fleet) as client:
         left = text
 
@@ -283,7 +290,7 @@ async def test_the_process_that_changes_weights_is_killed_between_its_messages(
         assert fleet.starts == 2, "who is behind has them staged, and starts nothing anew"
         change.cancel()
         for engine in fleet.engines:
-            engine.process._weight_reload.lease_s = 120
+            engine.process.weight_reload.lease_s = 120
         await assert_serves(fleet, client, weights, tmp_path)
 
 
@@ -296,7 +303,7 @@ async def test_whoever_asked_for_weights_may_leave(
     async with client_of(fleet) as client:
         folder = model_folder(tmp_path, weights, 3)
         asked = asyncio.create_task(client.load_weights(str(folder), "finish"))
-        await until(lambda: fleet.engines[0].process._weight_reload.is_prepared)
+        await until(lambda: fleet.engines[0].process.weight_reload.is_prepared)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
@@ -316,7 +323,7 @@ async def test_a_drain_and_a_snapshot_in_the_middle_of_a_change(
     async with client_of(fleet) as client, asyncio.timeout(120):
         folder = model_folder(tmp_path, weights, 3)
         asked = asyncio.create_task(client.load_weights(str(folder), "finish"))
-        await until(lambda: staged.process._weight_reload.is_prepared)
+        await until(lambda: staged.process.weight_reload.is_prepared)
         snapshot = asyncio.create_task(client.snapshot())
         await until(lambda: bool(client.status and client.status.held_s))
         assert client.status is not None and client.status.changing == str(folder)
@@ -341,7 +348,7 @@ def test_staged_weights_are_dropped_once_nobody_says_that_they_are_wanted(
         staged: Any = raw.receive()
         assert (staged.id, staged.detail) == ("a", {"weights_version": 2})
         assert fleet.engines[0].engine.scheduler.is_held
-        fleet.engines[0].process._weight_reload._held_until = 0.0
+        fleet.engines[0].process.weight_reload.lease_s = 0.0
         refusal: Any = raw.receive()
         assert refusal.id == "a" and refusal.code == "engine_unavailable"
         raw.socket.send(msgspec.msgpack.encode(PutWeights("a")))

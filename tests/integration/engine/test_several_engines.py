@@ -360,7 +360,7 @@ async def test_weights_that_one_engine_cannot_use_are_used_by_none(
         for _ in range(2):
             with pytest.raises(SRMError, match="cannot write /no/such/folder"):
                 await client.load_weights(folder, "continue")
-            await until(lambda: not any(item.process._weight_reload.current for item in two))
+            await until(lambda: not any(item.process.weight_reload.current for item in two))
         assert weights_in_use(two) == before
         assert len(await collect(client, request_of("a", n=64, max_tokens=5))) == 64
 
@@ -400,14 +400,15 @@ async def test_a_client_that_dies_while_weights_change_leaves_one_version(
     two = serve(weights_note=note), serve(number=1, weights_note=note)
     folder = model_folder(tmp_path, weights, 3)
     async with client_of(endpoint) as dying:
-        await dying._ask_all(LoadWeights("a", folder, "continue", is_staged=True))
+        staged = LoadWeights("a", folder, "continue", is_staged=True)
+        await asyncio.gather(*(connection.ask(staged) for connection in dying.engines))
         for connection in dying.engines[:committed]:
             await connection.ask(PutWeights("a"))
     for item in two:
-        item.process._clients.timeout_s = 0.0  # so that it is noticed at once that it is gone
-    await until(lambda: not any(item.process._weight_reload.current for item in two))
+        item.process.clients.timeout_s = 0.0  # so that it is noticed at once that it is gone
+    await until(lambda: not any(item.process.weight_reload.current for item in two))
     for item in two:
-        item.process._clients.timeout_s = 120
+        item.process.clients.timeout_s = 120
     if committed:
         assert {item.engine.weights_version for item in two} == {2}, "it follows the other's note"
     else:
@@ -428,7 +429,7 @@ async def test_of_two_changes_at_once_one_is_made_or_none(
         results = await asyncio.gather(*changes, return_exceptions=True)
         assert all(isinstance(result, Done | SwapInProgress) for result in results), results
         made = [result for result in results if isinstance(result, Done)]
-        await until(lambda: not any(served.process._weight_reload.current for served in two))
+        await until(lambda: not any(served.process.weight_reload.current for served in two))
         assert len(set(weights_in_use(two))) == 1
         assert two[0].engine.weights_version == 1 + len(made)
         done = await one.load_weights(folders[0], "continue")

@@ -74,7 +74,7 @@ def test_memory_is_not_written_again_before_it_was_copied(
     expected = ask(Engine(TINY, NumpyRunner(weights, 4, 2), config))
     assert len(expected) == 2 + 8 * 3 + 4 + 1 and len(set(expected.values())) > 9
     assert ask(Engine(TINY, late, config)) == expected
-    assert len(late.steps._unused) == 2, "two steps are under way at once, not more"
+    assert len(late.steps.unused) == 2, "two steps are under way at once, not more"
 
 
 def test_steps_may_be_waited_for_in_any_order_and_number(
@@ -151,7 +151,7 @@ class OnCpu:
 
 def test_the_graph_runs_on_views_of_one_packed_upload() -> None:
     with engine_on_max(tiny_weights(), prefix_slots=3, **SIZES) as plain:
-        on_cpu: Any = plain._runner
+        on_cpu: Any = plain.runner
         config = EngineConfig(prefix_slots=2, **SIZES)  # the last slot is nobody's
         expected = ask(Engine(TINY, on_cpu, config))
         on_cpu._gpu_steps = GpuSteps(on_cpu.device, on_cpu._pool, 6)
@@ -163,11 +163,11 @@ def test_steps_fail_where_the_device_does(late: LateRunner, weights: Weights) ->
     def fail(_: Batch) -> None:
         raise RuntimeError("the device is lost")
 
-    late.model._run = fail
+    late.model.run = fail
     engine = Engine(TINY, late, EngineConfig(prefix_slots=2, **SIZES))
     with pytest.raises(RuntimeError, match="the device is lost"):
         engine.generate([[5]], SamplingParams(max_tokens=3))
-    assert not late.steps._unused
+    assert not late.steps.unused
 
 
 def test_max_is_told_its_share_of_a_gpus_memory_before_it_opens_one(

@@ -9,14 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine import metrics
 from engine.config import EngineConfig
 from engine.errors import SnapshotError
 from engine.messages import Output, Request
 from engine.process.durable import REFUSED, Detail, Durable
 from engine.process.engine import Engine
 from engine.process.snapshot import NAME
-from tests.engines.making import engine_of, request_of
+from tests.engines.making import engine_of, request_of, sample_value
 from tests.engines.numpy_runner import tiny_weights
 from tests.engines.run_engine import run, tokens
 
@@ -77,9 +76,9 @@ def test_another_engine_goes_on_and_samples_the_same(
     assert detail["sequences"] == 8
     assert message | tokens(run(first)) == expected  # and the first is none the worse for it
     restoring = Durable(second, config_of(tmp_path))
-    restored = metrics.RESTORED._value.get()
+    restored = sample_value("srm_restored_sequences_total")
     add(second, durable=restoring)
-    assert metrics.RESTORED._value.get() - restored == 8
+    assert sample_value("srm_restored_sequences_total") - restored == 8
     assert tokens(run(second)) == expected
     assert second.num_steps < alone.num_steps
 
@@ -97,13 +96,13 @@ def test_a_snapshot_that_cannot_be_used_is_set_aside(
         second, message = engine_of(), f"{path}: checksum of states in chunk 0 is"
         whole = path.read_bytes()
         path.write_bytes(whole[:200] + bytes([whole[200] ^ 1]) + whole[201:])
-    refused = metrics.SNAPSHOTS.labels("refused")._value.get()
+    refused = sample_value("srm_snapshots_total", result="refused")
     durable = Durable(second, config_of(tmp_path))
     with caplog.at_level(logging.ERROR):
         assert [durable.progress(request) for request in REQUESTS] == [None] * 4
     assert message in caplog.text
     assert list(tmp_path.iterdir()) == [tmp_path / REFUSED]
-    assert metrics.SNAPSHOTS.labels("refused")._value.get() == refused + 1
+    assert sample_value("srm_snapshots_total", result="refused") == refused + 1
 
 
 def test_weights_that_change_meanwhile_end_a_snapshot(
@@ -115,7 +114,7 @@ def test_weights_that_change_meanwhile_end_a_snapshot(
     content = (tmp_path / NAME).read_bytes()
 
     def others_come() -> list[Output]:
-        engine._fingerprint = "others"
+        engine.load_weights(tiny_weights(1))
         return []
 
     with pytest.raises(SnapshotError, match="weights were changed"):
@@ -132,7 +131,7 @@ def test_what_other_weights_made_is_not_gone_on_with(tmp_path: Path) -> None:
     restoring = Durable(second, config_of(tmp_path))
     for engine, known, request in (first, durable, REQUESTS[0]), (second, restoring, REQUESTS[1]):
         assert known.progress(request) is not None
-        engine._fingerprint = "others"
+        engine.load_weights(tiny_weights(1))
         assert known.progress(request) is None
 
 
@@ -177,10 +176,10 @@ def test_one_is_due_only_while_there_are_durable_requests(
 def test_the_last_one_is_given_up_when_it_takes_too_long(tmp_path: Path) -> None:
     engine, durable = begun(tmp_path)
     engine.settle()
-    failed = metrics.SNAPSHOTS.labels("failed")._value.get()
+    failed = sample_value("srm_snapshots_total", result="failed")
     durable.finish(is_late=lambda: True, alive=lambda: None)
     assert not durable.is_busy
-    assert metrics.SNAPSHOTS.labels("failed")._value.get() == failed + 1
+    assert sample_value("srm_snapshots_total", result="failed") == failed + 1
     alive: list[int] = []
     durable.finish(is_late=lambda: False, alive=lambda: alive.append(1))
     assert alive and (tmp_path / NAME).exists()

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -25,6 +24,7 @@ from engine.messages import SamplingParams
 from engine.process.engine import Engine as SteppedEngine
 from engine.python.offline import Engine, GenerateProgress
 from engine.python.request_output import Completion
+from engine.python.tokenizer import FolderTokenizer
 from engine.steps.batch import Batch
 from server.text.text import Text
 from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
@@ -33,19 +33,29 @@ from tests.serving import TEXT_MODEL, Server, complete
 SLOTS = 16
 
 
-def make(folder: Path, **settings: object) -> Engine:
-    config = msgspec.convert(
-        {"num_slots": SLOTS, "max_step_rows": 8, "max_step_tokens": 64, **settings}, EngineConfig
-    )
-    config = msgspec.structs.replace(config, model=folder)
+def make(folder: Path) -> tuple[Engine, SteppedEngine]:
+    config = EngineConfig(num_slots=SLOTS, max_step_rows=8, max_step_tokens=64, model=folder)
     runner = NumpyRunner(tiny_weights(config=TEXT_MODEL), SLOTS)
-    return Engine.over(SteppedEngine(TEXT_MODEL, runner, config), config)
+    steps = SteppedEngine(TEXT_MODEL, runner, config)
+    return Engine.over(steps, config), steps
 
 
 @pytest.fixture
-def llm(text_model: Path) -> Iterator[Engine]:
-    with make(text_model) as made:
-        yield made
+def made(text_model: Path) -> Iterator[tuple[Engine, SteppedEngine]]:
+    llm, steps = make(text_model)
+    with llm:
+        yield llm, steps
+
+
+@pytest.fixture
+def llm(made: tuple[Engine, SteppedEngine]) -> Engine:
+    return made[0]
+
+
+@pytest.fixture
+def steps(made: tuple[Engine, SteppedEngine]) -> SteppedEngine:
+    """What `llm` runs on."""
+    return made[1]
 
 
 def tokens(completions: list[Completion]) -> list[list[int]]:
@@ -81,16 +91,15 @@ def test_it_gives_what_the_server_gives(llm: Engine, server: Server) -> None:
     ]
 
 
-def test_any_tokens_read_as_the_server_reads_them(llm: Engine, text_model: Path) -> None:
+def test_any_tokens_read_as_the_server_reads_them(text_model: Path) -> None:
     rng = np.random.default_rng(0)
-    text = Text(text_model)
+    text, decode = Text(text_model), FolderTokenizer(text_model).decode
     for length in (1, 2, 5, 50, 200):
         ids = rng.integers(0, TEXT_MODEL.vocab_size, length, np.int32)
         expected = text.decode(ids.tobytes()).decode(errors="replace")
-        made = Completion(0, 0, ids, "length", None, llm._tokenizer.decode)
-        assert made.text == expected
+        assert Completion(0, 0, ids, "length", None, decode).text == expected
         last = text.decode(ids[:-1].tobytes()).decode(errors="replace")
-        assert Completion(0, 0, ids, "stop", None, llm._tokenizer.decode).text == last
+        assert Completion(0, 0, ids, "stop", None, decode).text == last
 
 
 def test_many_samples_of_more_prompts_than_there_are_slots(llm: Engine) -> None:
@@ -166,14 +175,14 @@ def test_prompts_are_scored(llm: Engine) -> None:
     assert plain.prompt_scores is None and plain.completions[0].scores is None
 
 
-def test_a_stop_token_is_among_the_ids_and_not_in_the_text(llm: Engine) -> None:
+def test_a_stop_token_is_among_the_ids_and_not_in_the_text(llm: Engine, text_model: Path) -> None:
     of: dict[str, Any] = {"max_tokens": 9, "seed": 3, "ignore_eos": True}
     (free,) = tokens(llm.generate("the cat", SamplingParams(**of))[0].completions)
     (result,) = llm.generate("the cat", SamplingParams(stop_token_ids=(free[4],), **of))
     (one,) = result.completions
     assert one.finish_reason == "stop"
     assert one.token_ids.tolist() == free[: free.index(free[4]) + 1]
-    assert one.text == llm._tokenizer.decode(one.token_ids[:-1])
+    assert one.text == FolderTokenizer(text_model).decode(one.token_ids[:-1])
 
 
 def test_progress_ends_with_everything(llm: Engine) -> None:
@@ -223,7 +232,9 @@ def test_one_at_a_time(llm: Engine) -> None:
     llm.close()
 
 
-def test_a_refusal_names_the_prompt_and_leaves_nothing_behind(llm: Engine) -> None:
+def test_a_refusal_names_the_prompt_and_leaves_nothing_behind(
+    llm: Engine, steps: SteppedEngine
+) -> None:
     good = SamplingParams(max_tokens=100)
     for prompts, params, kind, message in (
         (["the cat", [5] * 200], good, ContextTooLong, "prompt 1: .* your prompt has 200 tokens"),
@@ -238,20 +249,20 @@ def test_a_refusal_names_the_prompt_and_leaves_nothing_behind(llm: Engine) -> No
     ):
         with pytest.raises(kind, match=message):
             llm.generate(prompts, params)  # type: ignore[arg-type]
-        assert llm._steps is not None and not llm._steps.has_work
-        assert llm._steps.scheduler.table.num_owned == 0
+        assert not steps.has_work
+        assert steps.scheduler.table.num_owned == 0
     with pytest.raises(InvalidRequest, match="prompt_logprobs must be None here, got 0"):
         list(llm.stream(["a"], SamplingParams(prompt_logprobs=0)))
 
 
 def test_without_a_tokenizer_there_are_ids(text_model: Path, tmp_path: Path) -> None:
-    with make(tmp_path) as nameless:
+    with make(tmp_path)[0] as nameless:
         (result,) = nameless.generate([[5, 6]])
         assert result.completions[0].text is None
         with pytest.raises(InvalidRequest, match="this model has no tokenizer"):
             nameless.generate(["the cat"])
     (tmp_path / "tokenizer.json").write_text("{}")
-    with make(tmp_path) as broken, pytest.raises(CheckpointError, match="is not a tokenizer"):
+    with make(tmp_path)[0] as broken, pytest.raises(CheckpointError, match="is not a tokenizer"):
         broken.generate(["the cat"])
 
 
@@ -277,20 +288,22 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_waits_for_the_step_and_the_engine_stays_whole(llm: Engine) -> None:
-    steps = 0
+def test_an_interrupt_waits_for_the_step_and_the_engine_stays_whole(
+    llm: Engine, steps: SteppedEngine
+) -> None:
+    num_steps = 0
 
     def interrupt(_progress: GenerateProgress) -> None:
-        nonlocal steps
-        steps += 1
-        if steps == 3:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 3:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["the cat"] * 9, SamplingParams(max_tokens=50), on_progress=interrupt)
-    assert steps == 3
-    assert llm._steps is not None and llm._steps.scheduler.table.num_owned == 0
-    runner = llm._steps._runner
+    assert num_steps == 3
+    assert steps.scheduler.table.num_owned == 0
+    runner = steps.runner
     launch = runner.launch
 
     def interrupted(batch: object) -> object:

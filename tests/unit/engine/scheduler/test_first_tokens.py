@@ -29,7 +29,7 @@ def running_scheduler(count: int, **settings: Any) -> Scheduler:
 def rows_by_request(scheduler: Scheduler, batch: Batch) -> Counter[str]:
     first_ids = scheduler.table.first_id[batch.slots].tolist()
     return Counter(
-        scheduler._registry.by_first_id[first_own_id].request.id for first_own_id in first_ids
+        scheduler.registry.by_first_id[first_own_id].request.id for first_own_id in first_ids
     )
 
 
@@ -84,7 +84,7 @@ def test_all_that_run_take_turns_while_prompts_are_fed() -> None:
     before = scheduler.table.position.copy()
     for _ in range(12):
         step(scheduler)
-    first_id = scheduler._registry.by_id["running"].first_id
+    first_id = scheduler.registry.by_id["running"].first_id
     served = (scheduler.table.position - before)[scheduler.table.first_id == first_id]
     assert served.min() >= 2 and served.max() - served.min() <= 1
 

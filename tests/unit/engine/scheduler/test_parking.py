@@ -25,7 +25,7 @@ def running(engine: Engine) -> Counter[str]:
     """Sequences with a slot, by request."""
     scheduler = engine.scheduler
     owners = scheduler.table.first_id[scheduler.table.first_id >= 0].tolist()
-    return Counter(scheduler._registry.by_first_id[owner].request.id for owner in owners)
+    return Counter(scheduler.registry.by_first_id[owner].request.id for owner in owners)
 
 
 def alone(*requests: Request) -> dict[tuple[str, int], bytes]:
@@ -90,7 +90,7 @@ def test_parked_samples_are_stopped_and_none_that_is_not_durable_is_kept() -> No
     engine.add(request_of("high", [9, 8], n=4, max_tokens=5))
     run(engine, 2)
     engine.stop("low", np.array([1], np.int32), 3)
-    assert engine.scheduler.parking.indices(engine.scheduler._registry.by_id["low"]).tolist() == [
+    assert engine.scheduler.parking.indices(engine.scheduler.registry.by_id["low"]).tolist() == [
         0,
         2,
     ]
@@ -109,7 +109,7 @@ def test_a_prompt_is_counted_once_though_its_samples_are_parked() -> None:
         next(engine.parked_of_all())  # a step is under way
     engine.settle()
     slots = parkable(engine.scheduler.table)
-    engine.scheduler.park(slots, engine._runner.read_slots(slots))
+    engine.scheduler.park(slots, engine.runner.read_slots(slots))
     other.add(request, merged([parked for _, parked in engine.parked_of_all()]))
     for item in (engine, other):
         run(item)

@@ -16,7 +16,7 @@ def served(scheduler: Scheduler) -> Counter[str]:
     first_ids = scheduler.table.first_id[batch.slots].tolist()
     assert batch.is_partial
     counts = Counter(
-        scheduler._registry.by_first_id[first_own_id].request.id for first_own_id in first_ids
+        scheduler.registry.by_first_id[first_own_id].request.id for first_own_id in first_ids
     )
     complete(scheduler, batch)
     return counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.scheduler.round_robin import RoundRobin
 from engine.scheduler.scheduler import Scheduler
 from tests.engines.making import complete, request_of, scheduler_of
 from tests.tools.calls import calls_of
@@ -38,9 +39,9 @@ def calls_of_turns(num_slots: int) -> int:
     scheduler = scheduler_of(num_slots=num_slots, max_step_rows=4, max_waiting=num_slots)
     scheduler.add(request_of("high", [5], n=2, max_tokens=60))
     scheduler.add(request_of("low", [5], n=num_slots - 2, priority=-1, max_tokens=60))
-    scheduler._admission.admit()
-    shares = scheduler._admission.shares
-    return calls_of(lambda: scheduler._round_robin.choose_slots(scheduler.table, shares, 4))
+    scheduler.admission.admit()
+    shares = scheduler.admission.shares
+    return calls_of(lambda: RoundRobin().choose_slots(scheduler.table, shares, 4))
 
 
 def calls_of_an_admission(waiting: int) -> int:

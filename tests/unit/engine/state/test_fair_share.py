@@ -20,7 +20,7 @@ from tests.engines.making import (
 
 def held(scheduler: Scheduler) -> Counter[str]:
     """Slots by share."""
-    tiers = scheduler._admission.shares.tiers.values()
+    tiers = scheduler.admission.shares.tiers.values()
     return Counter({name: member.owned for tier in tiers for name, member in tier.members.items()})
 
 
@@ -34,7 +34,7 @@ def test_shares_that_want_all_get_slots_by_weight(n: int) -> None:
     for _ in range(9):
         batch = scheduled(scheduler)
         waiting = {
-            share for line in scheduler._admission.lines for share in line.get_queue(0).shares()
+            share for line in scheduler.admission.lines for share in line.get_queue(0).shares()
         }
         assert len(waiting) == 2
         assert abs(held(scheduler)["one"] - 10) <= 1 and held(scheduler).total() == 40
@@ -93,6 +93,6 @@ def test_of_those_who_wait_no_more_are_looked_at_than_are_wanted() -> None:
     scheduler = scheduler_of(num_slots=2)
     for name in "abcde":
         scheduler.add(request_of(name, [5]))
-    admission = scheduler._admission
+    admission = scheduler.admission
     share = admission.shares.tiers[0].members[""]
     assert [admission.usable(share, limit) for limit in (0, 1, 3, 5, 99)] == [0, 1, 3, 5, 5]

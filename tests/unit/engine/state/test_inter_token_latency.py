@@ -33,8 +33,8 @@ def turn_of(running: list[int], begin: int, limit: int) -> list[int]:
 def test_gaps_are_those_of_every_slot(steps: list[tuple[set[int], int, bool]]) -> None:
     """Each step says which slots run from now on, how many of them a step has room for, and
     whether those with an even number go first."""
-    pace, begin = InterTokenLatency(NUM_SLOTS), 0
-    pace._most_steps = 3  # so that steps are numbered anew now and then
+    # Few, so that steps are numbered anew now and then.
+    pace, begin = InterTokenLatency(NUM_SLOTS, most_steps=3), 0
     running: set[int] = set()
     served_at: dict[int, float] = {}  # of the running slots that were served
     for now, (wanted, limit, is_mixed) in enumerate(steps, 1):
@@ -61,12 +61,11 @@ def test_gaps_are_those_of_every_slot(steps: list[tuple[set[int], int, bool]]) -
 
 
 def test_times_of_steps_stay_few() -> None:
-    pace, most = InterTokenLatency(1_000), 0
-    pace._most_steps = 50
+    pace, most = InterTokenLatency(1_000, most_steps=50), 0
     for step in range(5_000):
         begin = step * 100 % 900  # the last hundred slots are never served
         slots = np.arange(begin, begin + 100)
         pace.serve(slots, slots[:0], True, float(step))
-        most = max(most, len(pace._times))
+        most = max(most, len(pace.times))
     assert most == 50
     assert pace.last(np.array([0, 899, 999])).tolist() == [4995.0, 4994.0, 0.0]
