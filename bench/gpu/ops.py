@@ -80,9 +80,9 @@ def compare(ops: Ops, name: str, rows: int) -> tuple[npt.NDArray[np.int64], int,
     """Run an op on so many rows. Return which are compared, the columns of each, and with what."""
     before, outputs, after = ops.run(name, rows)
     if ops.dtype == FLOAT8:
-        compared_values = _float8(name, ops.weights.get(name), before, outputs)
+        compared_values = check_float8(name, ops.weights.get(name), before, outputs)
     elif name in ops.weights:
-        compared_values = _product(name, ops.weights[name], before, outputs)
+        compared_values = check_product(name, ops.weights[name], before, outputs)
     else:
         compared_values = CHECKS[name](before, outputs, after)
     got, expected, _ = compared_values
@@ -142,7 +142,7 @@ def _rounding(values: Array, *magnitudes: F64) -> F64:
     return 1e-6 + step * total
 
 
-def _product(name: str, weight: Array, before: list[Array], outputs: list[Array]) -> Found:
+def check_product(name: str, weight: Array, before: list[Array], outputs: list[Array]) -> Found:
     """Every column of some rows. A library may round after each part of the epilogue."""
     rows = looked_at(len(before[0]))
     x, wide = _wide(before[0][rows]), weight.astype(np.float64)
@@ -182,7 +182,9 @@ def _with_moments(
     return y, wanted, allowed
 
 
-def _float8(name: str, weight: Array | None, before: list[Array], outputs: list[Array]) -> Found:
+def check_float8(
+    name: str, weight: Array | None, before: list[Array], outputs: list[Array]
+) -> Found:
     """The ops of `bench.engine.float8`: a norm has no weight, "up" writes INNER of each 64."""
     rows = looked_at(len(before[0]))
     if weight is None:

@@ -103,7 +103,7 @@ def markdown(record: Record) -> list[str]:
         ("Tokens a second, sampled at temperature 1", _rates(record)),
         ("Many sequences in turns", _many(timed)),
         ("Through HTTP", _http(timed)),
-        ("Products and ops against float64", _ops(timed)),
+        ("Products and ops against float64", tabulate_ops(timed)),
         ("The same wherever and beside whomever", _checks(lines)),
         ("A step's kernels", _kernels(timed)),
         ("The driver", _facts(lines, "probe")),
@@ -159,7 +159,7 @@ def _http(lines: list[Record]) -> list[str]:
     )
 
 
-def _ops(lines: list[Record]) -> list[str]:
+def tabulate_ops(lines: list[Record]) -> list[str]:
     return table(
         "op | dtype | d | rows | right | error, of what rounding allows | time | GFLOP/s | GB/s",
         (

@@ -22,7 +22,7 @@ import pytest
 import deploy.gpu.run as run_module
 from bench.gpu.ops import wrong_elements
 from bench.gpu.profile import each_once, last_step, read_kernels
-from bench.gpu.report import _ops
+from bench.gpu.report import tabulate_ops
 from bench.gpu.task import Task
 from deploy.gpu import graphs
 from deploy.gpu.calls import GPU, REHEARSAL, KitPart, calls
@@ -71,6 +71,12 @@ def part(*rows: int, name: str = "a", **fields: Any) -> KitPart:
 def is_missing(part: KitPart) -> bool:
     """Whether the program that runs it is not here."""
     return bool(part.under) and shutil.which(part.under[0]) is None
+
+
+def write_line(call: Call, **facts: Any) -> None:
+    """As a process of the call's does."""
+    with call.lines.open("a") as file:
+        file.write(json.dumps({"part": "a", "key": "", "at": 0, **facts}) + "\n")
 
 
 def written(call: Call) -> list[dict[str, Any]]:
@@ -198,7 +204,7 @@ def test_the_variables_that_a_gpu_opened_with_are_those_of_all_that_follows(call
     rungs: dict[str, dict[str, Any]] = {"a": {"ok": False}}
     rungs["b"] = {"ok": True, "environment": {"SRM_TRIED": "b"}}
     for key, rung in rungs.items():
-        call._append({"part": "opening", "key": key, "at": 0, **rung})
+        write_line(call, part="opening", key=key, **rung)
     call.run([replace(part(name="opening"), opens=True)])
     assert call.environment == {"SRM_TRIED": "b"} and call.opened
 
@@ -278,7 +284,7 @@ def test_a_product_that_is_not_a_number_is_reported() -> None:
     """It is written as null, and is what a kernel that is wrong gives first."""
     line = {"op": "up", "dtype": "bfloat16", "d_model": 512, "rows": 2, "ok": False}
     written = msgspec.json.encode(line | {"error": math.nan})
-    shown = "\n".join(_ops([msgspec.json.decode(written)]))
+    shown = "\n".join(tabulate_ops([msgspec.json.decode(written)]))
     assert "| up | bfloat16 | 512 | 2 | **no** | not a number |" in shown
 
 

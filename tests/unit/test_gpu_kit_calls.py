@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ import deploy.gpu.run as run_module
 from bench.gpu.report import markdown, record_of
 from deploy.gpu.run import HEADING, TIMED_OUT, Call, last_line, waited, wrong_products
 from engine.errors import ConfigError
-from tests.unit.test_gpu_kit import call, part, written
+from tests.unit.test_gpu_kit import call, part, write_line, written
 
 __all__ = ["call"]
 MACHINE = {"part": "machine", "key": "machine", "machine": "A100", "commit": "1"}
@@ -160,13 +161,14 @@ def test_results_are_printed_as_they_come_without_what_is_long(
         raise subprocess.TimeoutExpired([], 1)
 
     monkeypatch.setattr(run_module, "waited", wait)
-    call._append({"part": "a", "key": "of the call before"})
+    write_line(call, key="of the call before")
     call = Call(1, "cpu", call.lines.parent, "", math.inf)
     assert call.run([part(1, 5)]) == 1
     first, end = map(json.loads, printed)
     assert first["key"] == "up 1" and end["key"] == "end" and end["exit"] == TIMED_OUT
-    call._write(part(1), raw=[1.0], wrong={"elements": 1}, ok=False)
-    assert {*json.loads(printed[-1])} == {"part", "key", "at", "ok"}
+    write_line(call, raw=[1.0], wrong={"elements": 1}, ok=False)
+    call.run([replace(part(1), needs_gpu="a clock")])
+    assert {*json.loads(printed[-2])} == {"part", "key", "at", "ok"}
 
 
 def test_who_waits_for_a_part_looks_at_what_it_wrote_meanwhile() -> None:

@@ -12,7 +12,7 @@ from bench.engine.feeds import Array
 from bench.engine.float8 import float8_ops
 from bench.engine.ops import widened
 from bench.gpu.logprobs import float8_mixer
-from bench.gpu.ops import _float8 as check_float8
+from bench.gpu.ops import check_float8
 from engine.config import ModelConfig
 from engine.device.linear import round_bfloat16
 from engine.weights.float8 import INNER, from_e4m3, in_inner_order, norm_scale, round_e4m3

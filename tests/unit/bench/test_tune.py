@@ -13,7 +13,7 @@ from max.dtype import DType
 
 from bench.engine import tune
 from bench.engine.feeds import Array, Feeds
-from bench.gpu.ops import _product as check_product
+from bench.gpu.ops import check_product
 from engine.config import ModelConfig
 from engine.device.graph_cache import choice_path, measured_product
 from engine.device.linear import round_bfloat16, widen_bfloat16
