@@ -39,34 +39,36 @@ class Histogram:
         """
         if HdrHistogram is None:
             raise ConfigError(f"load tests need `pip install hdrhistogram setuptools`: {MISSING}")
-        self._hdr: Any = HdrHistogram(1, 2**40, DIGITS)
-        self._counts = np.frombuffer(self._hdr.counts, np.uint64)  # the same memory
+        self.hdr: Any = HdrHistogram(1, 2**40, DIGITS)
+        """As the package and other tools have it."""
+        self.counts = np.frombuffer(self.hdr.counts, np.uint64)
+        """Its counts, in the same memory."""
         if not len(seconds):
             return
         if not (seconds <= LONGEST_S).all():  # nor is NaN
             raise ConfigError(f"a recorded time is {seconds.max()} s; at most {LONGEST_S:.0f} s is")
-        hdr = self._hdr
+        hdr = self.hdr
         units = np.rint(np.maximum(seconds, 0) * UNITS).astype(np.int64)
         _, bits = np.frexp(units | hdr.sub_bucket_mask)  # as many bits as the number has
         half = hdr.sub_bucket_half_count_magnitude
         bucket = bits.astype(np.int64) - (half + 1)
         index = (bucket << half) + (units >> bucket)
-        self._counts += np.bincount(index, counts, len(self._counts)).astype(np.uint64)
+        self.counts += np.bincount(index, counts, len(self.counts)).astype(np.uint64)
         hdr.min_value, hdr.max_value = int(units.min()), int(units.max())
-        hdr.total_count = int(self._counts.sum())
+        hdr.total_count = int(self.counts.sum())
         self._mean = float(np.average(seconds, weights=counts))
         self._variance = float(np.average((seconds - self._mean) ** 2, weights=counts))
         self._min, self._max = float(seconds.min()), float(seconds.max())
 
     @property
     def count(self) -> int:
-        return int(self._hdr.total_count)
+        return int(self.hdr.total_count)
 
     def distribution(self) -> Distribution:
         """Return the statistics. Percentiles are upper ends of buckets, within the extremes."""
         if not self.count:
             return Distribution(0, *[math.nan] * 9)
-        units = self._hdr.get_percentile_to_value_dict(list(PERCENTILES.values()))
+        units = self.hdr.get_percentile_to_value_dict(list(PERCENTILES.values()))
         percentiles = {
             name: min(max(units[share] / UNITS, self._min), self._max)
             for name, share in PERCENTILES.items()
@@ -82,8 +84,8 @@ class Histogram:
 
     def buckets(self) -> tuple[Times, Times, Counts]:
         """Return start and end, in seconds, and count of each bucket that is not empty, sorted."""
-        filled = np.flatnonzero(self._counts)
-        begins = [self._hdr.get_value_from_index(int(index)) for index in filled]
-        ends = [self._hdr.get_highest_equivalent_value(value) + 1 for value in begins]
+        filled = np.flatnonzero(self.counts)
+        begins = [self.hdr.get_value_from_index(int(index)) for index in filled]
+        ends = [self.hdr.get_highest_equivalent_value(value) + 1 for value in begins]
         scaled = np.array([begins, ends], np.float64) / UNITS
-        return scaled[0], scaled[1], self._counts[filled].astype(np.int64)
+        return scaled[0], scaled[1], self.counts[filled].astype(np.int64)

@@ -52,7 +52,7 @@ def chunks(recording: Recording) -> Chunks:
     if not known.all():
         raise ConfigError(f"no request {events['request'][~known][0]} is in the recording")
 
-    key, order = _sorted(row * (int(events["choice"].max(initial=0)) + 1) + events["choice"])
+    key, order = sort_stably(row * (int(events["choice"].max(initial=0)) + 1) + events["choice"])
     row, time = row[order], events["time"][order]
     other_sample = _changes(key)
     begins = np.flatnonzero(other_sample | _changes(time))
@@ -68,7 +68,7 @@ def chunks(recording: Recording) -> Chunks:
     )
 
 
-def _sorted(key: Counts) -> tuple[Counts, Counts]:
+def sort_stably(key: Counts) -> tuple[Counts, Counts]:
     """Sort the keys; return them and their former indices. The sort is stable.
 
     Sorts one number made of both, which takes a third of the time of a stable `argsort`.

@@ -50,7 +50,8 @@ class Client:
         self._on_fatal = on_fatal
         self._loop = asyncio.get_running_loop()
         self._tls = target.context()
-        self._idle: list[ClientConnection] = []
+        self.idle: list[ClientConnection] = []
+        """Connections that no request has."""
         self._connections: set[ClientConnection] = set()
         self._under_way: dict[int, RequestAttempt] = {}  # in the order of their deadlines
         self._on: dict[ClientConnection, RequestAttempt] = {}
@@ -94,8 +95,8 @@ class Client:
             await asyncio.sleep(0.001)
 
     def _dispatch(self, attempt: RequestAttempt) -> None:
-        while self._idle and not attempt.is_resent:
-            connection = self._idle.pop()
+        while self.idle and not attempt.is_resent:
+            connection = self.idle.pop()
             if connection.is_reusable:
                 self._send_on(connection, attempt)
                 return
@@ -121,7 +122,7 @@ class Client:
             return
         self._connections.add(connection)
         if attempt.is_over:  # its time ran out meanwhile
-            self._idle.append(connection)
+            self.idle.append(connection)
         else:
             self._send_on(connection, attempt)
 
@@ -153,7 +154,7 @@ class Client:
         verdict, counts = attempt.finish(connection)
         queue_s = queue_seconds(connection.headers)
         if connection.is_reusable:
-            self._idle.append(connection)
+            self.idle.append(connection)
         else:
             connection.abort()
         if counts:

@@ -139,7 +139,7 @@ async def _first_model(http: httpx.AsyncClient) -> str:
         with suppress(*UNDECODABLE, LookupError, TypeError):
             return str(reply.json()["data"][0]["id"])
     raise ConfigError(
-        f"GET {reply.url} names no model ({_shown(reply)}): give the name as served_model_name"
+        f"GET {reply.url} names no model ({describe(reply)}): give the name as served_model_name"
     )
 
 
@@ -159,7 +159,7 @@ async def _check_route(http: httpx.AsyncClient, scenario: Scenario, model: str) 
     _check_key(reply)
     if reply.status_code in {404, 405}:
         raise ConfigError(
-            f"POST {reply.url} for model {model!r}: {_shown(reply)}; "
+            f"POST {reply.url} for model {model!r}: {describe(reply)}; "
             "the server must have the route of `api` and the model of `served_model_name`"
         )
 
@@ -167,10 +167,10 @@ async def _check_route(http: httpx.AsyncClient, scenario: Scenario, model: str) 
 def _check_key(reply: httpx.Response) -> None:
     if reply.status_code in {401, 403}:
         raise ConfigError(
-            f"{reply.url}: {_shown(reply)}; the key is read from the variable `api_key_env` names"
+            f"{reply.url}: {describe(reply)}; the key is read from the variable `api_key_env` names"
         )
 
 
-def _shown(reply: httpx.Response) -> str:
+def describe(reply: httpx.Response) -> str:
     decoded = reply.content[:_SHOWN].decode(errors="replace")  # whatever encoding it names
     return f"{reply.status_code}: {decoded.strip()}"

@@ -17,7 +17,7 @@ from engine.errors import UNDECODABLE, ConfigError
 
 _POLL_S = 0.25
 _TIMEOUT_S = 60.0
-_UNDER_WAY = {"validating", "in_progress", "finalizing", "cancelling"}
+UNDER_WAY = {"validating", "in_progress", "finalizing", "cancelling"}
 
 
 class BatchOutput(msgspec.Struct):
@@ -99,7 +99,7 @@ class BatchClient:
         while True:
             batch = self._ask("GET", f"/v1/batches/{id}")
             on_progress(batch)
-            if batch["status"] not in _UNDER_WAY:
+            if batch["status"] not in UNDER_WAY:
                 return batch
             time.sleep(_POLL_S)
 

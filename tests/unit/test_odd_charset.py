@@ -10,6 +10,7 @@ import pytest
 from engine.errors import ConfigError, SRMError
 from loadtest.client import server_metrics, target
 from server.commands.admin_cli import snapshot
+from tests.serving import wait_until
 from training.passk import server as passk
 
 
@@ -19,14 +20,14 @@ def odd(status: int) -> httpx.Response:
     return httpx.Response(status, headers=headers, content=b"why not", request=request)
 
 
-@pytest.mark.parametrize("say", [target._shown, passk._refusal])
+@pytest.mark.parametrize("say", [target.describe, passk.describe])
 def test_of_a_refusal(say: Callable[[httpx.Response], str]) -> None:
     assert "why not" in say(odd(500))
 
 
 def test_of_a_completion() -> None:
     with pytest.raises(ConfigError, match="why not"):
-        passk._decoded(odd(200))
+        passk.decode(odd(200))
 
 
 @pytest.mark.parametrize("status", [200, 500])
@@ -41,9 +42,8 @@ def test_of_a_reply_to_the_operator(
             snapshot([])
 
 
-def test_of_metrics() -> None:
-    sampling = server_metrics.MetricsSampler("")
-    with httpx.Client(transport=httpx.MockTransport(lambda _: odd(200))) as client:
-        sampling._url = "http://a"
-        sampling._read_one(client)
-    assert sampling.note
+def test_of_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = httpx.Client(transport=httpx.MockTransport(lambda _: odd(200)))
+    monkeypatch.setattr(httpx, "Client", lambda **_: client)
+    with server_metrics.MetricsSampler("http://a") as sampling:
+        wait_until(lambda: sampling.note)

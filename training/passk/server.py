@@ -115,10 +115,10 @@ class CompletionsServer:
         except httpx.HTTPError as error:
             raise ConfigError(f"url: {self._url} does not answer: {_describe(error)}") from None
         if reply.status_code in {401, 403}:
-            raise ConfigError(f"{_refusal(reply)}; api_key_env names the variable with the key")
+            raise ConfigError(f"{describe(reply)}; api_key_env names the variable with the key")
         has_no_list = self.model and reply.status_code in {404, 405, 501}
         if not reply.is_success and not has_no_list:
-            raise ConfigError(f"url: {_refusal(reply)}")
+            raise ConfigError(f"url: {describe(reply)}")
         try:
             models = msgspec.json.decode(reply.content, type=_Models).data
         except UNDECODABLE:
@@ -152,8 +152,8 @@ class CompletionsServer:
                         ) from None
                     else:
                         if reply.is_success:
-                            return _decoded(reply)
-                        last = _refusal(reply)
+                            return decode(reply)
+                        last = describe(reply)
                         if not _may_succeed_later(reply):
                             raise ConfigError(last)
                         pause = _retry_after_s(reply, pause)
@@ -167,7 +167,7 @@ class CompletionsServer:
             ) from None
 
 
-def _decoded(reply: httpx.Response) -> CountedReply:
+def decode(reply: httpx.Response) -> CountedReply:
     try:
         return msgspec.json.decode(reply.content, type=CountedReply)
     except UNDECODABLE as error:
@@ -191,7 +191,7 @@ def _retry_after_s(reply: httpx.Response, otherwise: float) -> float:
     return reported if 0 <= reported < math.inf else otherwise
 
 
-def _refusal(reply: httpx.Response) -> str:
+def describe(reply: httpx.Response) -> str:
     try:
         why = reply.json()["error"]["message"]
     except (*UNDECODABLE, LookupError, TypeError):

@@ -27,9 +27,9 @@ def test_arrays_land_where_the_package_puts_single_values(values: list[tuple[int
         assert theirs.record_value(value, count)
     numbers, counts = np.array(values, np.int64).T
     ours = Histogram(numbers / 1e6, counts)
-    assert bytes(ours._hdr.counts) == bytes(theirs.counts)
+    assert bytes(ours.hdr.counts) == bytes(theirs.counts)
     assert ours.count == theirs.get_total_count()
-    assert ours._hdr.encode() == theirs.encode()  # what other HDR tools read, extremes with it
+    assert ours.hdr.encode() == theirs.encode()  # what other HDR tools read, extremes with it
 
 
 @pytest.mark.parametrize("scale", [1e-5, 1e-3, 1.0, 100.0])

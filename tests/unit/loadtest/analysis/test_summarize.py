@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from engine.errors import ConfigError
-from loadtest.analysis.chunks import _sorted
+from loadtest.analysis.chunks import sort_stably
 from loadtest.analysis.summarize import summarize
 from loadtest.analysis.window import default_window, load_name
 from tests.loads.recorded import NAN, recording, request
@@ -106,7 +106,7 @@ def test_broken_recordings_are_refused(rows: str, field: str, values: Any, messa
 @pytest.mark.parametrize("far", [1, 2**61])  # apart so far that keys and places are over 63 bits
 def test_events_of_a_sample_stay_in_order(far: int) -> None:
     keys = np.random.default_rng(3).integers(0, 4, 1000) * far
-    result, order = _sorted(keys)
+    result, order = sort_stably(keys)
     assert np.array_equal(order, np.argsort(keys, kind="stable"))
     assert np.array_equal(result, keys[order])
 

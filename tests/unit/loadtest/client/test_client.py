@@ -208,7 +208,7 @@ async def test_connections_are_used_again_where_they_can_be(
         for index, kind in enumerate(kinds):
             assert await client.send(index) == kind
             assert client.row(index)["retries"] == 0
-            while connections == 3 and any(prefix.is_reusable for prefix in client.client._idle):
+            while connections == 3 and any(prefix.is_reusable for prefix in client.client.idle):
                 await asyncio.sleep(0)
         assert server.connections == connections
 
@@ -238,7 +238,7 @@ async def test_what_waits_for_its_retry_times_out_and_is_cut() -> None:
         assert client.row(0)["status"] == 429
     async with sending(later, retries=1) as (client, _):
         ended = client.send(0)
-        while not client.client._idle:
+        while not client.client.idle:
             await asyncio.sleep(0)
         client.client.cut()
         assert await ended == "cut"

@@ -68,4 +68,4 @@ def test_no_server_is_named() -> None:
     nobody, message = BatchClient("http://127.0.0.1:9"), r"127\.0\.0\.1:9"
     with nobody, pytest.raises(ConfigError, match=message):
         nobody.start("f", "/v1/completions")
-    assert batch_file._UNDER_WAY.isdisjoint({"completed", "failed", "expired", "cancelled"})
+    assert batch_file.UNDER_WAY.isdisjoint({"completed", "failed", "expired", "cancelled"})
