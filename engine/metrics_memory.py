@@ -168,7 +168,7 @@ class _Table:
         return self._numbers, self._places[key] // _UNIT
 
 
-class _Joined:
+class JoinedRegion:
     """What this process has of the memory."""
 
     def __init__(self, region: Region) -> None:
@@ -235,7 +235,7 @@ def join() -> None:
     if not (given := os.environ.pop(VARIABLE, "")):
         return
     try:
-        joined = _Joined(msgspec.json.decode(given, type=Region))
+        joined = JoinedRegion(msgspec.json.decode(given, type=Region))
     except (OSError, *UNDECODABLE) as error:
         log.warning("%s = %s: metrics of this process are not shown: %s", VARIABLE, given, error)
     else:

@@ -136,7 +136,8 @@ class EngineConnection:
         )
         self._socket.connect(self._endpoint)
 
-    def _ask(self) -> None:
+    def greet(self) -> None:
+        """Ask the engine how it is."""
         if self._asked_at is None:
             self._asked_at = time.monotonic()
         self.send(Hello())
@@ -175,7 +176,7 @@ class EngineConnection:
                         if self._renews:
                             return
                     else:
-                        self._receive(message)
+                        self.receive(message)
                 await asyncio.sleep(0)
             if monitor in ready:
                 event = (await recv_monitor_message(monitor))["event"]
@@ -186,9 +187,10 @@ class EngineConnection:
                 else:
                     self._is_connected = True
                     self._asked_at = None  # a question that was lost is not answered
-                    self._ask()
+                    self.greet()
 
-    def _receive(self, message: FromEngine) -> None:
+    def receive(self, message: FromEngine) -> None:
+        """Take in what the engine says, or hand it on."""
         if isinstance(message, Outputs):
             self._hand_on(message)
         elif isinstance(message, Refusal):
@@ -220,7 +222,7 @@ class EngineConnection:
             if silent and not int(self._inbox.get(zmq.EVENTS)) & zmq.POLLIN:
                 self._lose(f"the engine has not answered for {self.silent_s:.0f} s")
             if self._is_connected:
-                self._ask()
+                self.greet()
 
     def _lose(self, why: str) -> None:
         self.losses += self.status is not None

@@ -57,8 +57,8 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
     private = PRIVATE - {"snapshot_interval_s", "snapshot_s"}
     given = Command("srm batch", private, "input", {"output": "-o"}, variables=None)
     config, engine = command_settings(BatchConfig, argv, given)
-    files = _locate(config)
-    _check_files(files, config.resume)
+    files = locate_files(config)
+    check_files(files, config.resume)
     text = Text(engine.model)
     engine = _frugal(config, files.output, engine, text)
     source = open_input(files.input, config.max_body_bytes)
@@ -220,7 +220,7 @@ def _forget_snapshots(engine: EngineConfig) -> None:
             folder.rmdir()
 
 
-def _locate(config: BatchConfig) -> _Files:
+def locate_files(config: BatchConfig) -> _Files:
     """Find out what settings name, and where results are collected. Raises ConfigError."""
     source, output, errors = (
         located(name, getattr(config, name)) for name in ("input", "output", "errors")
@@ -280,7 +280,7 @@ def _upload(files: _Files) -> None:
         path.unlink()
 
 
-def _check_files(files: _Files, resume: bool) -> None:
+def check_files(files: _Files, resume: bool) -> None:
     """Raise ConfigError for files that do not go together."""
     output, errors = files.output, files.errors
     if is_parquet(files.input) or is_parquet(output):

@@ -66,7 +66,7 @@ def codec_of(path: Source) -> Codec | None:
 def decompressed(chunks: Iterable[bytes], codec: Codec) -> Iterator[bytes]:
     """Yield the data of the frames as it comes, a CHUNK at most. Raises DamagedArchive, after what
     can be read."""
-    for data, _ in _frames(chunks, codec):
+    for data, _ in find_frames(chunks, codec):
         for at in range(0, len(data), CHUNK):
             yield data[at : at + CHUNK]
 
@@ -75,7 +75,7 @@ def whole_size(file: int, codec: Codec) -> int:
     """Return the size in bytes of the whole frames that a file begins with."""
     size = 0
     try:
-        for _, end in _frames(chunks_of(file), codec):
+        for _, end in find_frames(chunks_of(file), codec):
             size = size if end is None else end
     except DamagedArchive:
         pass  # behind the last whole frame
@@ -90,7 +90,7 @@ def chunks_of(file: int) -> Iterator[bytes]:
         yield chunk
 
 
-def _frames(chunks: Iterable[bytes], codec: Codec) -> Iterator[tuple[bytes, int | None]]:
+def find_frames(chunks: Iterable[bytes], codec: Codec) -> Iterator[tuple[bytes, int | None]]:
     """Yield data, MOST_MADE and a CHUNK at most, and the offset where its frame ends, or None if
     the frame goes on."""
     reader = None

@@ -48,7 +48,7 @@ class ScoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass
-class _File:
+class ScoreFile:
     """The lines of one file on their way to their results."""
 
     source: BinaryIO
@@ -108,7 +108,7 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
     text = Text(engine.model)
     with ExitStack() as stack:
         source = _open(stack, "input", files.input, "rb")
-        file = _File(
+        file = ScoreFile(
             source=source,
             sink=_open(stack, "output", files.output, "wb"),
             size=files.input.stat().st_size if files.input != _STANDARD else None,

@@ -194,9 +194,9 @@ class Connection(HttpToolsProtocol):
         if is_in_chunks:
             _report_faults(self)
         if version == "1.0":
-            _speak_1_0(self.cycle, self.parser.should_keep_alive())
+            speak_1_0(self.cycle, self.parser.should_keep_alive())
         else:
-            _offer(self)
+            offer(self)
         if TOO_MANY_CONNECTIONS in self.app_state:
             self.cycle.keep_alive = False
 
@@ -357,7 +357,7 @@ def _report_faults(connection: Connection) -> None:
     cycle.receive = receive_or_raise  # type: ignore[method-assign]  # for this request alone
 
 
-def _offer(connection: Connection) -> None:
+def offer(connection: Connection) -> None:
     """Have the reply to the newest request know the extension CONNECT."""
     cycle = connection.cycle
     send = cycle.send
@@ -372,7 +372,7 @@ def _offer(connection: Connection) -> None:
     cycle.send = send_or_connect  # type: ignore[assignment]  # for this request alone
 
 
-def _speak_1_0(cycle: RequestResponseCycle, asks_to_stay: bool) -> None:
+def speak_1_0(cycle: RequestResponseCycle, asks_to_stay: bool) -> None:
     """Answer as HTTP/1.0, which has no chunks: a reply without a length ends with the connection. A
     client that asks for the connection to stay is told that it does."""
     cycle.keep_alive = asks_to_stay

@@ -53,14 +53,14 @@ class Retries:
         self._running: defaultdict[_Likeness, list[_Running]] = defaultdict(list)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        timeout_s = _read_timeout_s(scope)
+        timeout_s = read_timeout_s(scope)
         if not self._grace_s or timeout_s is None or is_upload(scope):
             await self._app(scope, receive, send)
             return
         body = await Request(scope, receive).body()
         account = CURRENT.get().account
         likeness = (scope["path"], account.name if account else "", len(body))
-        running = self._find(likeness, body) if _is_retry(scope) else None
+        running = self._find(likeness, body) if is_retry(scope) else None
         if running is None:
             running = self._start(likeness, scope, body, timeout_s)
         elif running.leave is not None:
@@ -205,7 +205,7 @@ class _Running:
         await self._send(message)
 
 
-def _read_timeout_s(scope: Scope) -> float | None:
+def read_timeout_s(scope: Scope) -> float | None:
     """Return the seconds of silence after which the client of a POST gives up, if it says so."""
     if scope["type"] != "http" or scope["method"] != "POST":
         return None
@@ -218,7 +218,7 @@ def _read_timeout_s(scope: Scope) -> float | None:
     return seconds if math.isfinite(seconds) and seconds > 0 else None
 
 
-def _is_retry(scope: Scope) -> bool:
+def is_retry(scope: Scope) -> bool:
     count = headers_of(scope).get("x-stainless-retry-count", "")
     return count.isdecimal() and int(count[:9]) > 0
 

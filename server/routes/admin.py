@@ -138,7 +138,7 @@ class Admin:
                 f"path = {show(request.path)}: another change's path = {show(self._reading[0])} is "
                 "still being read; one is read at a time"
             )
-        reading = self._thread.submit(self._checked_folder, request.path)
+        reading = self._thread.submit(self.check_folder, request.path)
         self._reading = request.path, reading
         folder = await asyncio.wrap_future(reading)
         done = await self._client.load_weights(str(folder), request.running)
@@ -159,7 +159,7 @@ class Admin:
             state.engines = msgspec.convert(each, list[OneEngine | None], from_attributes=True)
         return state
 
-    def _checked_folder(self, path: str) -> Path:
+    def check_folder(self, path: str) -> Path:
         """Return the folder, if it may be used and has the served model's text files."""
         folder = resolved(path, self._weights_dir)
         try:

@@ -151,7 +151,7 @@ class Tokenizing:
 
     async def tokenize(self, body: bytes) -> Tokenized:
         """Raises the RequestError to answer with."""
-        request = await parsed(_parse_tokenize, body)
+        request = await parsed(parse_tokenize, body)
         self._models.check(request.model)
         chat = request.conversation
         field = "prompt" if chat is None else "messages"
@@ -188,7 +188,7 @@ class Tokenizing:
 
     async def detokenize(self, body: bytes) -> Detokenized:
         """Raises the RequestError to answer with."""
-        request = await parsed(_parse_detokenize, body)
+        request = await parsed(parse_detokenize, body)
         self._models.check(request.model)
         size = self._text.model.vocab_size
         largest = int(np.frombuffer(request.tokens, "<i4").max(initial=0))
@@ -215,7 +215,7 @@ class Tokenizing:
         )
 
 
-def _parse_tokenize(body: bytes) -> TokenizeRequest:
+def parse_tokenize(body: bytes) -> TokenizeRequest:
     given = given_fields(body)
     converted: dict[str, Any] = {}
     if "messages" in given:
@@ -236,7 +236,7 @@ def _prompt(value: Raw) -> str | list[str]:
         raise not_json(value, error) from None
 
 
-def _parse_detokenize(body: bytes) -> DetokenizeRequest:
+def parse_detokenize(body: bytes) -> DetokenizeRequest:
     given = given_fields(body)
     require(given, "tokens", "a list of token ids")
     value = given["tokens"]

@@ -49,7 +49,7 @@ class Download(Response):
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         try:
-            begin, end = self._parse_range(Headers(scope=scope))
+            begin, end = self.parse_range(Headers(scope=scope))
             self.headers["content-length"] = str(end - begin)
             is_part = (begin, end) != (0, self._num_bytes)
             if is_part:
@@ -82,7 +82,7 @@ class Download(Response):
         self._last = self._threads.submit(read)
         return await asyncio.wrap_future(self._last)
 
-    def _parse_range(self, headers: Headers) -> tuple[int, int]:
+    def parse_range(self, headers: Headers) -> tuple[int, int]:
         """Return the first byte to send and the one after the last.
 
         That is the whole file unless one range of this very file is asked for. Raises HTTPException

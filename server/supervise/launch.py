@@ -114,7 +114,7 @@ def _supervisor(
     folder: Path,
 ) -> Supervisor:
     numbers = range(server.engines)
-    num_apis = server.api_processes or _default_api_processes()
+    num_apis = server.api_processes or count_api_processes()
     # Only where there are several engines are they told from each other.
     labels = [str(number) if server.engines > 1 else "" for number in numbers]
     regions = metrics_memory.create([*labels, *("" for _ in range(num_apis + 1))])
@@ -189,7 +189,7 @@ async def _meanwhile(folder: Path, model_name: str, url: str, page: str, prompt:
         touch_all(folder)
 
 
-def _default_api_processes() -> int:
+def count_api_processes() -> int:
     """Return one for every four cores: a GPU's engine needs one or two, and a CPU's all it gets."""
     return min(max(1, available_cores() // 4), _MOST_BY_DEFAULT)
 

@@ -41,7 +41,8 @@ class ChatTemplate:
         """Starts the process. Raises CheckpointError for an invalid template."""
         self.source = source
         self._special_tokens = special_tokens
-        self._render_s = render_s
+        self.render_s = render_s
+        """Seconds that a chat may take."""
         self._knows_developer = "developer" in source
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat template")
@@ -88,7 +89,7 @@ class ChatTemplate:
     def _render(self, variables: dict[str, Any]) -> str:
         if self._process is None or self._process.poll() is not None:
             self._start()
-        return self._ask(variables, self._render_s)
+        return self._ask(variables, self.render_s)
 
     def _start(self) -> None:
         if self._process is not None:

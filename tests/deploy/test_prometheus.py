@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import prometheus_client
 import pytest
 
 import engine.metrics
@@ -73,7 +74,11 @@ def test_alerts_and_dashboard_ask_for_metrics_that_there_are() -> None:
         f"{exposed(metric)}{suffix}"
         for module in (engine.metrics, server.metrics)
         for metric in metrics_of(module)
-        for suffix in (("_bucket", "_sum", "_count") if metric._type == "histogram" else ("",))
+        for suffix in (
+            ("_bucket", "_sum", "_count")
+            if isinstance(metric, prometheus_client.Histogram)
+            else ("",)
+        )
     }
     for path in (RULES, ROOT / "deploy" / "grafana" / "srm.json"):
         asked = set(re.findall(r"\b(?:srm|http)_[a-z]\w*", path.read_text()))

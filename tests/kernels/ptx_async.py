@@ -165,7 +165,7 @@ class AsyncSteps(Steps):
         read, everyone = self._operand(text, U32), np.arange(self.threads)
         return lambda chosen: np.broadcast_to(read(chosen), everyone[chosen].shape)
 
-    def _compile(self, opcode: str, operands: list[str]) -> Step | None:
+    def compile_step(self, opcode: str, operands: list[str]) -> Step | None:
         if opcode.startswith(IGNORED):
             return lambda chosen: None
         if opcode.startswith(("barrier.cluster", "mbarrier.wait")):
@@ -173,7 +173,7 @@ class AsyncSteps(Steps):
         for prefix, compile_it in self._known().items():
             if opcode.startswith(prefix):
                 return compile_it(operands)
-        return super()._compile(opcode, operands)
+        return super().compile_step(opcode, operands)
 
     def _known(self) -> dict[str, Callable[[list[str]], Step]]:
         return {

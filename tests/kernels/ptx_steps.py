@@ -129,7 +129,7 @@ class Steps:
             self.registers[f"%tid.{axis}"] = place.astype(np.uint32)
             self.registers[f"%ntid.{axis}"] = np.full_like(number, many)
             self.registers[f"%nctaid.{axis}"] = np.full_like(number, grid)
-        self.steps = [self._compile(opcode, operands) for _, opcode, operands in program.code]
+        self.steps = [self.compile_step(opcode, operands) for _, opcode, operands in program.code]
 
     def _register(self, name: str) -> Array:
         if name not in self.registers:
@@ -175,7 +175,7 @@ class Steps:
 
         return assign
 
-    def _compile(self, opcode: str, operands: list[str]) -> Step | None:
+    def compile_step(self, opcode: str, operands: list[str]) -> Step | None:
         name, *parts = opcode.split(".")
         kinds = [KINDS[part] for part in parts if part in KINDS]
         if name in {"bra", "bar", "ret"}:

@@ -18,7 +18,7 @@ import pytest
 
 from engine.errors import ConfigError, SRMError
 from server.commands import batch_input, object_storage
-from server.commands.batch import _check_files, _locate
+from server.commands.batch import check_files, locate_files
 from server.commands.batch_config import BatchConfig
 from server.commands.compression import CODECS
 from server.commands.object_storage import StoredObject, located
@@ -336,4 +336,4 @@ def test_an_object_named_twice_is_refused_however_its_scheme_is_spelt(
     monkeypatch.setattr(object_storage, "import_module", lambda _: storage)
     settings = BatchConfig(input="in", output="s3://b/out", errors="S3://b/out")
     with pytest.raises(ConfigError, match="is the output, and would be lost"):
-        _check_files(_locate(settings), False)
+        check_files(locate_files(settings), False)

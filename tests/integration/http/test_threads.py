@@ -43,7 +43,7 @@ WORK = {
     "files": Work(Store, "list_files", "GET", "/v1/files", {}, "store", STORE_THREADS),
     "uploads": Work(Store, "bytes_of", "POST", "/v1/files", UPLOAD, "store", STORE_THREADS),
     "batches": Work(Store, "list_batches", "GET", "/v1/batches", {}, "store", STORE_THREADS),
-    "large bodies": Work(tokenize, "_parse_tokenize", "POST", "/tokenize", LARGE, "large", 1),
+    "large bodies": Work(tokenize, "parse_tokenize", "POST", "/tokenize", LARGE, "large", 1),
     "long texts": Work(tokenize.Tokenizing, "_tokenized", "POST", "/tokenize", LONG, "long", 1),
 }
 

@@ -40,4 +40,4 @@ def test_a_container_of_cgroup_v1_may_have_fewer_cores(machine: Path) -> None:
 )
 def test_every_four_cores_have_an_api_process(machine: Path, count: int, processes: int) -> None:
     machine.write_text(f"{count * 100_000} 100000\n")
-    assert launch._default_api_processes() == processes
+    assert launch.count_api_processes() == processes

@@ -19,7 +19,7 @@ from engine.errors import ConfigError
 from server.batch.lines import BatchLine
 from server.commands.batch_config import BatchConfig
 from server.commands.batch_input import open_input, parse
-from server.commands.batch_output import FrameFile, StreamPart, open_part
+from server.commands.batch_output import StreamPart, open_part
 from server.commands.batch_progress import BatchMeter, Level
 from server.commands.batch_results import BatchResults, job_name
 from server.commands.compression import CHUNK, CODECS, DamagedArchive, decompressed, whole_size
@@ -204,9 +204,8 @@ def test_frames_are_read_however_they_are_cut_into_chunks(suffix: str, tmp_path:
         b"".join(decompressed([data, b"garbage!"], codec))
     path = tmp_path / f"frames{suffix}"
     path.write_bytes(data[:-1])
-    part = FrameFile(path, codec)
-    assert whole_size(part._file, codec) == len(data) - len(codec.compress(parts[-1]))
-    part.close()
+    with path.open("rb") as file:
+        assert whole_size(file, codec) == len(data) - len(codec.compress(parts[-1]))
 
 
 def test_files_of_other_tools_are_read(tmp_path: Path) -> None:

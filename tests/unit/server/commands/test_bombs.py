@@ -80,7 +80,7 @@ def test_frames_are_read_the_same_in_whatever_pieces(suffix: str) -> None:
         result = list(decompressed(chunks, codec))
         assert b"".join(result) == b"".join(frames)
         assert max(map(len, result)) <= compression.CHUNK
-    ends = [end for _, end in compression._frames([data], codec) if end is not None]
+    ends = [end for _, end in compression.find_frames([data], codec) if end is not None]
     assert len(ends) == len(frames)
     assert data[: ends[-1]].rstrip(codec.padding or b"x") == data.rstrip(codec.padding or b"x")
     some = bytearray()

@@ -10,7 +10,7 @@ import pytest
 from engine.client.client import EngineClient
 from engine.errors import EngineUnavailable, InvalidRequest
 from server.commands import score_lines
-from server.commands.score import _File
+from server.commands.score import ScoreFile
 from server.commands.score_lines import Score, Scoring
 from server.text.text import Text
 
@@ -38,7 +38,7 @@ async def test_what_is_no_fault_of_a_line_ends_all_and_keeps_what_is_done(
     monkeypatch.setattr("server.commands.score.score", score)
     lines, output = BytesIO(b'{"prompt": [5, 6]}\n' * 9), tmp_path / "out.jsonl"
     with output.open("wb") as sink:
-        file = _File(lines, sink, None, text, window=1)
+        file = ScoreFile(lines, sink, None, text, window=1)
         with pytest.raises(type(error)):
             await file.score(EngineClient("tcp://127.0.0.1:1"))
         assert output.read_bytes().count(b"\n") == 2

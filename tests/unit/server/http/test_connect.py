@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from server.http.connection import Connection, _offer, _speak_1_0
+from server.http.connection import Connection, offer, speak_1_0
 from server.http.responses import CONNECT
 
 
@@ -45,7 +45,7 @@ async def test_a_reply_in_chunks_gives_its_connection_and_no_other_does() -> Non
     for is_chunked, is_gone in ((True, False), (False, False), (True, True)):
         cycle = Cycle()
         lender = connection(cycle=cycle)
-        _offer(lender)
+        offer(lender)
         cycle.chunked_encoding, cycle.disconnected = is_chunked, is_gone
         outlet = SimpleNamespace(connection=None)
         await cycle.send({"type": CONNECT, "outlet": outlet})
@@ -58,6 +58,6 @@ async def test_a_reply_in_chunks_gives_its_connection_and_no_other_does() -> Non
 
 async def test_a_retry_over_http_1_0_lends_nothing() -> None:
     cycle, outlet = Cycle(), SimpleNamespace(connection=None)
-    _speak_1_0(cycle, False)  # type: ignore[arg-type]  # stands for uvicorn's
+    speak_1_0(cycle, False)  # type: ignore[arg-type]  # stands for uvicorn's
     await cycle.send({"type": CONNECT, "outlet": outlet})
     assert outlet.connection is None and not cycle.sent

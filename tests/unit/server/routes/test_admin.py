@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -64,7 +65,7 @@ async def test_while_a_folder_on_a_dead_disk_is_read_other_changes_are_refused(
     }
     client = Mock(load_weights=AsyncMock(return_value=Done("id", detail)))
     admin = Admin(client, ServerConfig(model=text_model))
-    monkeypatch.setattr(Admin, "_checked_folder", hang)
+    monkeypatch.setattr(Admin, "check_folder", hang)
     leaves = asyncio.create_task(admin.load_weights(body(Path("/dead"))))
     try:
         assert await asyncio.to_thread(reads.wait, 120)
@@ -74,10 +75,12 @@ async def test_while_a_folder_on_a_dead_disk_is_read_other_changes_are_refused(
             await admin.load_weights(body(Path("/good")))
     finally:
         answers.set()
-    reading = admin._reading
-    assert reading is not None
-    await asyncio.to_thread(reading[1].result, 120)
-    assert (await admin.load_weights(body(Path("/good")))).path == "/good"
+    async with asyncio.timeout(120):
+        while True:
+            with suppress(SwapInProgress):  # until the thread is through
+                assert (await admin.load_weights(body(Path("/good")))).path == "/good"
+                return
+            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "tokenizer_config.json"])
@@ -97,7 +100,7 @@ async def test_a_pipe_instead_of_a_text_file_is_refused_by_name(
 
     monkeypatch.setattr(Path, "open", opened)
     with pytest.raises(Exception, match=rf"must be a regular file: .*{name}"):
-        admin._checked_folder(str(folder))
+        admin.check_folder(str(folder))
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])

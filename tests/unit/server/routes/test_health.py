@@ -28,9 +28,9 @@ class Heard:
 
     def report(self, after_s: float, **fields: object) -> str:
         """Why it is not ready once this is said; empty if it is."""
-        self.engine._ask()
+        self.engine.greet()
         self.now += after_s
-        self.engine._receive(msgspec.structs.replace(IDLE, **fields))
+        self.engine.receive(msgspec.structs.replace(IDLE, **fields))
         return self.reason()
 
     def reason(self) -> str:
@@ -85,7 +85,7 @@ def test_silence_is_a_stall_after_a_while(heard: Heard, fields: dict[str, int]) 
     heard.now += 100
     assert not heard.reason(), "nobody asked: we were stopped ourselves"
     for _ in range(6):
-        heard.engine._ask()
+        heard.engine.greet()
         assert not heard.reason()
         heard.now += 1
     heard.now -= 0.9

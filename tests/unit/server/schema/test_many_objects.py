@@ -18,7 +18,7 @@ from server.batch.lines import BatchLine, parse_line
 from server.commands import batch_input
 from server.http.bodies import parsed
 from server.routes.batches import parse_batch
-from server.routes.tokenize import _parse_detokenize, _parse_tokenize
+from server.routes.tokenize import parse_detokenize, parse_tokenize
 from server.schema import json_parts
 from server.schema.chat_request import parse_chat
 from server.schema.completion_request import parse_completion
@@ -94,8 +94,8 @@ REFUSED: dict[str, tuple[Callable[[bytes], Any], bytes, str]] = {
         ),
         "messages",
     ),
-    "tokens": (_parse_detokenize, b'{"tokens": ' + many(b"[]") + b"}", "tokens"),
-    "texts": (_parse_tokenize, b'{"prompt": ' + many(b'""') + b"}", "prompt"),
+    "tokens": (parse_detokenize, b'{"tokens": ' + many(b"[]") + b"}", "tokens"),
+    "texts": (parse_tokenize, b'{"prompt": ' + many(b'""') + b"}", "prompt"),
     "batch": (
         parse_batch,
         b'{"input_file_id": "x", "endpoint": "/v1/completions", "completion_window": "24h", '

@@ -7,6 +7,7 @@ import os
 from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 
 from engine.errors import StoreError
@@ -30,7 +31,9 @@ def used(folder: Path) -> tuple[int, str]:
         a_file(store)
         store.expire(NOW)
         result = store.list_files("", 10) or []
-        return len(result), store._database.path(store._database._newest()).name
+        opened = {Path(file.path) for file in psutil.Process().open_files()}
+        (name,) = {path.name for path in opened & {*folder.glob("*.sqlite3")}}
+        return len(result), name
 
 
 @pytest.mark.parametrize(

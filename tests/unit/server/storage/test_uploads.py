@@ -209,7 +209,7 @@ def wanted(asked: str) -> tuple[int, int]:
     with ThreadPoolExecutor(1) as threads:
         reply = Download(BytesIO(b"0123456789"), 10, "tag", "name", threads)
         try:
-            return reply._parse_range(Headers({"range": asked}))
+            return reply.parse_range(Headers({"range": asked}))
         finally:
             reply.close()
 

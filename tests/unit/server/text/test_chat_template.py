@@ -92,10 +92,10 @@ async def test_a_template_that_goes_too_far_is_stopped_and_the_next_chat_is_read
     )
     template = make(cases + FIRST)
     for name in (*TOO_FAR, "time", "raised"):
-        template._render_s = 0.5 if name == "time" else 60
+        template.render_s = 0.5 if name == "time" else 60
         with pytest.raises(InvalidRequest, match=TOO_FAR[name][1]) as refused:
             await template.render(chat({"role": "user", "content": name}))
-        template._render_s = 60
+        template.render_s = 60
         assert refused.value.param == "messages"
         assert await template.render(chat()) == "hi"
 
