@@ -95,7 +95,7 @@ class Cut(Served):
             return is_sent
 
         clients.receive = received  # type: ignore[method-assign]
-        clients.send = sent  # type: ignore[method-assign]
+        clients.send = sent  # type: ignore[method-assign,assignment]
         try:
             super().run()
         except Killed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.http.retries import read_timeout_s
+from server.http.retries import is_retry, read_timeout_s
 
 
 def scope(method: str = "POST", kind: str = "http", **headers: str) -> dict[str, Any]:
@@ -27,6 +27,6 @@ COUNTS = {"": False, "0": False, "1": True, "9" * 5_000: True, "²": False, "-1"
 def test_what_a_client_says_of_its_patience_and_of_retries() -> None:
     for fields, seconds in TIMEOUTS:
         assert read_timeout_s(scope(**fields)) == seconds, fields
-    for count, is_retry in COUNTS.items():
-        assert is_retry(scope(retry_count=count)) == is_retry, count[:9]
+    for count, is_one in COUNTS.items():
+        assert is_retry(scope(retry_count=count)) == is_one, count[:9]
     assert not is_retry(scope())
