@@ -81,7 +81,7 @@ class EngineClient:
         self._has_begun = False
         self._fingerprints: dict[int, str] = {}  # by weights_version
         self._has_status = asyncio.Event()
-        self._streams = Streams(*(engine.send for engine in self.engines))
+        self.streams = Streams(*(engine.send for engine in self.engines))
 
     @property
     def losses(self) -> int:
@@ -121,7 +121,7 @@ class EngineClient:
             change.cancel()
         await asyncio.gather(*self._changes, return_exceptions=True)
         for number in range(len(self.engines)):
-            self._streams.spread.note_status(number, None)  # none of them is to run anything again
+            self.streams.spread.note_status(number, None)  # none of them is to run anything again
         for engine in self.engines:
             await engine.close()
 
@@ -147,9 +147,9 @@ class EngineClient:
         if self.status is None:
             raise EngineUnavailable("the engine is not ready")
         for request in requests:
-            if self._streams.has_request(request.id):
+            if self.streams.has_request(request.id):
                 raise InvalidRequest(f"id {request.id!r} is in use by a running request", "id")
-        stream = self._streams.open(requests)
+        stream = self.streams.open(requests)
         try:
             yield stream
         finally:
@@ -157,7 +157,7 @@ class EngineClient:
 
     def hand_out(self, write: Write) -> None:
         """See `Streams.hand_out`."""
-        self._streams.hand_out(write)
+        self.streams.hand_out(write)
 
     async def snapshot(self) -> Done:
         """Have every engine write a snapshot of durable requests; returns when all are on disk.
@@ -247,14 +247,14 @@ class EngineClient:
 
     def _receive(self, message: Outputs | Refusal) -> None:
         if isinstance(message, Outputs):
-            self._streams.receive(message)
+            self.streams.receive(message)
         else:
-            self._streams.refuse(message.id, error_of(message))
+            self.streams.refuse(message.id, error_of(message))
 
     def _change(self, engine_index: int, why: str) -> None:
         """Take in a status, or the reason why an engine is lost."""
         status = self.engines[engine_index].status
-        self._streams.spread.note_status(engine_index, None if self.is_closed else status)
+        self.streams.spread.note_status(engine_index, None if self.is_closed else status)
         engines = [engine.status for engine in self.engines if engine.status is not None]
         if status is not None:
             self._fingerprints[status.weights_version] = status.fingerprint
@@ -265,13 +265,13 @@ class EngineClient:
         else:
             self._has_status.clear()
         if status is None:
-            self._streams.lose(engine_index, lambda: EngineUnavailable(why))
+            self.streams.lose(engine_index, lambda: EngineUnavailable(why))
         elif not self.is_closed:
             self._look_for_others()
 
     def _look_for_others(self) -> None:
         """Give up waiting for engines that are away for too long while another one is there."""
-        now, is_away = time.monotonic(), self._streams.spread.is_away
+        now, is_away = time.monotonic(), self.streams.spread.is_away
         for number, engine in enumerate(self.engines):
             if engine.status is not None:
                 self._gone_at[number] = now

@@ -37,9 +37,9 @@ class Responder:
     def __init__(self, client: EngineClient, text: Text, stream_max_rate: float = 0.0) -> None:
         """`stream_max_rate`: most times a second that a stream is sent events; 0: any number."""
         self._client = client
-        self._pieces = Pieces(text)
+        self.pieces = Pieces(text)
         # Who waits between events takes what came meanwhile, as a slow reader does.
-        self._writer = None if stream_max_rate else StreamWriter(client, self._pieces)
+        self._writer = None if stream_max_rate else StreamWriter(client, self.pieces)
         self._pause_s = 1 / stream_max_rate if stream_max_rate else 0.0
         self._ids_in_use: set[str] = set()
 
@@ -50,7 +50,7 @@ class Responder:
         """
         if not form.request.stream:
             return json_reply(await self.render_whole(form))
-        outlet = Outlet(Renderer(form, self._client, self._pieces))
+        outlet = Outlet(Renderer(form, self._client, self.pieces))
         events = self.events(outlet)
         return EventStream(await anext(events), events, outlet)
 
@@ -58,7 +58,7 @@ class Responder:
         """Return the whole reply to a request without `stream`. Raises as `respond`."""
         if form.request.stream:
             raise InvalidRequest("stream must be false here, got true", "stream")
-        renderer = Renderer(form, self._client, self._pieces)
+        renderer = Renderer(form, self._client, self.pieces)
         choices: list[tuple[int, Raw]] = []
         with self._claimed(form.generation):
             async with aclosing(self._certain(form.generation)) as parts:

@@ -62,6 +62,10 @@ def count_lines(node: ast.stmt) -> int:
     return (node.end_lineno or node.lineno) - node.lineno + 1
 
 
+DOCUMENTED = {"_replace", "_fields", "_asdict", "_exit"}
+"""Names of Python's own library that are public in spite of how they begin."""
+
+
 def find_private(node: ast.AST) -> list[str]:
     """Find what this takes of somebody else's private names."""
     names: list[str] = []
@@ -70,4 +74,5 @@ def find_private(node: ast.AST) -> list[str]:
     elif isinstance(node, ast.Attribute):
         is_own = isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}
         names = [] if is_own else [node.attr]
-    return [name for name in names if name.startswith("_") and not name.startswith("__")]
+    private = (name for name in names if name.startswith("_") and not name.startswith("__"))
+    return [name for name in private if name not in DOCUMENTED]

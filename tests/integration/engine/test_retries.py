@@ -121,7 +121,7 @@ async def test_the_retry_of_what_timed_out_gets_its_refusal_too(opened: Open) ->
     async with opened() as place:
         with held(place.folder):
             await place.given_up()
-            place.client._streams.refuse(place.engine.added[-1], TimedOut("it took too long"))
+            place.client.streams.refuse(place.engine.added[-1], TimedOut("it took too long"))
             await soon()
             retry = place.sent(600, count=1)
             await soon()

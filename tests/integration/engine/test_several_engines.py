@@ -272,7 +272,7 @@ async def test_what_breaks_every_engine_is_given_up(serve: Serve, endpoint: str)
         serve(Breaks, number=number)
     left = serve(number=MAX_RUNS)
     async with client_of(endpoint, MAX_RUNS + 1) as client:
-        spread = client._streams.spread
+        spread = client.streams.spread
         spread._given[MAX_RUNS] = 10**6
         with pytest.raises((StepFailed, EngineUnavailable)):
             await collect(client, request_of("a", max_tokens=40))

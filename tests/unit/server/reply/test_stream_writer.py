@@ -88,7 +88,7 @@ class Served:
         self.text, self._is_direct = text, is_direct
         self.client = EngineClient("tcp://127.0.0.1:1")
         self.client.status = STATUS
-        streams = self.client._streams
+        streams = self.client.streams
         streams.spread.count = 1
         streams._sends = (self._read_message,)
         self.heard: list[Request] = []
@@ -113,7 +113,7 @@ class Served:
         form: Format = await self.route.begin(json.dumps(body).encode(), id, owner)
         if dialect := ChatFormat if is_chat else dialect:
             form = dialect(form.generation, self.text, "m%d")
-        reply, outlet = Reply(), Outlet(Renderer(form, self.client, self.responder._pieces))
+        reply, outlet = Reply(), Outlet(Renderer(form, self.client, self.responder.pieces))
         self.outlets.append(outlet)
         sending = reply.send_all(self.responder.events(outlet), outlet if self._is_direct else None)
         task = asyncio.create_task(sending)
@@ -155,7 +155,7 @@ class Served:
             (-0.1 * token_ids).astype("<f4"),
             *((top_ids, (-0.3 * top_ids).astype("<f4")) if is_asked else ()),
         )
-        self.client._streams.receive(Outputs([], tokens.to_wire(), weights_version=version))
+        self.client.streams.receive(Outputs([], tokens.to_wire(), weights_version=version))
 
     def say_each(self, *tokens: int, version: int = 1) -> None:
         """Tokens of the first completion of the first request, one by one."""
@@ -308,7 +308,7 @@ async def test_a_stream_that_may_not_be_written_to_is_its_tasks(text: Text, what
     if what != "no event":
         served.say_each(THE)
         if what == "older weights":  # another stream hears of the new ones first
-            served.client._streams.table.version = 2
+            served.client.streams.table.version = 2
         await turns()
     if what == "a slow client":
         reply.may_go_on.set()  # it has read some, but not enough
@@ -404,7 +404,7 @@ async def test_a_choice_begins_behind_the_scores_of_its_prompt(
     assert reply.num_written == 1  # so those of the other prompt come while this one is written
     ids, number, rank = (np.array([number], "<i4").tobytes() for number in (7, 0, 1))
     score = Output(served.heard[1].id, PROMPT, ids, number, rank)
-    served.client._streams.receive(Outputs([score]))
+    served.client.streams.receive(Outputs([score]))
     await turns(num_turns)
     served.say({(0, 0): MAT, (1, 0): THE})
     await turns()
@@ -447,7 +447,7 @@ async def test_a_bug_ends_the_request_that_meets_it_and_no_other(
         await replies[1][1]
     served.say({(0, 0): MAT, (2, 0): MAT})
     assert texts(replies[0][0]) == texts(replies[2][0]) == [" the", " cat", *3 * [" mat"]]
-    assert not served.client._streams.has_request(served.heard[1].id)  # its slot is given back
+    assert not served.client.streams.has_request(served.heard[1].id)  # its slot is given back
 
 
 async def test_scores_that_cannot_be_rendered_together_are_rendered_one_by_one(
