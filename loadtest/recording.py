@@ -34,6 +34,7 @@ ERRORS = (
     "server",  # another 5xx
     "protocol",  # what came is no HTTP, no event stream, no JSON, or says that it failed
     "cut",  # under way when the run ended
+    "empty",  # the reply was whole and had no token
 )
 """How requests end; a recording has the index into this."""
 
@@ -138,6 +139,8 @@ class About(msgspec.Struct):
     versions: dict[str, str]
     """Versions of the harness and its packages, and of the server if it says."""
     server_metrics: list[MetricSample]
+    reasons: dict[str, str] = {}
+    """By kind of error: what the first such request was answered, or why it failed."""
 
 
 class Recording(msgspec.Struct, eq=False):

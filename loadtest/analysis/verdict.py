@@ -32,7 +32,7 @@ def warnings(summary: Summary, recording: Recording) -> list[str]:
         return ["No request was planned in the window: nothing was measured."]
     return [
         *_harness(summary),
-        *_failures(summary),
+        *_failures(summary, recording.about.reasons),
         *_size(summary, recording),
         *_counts(summary, recording),
         *_overload(summary, recording),
@@ -61,7 +61,7 @@ def _harness(summary: Summary) -> Iterator[str]:
         )
 
 
-def _failures(summary: Summary) -> Iterator[str]:
+def _failures(summary: Summary, reasons: dict[str, str]) -> Iterator[str]:
     cut = summary.errors.get("cut", 0)
     if cut:
         yield (
@@ -75,6 +75,7 @@ def _failures(summary: Summary) -> Iterator[str]:
             f"{sum(failed.values())} of {summary.planned} requests failed ({kinds}): percentiles"
             " of TTFT, TPOT and E2E are of completed ones only. Goodput counts all."
         )
+    yield from (f"The first {kind} error: {reasons[kind]}" for kind in failed if kind in reasons)
 
 
 def _size(summary: Summary, recording: Recording) -> Iterator[str]:

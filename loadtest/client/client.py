@@ -63,6 +63,8 @@ class Client:
         """By request: the text of each choice, if tokens must be counted afterwards."""
         self.output_tokens = 0
         self.last_error = ""
+        self.reasons: dict[str, str] = {}
+        """By kind of error: the message of the first, in one line."""
 
     @property
     def in_flight(self) -> int:
@@ -222,6 +224,8 @@ class Client:
             if reply.texts and not reply.is_counted:
                 self.texts[attempt.index] = ["".join(parts) for parts in reply.texts.values()]
         if verdict.message:
-            self.last_error = f"{verdict.kind}: {verdict.message}"
+            reason = "".join(char if char.isprintable() else " " for char in verdict.message)
+            self.last_error = f"{verdict.kind}: {reason}"
+            self.reasons.setdefault(verdict.kind, reason)
         self.requests.append(*attempt.row(self._worker, now - self._started, verdict.kind, queue_s))
         self._on_end(attempt, verdict.kind)

@@ -87,6 +87,8 @@ class Result(msgspec.Struct, tag=True):
     requests: bytes
     events: bytes
     clients: bytes
+    reasons: dict[str, str]
+    """As in recording.About."""
 
 
 ToWorker = Setup | Go | Stop

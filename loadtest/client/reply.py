@@ -13,9 +13,11 @@ from msgspec import Raw
 from engine.errors import UNDECODABLE
 from loadtest.client.event_stream import EventParser
 
-_NOTHING = {b"", b'""', b"null"}
+_NOTHING = {b'""', b"null", b"false", b"{}", b"[]"}
 MAX_BYTES = 2**28
 """Most bytes of a reply, or of an event of one, that are kept: more are a broken server's."""
+MAX_REASON = 300
+"""Most bytes of a refusal that are shown and recorded."""
 UNKNOWN = -1
 """The server does not say, or the client cannot count."""
 
@@ -40,7 +42,7 @@ class _Message(msgspec.Struct, gc=False):
 
 
 class _Choice(msgspec.Struct, gc=False):
-    index: int = 0
+    index: int | None = 0
     text: str | None = None
     delta: _Message | None = None
     message: _Message | None = None
@@ -68,7 +70,7 @@ class _Document(msgspec.Struct, gc=False):
     error: Raw = Raw()
 
 
-_decode = msgspec.json.Decoder(_Document).decode
+_decode = msgspec.json.Decoder(_Document, strict=False).decode  # 5.0 and "5" are numbers too
 
 TokenCounts = list[tuple[int, int]]
 """New tokens: pairs of choice and count."""
@@ -134,17 +136,18 @@ class Reply:
                 break
             for choice in self._read(data).choices or ():
                 if count := self._count(choice):
-                    counts.append((choice.index, count))
+                    counts.append((choice.index or 0, count))
                     self.tokens += count
         if self._events.named_error:
-            raise BadReply("an event of type error")
+            last = b" ".join(events)[-MAX_REASON:].decode(errors="replace")
+            raise BadReply(f"an event of type error: {last}")
         return counts
 
     def _read(self, data: bytes) -> _Document:
         try:
             document = _decode(data)
         except UNDECODABLE as error:
-            raise BadReply(f"{error}: {data[:200]!r}") from None
+            raise BadReply(f"{error}: {data[:MAX_REASON]!r}") from None
         if document.error and (message := bytes(document.error)) not in _NOTHING:
             raise BadReply(message.decode(errors="replace"))
         if (usage := document.usage) is not None:
@@ -167,7 +170,7 @@ class Reply:
         message = choice.delta or choice.message
         text = message.text if message is not None else choice.text
         if text and self.texts is not None:
-            self.texts.setdefault(choice.index, []).append(text)
+            self.texts.setdefault(choice.index or 0, []).append(text)
         self._has_counts |= count is not None
         self._guessed |= count is None and bool(text)
         return int(bool(text)) if count is None else count
@@ -186,7 +189,7 @@ class Reply:
                 counts = [each + (place < more) for place in range(len(choices))]
         self.tokens = sum(counts)
         pairs = zip(choices, counts, strict=True)
-        return [(choice.index, count) for choice, count in pairs if count]
+        return [(choice.index or 0, count) for choice, count in pairs if count]
 
 
 def _read_count(choice: _Choice) -> int | None:

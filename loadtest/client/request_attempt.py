@@ -11,15 +11,13 @@ import time
 from typing import NamedTuple
 
 from loadtest.client.connection import ClientConnection
-from loadtest.client.reply import UNKNOWN, BadReply, Reply, TokenCounts
+from loadtest.client.reply import MAX_REASON, UNKNOWN, BadReply, Reply, TokenCounts
 from loadtest.recording import ERRORS
 from loadtest.workload.workload import RequestPlan
 
 RETRIED = (429, 503)
 _RETRY_AFTER_S = 1.0
 """Used if a refusal has no Retry-After."""
-_SHOWN = 300
-"""Bytes of a refusal that are kept for the error message."""
 
 
 class Verdict(NamedTuple):
@@ -30,6 +28,9 @@ class Verdict(NamedTuple):
     message: str = ""
     retry_after_s: float = math.nan
     """Seconds until a retry; NaN unless the server asks for one."""
+
+
+_GOOD = Verdict("none")
 
 
 class RequestAttempt:
@@ -67,7 +68,7 @@ class RequestAttempt:
         if self.reply is None:
             self.status = connection.status
             if not 200 <= self.status < 300:
-                self.refusal = (self.refusal + data)[:_SHOWN]
+                self.refusal = (self.refusal + data)[:MAX_REASON]
                 return []
             self.reply = Reply(stream, keep_text)
         return self.reply.read(data)
@@ -79,9 +80,11 @@ class RequestAttempt:
             try:
                 if self.reply is None:
                     raise BadReply("an empty reply")
-                return Verdict("none"), self.reply.finish()
+                counts = self.reply.finish()
             except BadReply as error:
                 return Verdict("protocol", str(error)), []
+            is_empty = not self.reply.tokens and self.reply.usage_output_tokens <= 0
+            return Verdict("empty", "a whole reply without a token") if is_empty else _GOOD, counts
         message = f"{status}: {self.refusal.decode(errors='replace').strip()}"
         if status in RETRIED:
             wait = retry_after(connection.headers.get(b"retry-after", b""))

@@ -192,7 +192,10 @@ class WorkerPart:
                 counts = [self._workload.count_tokens(text) for text in texts]
                 requests["output_tokens"][rows[index]] = sum(count or 0 for count in counts)
         return frames.Result(
-            requests.tobytes(), self._client.events.to_bytes(), self._clients.to_bytes()
+            requests.tobytes(),
+            self._client.events.to_bytes(),
+            self._clients.to_bytes(),
+            self._client.reasons,
         )
 
 

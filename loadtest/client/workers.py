@@ -211,6 +211,7 @@ def put_together(
         machine=record["machine"],
         versions=versions | {"server": target.server_version},
         server_metrics=[],
+        reasons=dict(pair for result in results for pair in result.reasons.items()),
     )
     events, clients = sorted_rows("events", EVENT, "time"), sorted_rows("clients", CLIENT, "time")
     return Recording(about, requests, events, clients)

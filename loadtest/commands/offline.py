@@ -137,7 +137,8 @@ def _of_recording(config: OfflineConfig, recording: Recording) -> Offline:
         prompt_tokens=int(request["usage_prompt_tokens"]),
         num_bytes=int(request["num_bytes"]),
         first_sample_s=float(came.min() - request["sent"]) if is_stream else None,
-        first_error=f"{ERRORS[request['error']]}, status {request['status']}" if failed else "",
+        first_error="; ".join(f"{kind}: {why}" for kind, why in about.reasons.items())
+        or (f"{ERRORS[request['error']]}, status {request['status']}" if failed else ""),
     )
 
 

@@ -126,7 +126,12 @@ def step_outcome(run: MeasuredRun) -> str:
     """Describe one step of a sweep in a line."""
     summary = run.summary
     shown = [f"{MEASURES[key].label} {_shown(summary, key)}" for key in _known(summary, _STEP)]
-    return f"{summary.name}: {', '.join(shown)}"
+    reasons = run.recording.about.reasons
+    failures = [
+        f"{count:,} {kind} ({reasons.get(kind, 'no reason')})"
+        for kind, count in summary.errors.items()
+    ]
+    return f"{summary.name}: {', '.join(shown + failures)}"
 
 
 def where(folder: Path) -> str:

@@ -24,7 +24,7 @@ class BatchOutput(msgspec.Struct):
     """Totals over the lines of output files."""
 
     lines: int = 0
-    """Lines answered with 200."""
+    """Lines answered with 200, and with tokens as far as the server counts them."""
     failed: int = 0
     choices: int = 0
     prompt_tokens: int = 0
@@ -37,13 +37,13 @@ class BatchOutput(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
 
 
 class _Body(msgspec.Struct):
     usage: _Usage | None = None
-    choices: list[msgspec.Raw] = []
+    choices: list[msgspec.Raw] | None = None
 
 
 class _Response(msgspec.Struct):
@@ -141,15 +141,17 @@ class BatchClient:
 
 
 def _count(raw: bytes, line: _Line, output: BatchOutput) -> None:
-    if line.response is None or line.response.status_code != 200:
+    body, response = _Body(), line.response
+    if response is not None and response.status_code == 200:
+        body = msgspec.json.decode(response.body, type=_Body)
+    if not body.choices or (body.usage and body.usage.completion_tokens == 0):
         output.failed += 1
         output.first_error = output.first_error or raw.decode(errors="replace")[:300]
         return
-    body = msgspec.json.decode(line.response.body, type=_Body)
     output.lines += 1
     output.choices += len(body.choices)
-    if body.usage is None:
+    if body.usage is None or body.usage.completion_tokens is None:
         output.without_usage += 1
     else:
-        output.prompt_tokens += body.usage.prompt_tokens
+        output.prompt_tokens += body.usage.prompt_tokens or 0
         output.output_tokens += body.usage.completion_tokens

@@ -21,7 +21,7 @@ from loadtest.commands.run_command import INTERRUPTED
 from loadtest.recording import load
 from loadtest.report.report import read_report
 from loadtest.summary import Summary
-from tests.loads.toy_server import ToyConfig, ToyServer
+from tests.loads.toy_server import FAILED, ToyConfig, ToyServer
 from tests.serving import ROOT, Server
 
 Printed = pytest.CaptureFixture[str]
@@ -120,6 +120,21 @@ def test_a_server_without_metrics_that_refuses_all_is_told_of(
     assert load(tmp_path).about.server_metrics == []
     summary = summary_in(tmp_path)
     assert (summary.completed, summary.planned, summary.errors) == (0, 40, {"server": 40})
+
+
+@pytest.mark.parametrize("command", ["run", "sweep", "offline"])
+def test_why_all_requests_failed_is_on_the_terminal_and_in_the_report(
+    tmp_path: Path, capsys: Printed, command: str
+) -> None:
+    settings = {"sweep": ("--settle-s=0", "--repeats=1", "--loads=2"), "offline": ("--samples=2",)}
+    with ToyServer(fault=lambda _number: "400") as toy:
+        flags = ("--duration-s=0", "--requests=4", "--metrics-url=none", *settings.get(command, ()))
+        assert call(toy.url, tmp_path, *flags, command=command) == 1
+    reason = json.dumps(FAILED)
+    assert f"400: {reason}" in capsys.readouterr().out
+    (run,) = read_report(tmp_path).runs
+    assert f"The first client error: 400: {reason}" in run.warnings
+    assert "as was asked for" in (tmp_path / "report.md").read_text()
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:

@@ -65,6 +65,13 @@ def test_what_speaks_against_a_run(run: Recording, sentence: str) -> None:
     assert read_verdict(run).count(sentence) == 1
 
 
+def test_why_requests_failed_is_told() -> None:
+    run = steady({"error": 5})
+    run.about.reasons = {"client": "400: no such model", "server": "outside of the window"}
+    assert "The first client error: 400: no such model" in read_verdict(run)
+    assert "outside" not in read_verdict(run)
+
+
 def test_a_short_window_is_told_unless_it_is_the_whole_run() -> None:
     assert "is 10.0 times as long as the median request" in read_verdict(steady(), (5, 6))
     assert "median request" not in read_verdict(steady(), (5, 7.5))

@@ -37,6 +37,7 @@ from tests.loads.raw_server import (
 
 TEXT = text_event("a")
 USAGE = event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 2})
+NOTHING = {"prompt_tokens": 3, "completion_tokens": 0}
 EVENTS = (TEXT, text_event("b"), USAGE, DONE)
 GOOD = stream(*EVENTS)
 REFUSED = make_reply(b"full", 503, "retry-after: 0")
@@ -136,6 +137,13 @@ async def test_a_good_reply_is_recorded() -> None:
         (answering(stream(TEXT, event(error="x"), DONE)), "protocol", 200, 1),
         (answering(make_reply(b"{}")), "protocol", 200, 0),
         (answering(make_reply(b"")), "protocol", 200, 0),
+        (answering(stream(DONE)), "empty", 200, 0),
+        (
+            answering(stream(text_event(""), event(choices=[], usage=NOTHING), DONE)),
+            "empty",
+            200,
+            0,
+        ),
     ],
 )
 async def test_each_kind_of_error_and_tokens_before_it(
@@ -147,7 +155,19 @@ async def test_each_kind_of_error_and_tokens_before_it(
         assert (ERRORS[row["error"]], row["status"]) == (kind, status)
         assert not math.isnan(row["sent"])
         assert client.client.last_error.startswith(f"{kind}: ")
+        assert client.client.reasons == {kind: client.client.last_error.removeprefix(f"{kind}: ")}
         assert len(client.events) == tokens
+
+
+async def test_a_reply_whose_tokens_have_no_text_is_complete() -> None:
+    async with sending(answering(stream(text_event(""), USAGE, DONE))) as (client, _):
+        assert await client.send(0) == "none"
+
+
+async def test_the_first_reason_of_a_kind_is_kept_in_one_line() -> None:
+    async with sending(answering(make_reply(b'{\n "error": "\x1b[31mno"\n}', 400))) as (client, _):
+        assert await client.send(0) == "client"
+        assert client.client.reasons == {"client": '400: {  "error": " [31mno" }'}
 
 
 async def test_nothing_listens() -> None:

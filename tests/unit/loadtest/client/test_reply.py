@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from itertools import product
 from typing import Any
 
 import pytest
@@ -114,6 +115,28 @@ def test_usage_and_waiting_are_as_the_server_says() -> None:
     assert (reply.usage_prompt_tokens, reply.usage_output_tokens, reply.queue_s) == (3, 8, 0.25)
     reply, _ = read(event(choices=[], time_info={"queue_time": 0.5}), DONE)
     assert (reply.usage_output_tokens, reply.queue_s) == (-1, 0.5)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_null_and_numbers_of_another_type_are_no_protocol_error(stream: bool) -> None:
+    """`index` was null in a public server's replies, and all of a run was counted as failed."""
+    odd = [
+        *({"index": None}, {"index": 0.0}, {"index": "0"}, {"logprobs": None}, {"token_ids": None}),
+        *({"logprobs": {"tokens": None, "content": None}}, {"delta": None, "message": None}),
+    ]
+    counts = {"completion_tokens": "1", "prompt_tokens": 2.0, "queue_time": None}
+    about = [{"usage": usage} for usage in (None, {}, {"index": None}, counts)]
+    about += [{"error": error} for error in (None, "", False, {}, [])]
+    for choice, rest in product(odd, [*about, {"time_info": None}, {"time_info": {}}]):
+        content = {"choices": [{"text": "a", **choice}], **rest}
+        body = [event(**content), DONE] if stream else [json.dumps(content).encode()]
+        assert read(*body, stream=stream)[1] == [(0, 1)]
+        assert read(*body, stream=stream, keep_text=True)[0].texts == {0: ["a"]}
+
+
+def test_the_reason_in_an_event_of_type_error_is_told() -> None:
+    with pytest.raises(BadReply, match="out of memory"):
+        read(text_event("a"), b'event: error\ndata: {"message": "out of memory"}\n\n', DONE)
 
 
 def test_whole_replies_count_what_each_choice_says_or_share_out_their_usage() -> None:

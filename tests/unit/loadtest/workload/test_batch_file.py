@@ -57,6 +57,20 @@ def test_lines_are_added_up(end: bytes) -> None:
     assert '"status_code":400' in output.first_error
 
 
+def test_a_line_without_a_token_is_not_answered_and_null_is_no_usage() -> None:
+    bodies: list[dict[str, Any]] = [
+        {"choices": [{"text": ""}], "usage": {"prompt_tokens": 3, "completion_tokens": 0}},
+        {"choices": []},
+        {"choices": None},
+        {"choices": [{"text": "a"}], "usage": {"prompt_tokens": None, "completion_tokens": None}},
+    ]
+    lines = [{"response": {"status_code": 200, "body": body}} for body in bodies]
+    output = BatchOutput()
+    with client(b"\n".join(map(msgspec.json.encode, lines))) as server:
+        server.read("f", output)
+    assert (output.lines, output.failed, output.without_usage) == (1, 3, 1)
+
+
 @pytest.mark.parametrize(("content", "status"), [(b"<html>\n", 200), (b"gone", 404)])
 def test_what_is_no_output_file_is_an_error(content: bytes, status: int) -> None:
     message = "404" if status == 404 else "http://a"
