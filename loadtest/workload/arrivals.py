@@ -75,12 +75,17 @@ def _poisson(scenario: Scenario) -> Times:
     """Return sums of exponential gaps: -ln(u) / rate.
 
     The random numbers do not depend on rate, duration and number: a longer run extends a shorter
-    one.
+    one. But if the first request would come after `duration_s`, its number is mapped to those of
+    earlier ones: these are the times of a Poisson process of which it is known that one came.
     """
     _most(scenario, scenario.rate)  # refuses too many before any is drawn
-    draws, gaps, total = Draws(scenario.seed), list[Times](), 0.0
+    draws, gaps, total = Draws(scenario.seed or 0), list[Times](), 0.0
     requests, duration = scenario.requests or math.inf, scenario.duration_s or math.inf
+    none_came = math.exp(-scenario.rate * duration)
     while len(gaps) * _CHUNK < requests and total / scenario.rate < duration:
-        gaps.append(-np.log(shares(draws.raw(ARRIVALS, len(gaps), _CHUNK))))
+        drawn = shares(draws.raw(ARRIVALS, len(gaps), _CHUNK))
+        if not gaps and drawn[0] <= none_came:
+            drawn[0] = none_came + drawn[0] / none_came * (1 - none_came)
+        gaps.append(-np.log(drawn))
         total += float(gaps[-1].sum())
     return np.cumsum(np.concatenate(gaps)) / scenario.rate

@@ -51,13 +51,30 @@ def test_poisson_times_are_those_of_the_seed(seed: int, rate: float, duration: f
     planned = times(scenario)
     assert planned.tolist() == times(scenario).tolist()
     assert ((planned > 0) & (planned < duration)).all() and (np.diff(planned) >= 0).all()
-    longer = times(make_scenario(seed=seed, rate=rate, duration_s=2 * duration))
-    assert longer[: len(planned)].tolist() == planned.tolist()
-    assert (longer[len(planned) :] >= duration).all()
+    (first,) = times(make_scenario(seed=seed, rate=rate, duration_s=0, requests=1))
+    if first < duration:
+        longer = times(make_scenario(seed=seed, rate=rate, duration_s=2 * duration))
+        assert longer[: len(planned)].tolist() == planned.tolist()
+        assert (longer[len(planned) :] >= duration).all()
     faster = times(make_scenario(seed=seed, rate=2 * rate, duration_s=duration / 2))
     np.testing.assert_allclose(faster * 2, planned)
     other = make_scenario(seed=seed ^ 1, rate=rate, duration_s=duration)
     assert not np.intersect1d(planned, times(other)).size
+
+
+@pytest.mark.parametrize(("rate", "duration"), [(0.5, 8.0), (0.01, 1.0), (1e-3, 1e-3), (0.1, 5.0)])
+def test_every_poisson_run_plans_a_request(rate: float, duration: float) -> None:
+    """Seed 0 planned nothing in 8 s at 0.5/s. The times are those of runs that plan something."""
+    planned = [
+        times(make_scenario(seed=seed, rate=rate, duration_s=duration)) for seed in range(2000)
+    ]
+    assert min(map(len, planned)) >= 1
+    expected = -rate * duration / math.expm1(-rate * duration)  # the mean of counts above 0
+    assert np.mean([len(run) for run in planned]) == pytest.approx(expected, rel=0.05)
+    shares = np.sort([-math.expm1(-rate * run[0]) for run in planned]) / -math.expm1(
+        -rate * duration
+    )
+    assert np.abs(shares - (np.arange(2000) + 0.5) / 2000).max() < 1.63 / math.sqrt(2000)
 
 
 def test_poisson_gaps_are_exponential_and_their_counts_poisson() -> None:
