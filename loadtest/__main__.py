@@ -89,6 +89,7 @@ def _command(argv: list[str]) -> int:
 def _run(argv: list[str], command: str) -> int:
     scenario = read(argv, prog="srm loadtest run")
     run_command.check(scenario)
+    scenario, command = run_command.seeded(scenario, command)
     run = run_command.summed_up(run_command.record(scenario, command, scenario.output))
     _report_to(scenario.output, run)
     is_interrupted = run.recording.about.stopped_by == "interrupt"

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
-ARRIVALS, REQUEST, PREFIX, BLOCK, ORDER, TOKENIZER = range(6)
+ARRIVALS, REQUEST, PREFIX, BLOCK, ORDER, TOKENIZER, STEP = range(7)
 """Purposes that numbers are drawn for; each has an independent stream."""
 
 

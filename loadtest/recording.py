@@ -55,6 +55,7 @@ REQUEST = np.dtype(
         ("output_tokens", np.int64),  # as the client counts them; -1: it cannot
         ("usage_prompt_tokens", np.int64),  # as the server says; -1: it does not
         ("usage_output_tokens", np.int64),
+        ("usage_cached_tokens", np.int64),  # of the prompt, from the server's prefix cache
         ("queue_s", np.float64),  # how long it waited, as the server says; NaN: it does not
         ("num_bytes", np.int64),  # of the reply's body
     ]

@@ -83,8 +83,10 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Most time that a request may take, from the time it was planned for."""
     retries: int = 0
     """Times that a request refused with 429 or 503 is sent again, after Retry-After."""
-    seed: int = 0
-    """Seed of all that is random; two runs of one scenario send the same bytes."""
+    seed: int | None = None
+    """Seed of all that is random; two runs of one seed send the same bytes, which a server may know
+    from the first. None: another one for each run, which its report has. Each step of a sweep has a
+    seed of its own, made of this one."""
 
     prompt_tokens: str = "32"
     """Distribution of prompt lengths, shared prefix included."""
@@ -144,7 +146,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             must(self, 0 <= getattr(self, name) < math.inf, name, "at least 0, and finite")
         for name in ("requests", "retries", "prefixes", "prefix_tokens"):
             must(self, getattr(self, name) >= 0, name, "at least 0")
-        must(self, 0 <= self.seed < 2**64, "seed", "0 … 2**64 - 1")
+        must(self, 0 <= (self.seed or 0) < 2**64, "seed", "0 … 2**64 - 1")
         must(self, 0 <= self.prefix_share <= 1, "prefix_share", "0 … 1")
         is_address = self.url.startswith(("http://", "https://"))
         must(self, is_address, "url", "an address that begins with http:// or https://")

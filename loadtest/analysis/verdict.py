@@ -20,6 +20,8 @@ LAG_S = 0.1
 """Seconds of event loop lag above which measured times are affected."""
 FOR_P999 = 1000
 """The fewest values for which a p99.9 is below the maximum."""
+CACHED_SHARE = 0.05
+"""Share of the prompt tokens, beside those of shared prefixes, that a server may have cached."""
 WINDOW_E2E = 20
 """Median requests that a window should last, so that those across its edges matter little."""
 GROWTH_DEVIATIONS, GROWTH_SHARE = 2.5, 0.1
@@ -35,6 +37,7 @@ def warnings(summary: Summary, recording: Recording) -> list[str]:
         *_failures(summary, recording.about.reasons),
         *_size(summary, recording),
         *_counts(summary, recording),
+        *_cached(summary, recording),
         *_overload(summary, recording),
     ]
 
@@ -113,6 +116,20 @@ def _counts(summary: Summary, recording: Recording) -> Iterator[str]:
         )
     if summary.completed and not summary.ttft.count and recording.about.scenario.stream:
         yield "No reply brought a token: there is no TTFT, no ITL and no TPOT."
+
+
+def _cached(summary: Summary, recording: Recording) -> Iterator[str]:
+    requests, scenario = recording.requests, recording.about.scenario
+    known = (requests["usage_cached_tokens"] >= 0) & (requests["usage_prompt_tokens"] > 0)
+    rows = requests[known & within(requests["planned"], summary.window)]
+    cached, prompt = rows["usage_cached_tokens"].sum(), rows["usage_prompt_tokens"].sum()
+    shared = scenario.prefix_share * scenario.prefix_tokens * len(rows)
+    if cached - shared > CACHED_SHARE * prompt:
+        yield (
+            f"The server had {cached / prompt:.0%} of the prompt tokens in its prefix cache: it was"
+            " quicker than with prompts that it does not know. Another `seed`, or more `prompts`,"
+            " send other ones, unless this is what you measure."
+        )
 
 
 def _overload(summary: Summary, recording: Recording) -> Iterator[str]:

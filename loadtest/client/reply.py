@@ -51,9 +51,14 @@ class _Choice(msgspec.Struct, gc=False):
     logprobs: _Logprobs | None = None
 
 
+class _Details(msgspec.Struct, gc=False):
+    cached_tokens: int | None = None
+
+
 class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
     queue_time: float | None = None
     """Seconds, as Groq reports it."""
 
@@ -85,7 +90,7 @@ class Reply:
 
     __slots__ = tuple(
         "_body _events _guessed _has_counts _num_bytes is_done queue_s texts tokens "
-        "usage_output_tokens usage_prompt_tokens".split()
+        "usage_cached_tokens usage_output_tokens usage_prompt_tokens".split()
     )
 
     def __init__(self, stream: bool, keep_text: bool) -> None:
@@ -97,7 +102,7 @@ class Reply:
         """The text of each choice, if text is kept."""
         self.tokens = 0
         self.queue_s = math.nan
-        self.usage_prompt_tokens = self.usage_output_tokens = UNKNOWN
+        self.usage_prompt_tokens = self.usage_output_tokens = self.usage_cached_tokens = UNKNOWN
 
     @property
     def is_counted(self) -> bool:
@@ -155,6 +160,8 @@ class Reply:
                 self.usage_output_tokens = usage.completion_tokens
             if usage.prompt_tokens is not None:
                 self.usage_prompt_tokens = usage.prompt_tokens
+            if (details := usage.prompt_tokens_details) and details.cached_tokens is not None:
+                self.usage_cached_tokens = details.cached_tokens
             if usage.queue_time is not None:
                 self.queue_s = usage.queue_time
         if (times := document.time_info) is not None and times.queue_time is not None:

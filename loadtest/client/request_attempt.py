@@ -95,10 +95,13 @@ class RequestAttempt:
     def row(self, worker: int, ended: float, kind: str, queue_s: float) -> tuple[float, ...]:
         """Return the fields of recording.REQUEST."""
         reply, asked = self.reply, self.asked
-        tokens: tuple[int, ...] = (UNKNOWN, UNKNOWN, UNKNOWN)
+        tokens: tuple[int, ...] = (UNKNOWN,) * 4
         if reply is not None:
             counted = reply.tokens if reply.is_counted else UNKNOWN
-            tokens = counted, reply.usage_prompt_tokens, reply.usage_output_tokens
+            tokens = (
+                *(counted, reply.usage_prompt_tokens),
+                *(reply.usage_output_tokens, reply.usage_cached_tokens),
+            )
         return (
             *(self.index, worker, self.planned, self.sent, self.first_byte, ended),
             *(ERRORS.index(kind), self.status, self.retries),

@@ -191,6 +191,7 @@ def offline(argv: list[str], command: str) -> int:
     given = read_settings(settings, argv, command_of("srm loadtest offline"))
     scenario, config = build(Scenario, given), build(OfflineConfig, given)
     run_command.check(scenario)
+    scenario, command = run_command.seeded(scenario, command)
     if config.kind == "batch":
         return _batch(scenario, config, command)
     recording = run_command.record(config.one_request(scenario), command, scenario.output)

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import signal
 import sys
 from pathlib import Path
+
+import msgspec
 
 from loadtest import objectives
 from loadtest.analysis.summarize import summarize
@@ -42,6 +45,15 @@ def check(scenario: Scenario) -> None:
         objectives.parse(text)
     for text in scenario.fail_if:
         objectives.parse_condition(text)
+
+
+def seeded(scenario: Scenario, command: str) -> tuple[Scenario, str]:
+    """Return the scenario with a seed, and the command that repeats it. A new seed is drawn if none
+    is given: a server's prefix cache knows the prompts of those that it has served."""
+    if scenario.seed is not None:
+        return scenario, command
+    seed = secrets.randbits(32)
+    return msgspec.structs.replace(scenario, seed=seed), f"{command} --seed={seed}"
 
 
 def record(scenario: Scenario, command: str, folder: Path, name: str = "") -> Recording:
@@ -128,8 +140,9 @@ def step_outcome(run: MeasuredRun) -> str:
     shown = [f"{MEASURES[key].label} {_shown(summary, key)}" for key in _known(summary, _STEP)]
     reasons = run.recording.about.reasons
     failures = [
-        f"{count:,} {kind} ({reasons.get(kind, 'no reason')})"
+        f"{count:,} {kind}" + (f" ({reasons[kind]})" if kind in reasons else "")
         for kind, count in summary.errors.items()
+        if kind != "cut"
     ]
     return f"{summary.name}: {', '.join(shown + failures)}"
 

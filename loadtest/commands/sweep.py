@@ -17,6 +17,7 @@ from engine.settings import build, read_settings
 from loadtest.analysis.window import load_name
 from loadtest.commands import run_command
 from loadtest.commands.knee import Point, SweepConfig, grows_still, knee, largest_good, next_load
+from loadtest.counter_rng import STEP, Draws
 from loadtest.report.report_files import MeasuredRun, write_reports
 from loadtest.scenario import Scenario, command_of
 
@@ -72,13 +73,14 @@ def sweep(argv: list[str], command: str) -> int:
     given = read_settings(settings, argv, command_of("srm loadtest sweep"))
     scenario, config = build(Scenario, given), build(SweepConfig, given)
     run_command.check(scenario)
+    scenario, command = run_command.seeded(scenario, command)
     runs: list[MeasuredRun] = []
     folders: list[str] = []
     failure: SRMError | None = None
     interrupted, by_objectives = False, bool(scenario.objectives)
     try:
         while (load := next_load(_points(runs), config, by_objectives)) is not None:
-            step = step_of(config, scenario, load)
+            step = step_of(config, scenario, load, len(folders))
             before = sum(load_of(run) == load for run in runs)
             name = load_name(step) + (f" #{before + 1}" if before else "")
             folder = f"{len(folders) + 1:03}-{re.sub(r'[^0-9a-z.]+', '-', name)}"
@@ -104,8 +106,12 @@ def sweep(argv: list[str], command: str) -> int:
     return run_command.INTERRUPTED if interrupted else code
 
 
-def step_of(config: SweepConfig, scenario: Scenario, load: float) -> Scenario:
-    """Return the scenario under this load."""
+def step_of(config: SweepConfig, scenario: Scenario, load: float, number: int) -> Scenario:
+    """Return the scenario under this load, with a seed of its own for the step of this number.
+
+    If two steps sent the same prompts, the later one would measure the server's prefix cache.
+    """
+    (seed,) = Draws(scenario.seed or 0).raw(STEP, number, 1)
     times = {
         "warmup_s": scenario.warmup_s + config.settle_s,
         "duration_s": scenario.duration_s and scenario.duration_s + config.settle_s,
@@ -115,7 +121,7 @@ def step_of(config: SweepConfig, scenario: Scenario, load: float) -> Scenario:
     else:
         is_constant = scenario.arrivals == "constant"
         changed = {"arrivals": "constant" if is_constant else "poisson", "rate": load}
-    without = {"rate_end": 0.0, "trace": None}
+    without = {"rate_end": 0.0, "trace": None, "seed": int(seed) >> 32}
     return msgspec.structs.replace(scenario, **times, **changed, **without)
 
 
@@ -166,7 +172,8 @@ def report_sweep(folder: Path, runs: list[MeasuredRun], outcome: Swept) -> int:
     sys.stdout.write("".join(f"{sentence}\n" for sentence in outcome.sentences()))
     for run in at_knee:
         sys.stdout.write(
-            "".join(f"FAILED at the knee: {text}\n" for text in run_command.failed(run))
+            "".join(f"warning at the knee: {text}\n" for text in run.warnings)
+            + "".join(f"FAILED at the knee: {text}\n" for text in run_command.failed(run))
         )
     write_reports(folder, sorted(runs, key=load_of), at_knee[0].summary.name if at_knee else None)
     sys.stdout.write(run_command.where(folder))

@@ -20,7 +20,10 @@ from loadtest.report.markdown_page import markdown
 from loadtest.report.report import SCHEMA, Report, RunReport, encode, report_of
 from loadtest.summary import Summary
 
-_COUNTS = ("prompt_tokens", "output_tokens", "usage_prompt_tokens", "usage_output_tokens")
+_COUNTS = (
+    *("prompt_tokens", "output_tokens"),
+    *("usage_prompt_tokens", "usage_output_tokens", "usage_cached_tokens"),
+)
 """Columns in which -1 means unknown."""
 
 

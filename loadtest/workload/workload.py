@@ -46,7 +46,7 @@ class Workload:
 
     def __init__(self, scenario: Scenario) -> None:
         """Read the files that the scenario names. Raises ConfigError."""
-        self._generator = Draws(scenario.seed)
+        self._generator = Draws(scenario.seed or 0)
         self._words = Words(scenario.tokenizer) if scenario.tokenizer else None
         self._chat = scenario.api == "chat"
         self._prompt_tokens = lengths.parse(scenario.prompt_tokens, "prompt_tokens")

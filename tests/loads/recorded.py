@@ -19,6 +19,7 @@ def request(index: int, planned: float, ended: float, **fields: Any) -> dict[str
     """One that was sent when planned and completed, of which no count is known."""
     values: dict[str, Any] = dict.fromkeys(REQUEST.names or (), 0)
     values |= {"prompt_tokens": -1, "usage_prompt_tokens": -1, "n": 1, "status": 200}
+    values |= {"usage_cached_tokens": -1}
     values |= {"output_tokens": -1, "usage_output_tokens": -1, "queue_s": NAN, "first_byte": NAN}
     values |= {"index": index, "planned": planned, "sent": planned, "ended": ended}
     if "error" in fields:

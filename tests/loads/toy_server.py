@@ -71,12 +71,17 @@ class ToyServer(Toy):
         self,
         config: ToyConfig | None = None,
         fault: Callable[[int], Fault | None] = lambda _number: None,
+        cache: set[str] | None = None,
     ) -> None:
-        """`fault` says what is wrong with the reply to the request of that number, from 0."""
+        """`fault` says what is wrong with the reply to the request of that number, from 0.
+
+        The first token of a prompt in `cache`, to which all are added, takes as long as any other.
+        """
         super().__init__()
         self.config = config or ToyConfig()
         self.served: list[Served] = []
         self._fault = fault
+        self._cache = cache
         self._slots = asyncio.Semaphore(self.config.slots)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -108,10 +113,14 @@ class ToyServer(Toy):
     async def _answer(self, peer: Peer, served: Served) -> None:
         body, fault = served.body, served.fault
         count, n, streamed = body.get("max_tokens") or 16, body.get("n") or 1, body.get("stream")
+        is_cached = self._cache is not None and str(body["prompt"]) in self._cache
+        if self._cache is not None:
+            self._cache.add(str(body["prompt"]))
+        ttft_s = self.config.itl_s if is_cached else self.config.ttft_s
         if streamed:
             await peer.send(HEAD)
         for place in range(count // 2 if fault in {"cut", "failed"} else count):
-            due = served.started + self.config.ttft_s + place * self.config.itl_s
+            due = served.started + ttft_s + place * self.config.itl_s
             await asyncio.sleep(max(due - time.monotonic(), 0))
             served.tokens += n
             served.last = time.monotonic()
@@ -123,6 +132,9 @@ class ToyServer(Toy):
             peer.abort()
             return
         usage = {"usage": _usage(body, count * n)}
+        if is_cached:
+            cached = {"cached_tokens": usage["usage"]["prompt_tokens"]}
+            usage["usage"]["prompt_tokens_details"] = cached
         if streamed:
             has_usage = (body.get("stream_options") or {}).get("include_usage")
             ends = [event(**_part("", 0), **usage)] if has_usage else []
@@ -145,7 +157,7 @@ def _part(text: str, n: int, reason: str | None = None) -> dict[str, Any]:
     return about | {"choices": choices}
 
 
-def _usage(body: dict[str, Any], tokens: int) -> dict[str, int]:
+def _usage(body: dict[str, Any], tokens: int) -> dict[str, Any]:
     """Of a reply with so many tokens. Words of prompts that are text count as tokens."""
     prompt = body["prompt"]
     count = len(prompt.split() if isinstance(prompt, str) else prompt)

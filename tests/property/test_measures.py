@@ -48,7 +48,7 @@ def runs(draw: st.DrawFn, stream: bool = True) -> Recording:
         requests.append(
             (
                 *(index, 0, planned, sent, NAN, ended, error, 200, draw(st.integers(0, 2)), n),
-                *(draw(counts), 4, draw(counts), draw(counts), draw(counts), queue, 0),
+                *(draw(counts), 4, draw(counts), draw(counts), draw(counts), -1, queue, 0),
             )
         )
     clients = [

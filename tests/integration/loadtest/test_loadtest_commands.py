@@ -73,6 +73,7 @@ def test_a_run_is_reported_and_printed_as_plain_text(made: tuple[Path, str]) -> 
     assert f"report: {folder / 'report.html'}\n" in printed and "\x1b" not in printed
     about = load(folder).about
     assert about.command.startswith("srm loadtest run --url=http://127.0.0.1:")
+    assert about.command.endswith(f" --seed={about.scenario.seed}")
     assert about.server_metrics
     assert all("srm_engine_running_sequences" in sample.values for sample in about.server_metrics)
     summary = summary_in(folder)
@@ -97,6 +98,20 @@ def test_a_wrong_setting_is_found_before_anything_is_sent(
             call(server.url, tmp_path / command, flag, command=command)
     assert server.metric("srm_engine_requests_total") == before
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("command", "flags"), [("run", ()), ("offline", ("--samples=2",))])
+def test_a_second_run_sends_other_prompts_and_its_command_the_same_again(
+    tmp_path: Path, command: str, flags: tuple[str, ...]
+) -> None:
+    with ToyServer(ToyConfig(ttft_s=0.0, itl_s=0.0)) as toy:
+        flags = ("--duration-s=0", "--requests=1", "--metrics-url=none", *flags)
+        for name in ("first", "second"):
+            assert call(toy.url, tmp_path / name, *flags, command=command) == 0
+        seed = load(tmp_path / "first").about.command.split()[-1]
+        assert call(toy.url, tmp_path / "third", *flags, seed, command=command) == 0
+    first, second, third = [served.body["prompt"] for served in toy.served]
+    assert first == third != second
 
 
 def test_nothing_that_listens_is_a_wrong_setting(tmp_path: Path) -> None:

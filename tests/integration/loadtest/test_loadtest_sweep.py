@@ -6,6 +6,7 @@ import os
 import signal
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -40,20 +41,60 @@ def _without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loadtest.report.report_files.html", lambda _report: "")
 
 
-@pytest.fixture
-def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
+class Toys(NamedTuple):
+    """How each step's toy is."""
+
+    config: ToyConfig = ToyConfig(ttft_s=0.03, itl_s=0.01, slots=SLOTS)
+    cache: set[str] | None = None
+
+
+def virtual_steps(monkeypatch: pytest.MonkeyPatch, toys: Toys) -> None:
     """Runs every step in virtual time, against a toy of its own."""
 
     async def step_of(scenario: Scenario) -> Recording:
-        async with ToyServer(ToyConfig(ttft_s=0.03, itl_s=0.01, slots=SLOTS)) as toy:
+        async with ToyServer(toys.config, cache=toys.cache) as toy:
             return (await simulate(scenario, toy.url))[0]
 
-    def record(scenario: Scenario, _command: str, folder: Path, _name: str) -> Recording:
+    def record(scenario: Scenario, command: str, folder: Path, _name: str) -> Recording:
         recording = virtually(step_of(scenario))
+        recording.about.command = command
         recording.save(folder)
         return recording
 
     monkeypatch.setattr("loadtest.commands.run_command.record", record)
+
+
+@pytest.fixture
+def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
+    virtual_steps(monkeypatch, Toys())
+
+
+def test_a_sweep_and_its_repetition_do_not_measure_the_servers_prefix_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each step sent the prompts of the step before, so throughput grew with what was cached."""
+    config, flags = (
+        ToyConfig(ttft_s=0.2, itl_s=0.01, slots=SLOTS),
+        ("--prompt-tokens=32", "--max-load=16"),
+    )
+    results = {}
+    for name, cache in (("without", None), ("with", set[str]()), ("again", set[str]())):
+        virtual_steps(monkeypatch, Toys(config, cache))
+        if name == "again":
+            assert sweep(tmp_path / "first", *flags, "--max-load=2") == 0
+        assert sweep(tmp_path / name, "--repeats=2", *flags) == 0
+        result = msgspec.json.decode((tmp_path / name / "sweep.json").read_bytes())
+        results[name] = result["knee"], [point["throughput"] for point in result["points"]]
+        runs = read_report(tmp_path / name).runs
+        assert len({run.scenario.seed for run in runs}) == len(runs) > SLOTS
+        assert not any("prefix cache" in warning for run in runs for warning in run.warnings)
+        (seed,) = {run.command.partition(" --seed=")[2] for run in runs}
+    assert results["without"] == results["with"] == results["again"]
+
+    assert sweep(tmp_path / "same", f"--seed={seed}", "--repeats=2", *flags) == 0
+    first, same = read_report(tmp_path / "again").runs, read_report(tmp_path / "same").runs
+    assert first[0].scenario.seed == same[0].scenario.seed, "the command repeats it"
+    assert any("prefix cache" in warning for run in same for warning in run.warnings)
 
 
 def test_a_closed_loop_is_full_when_its_slots_are(

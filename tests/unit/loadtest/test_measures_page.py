@@ -62,6 +62,7 @@ def test_every_objective_and_comparison_is_there_and_examples_are_some() -> None
         f"`cpu_share` above {verdict.BUSY}",
         f"`lateness` above {verdict.LATE_S * 1e3:.0f} ms, or above {verdict.LATE_SHARE} of",
         f"`lag_max_s` above {verdict.LAG_S * 1e3:.0f} ms",
+        f"more than {verdict.CACHED_SHARE:.0%} of the prompt tokens",
         f"fewer than {verdict.FOR_P999} completed",
         f"less than {verdict.WINDOW_E2E} times the median E2E",
         f"more than {verdict.GROWTH_DEVIATIONS} · √(2 · mean) and {verdict.GROWTH_SHARE} · mean",

@@ -72,6 +72,24 @@ def test_why_requests_failed_is_told() -> None:
     assert "outside" not in read_verdict(run)
 
 
+@pytest.mark.parametrize(
+    ("cached", "settings", "is_reported"),
+    [
+        (40, {}, True),
+        (4, {}, False),
+        (-1, {}, False),
+        (40, {"prefixes": 2, "prefix_tokens": 40}, False),
+        (40, {"prefixes": 2, "prefix_tokens": 40, "prefix_share": 0.5}, True),
+    ],
+)
+def test_a_prefix_cache_that_knows_the_prompts_is_told(
+    cached: int, settings: dict[str, Any], is_reported: bool
+) -> None:
+    run = steady(**settings)
+    run.requests["usage_prompt_tokens"], run.requests["usage_cached_tokens"] = 100, cached
+    assert ("had 40% of the prompt tokens in its prefix cache" in read_verdict(run)) == is_reported
+
+
 def test_a_short_window_is_told_unless_it_is_the_whole_run() -> None:
     assert "is 10.0 times as long as the median request" in read_verdict(steady(), (5, 6))
     assert "median request" not in read_verdict(steady(), (5, 7.5))

@@ -111,8 +111,10 @@ def test_reasoning_under_two_names_is_kept_once() -> None:
 
 def test_usage_and_waiting_are_as_the_server_says() -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 8, "queue_time": 0.25}
+    usage["prompt_tokens_details"] = {"cached_tokens": 2}
     reply, _ = read(text_event("a"), event(choices=[], usage=usage), DONE)
     assert (reply.usage_prompt_tokens, reply.usage_output_tokens, reply.queue_s) == (3, 8, 0.25)
+    assert reply.usage_cached_tokens == 2
     reply, _ = read(event(choices=[], time_info={"queue_time": 0.5}), DONE)
     assert (reply.usage_output_tokens, reply.queue_s) == (-1, 0.5)
 
@@ -125,7 +127,10 @@ def test_null_and_numbers_of_another_type_are_no_protocol_error(stream: bool) ->
         *({"logprobs": {"tokens": None, "content": None}}, {"delta": None, "message": None}),
     ]
     counts = {"completion_tokens": "1", "prompt_tokens": 2.0, "queue_time": None}
-    about = [{"usage": usage} for usage in (None, {}, {"index": None}, counts)]
+    about = [
+        {"usage": usage}
+        for usage in (None, {}, {"index": None}, counts, {"prompt_tokens_details": None})
+    ]
     about += [{"error": error} for error in (None, "", False, {}, [])]
     for choice, rest in product(odd, [*about, {"time_info": None}, {"time_info": {}}]):
         content = {"choices": [{"text": "a", **choice}], **rest}
