@@ -110,7 +110,7 @@ def test_reasoning_under_two_names_is_kept_once() -> None:
 
 
 def test_usage_and_waiting_are_as_the_server_says() -> None:
-    usage = {"prompt_tokens": 3, "completion_tokens": 8, "queue_time": 0.25}
+    usage: dict[str, Any] = {"prompt_tokens": 3, "completion_tokens": 8, "queue_time": 0.25}
     usage["prompt_tokens_details"] = {"cached_tokens": 2}
     reply, _ = read(text_event("a"), event(choices=[], usage=usage), DONE)
     assert (reply.usage_prompt_tokens, reply.usage_output_tokens, reply.queue_s) == (3, 8, 0.25)
@@ -122,16 +122,15 @@ def test_usage_and_waiting_are_as_the_server_says() -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_null_and_numbers_of_another_type_are_no_protocol_error(stream: bool) -> None:
     """`index` was null in a public server's replies, and all of a run was counted as failed."""
-    odd = [
+    odd: list[dict[str, Any]] = [
         *({"index": None}, {"index": 0.0}, {"index": "0"}, {"logprobs": None}, {"token_ids": None}),
         *({"logprobs": {"tokens": None, "content": None}}, {"delta": None, "message": None}),
     ]
     counts = {"completion_tokens": "1", "prompt_tokens": 2.0, "queue_time": None}
-    about = [
-        {"usage": usage}
-        for usage in (None, {}, {"index": None}, counts, {"prompt_tokens_details": None})
-    ]
-    about += [{"error": error} for error in (None, "", False, {}, [])]
+    usages: tuple[Any, ...] = (None, {}, {"index": None}, counts, {"prompt_tokens_details": None})
+    about: list[dict[str, Any]] = [{"usage": usage} for usage in usages]
+    nothing: tuple[Any, ...] = (None, "", False, {}, [])
+    about += [{"error": error} for error in nothing]
     for choice, rest in product(odd, [*about, {"time_info": None}, {"time_info": {}}]):
         content = {"choices": [{"text": "a", **choice}], **rest}
         body = [event(**content), DONE] if stream else [json.dumps(content).encode()]
