@@ -21,12 +21,13 @@ from matplotlib.figure import Figure
 
 from engine.config import DEMO_MODEL, EngineConfig
 from engine.settings import build, load
+from engine.tokenizer_file import read_tokenizer
 from engine.weights.checkpoint import read_model
 from experiments.harness.report import table
 from experiments.harness.result_cache import Numbers, digest
 from experiments.harness.runner import Results, check_writable, publish, run_cases
 from experiments.harness.settings import Settings
-from training.checkpoint import load_model, read_tokenizer
+from training.checkpoint import load_model
 from training.finetuning.sft import SFTConfig, sft
 from training.grpo.asked import questions
 from training.grpo.asking import Asking

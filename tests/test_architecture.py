@@ -97,7 +97,14 @@ MAY_IMPORT_LIBRARY = {
     "max": ("engine.device", "bench.engine", "bench.gpu", "bench.peaks"),
     "torch": ("training", "experiments", "bench.model"),
     "ray": ("deploy.ray", "bench.ray"),
-    "tokenizers": ("server", "loadtest", "training", "bench", "engine.python"),
+    "tokenizers": (
+        "server",
+        "loadtest",
+        "training",
+        "bench",
+        "engine.python",
+        "engine.tokenizer_file",
+    ),
 }
 LARGEST_FOLDER = 15
 FORBIDDEN_NAMES = {"utils", "common", "helpers", "misc", "base", "manager"}

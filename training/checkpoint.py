@@ -13,11 +13,10 @@ import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from engine.config import ModelConfig
-from engine.errors import CheckpointError, ConfigError
+from engine.errors import ConfigError
 from engine.weights.checkpoint import read_model
 from engine.weights.tensors import is_scalar
 from training.model import SRM
@@ -56,11 +55,3 @@ def copy_text_files(model: Path, folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if (model / name).exists():
             write_whole(folder / name, (model / name).read_bytes())
-
-
-def read_tokenizer(path: Path) -> Tokenizer:
-    """Load a tokenizer.json. Raises CheckpointError if there is none, or it is damaged."""
-    try:
-        return Tokenizer.from_str(path.read_text())
-    except Exception as error:  # the library has no class of its own for what it cannot read
-        raise CheckpointError(f"{path} is no tokenizer that can be read: {error}") from error

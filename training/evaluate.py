@@ -16,8 +16,8 @@ from engine.device.runner import ModelRunner
 from engine.errors import UNDECODABLE, ConfigError
 from engine.messages import MAX_TEMPERATURE, Output, SamplingParams
 from engine.process.engine import Engine
+from engine.tokenizer_file import read_tokenizer
 from engine.weights.checkpoint import load_checkpoint
-from training.checkpoint import read_tokenizer
 from training.problems.drawn import problems
 from training.problems.problem import Problem, reward
 from training.settings import check_numbers

@@ -16,7 +16,8 @@ from torch import Tensor
 from engine.config import Mixer, ModelConfig
 from engine.errors import ConfigError
 from engine.settings import build
-from training.checkpoint import read_tokenizer, save_model
+from engine.tokenizer_file import read_tokenizer
+from training.checkpoint import save_model
 from training.data import ProblemBatches, problem_kinds
 from training.events import check_events
 from training.loop import Losses, Precision, Run, Schedule, TrainingBatches

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bench.frame import Record, Settings, run, table
 from engine.config import DEMO_MODEL, Dtype, ModelConfig
 from engine.errors import ConfigError
+from engine.tokenizer_file import read_tokenizer
 from engine.weights.checkpoint import load_checkpoint
 from engine.weights.float8 import INNER, float8_channel_mixer, from_e4m3, norm_scale
 from engine.weights.random_model import write_random_model
@@ -132,7 +132,7 @@ def markdown(record: Record) -> list[str]:
 def _solved_problems(folder: Path, count: int, seed: int) -> Tensor:
     """int64[count, n_ctx]: held-out problems with their solutions, one behind the other."""
     size, stream = load_checkpoint(folder).config.n_ctx, problems("held-out", seed)
-    tokenizer, ids = Tokenizer.from_file(str(folder / "tokenizer.json")), list[int]()
+    tokenizer, ids = read_tokenizer(folder / "tokenizer.json"), list[int]()
     while len(ids) < count * size:
         drawn = [(problem.prompt, problem.solution) for problem in islice(stream, 64)]
         for prompt, solution in encode(tokenizer, drawn):

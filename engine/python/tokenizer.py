@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from engine.errors import CheckpointError, InvalidRequest
+from engine.errors import InvalidRequest
 from engine.steps.batch import I32
+from engine.tokenizer_file import read_tokenizer
 
 
 class FolderTokenizer:
@@ -37,8 +38,5 @@ class FolderTokenizer:
         if self._tokenizer is None:
             if not self._path.exists():
                 raise InvalidRequest("prompts must be token ids: this model has no tokenizer")
-            try:
-                self._tokenizer = Tokenizer.from_file(str(self._path))
-            except Exception as error:  # noqa: BLE001 - the library raises plain Exception
-                raise CheckpointError(f"{self._path} is not a tokenizer: {error}") from None
+            self._tokenizer = read_tokenizer(self._path)
         return self._tokenizer

@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
-from engine.errors import ConfigError
+from engine.errors import CheckpointError, ConfigError
+from engine.tokenizer_file import read_tokenizer
 from loadtest.counter_rng import TOKENIZER, Draws
 
 _MOST_WORDS = 4096
@@ -33,11 +32,9 @@ class Words:
         """`path` is a tokenizer.json, or a folder with one. Raises ConfigError."""
         file = path / "tokenizer.json" if path.is_dir() else path
         try:
-            self._tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # noqa: BLE001  # it raises nothing narrower
-            raise ConfigError(f"tokenizer: cannot read {file}: {error}") from None
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+            self._tokenizer = read_tokenizer(file)
+        except CheckpointError as error:
+            raise ConfigError(f"tokenizer: {error}") from None
         self._cut = 0
         self.words = self._spaced() or self._letters()
         """The words that texts are made of."""

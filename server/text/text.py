@@ -9,7 +9,6 @@ tokens.
 
 from __future__ import annotations
 
-import json
 import sys
 from array import array
 from collections.abc import Iterator
@@ -17,9 +16,11 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteLevel
 
 from engine.config import ModelConfig, parse_model_config
 from engine.errors import CheckpointError
+from engine.tokenizer_file import read_tokenizer
 from server.text import tokenizer_files
 
 _WIDTH = 16
@@ -108,13 +109,8 @@ class Text:
         return self._tokenizer is not None
 
     def _load(self, path: Path) -> None:
-        source = _read(path)
-        try:
-            self._tokenizer = Tokenizer.from_str(source)
-            spec = json.loads(source)
-        except Exception as error:  # noqa: BLE001 - the library raises plain Exception
-            raise CheckpointError(f"{path} is not a tokenizer: {error}") from None
-        if (spec.get("decoder") or {}).get("type") != "ByteLevel":
+        self._tokenizer = read_tokenizer(path)
+        if not isinstance(self._tokenizer.decoder, ByteLevel):
             raise CheckpointError(f"{path}: only byte-level BPE tokenizers are supported")
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         largest = max(vocab.values(), default=-1)
@@ -189,13 +185,6 @@ def read_model_config(folder: Path) -> ModelConfig:
     try:
         return parse_model_config(path, tokenizer_files.regular(path).read_bytes())
     except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from None
-
-
-def _read(path: Path) -> str:
-    try:
-        return tokenizer_files.regular(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from None
 
 

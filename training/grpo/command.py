@@ -19,8 +19,9 @@ from torch import Tensor
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import ConfigError
 from engine.settings import build
+from engine.tokenizer_file import read_tokenizer
 from engine.weights.checkpoint import read_model
-from training.checkpoint import copy_text_files, load_model, read_tokenizer, save_model
+from training.checkpoint import copy_text_files, load_model, save_model
 from training.events import check_events
 from training.grpo.asked import questions
 from training.grpo.asking import Asking, Batch, rows_of

@@ -18,11 +18,12 @@ from tokenizers.processors import TemplateProcessing
 from engine.config import ModelConfig
 from engine.errors import ConfigError
 from engine.settings import build, flatten, load
+from engine.tokenizer_file import read_tokenizer
 from engine.weights.checkpoint import load_checkpoint
 from tests.engines.making import engine_of
 from tests.engines.numpy_runner import SMALL
 from tests.engines.numpy_runner import TINY as TINY_MODEL
-from training.checkpoint import load_model, read_tokenizer, save_model
+from training.checkpoint import load_model, save_model
 from training.grpo.asked import Questions, questions
 from training.grpo.command import grpo
 from training.grpo.config import GRPOConfig

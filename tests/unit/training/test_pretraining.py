@@ -160,7 +160,7 @@ def test_a_damaged_run_is_named(tmp_path: Path, content: bytes) -> None:
 def test_a_tokenizer_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
     given = tmp_path / "given.json"
     given.write_text("{")
-    with pytest.raises(CheckpointError, match="is no tokenizer that can be read"):
+    with pytest.raises(CheckpointError, match="is not a tokenizer"):
         _run(tmp_path / "run", steps=2, tokenizer=str(given))
     other = train_tokenizer(["a text"], 258).to_str().replace("<|end_of_text|>", "<|other|>")
     given.write_text(other)
