@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "server.supervise",
     ),
     "loadtest": _MEASURES[:2],
-    "loadtest.workload": _MEASURES,
+    "loadtest.workload": (*_MEASURES, "engine.tokenizer_file"),
     "loadtest.client": (*_MEASURES, "loadtest.workload"),
     "loadtest.analysis": _MEASURES,
     "loadtest.report": _REPORTS,

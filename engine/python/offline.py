@@ -15,6 +15,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from engine.config import DEMO_MODEL, EngineConfig
@@ -208,7 +209,8 @@ def _checked(
 ) -> Iterator[SamplingParams]:
     """Yield parameters of each prompt, `count` if given. Raises InvalidRequest for other types."""
     if isinstance(params, SamplingParams):
-        yield from repeat(params) if count is None else repeat(params, count)
+        known = _typed(params)
+        yield from repeat(known) if count is None else repeat(known, count)
         return
     # A dict's keys are none, but it is the dict that is wrong.
     is_list = isinstance(params, Iterable) and not isinstance(params, Mapping)
@@ -218,7 +220,31 @@ def _checked(
                 f"params must be SamplingParams, or one for each prompt; got {type(each).__name__}",
                 "params",
             )
-        yield each
+        yield _typed(each)
+
+
+def _typed(params: SamplingParams) -> SamplingParams:
+    """Return the parameters as their types are declared, which Python does not check: numpy's
+    numbers and lists are taken as meant. Raises InvalidRequest, which names the field."""
+    fields = {}
+    for field in msgspec.structs.fields(SamplingParams):
+        value = getattr(params, field.name)
+        try:
+            fields[field.name] = msgspec.convert(_plain(value), field.type)
+        except (msgspec.ValidationError, TypeError, OverflowError) as error:
+            raise InvalidRequest(f"{field.name}: {error}, {value!r:.80}", field.name) from None
+    return SamplingParams(**fields)
+
+
+def _plain(value: Any) -> Any:
+    """Return Python's own numbers, lists and dicts for those of numpy; 2.0 is 2."""
+    if isinstance(value, np.generic | np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _streamed(params: SamplingParams) -> SamplingParams:

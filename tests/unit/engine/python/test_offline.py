@@ -118,6 +118,42 @@ def test_params_of_another_type_are_named(llm: Engine, params: Any, kind: str) -
         next(llm.stream([[5, 6]], params))
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("n", 1.5, "n: Expected `int`, got `float`, 1.5"),
+        ("n", "2", "n: Expected `int`, got `str`, '2'"),
+        ("max_tokens", None, "max_tokens: Expected `int`, got `null`, None"),
+        ("temperature", "hot", "temperature: Expected `float`, got `str`, 'hot'"),
+        ("temperature", float("nan"), "prompt 0: temperature"),
+        ("seed", -1, "prompt 0: seed"),
+        ("logprobs", True, r"logprobs: Expected `int \| null`, got `bool`, True"),
+        ("stop_token_ids", 5, "stop_token_ids: Expected `array`, got `int`, 5"),
+        ("logit_bias", {"5": 1.0}, "logit_bias: Expected `int`, got `str`"),
+        ("allowed_token_ids", ([5],), r"allowed_token_ids: Expected `int`, got `array`"),
+    ],
+)
+def test_a_wrong_parameter_is_named_and_the_next_call_works(
+    llm: Engine, field: str, value: Any, message: str
+) -> None:
+    wrong: Any = {field: value}
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match=f"^{message}"):
+            llm.generate([[5]], SamplingParams(**wrong))
+        with pytest.raises(InvalidRequest, match=f"^{message}"):
+            next(llm.stream([[5]], SamplingParams(**wrong)))
+        (generated,) = llm.generate([[5]], SamplingParams(max_tokens=2, ignore_eos=True))
+        assert len(generated.completions[0].token_ids) == 2
+
+
+def test_numbers_and_lists_of_numpy_are_taken_as_meant(llm: Engine) -> None:
+    meant = SamplingParams(n=2, max_tokens=5, seed=3, logit_bias={5: 1.0}, stop_token_ids=(7,))
+    given: Any = {"n": 2.0, "max_tokens": np.int64(5), "seed": np.uint8(3)}
+    given |= {"logit_bias": {np.int32(5): np.float32(1)}, "stop_token_ids": np.array([7])}
+    results = [llm.generate([[5]], params) for params in (meant, SamplingParams(**given))]
+    assert tokens(results[0][0].completions) == tokens(results[1][0].completions)
+
+
 def test_prompts_are_scored(llm: Engine) -> None:
     (result,) = llm.generate([[5, 6, 7, 8]], SamplingParams(max_tokens=0, prompt_logprobs=3))
     scores = result.prompt_scores
