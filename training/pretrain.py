@@ -20,9 +20,10 @@ from engine.tokenizer_file import read_tokenizer
 from training.checkpoint import save_model
 from training.data import ProblemBatches, problem_kinds
 from training.events import check_events
-from training.loop import Losses, Precision, Run, Schedule, TrainingBatches
+from training.loop import Losses, Run, Schedule, TrainingBatches
 from training.loss_files import write_losses
 from training.model import SRM
+from training.precision import Precision
 from training.problems.drawn import examples
 from training.processes import processes
 from training.settings import check_numbers, select_fixed
@@ -115,8 +116,9 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Largest norm of all gradients together; larger gradients are scaled down to it."""
     save_every: int = 100
     """Updates between two saves of the run."""
-    precision: Precision = "bfloat16"
-    """Precision of the matrix products in training; weights, sums and states stay float32."""
+    precision: Precision = "auto"
+    """Precision of the matrix products in training, token mixing included; weights and optimizer
+    stay float32. auto: bfloat16, or float32 on a processor without instructions for it."""
     compile: bool = False
     """Whether `torch.compile` compiles the model first."""
     device: Literal["cpu", "gpu"] = "cpu"
