@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,6 +20,9 @@ MIN_VOCAB_SIZE = 258
 """Least entries of a tokenizer: every byte, and the begin and end tokens."""
 MAX_VOCAB_SIZE = 1_000_000
 """Most entries of a tokenizer; the trainer reserves memory for all of them."""
+
+_LONG_RUN = re.compile(r"(\S{512}|\s{512})")
+"""A run without a break is one word to the trainer, whose time grows with the square of a word."""
 
 
 class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,7 +78,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(
-        texts,
+        (part for text in texts for part in _LONG_RUN.split(text) if part),
         trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[BEGIN, END],
