@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -23,6 +24,37 @@ MAX_VOCAB_SIZE = 1_000_000
 
 _LONG_RUN = re.compile(r"(\S{512}|\s{512})")
 """A run without a break is one word to the trainer, whose time grows with the square of a word."""
+
+_ENDS = (END, "<|endoftext|>", "</s>", "<eos>", "<|end▁of▁sentence|>")
+"""Names of the token that ends a text, in ours and Llama's tokenizers, GPT-2's and Qwen's, Llama
+2's and Mistral's, Gemma's, DeepSeek's."""
+
+
+class SpecialIds(NamedTuple):
+    """Ids of the tokens that begin and end a text."""
+
+    begin: int
+    end: int
+
+
+OWN_IDS = SpecialIds(BEGIN_ID, END_ID)
+
+
+def special_ids(tokenizer: Tokenizer) -> SpecialIds:
+    """Return the ids of a tokenizer that may be of others: the end token goes by its name, and the
+    begin token is what the tokenizer prepends, or else the end token, as GPT-2 has it.
+
+    Raises ConfigError for a tokenizer without an end token.
+    """
+    end = next((i for i in map(tokenizer.token_to_id, _ENDS) if i is not None), None)
+    if end is None:
+        raise ConfigError(f"tokenizer: it must have an end token, one of {', '.join(_ENDS)}")
+    return SpecialIds(next(iter(tokenizer.encode("").ids), end), end)
+
+
+def count_entries(tokenizer: Tokenizer) -> int:
+    """Return one more than the largest id, of which a tokenizer may leave some out."""
+    return max(tokenizer.get_vocab().values()) + 1
 
 
 class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
