@@ -86,8 +86,8 @@ def model(config: MemoryConfig, treatment: str, n: int, vocab_size: int) -> SRM:
 
 def decays(made: SRM) -> list[float]:
     """Return all λ of a model, as it reads them, from the least."""
-    raw = [value for name, value in made.named_parameters() if name.endswith(LAMBDA)]
-    return sorted(torch.cat(raw).detach().clamp(*DECAY_RANGE).tolist()) if raw else []
+    raw = [value.data for name, value in made.named_parameters() if name.endswith(LAMBDA)]
+    return sorted(torch.cat(raw).clamp(*DECAY_RANGE).tolist()) if raw else []
 
 
 def copy(config: MemoryConfig, treatment: str, copied: int, seed: int) -> Numbers:

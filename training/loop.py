@@ -96,7 +96,9 @@ class ParameterGroup(NamedTuple):
 def parameter_groups(model: nn.Module, schedule: Schedule) -> list[ParameterGroup]:
     """Return the groups that the optimizer updates alike: matrices and embeddings, which alone have
     weight decay; α, β, δ, norms and biases; λ, at its own rate."""
-    matrices, others, decays = [], [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    decays: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         is_matrix = parameter.ndim > 1 and not is_scalar(name)
         group = decays if name.endswith(LAMBDA) else matrices if is_matrix else others

@@ -127,8 +127,8 @@ def publish(
     record = new_record(" ".join(["python -m experiments", name, *argv]))
     record |= {"settings": settings_of(config), "torch": str(torch.__version__), "results": results}
     commits = sorted({seed["commit"] for seeds in results.values() for seed in seeds})
-    precisions = {seed.get("precision") for seeds in results.values() for seed in seeds}
-    made_with = ", ".join([f"torch {torch.__version__}", *sorted(precisions - {None})])
+    precisions = {seed.get("precision", "") for seeds in results.values() for seed in seeds}
+    made_with = ", ".join([f"torch {torch.__version__}", *sorted(precisions - {""})])
     reported = f"{made_with}; cases ran at {', '.join(commits)}."
     stem = f"experiment-{name}"
     picture = f"{record['date']}-{record['commit']}-{stem}.svg"
