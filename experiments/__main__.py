@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from engine.errors import ConfigError, SRMError
+from engine.logs import configure_command
 from experiments import (
     baselines,
     copying,
@@ -12,6 +13,7 @@ from experiments import (
     forms,
     grpo,
     information,
+    memory,
     mixers,
     rollouts,
 )
@@ -22,6 +24,7 @@ EXPERIMENTS = {
     "baselines": baselines.main,
     "forms": forms.main,
     "copying": copying.main,
+    "memory": memory.main,
     "information": information.main,
     "finetuning": finetuning.main,
     "grpo": grpo.main,
@@ -37,6 +40,7 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    configure_command()
     try:
         code = main(sys.argv[1:])
     except SRMError as error:

@@ -8,6 +8,7 @@ import sys
 import msgspec
 
 from engine.errors import ConfigError
+from engine.logs import configure_command
 from engine.settings import load
 from server.commands.standard_output import INTERRUPTED
 from training.evaluate import EvaluateConfig, evaluate
@@ -20,6 +21,7 @@ from training.text.tokenizer import TokenizerConfig, make_tokenizer
 
 def main(argv: list[str]) -> int:
     """Run the command that argv names with the settings that follow; return the exit code."""
+    configure_command()
     try:
         return _command(argv)
     except KeyboardInterrupt:

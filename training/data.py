@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from training.problems.drawn import examples
-from training.text.tokenizer import END_ID
+from training.text.tokenizer import special_ids
 
 Item = TypeVar("Item")
 
@@ -98,4 +98,5 @@ def encode(tokenizer: Tokenizer, batch: list[tuple[str, str]]) -> list[tuple[lis
     prompts, solutions = zip(*batch, strict=True)
     begun = tokenizer.encode_batch(prompts)
     ended = tokenizer.encode_batch(solutions, add_special_tokens=False)
-    return [(start.ids, [*other.ids, END_ID]) for start, other in zip(begun, ended, strict=True)]
+    end = special_ids(tokenizer).end
+    return [(start.ids, [*other.ids, end]) for start, other in zip(begun, ended, strict=True)]

@@ -11,26 +11,26 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from pickle import UnpicklingError
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeVar, cast
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from engine.errors import ConfigError
-from engine.weights.tensors import DECAY_RANGE
+from engine.weights.tensors import DECAY_RANGE, is_scalar
 from training.data import IGNORED
 from training.events import Events, events_in
 from training.model import LanguageModel
+from training.precision import Precision, autocast, choose_precision
 from training.processes import Processes, spread, stop_asked
 from training.settings import MAY_CHANGE
 from training.text.whole_files import is_sealed, replace_file, seal
@@ -38,14 +38,9 @@ from training.text.whole_files import is_sealed, replace_file, seal
 log = logging.getLogger(__name__)
 
 Part = TypeVar("Part")
-Precision = Literal["bfloat16", "float16", "float32"]
+LAMBDA = "decay_value"
+"""End of the names of the parameters that are λ."""
 _WHOLE = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
-
-
-def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
-    """Compute the matrix products within a `with` block in `precision`."""
-    dtype = torch.bfloat16 if precision == "float32" else getattr(torch, precision)
-    return torch.autocast(device.type, dtype, enabled=precision != "float32")
 
 
 class TrainingBatches(Protocol):
@@ -68,7 +63,13 @@ class Schedule(msgspec.Struct, frozen=True):
     keep_best: bool = False
     """Whether the run's result is the weights of least evaluation loss instead of the last ones."""
     micro_batches: int = 1
-    precision: Precision = "bfloat16"
+    decay_rate_scale: float = 0.02
+    """Learning rate of λ over that of the model. AdamW moves a value by about its learning rate an
+    update, and λ has a range of 0.1: at the model's own rate most λ fall to its lower end."""
+    clip_decays: bool = True
+    """Whether λ are put back into their range after an update. As published, False: one that has
+    left it has no gradient, and stays out."""
+    precision: Precision = "auto"
     compile: bool = False
     shard: bool = False
     tensorboard: bool = False
@@ -82,6 +83,32 @@ class Schedule(msgspec.Struct, frozen=True):
         if self.decline == "cosine":
             left = (1 - math.cos(math.pi * left)) / 2
         return self.learning_rate * left
+
+
+class ParameterGroup(NamedTuple):
+    """Parameters with a learning rate and a weight decay of their own."""
+
+    parameters: list[nn.Parameter]
+    rate_scale: float
+    weight_decay: float
+
+
+def parameter_groups(model: nn.Module, schedule: Schedule) -> list[ParameterGroup]:
+    """Return the groups that the optimizer updates alike: matrices and embeddings, which alone have
+    weight decay; α, β, δ, norms and biases; λ, at its own rate."""
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    decays: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        is_matrix = parameter.ndim > 1 and not is_scalar(name)
+        group = decays if name.endswith(LAMBDA) else matrices if is_matrix else others
+        group.append(parameter)
+    groups = (
+        ParameterGroup(matrices, 1.0, schedule.weight_decay),
+        ParameterGroup(others, 1.0, 0.0),
+        ParameterGroup(decays, schedule.decay_rate_scale, 0.0),
+    )
+    return [group for group in groups if group.parameters]
 
 
 class Losses(msgspec.Struct):
@@ -112,16 +139,21 @@ class Run:
         """
         self.losses = Losses([], [])
         self._best: dict[str, Tensor] | None = None
+        self.decays = ""
+        """Range of λ when the run was last saved, for a line of a log; empty for models without."""
         self._schedule, self._own = schedule, own
         self._saved = folder / "run.pt"
         self._kept = fixed
         self._source = {**source, "config": msgspec.to_builtins(model.config)}
         self._model = spread(model, own, schedule.shard)
         self._forward = torch.compile(self._model) if schedule.compile else self._model
+        self._groups = parameter_groups(self._model, schedule)
         self._optimizer = torch.optim.AdamW(
-            self._model.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay
+            [{"params": group.parameters} for group in self._groups], lr=schedule.learning_rate
         )
-        is_scaled = schedule.precision == "float16"
+        self.precision = choose_precision(schedule.precision, own.device.type, own.is_first)
+        """Precision of the products, which is not auto."""
+        is_scaled = self.precision == "float16"
         self._scaler = torch.amp.GradScaler(own.device.type, enabled=is_scaled)
         if self._saved.exists():
             self._resume()
@@ -156,9 +188,9 @@ class Run:
                     message += f", evaluation {self.losses.evaluations[-1][1]:.4f}"
                 is_over = self._own.total(torch.tensor(float(asked.is_set())).to(self._own.device))
                 if done % schedule.save_every == 0 or is_last or is_over:
-                    if self._own.is_first and not progress.console.is_terminal:
-                        progress.print(message)  # a log shows no bar
                     self.save()
+                    if self._own.is_first and not progress.console.is_terminal:
+                        progress.print(message + self.decays)  # a log shows no bar
                 if is_over and not is_last:
                     raise KeyboardInterrupt
 
@@ -193,9 +225,9 @@ class Run:
         not finite.
         """
         step, own = len(self.losses.steps), self._own
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._schedule.rate(step)
-            group["weight_decay"] = self._schedule.weight_decay  # an older run kept none
+        for values, group in zip(self._optimizer.param_groups, self._groups, strict=True):
+            values["lr"] = self._schedule.rate(step) * group.rate_scale
+            values["weight_decay"] = group.weight_decay  # a resumed run has its own
         losses = []
         for number, part in enumerate(parts, 1):
             self._sum_gradients(number == len(parts))
@@ -212,7 +244,7 @@ class Run:
         self._optimizer.zero_grad()
         with torch.no_grad():  # the clip of `decay` has no gradient outside its range
             for name, parameter in self._model.named_parameters():
-                if name.endswith("decay_value"):
+                if name.endswith(LAMBDA) and self._schedule.clip_decays:
                     parameter.clamp_(*DECAY_RANGE)
         self.losses.steps.append(total)
         self.tell("loss", total)
@@ -221,7 +253,7 @@ class Run:
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Return f32[rows, length, vocab] of ids int64 [rows, length], in the run's precision."""
-        with autocast(self._schedule.precision, inputs.device):
+        with autocast(self.precision, inputs.device):
             logits: Tensor = self._forward(inputs)
         return logits.float()
 
@@ -268,9 +300,16 @@ class Run:
         for weights that are not finite, which the losses so far did not show."""
         model, optimizer = states.get_state_dict(self._model, self._optimizer, options=_WHOLE)
         if self._own.is_first:
+            decays = []
             for name, tensor in cast(dict[str, Tensor], model).items():
                 if not bool(tensor.isfinite().all()):
                     self._check(math.nan, f"{name} after step {len(self.losses.steps)}")
+                if name.endswith(LAMBDA):
+                    decays += tensor.flatten().tolist()
+            if decays:
+                self.decays = f", λ {min(decays):.4f} to {max(decays):.4f}"
+                self.tell("least λ", min(decays))
+                self.tell("largest λ", max(decays))
             run: dict[str, Any] = {"settings": self._source, "kept": dict(self._kept)}
             run |= {"model": model, "optimizer": optimizer}
             run |= {"scaler": self._scaler.state_dict(), "losses": msgspec.to_builtins(self.losses)}

@@ -20,9 +20,10 @@ from engine.tokenizer_file import read_tokenizer
 from training.checkpoint import save_model
 from training.data import ProblemBatches, problem_kinds
 from training.events import check_events
-from training.loop import Losses, Precision, Run, Schedule, TrainingBatches
+from training.loop import Losses, Run, Schedule, TrainingBatches
 from training.loss_files import write_losses
 from training.model import SRM
+from training.precision import Precision
 from training.problems.drawn import examples
 from training.processes import processes
 from training.settings import check_numbers, select_fixed
@@ -30,11 +31,11 @@ from training.text.documents import documents, files
 from training.text.packed_batches import PackedBatches
 from training.text.token_file import token_file
 from training.text.tokenizer import (
-    BEGIN,
-    BEGIN_ID,
-    END,
-    END_ID,
     MIN_VOCAB_SIZE,
+    OWN_IDS,
+    SpecialIds,
+    count_entries,
+    special_ids,
     train_tokenizer,
 )
 from training.text.whole_files import write_whole
@@ -90,7 +91,8 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text_member: str = "text"
     """Name of the .jsonl member or .parquet column that has the text."""
     tokenizer: str = ""
-    """Path of a tokenizer.json; empty: a tokenizer is trained on the texts."""
+    """Path of a tokenizer.json, also of another model; empty: a tokenizer is trained on the
+    texts."""
     evaluation_share: float = 0.01
     """Fraction of the texts' tokens, taken from the end, that is kept for evaluation."""
     evaluate_every: int = 200
@@ -115,8 +117,9 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Largest norm of all gradients together; larger gradients are scaled down to it."""
     save_every: int = 100
     """Updates between two saves of the run."""
-    precision: Precision = "bfloat16"
-    """Precision of the matrix products in training; weights, sums and states stay float32."""
+    precision: Precision = "auto"
+    """Precision of the matrix products in training, token mixing included; weights and optimizer
+    stay float32. auto: bfloat16, or float32 on a processor without instructions for it."""
     compile: bool = False
     """Whether `torch.compile` compiles the model first."""
     device: Literal["cpu", "gpu"] = "cpu"
@@ -163,7 +166,7 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Fraction of the texts' tokens that is held out from training."""
         return self.evaluation_share if self.texts and self.evaluate_every else 0.0
 
-    def model(self, vocab_size: int) -> ModelConfig:
+    def model(self, vocab_size: int, ids: SpecialIds = OWN_IDS) -> ModelConfig:
         """Return the model's configuration. Raises ValueError for an invalid shape."""
         return ModelConfig(
             d_model=self.d_model,
@@ -176,8 +179,8 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             decay=self.decay,
             kernel_size=self.kernel_size,
             decay_constant=max(1, self.n_ctx // 512),
-            bos_token_id=BEGIN_ID,
-            eos_token_id=END_ID,
+            bos_token_id=ids.begin,
+            eos_token_id=ids.end,
         )
 
 
@@ -191,7 +194,7 @@ def pretrain(config: PretrainConfig) -> Losses:
         with own.first_alone():
             tokenizer = _tokenizer(config, own.is_first)
             batches, evaluation, source = _batches(config, tokenizer)
-        model = SRM(config.model(tokenizer.get_vocab_size()))
+        model = SRM(config.model(count_entries(tokenizer), special_ids(tokenizer)))
         schedule = build(Schedule, msgspec.structs.asdict(config))
         settings = select_fixed(config) | {"evaluation_share": config.held_out}
         run = Run(model, schedule, config.output, own, {"texts": source}, settings)
@@ -213,11 +216,7 @@ def _tokenizer(config: PretrainConfig, is_first: bool) -> Tokenizer:
     path, saved = config.output / "tokenizer.json", config.output / "run.pt"
     if config.tokenizer:
         wanted = read_tokenizer(Path(config.tokenizer))
-        if (wanted.token_to_id(BEGIN), wanted.token_to_id(END)) != (BEGIN_ID, END_ID):
-            raise ConfigError(
-                f"tokenizer: {config.tokenizer} must have {BEGIN} as token {BEGIN_ID} and {END} as "
-                f"token {END_ID}, as `srm train tokenizer` makes it"
-            )
+        special_ids(wanted)  # before any work
         content = wanted.to_str(pretty=True).encode()
         if saved.exists() and path.read_bytes() != content:
             raise ConfigError(
@@ -258,7 +257,7 @@ def _batches(
         source,
         lambda: documents(paths, member=config.text_member),
         tokenizer,
-        END_ID,
+        special_ids(tokenizer).end,
     )
     rows = max(1, config.batch_tokens // config.n_ctx)
     held_out = int(len(ids) * config.held_out)

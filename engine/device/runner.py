@@ -28,7 +28,7 @@ from engine.device.graph_cache import RELEASED_GRAPHS, GraphCache, measured_prod
 from engine.device.libc import keep_freed_memory, let_timers_be_late
 from engine.device.linear import fold_norm, graph_dtype, pack_linear, round_bfloat16
 from engine.device.model import MATRICES, NORMED, SCALARS
-from engine.device.processor import compile_for_level
+from engine.device.processor import compile_for_level, warn_of_emulation
 from engine.device.products import FLOAT8, Product, choose_product, folds_norms
 from engine.device.slot_copies import SlotCopies
 from engine.device.state_pool import StatePool, count_slots, spare_slots
@@ -87,6 +87,7 @@ class ModelRunner:
         self.device = open_device(config.device, *config.devices)
         if config.num_slots:  # refuse too many slots before anything is compiled
             count_slots(config, weights.config, self.device)
+        warn_of_emulation(config.device, config.compute_dtype)
         self.dtype = graph_dtype(config.compute_dtype)
         shipped = Path(config.graphs_dir or RELEASED_GRAPHS).expanduser()
         folder = config.cache_dir.expanduser()

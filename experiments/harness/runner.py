@@ -83,11 +83,13 @@ def fit(
     seed: int,
     steps: int,
     learning_rate: float,
+    **treatment: Any,
 ) -> tuple[Run, LanguageModel, Numbers]:
     """Train a model made with this seed; return its run, the model, and what training took.
 
     The learning rate rises over a tenth of the steps and falls to 0 over the others. Processor
-    seconds are those of all threads, and leave out what evaluation takes.
+    seconds are those of all threads, and leave out what evaluation takes. `treatment` has further
+    members of the schedule.
     """
     torch.manual_seed(seed)
     model = make()
@@ -97,6 +99,7 @@ def fit(
         warmup_steps=max(1, steps // 10),
         weight_decay=0.0,
         save_every=steps,
+        **treatment,
     )
     with processes("cpu") as own, tempfile.TemporaryDirectory() as folder:
         run = Run(model, schedule, Path(folder), own, {"seed": seed})
@@ -106,6 +109,7 @@ def fit(
     took = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "processor_seconds": seconds,
+        "precision": run.precision,
         "training_losses": run.losses.steps,
     }
     return run, model, took
@@ -123,7 +127,9 @@ def publish(
     record = new_record(" ".join(["python -m experiments", name, *argv]))
     record |= {"settings": settings_of(config), "torch": str(torch.__version__), "results": results}
     commits = sorted({seed["commit"] for seeds in results.values() for seed in seeds})
-    reported = f"torch {torch.__version__}; cases ran at {', '.join(commits)}."
+    precisions = {seed.get("precision", "") for seeds in results.values() for seed in seeds}
+    made_with = ", ".join([f"torch {torch.__version__}", *sorted(precisions - {""})])
+    reported = f"{made_with}; cases ran at {', '.join(commits)}."
     stem = f"experiment-{name}"
     picture = f"{record['date']}-{record['commit']}-{stem}.svg"
     text = "\n".join([reported, "", *lines, "", f"![the same as a picture]({picture})", ""])

@@ -29,8 +29,9 @@ from training.finetuning.examples import (
     in_order,
     with_shots,
 )
-from training.loop import Losses, Precision, Run, Schedule
+from training.loop import Losses, Run, Schedule
 from training.loss_files import write_losses
+from training.precision import Precision
 from training.processes import processes
 from training.settings import check_numbers, select_fixed
 
@@ -75,8 +76,9 @@ class SFTConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Largest norm of all gradients together; larger gradients are scaled down to it."""
     save_every: int = 100
     """Updates between two saves of the run."""
-    precision: Precision = "bfloat16"
-    """Precision of the matrix products in training; weights, sums and states stay float32."""
+    precision: Precision = "auto"
+    """Precision of the matrix products in training, token mixing included; weights and optimizer
+    stay float32. auto: bfloat16, or float32 on a processor without instructions for it."""
     device: Literal["cpu", "gpu"] = "cpu"
     """Device that trains the model."""
     shard: bool = False

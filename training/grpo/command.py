@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -14,7 +13,6 @@ from typing import NamedTuple
 import msgspec
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import ConfigError
@@ -80,11 +78,11 @@ def grpo(config: GRPOConfig) -> Trained:
             reference,
             _objective(config.objective, config.sampling),
             own.device,
-            config.schedule.precision,
+            run.precision,
             config.schedule.micro_batch_tokens,
         )
         done = len(run.losses.steps)
-        sampler = _sampler(config, base.config, run.weights(), done + 1, own.device)
+        sampler = _sampler(config, base.config, run, done + 1, own.device)
         with closing(sampler):
             asking = Asking(config.sampling, config.seed, asked, tokenizer, reward, sampler)
             updates = JsonLinesFile(config.output / "updates.jsonl", Update, done)
@@ -151,6 +149,7 @@ def alternate(
             is_last = done + 1 == schedule.steps
             if (done + 1) % schedule.save_every == 0 or is_last or asked.is_set():
                 run.save()
+                say(f"saved{run.decays}")
             if asked.is_set() and not is_last:
                 raise KeyboardInterrupt
 
@@ -208,16 +207,16 @@ def _evaluation_line(evaluation: StepEvaluation) -> str:
 def _sampler(
     config: GRPOConfig,
     model: ModelConfig,
-    weights: Mapping[str, Tensor],
+    run: Run,
     version: int,
     device: torch.device,
 ) -> Sampler:
-    """Start the sampler with these weights, which are version `version`."""
-    sampling = config.sampling
+    """Start the sampler with the run's weights, which are version `version`."""
+    sampling, weights = config.sampling, run.weights()
     if sampling.sampler == "torch":
         copy = SRM(model)
         copy.load_state_dict(weights)
-        return TorchSampler(copy, device, config.schedule.precision, version)
+        return TorchSampler(copy, device, run.precision, version)
     engine = EngineConfig(
         model=config.model,
         device=config.device,

@@ -10,7 +10,7 @@ import msgspec
 from engine.config import DEMO_MODEL
 from engine.messages import MAX_TEMPERATURE
 from training.grpo.resampling import Resampling
-from training.loop import Precision
+from training.precision import Precision
 from training.settings import check_numbers
 
 LEAST_TEMPERATURE = 1e-3
@@ -106,8 +106,9 @@ class ScheduleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     micro_batch_tokens: int = 8_192
     """Most tokens computed at once, padding included, which bounds memory; a longer row is computed
     alone."""
-    precision: Precision = "bfloat16"
-    """Precision of the matrix products in training; weights, sums and states stay float32."""
+    precision: Precision = "auto"
+    """Precision of the matrix products in training, token mixing included; weights and optimizer
+    stay float32. auto: bfloat16, or float32 on a processor without instructions for it."""
     save_every: int = 50
     """Updates between two saves of the run."""
 

@@ -17,8 +17,9 @@ from training.grpo.objective import (
     loss,
     side_by_side,
 )
-from training.loop import Precision, Run, autocast
+from training.loop import Run
 from training.model import LanguageModel
+from training.precision import Precision, autocast
 
 
 class Learner:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from training.grpo.rollouts import Rollout, RolloutSampling
-from training.loop import Precision, autocast
 from training.model import SRM
+from training.precision import Precision, autocast
 
 
 class TorchSampler:

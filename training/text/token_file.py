@@ -19,6 +19,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from engine.errors import ConfigError
+from training.text.tokenizer import count_entries
 from training.text.whole_files import replace_file, write_whole
 
 _DOCUMENTS = 256
@@ -83,7 +84,7 @@ def _write(
     end_id: int,
     tell: Callable[[int, int], None],
 ) -> TokenFileInfo:
-    dtype = "<u2" if tokenizer.get_vocab_size() <= 2**16 else "<u4"
+    dtype = "<u2" if count_entries(tokenizer) <= 2**16 else "<u4"
     documents = tokens = 0
     digest = hashlib.sha256()
     with replace_file(path) as partial, partial.open("wb") as file:

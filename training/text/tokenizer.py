@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -19,6 +21,40 @@ MIN_VOCAB_SIZE = 258
 """Least entries of a tokenizer: every byte, and the begin and end tokens."""
 MAX_VOCAB_SIZE = 1_000_000
 """Most entries of a tokenizer; the trainer reserves memory for all of them."""
+
+_LONG_RUN = re.compile(r"(\S{512}|\s{512})")
+"""A run without a break is one word to the trainer, whose time grows with the square of a word."""
+
+_ENDS = (END, "<|endoftext|>", "</s>", "<eos>", "<|end▁of▁sentence|>")
+"""Names of the token that ends a text, in ours and Llama's tokenizers, GPT-2's and Qwen's, Llama
+2's and Mistral's, Gemma's, DeepSeek's."""
+
+
+class SpecialIds(NamedTuple):
+    """Ids of the tokens that begin and end a text."""
+
+    begin: int
+    end: int
+
+
+OWN_IDS = SpecialIds(BEGIN_ID, END_ID)
+
+
+def special_ids(tokenizer: Tokenizer) -> SpecialIds:
+    """Return the ids of a tokenizer that may be of others: the end token goes by its name, and the
+    begin token is what the tokenizer prepends, or else the end token, as GPT-2 has it.
+
+    Raises ConfigError for a tokenizer without an end token.
+    """
+    end = next((i for i in map(tokenizer.token_to_id, _ENDS) if i is not None), None)
+    if end is None:
+        raise ConfigError(f"tokenizer: it must have an end token, one of {', '.join(_ENDS)}")
+    return SpecialIds(next(iter(tokenizer.encode("").ids), end), end)
+
+
+def count_entries(tokenizer: Tokenizer) -> int:
+    """Return one more than the largest id, of which a tokenizer may leave some out."""
+    return max(tokenizer.get_vocab().values()) + 1
 
 
 class TokenizerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,7 +110,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(
-        texts,
+        (part for text in texts for part in _LONG_RUN.split(text) if part),
         trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[BEGIN, END],

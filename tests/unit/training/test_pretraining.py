@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from engine.config import DEMO_MODEL
 from engine.errors import CheckpointError, ConfigError
-from engine.weights.checkpoint import load_checkpoint
+from engine.weights.checkpoint import load_checkpoint, read_model
 from loadtest.records import ROOT
 from training import pretrain as pretraining
 from training.checkpoint import load_model
@@ -164,8 +165,38 @@ def test_a_tokenizer_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
         _run(tmp_path / "run", steps=2, tokenizer=str(given))
     other = train_tokenizer(["a text"], 258).to_str().replace("<|end_of_text|>", "<|other|>")
     given.write_text(other)
-    with pytest.raises(ConfigError, match=r"must have .* as token 0 and .* as token 1"):
+    with pytest.raises(ConfigError, match=r"must have an end token, one of .*endoftext"):
         _run(tmp_path / "run", steps=2, tokenizer=str(given))
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "ids"),
+    [("", "<|endoftext|>", (300, 300)), ("<|begin_of_text|>", "<|end_of_text|>", (301, 300))],
+    ids=["as GPT-2's", "as Llama's"],
+)
+def test_tokenizers_of_other_models_were_refused(
+    tmp_path: Path, begin: str, end: str, ids: tuple[int, int]
+) -> None:
+    """Special tokens behind the others, and ids that none has."""
+    given, texts = tmp_path / "given.json", tmp_path / "texts.txt"
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {end: 300} | {character: i for i, character in enumerate(alphabet)}
+    other = Tokenizer(models.BPE(vocab | ({begin: 301} if begin else {}), []))
+    other.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    other.add_special_tokens([end, *filter(None, [begin])])
+    if begin:
+        other.post_processor = processors.TemplateProcessing(
+            single=f"{begin} $A", special_tokens=[(begin, ids[0])]
+        )
+    given.write_text(other.to_str())
+    texts.write_text("some words, " * 200)
+    _run(tmp_path / "run", steps=1, tokenizer=str(given), texts=(texts,), evaluate_every=0)
+    config = read_model(tmp_path / "run").config
+    assert (config.bos_token_id, config.eos_token_id) == ids
+    assert config.vocab_size == max(ids) + 1
+    tokens = np.fromfile(next((tmp_path / "run").glob("tokens*.bin")), "<u2")
+    assert tokens[-1] == 300 and (tokens[0] == 301) == bool(begin)
+    _run(tmp_path / "problems", steps=1, tokenizer=str(given))
 
 
 @pytest.mark.parametrize("mixer", ["diagonal", "combined", "kernel"])

@@ -90,9 +90,26 @@ def test_a_run_saved_before_settings_were_kept_takes_them_as_given(
         "as given"
     ]
     run = torch.load(saved, weights_only=True)
-    assert {group["weight_decay"] for group in run["optimizer"]["param_groups"]} == {0.5}
+    assert [group["weight_decay"] for group in run["optimizer"]["param_groups"]] == [0.5, 0.0, 0.0]
     with pytest.raises(ConfigError, match=r"another weight_decay, 0.5 and not 0.01"):
         pretrain(config)
+
+
+def test_a_run_saved_with_one_group_of_parameters_goes_on_with_its_moments(
+    config: PretrainConfig,
+) -> None:
+    saved = config.output / "run.pt"
+    run = torch.load(saved, weights_only=True)
+    pretrain(structs.replace(config, steps=3))
+    whole = torch.load(saved, weights_only=True)
+    first, *others = run["optimizer"]["param_groups"]
+    first["params"] += [name for group in others for name in group["params"]]
+    run["optimizer"]["param_groups"] = [first]
+    torch.save(run, saved)
+    seal(saved)
+    pretrain(structs.replace(config, steps=3))
+    again = torch.load(saved, weights_only=True)
+    assert all(torch.equal(again["model"][name], value) for name, value in whole["model"].items())
 
 
 def test_another_tokenizer_is_refused_and_the_runs_own_stays(config: PretrainConfig) -> None:

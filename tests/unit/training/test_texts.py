@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -181,3 +182,22 @@ def test_a_batch_depends_on_seed_and_index_alone() -> None:
 def test_too_little_text_is_refused() -> None:
     with pytest.raises(ConfigError, match="31 tokens make 3 windows of 10, and a batch takes 4"):
         PackedBatches(np.zeros(31, np.uint16), rows=4, length=10, seed=0)
+
+
+def test_a_run_of_letters_without_a_break_made_training_quadratic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The trainer gets words of bounded length, and every character."""
+    passed: list[str] = []
+
+    class Recorded:
+        def __init__(self, _: object) -> None: ...
+
+        def train_from_iterator(self, texts: Iterable[str], _: object) -> None:
+            passed.extend(texts)
+
+    monkeypatch.setattr("training.text.tokenizer.Tokenizer", Recorded)
+    text = "two words " + "ACGT" * 500 + "\n" + "-" * 700 + " " * 1_100 + "end"
+    train_tokenizer([text, "short"], 300)
+    assert "".join(passed) == text + "short" and passed[-1] == "short"
+    assert max(len(run) for part in passed for run in re.findall(r"\S+|\s+", part)) == 512

@@ -1,0 +1,126 @@
+"""What the training loop makes of precision, and of parameters that are no matrices."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from engine.config import ModelConfig
+from training import precision
+from training.baselines.mamba2 import Mamba2, Mamba2Shape
+from training.loop import ParameterGroup, Run, Schedule, parameter_groups
+from training.model import SRM, LanguageModel
+from training.precision import Precision, choose_precision
+from training.processes import processes
+
+SCHEDULE = Schedule(
+    4, 0.01, 1, weight_decay=0.5, save_every=2, precision="float32", decay_rate_scale=0.1
+)
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    choose_precision.cache_clear()
+    yield
+    choose_precision.cache_clear()
+
+
+class RandomIds:
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        ids = torch.randint(0, 5, (2, 9), generator=torch.Generator().manual_seed(index))
+        return ids[:, :-1], ids[:, 1:]
+
+
+def names(model: LanguageModel) -> list[tuple[set[str], float, float]]:
+    """Groups, by the ends of the names of their parameters."""
+    by_id = {id(value): name for name, value in model.named_parameters()}
+
+    def named(group: ParameterGroup) -> set[str]:
+        return {by_id[id(value)].split("blocks.0.")[-1] for value in group.parameters}
+
+    groups = parameter_groups(model, SCHEDULE)
+    assert sum(len(group.parameters) for group in groups) == len(by_id)
+    return [(named(group), group.rate_scale, group.weight_decay) for group in groups]
+
+
+@pytest.mark.parametrize("mixer", ["mixed", "parallel", "diagonal", "combined"])
+def test_weight_decay_pulled_at_norms_biases_and_mixers(mixer: Any) -> None:
+    model = SRM(ModelConfig(8, 1, 2, 8, 5, mixer=mixer))
+    (matrices, *of_matrices), (others, *of_others), (decays, *of_decays) = names(model)
+    assert (of_matrices, of_others, of_decays) == ([1.0, 0.5], [1.0, 0.0], [0.1, 0.0])
+    assert decays == {name for name in decays | others | matrices if "decay_value" in name}
+    assert matrices and all(name.endswith("weight") for name in matrices)
+    assert not any("norm" in name or "mixer_heads" in name for name in matrices)
+    assert {name for name in others if "proj" in name} == {
+        name for name in others if "proj" in name and name.endswith("bias")
+    }
+
+
+def test_models_without_decay_have_no_such_group() -> None:
+    groups = names(
+        Mamba2(Mamba2Shape(d_model=8, num_layers=1, num_heads=2, d_state=4, vocab_size=5))
+    )
+    assert [scale for _, scale, _ in groups] == [1.0, 1.0]
+
+
+def moved(schedule: Schedule, folder: Path) -> tuple[float, str]:
+    """How far λ moves in training, and what the run says of λ."""
+    torch.manual_seed(0)
+    model = SRM(ModelConfig(8, 1, 2, 8, 5))
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if name.endswith("decay_value"):
+                value.fill_(0.95)
+    folder.mkdir()
+    with processes("cpu") as own:
+        run = Run(model, schedule, folder, own, {})
+        run.train(RandomIds(), [])
+    ends = [v for name, v in run.weights().items() if name.endswith("decay_value")]
+    return float((torch.cat(ends) - 0.95).abs().max()), run.decays
+
+
+def test_decays_learned_at_the_models_rate(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    slow, message = moved(SCHEDULE, tmp_path / "slow")
+    fast, _ = moved(replace(SCHEDULE, decay_rate_scale=1.0), tmp_path / "fast")
+    assert 0 < slow < fast / 5 and fast > 0.01
+    assert message.startswith(", λ 0.94") and message in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "asked", "taken", "messages"),
+    [
+        ("avx2 avx512f", "auto", "float32", ["precision = auto: float32, since this processor"]),
+        ("avx512_bf16", "auto", "bfloat16", ["precision = auto: bfloat16"]),
+        ("amx_bf16 amx_tile", "auto", "bfloat16", ["precision = auto: bfloat16"]),
+        ("asimd bf16", "auto", "bfloat16", ["precision = auto: bfloat16"]),
+        ("avx2", "bfloat16", "bfloat16", ["precision = bfloat16: this processor has no"]),
+        ("avx2", "float32", "float32", []),
+        ("avx2", "float16", "float16", []),
+        ("avx512_bf16", "bfloat16", "bfloat16", []),
+    ],
+)
+def test_bfloat16_was_emulated_in_silence(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    flags: str, asked: Precision, taken: str, messages: list[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(Path, "read_text", lambda _: f"flags\t: fpu {flags} sse\n")
+    with caplog.at_level(logging.INFO):
+        assert [choose_precision(asked, "cpu") for _ in range(2)] == [taken] * 2
+        assert choose_precision(asked, "cpu", is_first=False) == taken
+    assert len(caplog.messages) == len(messages)
+    for line, start in zip(caplog.messages, messages, strict=True):
+        assert line.startswith(start)
+
+
+def test_a_gpu_multiplies_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "has_bfloat16", lambda: False)
+    assert choose_precision("auto", "cuda") == "bfloat16"
