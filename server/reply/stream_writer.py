@@ -182,17 +182,7 @@ class StreamWriter:
                 continue
             if events:
                 written[outlet] = written[outlet] + events if outlet in written else events
-        now = time.monotonic()
-        for outlet, events in written.items():
-            try:
-                outlet.connection.write(b"%x\r\n%b\r\n" % (len(events), events))  # type: ignore[union-attr]  # see `writing`
-            except Exception as error:  # noqa: BLE001 - its task logs it
-                outlet.fail(error)
-        metrics.observe_all(
-            metrics.INTER_TOKEN_LATENCY, np.array([now - outlet.last_sent for outlet in written])
-        )
-        for outlet in written:
-            outlet.last_sent = now
+        _send(written)
 
     def _scores(self, tokens: Tokens) -> dict[int, bytes | None]:
         """Return the scores, as JSON, of rows of streams that ask for some; None where they could
@@ -222,6 +212,21 @@ class StreamWriter:
                 rendered = [None] * len(own)
             entries.update(zip(offsets, rendered, strict=True))
         return entries
+
+
+def _send(written: dict[Outlet, bytes]) -> None:
+    """Send each stream's events as one chunk of HTTP."""
+    now = time.monotonic()
+    for outlet, events in written.items():
+        try:
+            outlet.connection.write(b"%x\r\n%b\r\n" % (len(events), events))  # type: ignore[union-attr]  # see `writing`
+        except Exception as error:  # noqa: BLE001 - its task logs it
+            outlet.fail(error)
+    metrics.observe_all(
+        metrics.INTER_TOKEN_LATENCY, np.array([now - outlet.last_sent for outlet in written])
+    )
+    for outlet in written:
+        outlet.last_sent = now
 
 
 def _row(tokens: Tokens, at: int, choice: _Choice) -> Tokens:
