@@ -135,14 +135,13 @@ def alternate(
                 break
             waited = taken - started
             if batch is None:
-                batch = asking.batch(done)
-                waited = batch.seconds
+                batch, waited = (made := asking.batch(done)), made.seconds
             if config.sampling.ahead and done + 1 < schedule.steps:
                 pending = thread.submit(asking.batch, done + 1)
             began = time.monotonic()
             sums = learner.learn(rows_of(batch, config.resampling, config.seed, done))
-            learn_s, load_s = time.monotonic() - began, loaded - taken
-            seconds = {"waited_s": waited, "learn_s": learn_s, "load_s": load_s}
+            learn_s = time.monotonic() - began
+            seconds = {"waited_s": waited, "learn_s": learn_s, "load_s": loaded - taken}
             updates.add(_update(config, run, batch, sums, seconds))
             say(_update_line(updates[-1], schedule.steps))
             _tell(run, updates[-1])
