@@ -5,9 +5,9 @@ Read by `engine.settings`; the string under a field is its line in `--help`.
 
 from __future__ import annotations
 
-import contextlib
+from codecs import BOM_UTF8
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -142,22 +142,24 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ""
 
 
-class _Foreign(msgspec.Struct):
-    """The field that the config.json of another library's model has."""
-
-    model_type: str
+_OF_HUGGING_FACE = {"architectures", "auto_map", "dtype", "model_type", "torch_dtype"} | {
+    "transformers_version",
+    "_name_or_path",
+    "use_cache",
+}
+"""Fields that Hugging Face's library adds to a config.json, which say nothing of the model."""
 
 
 def parse_model_config(path: Path, data: bytes) -> ModelConfig:
     """Parse a config.json. Raises CheckpointError, which names the file."""
     try:
-        return msgspec.json.decode(data, type=ModelConfig)
-    except UNDECODABLE as error:
-        why = str(error)
-    with contextlib.suppress(*UNDECODABLE):
-        kind = msgspec.json.decode(data, type=_Foreign).model_type
-        why = f"this is no SRM model, but one of model_type = {kind!r}"
-    raise CheckpointError(f"{path}: {why}")
+        given = msgspec.json.decode(data.removeprefix(BOM_UTF8), type=dict[str, Any])
+        if (kind := given.get("model_type", "srm")) != "srm":
+            raise ValueError(f"this is no SRM model, but one of model_type = {kind!r}")
+        own = {name: value for name, value in given.items() if name not in _OF_HUGGING_FACE}
+        return msgspec.json.decode(msgspec.json.encode(own), type=ModelConfig)
+    except (*UNDECODABLE, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
 
 
 Dtype = Literal["float32", "bfloat16", "float8"]

@@ -15,7 +15,7 @@ T = TypeVar("T")
 def text_of(path: Path) -> str:
     """Read a text file. Raises ConfigError for a file that cannot be read."""
     try:
-        return path.read_text("utf-8")
+        return path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
 

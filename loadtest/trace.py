@@ -50,7 +50,7 @@ class _Mooncake(msgspec.Struct, forbid_unknown_fields=True):
 
 def read(path: Path) -> list[Arrival]:
     """Return the requests sorted by time, ties in the file's order. Raises ConfigError."""
-    if path.suffix == ".csv":
+    if path.suffix.lower() == ".csv":
         requests = _azure(path)
     elif '"input_length"' in lines.text_of(path).lstrip().partition("\n")[0]:
         allowed = "timestamp (milliseconds), input_length, output_length and perhaps hash_ids"
@@ -77,7 +77,8 @@ def _azure(path: Path) -> list[Arrival]:
     requests = []
     for number, row in enumerate(rows, 2):
         try:
-            requests.append(_row(*row))
+            if row:  # else the line is empty
+                requests.append(_row(*row))
         except (TypeError, ValueError) as error:
             raise lines.bad_line(path, number, f"got {row}: {error}", allowed) from None
     if not requests:

@@ -7,6 +7,7 @@ guessed. Everything decided on the way is a line of the notes.
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
@@ -68,7 +69,7 @@ READ_BY: dict[Mixer, set[str]] = {
 def read_args(path: Path) -> PublishedArgs:
     """Read ARGS.json. Raises ConfigError naming the file and the field."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=PublishedArgs)
+        return msgspec.json.decode(path.read_bytes().removeprefix(BOM_UTF8), type=PublishedArgs)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except msgspec.ValidationError as error:

@@ -86,7 +86,7 @@ def _lines(path: Source, raw: Iterator[bytes], max_line_bytes: int) -> Iterator[
 
 def parse(raw: bytes | None, number: int) -> BatchLine | LineError:
     """Parse a batch line, or the bare body of a request. `custom_id` is the line's number if none
-    is given, and a body with messages is a chat request."""
+    is given, and may be a number; a body with messages is a chat request."""
     try:
         fields = fields_of(raw or b"")
     except TooManyFields:
@@ -94,7 +94,9 @@ def parse(raw: bytes | None, number: int) -> BatchLine | LineError:
         return LineError(code="too_many_fields", message=message, line=number)
     except UNDECODABLE:
         return parse_line(raw, number)  # which says what is wrong
-    if fields.keys() >= _LINE_FIELDS:
+    if bytes(given := fields.get("custom_id", Raw())).isdigit():  # as in a column of numbers
+        fields["custom_id"] = Raw(b'"%b"' % bytes(given))
+    elif fields.keys() >= _LINE_FIELDS:
         return parse_line(raw, number)
     custom_id = fields.pop("custom_id", Raw(_encode(str(number))))
     if "body" not in fields:

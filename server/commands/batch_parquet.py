@@ -58,6 +58,10 @@ class _Result(msgspec.Struct):
     error: msgspec.Raw
 
 
+_INDEX = "__index_level_"
+"""How pandas names columns of its index, which nobody meant to send."""
+
+
 def is_parquet(path: Source) -> bool:
     """Whether a file is one of rows, by the end of its name."""
     return path.suffix.lower() == ".parquet"
@@ -72,7 +76,8 @@ def read_rows(path: Source, max_line_bytes: int) -> Iterator[list[RawLine]]:
     try:
         with _opened(path) as opened, parquet.ParquetFile(opened) as file:
             number = 0
-            for batch in file.iter_batches(batch_size=ROWS_READ):
+            names = [name for name in file.schema_arrow.names if not name.startswith(_INDEX)]
+            for batch in file.iter_batches(batch_size=ROWS_READ, columns=names):
                 lines: list[RawLine] = []
                 for row in batch.to_pylist(maps_as_pydicts="strict"):
                     number += 1

@@ -87,6 +87,6 @@ def _read(path: Path, kind: type[SRMError]) -> str:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise kind(f"{path} is larger than {MAX_BYTES} bytes")
-        return regular(path).read_text(encoding="utf-8")
+        return regular(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise kind(f"cannot read {path}: {error}") from None

@@ -25,9 +25,10 @@ def rows(path: Path, setting: str, column: str = "") -> Iterator[tuple[str, Row]
     Of Parquet only `column` is read, where one is named. Raises ConfigError, which names `setting`
     and the place, for what cannot be read.
     """
-    if path.suffix not in SUFFIXES:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
         raise ConfigError(f"{setting}: {path} must be a file {' or '.join(SUFFIXES)}")
-    read = _parquet(path, setting, column) if path.suffix == ".parquet" else _lines(path, setting)
+    read = _parquet(path, setting, column) if suffix == ".parquet" else _lines(path, setting)
     try:
         for number, row in read:
             yield f"{path}:{number}", row

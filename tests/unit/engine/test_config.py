@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.config import EngineConfig, ModelConfig
-from engine.errors import ConfigError
+from engine.config import DEMO_MODEL, EngineConfig, ModelConfig, parse_model_config
+from engine.errors import CheckpointError, ConfigError
 from engine.settings import Command, build, field_docs, load, read_settings
 from engine.wiring import EngineWiring
 
@@ -205,3 +205,16 @@ def test_what_no_engine_can_do_is_named(settings: dict[str, Any], named: str) ->
 def test_an_engine_is_reached_at_an_address_that_there_can_be() -> None:
     with pytest.raises(ValueError, match="endpoint must begin with ipc:// or tcp://, got 'http:"):
         EngineWiring(endpoint="http://x")
+
+
+def test_a_config_with_a_byte_order_mark_and_fields_of_hugging_face_is_read(tmp_path: Path) -> None:
+    path = DEMO_MODEL / "config.json"
+    plain = parse_model_config(path, path.read_bytes())
+    saved = msgspec.json.decode(path.read_bytes())
+    saved |= {"architectures": ["SRM"], "model_type": "srm", "torch_dtype": "float32"}
+    saved |= {"transformers_version": "5.0.0", "dtype": "float32"}
+    assert parse_model_config(path, b"\xef\xbb\xbf" + msgspec.json.encode(saved)) == plain
+    with pytest.raises(CheckpointError, match="unknown field `hidden_size`"):
+        parse_model_config(path, msgspec.json.encode(saved | {"hidden_size": 5}))
+    with pytest.raises(CheckpointError, match="one of model_type = 'llama'"):
+        parse_model_config(path, b'{"model_type": "llama"}')

@@ -16,6 +16,12 @@ MOONCAKE = '{"timestamp": 1, "input_length": 1, "output_length": 1, "type": "tex
 @pytest.mark.parametrize(
     ("name", "lines", "expected"),
     [
+        ("marked.jsonl", ['\ufeff{"timestamp": 3}'], [Arrival(3)]),
+        (
+            "UPPER.CSV",
+            ["\ufeff" + AZURE.strip(), "1970-01-01 00:01:46.5,374,44", "", ""],
+            [Arrival(106.5, 374, 44)],
+        ),
         (
             "own.jsonl",
             [

@@ -11,8 +11,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 import zstandard
+from pyarrow import parquet
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
@@ -222,6 +224,18 @@ def test_files_of_other_tools_are_read(tmp_path: Path) -> None:
         assert [number for number, _ in listed] == list(range(1, 1001))
 
 
+def test_a_table_of_pandas_is_read_as_meant(tmp_path: Path) -> None:
+    path = tmp_path / "frame.parquet"
+    columns = {"custom_id": [17, 18], "prompt": ["a", "b"], "__index_level_0__": [5, 7]}
+    parquet.write_table(pyarrow.table(columns), path)
+    (raw,) = open_input(path, 4096).lines
+    lines = [parse(line, number) for number, line in raw]
+    assert lines == [
+        BatchLine(number, custom_id, "POST", "/v1/completions", b'{"prompt":"%b"}' % prompt, 1)
+        for number, custom_id, prompt in ((1, "17", b"a"), (2, "18", b"b"))
+    ]
+
+
 def test_a_named_pipe_is_opened_once_and_its_wait_can_be_ended(tmp_path: Path) -> None:
     pipe = tmp_path / "in.gz"
     os.mkfifo(pipe)
@@ -248,7 +262,8 @@ def test_bodies_become_lines_of_a_batch() -> None:
         (b"nonsense", "invalid_json_line"),
         (None, "line_too_long"),
         (b'{"custom_id": "x", "method": "GET", "url": "x", "body": {}}', "invalid_method"),
-        (b'{"custom_id": 5, "prompt": "a"}', "invalid_type"),
+        (b'{"custom_id": 5, "prompt": "a"}', "/v1/completions"),
+        (b'{"custom_id": 5.5, "prompt": "a"}', "invalid_type"),
         (b'{"custom_id": "x", "body": [1]}', "invalid_type"),
         (b'{"body": {}, "url": "/v1/embeddings"}', "url_mismatch"),
         (b'{"body": {}, "prompt": "a"}', "unknown_parameter"),
