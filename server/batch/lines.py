@@ -26,7 +26,7 @@ from engine.errors import (
 )
 from server.errors import INTERNAL, body_of, status_of
 from server.generation.engine_request import RequestOwner
-from server.schema.json_parts import count_items
+from server.schema.json_parts import count_items, escape_line_ends
 from server.schema.validation import fault_in
 from server.storage.records import LineError
 
@@ -143,12 +143,6 @@ _decode_size = msgspec.json.Decoder(_Size).decode
 _decode_used = msgspec.json.Decoder(_UsedBody).decode
 _decode_kept = msgspec.json.Decoder(_Kept).decode
 _encode = msgspec.json.Encoder().encode
-_SEPARATORS = (
-    (b"\xc2\x85", rb"\u0085"),
-    (b"\xe2\x80\xa8", rb"\u2028"),
-    (b"\xe2\x80\xa9", rb"\u2029"),
-)
-"""Characters that JSON allows unescaped in strings, but `str.splitlines` takes for line ends."""
 
 
 def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[list[RawLine]]:
@@ -278,10 +272,7 @@ def never_run(number: int, custom_id: str | None, job: str, code: str, message: 
 
 def _line(record: _Record) -> bytes:
     """Encode a record as JSON that every reader takes for one line."""
-    data = _encode(record)
-    for separator, escaped in _SEPARATORS:
-        data = data.replace(separator, escaped)
-    return data
+    return escape_line_ends(_encode(record))
 
 
 def record_id(job: str, number: int) -> str:

@@ -20,6 +20,7 @@ from engine.errors import SRMError
 from server import errors
 from server.http import request_log
 from server.http.bodies import json_reply
+from server.schema.json_parts import escape_line_ends
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,8 @@ async def until_gone(receive: Receive) -> None:
 
 def frame(documents: Sequence[bytes]) -> bytes:
     """Return JSON documents as server-sent events."""
-    return b"data: %b\n\n" % b"\n\ndata: ".join(documents) if documents else b""
+    joined = b"\n\ndata: ".join(documents)
+    return b"data: %b\n\n" % escape_line_ends(joined) if documents else b""
 
 
 class EventStream(Response):

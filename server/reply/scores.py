@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Raw
 
 from server.schema.completion_response import PromptLogprob
+from server.schema.json_parts import escape_line_ends
 from server.text.text import Text
 
 LOWEST = -9999.0
@@ -70,7 +71,7 @@ class _Remembered(dict[int, bytes]):
         self._make = make
 
     def __missing__(self, token: int) -> bytes:
-        made = self[token] = self._make(token)
+        made = self[token] = escape_line_ends(self._make(token))
         return made
 
 
@@ -191,7 +192,7 @@ class CompletionScores(Scores):
             if other != _NOBODY:
                 label = self.name(other)
                 raw_scores[_id_name(other) if label in raw_scores else label] = Raw(shown)
-        return msgspec.json.encode(raw_scores)
+        return escape_line_ends(msgspec.json.encode(raw_scores))
 
     def _join(self, entries: Sequence[tuple[bytes, bytes, bytes]], offsets: Sequence[int]) -> bytes:
         names, numbers, tops = zip(*entries, strict=True) if entries else ((), (), ())

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Raw
 
+from server.schema.json_parts import escape_line_ends
 from server.text.text import Text
 
 encode_json = msgspec.json.Encoder().encode
@@ -46,8 +47,8 @@ class Template:
 
 
 def escape(text: str) -> bytes:
-    """Return the text as JSON, without the quotation marks."""
-    return encode_json(text)[1:-1]
+    """Return the text as JSON, without the quotation marks, for an event of a stream."""
+    return escape_line_ends(encode_json(text)[1:-1])
 
 
 class Pieces:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 
 from hypothesis import given
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 
 from engine.messages import FinishReason
 from server.generation.detokenize import ChoicePart, join
+from server.http.responses import frame
 from server.reply.renderer import Pacing
+from server.reply.template import encode_json, escape
 
 sizes = st.lists(st.integers(0, 4), min_size=1, max_size=20)
 
@@ -36,3 +39,10 @@ def test_events_have_enough_tokens_and_miss_none(interval: int, choices: list[li
         assert all(part.num_tokens >= interval for part in parts[1:-1])
         if interval == 1:
             assert parts == [item for item in whole if item.text or item in (whole[0], whole[-1])]
+
+
+def test_no_reader_that_splits_lines_by_unicode_cuts_an_event() -> None:
+    text = "a\x85b\u2028c\u2029d"
+    event = frame([encode_json(text), b'"%b"' % escape(text)]).decode()
+    assert len(event.splitlines()) == 4  # two events, each with an empty line behind it
+    assert [json.loads(line[6:]) for line in event.splitlines() if line] == [text, text]
