@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Collection
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 
 from engine.errors import UNDECODABLE, InvalidRequest, cut
 from server.schema.json_parts import (
@@ -22,7 +23,8 @@ MAX_MESSAGES = 4096
 MAX_PARTS = 65_536
 """Most messages, parts of their contents and tool calls of one chat."""
 
-Role = Literal["developer", "system", "user", "assistant", "tool"]
+ROLES = ("developer", "system", "user", "assistant", "tool")
+"""Roles that any template may be given; its own are those that it names."""
 _OWN_VARIABLES = {"messages", "add_generation_prompt", "continue_final_message"}
 """Template variables that requests set in fields of their own."""
 _LABELS = {"cache_control", "id", "type"}
@@ -55,7 +57,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     Clients send a reply's message back with keys of their own: those without text are let pass.
     """
 
-    role: Role
+    role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | list[_TextPart] = ""
     """Text, or parts of text, each a line of its own. Only an assistant's may be absent."""
     name: str | None = None
@@ -117,12 +119,20 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
                     "chat_template_kwargs",
                 )
 
-    def for_template(self, knows_developer: bool) -> list[dict[str, Any]]:
-        """The messages as templates expect them: content is one text, arguments are objects.
+    def for_template(self, names: Collection[str]) -> list[dict[str, Any]]:
+        """The messages as a template that has these `names` expects them: content is one text,
+        arguments are objects. Raises InvalidRequest for a role that is none of ROLES or `names`.
 
         "developer" is OpenAI's newer word for "system", which older templates do not know.
         """
-        return [_for_template(message, knows_developer) for message in self.messages]
+        for i, message in enumerate(self.messages):
+            if message.role not in ROLES and message.role not in names:
+                raise InvalidRequest(
+                    f"messages[{i}]: role must be {', '.join(ROLES)}, or one that the chat "
+                    f"template names; got {cut(message.role, _SHOWN_NAME)!r}",
+                    "messages",
+                )
+        return [_for_template(message, "developer" in names) for message in self.messages]
 
 
 def messages_of(given: dict[str, Raw]) -> list[Message]:
@@ -168,9 +178,10 @@ def _message(value: Raw, i: int) -> tuple[Message, int]:
             raise msgspec.ValidationError("only an assistant's content may be left out")
     except msgspec.ValidationError as error:
         raise InvalidRequest(
-            f"messages[{i}] must be an object with role (developer, system, user, assistant or "
-            "tool), content (a string or a list of text parts) and at most name, tool_calls and "
-            f"tool_call_id; got {show(value)} ({cut(str(error), _SHOWN_FAULT)})",
+            f"messages[{i}] must be an object with role (developer, system, user, assistant, "
+            "tool or another of the template), content (a string or a list of text parts) and at "
+            f"most name, tool_calls and tool_call_id; got {show(value)} "
+            f"({cut(str(error), _SHOWN_FAULT)})",
             "messages",
         ) from None
     except UNDECODABLE as error:

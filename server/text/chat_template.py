@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -28,6 +29,8 @@ RENDER_S = 5.0
 _START_S = 60.0
 """Seconds its process may take to start, on a machine that is busy."""
 _ROOT = Path(__file__).resolve().parents[2]
+_NAME = re.compile(r"""["'](\w+)["']""")
+"""Matches what a template may compare a role with."""
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "TZ")
 """The environment variables that the process gets; others may hold API keys."""
 
@@ -43,7 +46,7 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         self.render_s = render_s
         """Seconds that a chat may take."""
-        self._knows_developer = "developer" in source
+        self._names = set(_NAME.findall(source))
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat template")
         """One thread, so one chat at a time has the process; it waits instead of the event loop."""
@@ -59,7 +62,7 @@ class ChatTemplate:
         return await loop.run_in_executor(self._thread, self._rendered, chat)
 
     def _rendered(self, chat: Conversation) -> str:
-        messages = chat.for_template(self._knows_developer)
+        messages = chat.for_template(self._names)
         marker = ""
         if chat.continue_final_message:
             # Templates trim and close the last message, each in its way: what comes before a word

@@ -26,7 +26,7 @@ TAKEN_MESSAGES = (
 )
 WRONG_MESSAGES = (
     *(5, None, {}, {"content": "x"}, {"role": "user"}, {"role": "user", "content": None}),
-    {"role": "robot", "content": "x"},
+    {"role": "", "content": "x"},
     *({"role": "user", "content": content} for content in (5, [5], ["x"])),
     {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
     {"role": "user", "content": [{"type": "text", "text": "x", "more": "1"}]},
@@ -63,7 +63,7 @@ REPLAYED: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("replayed", REPLAYED)
 def test_a_reply_is_sent_back_with_what_clients_add_to_it(replayed: dict[str, Any]) -> None:
     request = chat(messages=[USER, {**ANSWER, **replayed}, USER])
-    reported = request.conversation.for_template(True)[1]
+    reported = request.conversation.for_template({"developer"})[1]
     assert {name: reported[name] for name in ANSWER} == ANSWER
     assert set(reported) <= {*ANSWER, "tool_calls"}
 
@@ -75,7 +75,7 @@ def test_a_template_is_told_parts_as_lines_and_arguments_as_objects() -> None:
     ]
     assistant = {"role": "assistant", "content": None, "refusal": None, "tool_calls": calls}
     tool = {"role": "tool", "content": "2", "tool_call_id": "1"}
-    template = chat(messages=[user, assistant, tool]).conversation.for_template(True)
+    template = chat(messages=[user, assistant, tool]).conversation.for_template({"developer"})
     assert (template[0], template[2]) == ({**USER, "content": "a\nb", "name": "Ava"}, tool)
     assert template[1]["content"] == ""
     arguments = [call["function"]["arguments"] for call in template[1]["tool_calls"]]

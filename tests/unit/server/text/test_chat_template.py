@@ -49,9 +49,18 @@ async def test_a_template_is_told_special_tokens_variables_and_roles(make: Make)
     assert await template.render(chat(chat_template_kwargs={"mood": "!"})) == "B!NoneTrue"
     assert await template.render(chat(add_generation_prompt=False)) == "BNoneFalse"
     # A developer is the system to templates that know none.
-    for source, role in (("", "system"), ("{# developer #}", "developer")):
+    for source, role in (("", "system"), ("{{ 'developer' if false }}", "developer")):
         developer = chat({"role": "developer", "content": "be kind"})
         assert await make(source + "{{ messages[0].role }}").render(developer) == role
+
+
+async def test_a_role_that_the_template_names_reaches_it_and_no_other(make: Make) -> None:
+    template = make("{% for m in messages if m.role == 'critic' %}{{ m.content }}{% endfor %}")
+    critic = {"role": "critic", "content": "no"}
+    assert await template.render(chat(USER, critic)) == "no"
+    message = r"^messages\[1\]: role must be .* that the chat template names; got 'judge'$"
+    with pytest.raises(InvalidRequest, match=message):
+        await template.render(chat(USER, {**critic, "role": "judge"}))
 
 
 @pytest.mark.parametrize(
