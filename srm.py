@@ -125,7 +125,8 @@ def check_environment(environ: Mapping[str, str]) -> None:
             flag = variable.removeprefix("SRM_").lower().replace("_", "-")
             raise ConfigError(
                 f"environment: {variable} is read by no command: only settings of serve, generate, "
-                f"batch and score are variables, pass others as flags (--{flag}){meant}"
+                "batch and score, and url, api_key_env and output of load tests are variables, "
+                f"pass others as flags (--{flag}){meant}"
             )
 
 

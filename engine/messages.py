@@ -89,7 +89,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     logprobs: int | None = None
     """Send each sampled token's log-probability, and this many of the likeliest tokens in its
     place, 0 … MAX_LOGPROBS. The engine keeps no alternatives: more than 0 needs `emit` =
-    "delta"."""
+    "delta" or "tokens"."""
     prompt_logprobs: int | None = None
     """The same for each prompt token but the first, in Outputs of index PROMPT."""
 

@@ -80,8 +80,8 @@ def read_settings(
     """Read what the sources set for fields of any of `kinds`.
 
     A field that several kinds have is one setting, described as the first of them does. A variable
-    of a field that the command takes and does not read from there is an error, unless file or flag
-    set the field: nothing is ignored that another command would heed.
+    of a field that the command takes and does not read from there is an error, unless a file or
+    flag sets the field, which would win over the variable anyway.
     """
     known: dict[str, Setting] = {}
     for setting in chain(*map(settings_in, kinds)):

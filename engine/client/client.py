@@ -1,7 +1,7 @@
 """EngineClient: requests and aborts from an API process's event loop to the engine processes.
 
-Keeps: a request ends in all its terminal Outputs or in an error, never in silence; and leaving
-`generate` early, however it happens, aborts the request. There is no other cancellation code.
+Keeps: a request ends in all its terminal Outputs or in an error, never in silence; and leaving the
+block of `open`, however it happens, aborts what still runs.
 """
 
 from __future__ import annotations
@@ -155,9 +155,9 @@ class EngineClient:
         finally:
             stream.close()
 
-    def hand_out(self, write: Write) -> None:
-        """See `Streams.hand_out`."""
-        self.streams.hand_out(write)
+    def set_writer(self, write: Write) -> None:
+        """See `Streams.set_writer`."""
+        self.streams.set_writer(write)
 
     async def snapshot(self) -> Done:
         """Have every engine write a snapshot of durable requests; returns when all are on disk.

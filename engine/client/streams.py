@@ -274,7 +274,7 @@ class Streams:
         self._places: dict[str, tuple[Stream, Part]] = {}  # by the id that an engine knows
         self._write: Write | None = None
 
-    def hand_out(self, write: Write) -> None:
+    def set_writer(self, write: Write) -> None:
         """Have `write` called for each step with the new tokens of streams that are direct; the end
         of a completion, and all that comes behind it of its stream, is kept."""
         self._write = write
@@ -313,7 +313,7 @@ class Streams:
         self.table.close(stream.number)
 
     def receive(self, message: Outputs) -> None:
-        """Hand out a step's tokens; those that nobody reads any more are dropped."""
+        """Divide a step's tokens among the streams; what nobody reads any more is dropped."""
         version = message.weights_version
         for output in message.outputs:
             waiting = self._places.get(output.id)

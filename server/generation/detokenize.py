@@ -116,7 +116,7 @@ class Detokenizer:
             parts.append(part)
         return parts
 
-    def stream(self, index: int) -> TextStream | None:
+    def text_stream(self, index: int) -> TextStream | None:
         """Return the text of a sample that runs and has begun; else None."""
         return self._streams.get(index)
 

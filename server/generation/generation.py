@@ -147,8 +147,9 @@ class Generation:
         """Yield the new tokens of samples, of `at_once` at most; to be iterated once. `attach` may
         take tokens of its stream that then are not yielded.
 
-        Without `stream` a sample with stop strings comes whole. Raises what the engine refuses the
-        request with; a refusal of any prompt ends them all.
+        Without `stream`, samples come when they have ended; with stop strings all at the end, or
+        piece by piece if the request ends early. Raises what the engine refuses the request with; a
+        refusal of any prompt ends them all.
         """
         if not self.asks_for_all:
             yield self._without_engine()

@@ -96,12 +96,12 @@ class Renderer:
         # Part by part: what is made on the way takes many times the memory of the bytes.
         joined = map(self._join_choices, tokens.slices(AT_ONCE))
         choices = b",".join(filter(None, joined))
-        self.count()
+        self.update_counts()
         return frame(self._encode([choices])) if choices else b""
 
     def whole_events(self, parts: list[ChoicePart]) -> bytes:
         """Return the events for whole choices."""
-        self.count()
+        self.update_counts()
         return frame(self._encode([self.choice(part, is_event=True) for part in parts]))
 
     def last_events(self) -> bytes:
@@ -120,7 +120,7 @@ class Renderer:
     def template(self, index: int) -> EventTemplate | None:
         """Return what an event of a choice has around a token's text and scores; None if it may
         have to say more now, or if the format has these in another order."""
-        if not self._is_text or self.generation.detokenizer.stream(index) is None:
+        if not self._is_text or self.generation.detokenizer.text_stream(index) is None:
             return None
         if self.is_continuous and len(self.generation.prompts) > 1:
             return None  # how much of a prompt was cached is not known before it begins
@@ -130,8 +130,9 @@ class Renderer:
             return None
         return choice.in_event(index, around)
 
-    def count(self) -> tuple[int, int] | None:
-        """Return the tokens so far, of completions and all, if each event says them."""
+    def update_counts(self) -> tuple[int, int] | None:
+        """Note the tokens so far, for usage; return those of completions and all if each event
+        says them."""
         if not self.is_continuous:
             return None
         self._num_shown = self.generation.completion_tokens
@@ -165,7 +166,7 @@ class Renderer:
         if not parts:
             return b""
         events = self._encode(self._encoded(self.form.opening(parts)))
-        self.count()
+        self.update_counts()
         for choices in self.form.events(parts):
             events += self._encode(self._encoded(choices))
         return frame(events)

@@ -1,8 +1,8 @@
-"""Log-probabilities as JSON, of any number of tokens: the one place that writes them.
+"""Log-probabilities of completions and chats as JSON, of any number of tokens.
 
-Numbers are the engine's float32 and the same wherever a token appears; only minus infinity, which
-JSON does not have, becomes LOWEST. What is written of a token apart from numbers is made once for
-each model.
+Numbers are the engine's float32 and the same wherever a token appears; what is below LOWEST, such
+as minus infinity, which JSON does not have, becomes LOWEST. Packed replies have bytes instead. What
+is written of a token apart from numbers is made once for each model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """StreamWriter: events of one token, written to all connections in one pass a step.
 
 A stream of few choices goes on here once its first event is sent. Its task sleeps until a choice
-ends or the weights change; or while its client reads too slowly, which gets fewer, larger events.
+ends, the weights change or the client reads too slowly; then it sends fewer, larger events itself.
 Most tokens cost a look-up; what is more than text of whole characters, its renderer encodes.
 """
 
@@ -93,7 +93,7 @@ class _Choice:
         """Make the template of what comes next."""
         renderer = self.outlet.renderer
         self.template = renderer.template(self.index)
-        if (text := self.detokenizer.stream(self.index)) is not None:
+        if (text := self.detokenizer.text_stream(self.index)) is not None:
             self.text = text
 
 
@@ -104,7 +104,7 @@ class StreamWriter:
         self._pieces = pieces
         self._choices: dict[int, _Choice] = {}  # by stream number
         self._all_clean = bytes([CLEAN]) * len(pieces.json)
-        client.hand_out(self.write)
+        client.set_writer(self.write)
 
     @contextmanager
     def writing(self, outlet: Outlet, stream: Stream) -> Iterator[Callable[[], None]]:
@@ -156,14 +156,14 @@ class StreamWriter:
                 if template is None or scores is None:
                     template, scores = None, b""
                 elif not text or choice.text.is_pending or choice.kinds[token] != CLEAN:
-                    stream = choice.text
-                    added = choice.generation.feed_token(stream, choice.index, token)
+                    text_stream = choice.text
+                    added = choice.generation.feed_token(text_stream, choice.index, token)
                     if added is None:  # it is over
                         template = None
                     else:
                         text = escape(added)
                         if scores:
-                            stream.offsets(token.to_bytes(4, "little"))
+                            text_stream.offsets(token.to_bytes(4, "little"))
                 elif scores:
                     choice.text.num_characters += num_characters[token]
                 if template is None:
@@ -175,7 +175,7 @@ class StreamWriter:
                     if not (text or scores):
                         continue
                     if has_counts:
-                        end %= outlet.renderer.count()
+                        end %= outlet.renderer.update_counts()
                     events = b"%b%b%b%b%b" % (begin, text, before_scores, scores, end)
             except Exception as error:  # noqa: BLE001 - its task logs it
                 outlet.fail(error)

@@ -436,7 +436,7 @@ async def test_a_bug_ends_the_request_that_meets_it_and_no_other(
         served.responder._writer._choices[number].template = None  # type: ignore[union-attr]
         renderer.row_events = broken  # type: ignore[assignment, method-assign]
     elif where == "counting":
-        renderer.count = broken  # type: ignore[method-assign]
+        renderer.update_counts = broken  # type: ignore[method-assign]
     else:
         replies[1][0].write = broken  # type: ignore[assignment, method-assign]
     for _ in range(2):
