@@ -38,7 +38,7 @@ from pathlib import Path
 from bench.gpu.task import Lines, read_task
 
 task = read_task(sys.argv[1:])
-lines = Lines.of(task)
+lines = Lines.from_task(task)
 
 def measure(rows):
     if rows == 2:
