@@ -6,6 +6,7 @@ how a text is read, and is left out here.
 
 from __future__ import annotations
 
+import errno
 import logging
 from pathlib import Path
 
@@ -20,8 +21,8 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """Load a tokenizer.json without its truncation, padding and dropout. Raises CheckpointError if
     there is none, or it is damaged."""
     try:
-        if not path.is_file():
-            raise OSError("there is no such file")
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise OSError(errno.EINVAL, "must be a regular file", str(path))
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8-sig"))
     except Exception as error:  # noqa: BLE001 - the library raises plain Exception
         raise CheckpointError(f"{path} is not a tokenizer: {error}") from None
