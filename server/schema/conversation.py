@@ -25,6 +25,8 @@ MAX_PARTS = 65_536
 
 ROLES = ("developer", "system", "user", "assistant", "tool")
 """Roles that any template may be given; its own are those that it names."""
+Role = Annotated[str, Meta(min_length=1, max_length=64, extra_json_schema={"enum": [*ROLES]})]
+"""A template's own are not in the OpenAPI document: another template has others."""
 _OWN_VARIABLES = {"messages", "add_generation_prompt", "continue_final_message"}
 """Template variables that requests set in fields of their own."""
 _LABELS = {"cache_control", "id", "type"}
@@ -57,7 +59,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     Clients send a reply's message back with keys of their own: those without text are let pass.
     """
 
-    role: Annotated[str, Meta(min_length=1, max_length=64)]
+    role: Role
     content: str | list[_TextPart] = ""
     """Text, or parts of text, each a line of its own. Only an assistant's may be absent."""
     name: str | None = None

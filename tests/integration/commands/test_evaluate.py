@@ -14,7 +14,7 @@ ARGS = ["evaluate", "--problems=3", "--samples=20"]
 
 
 @pytest.fixture(scope="module")
-def make_evaluation() -> Evaluation:
+def evaluation() -> Evaluation:
     return evaluate(EvaluateConfig(problems=3, samples=20))
 
 
