@@ -75,7 +75,7 @@ class ScriptedEngine(EngineClient):
     def __init__(self, script: Script, text: Text) -> None:
         super().__init__("tcp://127.0.0.1:1")
         self.status = IDLE
-        self._streams = Streams(self._read_message)
+        self.streams = Streams(self._read_message)
         self._script = script
         ids = text.encode(list("abc"), False)
         self._ids = {
@@ -110,7 +110,7 @@ class ScriptedEngine(EngineClient):
                 if (prompt, index) not in self._stopped:
                     counts[prompt, index] += 1
                     self._say(prompt, index, counts[prompt, index], outputs)
-            self._streams.receive(Outputs(outputs))
+            self.streams.receive(Outputs(outputs))
 
     def _say(self, prompt: int, index: int, count: int, outputs: list[Output]) -> None:
         request, text = self._requests[prompt], self._script.samples[prompt][index]
@@ -122,7 +122,7 @@ class ScriptedEngine(EngineClient):
                 np.array(ids[count - 1 : count]),
                 np.array([LENGTH if is_last else 0], np.uint8),
             )
-            self._streams.receive(Outputs([], tokens.to_wire()))
+            self.streams.receive(Outputs([], tokens.to_wire()))
         elif request.emit == "delta" or is_last:
             shown = ids[count - 1 : count] if request.emit == "delta" else ids
             reason = REASONS[LENGTH] if is_last else None
