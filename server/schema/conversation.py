@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
@@ -27,6 +28,7 @@ ROLES = ("developer", "system", "user", "assistant", "tool")
 """Roles that any template may be given; its own are those that it names."""
 Role = Annotated[str, Meta(min_length=1, max_length=64, extra_json_schema={"enum": [*ROLES]})]
 """A template's own are not in the OpenAPI document: another template has others."""
+_NAME = re.compile(r"""["'](\w+)["']""")
 _OWN_VARIABLES = {"messages", "add_generation_prompt", "continue_final_message"}
 """Template variables that requests set in fields of their own."""
 _LABELS = {"cache_control", "id", "type"}
@@ -135,6 +137,11 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
                     "messages",
                 )
         return [_for_template(message, "developer" in names) for message in self.messages]
+
+
+def names_in(template: str) -> set[str]:
+    """Return the words between quotation marks: what a template may compare a role with."""
+    return set(_NAME.findall(template))
 
 
 def messages_of(given: dict[str, Raw]) -> list[Message]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import secrets
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import CheckpointError, InvalidRequest
-from server.schema.conversation import Conversation
+from server.schema.conversation import Conversation, names_in
 from server.text.template_process import Answer, TemplateFailed, receive, send
 
 RENDER_S = 5.0
@@ -29,8 +28,6 @@ RENDER_S = 5.0
 _START_S = 60.0
 """Seconds its process may take to start, on a machine that is busy."""
 _ROOT = Path(__file__).resolve().parents[2]
-_NAME = re.compile(r"""["'](\w+)["']""")
-"""Matches what a template may compare a role with."""
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "TZ")
 """The environment variables that the process gets; others may hold API keys."""
 
@@ -46,7 +43,7 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         self.render_s = render_s
         """Seconds that a chat may take."""
-        self._names = set(_NAME.findall(source))
+        self._names = names_in(source)
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat template")
         """One thread, so one chat at a time has the process; it waits instead of the event loop."""

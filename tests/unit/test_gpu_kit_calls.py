@@ -94,7 +94,8 @@ ENDLESS = """
 import sys
 from deploy.gpu import run
 
-run.calls = lambda *_: {1: [run.Part(name="a", limit_s=300, module="attempts", settings=SETTINGS)]}
+part = run.KitPart(name="a", limit_s=300, module="attempts", settings=SETTINGS)
+run.calls = lambda *_: {1: [part]}
 sys.exit(run.main(["1", sys.argv[1], "--device", "cpu"]))
 """
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from msgspec import Raw
 
 from engine.errors import ConfigError, InvalidRequest
-from server.schema.conversation import Conversation, Message, messages_of
+from server.schema.conversation import Conversation, Message, messages_of, names_in
 from server.text.template_process import TemplateFailed, compile_template, render
 from server.text.tokenizer_files import chat_template
 from training.questions.questions import Question
@@ -71,6 +71,8 @@ class Chats:
             raise ConfigError(f"the last of messages must be assistant's, got {messages[-1].role}")
         try:
             return tuple(self._pieces(messages))
+        except InvalidRequest as error:
+            raise ConfigError(error.message) from None
         except TemplateFailed as error:
             raise ConfigError(f"the chat template: {error}") from None
 
@@ -94,9 +96,7 @@ class Chats:
             **self._special_tokens,
             "tools": None,
             "documents": None,
-            "messages": Conversation(messages=[*messages]).for_template(
-                "developer" in self._source
-            ),
+            "messages": Conversation(messages=[*messages]).for_template(names_in(self._source)),
             "add_generation_prompt": adds_prompt,
         }
         return render(self._template, variables)

@@ -123,7 +123,11 @@ def test_tokens_are_those_the_server_makes_and_end_with_the_end_token(
         ({"prompt": "a", "completion": ["b"]}, r":2: 'completion' must be a text, got \['b'\]"),
         ({"question": "a", "answer": ""}, r":2: 'answer' must not be empty"),
         ({"messages": CHAT[:2]}, r":2: the last of messages must be assistant's, got user"),
-        ({"messages": [{"role": "clown", "content": "x"}]}, r":2: messages\[0\] must be an object"),
+        ({"messages": [{"role": "", "content": "x"}]}, r":2: messages\[0\] must be an object"),
+        (
+            {"messages": [{"role": "clown", "content": "x"}, *CHAT[-1:]]},
+            r":2: messages\[0\]: role must be .* names; got 'clown'",
+        ),
         ({"messages": CHAT, "tools": [{"type": "function"}]}, r":2: tools must be absent"),
         (
             {"messages": [{"role": "tool", "content": "x"}, *CHAT[-1:]]},
