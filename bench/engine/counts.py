@@ -94,7 +94,7 @@ class _Product(NamedTuple):
     factor: int
     result: int
     of_column: int
-    """What goes with a column of its weights."""
+    """The values of an epilogue that each column of the weights has."""
     has_residual: bool = False
 
     def count_call(self, rows: int, inner: int, columns: int) -> Count:

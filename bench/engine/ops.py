@@ -65,12 +65,12 @@ MOST_COPIES = 256
 
 
 class Variant(NamedTuple):
-    """What ops are built for."""
+    """The model, device and dtype for which ops are built."""
 
     model: ModelConfig
     dtype: DType
     by: Product | None
-    """What computes products on a GPU."""
+    """The library whose products a GPU uses: own, linalg or max."""
     bound: bool
     """Whether weights are bound, as on every GPU."""
 

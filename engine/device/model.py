@@ -267,7 +267,7 @@ class _Weights:
     product: Product | None
     prefix: str = ""
     index: int = 0
-    """Of the layer."""
+    """The number of the layer, from 0."""
 
     def layer(self, index: int) -> _Weights:
         return replace(self, prefix=f"{self.prefix}layers.{index}.", index=index)

@@ -59,7 +59,7 @@ class Engine:
         self._max_waiting = config.max_waiting
         self._arithmetic = runner.arithmetic
         self.runner = runner
-        """What runs its batches."""
+        """The runner that executes the batches of its steps."""
         self._queue_rate = QueueRate()  # at which sequences leave the queue
         self._in_flight: _Step | None = None
         self._is_settled = True  # False: complete the step under way before the next one

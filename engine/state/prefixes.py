@@ -68,7 +68,7 @@ class Prefixes:
         self.idle: dict[Prefix, None] = {}
         """Kept and not pinned, least recently used first."""
         self.root = Prefix(NO_TOKENS)
-        """Of the tree of all that can be found."""
+        """The root of the tree of prefixes."""
 
     @property
     def num_used(self) -> int:
