@@ -15,7 +15,6 @@ import shlex
 import signal
 import stat
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +32,7 @@ from server.batch.part_file import PartFile
 from server.batch.result_files import LineSet
 from server.commands import batch_parquet
 from server.commands.batch_config import BatchConfig
-from server.commands.batch_input import STANDARD, Input, open_input, peek
+from server.commands.batch_input import STANDARD, Input, check_custom_ids, open_input, peek
 from server.commands.batch_output import StreamPart, open_part
 from server.commands.batch_parquet import is_parquet
 from server.commands.batch_results import PARTS, BatchResults, job_name
@@ -70,7 +69,9 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
         if config.resume and _is_finished(files.output):
             code = _look_through(config, files, job, lines)
         else:
-            command = _Command(config, files, engine, text, source, lines, job, again)
+            last = check_custom_ids(source, files.input)
+            total = None if last is None else config.count(last)
+            command = _Command(config, files, engine, text, source, lines, job, again, total)
             code = asyncio.run(command.run(engine_module))
         if code in _FINISHED:
             _upload(files)
@@ -104,6 +105,8 @@ class _Command:
     job: str
     again: str
     """The command that goes on with what this one leaves."""
+    total: int | None
+    """Lines of the shard; None if the input can be read only once."""
 
     async def run(self, engine_module: str) -> int:
         """Run the command and return the exit code. Whatever ends it, all results so far are
@@ -118,8 +121,9 @@ class _Command:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, INTERRUPTED)
         results = self._open(partial(loop.call_soon_threadsafe, stop, BROKEN_PIPE))
-        run = BatchRun(self.config, self.engine, self.text, self.job, self.lines, results)
-        threading.Thread(target=self._count, args=[run], daemon=True).start()
+        run = BatchRun(
+            self.config, self.engine, self.text, self.job, self.lines, results, self.total
+        )
         task = asyncio.create_task(
             with_engine(self.engine, engine_module, run.answer, lambda: results.num_put)
         )
@@ -144,10 +148,10 @@ class _Command:
                 leave_broken_pipe()
             error = None if task.cancelled() else task.exception()
             if is_stopped or (results.num_put and isinstance(error, EngineUnavailable)):
-                self._say_how_to_go_on(results, run.total)
+                self._say_how_to_go_on(results)
 
-    def _say_how_to_go_on(self, results: BatchResults, total: int | None) -> None:
-        output, of = self.files.output, "" if total is None else f" of {total:,}"
+    def _say_how_to_go_on(self, results: BatchResults) -> None:
+        output, of = self.files.output, "" if self.total is None else f" of {self.total:,}"
         message = f"{results.num_ended:,}{of} lines are written"
         if _is_stream(output):
             log.info("%s", message)
@@ -166,11 +170,6 @@ class _Command:
             results.close()
             raise
         return results
-
-    def _count(self, run: BatchRun) -> None:
-        total = self.source.count()
-        if total is not None:
-            run.total = self.config.count(total)
 
     def _finish(self, results: BatchResults) -> int:
         counts, output = results.counts, self.files.output

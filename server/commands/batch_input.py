@@ -6,11 +6,13 @@ lines.
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import stat
 import sys
 import threading
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -21,14 +23,19 @@ import msgspec
 from msgspec import Raw
 
 from engine.errors import UNDECODABLE, ConfigError
+from server.batch.job_input import duplicates
 from server.batch.lines import BatchLine, RawLine, parse_line, read_lines
-from server.commands.batch_parquet import count_rows, is_parquet, read_rows
+from server.commands.batch_parquet import is_parquet, read_rows
 from server.commands.compression import CHUNK, DamagedArchive, codec_of, decompressed
 from server.commands.object_storage import Source, StoredObject
 from server.schema.json_parts import MAX_FIELDS, TooManyFields, fields_of
 from server.storage.records import LineError
 
+log = logging.getLogger(__name__)
+
 STANDARD = Path("-")
+_SHOWN_LINES = 1_000_000
+"""Lines after which a long look through a file says how far it is."""
 _LOOK_S = 0.2
 """Seconds between two checks whether standard input is still wanted, while waiting for it."""
 _LINE_FIELDS = {"custom_id", "method", "url", "body"}
@@ -41,8 +48,8 @@ class Input:
 
     lines: Iterator[list[RawLine]]
     """Raises ConfigError where the file cannot be read any further."""
-    count: Callable[[], int | None]
-    """Returns about how many there are, or None if that cannot be known. Slow."""
+    again: Callable[[], Iterator[list[RawLine]]] | None
+    """Reads the lines once more; None if they can be read only once."""
     close: Callable[[], None] = lambda: None
     """Ends the wait for input that does not come."""
 
@@ -67,16 +74,35 @@ def open_input(path: Source, max_line_bytes: int) -> Input:
             is_standard, closed = path == STANDARD, threading.Event()
             file = sys.stdin.fileno() if is_standard else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             lines = _lines(path, _available(file, closed), max_line_bytes)
-            return Input(lines, lambda: None, closed.set)
+            return Input(lines, None, closed.set)
         with path.open("rb"):
             pass
     except OSError as error:
         raise ConfigError(f"input = {path}: {error.strerror or error}") from None
-    if is_parquet(path):
-        return Input(_readable(path, read_rows(path, max_line_bytes)), lambda: count_rows(path))
-    is_far = isinstance(path, StoredObject)  # to count its lines it would be downloaded twice
-    count: Callable[[], int | None] = (lambda: None) if is_far else lambda: _count(path)
-    return Input(_lines(path, _raw_chunks(path), max_line_bytes), count)
+
+    def read() -> Iterator[list[RawLine]]:
+        if is_parquet(path):
+            return _readable(path, read_rows(path, max_line_bytes))
+        return _lines(path, _raw_chunks(path), max_line_bytes)
+
+    # An object would be downloaded twice.
+    return Input(read(), None if isinstance(path, StoredObject) else read)
+
+
+def check_custom_ids(source: Input, path: Source) -> int | None:
+    """Return the number of the last line; None if the lines can be read only once. Raises
+    ConfigError if two lines have one custom_id."""
+    if source.again is None:
+        return None
+    last, hashes = 0, array("q")
+    for last, raw in chain.from_iterable(source.again()):
+        if (name := custom_id(raw, last)) is not None:
+            hashes.append(hash(name))
+        if last % _SHOWN_LINES == 0:
+            log.info("looked through %s lines for custom_ids that are given twice", f"{last:,}")
+    for error in duplicates(hashes, lambda: chain.from_iterable(source.again()), parse):
+        raise ConfigError(f"input = {path}: line {error.line}: {error.message}")
+    return last
 
 
 def _lines(path: Source, raw: Iterator[bytes], max_line_bytes: int) -> Iterator[list[RawLine]]:
@@ -109,9 +135,12 @@ def parse(raw: bytes | None, number: int) -> BatchLine | LineError:
 
 
 def custom_id(raw: bytes | None, number: int) -> str | None:
-    """Return the custom_id of a line; None if the line is not valid."""
-    line = parse(raw, number)
-    return line.custom_id if isinstance(line, BatchLine) else None
+    """Return the custom_id of a line; None if it has none that is valid."""
+    try:
+        given = _decode_named(raw or b"").custom_id
+    except UNDECODABLE:
+        return None
+    return str(number if given is None else given)
 
 
 def _has_messages(body: Raw) -> bool:
@@ -119,6 +148,15 @@ def _has_messages(body: Raw) -> bool:
         return "messages" in fields_of(body)
     except UNDECODABLE:
         return False
+
+
+class _Named(msgspec.Struct):
+    """The only field of a line that its name needs."""
+
+    custom_id: str | int | None = None
+
+
+_decode_named = msgspec.json.Decoder(_Named).decode
 
 
 class _Stream:
@@ -159,16 +197,3 @@ def _raw_chunks(path: Source) -> Iterator[bytes]:
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
             yield chunk
-
-
-def _count(path: Source) -> int | None:
-    """Count ends of lines, and one more if the last line has none; None if the file is
-    unreadable."""
-    count, last = 0, b"\n"
-    try:
-        for chunk in _plain(path, _raw_chunks(path)):
-            count += chunk.count(b"\n")
-            last = chunk[-1:]
-    except (OSError, DamagedArchive):  # whoever reads the lines says so
-        return None
-    return count + (last != b"\n")

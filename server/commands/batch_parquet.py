@@ -88,16 +88,6 @@ def read_rows(path: Source, max_line_bytes: int) -> Iterator[list[RawLine]]:
         raise ConfigError(f"input = {path}: {error}") from None
 
 
-def count_rows(path: Source) -> int | None:
-    """Return the number of rows that the file states; None if it cannot be read."""
-    arrow, parquet = _arrow()
-    try:
-        with _opened(path) as opened:
-            return int(parquet.read_metadata(opened).num_rows)
-    except (arrow.ArrowException, OSError):  # whoever reads the rows says so
-        return None
-
-
 def read_ids(path: Path) -> Iterator[tuple[str, bool]]:
     """Yield the id of each result in a file, and whether it failed. Raises ConfigError."""
     arrow, parquet = _arrow()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -17,14 +17,16 @@ from engine.config import EngineConfig
 from engine.tasks import beside, dispensable
 from server.batch.concurrency_limiter import ConcurrencyLimiter
 from server.batch.engine_retry import EngineRetry
+from server.batch.job_input import FirstLines, duplicate
 from server.batch.line_runner import LineRunner
 from server.batch.lines import Answerer, BatchLine, LineResult, RawLine, answer_line
 from server.commands.batch_config import BatchConfig
-from server.commands.batch_input import parse
+from server.commands.batch_input import custom_id, parse
 from server.commands.batch_progress import Level, show_progress
 from server.commands.batch_results import BatchResults
 from server.generation.engine_request import RequestOwner
 from server.routes.services import answering
+from server.storage.records import LineError
 from server.text.text import Text
 
 _AHEAD = 8
@@ -101,10 +103,12 @@ class BatchRun:
     job: str
     lines: Iterator[list[RawLine]]
     results: BatchResults
-    total: int | None = None
-    """Lines of the shard, once that is known."""
+    total: int | None
+    """Lines of the shard; None if the input can be read only once."""
     _sampled: int = 0  # as the engine last said
     _before: int = 0  # tokens of what had ended when the engine started
+    _first_lines: FirstLines = field(default_factory=FirstLines)  # where `total` is None
+    _duplicates: dict[int, LineError] = field(default_factory=dict)
 
     async def answer(self, client: EngineClient) -> None:
         """Answer lines until every line has its result."""
@@ -113,7 +117,7 @@ class BatchRun:
             runner = LineRunner(
                 job=self.job,
                 source=self._mine(),
-                parse=parse,
+                parse=self._parse,
                 answer=service.answer,
                 results=self.results,
                 share=service.room.share(),
@@ -128,10 +132,22 @@ class BatchRun:
         for lines in self.lines:
             if lines:
                 last = lines[-1][0]
+            if self.total is None:  # nobody could look through them before
+                self._find_duplicates(lines)
             mine = [line for line in lines if self.config.has(line[0])]
             self.results.check_names(mine)
             yield mine
         self.results.check_end(last)
+
+    def _find_duplicates(self, lines: list[RawLine]) -> None:
+        for number, raw in lines:
+            if (name := custom_id(raw, number)) is not None:
+                earlier = self._first_lines.line_of(name, number)
+                if earlier != number and self.config.has(number):
+                    self._duplicates[number] = duplicate(name, number, earlier)
+
+    def _parse(self, raw: bytes | None, number: int) -> BatchLine | LineError:
+        return self._duplicates.pop(number, None) or parse(raw, number)
 
     def _level(self, client: EngineClient) -> Level:
         counts, status = self.results.counts, client.status

@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -193,26 +192,50 @@ def test_shards_make_the_whole_and_a_terminal_sees_a_bar(
     assert "of 20 lines" in drawn.getvalue() and "tok/s" in drawn.getvalue()
 
 
-def test_lines_are_answered_while_nobody_can_count_them(
+def test_a_custom_id_given_twice_is_refused_before_anything_starts(
+    text_model: Path, tmp_path: Path
+) -> None:
+    """Both lines were answered, in silence. The second line of the first file has its number."""
+    rows = [{"custom_id": "2", "prompt": "a"}, {"prompt": "b"}, *LINES[:3]]
+    lines, table, output = (tmp_path / name for name in ("in.jsonl.gz", "in.parquet", "out.jsonl"))
+    lines.write_bytes(gzip.compress(as_jsonl(rows)))
+    columns = {"custom_id": [7, 8, 7], "prompt": ["a", "b", "c"]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), table)
+    for path, second, message in ((lines, 2, "'2' is that of"), (table, 3, "'7' is that of")):
+        with pytest.raises(ConfigError, match=f"line {second}: custom_id {message} line 1 too"):
+            run(text_model, str(path), "-o", str(output), "--shard=1/2")
+    assert not output.exists()
+
+
+def test_of_lines_that_can_be_read_only_once_one_with_a_custom_id_of_another_fails(
     text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, output, asked = tmp_path / "in.jsonl", tmp_path / "out.jsonl", threading.Event()
-    answers = threading.Event()
-    source.write_bytes(as_jsonl(LINES[:3]))
+    """Nobody can count them, nor look through them, before they are answered."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(as_jsonl([*LINES[:3], LINES[1], LINES[2]]))
 
-    def hang() -> None:
-        asked.set()
-        assert answers.wait(120)
+    def once(path: Path, max_line_bytes: int) -> Input:
+        return dataclasses.replace(open_input(path, max_line_bytes), again=None)
 
-    def uncounted(path: Path, max_line_bytes: int) -> Input:
-        return dataclasses.replace(open_input(path, max_line_bytes), count=hang)
-
-    monkeypatch.setattr("server.commands.batch.open_input", uncounted)
-    try:
-        assert run(text_model, str(source), "-o", str(output)) == 0
-        assert asked.is_set() and sorted(by_number(read(output))) == [1, 2, 3]
-    finally:
-        answers.set()
+    monkeypatch.setattr("server.commands.batch.open_input", once)
+    monkeypatch.setattr("server.batch.job_input._MAX_NEW", 2)  # sorted among the others early
+    assert run(text_model, str(source), "-o", str(output)) == 1
+    errors = {number: json.loads(line)["error"] for number, line in by_number(read(output)).items()}
+    assert [errors.pop(number) for number in (1, 2, 3)] == [None] * 3
+    assert errors == {
+        number: {
+            "code": "duplicate_custom_id",
+            "message": f"custom_id {name!r} is that of line {number - 2} too",
+        }
+        for number, name in ((4, "c1"), (5, "batch 2"))
+    }
+    output.write_bytes(b"".join(output.read_bytes().splitlines(True)[:2]))
+    assert run(text_model, str(source), "-o", str(output), "--resume") == 1
+    assert {
+        number
+        for number, line in by_number(read(output)).items()
+        if json.loads(line)["error"] is not None
+    } == {4, 5}
 
 
 def test_lines_that_fail_are_named_and_do_not_stop_the_others(
