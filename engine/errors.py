@@ -21,6 +21,8 @@ SRMError                 .code: stable string   .message: for the caller
 
 from __future__ import annotations
 
+import msgspec
+
 UNDECODABLE = (ValueError, RecursionError)
 """Errors that decoders raise for malformed bytes.
 
@@ -37,6 +39,40 @@ MAX_PARAM = 128
 def cut(text: str, most: int) -> str:
     """A text, or as much of its beginning as `most` allows and a mark of what is missing."""
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def not_utf8(data: bytes) -> str:
+    """Return why bytes are not text in UTF-8; empty if they are."""
+    if b"\0" in data:
+        return "it has bytes of 0, as UTF-16 has; it must be UTF-8"
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return f"byte {data[error.start]:#x} in position {error.start} is not UTF-8"
+    return ""
+
+
+def not_json_line(line: bytes) -> str:
+    """Return why a line is not one JSON value in UTF-8; empty if it is. A decoder that misses a
+    field says that first, also of what is no JSON."""
+    line = line.strip()
+    if not (fault := not_utf8(line) or _syntax_fault(line)):
+        return ""
+    if line[:1] == b"[" or line[-1:] == b"]" or line == b"],":
+        return "an array's bracket; it must be one JSON object a line, no brackets"
+    if line[:1] == b"{" and line[-1:] == b"," and not _syntax_fault(line[:-1]):
+        return "a comma follows the object; it must be one JSON object a line, no commas"
+    if line[:1] == b"{" and "truncated" in fault:
+        return "the object does not end here; it must be one JSON object a line"
+    return fault
+
+
+def _syntax_fault(data: bytes) -> str:
+    try:
+        msgspec.json.decode(data, type=msgspec.Raw)
+    except UNDECODABLE as error:
+        return str(error)
+    return ""
 
 
 class SRMError(Exception):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from engine.errors import UNDECODABLE, ConfigError
+from engine.errors import UNDECODABLE, ConfigError, not_json_line, not_utf8
 
 T = TypeVar("T")
 
@@ -15,9 +16,14 @@ T = TypeVar("T")
 def text_of(path: Path) -> str:
     """Read a text file. Raises ConfigError for a file that cannot be read."""
     try:
-        return path.read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        data = path.read_bytes().removeprefix(BOM_UTF8)
+        return data.decode()
+    except OSError as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start)
+        fault = not_utf8(data.split(b"\n")[number])
+        raise ConfigError(f"{path}, line {number + 1}: {fault}") from None
 
 
 def read(path: Path, kind: type[T], allowed: str) -> list[tuple[int, T]]:
@@ -32,7 +38,8 @@ def read(path: Path, kind: type[T], allowed: str) -> list[tuple[int, T]]:
             try:
                 decoded.append((number, decoder.decode(line)))
             except UNDECODABLE as error:
-                raise bad_line(path, number, str(error), allowed) from None
+                fault = not_json_line(line.encode()) or str(error)
+                raise bad_line(path, number, fault, allowed) from None
     if not decoded:
         raise ConfigError(f"{path}: no line; allowed is {allowed}")
     return decoded

@@ -23,11 +23,11 @@ from engine.errors import (
     SRMError,
     TimedOut,
     cut,
+    not_json_line,
 )
 from server.errors import INTERNAL, body_of, status_of
 from server.generation.engine_request import RequestOwner
 from server.schema.json_parts import count_items, escape_line_ends
-from server.schema.validation import fault_in
 from server.storage.records import LineError
 
 URLS = ("/v1/completions", "/v1/chat/completions")
@@ -178,11 +178,13 @@ def parse_line(raw: bytes | None, number: int, endpoint: str = "") -> BatchLine 
     if raw is None:
         return _error("line_too_long", number, "This line is longer than a body may be")
     try:
+        if not raw.isascii():
+            raw.decode()  # of what nobody reads, too
         line = _decode_line(raw)
-    except msgspec.ValidationError as error:
-        return _shape_error(str(error), number)
     except UNDECODABLE as error:
-        return _error("invalid_json_line", number, f"This line is not JSON: {fault_in(raw, error)}")
+        if fault := not_json_line(raw):
+            return _error("invalid_json_line", number, f"This line is not JSON: {fault}")
+        return _shape_error(str(error), number)
     if not 1 <= len(line.custom_id) <= MAX_CUSTOM_ID:
         message = f"custom_id must have 1 … {MAX_CUSTOM_ID} characters, got {len(line.custom_id)}"
         return _error("invalid_custom_id", number, message, "custom_id")

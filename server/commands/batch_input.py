@@ -114,6 +114,8 @@ def parse(raw: bytes | None, number: int) -> BatchLine | LineError:
     """Parse a batch line, or the bare body of a request. `custom_id` is the line's number if none
     is given, and may be a number; a body with messages is a chat request."""
     try:
+        if raw is not None and not raw.isascii():
+            raw.decode()
         fields = fields_of(raw or b"")
     except TooManyFields:
         message = f"a line must have at most {MAX_FIELDS} fields"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from codecs import BOM_UTF8
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -69,6 +70,8 @@ class ScoreFile:
                 async with task_group() as group:
                     while line := await asyncio.to_thread(next_line, self.source):
                         number += 1
+                        if number == 1:
+                            line = line.removeprefix(BOM_UTF8)
                         if not line.strip():
                             progress.advance(bar, len(line))
                             continue

@@ -14,10 +14,9 @@ import msgspec
 from msgspec import Meta
 
 from engine.client.client import EngineClient
-from engine.errors import UNDECODABLE, InvalidRequest, RequestError
+from engine.errors import UNDECODABLE, InvalidRequest, RequestError, not_json_line
 from engine.messages import Output, Request, SamplingParams, join
 from server.reply.scores import LOWEST
-from server.schema.validation import fault_in
 from server.text.text import Text
 
 _TokenIds = Annotated[list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(min_length=1)]
@@ -88,7 +87,7 @@ def parse(data: bytes, number: int, text: Text) -> Scoring:
     try:
         line = msgspec.json.decode(data, type=_Line)
     except UNDECODABLE as error:
-        fault = fault_in(data, error)
+        fault = not_json_line(data) or str(error)
         raise InvalidRequest(
             f'not {{"prompt": text or ids, "completion"?: text or ids, "id"?}}: {fault}'
         ) from None

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 from msgspec import Raw, inspect
 
-from engine.errors import UNDECODABLE, InvalidRequest, cut
+from engine.errors import UNDECODABLE, InvalidRequest, cut, not_utf8
 from server.schema.json_parts import (
     MAX_FIELDS,
     MAX_VALUE_BYTES,
@@ -73,7 +73,7 @@ def not_null(fields: dict[str, Raw]) -> dict[str, Raw]:
 
 def not_json(data: bytes | Raw, error: Exception) -> InvalidRequest:
     """Return the error for a body with these bytes in it, which are not JSON."""
-    return InvalidRequest(f"the body is not JSON in UTF-8: {fault_in(bytes(data), error)}")
+    return InvalidRequest(f"the body is not JSON in UTF-8: {not_utf8(bytes(data)) or error}")
 
 
 def checked(
@@ -163,15 +163,6 @@ def refused(kind: type[Fields], name: str, value: Any) -> InvalidRequest:
     """Return the error for a value that a field of a request may not have."""
     hint = hints_of(kind)[name]
     return InvalidRequest(f"{name} must be {allowed(hint)}; got {show(value)}", name)
-
-
-def fault_in(data: bytes, error: Exception) -> str:
-    """Why data is not JSON in UTF-8. A decoder of JSON counts bytes from where a string begins."""
-    try:
-        data.decode()
-    except UnicodeDecodeError as undecodable:
-        return str(undecodable)
-    return str(error)
 
 
 def _convert(kind: type[Fields], name: str, value: Raw) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from engine.errors import UNDECODABLE, ConfigError
+from engine.errors import UNDECODABLE, ConfigError, not_json_line
 
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".parquet")
@@ -44,7 +44,8 @@ def _lines(path: Path, setting: str) -> Iterator[tuple[int, Row]]:
                 if content.strip():
                     yield number, msgspec.json.decode(content, type=Row)
             except UNDECODABLE as error:
-                raise ConfigError(f"{setting}: {path}:{number}: {error}") from error
+                fault = not_json_line(content) or error
+                raise ConfigError(f"{setting}: {path}:{number}: {fault}") from error
 
 
 def _parquet(path: Path, setting: str, column: str) -> Iterator[tuple[int, Row]]:

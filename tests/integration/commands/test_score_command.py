@@ -36,7 +36,7 @@ def score(
 ) -> list[dict[str, Any]]:
     """The results of lines of JSON."""
     source, sink = folder / "in.jsonl", folder / "out.jsonl"
-    source.write_text("\n".join(json.dumps(line) for line in lines))
+    source.write_text("\n".join(json.dumps(line) for line in lines), "utf-8-sig")
     arguments = [f"--model={model}", "--num-slots=16", str(source), "-o", str(sink), *flags]
     assert main(arguments, ENGINE) == code
     return [json.loads(line) for line in sink.read_text().splitlines()]
