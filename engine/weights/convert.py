@@ -21,14 +21,14 @@ from safetensors.numpy import save_file
 from engine.config import ModelConfig
 from engine.errors import UNDECODABLE, CheckpointError, ConfigError
 from engine.steps.batch import F32
-from engine.weights.tensor_file import StoredTensor, checked, read_file, stored_tensors
+from engine.weights.tensor_file import FILE, INDEX, StoredTensor, checked, read_file, read_tensors
 from engine.weights.tensors import DECAY_RANGE, is_scalar, tensor_shapes
 from engine.weights.upstream_config import Constructor, model_config, read_args
 
 Stored = dict[str, StoredTensor]
 
-WRAPPERS = {"_orig_mod", "module", "model"}
-"""Name parts that torch.compile, data parallelism and a surrounding module add."""
+WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+"""Name parts that torch.compile, data parallelism, FSDP and checkpointing add anywhere."""
 AFTER_DROPOUT = re.compile(
     r"((?:channel_mixing_layer|token_mixing_layer|mixer_heads\.\d+)\.)3(\.(?:weight|bias))$"
 )
@@ -36,6 +36,10 @@ AFTER_DROPOUT = re.compile(
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 """What a model folder may have besides weights and config.json."""
 AUTOENCODER = {"wte", "encoderblocks", "decoderblocks", "lm_head", "projection"}
+_BEFORE = re.compile(
+    rf".*?\.(?=(?:input_layer|mixer_blocks|output_layer|reward_head|{'|'.join(AUTOENCODER)})\.)"
+)
+"""What surrounding modules put before a tensor's own name, whatever they are called."""
 
 
 def convert(weights: Path, args: Path, output: Path, tokenizer: Path | None = None) -> list[str]:
@@ -44,10 +48,12 @@ def convert(weights: Path, args: Path, output: Path, tokenizer: Path | None = No
     a model; then nothing is written."""
     notes: list[str] = []
     published = read_args(args)
-    stored = _renamed(weights, stored_tensors(weights, read_file(weights)), notes)
+    if weights.is_dir():
+        weights /= INDEX if (weights / INDEX).exists() else FILE
+    stored = _renamed(weights, read_tensors(weights), notes)
     config = model_config(published, args, stored.keys(), notes)
     _check_length(weights, stored, config)
-    stored = _reconciled(stored, config, published.constructor, notes)
+    stored = _reconciled(weights, stored, config, published.constructor, notes)
     tensors = checked(weights, stored, tensor_shapes(config), str(args))
     _clip_decays(tensors, notes)
     notes.append(
@@ -63,7 +69,8 @@ def _renamed(path: Path, stored: Stored, notes: list[str]) -> Stored:
     """Rename tensors to the names of the newest published code. Raises CheckpointError."""
     renamed: dict[str, str] = {}
     for old in sorted(stored):
-        parts = [part for part in old.split(".") if part not in WRAPPERS]
+        own = _BEFORE.sub("", old, count=1)
+        parts = [part for part in own.split(".") if part not in WRAPPERS]
         if parts[0] == "reward_head":
             raise CheckpointError(
                 f"{path}: tensor {old}: a reward model gives texts a score and no next token"
@@ -94,7 +101,7 @@ def _check_length(path: Path, stored: Stored, config: ModelConfig) -> None:
 
 
 def _reconciled(
-    stored: Stored, config: ModelConfig, constructor: Constructor, notes: list[str]
+    path: Path, stored: Stored, config: ModelConfig, constructor: Constructor, notes: list[str]
 ) -> Stored:
     """Drop tensors that are never read; reshape or share those that other versions stored so."""
     stored = dict(stored)
@@ -112,6 +119,12 @@ def _reconciled(
     if constructor.tie_io and len(present) == 1:
         stored |= {name: stored[present[0]] for name in ends}
         notes.append(f"tie_io: the one tensor {present[0]} is embedding and head")
+    elif len(present) == 1:
+        (absent,) = set(ends) - set(present)
+        raise CheckpointError(
+            f"{path}: tensor {absent} {list(stored[present[0]].shape)} is missing, and "
+            f'{present[0]} is there; if one tensor is both, add "tie_io": true to constructor'
+        )
     return stored
 
 
@@ -157,8 +170,9 @@ def _write(
     tokenizer: bytes | None,
 ) -> None:
     """Write whole files or none; `config.json` comes last."""
-    target = output / "model.safetensors"
-    if target.exists() and target.samefile(weights):
+    target = output / FILE
+    source = output / weights.name if weights.suffix == ".json" else target
+    if source.exists() and source.samefile(weights):
         raise ConfigError(f"--output {output} is the folder of {weights}, which stays as it is")
     own = {"tokenizer.json"} if tokenizer is not None else set()
     others = [name for name in TEXT_FILES if name not in own and (output / name).exists()]
@@ -204,7 +218,10 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     made.add_argument(
-        "weights", type=Path, metavar="WEIGHTS", help="the model.safetensors it saved"
+        "weights",
+        type=Path,
+        metavar="WEIGHTS",
+        help=f"the {FILE} it saved, the {INDEX} of shards, or the folder of either",
     )
     made.add_argument(
         "--args",

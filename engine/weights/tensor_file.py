@@ -5,17 +5,23 @@ Whatever is wrong with a file is a CheckpointError that names the file and the t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import safetensors
 
-from engine.errors import CheckpointError
+from engine.errors import UNDECODABLE, CheckpointError
 from engine.memory import available_memory
 from engine.steps.batch import F32
 from engine.weights.tensors import Shapes
+
+FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_SHARD = re.compile(r"-\d+-of-0*([2-9]|\d\d+)\.safetensors$")
+_WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|distcp|gguf)(\.index\.json)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +39,46 @@ def read_file(path: Path) -> bytes:
             raise MemoryError
         return path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+        others = path.parent.glob("*") if path.name == FILE and not path.exists() else ()
+        names = [file.name for file in others if _WEIGHTS.search(file.name)]
+        hint = f", but {path.parent} has {_first(names)}" if names else ""
+        hint += "; `srm convert` makes one file of shards" if INDEX in names else ""
+        raise CheckpointError(f"cannot read {path}: {error.strerror}{hint}") from None
     except MemoryError:
         raise CheckpointError(f"cannot read {path}: it is larger than the memory") from None
 
 
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def read_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a file, or of the shards that an index names."""
+    if shard := _SHARD.search(path.name):
+        raise CheckpointError(f"{path} is one of {shard[1]} shards: name their index, {INDEX}")
+    if path.suffix != ".json":
+        return stored_tensors(path, read_file(path))
+    try:
+        shards = msgspec.json.decode(read_file(path), type=_Index).weight_map
+    except UNDECODABLE as error:
+        raise CheckpointError(f"{path} is no index of shards: {error}") from None
+    stored: dict[str, StoredTensor] = {}
+    for file in sorted(set(shards.values())):
+        stored |= stored_tensors(path.parent / file, read_file(path.parent / file))
+    for name in sorted(shards.keys() - stored.keys()):
+        raise CheckpointError(f"{path}: tensor {name} is not in {shards[name]}")
+    return stored
+
+
+class _Header(msgspec.Struct):
+    """What a file says of itself. `save_model` of safetensors writes tensors that share memory
+    once, and here which name has which other one's."""
+
+    metadata: dict[str, str] = msgspec.field(default={}, name="__metadata__")
+
+
 def stored_tensors(path: Path, content: bytes) -> dict[str, StoredTensor]:
-    """Return the tensors in a file's content, by name."""
+    """Return the tensors in a file's content, by name; one that is another's alias by both."""
     try:
         tensors = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
@@ -49,10 +88,13 @@ def stored_tensors(path: Path, content: bytes) -> dict[str, StoredTensor]:
         elif content.startswith(b"version https://git-lfs"):
             hint = "; it is a pointer of Git LFS, which fetches the file with `git lfs pull`"
         raise CheckpointError(f"{path} is not a whole safetensors file: {error}{hint}") from None
-    return {
+    stored = {
         name: StoredTensor(entry["dtype"], tuple(entry["shape"]), entry["data"])
         for name, entry in tensors
     }
+    size = int.from_bytes(content[:8], "little")
+    aliases = msgspec.json.decode(content[8 : 8 + size], type=_Header).metadata
+    return {alias: stored[name] for alias, name in aliases.items() if name in stored} | stored
 
 
 def checked(
@@ -63,9 +105,13 @@ def checked(
     missing = [name for name in shapes if name not in stored]
     if missing:
         others = f", like {len(missing) - 1} more" if len(missing) > 1 else ""
+        unasked = [name for name in stored if name not in shapes]
+        hint = f", and the file has {_first(unasked)}" if unasked else ""
+        if any(name.endswith(f".{missing[0]}") for name in unasked):
+            hint += "; `srm convert` leaves wrappers out of names"
         raise CheckpointError(
             f"{path}: tensor {missing[0]} {list(shapes[missing[0]])} is missing{others}; "
-            f"{asker} asks for it"
+            f"{asker} asks for it{hint}"
         )
     for name, shape in shapes.items():
         stored_shape = stored[name].shape
@@ -76,13 +122,15 @@ def checked(
                 f"but {asker} asks for {list(shape)}{turned}"
             )
     if foreign := sorted(stored.keys() - shapes.keys()):
-        listed = [f"{name} {list(stored[name].shape)}" for name in foreign[:5]]
-        listed += ["…"] if len(foreign) > 5 else []
+        listed = _first(f"{name} {list(stored[name].shape)}" for name in foreign)
         count = "1 tensor does" if len(foreign) == 1 else f"{len(foreign)} tensors do"
-        raise CheckpointError(
-            f"{path}: {count} not belong to the model of {asker}: {', '.join(listed)}"
-        )
+        raise CheckpointError(f"{path}: {count} not belong to the model of {asker}: {listed}")
     return {name: _as_float32(path, name, stored[name]) for name in shapes}
+
+
+def _first(names: Iterable[str], most: int = 5) -> str:
+    listed = sorted(names)
+    return ", ".join([*listed[:most], *(["…"] if len(listed) > most else [])])
 
 
 def _as_float32(path: Path, name: str, stored: StoredTensor) -> F32:

@@ -104,7 +104,12 @@ def with_dropout(tensors: Tensors) -> Tensors:
     }
 
 
-prefixes = st.sampled_from(["", "_orig_mod.", "module.", "model._orig_mod.", "module.model."])
+prefixes = st.sampled_from(
+    [
+        *["", "_orig_mod.", "module.", "model._orig_mod.", "module.model.", "net."],
+        *["_fsdp_wrapped_module.", "base_model.model.", "module.net._fsdp_wrapped_module.", "any."],
+    ]
+)
 
 
 @settings(max_examples=50)
@@ -157,13 +162,75 @@ def test_decays_outside_the_range_are_clipped_and_counted(files: Files) -> None:
 
 def test_tied_embeddings_are_stored_twice(files: Files) -> None:
     rewrite(files[0], lambda tensors: tensors.pop("output_layer.weight"))
-    with pytest.raises(CheckpointError, match=r"output_layer\.weight \[11, 8\] is missing"):
+    message = r"output_layer\.weight \[11, 8\] is missing, and input_.*\"tie_io\": true"
+    with pytest.raises(CheckpointError, match=message):
         convert(*files)
     args = arguments(MIXED)
     args["constructor"]["tie_io"] = True
     files[1].write_text(json.dumps(args))
     _, tensors, _ = converted(files)
     assert np.array_equal(tensors["input_layer.weight"], tensors["output_layer.weight"])
+
+
+def test_shards_are_read_by_their_index_or_their_folder(files: Files, tmp_path: Path) -> None:
+    """As trainers write what is large. They were refused: nothing said what there was."""
+    tensors, folder = random_tensors(MIXED), tmp_path / "shards"
+    folder.mkdir()
+    names = sorted(tensors)
+    shards = {f"model-0000{i + 1}-of-00002.safetensors": names[i::2] for i in range(2)}
+    for shard, some in shards.items():
+        save_file({f"model.{name}": tensors[name] for name in some}, folder / shard)
+    index = folder / "model.safetensors.index.json"
+    places = {f"model.{name}": shard for shard, some in shards.items() for name in some}
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    for weights in (index, folder):
+        _, result, _ = converted((weights, files[1], files[2]))
+        same(result, unclipped(tensors))
+    first, second = (folder / shard for shard in shards)
+    with pytest.raises(CheckpointError, match=r"is one of 2 shards: name their index, model\.saf"):
+        convert(first, *files[1:])
+    with pytest.raises(ConfigError, match="stays as it is"):
+        convert(folder, files[1], folder)
+    (folder / "config.json").write_bytes((files[2] / "config.json").read_bytes())
+    with pytest.raises(
+        CheckpointError, match=r"but .* has .*00001-of.*`srm convert` makes one file"
+    ):
+        load_model(folder)
+    index.write_text(json.dumps({"weight_map": places | {"model.x": second.name}}))
+    with pytest.raises(CheckpointError, match=r"tensor model\.x is not in model-00002"):
+        convert(index, *files[1:])
+    second.unlink()
+    with pytest.raises(
+        CheckpointError, match=r"cannot read .*00002-of-00002\.safetensors: No such"
+    ):
+        convert(index, *files[1:])
+    index.write_text("{}")
+    with pytest.raises(CheckpointError, match=r"is no index of shards: .*weight_map"):
+        convert(index, *files[1:])
+
+
+def test_tied_embeddings_are_stored_once_under_an_alias(files: Files) -> None:
+    """As `save_model` of safetensors writes tensors that share memory."""
+    tensors = random_tensors(MIXED)
+    del tensors["output_layer.weight"]
+    wrapped = {f"model.{name}": value for name, value in tensors.items()}
+    alias = {"model.output_layer.weight": "model.input_layer.weight"}
+    save_file(wrapped, files[0], metadata={"format": "pt", **alias})
+    _, result, _ = converted(files)
+    assert np.array_equal(result["input_layer.weight"], result["output_layer.weight"])
+
+
+def test_a_model_folder_with_wrapped_names_says_what_it_has(files: Files) -> None:
+    converted(files)
+    save_file(
+        {f"net.{name}": value for name, value in random_tensors(MIXED).items()},
+        files[2] / "model.safetensors",
+    )
+    message = (
+        r"input_layer\.weight .* and the file has net\.input.*, …; `srm convert` leaves wrappers"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        load_model(files[2])
 
 
 def put(name: str, value: Any) -> Callable[[Tensors], object]:
