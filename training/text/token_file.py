@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import compress, pairwise
+from operator import not_
 from pathlib import Path
 
 import msgspec
@@ -19,11 +20,12 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from engine.errors import ConfigError
+from training.text.documents import Part
 from training.text.tokenizer import count_entries
 from training.text.whole_files import replace_file, write_whole
 
-_DOCUMENTS = 256
-"""Number of documents encoded at once, on all cores."""
+_DOCUMENTS, _CHARACTERS = 256, 1024 * 1024
+"""Most texts, and about the most characters of them, that are encoded at once, on all cores."""
 
 Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
@@ -87,14 +89,22 @@ def _write(
     dtype = "<u2" if count_entries(tokenizer) <= 2**16 else "<u4"
     documents = tokens = 0
     digest = hashlib.sha256()
+    is_begin = True
     with replace_file(path) as partial, partial.open("wb") as file:
         for some in _batched(texts):
-            for encoding in tokenizer.encode_batch_fast(some):
-                ids = np.array([*encoding.ids, end_id], dtype)
+            begins = [is_begin, *(not isinstance(text, Part) for text in some)]
+            rests = compress(some, map(not_, begins))
+            encoded = {
+                True: iter(tokenizer.encode_batch_fast([*compress(some, begins)])),
+                False: iter(tokenizer.encode_batch_fast([*rests], add_special_tokens=False)),
+            }
+            for begin, is_end in pairwise(begins):
+                ids = np.array([*next(encoded[begin]).ids, *([end_id] if is_end else [])], dtype)
                 file.write(ids.tobytes())
                 digest.update(ids.tobytes())
                 tokens += len(ids)
-            documents += len(some)
+                documents += is_end
+            is_begin = begins[-1]
             tell(documents, tokens)
     if not tokens:
         raise ConfigError("texts: there is no text in them")
@@ -102,6 +112,13 @@ def _write(
 
 
 def _batched(texts: Iterable[str]) -> Iterator[list[str]]:
-    rest = iter(texts)
-    while some := list(islice(rest, _DOCUMENTS)):
+    some: list[str] = []
+    size = 0
+    for text in texts:
+        some.append(text)
+        size += len(text)
+        if len(some) == _DOCUMENTS or size >= _CHARACTERS:
+            yield some
+            some, size = [], 0
+    if some:
         yield some

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -49,6 +50,8 @@ def test_documents_come_from_all_kinds_of_files_in_order(folder: Path) -> None:
     assert list(documents([folder])) == TEXTS
     assert list(documents([folder / "c.parquet", folder / "a"])) == [TEXTS[2], TEXTS[0]]
     assert list(documents([folder], ".txt")) == [TEXTS[0]]
+    (folder / "b.jsonl").rename(folder / "b.JSONL")  # as some tools name it; it was one text
+    assert list(documents([folder])) == TEXTS
 
 
 @pytest.mark.parametrize(
@@ -66,6 +69,40 @@ def test_what_is_no_text_is_named(tmp_path: Path, name: str, content: bytes, mes
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         list(documents([tmp_path / name]))
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 4096])
+def test_a_text_in_parts_has_the_tokens_it_has_whole(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    text = "\ufeffFirst – naïve.\r\n\n\n  Second\n\n数 third 12\n" * 9 + "x" * 70 + " two\r\n"
+    (tmp_path / "a.txt").write_text(text + "end", newline="")
+    (tmp_path / "b.txt").write_text(text[1:20], newline="")
+    whole = (text[1:] + "end").replace("\r\n", "\n")
+    monkeypatch.setattr("training.text.documents._BLOCK", block)
+    monkeypatch.setattr("training.text.token_file._CHARACTERS", 3 * block)
+    assert "".join(documents([tmp_path])).startswith(whole)
+    about, ids = token_file(tmp_path / "t", "", lambda: documents([tmp_path]), tokenizer, END_ID)
+    first, second = np.split(ids, np.flatnonzero(ids == END_ID) + 1)[:-1]
+    assert about.documents == 2 and second[0] == BEGIN_ID
+    assert tokenizer.decode(first.tolist()) == whole
+    if block >= 64:  # smaller ones cut inside of lines
+        assert first.tolist() == [*tokenizer.encode(whole).ids, END_ID]
+
+
+def test_a_large_text_file_was_read_whole(tmp_path: Path) -> None:
+    """57 MiB of text took 10.8 GB."""
+    path = tmp_path / "large.txt"
+    path.write_bytes(b"A line of a few words, and an end.\n" * 300_000)
+    tracemalloc.start()
+    size = sum(map(len, documents([path])))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size == path.stat().st_size > 10_000_000 and peak < 1_000_000
+    with path.open("ab") as file:
+        file.write(b"\xff")
+    with pytest.raises(ConfigError, match=rf"large\.txt: byte {size} is not UTF-8"):
+        list(documents([path]))
 
 
 def test_what_is_not_there_is_named(folder: Path) -> None:
