@@ -92,15 +92,15 @@ def open_input(path: Source, max_line_bytes: int) -> Input:
 def check_custom_ids(source: Input, path: Source) -> int | None:
     """Return the number of the last line; None if the lines can be read only once. Raises
     ConfigError if two lines have one custom_id."""
-    if source.again is None:
+    if (again := source.again) is None:
         return None
     last, hashes = 0, array("q")
-    for last, raw in chain.from_iterable(source.again()):
+    for last, raw in chain.from_iterable(again()):
         if (name := custom_id(raw, last)) is not None:
             hashes.append(hash(name))
         if last % _SHOWN_LINES == 0:
             log.info("looked through %s lines for custom_ids that are given twice", f"{last:,}")
-    for error in duplicates(hashes, lambda: chain.from_iterable(source.again()), parse):
+    for error in duplicates(hashes, lambda: chain.from_iterable(again()), parse):
         raise ConfigError(f"input = {path}: line {error.line}: {error.message}")
     return last
 

@@ -73,7 +73,7 @@ def test_every_door_says_what_is_wrong_with_a_line_and_which(
 ) -> None:
     """They spoke of unknown fields, and of fields that are missing."""
     text, path = Text(text_model), tmp_path / "in.jsonl"
-    line = {"method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}
+    line: dict[str, object] = {"method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}
     doors: list[tuple[Callable[[Path], object], dict[str, object]]] = [
         (batch_file, line | {"custom_id": "a"}),
         (batch_command, {"prompt": "a"}),

@@ -1,0 +1,172 @@
+"""Every row of docs/doors.md is fed to its door, which says what stands there."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+from safetensors.numpy import save_file
+
+from engine.config import EngineConfig, ModelConfig
+from engine.errors import ConfigError, SRMError
+from engine.messages import SamplingParams
+from engine.process.engine import Engine as SteppedEngine
+from engine.python.offline import Engine
+from engine.tokenizer_file import read_tokenizer
+from engine.weights.convert import convert
+from engine.weights.random_model import random_tensors
+from loadtest import trace
+from server.batch.job_input import check_input
+from server.batch.lines import BatchLine
+from server.commands.batch_input import check_custom_ids, open_input, parse
+from server.schema.completion_request import parse_completion
+from tests.engines.numpy_runner import NumpyRunner, tiny_weights
+from tests.serving import COMPLETIONS, ROOT, TEXT_MODEL
+from tests.unit.server.conftest import Served
+
+PAGE = (ROOT / "docs" / "doors.md").read_text()
+MODEL = ModelConfig(d_model=8, num_layers=2, num_heads=4, n_ctx=16, vocab_size=11)
+SECTIONS = [section.partition("\n") for section in PAGE.split("\n## ")[1:]]
+ROWS = [
+    (door, *re.split(r" *\| *", row)[1:4])
+    for door, _, section in SECTIONS
+    for row in re.findall(r"^\| .*`.*\|$", section, re.MULTILINE)
+]
+"""Door, example, verdict and words."""
+
+
+def codes(cell: str) -> list[str]:
+    return re.findall(r"`([^`]*)`", cell)
+
+
+def content(example: str) -> bytes:
+    """The bytes of a file or body, as the cell says that they are written."""
+    (whole,) = re.findall(r"where LINE is `(.*)`", PAGE)
+    text = codes(example)[0].replace("LINE", whole).replace("⏎", "\n")
+    encodings = {"in Latin-1": "latin-1", "in UTF-16": "utf-16", "behind a BOM": "utf-8-sig"}
+    return text.encode(encodings.get(example.rpartition("` ")[2], "utf-8"))
+
+
+def server_batch(example: str, folder: Path) -> object:
+    path = folder / "in.jsonl"
+    path.write_bytes(content(example))
+    checked = check_input(path, COMPLETIONS, 1_000_000)
+    for error in checked.errors:
+        raise ConfigError(f"line {error.line}: {error.message}")
+    return checked
+
+
+def batch_command(example: str, path: Path) -> object:
+    check_custom_ids(open_input(path, 1_000_000), path)
+    read = [
+        parse(raw, number) for some in open_input(path, 1_000_000).lines for number, raw in some
+    ]
+    for line in read:
+        if not isinstance(line, BatchLine):
+            raise ConfigError(line.message)
+    return read
+
+
+def lines_file(example: str, folder: Path) -> object:
+    (folder / "in.jsonl").write_bytes(content(example))
+    return batch_command(example, folder / "in.jsonl")
+
+
+def table(example: str, folder: Path) -> object:
+    path, columns = folder / "in.parquet", json.loads(codes(example)[0])
+    if all(isinstance(values, list) for values in columns.values()):
+        parquet.write_table(pyarrow.table(columns), path)
+    else:
+        path.write_bytes(content(example))
+    return batch_command(example, path)
+
+
+def trace_file(example: str, folder: Path) -> object:
+    data = content(example)
+    path = folder / ("in.CSV" if data.startswith(b"TIMESTAMP") else "in.jsonl")
+    path.write_bytes(data)
+    return trace.read(path)
+
+
+def checkpoint(example: str, folder: Path) -> object:
+    tensors, names = random_tensors(MODEL), codes(example)
+    weights, args = folder / "weights.safetensors", folder / "args.json"
+    if names[0].endswith(".safetensors"):
+        weights = folder / names[0]
+    elif example.startswith("all but"):
+        tensors = {name: value for name, value in tensors.items() if name != names[0]}
+        tensors |= {name: np.zeros(1, np.float32) for name in names[1:]}
+    else:
+        prefixes = [name.removesuffix("input_layer.weight") for name in names]
+        tensors = {prefix + name: value for prefix in prefixes for name, value in tensors.items()}
+    save_file(tensors, weights)
+    constructor = {
+        **{"vocab_size": 11, "hidden_dim": 8, "seq_len": 16, "num_blocks": 2, "heads": 4},
+        **{"mixed_heads": True, "decay": True},
+    }
+    args.write_text(json.dumps({"constructor": constructor, "effective_decay_constant": 1}))
+    return convert(weights, args, folder / "model")
+
+
+def engine_of(text_model: Path) -> Engine:
+    config = EngineConfig(num_slots=16, max_step_rows=8, max_step_tokens=64, model=text_model)
+    runner = NumpyRunner(tiny_weights(config=TEXT_MODEL), 16)
+    return Engine.over(SteppedEngine(TEXT_MODEL, runner, config), config)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}: {row[1]}")
+async def test_a_door_says_what_the_page_says(
+    row: tuple[str, str, str, str],
+    tmp_path: Path,
+    text_model: Path,
+    served: Served,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    door, example, verdict, words = row
+
+    async def http(example: str, _: Path) -> object:
+        async with served() as client:
+            reply = await client.post(COMPLETIONS, content=content(example))
+        if reply.status_code == 400:
+            raise ConfigError(reply.json()["error"]["message"])
+        return parse_completion(content(example))
+
+    def tokenizer(example: str, folder: Path) -> object:
+        members = json.loads("{" + codes(example)[0] + "}")
+        spec = json.loads((text_model / "tokenizer.json").read_text()) | members
+        data = json.dumps(spec).encode("utf-8-sig" if "BOM" in example else "utf-8")
+        (folder / "tokenizer.json").write_bytes(data)
+        return f"{read_tokenizer(folder / 'tokenizer.json')!r:.20} {caplog.text}"
+
+    def python(example: str, _: Path) -> object:
+        params = eval(codes(example)[0], {"SamplingParams": SamplingParams, "np": np})
+        with engine_of(text_model) as llm:
+            return f"{len(llm.generate(['a'], params)[0].completions)} completions"
+
+    doors: dict[str, Callable[[str, Path], Any]] = {
+        "HTTP": http,
+        "Batches of a server": server_batch,
+        "srm batch": lines_file,
+        "Parquet": table,
+        "Traces": trace_file,
+        "Checkpoints": checkpoint,
+        "Tokenizers": tokenizer,
+        "Python": python,
+    }
+    try:
+        result = doors[door](example, tmp_path)
+        answer = "taken", str(await result if isinstance(result, Awaitable) else result)
+    except SRMError as error:
+        answer = "refused", error.message
+    assert answer[0] == verdict and codes(words)[0] in answer[1], answer
+
+
+def test_no_door_is_without_rows() -> None:
+    assert len(ROWS) >= 35 and {row[0] for row in ROWS} == {door for door, *_ in SECTIONS}
