@@ -139,16 +139,6 @@ class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="abort"
     id: str
 
 
-class Abandon(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="abandon"):
-    """The client has left, or is back; unknown ids are ignored.
-
-    The request runs on until others want its slots: then it is ended with a Refusal.
-    """
-
-    id: str
-    is_alone: bool
-
-
 class StopSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="stop_samples"):
     """End these completions of a request and free their slots; nothing more is sent of them.
 
@@ -355,5 +345,5 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
 
 
 AboutWeights = LoadWeights | HoldWeights | PutWeights
-ToEngine = Request | Abort | Abandon | StopSamples | TakeSnapshot | AboutWeights | Hello
+ToEngine = Request | Abort | StopSamples | TakeSnapshot | AboutWeights | Hello
 FromEngine = Outputs | Refusal | Done | Status

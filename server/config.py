@@ -42,7 +42,7 @@ _AT_LEAST_1 = (
     *("max_file_bytes", "max_batch_lines_in_flight"),
 )
 _AT_LEAST_0 = (
-    *("drain_s", "retry_grace_s", "requests_per_minute", "tokens_per_minute", "stream_max_rate"),
+    *("drain_s", "requests_per_minute", "tokens_per_minute", "stream_max_rate"),
     *("max_store_bytes", "max_batches", "max_batch_lines", "batch_fsync_s"),
 )
 _LEAST = dict.fromkeys(_AT_LEAST_1, 1) | dict.fromkeys(_AT_LEAST_0, 0)
@@ -81,8 +81,6 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds that headers may take to arrive; a body has as many, and one more for each 16 KiB."""
     send_timeout_s: float = 60.0
     """Seconds without reading its reply after which a client counts as gone."""
-    retry_grace_s: float = 2.0
-    """Seconds that a request waits for the retry of an SDK that timed out; 0: it does not wait."""
     stream_max_rate: float = 0.0
     """Most times a second that a stream is sent new tokens; 0: no limit."""
     api_keys_file: str = ""

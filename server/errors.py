@@ -160,10 +160,8 @@ def response(status: int, body: ErrorBody, headers: dict[str, str] | None = None
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 
-async def srm_error(_request: Request, error: Exception) -> Response:
-    """Handler of every SRMError."""
-    assert isinstance(error, errors.SRMError)
-    status, _ = _status_and_type(error)
+def srm_error(error: errors.SRMError) -> Response:
+    """Return the reply to a request that ends with this error."""
     headers = {}
     if isinstance(error, errors.Overloaded | RateLimited):
         headers["retry-after"] = str(error.retry_after_s)
@@ -177,7 +175,7 @@ async def srm_error(_request: Request, error: Exception) -> Response:
         headers["x-should-retry"] = "false"
     elif isinstance(error, NotAuthorized):
         headers["www-authenticate"] = "Bearer"
-    return response(status, body_of(error), headers)
+    return response(status_of(error), body_of(error), headers)
 
 
 async def framework_error(request: Request, error: Exception) -> Response:

@@ -32,7 +32,7 @@ from server.wiring import ServerWiring
 
 OF_SERVER = frozenset(
     {
-        *("served_model_name", "chat_template", "max_body_bytes", "retry_grace_s", "stall_s"),
+        *("served_model_name", "chat_template", "max_body_bytes", "stall_s"),
         *("api_keys_file", "cors_origins", "allowed_hosts", "otlp_endpoint"),
     }
 )

@@ -27,7 +27,6 @@ from engine.client.unread import (
 from engine.errors import EngineError, SRMError, StepFailed
 from engine.messages import (
     PROMPT,
-    Abandon,
     Abort,
     Output,
     Outputs,
@@ -196,11 +195,6 @@ class Stream:
                 self._state[index] = IS_OVER
             self.cached_tokens[place] = output.cached_tokens
         self._outputs.append((place, output))
-
-    def abandon(self, is_alone: bool) -> None:
-        """Tell the engine that nobody waits for these requests now, or that somebody does again."""
-        for part in self.parts:
-            self._streams.send(part.engine, Abandon(part.request.id, is_alone))
 
     def fail(self, error: Exception) -> None:
         """End all requests of the stream with this error, which `wait` raises."""

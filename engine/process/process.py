@@ -31,7 +31,6 @@ from engine.errors import (
     TimedOut,
 )
 from engine.messages import (
-    Abandon,
     Abort,
     AboutWeights,
     Done,
@@ -120,7 +119,7 @@ class EngineProcess:
                 self.clients.listen_again()
                 self._read_inbox()
                 self._drop_dead_clients()
-                self._end_unwanted()
+                self._end_overdue()
                 self._change_weights()
                 self._durable.tick(bool(self._durable_ids))
                 if self._durable.wants_part:
@@ -180,9 +179,6 @@ class EngineProcess:
             if self._owner.get(message.id) == client or (change and change.id == message.id):
                 self._forget(message.id)
                 self._engine.abort(message.id)
-        elif isinstance(message, Abandon):
-            if self._owner.get(message.id) == client:
-                self._engine.scheduler.abandon(message.id, message.is_alone)
         elif isinstance(message, TakeSnapshot):
             self._durable.ask(partial(self._answer, client, message.id))
         elif isinstance(message, StopSamples):
@@ -292,17 +288,14 @@ class EngineProcess:
                 self._engine.abort(request_id)
                 self._forget(request_id)
 
-    def _end_unwanted(self) -> None:
-        """Abort requests that timed out, and abandoned ones in the way; ids are not used twice."""
+    def _end_overdue(self) -> None:
+        """Abort requests that timed out; ids are not used twice."""
         while self._time_out and self._time_out[0][0] < time.monotonic():
             _, request_id = self._time_out.popleft()
             if request_id in self._owner:
                 self._engine.abort(request_id)
                 limit = self._config.request_timeout_s
                 self._refuse(request_id, TimedOut(f"it took longer than {limit:g} s"))
-        for request_id in self._engine.scheduler.find_abandoned_holding_slots():
-            self._engine.abort(request_id)
-            self._refuse(request_id, EngineUnavailable("its client left, and others had to wait"))
 
     def _send_outputs(self, outputs: list[Output]) -> None:
         """Send one message per client, however many of its sequences moved."""

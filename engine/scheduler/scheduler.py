@@ -69,7 +69,6 @@ class Scheduler:
         self._round_robin = RoundRobin()
         self._next_id = 0
         self._num_prompt_tokens = 0  # of all requests accepted
-        self._abandoned: dict[str, None] = {}  # requests that nobody waits for, in that order
 
     @property
     def num_waiting(self) -> int:
@@ -166,33 +165,6 @@ class Scheduler:
         self.registry.drop(group)
         self.latencies.abort(group)
         return group.unfinished
-
-    def abandon(self, request_id: str, is_alone: bool) -> None:
-        """Note that nobody waits for this request now, or that somebody does again."""
-        self._abandoned.pop(request_id, None)
-        if is_alone and request_id in self.registry.by_id:
-            self._abandoned[request_id] = None
-
-    def find_abandoned_holding_slots(self) -> list[str]:
-        """Abandoned requests whose slots others of their priority or a higher one wait for: the
-        first abandoned first, and no more than these need."""
-        if not self._abandoned:
-            return []
-        alone = [self.registry.by_id.get(request_id) for request_id in self._abandoned]
-        groups = [group for group in alone if group is not None]
-        self._abandoned = dict.fromkeys(group.request.id for group in groups)
-        abandoned, free = [], self.table.num_free
-        for group in groups:
-            priority = group.request.priority
-            own = sum(group.unstarted for group in groups if group.request.priority >= priority)
-            if self.admission.waiting_before(priority) - own <= free:
-                continue
-            slots = group.slots[: group.reach]
-            held = int(np.count_nonzero(self.table.first_id[slots] == group.first_id))
-            if held:
-                abandoned.append(group.request.id)
-                free += held
-        return abandoned
 
     def stop(self, request_id: str, indices: I32, cut: int | None = None) -> int:
         """End these samples of a request and free their slots at once; return how many there were

@@ -32,7 +32,6 @@ from server.generation.prompts import Prompt
 from server.generation.read_ahead import do_nothing, read_ahead
 from server.generation.sample_selection import Ranking, SampleSelection
 from server.generation.stop_strings import StopStringWatch
-from server.http.request_log import note_stream
 from server.schema.completion_request import CompletionRequest
 from server.schema.completion_response import PromptTokensDetails, Samples, Usage
 from server.text.stream import StopStrings, TextStream
@@ -160,7 +159,6 @@ class Generation:
             return
         with ExitStack() as opened:
             stream = self.stream = opened.enter_context(client.open(requests))
-            note_stream(stream)
             go_on = do_nothing if attach is None else opened.enter_context(attach(stream))
             if self.stops is None:
                 source = self._read(stream, go_on, wants_whole(self.request))

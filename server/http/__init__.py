@@ -1,1 +1,1 @@
-"""The edge: connections, authentication, limits, retries and the request log."""
+"""The edge: connections, authentication, limits and the request log."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.errors import InvalidRequest, NotFound, Overloaded, SRMError
 from server import errors
@@ -83,22 +82,14 @@ class Auth:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        is_begun = False
-
-        async def watched_send(message: Message) -> None:
-            nonlocal is_begun
-            is_begun = True
-            await send(message)
-
         body = CountedBody(self.intake, receive, is_upload(scope))
         try:
             body.owner = self._admit(scope)
-            await self._app(scope, body, watched_send)
+            await self._app(scope, body, send)
         except SRMError as error:
-            if is_begun:
+            if CURRENT.get().status:  # too late for another reply
                 raise
-            reply = await errors.srm_error(Request(scope), error)
-            await reply(scope, receive, send)
+            await errors.srm_error(error)(scope, receive, send)
         finally:
             body.close()
 

@@ -380,10 +380,6 @@ def speak_1_0(cycle: RequestResponseCycle, asks_to_stay: bool) -> None:
 
     async def send_1_0(message: Message) -> None:
         nonlocal is_framed
-        if (
-            message["type"] == CONNECT
-        ):  # offered on the connection of a request that this one retries
-            return
         if message["type"] == "http.response.start":
             headers = list(message["headers"])
             is_framed = any(name.lower() == b"content-length" for name, _ in headers)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from engine.client.streams import Stream
 from server.http.limits import Account
 
 
@@ -20,21 +19,15 @@ class LogEntry:
     request_id: str
     account: Account | None = None
     """The account of its API key, if keys are required."""
+    status: int = 0
+    """Of the reply; 0 until it has begun."""
     completion_id: str | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
     first_token_s: float | None = None
     """Seconds from the completion's start to its first output."""
-    stream: Stream | None = None
-    """The engine's output for it."""
     broken_off: int = 0
     """The status of the error that ended a reply already begun; 0 without one."""
-
-    def take_over(self, other: LogEntry) -> None:
-        """Take over the completion of another request, whose reply answers this one."""
-        self.completion_id = other.completion_id
-        self.prompt_tokens, self.completion_tokens = other.prompt_tokens, other.completion_tokens
-        self.first_token_s = other.first_token_s
 
     def fields(self) -> dict[str, object]:
         """Return the known facts by name."""
@@ -54,12 +47,6 @@ class LogEntry:
 
 CURRENT: ContextVar[LogEntry] = ContextVar("request")
 """The entry of the request being answered."""
-
-
-def note_stream(stream: Stream) -> None:
-    """Note the engine stream of the current request."""
-    if (entry := CURRENT.get(None)) is not None:
-        entry.stream = stream
 
 
 def note_broken_off(status: int) -> None:

@@ -15,7 +15,7 @@ import uuid
 from http import HTTPStatus
 
 from starlette.datastructures import MutableHeaders
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server import errors, metrics
@@ -36,17 +36,15 @@ _CLIENT_GONE = 499
 
 
 class _Reply:
-    """Sends a reply with the id of its request."""
+    """Sends a reply with the id of its request, and notes the status."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
-        self._send, self._request_id = send, request_id
-        self.status = 0
-        """0 until it has begun."""
+    def __init__(self, send: Send, entry: LogEntry) -> None:
+        self._send, self._entry = send, entry
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status = message["status"]
-            MutableHeaders(scope=message)["x-request-id"] = self._request_id
+            self._entry.status = message["status"]
+            MutableHeaders(scope=message)["x-request-id"] = self._entry.request_id
         try:
             await self._send(message)
         except RuntimeError as error:  # uvloop's, after the server hung up on garbage behind it
@@ -79,26 +77,23 @@ class RequestMiddleware:
             "path": scope["path"].rstrip("/") or "/",
         }
 
-        reply = _Reply(send, entry.request_id)
+        reply = _Reply(send, entry)
         metrics.HTTP_IN_FLIGHT.inc()
         try:
             await self._app(inner, receive, reply)
         except ClientDisconnect:
-            reply.status = _CLIENT_GONE
+            entry.status = _CLIENT_GONE
         except asyncio.CancelledError:  # a stop that has waited long enough ends what still runs
-            if not reply.status:
-                stopping = await errors.srm_error(Request(inner), errors.stopping())
-                await stopping(inner, receive, reply)
+            if not entry.status:
+                await errors.srm_error(errors.stopping())(inner, receive, reply)
         except Exception:
             log.exception("request failed", extra={"fields": {"request_id": entry.request_id}})
-            if (
-                reply.status
-            ):  # too late for another one: the connection breaks, and the client sees it
+            if entry.status:  # too late: the connection breaks, and the client sees it
                 raise
             await errors.response(500, errors.INTERNAL)(inner, receive, reply)
         finally:
             metrics.HTTP_IN_FLIGHT.dec()
-            status = reply.status
+            status = entry.status
             if status < HTTPStatus.BAD_REQUEST:
                 status = entry.broken_off or status
             method = asked if asked in _METHODS else "other"

@@ -20,7 +20,7 @@ from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.types import ASGIApp
 
 from engine.client.client import EngineClient
-from engine.errors import SRMError, StoreError
+from engine.errors import StoreError
 from engine.tasks import beside
 from server import errors, metrics
 from server.http.auth import Auth
@@ -29,7 +29,6 @@ from server.http.draining import Draining
 from server.http.keys import Keys, load_keys
 from server.http.limits import check_limits
 from server.http.request_middleware import RequestMiddleware
-from server.http.retries import Retries
 from server.http.traces import Tracer
 from server.loop_turns import show_turns
 from server.routes import (
@@ -122,7 +121,6 @@ def create_app(
 
     # FastAPI's own document says nothing of bodies; a redirect leads nowhere behind a proxy.
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
-    app.add_exception_handler(SRMError, errors.srm_error)
     app.add_exception_handler(HTTPException, errors.framework_error)
     served, completing, chatting = services(
         client, text, config.model_name, template, config.stream_max_rate
@@ -147,8 +145,7 @@ def create_app(
     stack = app.build_middleware_stack()
     assert isinstance(stack, ServerErrorMiddleware)  # a bug is answered in our shape, further out
     routed = PastRouter(stack.app, generating)
-    retried = Retries(routed, config.retry_grace_s)
-    allowed: ASGIApp = Auth(retried, config, keys, retry_after_s, draining)
+    allowed: ASGIApp = Auth(routed, config, keys, retry_after_s, draining)
     if config.cors_origins:
         allowed = Cors(allowed, config.cors_origins, OPERATIONS)
     app.middleware_stack = RequestMiddleware(allowed, tracer)

@@ -6,14 +6,11 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
-from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from engine.errors import SRMError
-from server import errors
 from server.generation.engine_request import RequestOwner, of_current_request
 from server.http.bodies import read_body
 from server.http.responses import WhileConnected
@@ -71,19 +68,16 @@ class _BodyRoute(Route):
 
 class PastRouter:
     """ASGI middleware that hands a POST to one of these routes, past FastAPI and its router, which
-    take a seventh of the time that a short stream needs here. As there, an SRMError is a reply: a
-    request whose client has timed out holds it for the retry."""
+    take a seventh of the time that a short stream needs here."""
 
     def __init__(self, app: ASGIApp, routes: Iterable[Route]) -> None:
         self._app = app
-        self._routes = {
-            route.path: (route, ExceptionMiddleware(route.app, {SRMError: errors.srm_error}))
-            for route in routes
-        }
+        self._routes = {route.path: route for route in routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
         is_post = scope["type"] == "http" and scope["method"] == "POST"
         if is_post and scope["path"] in self._routes:
-            scope["route"], app = self._routes[scope["path"]]
+            scope["route"] = route = self._routes[scope["path"]]
+            app = route.app
         await app(scope, receive, send)

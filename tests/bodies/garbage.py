@@ -121,7 +121,7 @@ def requests(rng: random.Random, path: str, body: bytes) -> bytes:
             whole.replace(length, length + b"Transfer-Encoding: chunked\r\n"),
             whole.replace(host, b"Host srm\r\n"),
             whole.replace(host, host + b"X-Request-Id: \xff\xfe\x01\r\n"),
-            whole.replace(host, host + b"x-stainless-retry-count: \xe2\x82\r\n"),
+            whole.replace(host, host + b"Traceparent: \xe2\x82\r\n"),
             whole.replace(host, host + b"A: " + b"b" * 200_000 + b"\r\n"),
             whole.replace(host, b"".join(b"H%d: v\r\n" % i for i in range(500))),
             chunked + b"ffffffffffffffff\r\n" + body,

@@ -7,6 +7,7 @@ every step can be counted: at each one in turn the client leaves, or the request
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import types
 from collections.abc import Callable, Coroutine, Generator
@@ -17,10 +18,10 @@ import pytest
 from fastapi import FastAPI
 
 from engine.client.client import EngineClient
-from tests.engines.served_app import Headers, Visit, application
+from tests.engines.held_engine import HeldEngine, held
+from tests.engines.served_app import Visit, application
 from tests.engines.served_engine import NUM_SLOTS, Serve, until
 
-SDK = [(b"x-stainless-read-timeout", b"600"), (b"x-stainless-retry-count", b"1")]
 REQUESTS: list[dict[str, Any]] = [
     {"prompt": [5, 6, 7], "n": 12, "max_tokens": 3},
     {"prompt": [[5, 6], [9, 8, 7]], "n": 3, "max_tokens": 3, "stream": True},
@@ -63,7 +64,7 @@ class Steps:
 
 
 async def ask(
-    app: FastAPI, request: dict[str, Any], headers: Headers, at: int, how: str
+    app: FastAPI, request: dict[str, Any], at: int, how: str
 ) -> tuple[int, list[dict[str, Any]]]:
     """Send a request that ends at a step; how many steps there were, and what was sent."""
 
@@ -77,7 +78,7 @@ async def ask(
     steps = Steps(at, act)
     loop.set_task_factory(steps.factory)  # type: ignore[arg-type]  # any awaitable would do
     try:
-        visit = Visit(app, request, headers)
+        visit = Visit(app, request, [])
         await visit.end()
     finally:
         loop.set_task_factory(None)
@@ -97,28 +98,24 @@ async def check_nothing_is_left(served: Any, client: EngineClient) -> None:
 
 
 @pytest.mark.parametrize("how", ["leaves", "is cancelled"])
-@pytest.mark.parametrize(
-    ("request_number", "headers"),
-    [*((number, []) for number in range(len(REQUESTS))), (0, SDK), (1, SDK)],
-)
+@pytest.mark.parametrize("request_number", range(len(REQUESTS)))
 async def test_a_request_may_end_at_any_step(
     serve: Serve,
     endpoint: str,
     tiny_folder: Path,
     request_number: int,
-    headers: Headers,
     how: str,
 ) -> None:
     served, request = serve(), REQUESTS[request_number]
     async with application(endpoint, tiny_folder) as (app, client):
-        steps, sent = await ask(app, request, headers, -1, how)
+        steps, sent = await ask(app, request, -1, how)
         assert sent[0]["status"] == 200
         assert not sent[-1].get("more_body")
         for at in {*range(1, min(steps, 30)), *range(30, steps, 16)}:
-            _, sent = await ask(app, request, headers, at, how)
+            _, sent = await ask(app, request, at, how)
             assert not sent or sent[0]["status"] in {200, 503}
         await check_nothing_is_left(served, client)
-        assert (await ask(app, request, headers, -1, how))[1][0]["status"] == 200
+        assert (await ask(app, request, -1, how))[1][0]["status"] == 200
 
 
 async def test_many_that_end_at_random_steps_leave_nothing(
@@ -129,5 +126,27 @@ async def test_many_that_end_at_random_steps_leave_nothing(
     async with application(endpoint, tiny_folder) as (app, client):
         for _ in range(20):
             how = rng.choice(["leaves", "is cancelled"])
-            await ask(app, rng.choice(REQUESTS), [], rng.randint(1, 150), how)
+            await ask(app, rng.choice(REQUESTS), rng.randint(1, 150), how)
         await check_nothing_is_left(served, client)
+
+
+async def test_a_retry_of_what_timed_out_starts_anew_and_a_seed_makes_the_same_of_it(
+    serve: Serve, endpoint: str, tiny_folder: Path
+) -> None:
+    request = REQUESTS[0]
+    scheduler = serve(make_engine=HeldEngine, model=tiny_folder).engine.scheduler
+    async with application(endpoint, tiny_folder) as (app, _):
+        with held(tiny_folder):
+            patience = b"x-stainless-read-timeout"
+            first = Visit(app, request, [(patience, b"1e-6")])
+            await until(lambda: scheduler.table.num_owned > 0)
+            first.leave()
+            await first.end()
+            assert not first.sent
+            retry = Visit(app, request, [(patience, b"9"), (b"x-stainless-retry-count", b"1")])
+            await until(lambda: scheduler.num_left > request["n"])
+        replies = [await retry.reply(), await Visit(app, request, []).reply()]
+        assert scheduler.num_left == 3 * request["n"]
+    retried, other = (json.loads(body) for status, body in replies if status == 200)
+    assert retried["id"] != other["id"]
+    assert retried["choices"] == other["choices"]

@@ -6,12 +6,9 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from fastapi import Request
 
 from engine import errors
 from server.errors import BodyTooSlow, RateLimited, srm_error
-
-REQUEST = Request({"type": "http", "method": "POST", "path": "/", "headers": []})
 
 
 def every_error(kind: type[errors.SRMError] = errors.SRMError) -> Iterator[type[errors.SRMError]]:
@@ -25,9 +22,9 @@ RETRIED = {BodyTooSlow, errors.IdInUse, RateLimited, errors.SwapInProgress}
 
 
 @pytest.mark.parametrize("kind", list(every_error()))
-async def test_every_error_has_an_openai_shape(kind: type[errors.SRMError]) -> None:
+def test_every_error_has_an_openai_shape(kind: type[errors.SRMError]) -> None:
     error = errors.Overloaded("full", 3) if kind is errors.Overloaded else kind("what happened")
-    reply = await srm_error(REQUEST, error)
+    reply = srm_error(error)
     detail = json.loads(bytes(reply.body))["error"]
     assert set(detail) == {"message", "type", "param", "code"}
     assert detail["message"] == error.message

@@ -216,28 +216,3 @@ def test_a_batch_line_that_fills_the_queue_leaves_it_to_people() -> None:
     for name in ("line", "a person"):
         scheduler.abort(name)
     scheduler.add(request_of("other line", n=100, priority=-1000))
-
-
-def test_who_was_abandoned_gives_way_to_those_who_wait() -> None:
-    scheduler = scheduler_of(num_slots=4)
-    for name in "abc":
-        scheduler.add(request_of(name, [5], n=1 + (name == "a")))
-    step(scheduler)
-    for name in ("b", "a", "c", "a"):
-        scheduler.abandon(name, is_alone=True)
-    assert scheduler.find_abandoned_holding_slots() == []  # nobody waits
-    scheduler.add(request_of("line", [5], n=9, priority=-1000))
-    scheduler.add(request_of("gone", [5], n=9))
-    scheduler.abandon("gone", is_alone=True)
-    assert scheduler.find_abandoned_holding_slots() == []  # nobody whom they may let wait
-    scheduler.add(request_of("one", [5]))
-    assert scheduler.find_abandoned_holding_slots() == ["b"]
-    scheduler.add(request_of("two", [5], priority=3))
-    assert scheduler.find_abandoned_holding_slots() == ["b", "c"]
-    scheduler.abandon("c", is_alone=False)
-    assert scheduler.find_abandoned_holding_slots() == ["b", "a"]
-    for name in ("b", "a"):
-        scheduler.abort(name)
-    assert scheduler.find_abandoned_holding_slots() == []
-    scheduler.abandon("nothing", is_alone=True)
-    assert scheduler.find_abandoned_holding_slots() == []

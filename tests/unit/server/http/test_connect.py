@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from server.http.connection import Connection, offer, speak_1_0
+from server.http.connection import Connection, offer
 from server.http.responses import CONNECT
 
 
@@ -54,10 +54,3 @@ async def test_a_reply_in_chunks_gives_its_connection_and_no_other_does() -> Non
         assert (
             cycle.sent == [{"type": "http.response.body"}] and CONNECT in cycle.scope["extensions"]
         )
-
-
-async def test_a_retry_over_http_1_0_lends_nothing() -> None:
-    cycle, outlet = Cycle(), SimpleNamespace(connection=None)
-    speak_1_0(cycle, False)  # type: ignore[arg-type]  # stands for uvicorn's
-    await cycle.send({"type": CONNECT, "outlet": outlet})
-    assert outlet.connection is None and not cycle.sent
