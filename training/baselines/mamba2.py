@@ -61,7 +61,7 @@ def scan(x: Tensor, rate: Tensor, b: Tensor, c: Tensor, chunk: int = CHUNK) -> T
     """
     length, groups = x.shape[1], b.shape[2]
     chunk = min(chunk, length)
-    x, rate = (array.unflatten(2, (groups, -1)) for array in (x, rate))
+    x, rate = (array.reshape(*array.shape[:2], groups, -1, *array.shape[3:]) for array in (x, rate))
     x, rate, b, c = (_in_chunks(array, chunk) for array in (x, rate, b, c))
     summed = rate.to(torch.promote_types(rate.dtype, torch.float32)).cumsum(2)
     gaps = summed.unsqueeze(3) - summed.unsqueeze(2)  # [batch, chunk, t, s, G, H / G]
@@ -118,7 +118,7 @@ class Mamba2Mixer(nn.Module):
         gate, convolved, steps = self.in_proj(x).split(self.sizes, dim=-1)
         convolved = F.silu(self.taps(convolved.transpose(1, 2))[..., :length].transpose(1, 2))
         values, *states = torch.split(convolved, self.states, dim=-1)
-        b, c = (state.unflatten(-1, (self.groups, -1)) for state in states)
+        b, c = (state.reshape(*state.shape[:2], self.groups, -1) for state in states)
         heads = values.view(*values.shape[:2], self.heads, -1)
         steps = F.softplus(steps.float() + self.step_bias)
         y = scan(heads * steps.to(heads.dtype).unsqueeze(-1), -steps * self.log_rate.exp(), b, c)
