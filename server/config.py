@@ -43,7 +43,7 @@ _AT_LEAST_1 = (
 )
 _AT_LEAST_0 = (
     *("drain_s", "requests_per_minute", "tokens_per_minute", "stream_max_rate"),
-    *("max_store_bytes", "max_batches", "max_batch_lines", "batch_fsync_s"),
+    *("max_store_bytes", "max_batches", "max_batch_lines", "batch_fsync_s", "stream_keepalive_s"),
 )
 _LEAST = dict.fromkeys(_AT_LEAST_1, 1) | dict.fromkeys(_AT_LEAST_0, 0)
 Config = TypeVar("Config", bound="ServerConfig")
@@ -83,6 +83,9 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds without reading its reply after which a client counts as gone."""
     stream_max_rate: float = 0.0
     """Most times a second that a stream is sent new tokens; 0: no limit."""
+    stream_keepalive_s: float = 15.0
+    """Seconds without an event after which a stream is sent its headers and a comment; 0: it waits
+    for an event."""
     api_keys_file: str = ""
     """File of the API keys that requests must have, one a line; empty: only those of
     SRM_API_KEYS."""

@@ -104,8 +104,12 @@ class Stream:
         is_direct = is_direct and unread.version == table.version and not unread.has_new
         table.flags[IS_DIRECT, self.number] = is_direct
 
+    def wake(self) -> None:
+        """Have `wait` return, though there may be nothing to take."""
+        self._unread.wake()
+
     async def wait(self) -> None:
-        """Wait until there is something to take.
+        """Wait until there is something to take, or `wake`.
 
         Raises the error that the engine refuses a request with, EngineUnavailable when it goes away
         and StepFailed when it breaks, after all that came before has been taken.

@@ -258,7 +258,8 @@ class Generation:
 
     def _note(self, stream: Stream, delivery: Delivery) -> None:
         """Record versions, prompt scores and times. Raises NotFinite if the model broke."""
-        self.weights_version, self.first_version = delivery.weights_version, stream.first_version
+        self.weights_version = delivery.weights_version or None
+        self.first_version = stream.first_version
         reasons = delivery.tokens.reasons
         if _ERROR in reasons.tobytes():
             raise NotFinite("the model produced no finite probabilities")

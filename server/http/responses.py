@@ -79,6 +79,10 @@ def frame(documents: Sequence[bytes]) -> bytes:
     return b"data: %b\n\n" % escape_line_ends(joined) if documents else b""
 
 
+WAITING = b": waiting\n\n"
+"""A comment: readers of events pass over it, and proxies see that the connection is in use."""
+
+
 class EventStream(Response):
     """Server-sent events, sent in parts of one or more, which `frame` makes.
 

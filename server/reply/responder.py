@@ -23,7 +23,7 @@ from server.generation.generation import AT_ONCE, Generation
 from server.generation.read_ahead import read_ahead
 from server.http.bodies import json_reply
 from server.http.request_log import note_completion
-from server.http.responses import EventStream
+from server.http.responses import WAITING, EventStream
 from server.reply.format import Format
 from server.reply.renderer import Renderer
 from server.reply.stream_writer import Outlet, StreamWriter
@@ -34,17 +34,26 @@ from server.text.text import Text
 class Responder:
     """Answers the requests of one API process."""
 
-    def __init__(self, client: EngineClient, text: Text, stream_max_rate: float = 0.0) -> None:
-        """`stream_max_rate`: most times a second that a stream is sent events; 0: any number."""
+    def __init__(
+        self,
+        client: EngineClient,
+        text: Text,
+        stream_max_rate: float = 0.0,
+        stream_keepalive_s: float = 0.0,
+    ) -> None:
+        """`stream_max_rate`: most times a second that a stream is sent events; 0: any number.
+        `stream_keepalive_s`: after so many seconds without one it is sent a comment; 0: it is not.
+        """
         self._client = client
         self.pieces = Pieces(text)
         # Who waits between events takes what came meanwhile, as a slow reader does.
         self._writer = None if stream_max_rate else StreamWriter(client, self.pieces)
         self._pause_s = 1 / stream_max_rate if stream_max_rate else 0.0
+        self._keepalive_s = stream_keepalive_s
         self._ids_in_use: set[str] = set()
 
     async def respond(self, form: Format) -> Response:
-        """Return the reply, or a stream whose first event is there.
+        """Return the reply, or a stream whose first event, or comment, is there.
 
         Raises what the engine refuses with, and IdInUse if a request of this id is running.
         """
@@ -74,11 +83,14 @@ class Responder:
         outlet's connection meanwhile."""
         renderer = outlet.renderer
         generation = renderer.generation
-        with self._claimed(generation):
+        with self._claimed(generation), self._waking(outlet):
             source = self._whole_events if generation.request.stream_whole else self._token_events
             async with aclosing(source(outlet)) as parts:
                 async for events in parts:
                     if not events:
+                        if outlet.is_quiet:
+                            outlet.is_quiet = False
+                            yield WAITING
                         continue
                     now = time.monotonic()
                     if outlet.has_begun:
@@ -121,6 +133,30 @@ class Responder:
         yield generation.rest()
 
     @contextmanager
+    def _waking(self, outlet: Outlet) -> Iterator[None]:
+        """Wake the task of a stream whenever it was sent nothing for `stream_keepalive_s`."""
+        if not self._keepalive_s:
+            yield
+            return
+        call_later = asyncio.get_running_loop().call_later
+        timer: asyncio.TimerHandle
+
+        def check() -> None:
+            nonlocal timer
+            left_s = outlet.last_sent + self._keepalive_s - time.monotonic()
+            if left_s <= 0:
+                left_s, outlet.is_quiet = self._keepalive_s, True
+                if (stream := outlet.renderer.generation.stream) is not None:
+                    stream.wake()
+            timer = call_later(left_s, check)
+
+        timer = call_later(self._keepalive_s, check)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    @contextmanager
     def _claimed(self, generation: Generation) -> Iterator[None]:
         """Hold the generation's id, and record its metrics however it ends. Raises IdInUse."""
         if generation.id in self._ids_in_use:
@@ -159,8 +195,8 @@ def _record(generation: Generation) -> None:
 
 
 def _divide(parts: list[ChoicePart]) -> Iterator[list[ChoicePart]]:
-    """Divide parts into lists of AT_ONCE."""
-    return (parts[at : at + AT_ONCE] for at in range(0, len(parts), AT_ONCE))
+    """Divide parts into lists of AT_ONCE, at least one."""
+    return (parts[at : at + AT_ONCE] for at in range(0, max(len(parts), 1), AT_ONCE))
 
 
 def _chain(lists: list[list[ChoicePart]]) -> list[ChoicePart]:

@@ -53,6 +53,8 @@ class Outlet:
         """None while only the request's task may send them."""
         self.has_begun = False
         """Whether an event was sent."""
+        self.is_quiet = False
+        """Whether its task is to say that there is nothing to send."""
         self.last_sent = renderer.generation.started
         """When the last event was, or the request began; seconds of `time.monotonic`."""
         self.stream: Stream | None = None

@@ -123,7 +123,8 @@ def create_app(
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     app.add_exception_handler(HTTPException, errors.framework_error)
     served, completing, chatting = services(
-        client, text, config.model_name, template, config.stream_max_rate
+        *(client, text, config.model_name, template),
+        *(config.stream_max_rate, config.stream_keepalive_s),
     )
     generating = [route.route(config.max_body_bytes) for route in (completing, chatting)]
     app.router.routes += generating

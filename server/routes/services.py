@@ -31,11 +31,12 @@ def services(
     model_name: str,
     template: ChatTemplate | None,
     stream_max_rate: float = 0.0,
+    stream_keepalive_s: float = 0.0,
 ) -> Services:
     """Make the services of a model called `model_name`. The caller closes `template` itself."""
     models, responder = (
         Models(model_name, text.model.n_ctx),
-        Responder(client, text, stream_max_rate),
+        Responder(client, text, stream_max_rate, stream_keepalive_s),
     )
     completions = Completions(client, text, models, responder)
     chat = Chat(text, models, completions, template, responder)

@@ -84,7 +84,8 @@ class Reply:
 class Served:
     """Requests that an engine answers as a test says."""
 
-    def __init__(self, text: Text, is_direct: bool = True, max_rate: float = 0.0) -> None:
+    def __init__(self, text: Text, is_direct: bool = True, *rates: float) -> None:
+        """`rates`: as Responder takes them."""
         self.text, self._is_direct = text, is_direct
         self.client = EngineClient("tcp://127.0.0.1:1")
         self.client.status = STATUS
@@ -95,7 +96,7 @@ class Served:
         self.stopped: list[StopSamples] = []
         self.outlets: list[Outlet] = []
         models = Models("m%d", text.model.n_ctx)
-        self.responder = Responder(self.client, text, max_rate)
+        self.responder = Responder(self.client, text, *rates)
         self.route = Completions(self.client, text, models, self.responder)
 
     def _read_message(self, message: Any) -> None:
@@ -213,14 +214,14 @@ async def test_scores_are_written_with_the_place_of_each_token(served: Served) -
 
 
 async def test_a_stream_of_few_events_has_all_tokens_in_them(text: Text) -> None:
-    served = Served(text, max_rate=1e-6)
+    served = Served(text, True, 1e-6)
     reply, task = await begun(served)
     for token in (CAT, MAT):
         served.say_each(token)
         await turns()
     assert texts(reply) == [" the"]  # and no more for 11 days
     task.cancel()
-    served = Served(text, max_rate=1e9)
+    served = Served(text, True, 1e9)
     reply, task = await begun(served)
     served.say_each(CAT, MAT)
     served.say({(0, 0): THE}, ends={(0, 0)})
@@ -229,7 +230,7 @@ async def test_a_stream_of_few_events_has_all_tokens_in_them(text: Text) -> None
 
 
 async def test_the_end_of_a_stream_of_few_events_is_not_waited_for(text: Text) -> None:
-    served = Served(text, max_rate=1e-6)
+    served = Served(text, True, 1e-6)
     reply, task = await served.ask()
     served.say({(0, 0): THE}, ends={(0, 0)})
     await asyncio.wait_for(task, 60)
@@ -237,7 +238,7 @@ async def test_the_end_of_a_stream_of_few_events_is_not_waited_for(text: Text) -
 
 
 async def test_what_needs_no_engine_is_no_reason_to_wait(text: Text) -> None:
-    served = Served(text, max_rate=1e-6)
+    served = Served(text, True, 1e-6)
     _, task = await served.ask(echo=True, max_tokens=0)
     await asyncio.wait_for(task, 60)
     await served.ask(prompt=[[5], [6, 7]], echo=True, logprobs=0, max_tokens=0)
