@@ -45,6 +45,7 @@ from engine.errors import UNDECODABLE, ConfigError
 log = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 5.0
+WAITING_EVERY_S = 30.0
 
 RELEASED_GRAPHS = Path(__file__).resolve().parents[2] / "graphs"
 """The bundled model's graphs, which a wheel or an image has beside the program. Those of a source
@@ -140,7 +141,8 @@ class GraphCache(NamedTuple):
     def _compile(
         self, name: str, shape: tuple[object, ...], build: Callable[[], Built], path: Path
     ) -> CompiledModel:
-        with _progress(f"compiling the {name} graph, which takes minutes and is kept"):
+        doing = f"compiling the {name} graph, which takes minutes and is kept"
+        with _progress(doing, PROGRESS_EVERY_S):
             graphs, libraries = build()
             made_of = digest_of(graphs, self.device)
             same = _find(made_of, path.parent)
@@ -233,7 +235,11 @@ def _alone(lock: Path) -> Iterator[None]:
     except OSError as error:
         raise _unkept(lock, error) from None
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with _progress(f"waiting for the process that compiles this: {lock}", WAITING_EVERY_S):
+                fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
@@ -282,11 +288,11 @@ def _digest(facts: str, sources: Sequence[Path] = ()) -> str:
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[None]:
+def _progress(what: str, every_s: float) -> Iterator[None]:
     started, done = time.monotonic(), threading.Event()
 
     def report() -> None:
-        while not done.wait(PROGRESS_EVERY_S):
+        while not done.wait(every_s):
             # A warning: commands that say nothing else are not to look as if they hung.
             log.warning("%s: %.0f s so far", what, time.monotonic() - started)
 

@@ -159,6 +159,36 @@ def test_a_graph_that_others_want_meanwhile_is_compiled_once(
     assert sorted(map(str, results)) == sorted([str(compiled), *["the graph"] * 3])
 
 
+def test_who_waits_for_anothers_compile_says_for_what_and_how_long(
+    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiles, has_waited = threading.Event(), threading.Event()
+    lines: list[str] = []
+
+    def note(line: str, *values: Any) -> None:
+        lines.append(line % values)
+        if "waiting" in lines[-1] and "so far" in lines[-1]:
+            has_waited.set()
+
+    def compile_late(graphs: Graph | Module, custom_extensions: list[Path]) -> Any:
+        compiles.set()
+        assert has_waited.wait(120)
+        return Compiled()
+
+    monkeypatch.setattr(graph_cache, "WAITING_EVERY_S", 0.0)
+    monkeypatch.setattr(graph_cache, "log", Mock(info=note, warning=note))
+    monkeypatch.setattr(compiler, "compile", compile_late)
+    thread = threading.Thread(target=want, args=(compiler, tmp_path))
+    thread.start()
+    assert compiles.wait(120)
+    assert want(compiler, tmp_path) == "the graph"
+    thread.join()
+    (lock,) = tmp_path.glob("*.lock")
+    waiting = [line for line in lines if line.startswith("waiting")]
+    assert waiting[0] == f"waiting for the process that compiles this: {lock}"
+    assert waiting[1].startswith(f"{waiting[0]}: ") and "took" in waiting[-1]
+
+
 @pytest.mark.parametrize("suffix", [".mef", ".json"])
 def test_a_graph_with_a_flipped_bit_is_compiled_again(
     suffix: str, tmp_path: Path, compiler: Compiler
