@@ -5,6 +5,7 @@ Read by `engine.settings`; the string under a field is its line in `--help`.
 
 from __future__ import annotations
 
+import os
 from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any, Literal
@@ -150,6 +151,15 @@ _OF_HUGGING_FACE = {"architectures", "auto_map", "dtype", "model_type", "torch_d
 """Fields that Hugging Face's library adds to a config.json, which say nothing of the model."""
 
 
+def check_utf8(name: str, text: str) -> None:
+    """Raise ValueError for a setting with bytes that are none of UTF-8, as names of files may have:
+    it cannot be said in JSON."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} must be UTF-8, got {os.fsencode(text)!r}") from None
+
+
 def parse_model_config(path: Path, data: bytes) -> ModelConfig:
     """Parse a config.json. Raises CheckpointError, which names the file."""
     try:
@@ -256,6 +266,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Format of log messages: lines for people, or a JSON object each."""
 
     def __post_init__(self) -> None:
+        for path in (str(self.model), os.path.realpath(self.model)):
+            check_utf8("model", path)
         if not 0 <= self.num_slots < 2**31:
             raise ValueError(f"num_slots must be 0 … 2**31 - 1, got {self.num_slots}")
         for name in ("memory_fraction", "max_prefill_share"):

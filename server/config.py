@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from engine.client.client import HEARTBEAT_S
-from engine.config import DEMO_MODEL, EngineConfig, LogFormat, LogLevel
+from engine.config import DEMO_MODEL, EngineConfig, LogFormat, LogLevel, check_utf8
 from engine.errors import ConfigError
 from engine.messages import MAX_PRIORITY
 from server.model_identity import digest
@@ -149,6 +149,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name, least in _LEAST.items():
             if not getattr(self, name) >= least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        check_utf8("served_model_name", self.served_model_name)
         if self.max_waiting_bytes < self.max_body_bytes:
             raise ValueError(
                 f"max_waiting_bytes must be at least max_body_bytes = {self.max_body_bytes}, "

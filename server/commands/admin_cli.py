@@ -14,6 +14,7 @@ from typing import Any, Literal
 import httpx
 import msgspec
 
+from engine.config import check_utf8
 from engine.errors import UNDECODABLE, ConfigError, SRMError
 from engine.logs import printable
 from engine.settings import Command, build, load, read_settings
@@ -37,6 +38,7 @@ class WeightsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.path:
             raise ValueError("path is missing: srm weights FOLDER")
+        check_utf8("path", self.path)
 
 
 class SnapshotConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from engine.config import DEMO_MODEL, EngineConfig, ModelConfig, parse_model_con
 from engine.errors import CheckpointError, ConfigError
 from engine.settings import Command, build, field_docs, load, read_settings
 from engine.wiring import EngineWiring
+from server.commands.admin_cli import WeightsConfig
+from server.config import ServerConfig
 
 
 class Drawer(msgspec.Struct, frozen=True):
@@ -218,3 +221,19 @@ def test_a_config_with_a_byte_order_mark_and_fields_of_hugging_face_is_read(tmp_
         parse_model_config(path, msgspec.json.encode(saved | {"hidden_size": 5}))
     with pytest.raises(CheckpointError, match="one of model_type = 'llama'"):
         parse_model_config(path, b'{"model_type": "llama"}')
+
+
+@pytest.mark.parametrize("place", ["name", "parent", "link"])
+def test_a_model_whose_path_is_no_utf_8_is_refused_by_name(place: str, tmp_path: Path) -> None:
+    """It is in JSON: of replies, which were 500s, and of the note of the weights in use."""
+    odd = tmp_path / os.fsdecode(b"caf\xe9")
+    model = {"name": odd, "parent": odd / "model", "link": tmp_path / "link"}[place]
+    if place == "link":
+        model.symlink_to(odd)
+    with pytest.raises(ConfigError, match=r"model must be UTF-8, got b'.*caf\\xe9"):
+        load(EngineConfig, [f"--model={model}"], {})
+    assert load(EngineConfig, ["--model=/café/模型"], {}).model == Path("/café/模型")
+    with pytest.raises(ConfigError, match=r"served_model_name must be UTF-8, got b'caf\\xe9'"):
+        load(ServerConfig, [f"--served-model-name={odd.name}"], {})
+    with pytest.raises(ConfigError, match=r"path must be UTF-8, got b'caf\\xe9'"):
+        load(WeightsConfig, [f"--path={odd.name}"], {})
