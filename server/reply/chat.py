@@ -33,7 +33,7 @@ class ChatFormat(Format):
             "logprobs": self.logprobs(part),
             "finish_reason": part.finish_reason,
             "stop_reason": part.stop_reason,
-            "token_ids": self.token_ids(part),
+            "token_ids": self.token_ids(part, UNSET if is_event else None),
             "matched": UNSET if part.matched is None else part.matched,
         }
         if is_event:
@@ -53,7 +53,7 @@ class ChatFormat(Format):
                 index=part.index,
                 delta=ChatDelta(content=part.text),
                 logprobs=self.logprobs(part),
-                token_ids=self.token_ids(part),
+                token_ids=self.token_ids(part, UNSET),
             )
             for part in parts
             if part.text or (wants_tokens and part.num_tokens)

@@ -17,7 +17,7 @@ class CompletionFormat(Format):
 
     scores_kind = CompletionScores
 
-    def make_choice(self, part: ChoicePart, is_event: bool = False) -> Choice:  # noqa: ARG002 - are alike
+    def make_choice(self, part: ChoicePart, is_event: bool) -> Choice:
         request = self.request
         choice = Choice(
             index=part.index,
@@ -42,9 +42,11 @@ class CompletionFormat(Format):
         choice.logprobs = self.logprobs(
             part, self.prompts[place].echoed_scores if is_echoed else None
         )
+        choice.token_ids = self.token_ids(part, UNSET if is_event else None)
+        if not is_event:
+            choice.prompt_logprobs = choice.prompt_token_ids = None
         if request.prompt_logprobs is not None and part.is_first:
             choice.prompt_logprobs = self.prompts[place].logprobs
-        choice.token_ids = self.token_ids(part)
         if request.return_token_ids and part.is_first:
             choice.prompt_token_ids = self.prompts[place].token_ids
         return choice
@@ -55,7 +57,7 @@ class CompletionFormat(Format):
         wants_scores = not (request.logprobs is None and request.prompt_logprobs is None)
         is_always_sent = wants_tokens or wants_scores
         shown = [part for part in parts if part.text or part.finish_reason or is_always_sent]
-        return [[self.make_choice(part) for part in shown]] if shown else []
+        return [[self.make_choice(part, is_event=True) for part in shown]] if shown else []
 
     def envelope(self, fields: dict[str, Any], is_event: bool) -> Completion:  # noqa: ARG002
         return Completion(**fields)

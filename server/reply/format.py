@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import Raw, UnsetType
 
 from server.generation.detokenize import ChoicePart
 from server.generation.generation import Generation
@@ -21,6 +21,7 @@ from server.reply.template import SCORES, TEXT
 from server.schema.completion_response import Samples, Usage
 from server.text.text import Text
 
+_Unasked = TypeVar("_Unasked")
 UsageField = Usage | UnsetType | None
 """UNSET (absent), null, or the usage."""
 
@@ -98,8 +99,8 @@ class Format(ABC):
             return SCORES
         return self.scores.render(part, self.request.logprobs, part.text_offset, before or ())
 
-    def token_ids(self, part: ChoicePart) -> list[int] | UnsetType:
-        """Return the token ids of a choice, if they are asked for."""
+    def token_ids(self, part: ChoicePart, unasked: _Unasked) -> list[int] | _Unasked:
+        """Return the token ids of a choice, or `unasked` if they are not asked for."""
         if not self.request.return_token_ids:
-            return UNSET
+            return unasked
         return memoryview(part.token_ids).cast("i").tolist()

@@ -47,7 +47,7 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     finish_reason: str | None
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it, if one did."""
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
     matched: bool | UnsetType = UNSET
     """Whether its text matches `until.match`."""
     count: int | UnsetType = UNSET
@@ -70,8 +70,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     """Version of the weights that made the last token: 1, and one more for each change."""
     first_weights_version: int | UnsetType = UNSET
     """Version of the weights that made the first token, if it is another one."""
-    prompt_token_ids: TokenIdsJson | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobsJson | UnsetType = UNSET
+    prompt_token_ids: TokenIdsJson | None = None
+    prompt_logprobs: PromptLogprobsJson | None = None
     samples: list[Samples] | UnsetType = UNSET
     """Counts of the samples drawn; only with `until`, or another `return` than "choices"."""
 

@@ -68,9 +68,10 @@ class Choice(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     """The stop string or stop token that ended it, if one did."""
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: TokenIdsJson | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobsJson | UnsetType = UNSET
+    token_ids: list[int] | UnsetType | None = UNSET
+    """Null in a whole reply, and absent from events, where it is not asked for; so are the next."""
+    prompt_token_ids: TokenIdsJson | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobsJson | UnsetType | None = UNSET
     """Null, then for each further prompt token an object of PromptLogprobs by token id."""
     matched: bool | UnsetType = UNSET
     """Whether its text matches `until.match`."""

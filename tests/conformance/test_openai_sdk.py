@@ -263,3 +263,21 @@ def test_models(client: openai.OpenAI) -> None:
     assert client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
+
+
+def test_what_clients_of_vllm_read_unasked_is_null(client: openai.OpenAI) -> None:
+    """Attributes that OpenAI's types do not have: an AttributeError where the key is absent."""
+    completion: Any = client.completions.create(model="tiny", prompt="the cat", max_tokens=2)
+    reply: Any = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=2)
+    choice, answer = completion.choices[0], reply.choices[0]
+    assert choice.logprobs is choice.stop_reason is choice.token_ids is None
+    assert choice.prompt_token_ids is choice.prompt_logprobs is None
+    assert answer.logprobs is answer.stop_reason is answer.token_ids is answer.message.refusal
+    assert reply.prompt_token_ids is reply.prompt_logprobs is answer.message.refusal is None
+
+
+def test_events_leave_out_what_is_not_asked_for(client: openai.OpenAI) -> None:
+    """They are many; what is in them is what OpenAI has in its own, and why a choice ended."""
+    events = client.completions.create(model="tiny", prompt="the cat", max_tokens=4, stream=True)
+    keys = {*(frozenset(choice.to_dict()) for event in events for choice in event.choices)}
+    assert keys == {frozenset({"index", "text", "logprobs", "finish_reason", "stop_reason"})}

@@ -57,7 +57,7 @@ def test_without_a_limit_an_answer_may_fill_the_context(server: Server) -> None:
     reply = ask(server, ignore_eos=True)
     assert reply["usage"]["total_tokens"] == TEXT_MODEL.n_ctx + 1
     assert reply["choices"][0]["finish_reason"] == "length"
-    assert "prompt_logprobs" not in reply
+    assert reply["prompt_logprobs"] is None
 
 
 def test_logprobs_are_those_of_completions(server: Server) -> None:

@@ -176,7 +176,7 @@ def test_packed_samples_have_what_is_asked_for_and_the_token_that_stops(text: Te
     for k in (None, 0, 2):
         request = completion(return_packed=True, logprobs=k)
         form: Any = CompletionFormat(SimpleNamespace(request=request), text, "m")  # type: ignore[arg-type]
-        asked[k] = unpacked(form.make_choice(part).packed)
+        asked[k] = unpacked(form.make_choice(part, is_event=False).packed)
     assert asked[None] == {"token_ids": [5, 6]}
     assert asked[0] == {"token_ids": [5, 6], "logprobs": [-1, -inf]}
     assert asked[2] == asked[0] | {"top_token_ids": [7, 5, 8, -1], "top_logprobs": [-0.5, -1, 0, 0]}
