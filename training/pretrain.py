@@ -48,8 +48,8 @@ CHAT_TEMPLATE = r"""{%- set asked = namespace(system='', is_new=false, is_open=f
 {%- if message.role not in ('system', 'user', 'assistant') or message.tool_calls -%}
 {{- raise_exception('this model knows questions and answers, no messages of '
     ~ message.role ~ (' with tool calls' if message.tool_calls else '')) -}}
-{%- elif message.role != 'assistant' and asked.is_open -%}
-{{- raise_exception('a message of ' ~ message.role ~ ' between a question and its answer') -}}
+{%- elif message.role == 'system' and asked.is_open -%}
+{{- raise_exception('a message of system between a question and its answer') -}}
 {%- elif message.role == 'system' -%}
 {%- set asked.system = ((asked.system if asked.is_new else '') ~ ' ' ~ content) | trim -%}
 {%- set asked.is_new = true -%}
@@ -57,8 +57,10 @@ CHAT_TEMPLATE = r"""{%- set asked = namespace(system='', is_new=false, is_open=f
 {%- if not content -%}
 {{- raise_exception('a question has no text') -}}
 {%- endif -%}
-{{- '<|begin_of_text|>' ~ ('System: ' ~ asked.system ~ '\n' if asked.system else '')
-    ~ 'Question: ' ~ content -}}
+{{- ' ' if asked.is_open else
+    '<|begin_of_text|>' ~ ('System: ' ~ asked.system ~ '\n' if asked.system else '')
+    ~ 'Question: ' -}}
+{{- content -}}
 {%- set asked.is_new = false -%}
 {%- set asked.is_open = true -%}
 {%- elif asked.is_open -%}

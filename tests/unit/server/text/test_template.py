@@ -90,9 +90,19 @@ def test_the_demo_template_is_the_form_it_was_trained_on() -> None:
     assert rendered(source, [brief, *whole, kind, brief, *ask]).endswith(end + asked)
 
 
+def test_the_demo_template_joins_questions_in_a_row() -> None:
+    source = (DEMO_MODEL / "chat_template.jinja").read_text()
+    system: dict[str, Any] = {"role": "system", "content": "Be kind."}
+    ask, halves = chat("Ava has 6. How many?"), [*chat("Ava has 6."), *chat(" How many?\n")]
+    for before in ([], [system], chat("hi", "ho"), [system, *chat("hi", "ho"), system]):
+        assert rendered(source, [*before, *halves]) == rendered(source, [*before, *ask])
+    answer = chat("hi", "ho")[1:]
+    whole = [[*asked, *answer, *chat("bye")] for asked in (halves, ask)]
+    assert rendered(source, whole[0]) == rendered(source, whole[1])
+
+
 CALLING: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [{}]}
 NO_CHATS: dict[str, list[dict[str, Any]]] = {
-    "a message of user between a question and its answer": [*chat("hi"), *chat("hi")],
     "a message of system between": [*chat("hi"), {"role": "system", "content": "x"}],
     "no messages of assistant with tool calls": [*chat("hi"), CALLING, *chat("hi")],
     "an answer has no question before it": [*chat("hi", "ho"), *chat("hi", "ho")[1:]],
