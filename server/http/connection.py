@@ -360,16 +360,12 @@ def _report_faults(connection: Connection) -> None:
 def offer(connection: Connection) -> None:
     """Have the reply to the newest request know the extension CONNECT."""
     cycle = connection.cycle
-    send = cycle.send
 
-    async def send_or_connect(message: Message) -> None:
-        if message["type"] != CONNECT:
-            await send(message)  # type: ignore[arg-type]  # uvicorn has types of its own
-        elif cycle.chunked_encoding and not cycle.disconnected:
-            message["outlet"].connection = connection
+    def connect(outlet: Any) -> None:
+        if cycle.chunked_encoding and not cycle.disconnected:
+            outlet.connection = connection
 
-    cycle.scope["extensions"] = {CONNECT: {}}
-    cycle.send = send_or_connect  # type: ignore[assignment]  # for this request alone
+    cycle.scope["extensions"] = {CONNECT: connect}  # type: ignore[dict-item]  # uvicorn's own type
 
 
 def speak_1_0(cycle: RequestResponseCycle, asks_to_stay: bool) -> None:

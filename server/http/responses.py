@@ -25,7 +25,7 @@ from server.schema.json_parts import escape_line_ends
 log = logging.getLogger(__name__)
 
 CONNECT = "srm.connect"
-"""ASGI extension, and its message: gives an outlet the connection to which the reply goes."""
+"""ASGI extension: a function that gives an outlet the connection to which the reply goes."""
 
 
 class WhileConnected(Response):
@@ -110,7 +110,7 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await _send(send, self._first)
             if self._outlet is not None and CONNECT in scope.get("extensions", ()):
-                await send({"type": CONNECT, "outlet": self._outlet})
+                scope["extensions"][CONNECT](self._outlet)
             try:
                 async for event in events:
                     await _send(send, event)
