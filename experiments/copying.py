@@ -50,7 +50,7 @@ PAPER = {
     "kernel 8": (None, 0.844, None),
     "Mamba 2": (0.252, 0.512, 0.967),
 }
-"""The paper's accuracies at d 256, 512 and 1,024, of Mamba 2 at half of that: 256 tokens are
+"""The paper's accuracies at d 256, 512 and 1,024, of Mamba 2 at half of that: 512 tokens are
 copied."""
 PAPER_WIDTHS = ("the paper's, d 256", "d 512", "d 1,024")
 PAPER_FALLS = "from more than 0.9 to less than 0.3"
@@ -187,7 +187,7 @@ def page(config: CopyingConfig, results: Results) -> list[str]:
         f"Accuracy on the second half of new sequences; chance is {1 / config.ids:.3f}. "
         f"All cases took {spent / 60:.0f} processor minutes.",
         "",
-        f"{config.n_ctx // 2} tokens copied, by width, and the paper's of 256 tokens; Mamba 2 is "
+        f"{config.n_ctx // 2} tokens copied, by width, and the paper's of 512 tokens; Mamba 2 is "
         "half as wide, here and there:",
         "",
         *table(["variant", *(f"d {w}" for w in config.widths), *PAPER_WIDTHS], by_width),

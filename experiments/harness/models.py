@@ -14,8 +14,9 @@ from training.model import SRM, LanguageModel
 REFERENCE = "SRM"
 """Model that the others are compared with."""
 HEADS = 4
-"""Heads of attention and mixers; Mamba 2 has twice as many, as in the paper, and a state of half
-its width."""
+"""Heads of attention and mixers. As in the paper, Mamba 2 has twice as many, each with its own B
+and C, and a state of half its width: its 14 d² parameters a block are those that the paper counts.
+"""
 MULTIPLE = 2 * HEADS
 """Number that the width of every model is a multiple of."""
 SRMS: dict[str, dict[str, Any]] = {
@@ -45,7 +46,9 @@ def model_makers(layers: int, n: int, vocab_size: int) -> dict[str, MakeModel]:
         "masked mixer": lambda d: MaskedMixerModel(
             MaskedMixerShape(d, layers, HEADS, n, vocab_size)
         ),
-        "Mamba 2": lambda d: Mamba2(Mamba2Shape(d, layers, 2 * HEADS, d // 2, vocab_size)),
+        "Mamba 2": lambda d: Mamba2(
+            Mamba2Shape(d, layers, 2 * HEADS, 2 * HEADS, d // 2, vocab_size)
+        ),
     }
 
 

@@ -29,17 +29,23 @@ INITIAL_DEVIATION = 0.02
 
 
 class Mamba2Shape(msgspec.Struct, frozen=True):
-    """Sizes; num_heads divides the 2 * d_model inner channels. One group: heads share B and C."""
+    """Sizes; num_heads divides the 2 * d_model inner channels, and num_groups the heads: those of a
+    group share B and C."""
 
     d_model: int
     num_layers: int
     num_heads: int
+    num_groups: int
     d_state: int
     vocab_size: int
 
     def __post_init__(self) -> None:
         if self.inner % self.num_heads:
             raise ValueError(f"num_heads = {self.num_heads} must divide 2 * d_model = {self.inner}")
+        if self.num_heads % self.num_groups:
+            raise ValueError(
+                f"num_groups = {self.num_groups} must divide num_heads = {self.num_heads}"
+            )
 
     @property
     def inner(self) -> int:
@@ -50,22 +56,23 @@ class Mamba2Shape(msgspec.Struct, frozen=True):
 def scan(x: Tensor, rate: Tensor, b: Tensor, c: Tensor, chunk: int = CHUNK) -> Tensor:
     """Return y_t = c_t · S_t, where S_t = exp(rate_t) S_(t-1) + b_t x_tᵀ and S is 0 at first.
 
-    x [batch, length, H, e]; rate [batch, length, H], at most 0; b, c [batch, length, N], shared by
-    all heads. Rates are summed, and states carried, in at least float32.
+    x [batch, length, H, e]; rate [batch, length, H], at most 0; b, c [batch, length, G, N], each of
+    H / G heads that follow each other. Rates are summed, and states carried, in at least float32.
     """
-    length = x.shape[1]
+    length, groups = x.shape[1], b.shape[2]
     chunk = min(chunk, length)
+    x, rate = (array.unflatten(2, (groups, -1)) for array in (x, rate))
     x, rate, b, c = (_in_chunks(array, chunk) for array in (x, rate, b, c))
     summed = rate.to(torch.promote_types(rate.dtype, torch.float32)).cumsum(2)
-    gaps = summed.unsqueeze(3) - summed.unsqueeze(2)  # [batch, chunk, t, s, H]
+    gaps = summed.unsqueeze(3) - summed.unsqueeze(2)  # [batch, chunk, t, s, G, H / G]
     is_later = torch.ones(chunk, chunk, dtype=torch.bool, device=x.device).triu(1)
     # Filled before exp, not after: exp of what lies above the diagonal may be infinite.
-    decays = gaps.masked_fill(is_later[:, :, None], -math.inf).exp().to(x.dtype)
-    likeness = torch.einsum("bktn,bksn->bkts", c, b)
-    y = torch.einsum("bkts,bktsh,bkshe->bkthe", likeness, decays, x)
+    decays = gaps.masked_fill(is_later[:, :, None, None], -math.inf).exp().to(x.dtype)
+    likeness = torch.einsum("bktgn,bksgn->bktsg", c, b)
+    y = torch.einsum("bktsg,bktsgh,bksghe->bktghe", likeness, decays, x)
 
     until_end = (summed[:, :, -1:] - summed).exp().to(x.dtype)
-    made = torch.einsum("bksn,bksh,bkshe->bkhne", b, until_end, x)
+    made = torch.einsum("bksgn,bksgh,bksghe->bkghne", b, until_end, x)
     over_chunk = summed[:, :, -1].exp()[..., None, None]
     state = torch.zeros_like(made[:, 0], dtype=summed.dtype)
     before = []
@@ -73,8 +80,8 @@ def scan(x: Tensor, rate: Tensor, b: Tensor, c: Tensor, chunk: int = CHUNK) -> T
         before.append(state)
         state = over_chunk[:, number] * state + made[:, number]
     carried = torch.stack(before, 1).to(x.dtype)
-    y = y + torch.einsum("bktn,bkth,bkhne->bkthe", c, summed.exp().to(x.dtype), carried)
-    return y.flatten(1, 2)[:, :length]
+    y = y + torch.einsum("bktgn,bktgh,bkghne->bktghe", c, summed.exp().to(x.dtype), carried)
+    return y.flatten(3, 4).flatten(1, 2)[:, :length]
 
 
 def _in_chunks(x: Tensor, chunk: int) -> Tensor:
@@ -90,10 +97,11 @@ class Mamba2Mixer(nn.Module):
     def __init__(self, shape: Mamba2Shape) -> None:
         super().__init__()
         heads, inner = shape.num_heads, shape.inner
-        self.heads = heads
-        convolved = inner + 2 * shape.d_state
+        self.heads, self.groups = heads, shape.num_groups
+        states = shape.num_groups * shape.d_state
+        convolved = inner + 2 * states
         self.sizes = (inner, convolved, heads)
-        self.states = [inner, shape.d_state, shape.d_state]
+        self.states = [inner, states, states]
         self.in_proj = nn.Linear(shape.d_model, sum(self.sizes), bias=False)
         self.taps = nn.Conv1d(convolved, convolved, TAPS, groups=convolved, padding=TAPS - 1)
         low, high = map(math.log, STEP_RANGE)
@@ -109,7 +117,8 @@ class Mamba2Mixer(nn.Module):
         length = x.shape[1]
         gate, convolved, steps = self.in_proj(x).split(self.sizes, dim=-1)
         convolved = F.silu(self.taps(convolved.transpose(1, 2))[..., :length].transpose(1, 2))
-        values, b, c = torch.split(convolved, self.states, dim=-1)
+        values, *states = torch.split(convolved, self.states, dim=-1)
+        b, c = (state.unflatten(-1, (self.groups, -1)) for state in states)
         heads = values.view(*values.shape[:2], self.heads, -1)
         steps = F.softplus(steps.float() + self.step_bias)
         y = scan(heads * steps.to(heads.dtype).unsqueeze(-1), -steps * self.log_rate.exp(), b, c)

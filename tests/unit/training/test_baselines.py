@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.config import ModelConfig
+from experiments.harness.models import model_makers
 from training.baselines.mamba2 import Mamba2, Mamba2Shape, scan
 from training.baselines.masked_mixer import MaskedMixerModel, MaskedMixerShape
 from training.baselines.transformer import Transformer, TransformerShape, rotated
@@ -36,7 +37,7 @@ def models() -> dict[str, LanguageModel]:
     return {
         "transformer": Transformer(TransformerShape(hidden=40, **shape)),
         "masked mixer": MaskedMixerModel(MaskedMixerShape(n_ctx=LENGTH, **shape)),
-        "mamba 2": Mamba2(Mamba2Shape(d_state=5, **shape)),
+        "mamba 2": Mamba2(Mamba2Shape(d_state=5, num_groups=3, **shape)),
     }
 
 
@@ -62,7 +63,7 @@ def test_a_token_changes_nothing_before_it_nor_does_the_length(name: str, at: in
 def test_a_model_has_the_parameters_that_its_shape_says(name: str) -> None:
     d, n, v, heads = 24, LENGTH, VOCAB, 3
     inner, state = 2 * d, 5
-    convolved = inner + 2 * state
+    convolved = inner + 2 * heads * state
     expected = {
         "transformer": d + 2 * (2 * d + 4 * d * d + 3 * d * 40),
         "masked mixer": 2 * (4 * d + 8 * d * d + 5 * d + 2 * (d * d + d) + heads * (n * n + n)),
@@ -130,21 +131,33 @@ def test_the_structured_mixer_is_a_masked_mixer_of_few_numbers() -> None:
         torch.testing.assert_close(model(random_ids()), srm(random_ids()))
 
 
+def test_mamba_2_has_the_parameters_of_the_paper() -> None:
+    """5.84 and 19.03 million at d 128 and 256, with 16 blocks and 8,000 tokens (table S6)."""
+    for d, millions in ((128, 5.84), (256, 19.03)):
+        with torch.device("meta"):
+            model = model_makers(16, 1, 8_000)["Mamba 2"](d)
+        assert (
+            round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 2) == millions
+        )
+
+
+@pytest.mark.parametrize("groups", [1, 3, 6])
 @pytest.mark.parametrize("chunk", [1, 16, LENGTH, 100])
-def test_the_scan_is_its_recurrence(chunk: int) -> None:
+def test_the_scan_is_its_recurrence(chunk: int, groups: int) -> None:
     """Token by token, gradients too; rates so low that their powers would overflow upwards."""
     generator = torch.Generator().manual_seed(2)
     x, b, c = (
         torch.randn(2, LENGTH, *tail, dtype=torch.float64, generator=generator, requires_grad=True)
-        for tail in ((3, 4), (5,), (5,))
+        for tail in ((6, 4), (groups, 5), (groups, 5))
     )
-    rate = -30 * torch.rand(2, LENGTH, 3, dtype=torch.float64, generator=generator)
+    rate = -30 * torch.rand(2, LENGTH, 6, dtype=torch.float64, generator=generator)
     rate = torch.where(rate < -20, rate, rate / 100).requires_grad_()
-    state, expected = torch.zeros(2, 3, 5, 4, dtype=torch.float64), []
+    state, expected = torch.zeros(2, 6, 5, 4, dtype=torch.float64), []
+    own_b, own_c = (array.repeat_interleave(6 // groups, 2) for array in (b, c))
     for t in range(LENGTH):
         state = rate[:, t].exp()[..., None, None] * state
-        state = state + b[:, t, None, :, None] * x[:, t, :, None]
-        expected.append(torch.einsum("bn,bhne->bhe", c[:, t], state))
+        state = state + own_b[:, t, :, :, None] * x[:, t, :, None]
+        expected.append(torch.einsum("bhn,bhne->bhe", own_c[:, t], state))
     result, wanted = scan(x, rate, b, c, chunk), torch.stack(expected, 1)
     torch.testing.assert_close(result, wanted)
     both = [torch.autograd.grad(item.square().sum(), (x, rate, b, c)) for item in (result, wanted)]
@@ -157,7 +170,8 @@ def test_the_scan_is_its_recurrence(chunk: int) -> None:
     [
         (lambda: TransformerShape(24, 2, 8, 40, VOCAB), "d_model must be a multiple of 2"),
         (lambda: MaskedMixerShape(24, 2, 5, LENGTH, VOCAB), "num_heads = 5 must divide d_model"),
-        (lambda: Mamba2Shape(24, 2, 5, 4, VOCAB), "num_heads = 5 must divide 2"),
+        (lambda: Mamba2Shape(24, 2, 5, 1, 4, VOCAB), "num_heads = 5 must divide 2"),
+        (lambda: Mamba2Shape(24, 2, 6, 4, 4, VOCAB), "num_groups = 4 must divide num_heads = 6"),
     ],
 )
 def test_heads_that_do_not_fit_are_refused(shape: object, message: str) -> None:

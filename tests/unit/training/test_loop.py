@@ -65,7 +65,9 @@ def test_weight_decay_pulled_at_norms_biases_and_mixers(mixer: Any) -> None:
 
 def test_models_without_decay_have_no_such_group() -> None:
     groups = names(
-        Mamba2(Mamba2Shape(d_model=8, num_layers=1, num_heads=2, d_state=4, vocab_size=5))
+        Mamba2(
+            Mamba2Shape(d_model=8, num_layers=1, num_heads=2, num_groups=2, d_state=4, vocab_size=5)
+        )
     )
     assert [scale for _, scale, _ in groups] == [1.0, 1.0]
 
