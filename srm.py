@@ -43,6 +43,16 @@ USAGE = """usage: srm COMMAND [options]
 `srm COMMAND --help` explains each, `srm --version` says which this is.
 """
 
+TRAIN_USAGE = """usage: srm train COMMAND [options]
+
+  tokenizer  make a byte-level BPE tokenizer of texts
+  pretrain   train a model on texts, or on generated problems
+  sft        fine-tune a model on prompts and completions
+  grpo       train a model on rewards of what it samples
+
+`srm train COMMAND --help` explains each. docs/training-guide.md uses all four, in minutes.
+"""
+
 COMMANDS = {
     "serve": "server.supervise.launch:main",
     "convert": "engine.weights.convert:main",
@@ -73,6 +83,9 @@ BENCHMARKS = {
     "table": "bench.records.table",
 }
 """`srm bench NAME` and the module whose `main` it is."""
+
+EXTRAS = {"torch": "training", "matplotlib": "training"}
+"""Packages that some commands need and serving does not, and the extra that has them."""
 
 SETTINGS = """
   model device devices dtype product num_slots max_slots memory_fraction prefix_slots prefix_cache
@@ -111,6 +124,15 @@ def main(argv: list[str] | None = None) -> int:
         if error.message:  # else who made it has said it
             print(f"srm {printable(command)}: {printable(error.message)}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        print(
+            f"srm {command}: it needs {error.name}: call `make setup` in a source tree, or "
+            f"pip install 'srm-server[{EXTRAS[error.name]}]'",
+            file=sys.stderr,
+        )
+        return ConfigError.exit_code
     except KeyboardInterrupt:  # what can go on has said so
         return INTERRUPTED
 
@@ -141,6 +163,9 @@ def _run(command: str, args: list[str]) -> int:
         return 0
     if command == "bench":
         return _bench(args)
+    if command == "train" and args[:1] in (["--help"], ["-h"], ["help"]):
+        print(TRAIN_USAGE, end="")
+        return 0
     if command not in COMMANDS:
         print(USAGE, end="", file=sys.stderr)
         raise ConfigError("there is no such command")

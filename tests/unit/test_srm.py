@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from types import ModuleType
 
 import pytest
 
@@ -109,6 +110,27 @@ def test_what_a_command_cannot_do_is_said_before_any_work(
 ) -> None:
     assert srm.main(argv) == ConfigError.exit_code
     assert message in capsys.readouterr().err
+
+
+def test_help_of_training_needs_no_torch_and_a_missing_package_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after `make serve`, which installs no torch."""
+
+    def import_without(_: str) -> ModuleType:
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.setattr(srm, "import_module", import_without)
+    missing = "torch"
+    assert srm.main(["train", "--help"]) == 0
+    assert "  sft  " in capsys.readouterr().out
+    for argv in (["evaluate", "--help"], ["train", "pretrain", "--help"]):
+        assert srm.main(argv) == ConfigError.exit_code
+        needs = f"srm {argv[0]}: it needs torch: call `make setup` in a source tree, or "
+        assert capsys.readouterr().err == f"{needs}pip install 'srm-server[training]'\n"
+    missing = "engine.typo"
+    with pytest.raises(ModuleNotFoundError):
+        srm.main(["evaluate"])
 
 
 def test_an_interrupted_command_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
