@@ -35,9 +35,8 @@ EXPERIMENTS = {
 def main(argv: list[str]) -> int:
     """Run the experiment that argv names, with the settings that follow; return the exit code."""
     if argv[:1] in (["--help"], ["-h"]):
-        print(
-            f"usage: python -m experiments NAME [options]\n\nNAME is one of {', '.join(EXPERIMENTS)}"
-        )
+        print("usage: python -m experiments NAME [options]\n")
+        print(f"NAME is one of {', '.join(EXPERIMENTS)}.")
         return 0
     if not argv or argv[0] not in EXPERIMENTS:
         raise ConfigError(f"experiments are {', '.join(EXPERIMENTS)}; got {argv[:1]}")

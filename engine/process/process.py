@@ -64,7 +64,9 @@ IDLE_WAIT_MS = 250
 """Milliseconds that an idle engine sleeps before it looks at the clock and at signals again."""
 BUSY_WAIT_MS = 5  # the same while a snapshot is written or weights are loaded
 MAX_INBOX = 10_000
-"""Messages read between two steps, so that senders cannot hold up those who are running."""
+INBOX_S = 0.1
+"""Messages read between two steps at most, and seconds for which they are, so that senders cannot
+hold up those who are running."""
 STREAM_BITS = STREAMS.bit_length() - 1
 
 
@@ -157,10 +159,16 @@ class EngineProcess:
         wait_ms = BUSY_WAIT_MS if is_busy else IDLE_WAIT_MS
         if not self._engine.has_work and not self.clients.socket.poll(wait_ms):
             return
+        ends = time.monotonic() + INBOX_S
         for _ in range(MAX_INBOX):
             if (received := self.clients.receive()) is None:
                 return
             self._receive(*received)
+            if time.monotonic() >= ends:
+                break
+        # A Hello may stand behind all that is left: its sender is to hear that the engine is there.
+        for client in self.clients:
+            self._send_status(client)
 
     def _receive(self, client: bytes, payload: bytes) -> None:
         try:

@@ -22,6 +22,7 @@ from engine.client.connection import MAX_INBOX
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineUnavailable, StepFailed
 from engine.messages import (
+    Abort,
     Hello,
     LoadWeights,
     Output,
@@ -285,6 +286,21 @@ def test_a_client_that_dies_between_any_two_messages_leaves_nothing_behind(
         status = other.receive()
         assert isinstance(status, Status) and (status.running, status.waiting) == (0, 0)
         other.close()
+
+
+@pytest.mark.parametrize("limit", [("MAX_INBOX", 1), ("INBOX_S", 0.0)])
+def test_an_engine_with_more_to_read_says_that_it_is_there_before_it_has_read_who_asks(
+    serve: Serve, endpoint: str, limit: tuple[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Hello behind 80,000 requests and as many Aborts was answered after more than 10 s: all
+    streams of the API process ended, and it took no requests."""
+    monkeypatch.setattr(f"engine.process.process.{limit[0]}", limit[1])
+    serve()
+    client = RawClient(endpoint)
+    for _ in range(3):
+        client.socket.send(msgspec.msgpack.encode(Abort("unknown")))
+        assert isinstance(client.receive(), Status)
+    client.close()
 
 
 async def test_an_engine_that_stops_answering_is_taken_for_gone(
