@@ -63,10 +63,10 @@ it is there."""
 IDLE_WAIT_MS = 250
 """Milliseconds that an idle engine sleeps before it looks at the clock and at signals again."""
 BUSY_WAIT_MS = 5  # the same while a snapshot is written or weights are loaded
-MAX_INBOX = 10_000
+MAX_INBOX = 100_000
 INBOX_S = 0.1
-"""Messages read between two steps at most, and seconds for which they are, so that senders cannot
-hold up those who are running."""
+"""Messages read between two steps at most, and seconds for which they are where the last step took
+no longer: so senders have half of the time at most, and what is sent in vain is not begun."""
 STREAM_BITS = STREAMS.bit_length() - 1
 
 
@@ -101,6 +101,7 @@ class EngineProcess:
         """The change of weights that is under way, if one is."""
         self._deadline: float | None = None  # of the drain; None: not draining
         self._leaves_at_once = False
+        self._read_at = time.monotonic()  # when the inbox was read last
         self._decoder = msgspec.msgpack.Decoder[ToEngine](ToEngine)
         self._encoder = msgspec.msgpack.Encoder()
         self.clients = Clients(config.endpoint, client_timeout_s)
@@ -159,13 +160,16 @@ class EngineProcess:
         wait_ms = BUSY_WAIT_MS if is_busy else IDLE_WAIT_MS
         if not self._engine.has_work and not self.clients.socket.poll(wait_ms):
             return
-        ends = time.monotonic() + INBOX_S
+        began = time.monotonic()
+        ends = began + max(INBOX_S, began - self._read_at)
         for _ in range(MAX_INBOX):
             if (received := self.clients.receive()) is None:
+                self._read_at = time.monotonic()
                 return
             self._receive(*received)
             if time.monotonic() >= ends:
                 break
+        self._read_at = time.monotonic()
         # A Hello may stand behind all that is left: its sender is to hear that the engine is there.
         for client in self.clients:
             self._send_status(client)
