@@ -24,7 +24,7 @@ class ChatFormat(Format):
     """A ChatCompletion, or ChatChunks."""
 
     scores_kind = ChatScores
-    is_one_event = False
+    may_share_events = True
     _is_prompt_shown = False
 
     def make_choice(self, part: ChoicePart, is_event: bool) -> ChatChoice | ChunkChoice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -11,7 +12,15 @@ from engine.messages import FinishReason
 from engine.steps.tokens import Tokens
 from server.generation.detokenize import ChoicePart
 from server.reply.format import Format
-from server.reply.template import INDEX, SCORES, TEXT, Template, encode_json
+from server.reply.template import (
+    INDEX,
+    NO_TEMPLATE,
+    OTHER_INDEX,
+    SCORES,
+    TEXT,
+    Template,
+    encode_json,
+)
 
 
 class EventTemplate(NamedTuple):
@@ -24,28 +33,26 @@ class EventTemplate(NamedTuple):
     has_counts: bool
 
 
-class ChoiceTemplate:
-    """The bytes around the text of a choice in the events of one format."""
+MOST_KNOWN = 64
+"""Examples after which those before are made again."""
 
-    _known: ClassVar[dict[tuple[type[Format], bool], ChoiceTemplate]] = {}
+
+class ChoiceTemplate:
+    """The bytes around the text of a choice in the events of one request.
+
+    A choice may show what its request says: only requests whose example is the same share them.
+    """
+
+    _known: ClassVar[dict[tuple[type[Format], bool, bytes], tuple[bytes, ...]]] = {}
+    """The pieces of encoded examples."""
 
     def __init__(self, form: Format) -> None:
-        """Raises ValueError if the format has index, text and scores in another order."""
-        marks = (INDEX, TEXT, SCORES) if form.request.logprobs is not None else (INDEX, TEXT)
-        self._begin, self._between, *scores, self._end = Template(
-            self._example(form, None, None), *marks
-        ).pieces
+        """Raises ValueError if the format has index, text and scores in another order, or shows
+        anything else of the tokens; and what the format raises for an example (NO_TEMPLATE)."""
+        self._form = form
+        self._begin, self._between, *scores, self._end = self._pieces(None, None)
         self._before_scores = scores[0] if scores else b""
-        self._heads: npt.NDArray[np.object_] = np.empty(0, np.object_)
-        self._ends: dict[tuple[str | None, str | int | None], bytes] = {(None, None): self._end}
-
-    @classmethod
-    def from_format(cls, form: Format) -> ChoiceTemplate:
-        """Return that of a format whose choices go on with text alone, or text and scores."""
-        key = type(form), form.request.logprobs is not None
-        if key not in cls._known:
-            cls._known[key] = cls(form)
-        return cls._known[key]
+        self._ends: dict[tuple[FinishReason | None, str | int | None], bytes | None] = {}
 
     def in_event(self, index: int, around: Template) -> EventTemplate:
         """Return the template of a choice's events, which have these bytes around the choice."""
@@ -61,21 +68,20 @@ class ChoiceTemplate:
 
     def heads(self, size: int) -> npt.NDArray[np.object_]:
         """Return object[at least size]: by index, a comma and the JSON before the text."""
-        known = len(self._heads)
-        if size > known:
-            indices = range(known, max(size, 2 * known, 64))
-            new = [b",%b%d%b" % (self._begin, index, self._between) for index in indices]
-            self._heads = np.append(self._heads, np.array(new, np.object_))
-        return self._heads
+        return _heads(self._begin, self._between, 1 << (size - 1).bit_length())
 
     def end(
-        self, form: Format, finish_reason: FinishReason | None, stop_reason: str | int | None
-    ) -> bytes:
-        """Return the JSON after the text of a choice, which ends if there is a reason."""
+        self, finish_reason: FinishReason | None, stop_reason: str | int | None
+    ) -> bytes | None:
+        """Return the JSON after the text of a choice, which ends if there is a reason; None if then
+        more is different."""
         key = finish_reason, stop_reason
         if key not in self._ends:
-            example = self._example(form, finish_reason, stop_reason)
-            self._ends[key] = Template(example, INDEX, TEXT).pieces[-1]
+            try:
+                *begin, end = self._pieces(*key)
+            except NO_TEMPLATE:
+                begin, end = [], b""
+            self._ends[key] = end if begin == [self._begin, self._between] else None
         return self._ends[key]
 
     def join(self, heads: npt.NDArray[np.object_], tokens: Tokens, pieces: Any) -> bytes:
@@ -91,9 +97,31 @@ class ChoiceTemplate:
         parts[inner] = pieces[tokens.token_ids]
         return b"".join(parts.tolist())[1:]  # without the first comma
 
+    def _pieces(
+        self, finish_reason: FinishReason | None, stop_reason: str | int | None
+    ) -> tuple[bytes, ...]:
+        reasons = finish_reason, stop_reason
+        example = self._example(INDEX, bytes(4), reasons)
+        has_scores = self._form.request.logprobs is not None
+        if (key := (type(self._form), has_scores, example)) not in self._known:
+            scores = (SCORES,) if has_scores else ()
+            pieces = Template(example, INDEX, TEXT, *scores).pieces
+            other = self._example(OTHER_INDEX, b"", reasons)
+            if Template(other, OTHER_INDEX, TEXT, *scores).pieces != pieces:
+                raise ValueError("choices differ in more than index, text and scores")
+            if len(self._known) == MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = pieces
+        return self._known[key]
+
     def _example(
-        self, form: Format, finish_reason: FinishReason | None, stop_reason: str | int | None
+        self, index: int, token_ids: bytes, reasons: tuple[FinishReason | None, str | int | None]
     ) -> bytes:
-        part = ChoicePart(INDEX, False, TEXT, b"", b"", b"", b"", [], finish_reason, stop_reason)
-        [[choice]] = form.events([part])
+        part = ChoicePart(index, False, TEXT, token_ids, b"", b"", b"", [], *reasons)
+        [[choice]] = self._form.events([part])
         return encode_json(choice)
+
+
+@lru_cache(maxsize=32)
+def _heads(begin: bytes, between: bytes, size: int) -> npt.NDArray[np.object_]:
+    return np.array([b",%b%d%b" % (begin, index, between) for index in range(size)], np.object_)

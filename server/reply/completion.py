@@ -16,6 +16,7 @@ class CompletionFormat(Format):
     """A Completion with its Choices."""
 
     scores_kind = CompletionScores
+    may_share_events = is_one_event = True
 
     def make_choice(self, part: ChoicePart, is_event: bool) -> Choice:
         request = self.request

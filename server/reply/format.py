@@ -31,9 +31,9 @@ class Format(ABC):
 
     scores_kind: ClassVar[type[Scores]]
     """How its choices say scores."""
-    may_share_events: ClassVar[bool] = True
+    may_share_events: ClassVar[bool] = False
     """Whether an event can have several choices."""
-    is_one_event: ClassVar[bool] = True
+    is_one_event: ClassVar[bool] = False
     """Whether a choice's first text, all the others and its end are events of the same shape."""
 
     def __init__(self, generation: Generation, text: Text, model_name: str) -> None:

@@ -8,6 +8,7 @@ requests of at most MOST_ALONE choices, since many clients read only the first c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from server.reply.format import Format, UsageField
 from server.reply.template import (
     CHOICES,
     COMPLETION_TOKENS,
+    NO_TEMPLATE,
     Pieces,
     Template,
     encode_json,
@@ -52,23 +54,36 @@ class Renderer:
         self._usage: UsageField = None if options and options.include_usage else UNSET
         self._num_shown = 0  # tokens, where usage says them
         self._num_prompt_tokens = sum(prompt.num_tokens for prompt in generation.prompts)
-        self._frames: dict[UsageField, Template] = {}
+        self._frames: dict[UsageField, Template | None] = {}
         self._version: int | None = None  # of the weights in the frames
         self._is_few = generation.num_choices <= MOST_ALONE or not form.may_share_events
         self._pacing = Pacing(interval)
         is_text = request.skip_special_tokens and not request.return_token_ids
         # All between a choice's first tokens and its last is text, sent as it comes, and scores.
         self._is_text = is_text and not request.return_packed and interval == 1
+
+    @cached_property
+    def _choice_template(self) -> ChoiceTemplate | None:
+        """The bytes around a choice's text; None if each choice is encoded."""
+        try:
+            return ChoiceTemplate(self.form)
+        except NO_TEMPLATE:
+            return None
+
+    @cached_property
+    def _joined(self) -> ChoiceTemplate | None:
+        """The same where events of many choices are joined of tokens."""
+        request = self.form.request
         asks_for_scores = request.logprobs is not None or request.prompt_logprobs is not None
         is_plain = not (asks_for_scores or request.echo or request.stops)
-        # Events of many choices are joined of what was encoded before.
-        self._joins = self._is_text and is_plain and form.is_one_event and not self._is_few
+        may_join = self._is_text and is_plain and self.form.is_one_event and not self._is_few
+        return self._choice_template if may_join else None
 
     @property
     def at_once(self) -> int:
         """Most choices that are rendered before other tasks get their turn."""
-        joins = self._joins and not self.form.request.stream_whole
-        return self.generation.num_choices if joins else AT_ONCE
+        is_joined = not self.form.request.stream_whole and self._joined is not None
+        return self.generation.num_choices if is_joined else AT_ONCE
 
     @property
     def may_be_written(self) -> bool:
@@ -91,10 +106,10 @@ class Renderer:
 
     def events(self, tokens: Tokens) -> bytes:
         """Return the events for new tokens, as they are sent; maybe none."""
-        if not self._joins:
+        if (template := self._joined) is None:
             return self._events_for(self.generation.read_choices(tokens))
         # Part by part: what is made on the way takes many times the memory of the bytes.
-        joined = map(self._join_choices, tokens.slices(AT_ONCE))
+        joined = (self._join_choices(some, template) for some in tokens.slices(AT_ONCE))
         choices = b",".join(filter(None, joined))
         self.update_counts()
         return frame(self._encode([choices])) if choices else b""
@@ -124,11 +139,8 @@ class Renderer:
             return None
         if self.is_continuous and len(self.generation.prompts) > 1:
             return None  # how much of a prompt was cached is not known before it begins
-        try:
-            choice, around = ChoiceTemplate.from_format(self.form), self._counting_frame()
-        except ValueError:
-            return None
-        return choice.in_event(index, around)
+        choice, around = self._choice_template, self._counting_frame()
+        return None if choice is None or around is None else choice.in_event(index, around)
 
     def update_counts(self) -> tuple[int, int] | None:
         """Note the tokens so far, for usage; return those of completions and all if each event
@@ -138,10 +150,10 @@ class Renderer:
         self._num_shown = self.generation.completion_tokens
         return self._num_shown, self._num_shown + self._num_prompt_tokens
 
-    def _join_choices(self, tokens: Tokens) -> bytes:
+    def _join_choices(self, tokens: Tokens, template: ChoiceTemplate) -> bytes:
         """Return the choices with new tokens, with commas. In one pass those that have only whole
         characters and go on; one by one the others."""
-        detokenizer, template = self.generation.detokenizer, ChoiceTemplate.from_format(self.form)
+        detokenizer = self.generation.detokenizer
         is_odd = (tokens.reasons != 0) | detokenizer.is_pending[tokens.owners]
         is_whole = self._pieces.is_whole[tokens.token_ids]
         if not is_whole.all():
@@ -157,8 +169,13 @@ class Renderer:
         joined = [template.join(heads, plain, pieces)]
         for part in detokenizer.decode(tokens.select(is_odd)):
             if part.text or part.finish_reason:
-                end = template.end(self.form, part.finish_reason, part.stop_reason)
-                joined.append(b"%b%b%b" % (heads[part.index][1:], escape(part.text), end))
+                end = template.end(part.finish_reason, part.stop_reason)
+                if end is None:
+                    joined += [
+                        data for own in self.form.events([part]) for data in self._encoded(own)
+                    ]
+                else:
+                    joined.append(b"%b%b%b" % (heads[part.index][1:], escape(part.text), end))
         return b",".join(filter(None, joined))
 
     def _events_for(self, parts: list[ChoicePart]) -> bytes:
@@ -188,32 +205,38 @@ class Renderer:
         samples: list[Samples] | UnsetType = UNSET,
     ) -> bytes:
         first = self.form.first_fields()
-        if first or isinstance(usage, Usage) or samples is not UNSET:
+        is_alike = not (first or isinstance(usage, Usage)) and samples is UNSET
+        if not is_alike or (around := self._frame(usage)) is None:
             fields = self._fields([*map(Raw, choices)], usage, samples)
             return encode_json(self.form.envelope(fields | first, is_event=True))
-        begin, end = self._frame(usage).pieces
+        begin, end = around.pieces
         return b"%b%b%b" % (begin, b",".join(choices), end)
 
-    def _frame(self, usage: UsageField) -> Template:
-        """Return the template of an event around its choices, without counts."""
+    def _frame(self, usage: UsageField) -> Template | None:
+        """Return the template of an event around its choices, without counts; None if it has them
+        in another form."""
         if self.generation.weights_version != self._version:  # else frames stay the same
             self._frames.clear()
             self._version = self.generation.weights_version
         if usage not in self._frames:
-            self._frames[usage] = Template(self._frame_example(usage), CHOICES)
+            self._frames[usage] = self._frame_template(usage)
         return self._frames[usage]
 
-    def _counting_frame(self) -> Template:
+    def _counting_frame(self) -> Template | None:
         """Return the template of an event around its choice, with the counts that it says."""
         if not self.is_continuous:
             return self._frame(self._usage)
         usage = self.generation.usage_of(COMPLETION_TOKENS)
-        example = self._frame_example(usage)
-        return Template(example, CHOICES, COMPLETION_TOKENS, usage.total_tokens)
+        return self._frame_template(usage, COMPLETION_TOKENS, usage.total_tokens)
 
-    def _frame_example(self, usage: UsageField) -> bytes:
+    def _frame_template(self, usage: UsageField, *counts: int) -> Template | None:
         fields = self._fields([CHOICES], usage, UNSET)
-        return encode_json(self.form.envelope(fields, is_event=True))
+        try:
+            return Template(
+                encode_json(self.form.envelope(fields, is_event=True)), CHOICES, *counts
+            )
+        except NO_TEMPLATE:
+            return None
 
     def _usage_now(self) -> Usage:
         return self.generation.usage_of(self.generation.completion_tokens)

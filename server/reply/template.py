@@ -24,10 +24,15 @@ def _number() -> int:
 
 TEXT = secrets.token_hex(16)
 """Marks a text; within its quotation marks."""
-SCORES, CHOICES = (Raw(encode_json(secrets.token_hex(16))) for _ in range(2))
-"""Mark values of any kind."""
-INDEX, COMPLETION_TOKENS = _number(), _number()
+SCORES = Raw(encode_json(secrets.token_hex(16)))
+"""Marks a value of any kind."""
+CHOICES = Raw(encode_json({secrets.token_hex(16): 0}))
+"""Marks an object."""
+INDEX, OTHER_INDEX, COMPLETION_TOKENS = (_number() for _ in range(3))
 """Mark numbers. No client or operator can name any of these: they are drawn when this starts."""
+
+NO_TEMPLATE = (LookupError, TypeError, ValueError)
+"""What comes of a format that cannot show an example, or has its holes in another order."""
 
 
 class Template:

@@ -171,8 +171,20 @@ def _fields(kind: type[msgspec.Struct]) -> dict[str, Schema]:
 
         if options[0].get("contentEncoding"):
             options[0] = {"type": "string", "format": "binary"}
-        fields[field.encode_name] = options[0] | {"description": allowed(hints[field.name])}
+        fields[field.encode_name] = options[0] | {
+            "description": _allowed(kind, field.name, hints[field.name])
+        }
     return fields
+
+
+def _allowed(kind: type[msgspec.Struct], name: str, hint: Any) -> str:
+    try:
+        return allowed(hint)
+    except KeyError as error:
+        raise TypeError(
+            f"{kind.__name__}.{name} = {error.args[0].__name__}: its annotation must have a "
+            "Meta(description=…) that says what is allowed"
+        ) from None
 
 
 def _content(operation: Operation) -> Schema:
@@ -254,7 +266,9 @@ def _request(body: BodySchema) -> dict[str, Schema]:
         forms = body.forms.get(field.name, (hint,))
         schema = _nullable(forms, required=field.required)
         meaning = None if field.name in body.forms else meanings.get(field.name)
-        schema["description"] = f"{meaning or ''} Allowed: {allowed(forms[0])}.".lstrip()
+        schema["description"] = (
+            f"{meaning or ''} Allowed: {_allowed(body.kind, field.name, forms[0])}.".lstrip()
+        )
         if field.required:
             required.append(field.encode_name)
         elif field.default_factory is not NODEFAULT:

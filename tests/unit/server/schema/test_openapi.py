@@ -143,6 +143,17 @@ def test_a_new_operation_takes_no_more_than_its_entry() -> None:
     assert fields["properties"]["colour"]["enum"] == ["", None]
 
 
+class Undescribed(msgspec.Struct):
+    names: list[str] = []
+
+
+def test_a_field_without_words_for_what_is_allowed_is_named() -> None:
+    body = BodySchema(kind=Undescribed)
+    operation = Operation(method="PUT", path="/", summary="Put it.", reply=Thing, body=body)
+    with pytest.raises(TypeError, match=r"Undescribed\.names = ListType: .*Meta\(description"):
+        document([operation], "t", "1")
+
+
 def test_the_page_tells_all_and_loads_nothing(document_schema: Schema) -> None:
     html = page(document_schema)
     assert not {*re.findall(r"<(\w+)", html)} & {"link", "img", "iframe", "object", "embed", "base"}
