@@ -53,13 +53,14 @@ def not_utf8(data: bytes) -> str:
 
 
 def not_json_line(line: bytes) -> str:
-    """Return why a line is not one JSON value in UTF-8; empty if it is. A decoder that misses a
+    """Return why a line is not one JSON object in UTF-8; empty if it is. A decoder that misses a
     field says that first, also of what is no JSON."""
     line = line.strip()
-    if not (fault := not_utf8(line) or _syntax_fault(line)):
-        return ""
-    if line[:1] == b"[" or line[-1:] == b"]" or line == b"],":
+    fault = not_utf8(line) or _syntax_fault(line)
+    if line[:1] == b"[" or (fault and (line[-1:] == b"]" or line == b"],")):
         return "an array's bracket; it must be one JSON object a line, no brackets"
+    if not fault:
+        return ""
     if line[:1] == b"{" and line[-1:] == b"," and not _syntax_fault(line[:-1]):
         return "a comma follows the object; it must be one JSON object a line, no commas"
     if line[:1] == b"{" and "truncated" in fault:
