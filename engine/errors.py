@@ -21,6 +21,10 @@ SRMError                 .code: stable string   .message: for the caller
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
+from difflib import get_close_matches
+
 import msgspec
 
 UNDECODABLE = (ValueError, RecursionError)
@@ -39,6 +43,43 @@ MAX_PARAM = 128
 def cut(text: str, most: int) -> str:
     """A text, or as much of its beginning as `most` allows and a mark of what is missing."""
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+_FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
+_TYPES = re.compile(r"`([a-z]+(?: \| [a-z]+)*)`")
+_IN_WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "a boolean",
+    "array": "a list",
+    "object": "an object",
+}
+
+
+def in_words(error: Exception, whole: str = "") -> str:
+    """Return what msgspec says of a value in the words of our other messages; `whole` names what
+    was decoded."""
+    text, _, place = str(error).partition(" - at ")
+    where = place.replace("`key`", "a key").replace("`", "")
+    where = (where if whole else where.replace("$.", "")).replace("$", whole) or whole
+    if field := _FIELD.fullmatch(text):
+        is_what = "is missing" if field[1] == "missing required" else "is not a field"
+        return f"{where}.{field[2]} {is_what}".lstrip(".")
+    if text.startswith("Expected"):
+        text = text.replace("Expected", "must be", 1).replace(", got ", "; got ", 1)
+        text = _TYPES.sub(
+            lambda types: " or ".join(_IN_WORDS.get(name, name) for name in types[1].split(" | ")),
+            text,
+        )
+    return f"{where} {text}".lstrip()
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """Return the end of a message about a name that is none of those known: the one that it is
+    likely a misspelling of, if any. Less alike is another name, such as `prompt_token_ids`."""
+    close = get_close_matches(name, known, 1, 0.8) if len(name) <= 64 else []
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def not_utf8(data: bytes) -> str:

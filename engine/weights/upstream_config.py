@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 
 from engine.config import Mixer, ModelConfig
-from engine.errors import UNDECODABLE, ConfigError
+from engine.errors import UNDECODABLE, ConfigError, in_words
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -73,7 +73,8 @@ def read_args(path: Path) -> PublishedArgs:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        flat = "`constructor`" in str(error) and "; the model's arguments belong under it"
+        raise ConfigError(f"{path}: {in_words(error)}{flat or ''}") from None
     except UNDECODABLE as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
 

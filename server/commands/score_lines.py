@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from engine.client.client import EngineClient
-from engine.errors import UNDECODABLE, InvalidRequest, RequestError, not_json_line
+from engine.errors import UNDECODABLE, InvalidRequest, RequestError, in_words, not_json_line
 from engine.messages import Output, Request, SamplingParams, join
 from server.reply.scores import LOWEST
 from server.text.text import Text
@@ -87,7 +87,7 @@ def parse(data: bytes, number: int, text: Text) -> Scoring:
     try:
         line = msgspec.json.decode(data, type=_Line)
     except UNDECODABLE as error:
-        fault = not_json_line(data) or str(error)
+        fault = not_json_line(data) or in_words(error)
         raise InvalidRequest(
             f'not {{"prompt": text or ids, "completion"?: text or ids, "id"?}}: {fault}'
         ) from None
