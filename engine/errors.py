@@ -66,12 +66,12 @@ def in_words(error: Exception, whole: str = "") -> str:
     if field := _FIELD.fullmatch(text):
         is_what = "is missing" if field[1] == "missing required" else "is not a field"
         return f"{where}.{field[2]} {is_what}".lstrip(".")
-    if text.startswith("Expected"):
-        text = text.replace("Expected", "must be", 1).replace(", got ", "; got ", 1)
-        text = _TYPES.sub(
-            lambda types: " or ".join(_IN_WORDS.get(name, name) for name in types[1].split(" | ")),
-            text,
-        )
+    if not text.startswith("Expected"):
+        return f"{where}: {text}" if where else text
+    text = text.replace("Expected", "must be", 1).replace(", got ", "; got ", 1)
+    text = _TYPES.sub(
+        lambda types: " or ".join(_IN_WORDS.get(name, name) for name in types[1].split(" | ")), text
+    )
     return f"{where} {text}".lstrip()
 
 

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import safetensors
 
-from engine.errors import UNDECODABLE, CheckpointError
+from engine.errors import UNDECODABLE, CheckpointError, in_words
 from engine.memory import available_memory
 from engine.steps.batch import F32
 from engine.weights.tensors import Shapes
@@ -74,7 +74,7 @@ def read_tensors(path: Path) -> dict[str, StoredTensor]:
     try:
         shards = msgspec.json.decode(read_file(path), type=_Index).weight_map
     except UNDECODABLE as error:
-        raise CheckpointError(f"{path} is no index of shards: {error}") from None
+        raise CheckpointError(f"{path} is no index of shards: {in_words(error)}") from None
     stored: dict[str, StoredTensor] = {}
     for file in sorted(set(shards.values())):
         stored |= stored_tensors(path.parent / file, read_file(path.parent / file))
