@@ -11,6 +11,9 @@ _HOMES = {
     "SamplingParams": "engine.messages",
     "Completion": "engine.python.request_output",
     "Generated": "engine.python.request_output",
+    "RequestError": "engine.errors",
+    "ConfigError": "engine.errors",
+    "CheckpointError": "engine.errors",
 }
 
 

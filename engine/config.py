@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.errors import UNDECODABLE, CheckpointError, ConfigError
+from engine.errors import UNDECODABLE, CheckpointError, ConfigError, in_words
 
 DEMO_MODEL = Path(__file__).resolve().parents[1] / "models" / "demo"
 """The bundled checkpoint; the same place in a source tree and in an installed package."""
@@ -169,7 +169,7 @@ def parse_model_config(path: Path, data: bytes) -> ModelConfig:
         own = {name: value for name, value in given.items() if name not in _OF_HUGGING_FACE}
         return msgspec.json.decode(msgspec.json.encode(own), type=ModelConfig)
     except (*UNDECODABLE, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
+        raise CheckpointError(f"{path}: {in_words(error)}") from None
 
 
 Dtype = Literal["float32", "bfloat16", "float8"]

@@ -21,6 +21,10 @@ SRMError                 .code: stable string   .message: for the caller
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
+from difflib import get_close_matches
+
 import msgspec
 
 UNDECODABLE = (ValueError, RecursionError)
@@ -41,6 +45,43 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+_FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
+_TYPES = re.compile(r"`([a-z]+(?: \| [a-z]+)*)`")
+_IN_WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "a boolean",
+    "array": "a list",
+    "object": "an object",
+}
+
+
+def in_words(error: Exception, whole: str = "") -> str:
+    """Return what msgspec says of a value in the words of our other messages; `whole` names what
+    was decoded."""
+    text, _, place = str(error).partition(" - at ")
+    where = place.replace("`key`", "a key").replace("`", "")
+    where = (where if whole else where.replace("$.", "")).replace("$", whole) or whole
+    if field := _FIELD.fullmatch(text):
+        is_what = "is missing" if field[1] == "missing required" else "is not a field"
+        return f"{where}.{field[2]} {is_what}".lstrip(".")
+    if not text.startswith("Expected"):
+        return f"{where}: {text}" if where else text
+    text = text.replace("Expected", "must be", 1).replace(", got ", "; got ", 1)
+    text = _TYPES.sub(
+        lambda types: " or ".join(_IN_WORDS.get(name, name) for name in types[1].split(" | ")), text
+    )
+    return f"{where} {text}".lstrip()
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """Return the end of a message about a name that is none of those known: the one that it is
+    likely a misspelling of, if any. Less alike is another name, such as `prompt_token_ids`."""
+    close = get_close_matches(name, known, 1, 0.8) if len(name) <= 64 else []
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
 def not_utf8(data: bytes) -> str:
     """Return why bytes are not text in UTF-8; empty if they are."""
     if b"\0" in data:
@@ -53,13 +94,14 @@ def not_utf8(data: bytes) -> str:
 
 
 def not_json_line(line: bytes) -> str:
-    """Return why a line is not one JSON value in UTF-8; empty if it is. A decoder that misses a
+    """Return why a line is not one JSON object in UTF-8; empty if it is. A decoder that misses a
     field says that first, also of what is no JSON."""
     line = line.strip()
-    if not (fault := not_utf8(line) or _syntax_fault(line)):
-        return ""
-    if line[:1] == b"[" or line[-1:] == b"]" or line == b"],":
+    fault = not_utf8(line) or _syntax_fault(line)
+    if line[:1] == b"[" or (fault and (line[-1:] == b"]" or line == b"],")):
         return "an array's bracket; it must be one JSON object a line, no brackets"
+    if not fault:
+        return ""
     if line[:1] == b"{" and line[-1:] == b"," and not _syntax_fault(line[:-1]):
         return "a comma follows the object; it must be one JSON object a line, no commas"
     if line[:1] == b"{" and "truncated" in fault:

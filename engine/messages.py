@@ -6,7 +6,7 @@ makes a Python object per token.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -25,6 +25,7 @@ from engine.errors import (
     StoreFull,
     SwapInProgress,
     TimedOut,
+    did_you_mean,
 )
 
 FinishReason = Literal["stop", "length", "error"]
@@ -43,7 +44,23 @@ MAX_BIAS = 100.0  # largest bias of a token, of either sign
 PROMPT = -1  # index of the Outputs that are about the prompt and not about a completion of it
 
 
-class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class _Spelled(msgspec.StructMeta):
+    """Of a struct that people make: it names the field that a misspelled one may have meant."""
+
+    def __call__(cls, *args: Any, **fields: Any) -> Any:
+        for name in fields.keys() - cls.__struct_fields__:
+            near = did_you_mean(name, cls.__struct_fields__)
+            raise TypeError(f"{name!r} is not a field of {cls.__name__}{near}")
+        return super().__call__(*args, **fields)
+
+
+class SamplingParams(
+    msgspec.Struct,
+    metaclass=_Spelled,
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
     """How to sample the completions of one prompt.
 
     Order: biases, penalties (repetition, frequency, presence), bans; then temperature, min_p,

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
 
 import msgspec
 
-from engine.errors import UNDECODABLE, ConfigError
+from engine.errors import UNDECODABLE, ConfigError, did_you_mean, in_words
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -149,10 +149,11 @@ def build(kind: type[T], settings: Mapping[str, Any]) -> T:
         raise ConfigError(str(error)) from None
 
 
-def build_struct(kind: type[T], values: Mapping[str, Any], source: str) -> T:
-    """Build the struct from values given by name, checked as a file's are. Raises ConfigError."""
+def build_struct(kind: type[T], values: Mapping[str, Any], source: str, strict: bool = False) -> T:
+    """Build the struct from values given by name, checked as a file's are; a program is `strict`,
+    to which the text "5" is no number. Raises ConfigError."""
     settings: dict[str, Any] = {}
-    _apply(settings, get_type_hints(kind), values, source)
+    _apply(settings, get_type_hints(kind), values, source, strict)
     return build(kind, settings)
 
 
@@ -265,25 +266,31 @@ def _open_tables(
 
 
 def _apply(
-    settings: dict[str, Any], hints: dict[str, Any], values: Mapping[str, Any], source: str
+    settings: dict[str, Any],
+    hints: dict[str, Any],
+    values: Mapping[str, Any],
+    source: str,
+    strict: bool = False,
 ) -> None:
     for name, value in values.items():
         if name not in hints:
-            raise ConfigError(f"{source}: unknown setting {name!r}")
+            raise ConfigError(f"{source}: unknown setting {name!r}{did_you_mean(name, hints)}")
         if get_origin(hints[name]) is tuple and isinstance(value, str):
             parts: Any = [part for part in value.split(",") if part]
-        elif hints[name] is str and type(value) in {int, float}:  # a TOML file may leave out quotes
+        elif (
+            not strict and hints[name] is str and type(value) in {int, float}
+        ):  # a TOML file may leave out quotes
             parts = str(value)
         else:
             parts = value
         try:
             settings[name] = msgspec.convert(
-                parts, hints[name], strict=False, dec_hook=_decode_extension
+                parts, hints[name], strict=strict, dec_hook=_decode_extension
             )
         except msgspec.ValidationError as error:
             choices = _choices(hints[name])
             allowed = f"; allowed are {', '.join(map(str, choices))}" if choices else ""
-            raise ConfigError(f"{source}: {name} = {value!r}: {error}{allowed}") from None
+            raise ConfigError(f"{source}: {name} = {value!r}: {in_words(error)}{allowed}") from None
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:

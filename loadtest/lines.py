@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.errors import UNDECODABLE, ConfigError, not_json_line, not_utf8
+from engine.errors import UNDECODABLE, ConfigError, in_words, not_json_line, not_utf8
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def read(path: Path, kind: type[T], allowed: str) -> list[tuple[int, T]]:
             try:
                 decoded.append((number, decoder.decode(line)))
             except UNDECODABLE as error:
-                fault = not_json_line(line.encode()) or str(error)
+                fault = not_json_line(line.encode()) or in_words(error)
                 raise bad_line(path, number, fault, allowed) from None
     if not decoded:
         raise ConfigError(f"{path}: no line; allowed is {allowed}")

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from engine.config import DEMO_MODEL, EngineConfig
 from engine.device.runner import ModelRunner
-from engine.errors import UNDECODABLE, ConfigError
+from engine.errors import UNDECODABLE, ConfigError, in_words
 from engine.messages import MAX_TEMPERATURE, Output, SamplingParams
 from engine.process.engine import Engine
 from engine.tokenizer_file import read_tokenizer
@@ -150,7 +150,9 @@ def _read(path: Path, digest: str, samples: int) -> Evaluation:
     except OSError as error:
         raise ConfigError(f"against: {path} cannot be read: {error.strerror}") from error
     except UNDECODABLE as error:
-        raise ConfigError(f"against: {path} is no output of srm evaluate: {error}") from None
+        raise ConfigError(
+            f"against: {path} is no output of srm evaluate: {in_words(error)}"
+        ) from None
     if decoded.digest != digest:
         raise ConfigError(
             f"against: {path} has {decoded.problems} problems that are not those of problems and "

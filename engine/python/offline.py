@@ -20,7 +20,14 @@ import numpy as np
 
 from engine.config import DEMO_MODEL, EngineConfig
 from engine.device.runner import ModelRunner
-from engine.errors import ConfigError, EngineUnavailable, InvalidRequest, Overloaded, RequestError
+from engine.errors import (
+    ConfigError,
+    EngineUnavailable,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+    in_words,
+)
 from engine.messages import SamplingParams
 from engine.process.engine import Engine as SteppedEngine
 from engine.python.pending_prompt import PendingPrompt, Prompt, in_turn
@@ -61,7 +68,8 @@ class Engine:
         for name in _OF_THE_PROCESS:
             if name in settings:
                 raise ConfigError(f"{name} is a setting of the engine process; there is none here")
-        config = build_struct(EngineConfig, {"model": Path(model), **settings}, "Engine")
+        given = {name: _plain(value) for name, value in settings.items()}
+        config = build_struct(EngineConfig, {"model": Path(model), **given}, "Engine", strict=True)
         weights = load_checkpoint(config.model)
         runner = ModelRunner(weights, config)
         steps = SteppedEngine(weights.config, runner, config, weights.fingerprint)
@@ -211,30 +219,33 @@ def _checked(
 ) -> Iterator[SamplingParams]:
     """Yield parameters of each prompt, `count` if given. Raises InvalidRequest for other types."""
     if isinstance(params, SamplingParams):
-        known = _typed(params)
+        known = _typed(params, 0)
         yield from repeat(known) if count is None else repeat(known, count)
         return
     # A dict's keys are none, but it is the dict that is wrong.
     is_list = isinstance(params, Iterable) and not isinstance(params, Mapping)
-    for each in params if is_list else [params]:
+    for number, each in enumerate(params if is_list else [params]):
         if not isinstance(each, SamplingParams):
             raise InvalidRequest(
                 f"params must be SamplingParams, or one for each prompt; got {type(each).__name__}",
                 "params",
             )
-        yield _typed(each)
+        yield _typed(each, number)
 
 
-def _typed(params: SamplingParams) -> SamplingParams:
+def _typed(params: SamplingParams, number: int) -> SamplingParams:
     """Return the parameters as their types are declared, which Python does not check: numpy's
-    numbers and lists are taken as meant. Raises InvalidRequest, which names the field."""
+    numbers and lists are taken as meant. Raises InvalidRequest, which names prompt and field."""
     fields = {}
     for field in msgspec.structs.fields(SamplingParams):
         value = getattr(params, field.name)
         try:
             fields[field.name] = msgspec.convert(_plain(value), field.type)
         except (msgspec.ValidationError, TypeError, OverflowError) as error:
-            raise InvalidRequest(f"{field.name}: {error}, {value!r:.80}", field.name) from None
+            fault = in_words(error, field.name).partition("; got ")[0]
+            raise InvalidRequest(
+                f"prompt {number}: {fault}; got {value!r:.80}", field.name
+            ) from None
     return SamplingParams(**fields)
 
 

@@ -55,6 +55,8 @@ def convert(weights: Path, args: Path, output: Path, tokenizer: Path | None = No
     _check_length(weights, stored, config)
     stored = _reconciled(weights, stored, config, published.constructor, notes)
     tensors = checked(weights, stored, tensor_shapes(config), str(args))
+    if others := sorted({tensor.dtype for tensor in stored.values()} - {"F32"}):
+        notes.append(f"{' and '.join(others)} became F32")
     _clip_decays(tensors, notes)
     notes.append(
         f"texts begin with token {config.bos_token_id} and end with token {config.eos_token_id}"
@@ -83,9 +85,9 @@ def _renamed(path: Path, stored: Stored, notes: list[str]) -> Stored:
         if new in renamed:
             raise CheckpointError(f"{path}: tensors {renamed[new]} and {old} are both {new}")
         renamed[new] = old
-    unwrapped = sum(len(old.split(".")) > len(new.split(".")) for new, old in renamed.items())
+    unwrapped = [old for new, old in renamed.items() if old.count(".") > new.count(".")]
     if unwrapped:
-        notes.append(f"left wrappers out of {unwrapped} names, such as {next(iter(stored))}")
+        notes.append(f"left wrappers out of {len(unwrapped)} names, such as {unwrapped[0]}")
     if any(AFTER_DROPOUT.search(old) for old in stored):
         notes.append("an old version with Dropout: its layers 3 are named 2")
     return {new: stored[old] for new, old in renamed.items()}

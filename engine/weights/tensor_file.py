@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import safetensors
 
-from engine.errors import UNDECODABLE, CheckpointError
+from engine.errors import UNDECODABLE, CheckpointError, in_words
 from engine.memory import available_memory
 from engine.steps.batch import F32
 from engine.weights.tensors import Shapes
@@ -43,9 +43,20 @@ def read_file(path: Path) -> bytes:
         names = [file.name for file in others if _WEIGHTS.search(file.name)]
         hint = f", but {path.parent} has {_first(names)}" if names else ""
         hint += "; `srm convert` makes one file of shards" if INDEX in names else ""
+        hint += f" and no {INDEX}{_absent(path.parent)}" if any(map(_SHARD.search, names)) else ""
         raise CheckpointError(f"cannot read {path}: {error.strerror}{hint}") from None
     except MemoryError:
         raise CheckpointError(f"cannot read {path}: it is larger than the memory") from None
+
+
+def _absent(folder: Path) -> str:
+    """Return what to do about an index of shards that is not in the folder."""
+    if (folder / INDEX).exists():
+        return ""
+    return (
+        "; it is not there: copy it from where the shards were saved, or write it: "
+        '{"weight_map": {"NAME OF A TENSOR": "ITS SHARD", …}}'
+    )
 
 
 class _Index(msgspec.Struct):
@@ -55,13 +66,15 @@ class _Index(msgspec.Struct):
 def read_tensors(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a file, or of the shards that an index names."""
     if shard := _SHARD.search(path.name):
-        raise CheckpointError(f"{path} is one of {shard[1]} shards: name their index, {INDEX}")
+        raise CheckpointError(
+            f"{path} is one of {shard[1]} shards: name their index, {INDEX}{_absent(path.parent)}"
+        )
     if path.suffix != ".json":
         return stored_tensors(path, read_file(path))
     try:
         shards = msgspec.json.decode(read_file(path), type=_Index).weight_map
     except UNDECODABLE as error:
-        raise CheckpointError(f"{path} is no index of shards: {error}") from None
+        raise CheckpointError(f"{path} is no index of shards: {in_words(error)}") from None
     stored: dict[str, StoredTensor] = {}
     for file in sorted(set(shards.values())):
         stored |= stored_tensors(path.parent / file, read_file(path.parent / file))

@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 
 from engine.config import Mixer, ModelConfig
-from engine.errors import UNDECODABLE, ConfigError
+from engine.errors import UNDECODABLE, ConfigError, in_words
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -73,7 +73,9 @@ def read_args(path: Path) -> PublishedArgs:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        is_flat = str(error).endswith("field `constructor`")
+        hint = ", under which the model's arguments belong" if is_flat else ""
+        raise ConfigError(f"{path}: {in_words(error)}{hint}") from None
     except UNDECODABLE as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
 
@@ -90,6 +92,14 @@ def model_config(
     mixer = _mixer(args, path, names)
     is_headless = not _has_heads(constructor)
     decay = constructor.decay and "decay" in READ_BY[mixer]
+    decays = [name for name in names if name.endswith(".decay_value")]
+    if decays and not decay:
+        switch = "kernel" if is_headless else "mixed_heads, combined_heads or parallel_heads"
+        raise ConfigError(
+            f"{path}: the weights have {len(decays)} decays, such as {min(decays)}, and a model of "
+            f"{mixer} as described has none: add "
+            f"{'decay' if 'decay' in READ_BY[mixer] else switch} to constructor"
+        )
     constant = _decay_constant(args, path, mixer, notes) if decay else 1
     for name in ("parallel_heads", "mixed_heads", "combined_heads", "expanded_convs", "decay"):
         if getattr(constructor, name) and name not in READ_BY[mixer]:

@@ -39,7 +39,7 @@ _CHUNK = 256 * 1024
 _BOM = b"\xef\xbb\xbf"
 _NUMBER = re.compile(r"_([1-9][0-9]{0,9})\Z")
 _FIELD = re.compile(r"field `([^`]*)`")
-_PLACE = re.compile(r" - at `\$\.([^`]*)`$")
+_SHAPE = re.compile(r"got `([^`]*)`(?: - at `\$\.([^`]*)`)?$")
 
 RawLine = tuple[int, bytes | None]
 """A line's number in its file, counted from 1, and its bytes; None for a line that is too long."""
@@ -85,7 +85,7 @@ class Answerer(Protocol):
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
-    custom_id: str
+    custom_id: str | int | float
     method: str
     url: str
     body: Raw
@@ -185,8 +185,11 @@ def parse_line(raw: bytes | None, number: int, endpoint: str = "") -> BatchLine 
         if fault := not_json_line(raw):
             return _error("invalid_json_line", number, f"This line is not JSON: {fault}")
         return _shape_error(str(error), number)
-    if not 1 <= len(line.custom_id) <= MAX_CUSTOM_ID:
-        message = f"custom_id must have 1 … {MAX_CUSTOM_ID} characters, got {len(line.custom_id)}"
+    if (custom_id := custom_id_of(line.custom_id)) is None:
+        message = f"custom_id must be a string or a whole number; got {line.custom_id}"
+        return _error("invalid_custom_id", number, message, "custom_id")
+    if not 1 <= len(custom_id) <= MAX_CUSTOM_ID:
+        message = f"custom_id must have 1 … {MAX_CUSTOM_ID} characters, got {len(custom_id)}"
         return _error("invalid_custom_id", number, message, "custom_id")
     if line.method != "POST":
         message = f"method must be POST, got {line.method[:20]!r}"
@@ -198,12 +201,20 @@ def parse_line(raw: bytes | None, number: int, endpoint: str = "") -> BatchLine 
     body = bytes(line.body)
     if body[:1] != b"{":
         return _error("invalid_type", number, "body must be an object", "body")
-    return BatchLine(number, line.custom_id, line.method, line.url, body, _size(body))
+    return BatchLine(number, custom_id, line.method, line.url, body, _size(body))
+
+
+def custom_id_of(given: str | int | float) -> str | None:
+    """Return what a line gives as text: a whole number as its digits, for 7 is 7.0 in a column of
+    pandas that has a gap. None for other numbers, and for floats that may stand for several."""
+    if isinstance(given, float):
+        return str(int(given)) if given.is_integer() and abs(given) < 2**53 else None
+    return str(given)
 
 
 def _shape_error(message: str, number: int) -> LineError:
     """Return the error of a line that is JSON but not of the right shape."""
-    field, place = _FIELD.search(message), _PLACE.search(message)
+    field, shape = _FIELD.search(message), _SHAPE.search(message)
     if field and "missing" in message:
         name = field[1]
         return _error("missing_required_parameter", number, f"{name} is missing", name)
@@ -211,7 +222,11 @@ def _shape_error(message: str, number: int) -> LineError:
         name = cut(field[1], MAX_PARAM)
         known = ", ".join(_Line.__struct_fields__)
         return _error("unknown_parameter", number, f"{name} is none of {known}", name)
-    return _error("invalid_type", number, message, place[1] if place else None)
+    if shape is None:
+        return _error("invalid_type", number, message)
+    got, key = shape.groups()
+    wanted = {None: "an object", "custom_id": "a string or a whole number"}.get(key, "a string")
+    return _error("invalid_type", number, f"{key or 'a line'} must be {wanted}; got {got}", key)
 
 
 def _error(code: str, line: int, message: str, param: str | None = None) -> LineError:

@@ -189,6 +189,10 @@ class _Command:
             *(f"{counts.completed + counts.failed:,}", f"{counts.completed:,}"),
             *(f"{counts.failed:,}", f"{results.num_tokens:,}"),
         )
+        if counts.failed:
+            place = self.files.errors or output
+            shown = "the output" if place == STANDARD else self.files.objects.get(place, place)
+            log.info("%s; what failed is in %s", results.first_fault, shown)
         return 1 if counts.failed else 0
 
     async def _close(self, results: BatchResults) -> None:

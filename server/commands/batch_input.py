@@ -24,11 +24,12 @@ from msgspec import Raw
 
 from engine.errors import UNDECODABLE, ConfigError
 from server.batch.job_input import duplicates
-from server.batch.lines import BatchLine, RawLine, parse_line, read_lines
+from server.batch.lines import BatchLine, RawLine, custom_id_of, parse_line, read_lines
 from server.commands.batch_parquet import is_parquet, read_rows
 from server.commands.compression import CHUNK, DamagedArchive, codec_of, decompressed
 from server.commands.object_storage import Source, StoredObject
 from server.schema.json_parts import MAX_FIELDS, TooManyFields, fields_of
+from server.schema.validation import not_null
 from server.storage.records import LineError
 
 log = logging.getLogger(__name__)
@@ -112,19 +113,17 @@ def _lines(path: Source, raw: Iterator[bytes], max_line_bytes: int) -> Iterator[
 
 def parse(raw: bytes | None, number: int) -> BatchLine | LineError:
     """Parse a batch line, or the bare body of a request. `custom_id` is the line's number if none
-    is given, and may be a number; a body with messages is a chat request."""
+    is given; a body with messages is a chat request."""
     try:
         if raw is not None and not raw.isascii():
             raw.decode()
-        fields = fields_of(raw or b"")
+        fields = not_null(fields_of(raw or b""))
     except TooManyFields:
         message = f"a line must have at most {MAX_FIELDS} fields"
         return LineError(code="too_many_fields", message=message, line=number)
     except UNDECODABLE:
         return parse_line(raw, number)  # which says what is wrong
-    if bytes(given := fields.get("custom_id", Raw())).isdigit():  # as in a column of numbers
-        fields["custom_id"] = Raw(b'"%b"' % bytes(given))
-    elif fields.keys() >= _LINE_FIELDS:
+    if fields.keys() >= _LINE_FIELDS:
         return parse_line(raw, number)
     custom_id = fields.pop("custom_id", Raw(_encode(str(number))))
     if "body" not in fields:
@@ -142,7 +141,7 @@ def custom_id(raw: bytes | None, number: int) -> str | None:
         given = _decode_named(raw or b"").custom_id
     except UNDECODABLE:
         return None
-    return str(number if given is None else given)
+    return custom_id_of(number if given is None else given)
 
 
 def _has_messages(body: Raw) -> bool:
@@ -155,7 +154,7 @@ def _has_messages(body: Raw) -> bool:
 class _Named(msgspec.Struct):
     """The only field of a line that its name needs."""
 
-    custom_id: str | int | None = None
+    custom_id: str | int | float | None = None
 
 
 _decode_named = msgspec.json.Decoder(_Named).decode

@@ -15,9 +15,13 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, cut, did_you_mean
 from server.batch.lines import RawLine
 from server.commands.object_storage import Source, StoredObject
+from server.schema.chat_request import CHAT_NEUTRAL, ChatRequest
+from server.schema.completion_request import CompletionRequest
+from server.schema.sampling_fields import NEUTRAL
+from server.schema.validation import hints_of
 
 ROWS_READ = 32
 """Rows that are in memory at once: a value that all rows have takes no room in the file."""
@@ -70,13 +74,14 @@ def is_parquet(path: Source) -> bool:
 def read_rows(path: Source, max_line_bytes: int) -> Iterator[list[RawLine]]:
     """Yield rows as JSON lines, numbered from 1. Nulls are left out, also inside a row.
 
-    Raises ConfigError for what is no Parquet file.
+    Raises ConfigError for what is no Parquet file, and for columns that no request has.
     """
     arrow, parquet = _arrow()
     try:
         with _opened(path) as opened, parquet.ParquetFile(opened) as file:
             number = 0
             names = [name for name in file.schema_arrow.names if not name.startswith(_INDEX)]
+            _check_columns(path, names)
             for batch in file.iter_batches(batch_size=ROWS_READ, columns=names):
                 lines: list[RawLine] = []
                 for row in batch.to_pylist(maps_as_pydicts="strict"):
@@ -86,6 +91,18 @@ def read_rows(path: Source, max_line_bytes: int) -> Iterator[list[RawLine]]:
                 yield lines
     except arrow.ArrowException as error:
         raise ConfigError(f"input = {path}: {error}") from None
+
+
+def _check_columns(path: Source, names: list[str]) -> None:
+    """Raise ConfigError for a column that would have every row fail."""
+    known = {*hints_of(CompletionRequest), *hints_of(ChatRequest), *NEUTRAL, *CHAT_NEUTRAL}
+    known |= {"custom_id", "method", "url", "body"}
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"input = {path}: column {cut(name, 64)!r} is no field of a request"
+                f"{did_you_mean(name, known)}; leave it out: a result has its row's custom_id"
+            )
 
 
 def read_ids(path: Path) -> Iterator[tuple[str, bool]]:

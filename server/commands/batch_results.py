@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 import zlib
 
+import msgspec
+
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from server.batch.lines import LineResult, RawLine, decode_kept, record_id
@@ -39,6 +41,25 @@ def job_name(config: BatchConfig, engine: EngineConfig, first: bytes) -> str:
     return f"batch_{digest(parts)}"
 
 
+class _Reason(msgspec.Struct):
+    message: str
+
+
+class _Body(msgspec.Struct):
+    error: _Reason
+
+
+class _Response(msgspec.Struct):
+    body: _Body
+
+
+class _Failed(msgspec.Struct):
+    """The fields of a record that say why its line failed."""
+
+    response: _Response | None
+    error: _Reason | None
+
+
 class BatchResults(ResultFiles):
     """Results in `output`; those of lines that failed there too, or in `errors`."""
 
@@ -55,6 +76,7 @@ class BatchResults(ResultFiles):
         self._is_one = errors is None
         self._names: dict[int, int] = {}  # of some lines that are done: a checksum of custom_id
         self._last_done = 0
+        self._first_failed: tuple[int, bytes] | None = None
         self._num_earlier = 0
         self.num_put = 0
         """Lines that have ended in this run."""
@@ -75,8 +97,19 @@ class BatchResults(ResultFiles):
         """Lines that have ended, in earlier runs too, whether they are on the disk or not."""
         return self._num_earlier + self.num_put
 
+    @property
+    def first_fault(self) -> str:
+        """Which line of those that failed is the first, and why."""
+        assert self._first_failed is not None
+        number, record = self._first_failed
+        failed = msgspec.json.decode(record, type=_Failed)
+        reason = failed.error or (failed.response and failed.response.body.error)
+        return f"line {number} failed: {reason.message if reason else ''}"
+
     def put(self, result: LineResult) -> None:
         super().put(result)
+        if result.is_failed:
+            self._note_failed(result.number, result.record)
         self.num_put += 1
         self.num_tokens += result.usage.completion_tokens
 
@@ -102,6 +135,9 @@ class BatchResults(ResultFiles):
         if self._last_done > last:
             raise self._foreign(f"it has line {self._last_done}, the input ends at {last}")
 
+    def _note_failed(self, number: int, record: bytes) -> None:
+        self._first_failed = min(self._first_failed or (number, record), (number, record))
+
     def _check_beginning(self, data: bytes) -> None:
         expected = f'{{"id":"{record_id(self._job, 0)[:-1]}'.encode()
         size = min(len(expected), len(data))
@@ -123,6 +159,8 @@ class BatchResults(ResultFiles):
         self.done.add(recalled.number)
         self._last_done = max(self._last_done, recalled.number)
         self.counts.add(ResultCounts(not recalled.is_failed, recalled.is_failed, recalled.usage))
+        if recalled.is_failed:
+            self._note_failed(recalled.number, record)
         if len(self._names) < _REMEMBERED and recalled.custom_id is not None:
             self._names[recalled.number] = _checksum(recalled.custom_id)
         return True

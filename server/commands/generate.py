@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from engine.client.client import EngineClient
-from engine.errors import UNDECODABLE, ConfigError, RequestError
+from engine.errors import UNDECODABLE, ConfigError, RequestError, in_words
 from engine.settings import Command
 from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
 from server.generation.engine_request import RequestOwner
@@ -97,7 +97,7 @@ def _body(asked: GenerateConfig) -> dict[str, Any]:
     try:
         extra = msgspec.json.decode(asked.extra_body, type=dict[str, Any])
     except UNDECODABLE as error:
-        raise ConfigError(f"extra_body must be a JSON object: {error}") from None
+        raise ConfigError(f"extra_body must be a JSON object: {in_words(error)}") from None
     prompt = asked.prompt
     if prompt == "-":
         if sys.stdin.isatty():

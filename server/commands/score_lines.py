@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from engine.client.client import EngineClient
-from engine.errors import UNDECODABLE, InvalidRequest, RequestError, not_json_line
+from engine.errors import UNDECODABLE, InvalidRequest, RequestError, in_words, not_json_line
 from engine.messages import Output, Request, SamplingParams, join
 from server.reply.scores import LOWEST
 from server.text.text import Text
@@ -31,13 +31,13 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
     prompt: str | _TokenIds
     completion: str | _TokenIds | None = None
-    id: str | int | None = None
+    id: str | int | float | None = None
 
 
 class Score(msgspec.Struct):
     """The result of a line. Log-probabilities are under the model at temperature 1."""
 
-    id: str | int
+    id: str | int | float
     """The line's own, or its number in the file."""
     tokens: list[str]
     """Texts of the prompt's tokens, then of the completion's."""
@@ -54,7 +54,7 @@ class Score(msgspec.Struct):
 class Failure(msgspec.Struct):
     """Written in place of the result of a line that cannot be scored."""
 
-    id: str | int
+    id: str | int | float
     error: dict[str, str | None]
     """message, param and code, as over HTTP."""
 
@@ -63,7 +63,7 @@ class Failure(msgspec.Struct):
 class Scoring:
     """A line that can be scored."""
 
-    id: str | int
+    id: str | int | float
     token_ids: bytes  # int32 little-endian, of prompt and completion
     num_prompt_tokens: int
     first_counted: int
@@ -87,7 +87,7 @@ def parse(data: bytes, number: int, text: Text) -> Scoring:
     try:
         line = msgspec.json.decode(data, type=_Line)
     except UNDECODABLE as error:
-        fault = not_json_line(data) or str(error)
+        fault = not_json_line(data) or in_words(error)
         raise InvalidRequest(
             f'not {{"prompt": text or ids, "completion"?: text or ids, "id"?}}: {fault}'
         ) from None
@@ -152,4 +152,4 @@ def failure(data: bytes, number: int, error: RequestError) -> Failure:
 class _Named(msgspec.Struct):
     """The only field of a line that a failure needs."""
 
-    id: str | int | None = None
+    id: str | int | float | None = None

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Raw
 
-from engine.errors import UNDECODABLE, InvalidRequest
+from engine.errors import UNDECODABLE, InvalidRequest, in_words
 from server.schema.json_parts import (
     TokenIds,
     first_byte,
@@ -132,7 +132,7 @@ def _prompts(value: Raw) -> list[str] | list[bytes]:
     except msgspec.ValidationError as error:
         raise InvalidRequest(
             "prompt must be a string, a list of strings, a list of token ids, or a list of such "
-            f"lists, none of them empty; got {show(value)} ({error})",
+            f"lists, none of them empty; got {show(value)} ({in_words(error)})",
             "prompt",
         ) from None
     except UNDECODABLE as error:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from engine.errors import UNDECODABLE, InvalidRequest, cut
+from engine.errors import UNDECODABLE, InvalidRequest, cut, in_words
 from server.schema.json_parts import (
     MAX_VALUE_BYTES,
     fields_of,
@@ -73,7 +73,7 @@ _decode = msgspec.json.Decoder(Message).decode
 _SHOWN_NAME = 64
 """Most characters of a key in an error."""
 _SHOWN_FAULT = 160
-"""Most characters of what msgspec says, which may repeat a value."""
+"""Most characters of what is wrong, which may repeat a value."""
 _INNER: dict[str, type[msgspec.Struct]] = {
     "content": _TextPart,
     "tool_calls": _ToolCall,
@@ -190,7 +190,7 @@ def _message(value: Raw, i: int) -> tuple[Message, int]:
             f"messages[{i}] must be an object with role (developer, system, user, assistant, "
             "tool or another of the template), content (a string or a list of text parts) and at "
             f"most name, tool_calls and tool_call_id; got {show(value)} "
-            f"({cut(str(error), _SHOWN_FAULT)})",
+            f"({cut(in_words(error), _SHOWN_FAULT)})",
             "messages",
         ) from None
     except UNDECODABLE as error:
@@ -203,6 +203,8 @@ def _check_keys(fields: dict[str, Raw], kind: type[msgspec.Struct]) -> int:
 
     Raises ValidationError for text under an unknown key of it or of its parts.
     """
+    if kind is _TextPart and bytes(form := fields.get("type", Raw(b'"text"'))) != b'"text"':
+        raise msgspec.ValidationError(f"images and all other than text are not read: {show(form)}")
     for name in fields.keys() - {*kind.__struct_fields__, *_LABELS}:
         value = fields[name]
         shown = cut(name, _SHOWN_NAME)

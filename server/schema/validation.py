@@ -7,6 +7,7 @@ be, so what is refused is never made.
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import cache
@@ -15,7 +16,7 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 from msgspec import Raw, inspect
 
-from engine.errors import UNDECODABLE, InvalidRequest, cut, not_utf8
+from engine.errors import UNDECODABLE, InvalidRequest, cut, did_you_mean, not_utf8
 from server.schema.json_parts import (
     MAX_FIELDS,
     MAX_VALUE_BYTES,
@@ -29,8 +30,6 @@ from server.schema.json_parts import (
 _NULL = b"null"
 _SHOWN = 80
 """Most characters of a value in a message."""
-_ALIKE = 0.8
-"""Least likeness of a misspelled name: less is another field, such as `prompt_token_ids`."""
 _LONGEST_NAME = 64
 """Most characters of an unknown field's name that known ones are compared with."""
 
@@ -48,6 +47,7 @@ _Asked = TypeVar("_Asked", bound=Fields)
 def given_fields(body: bytes) -> dict[str, Raw]:
     """The fields of a body that are not null, as their JSON. Raises InvalidRequest if it is no
     object, or has more than MAX_FIELDS."""
+    body = body.removeprefix(BOM_UTF8)  # which Windows puts before files, that curl sends
     if not body.strip():
         raise InvalidRequest("the body is empty; it must be a JSON object")
     try:
@@ -140,10 +140,10 @@ def require(given: dict[str, Raw], name: str, meaning: str = "") -> None:
 
 
 def _unknown(name: str, known: list[str]) -> InvalidRequest:
-    close = get_close_matches(name, known, 1, _ALIKE) if len(name) <= _LONGEST_NAME else []
-    meant = f"; did you mean {close[0]!r}?" if close else ""
     shown = cut(name, _LONGEST_NAME)
-    return InvalidRequest(f"{shown!r} is not a field of this request{meant}", shown)
+    return InvalidRequest(
+        f"{shown!r} is not a field of this request{did_you_mean(name, known)}", shown
+    )
 
 
 @cache

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import UNDECODABLE, CheckpointError, ConfigError, SRMError
+from engine.errors import UNDECODABLE, CheckpointError, ConfigError, SRMError, in_words
 
 MAX_BYTES = 16 * 1024 * 1024
 """Most bytes of one of these files."""
@@ -72,7 +72,7 @@ def _read_config(folder: Path) -> _Described:
     try:
         return msgspec.json.decode(_read(path, CheckpointError), type=_Described)
     except UNDECODABLE as error:
-        raise CheckpointError(f"{path}: {error}") from None
+        raise CheckpointError(f"{path}: {in_words(error)}") from None
 
 
 def regular(path: Path) -> Path:

@@ -40,7 +40,8 @@ BRACKET = "an array's bracket; it must be one JSON object a line, no brackets"
         (b"{'prompt': 'a'}", "(byte 1)"),
         (b'{"a":' * 100_000, "recursion"),
         (b'{"prompt": "a"}', ""),
-        (b"[]", ""),
+        (b'[{"prompt": "a"}, {"prompt": "b"}]', BRACKET),
+        (b"5", ""),
     ],
 )
 def test_what_is_wrong_with_a_line_is_said(line: bytes, fault: str) -> None:

@@ -17,7 +17,7 @@ from tests.serving import ROOT
     ("variable", "value", "says"),
     [
         ("SRM_NUM_SLOT", "7", "read by no command: only settings of serve, generate, batch and"),
-        ("SRM_NUM_SLOT", "7", "(--num-slot); did you mean SRM_NUM_SLOTS?"),
+        ("SRM_NUM_SLOT", "7", "are variables; did you mean SRM_NUM_SLOTS?"),
         ("SRM_ROWS", "7", "pass others as flags (--rows)\n"),  # once a setting of `srm tune`
         ("SRM_port", "7", "read by no command"),
         ("SRM_ENDPOINT", "7", "read by no command"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, in_words
 from training.text.rows import rows
 
 PROMPT = "Question: {question}\nAnswer:"
@@ -35,7 +35,8 @@ def read_questions(path: Path) -> list[Question]:
             questions.append(msgspec.convert(row, Question))
         except msgspec.ValidationError as error:
             raise ConfigError(
-                f"questions: {where}: {error}; a row has the members question and answer, both text"
+                f"questions: {where}: {in_words(error)}; a row has the members "
+                "question and answer, both text"
             ) from None
     if not questions:
         raise ConfigError(f"questions: {path} has no question")

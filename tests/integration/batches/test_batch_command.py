@@ -239,8 +239,9 @@ def test_of_lines_that_can_be_read_only_once_one_with_a_custom_id_of_another_fai
 
 
 def test_lines_that_fail_are_named_and_do_not_stop_the_others(
-    text_model: Path, tmp_path: Path
+    text_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     source, output, errors = (tmp_path / name for name in ("in.jsonl", "out.jsonl", "bad.jsonl.gz"))
     source.write_bytes(b"\n".join([*BAD, b"", as_jsonl(LINES[:3]), b'{"prompt": "' + b"x" * 5000]))
     flags = (str(source), "-o", str(output), "--max-body-bytes=4096", f"--errors={errors}")
@@ -255,6 +256,11 @@ def test_lines_that_fail_are_named_and_do_not_stop_the_others(
     written = output.read_bytes(), errors.read_bytes()
     assert run(text_model, *flags, "--resume") == 1
     assert (output.read_bytes(), errors.read_bytes()) == written, "there was nothing left to do"
+    reasons = [text for text in caplog.messages if f"what failed is in {errors}" in text]
+    assert (
+        reasons
+        == [f"line 1 failed: {failed[1]['error']['message']}; what failed is in {errors}"] * 2
+    )
 
 
 def wait_for(output: Path, size: int = 1) -> None:

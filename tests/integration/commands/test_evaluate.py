@@ -40,7 +40,7 @@ def test_an_evaluation_is_compared_with_another_problem_by_problem(
         ({"samples": 19}, "must have at least 20 samples of each problem, got 19"),
         ({"right": [21, 0, 0]}, "must have the right samples of each problem"),
         ({"right": [0]}, "must have the right samples of each problem"),
-        ({"right": "?"}, "is no output of srm evaluate: Expected `array`"),
+        ({"right": "?"}, "is no output of srm evaluate: right must be a list"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(

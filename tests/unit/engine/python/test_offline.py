@@ -130,16 +130,16 @@ def test_params_of_another_type_are_named(llm: Engine, params: Any, kind: str) -
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("n", 1.5, "n: Expected `int`, got `float`, 1.5"),
-        ("n", "2", "n: Expected `int`, got `str`, '2'"),
-        ("max_tokens", None, "max_tokens: Expected `int`, got `null`, None"),
-        ("temperature", "hot", "temperature: Expected `float`, got `str`, 'hot'"),
+        ("n", 1.5, r"prompt 0: n must be an integer; got 1\.5"),
+        ("n", "2", "prompt 0: n must be an integer; got '2'"),
+        ("max_tokens", None, "prompt 0: max_tokens must be an integer; got None"),
+        ("temperature", "hot", "prompt 0: temperature must be a number; got 'hot'"),
         ("temperature", float("nan"), "prompt 0: temperature"),
         ("seed", -1, "prompt 0: seed"),
-        ("logprobs", True, r"logprobs: Expected `int \| null`, got `bool`, True"),
-        ("stop_token_ids", 5, "stop_token_ids: Expected `array`, got `int`, 5"),
-        ("logit_bias", {"5": 1.0}, "logit_bias: Expected `int`, got `str`"),
-        ("allowed_token_ids", ([5],), r"allowed_token_ids: Expected `int`, got `array`"),
+        ("logprobs", True, "prompt 0: logprobs must be an integer or null; got True"),
+        ("stop_token_ids", 5, "prompt 0: stop_token_ids must be a list; got 5"),
+        ("logit_bias", {"5": 1.0}, "prompt 0: a key in logit_bias must be an integer; got {'5'"),
+        ("allowed_token_ids", ([5],), r"prompt 0: allowed_token_ids\[.*\] must be an integer"),
     ],
 )
 def test_a_wrong_parameter_is_named_and_the_next_call_works(
@@ -153,6 +153,20 @@ def test_a_wrong_parameter_is_named_and_the_next_call_works(
             next(llm.stream([[5]], SamplingParams(**wrong)))
         (generated,) = llm.generate([[5]], SamplingParams(max_tokens=2, ignore_eos=True))
         assert len(generated.completions[0].token_ids) == 2
+
+
+def test_a_wrong_parameter_names_its_prompt(llm: Engine) -> None:
+    wrong: Any = {"n": "2"}
+    for run in (llm.generate, lambda *given: list(llm.stream(*given))):
+        with pytest.raises(InvalidRequest, match=r"^prompt 1: n must be an integer; got '2'"):
+            run([[5], [6]], [SamplingParams(), SamplingParams(**wrong)])
+
+
+def test_a_misspelled_parameter_is_named_with_the_one_it_is_close_to() -> None:
+    wrong: Any = {"maxTokens": 3}
+    message = "^'maxTokens' is not a field of SamplingParams; did you mean 'max_tokens'"
+    with pytest.raises(TypeError, match=message):
+        SamplingParams(**wrong)
 
 
 def test_numbers_and_lists_of_numpy_are_taken_as_meant(llm: Engine) -> None:
@@ -268,8 +282,9 @@ def test_without_a_tokenizer_there_are_ids(text_model: Path, tmp_path: Path) -> 
 
 def test_settings_are_those_of_the_engine(tmp_path: Path) -> None:
     for settings, message in (
-        ({"num_slot": 5}, "Engine: unknown setting 'num_slot'"),
-        ({"num_slots": "many"}, "Engine: num_slots = 'many'"),
+        ({"num_slot": 5}, "Engine: unknown setting 'num_slot'; did you mean 'num_slots'"),
+        ({"num_slots": "5"}, "Engine: num_slots = '5': must be an integer; got a string"),
+        ({"dtype": 5}, "Engine: dtype = 5"),
         ({"num_slots": -1}, "num_slots must be 0"),
         ({"drain_s": 1.0}, "drain_s is a setting of the engine process"),
     ):

@@ -141,7 +141,8 @@ def test_every_variant_comes_out_as_it_was(
     assert found_config == config
     same(result, unclipped({name: expected[name] for name in tensor_shapes(config)}))
     assert load_model(files[2]).config == config
-    assert any(line.startswith("left wrappers out of") for line in lines) == bool(prefix)
+    notes = [line for line in lines if line.startswith("left wrappers out of")]
+    assert [note.rpartition(" ")[2] for note in notes] == [min(wrapped)] * bool(prefix)
     assert ("an old version with Dropout: its layers 3 are named 2" in lines) == is_old
     assert not (files[2] / "tokenizer.json").exists()
 
@@ -207,6 +208,30 @@ def test_shards_are_read_by_their_index_or_their_folder(files: Files, tmp_path: 
     index.write_text("{}")
     with pytest.raises(CheckpointError, match=r"is no index of shards: .*weight_map"):
         convert(index, *files[1:])
+
+
+def test_shards_without_an_index_say_what_to_do(files: Files, tmp_path: Path) -> None:
+    shard = tmp_path / "model-00001-of-00002.safetensors"
+    save_file(random_tensors(MIXED), shard)
+    (tmp_path / "model.safetensors").unlink(missing_ok=True)
+    for weights in (shard, tmp_path):
+        with pytest.raises(
+            CheckpointError, match=r"it is not there: .* or write it: {\"weight_map"
+        ):
+            convert(weights, *files[1:])
+
+
+def test_only_names_that_were_wrapped_are_an_example_of_wrapped_ones(files: Files) -> None:
+    """It was any name of the file, another one in each run."""
+    rewrite(files[0], lambda tensors: tensors.update(w=tensors.pop("output_layer.weight")))
+    rewrite(files[0], lambda tensors: tensors.update({"m.output_layer.weight": tensors.pop("w")}))
+    assert "left wrappers out of 1 names, such as m.output_layer.weight" in converted(files)[2]
+
+
+def test_that_half_precision_became_whole_is_said(files: Files) -> None:
+    half = {name: value.astype(np.float16) for name, value in random_tensors(MIXED).items()}
+    save_file(half, files[0])
+    assert "F16 became F32" in converted(files)[2]
 
 
 def test_tied_embeddings_are_stored_once_under_an_alias(files: Files) -> None:

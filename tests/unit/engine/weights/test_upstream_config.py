@@ -128,15 +128,19 @@ def test_the_quirk_of_combined_rows_is_asked_for_where_it_matters(
         ({"heads": 3, "mixed_heads": True}, {}, "num_heads"),
         ({"heads": 1, "expanded_convs": True}, {}, "expanded_convs is supported"),
         ({"heads": 4, "seq_len": 0}, {}, r"seq_len"),
-        ({"heads": 4, "dropout": 0.1}, {}, "unknown field `dropout`"),
-        ({"heads": "4"}, {}, r"Expected `int \| null`, got `str` - at `\$\.constructor\.heads`"),
+        ({"heads": 4, "dropout": 0.1}, {}, r"constructor\.dropout is not a field"),
+        ({"heads": "4"}, {}, r"constructor\.heads must be an integer or null; got a string"),
         (
             {"heads": 4, "mixed_heads": True, "decay": True},
             {"effective_decay_constant": 0},
             "effective_decay_constant must be at least 1, got 0",
         ),
         ({}, {"headless_kind": "diagonal"}, "headless_kind must be row or col, got 'diagonal'"),
-        ({"heads": 4}, {"combined_row_quirk": "yes"}, "Expected `bool"),
+        (
+            {"heads": 4},
+            {"combined_row_quirk": "yes"},
+            "combined_row_quirk must be a boolean or null; got a string",
+        ),
         ({"heads": 4, "vocab_size": 1}, {}, "eos_token_id must lie in"),
         ({"is_reward_model": True}, {}, "is_reward_model: a reward model gives texts a score"),
     ],
@@ -161,3 +165,27 @@ def test_arguments_that_are_no_arguments_are_named(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=message) as error:
             read_args(path)
         assert "args.json" in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("constructor", "switch"),
+    [
+        ({"heads": 4, "decay": True}, "mixed_heads, combined_heads or parallel_heads"),
+        ({"heads": 4, "mixed_heads": True}, "decay"),
+        ({"expanded_convs": True, "decay": True}, "kernel"),
+    ],
+)
+def test_a_forgotten_switch_of_what_has_decays_is_asked_for(
+    constructor: dict[str, Any], switch: str, tmp_path: Path
+) -> None:
+    """It was "32 tensors do not belong to the model"."""
+    names = tuple(f"mixer_blocks.{i}.token_mixing_layer.decay_value" for i in range(2))
+    message = rf"have 2 decays, such as mixer_blocks\.0\..*: add {switch} to constructor"
+    with pytest.raises(ConfigError, match=message):
+        decide(tmp_path, constructor, names)
+
+
+def test_arguments_that_are_not_under_constructor_are_said_to_belong_there(tmp_path: Path) -> None:
+    (tmp_path / "args.json").write_text('{"vocab_size": 11, "hidden_dim": 8}')
+    with pytest.raises(ConfigError, match="constructor is missing, under which the model's arg"):
+        read_args(tmp_path / "args.json")

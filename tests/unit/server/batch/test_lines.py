@@ -38,13 +38,17 @@ def parsed(line: Any = None, endpoint: str = "/v1/completions", **fields: Any) -
         (b"{", "invalid_json_line", None),
         (b"\xff\xfe", "invalid_json_line", None),
         (b'{"body":' + b"[" * 100_000, "invalid_json_line", None),
-        (b"[1]", "invalid_type", None),
+        (b"[1]", "invalid_json_line", None),
+        (b"1", "invalid_type", None),
         *(
             ({key: GOOD[key] for key in GOOD if key != name}, "missing_required_parameter", name)
             for name in GOOD
         ),
         ({**GOOD, "bodys": {}}, "unknown_parameter", "bodys"),
-        ({**GOOD, "custom_id": 1}, "invalid_type", "custom_id"),
+        ({**GOOD, "custom_id": True}, "invalid_type", "custom_id"),
+        ({**GOOD, "custom_id": None}, "invalid_type", "custom_id"),
+        ({**GOOD, "custom_id": 1.5}, "invalid_custom_id", "custom_id"),
+        ({**GOOD, "custom_id": 2.0**53}, "invalid_custom_id", "custom_id"),
         ({**GOOD, "custom_id": ""}, "invalid_custom_id", "custom_id"),
         ({**GOOD, "custom_id": "a" * 513}, "invalid_custom_id", "custom_id"),
         ({**GOOD, "method": "GET"}, "invalid_method", "method"),

@@ -263,7 +263,7 @@ def test_bodies_become_lines_of_a_batch() -> None:
         (None, "line_too_long"),
         (b'{"custom_id": "x", "method": "GET", "url": "x", "body": {}}', "invalid_method"),
         (b'{"custom_id": 5, "prompt": "a"}', "/v1/completions"),
-        (b'{"custom_id": 5.5, "prompt": "a"}', "invalid_type"),
+        (b'{"custom_id": 5.5, "prompt": "a"}', "invalid_custom_id"),
         (b'{"custom_id": "x", "body": [1]}', "invalid_type"),
         (b'{"body": {}, "url": "/v1/embeddings"}', "url_mismatch"),
         (b'{"body": {}, "prompt": "a"}', "unknown_parameter"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from io import BytesIO
 from pathlib import Path
 
@@ -42,3 +43,10 @@ async def test_what_is_no_fault_of_a_line_ends_all_and_keeps_what_is_done(
         with pytest.raises(type(error)):
             await file.score(EngineClient("tcp://127.0.0.1:1"))
         assert output.read_bytes().count(b"\n") == 2
+
+
+@pytest.mark.parametrize("id", ["a", 7, 7.0])
+def test_an_id_of_a_column_of_pandas_is_taken(text: Text, id: str | int | float) -> None:
+    """A column of numbers with a gap has 7.0, which was refused."""
+    data = b'{"prompt": [1, 2], "id": %s}' % json.dumps(id).encode()
+    assert score_lines.parse(data, 1, text).id == id

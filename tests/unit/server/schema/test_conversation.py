@@ -50,6 +50,13 @@ def test_a_wrong_message_is_named_with_its_place() -> None:
     assert refusal(parse_chat, b"{}").message.startswith("messages must be a list of 1 to 4096")
 
 
+def test_a_part_that_is_no_text_is_refused_by_what_it_is() -> None:
+    """It was "`image_url` is not a field of it and may have no text"."""
+    part = {"type": "image_url", "image_url": {"url": "x"}}
+    error = refusal(chat, messages=[{"role": "user", "content": [part]}])
+    assert 'images and all other than text are not read: "image_url"' in error.message
+
+
 REPLAYED: tuple[dict[str, Any], ...] = (
     {"refusal": None, "annotations": [], "provider_specific_fields": {"refusal": None}},  # LiteLLM
     {"refusal": None, "annotations": None, "audio": None, "function_call": None},  # openai
