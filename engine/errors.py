@@ -82,14 +82,14 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def not_utf8(data: bytes) -> str:
-    """Return why bytes are not text in UTF-8; empty if they are."""
+def not_utf8(data: bytes, start: int = 0) -> str:
+    """Return why bytes, which begin at `start`, are not text in UTF-8; empty if they are."""
     if b"\0" in data:
         return "it has bytes of 0, as UTF-16 has; it must be UTF-8"
     try:
         data.decode()
     except UnicodeDecodeError as error:
-        return f"byte {data[error.start]:#x} in position {error.start} is not UTF-8"
+        return f"byte {data[error.start]:#x} in position {start + error.start} is not UTF-8"
     return ""
 
 

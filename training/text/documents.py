@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, not_utf8
 from training.text.rows import SUFFIXES, rows
 
 _BLOCK = 64 * 1024
-"""Bytes of a text that are read at once."""
-_LINES = re.compile(rb".*\n(?=\S)", re.DOTALL)
-"""As many whole lines as there are. Tokenizers begin a token behind such an end of a line."""
-_CHARACTERS = re.compile(rb".*(?=[^\x80-\xbf\n])", re.DOTALL)
-"""All but the last character."""
+"""Characters of a text that are read at once."""
+_CUTS = (re.compile(r".*(?<=\S)(?= )", re.DOTALL), re.compile(r".*\n(?=\S)", re.DOTALL))
+"""As much of a text as ends before a space behind a word, else at the end of a line. Byte-level
+tokenizers begin a token there. Those that put a space before a text put none before a space."""
 
 
 class Part(str):
@@ -61,28 +61,30 @@ def files(paths: Sequence[Path], suffix: str = "") -> list[Path]:
 
 
 def _text(path: Path) -> Iterator[str]:
-    start = 0
+    text = ""
+    for block in _blocks(path):
+        if text:
+            matches = (cut.match(text) for cut in _CUTS)
+            end = next((match.end() for match in matches if match), len(text))
+            yield Part(text[:end])
+            text = text[end:]
+        text += block
+    yield text
+
+
+def _blocks(path: Path) -> Iterator[str]:
+    fault = ""
     try:
-        with path.open("rb") as file:
-            data = file.read(_BLOCK)
-            while block := file.read(_BLOCK):
-                whole = _LINES.match(data) or _CHARACTERS.match(data)
-                end = whole.end() if whole else 0
-                if text := _decode(data[:end], start):
-                    yield Part(text)
-                data, start = data[end:] + block, start + end
-            yield _decode(data, start)
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"texts: {path}: byte {start + error.start} is not UTF-8") from error
+        with path.open("rb") as data, TextIOWrapper(data, "utf-8-sig") as file:
+            try:
+                while (block := file.read(_BLOCK)) and not (fault := not_utf8(block.encode())):
+                    yield block
+            except UnicodeDecodeError as error:
+                fault = not_utf8(error.object, data.tell() - len(error.object))
     except OSError as error:
-        raise ConfigError(f"texts: {path}: {error.strerror}") from error
-
-
-def _decode(data: bytes, start: int) -> str:
-    text = data.decode()
-    if not start:
-        text = text.removeprefix("\ufeff")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+        fault = error.strerror or str(error)
+    if fault:
+        raise ConfigError(f"texts: {path}: {fault}")
 
 
 def _members(path: Path, member: str) -> Iterator[str]:

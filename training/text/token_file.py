@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from itertools import compress, pairwise
-from operator import not_
 from pathlib import Path
 
 import msgspec
@@ -21,7 +19,7 @@ from tokenizers import Tokenizer
 
 from engine.errors import ConfigError
 from training.text.documents import Part
-from training.text.tokenizer import count_entries
+from training.text.tokenizer import count_entries, prepended_ids
 from training.text.whole_files import replace_file, write_whole
 
 _DOCUMENTS, _CHARACTERS = 256, 1024 * 1024
@@ -89,22 +87,19 @@ def _write(
     dtype = "<u2" if count_entries(tokenizer) <= 2**16 else "<u4"
     documents = tokens = 0
     digest = hashlib.sha256()
-    is_begin = True
+    is_begin, begin = True, prepended_ids(tokenizer)
     with replace_file(path) as partial, partial.open("wb") as file:
         for some in _batched(texts):
-            begins = [is_begin, *(not isinstance(text, Part) for text in some)]
-            rests = compress(some, map(not_, begins))
-            encoded = {
-                True: iter(tokenizer.encode_batch_fast([*compress(some, begins)])),
-                False: iter(tokenizer.encode_batch_fast([*rests], add_special_tokens=False)),
-            }
-            for begin, is_end in pairwise(begins):
-                ids = np.array([*next(encoded[begin]).ids, *([end_id] if is_end else [])], dtype)
+            encodings = tokenizer.encode_batch_fast(some, add_special_tokens=False)
+            for text, encoding in zip(some, encodings, strict=True):
+                is_end = not isinstance(text, Part)
+                row = begin * is_begin + encoding.ids + [end_id] * is_end
+                ids = np.array(row, dtype)
                 file.write(ids.tobytes())
                 digest.update(ids.tobytes())
                 tokens += len(ids)
                 documents += is_end
-            is_begin = begins[-1]
+                is_begin = is_end
             tell(documents, tokens)
     if not tokens:
         raise ConfigError("texts: there is no text in them")

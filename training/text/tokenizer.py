@@ -49,7 +49,13 @@ def special_ids(tokenizer: Tokenizer) -> SpecialIds:
     end = next((i for i in map(tokenizer.token_to_id, _ENDS) if i is not None), None)
     if end is None:
         raise ConfigError(f"tokenizer: it must have an end token, one of {', '.join(_ENDS)}")
-    return SpecialIds(next(iter(tokenizer.encode("").ids), end), end)
+    return SpecialIds(next(iter(prepended_ids(tokenizer)), end), end)
+
+
+def prepended_ids(tokenizer: Tokenizer) -> list[int]:
+    """Return the ids that a tokenizer puts before a text. Some put others behind it."""
+    encoding = tokenizer.encode("a")
+    return encoding.ids[: [*encoding.sequence_ids, 0].index(0)]
 
 
 def count_entries(tokenizer: Tokenizer) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers, processors
 
 from engine.errors import ConfigError
 from training.text.documents import documents
@@ -57,7 +57,10 @@ def test_documents_come_from_all_kinds_of_files_in_order(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.txt", b"fine \xff", r"x\.txt: byte 5 is not UTF-8"),
+        ("x.txt", b"fine \xff", r"x\.txt: byte 0xff in position 5 is not UTF-8"),
+        ("x.txt", b"\x80" * 99_999, r"x\.txt: byte 0x80 in position 0 is not UTF-8"),
+        ("x.txt", "text".encode("utf-16-le"), r"x\.txt: it has bytes of 0, as UTF-16 has"),
+        ("x.txt", "é".encode("utf-16"), r"x\.txt: it has bytes of 0, as UTF-16 has"),
         ("x.jsonl", b'{"text": "a"}\n{"text": 3}\n', r"x\.jsonl:2: 'text' must be a text, got 3"),
         ("x.jsonl", b'{"text": "a"\n', r"x\.jsonl:1: "),
         ("x.jsonl", b'{"text": "\xff"}\n', r"x\.jsonl:1: "),
@@ -90,6 +93,39 @@ def test_a_text_in_parts_has_the_tokens_it_has_whole(
         assert first.tolist() == [*tokenizer.encode(whole).ids, END_ID]
 
 
+@pytest.mark.parametrize("added", ["<|begin_of_text|> $A", "$A <|end_of_text|>", "$A"])
+@pytest.mark.parametrize("puts_space", [False, True])
+def test_a_long_line_had_other_tokens_in_parts_and_an_end_token_within(
+    tmp_path: Path,
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    added: str,
+    puts_space: bool,
+) -> None:
+    special = [("<|begin_of_text|>", BEGIN_ID), ("<|end_of_text|>", END_ID)]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=puts_space)
+    tokenizer.post_processor = processors.TemplateProcessing(added, special_tokens=special)
+    text = "First naïve  – 12 lines\n   数 of 'third\nSecond two " * 99
+    (tmp_path / "a.txt").write_text(text)
+    monkeypatch.setattr("training.text.documents._BLOCK", 64)
+    _, ids = token_file(tmp_path / "t", "", lambda: documents([tmp_path]), tokenizer, END_ID)
+    begin = [BEGIN_ID] if "begin" in added else []
+    inside = tokenizer.encode(text, add_special_tokens=False).ids
+    assert ids.tolist() == [*begin, *inside, END_ID]
+
+
+@pytest.mark.parametrize("run", ["\n", "\r\n", " ", "x", "数", "x" * 100 + " ", "\n\n" + "x" * 200])
+def test_a_run_without_a_place_to_cut_made_reading_quadratic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: str
+) -> None:
+    """5 MB of newlines took 14 s: all that was read was searched again with each block."""
+    text = "a word" + run * (9_999 // len(run)) + "end"
+    (tmp_path / "a.txt").write_text(text, newline="")
+    monkeypatch.setattr("training.text.documents._BLOCK", 64)
+    parts = list(documents([tmp_path]))
+    assert "".join(parts) == text.replace("\r\n", "\n") and max(map(len, parts)) <= 3 * 64
+
+
 def test_a_large_text_file_was_read_whole(tmp_path: Path) -> None:
     """57 MiB of text took 10.8 GB."""
     path = tmp_path / "large.txt"
@@ -101,7 +137,9 @@ def test_a_large_text_file_was_read_whole(tmp_path: Path) -> None:
     assert size == path.stat().st_size > 10_000_000 and peak < 1_000_000
     with path.open("ab") as file:
         file.write(b"\xff")
-    with pytest.raises(ConfigError, match=rf"large\.txt: byte {size} is not UTF-8"):
+    with pytest.raises(
+        ConfigError, match=rf"large\.txt: byte 0xff in position {size} is not UTF-8"
+    ):
         list(documents([path]))
 
 
