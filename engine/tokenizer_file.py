@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import logging
 from pathlib import Path
+from typing import Any
 
-from tokenizers import Tokenizer
+import msgspec
+from tokenizers import Tokenizer, decoders, pre_tokenizers
 
 from engine.errors import CheckpointError
 
@@ -23,18 +25,26 @@ def read_tokenizer(path: Path) -> Tokenizer:
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
             raise OSError(errno.EINVAL, "must be a regular file", str(path))
-        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8-sig"))
+        spec = msgspec.json.decode(path.read_text(encoding="utf-8-sig"), type=dict[str, Any])
+        ignored = {name: spec.pop(name, None) for name in ("truncation", "padding")}
+        model = spec.get("model")
+        ignored["dropout"] = model.pop("dropout", None) if isinstance(model, dict) else None
+        tokenizer = Tokenizer.from_str(msgspec.json.encode(spec).decode())
     except Exception as error:  # noqa: BLE001 - the library raises plain Exception
         raise CheckpointError(f"{path} is not a tokenizer: {error}") from None
-    ignored = {
-        "truncation": tokenizer.truncation,
-        "padding": tokenizer.padding,
-        "dropout": getattr(tokenizer.model, "dropout", None),
-    }
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    if ignored["dropout"]:
-        tokenizer.model.dropout = None
     if names := [name for name, value in ignored.items() if value]:
         logger.warning("%s: %s is ignored: it is for training", path, " and ".join(names))
+    return tokenizer
+
+
+def read_byte_level(path: Path) -> Tokenizer:
+    """As `read_tokenizer`. Raises CheckpointError also for a tokenizer that no server of ours
+    reads."""
+    tokenizer = read_tokenizer(path)
+    if not isinstance(tokenizer.decoder, decoders.ByteLevel):
+        raise CheckpointError(f"{path}: only byte-level BPE tokenizers are supported")
+    added = tokenizer.get_added_tokens_decoder()
+    spelled = {token for token, i in tokenizer.get_vocab().items() if i not in added}
+    if others := set().union(*spelled) - {*pre_tokenizers.ByteLevel.alphabet()}:
+        raise CheckpointError(f"{path}: a token is not spelled in byte-level BPE: {min(others)!r}")
     return tokenizer

@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.config import Mixer, ModelConfig
 from engine.errors import ConfigError
 from engine.settings import build
-from engine.tokenizer_file import read_tokenizer
+from engine.tokenizer_file import read_byte_level, read_tokenizer
 from training.checkpoint import save_model
 from training.data import ProblemBatches, problem_kinds
 from training.events import check_events
@@ -217,7 +217,7 @@ def _tokenizer(config: PretrainConfig, is_first: bool) -> Tokenizer:
     """
     path, saved = config.output / "tokenizer.json", config.output / "run.pt"
     if config.tokenizer:
-        wanted = read_tokenizer(Path(config.tokenizer))
+        wanted = read_byte_level(Path(config.tokenizer))
         special_ids(wanted)  # before any work
         content = wanted.to_str(pretty=True).encode()
         if saved.exists() and path.read_bytes() != content:

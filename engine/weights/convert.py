@@ -12,15 +12,15 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 from safetensors.numpy import save_file
 
 from engine.config import ModelConfig
-from engine.errors import UNDECODABLE, CheckpointError, ConfigError
+from engine.errors import CheckpointError, ConfigError
 from engine.steps.batch import F32
+from engine.tokenizer_file import read_byte_level
 from engine.weights.tensor_file import FILE, INDEX, StoredTensor, checked, read_file, read_tensors
 from engine.weights.tensors import DECAY_RANGE, is_scalar, tensor_shapes
 from engine.weights.upstream_config import Constructor, model_config, read_args
@@ -144,19 +144,12 @@ def _clip_decays(tensors: dict[str, F32], notes: list[str]) -> None:
 
 
 def _tokenizer(path: Path | None, config: ModelConfig) -> bytes | None:
-    """The content, if any. Raises CheckpointError if its tokens do not fit the model."""
+    """The content, if any. Raises CheckpointError if no server reads it, or its tokens do not fit
+    the model."""
     if path is None:
         return None
     content = read_file(path)
-    try:
-        spec: Any = msgspec.json.decode(content)
-        ids = [
-            *spec["model"]["vocab"].values(),
-            *(added_token["id"] for added_token in spec["added_tokens"]),
-        ]
-        largest = max(ids)
-    except (*UNDECODABLE, AttributeError, KeyError, TypeError):
-        raise CheckpointError(f"{path} is not a byte-level BPE tokenizer.json") from None
+    largest = max(read_byte_level(path).get_vocab().values(), default=-1)
     if largest >= config.vocab_size:
         raise CheckpointError(
             f"{path}: token id {largest} lies outside the model's {config.vocab_size}"

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
-from tokenizers.decoders import ByteLevel
 
 from engine.config import ModelConfig, parse_model_config
 from engine.errors import CheckpointError
-from engine.tokenizer_file import read_tokenizer
+from engine.tokenizer_file import read_byte_level
 from server.text import tokenizer_files
 
 _WIDTH = 16
@@ -108,9 +107,7 @@ class Text:
         return self._tokenizer is not None
 
     def _load(self, path: Path) -> None:
-        self._tokenizer = read_tokenizer(path)
-        if not isinstance(self._tokenizer.decoder, ByteLevel):
-            raise CheckpointError(f"{path}: only byte-level BPE tokenizers are supported")
+        self._tokenizer = read_byte_level(path)
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         largest = max(vocab.values(), default=-1)
         if not 0 <= largest < self.model.vocab_size:
@@ -119,12 +116,7 @@ class Text:
             )
         added = self._tokenizer.get_added_tokens_decoder()
         special = {token_id: token.content for token_id, token in added.items() if token.special}
-        try:
-            plain = _entries(vocab, added, self.model.vocab_size)
-        except KeyError as error:
-            raise CheckpointError(
-                f"{path}: a token is not spelled in byte-level BPE: {error}"
-            ) from None
+        plain = _entries(vocab, added, self.model.vocab_size)
         self._table = ByteTable(plain)
         self._table_with_special = ByteTable(
             [special[i].encode() if i in special else data for i, data in enumerate(plain)]
@@ -188,10 +180,7 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 
 def _entries(vocab: dict[str, int], added: dict[int, AddedToken], size: int) -> list[bytes]:
-    """Bytes of every token id below `size`; special tokens and ids that are no tokens have none.
-
-    Raises KeyError of a character that stands for no byte.
-    """
+    """Bytes of every token id below `size`; special tokens and ids that are no tokens have none."""
     table = [b""] * size
     byte_of = _bytes_of_characters()
     for token, token_id in vocab.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -39,6 +40,28 @@ def test_truncation_padding_and_dropout_are_ignored_by_all_who_read_it(
     (encoded,) = Text(tmp_path).encode([PROMPT])
     assert memoryview(encoded).cast("i").tolist() == plain
     assert Words(tmp_path).count(PROMPT, special=True) == len(plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("truncation", {"max_length": 3}),
+        ("truncation", {"max_length": 10**30, "strategy": "LongestFirst", "stride": 0}),
+        ("truncation", "longest_first"),
+        ("padding", {"strategy": "Longest"}),
+        ("dropout", 2.0),
+    ],
+)
+def test_what_is_ignored_had_to_be_of_this_version_of_the_library(
+    tmp_path: Path, name: str, value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = json.loads((DEMO_MODEL / "tokenizer.json").read_text())
+    (spec["model"] if name == "dropout" else spec)[name] = value
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(spec))
+    plain = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")).encode(PROMPT).ids
+    assert read_tokenizer(path).encode(PROMPT).ids == plain
+    assert caplog.messages == [f"{path}: {name} is ignored: it is for training"]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff"])

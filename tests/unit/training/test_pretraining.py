@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from engine.config import DEMO_MODEL
 from engine.errors import CheckpointError, ConfigError
@@ -163,9 +163,13 @@ def test_a_tokenizer_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
     given.write_text("{")
     with pytest.raises(CheckpointError, match="is not a tokenizer"):
         _run(tmp_path / "run", steps=2, tokenizer=str(given))
-    other = train_tokenizer(["a text"], 258).to_str().replace("<|end_of_text|>", "<|other|>")
-    given.write_text(other)
+    other = train_tokenizer(["a text"], 258)
+    given.write_text(other.to_str().replace("<|end_of_text|>", "<|other|>"))
     with pytest.raises(ConfigError, match=r"must have an end token, one of .*endoftext"):
+        _run(tmp_path / "run", steps=2, tokenizer=str(given))
+    other.decoder = decoders.Metaspace()  # the model was trained, and `srm serve` refused it
+    given.write_text(other.to_str())
+    with pytest.raises(CheckpointError, match="only byte-level BPE tokenizers are supported"):
         _run(tmp_path / "run", steps=2, tokenizer=str(given))
 
 
@@ -183,6 +187,7 @@ def test_tokenizers_of_other_models_were_refused(
     vocab = {end: 300} | {character: i for i, character in enumerate(alphabet)}
     other = Tokenizer(models.BPE(vocab | ({begin: 301} if begin else {}), []))
     other.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    other.decoder = decoders.ByteLevel()
     other.add_special_tokens([end, *filter(None, [begin])])
     if begin:
         other.post_processor = processors.TemplateProcessing(

@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, decoders, models
 
 import srm
 from engine.config import ModelConfig
@@ -337,17 +338,26 @@ def test_a_file_is_not_converted_onto_itself(files: Files) -> None:
 
 def test_a_tokenizer_is_copied_if_its_tokens_are_the_models(files: Files, tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer.json"
-    spec: dict[str, Any] = {"model": {"vocab": {"a": 0, "b": 10}}, "added_tokens": [{"id": 1}]}
-    tokenizer.write_text(json.dumps(spec))
+    made = Tokenizer(models.BPE({"a": 0, "b": 10}, []))
+    made.decoder = decoders.ByteLevel()
+    made.save(str(tokenizer))
     convert(*files, tokenizer)
     assert (files[2] / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
-    spec["added_tokens"][0]["id"] = 11
-    tokenizer.write_text(json.dumps(spec))
+    made.model = models.BPE({"a": 0, "b": 11}, [])
+    made.save(str(tokenizer))
     with pytest.raises(CheckpointError, match="token id 11 lies outside the model's 11"):
         convert(*files, tokenizer)
     tokenizer.write_text("[]")
-    with pytest.raises(CheckpointError, match=r"is not a byte-level BPE tokenizer\.json"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json is not a tokenizer: "):
         convert(*files, tokenizer)
+
+
+def test_a_tokenizer_that_the_server_refuses_was_copied(files: Files, tmp_path: Path) -> None:
+    made = Tokenizer(models.BPE({"▁a": 0}, []))  # as Llama 2's
+    made.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match="only byte-level BPE tokenizers are supported"):
+        convert(*files, tmp_path / "tokenizer.json")
+    assert not files[2].exists()
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])

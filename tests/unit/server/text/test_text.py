@@ -77,8 +77,8 @@ def test_a_model_needs_a_config_and_a_tokenizer_that_fits_it(folder: Path) -> No
     bpe = json.loads(tokenizer.read_text())["model"]
     euro = {("€" if token == "z" else token): id for token, id in bpe["vocab"].items()}
     for path, fields, why in (
-        (tokenizer, {"model": {**bpe, "vocab": euro}}, "not spelled in byte-level BPE: '€'"),
         (config, {"vocab_size": 200}, r"\d+ lies outside the model's 200"),
+        (tokenizer, {"model": {**bpe, "vocab": euro}}, "not spelled in byte-level BPE: '€'"),
         (tokenizer, {"decoder": None}, "only byte-level"),
     ):
         change(path, **fields)
