@@ -90,7 +90,7 @@ def read_key(file: str) -> str:
     if not file:
         return ""
     try:
-        key = Path(file).expanduser().read_text().strip()
+        key = Path(file).expanduser().read_text("utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise ConfigError(f"batch_worker_key_file = {file!r}: cannot be read: {reason}") from None
@@ -106,7 +106,7 @@ def _of_file(file: str) -> Iterator[tuple[str, str]]:
     if path.exists() and not path.is_file():  # reading a pipe would wait for who knows how long
         raise ConfigError(f"api_keys_file = {file!r}: must be a file")
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise ConfigError(f"api_keys_file = {file!r}: cannot be read: {reason}") from None

@@ -35,6 +35,13 @@ def test_a_file_and_the_environment_add_up_and_nothing_of_a_key_is_kept(tmp_path
     assert Keys([]).find(ALICE) is None
 
 
+def test_a_key_behind_a_byte_order_mark_never_worked(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(ALICE, encoding="utf-8-sig")
+    assert load_keys(str(file), {}).find(ALICE)
+    assert read_key(str(file)) == ALICE
+
+
 def test_a_command_sends_the_key_of_its_name_or_else_the_first() -> None:
     a, b = f"alice {ALICE}, bob {BOB}", f"{ALICE},a {BOB}"
     for keys, name, sent in ((a, "bob", BOB), (a, "eve", ALICE), (b, "eve", ALICE)):
