@@ -236,7 +236,7 @@ def _preset(file: Path, presets: Path | None) -> Path:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text("utf-8-sig"))
     except (OSError, *UNDECODABLE) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
 

@@ -43,6 +43,12 @@ def test_later_sources_beat_earlier_ones(tmp_path: Path) -> None:
     assert with_variables([*argv, "--width=4"], environ) == Drawer(4, (4, 5), "blue")
 
 
+def test_a_byte_order_mark_was_an_invalid_statement(tmp_path: Path) -> None:
+    file = tmp_path / "drawer.toml"
+    file.write_text("width = 2\n", encoding="utf-8-sig")
+    assert load(Drawer, [f"--config={file}"], {}) == Drawer(2)
+
+
 def with_variables(argv: list[str], environ: dict[str, str]) -> Drawer:
     return build(Drawer, read_settings((Drawer,), argv, Command(variables=None), environ))
 
