@@ -143,11 +143,10 @@ def check_environment(environ: Mapping[str, str]) -> None:
     for variable in environ:
         if variable.startswith("SRM_") and variable not in known:
             near = get_close_matches(variable, known, 1, cutoff=0.85)
-            flag = variable.removeprefix("SRM_").lower().replace("_", "-")
             raise ConfigError(
                 f"environment: {variable} is read by no command: only settings of serve, generate, "
                 "batch and score, and url, api_key_env and output of load tests are variables"
-                + (f"; did you mean {near[0]}?" if near else f", pass others as flags (--{flag})")
+                + (f"; did you mean {near[0]}?" if near else "; other settings are flags")
             )
 
 

@@ -18,7 +18,8 @@ from tests.serving import ROOT
     [
         ("SRM_NUM_SLOT", "7", "read by no command: only settings of serve, generate, batch and"),
         ("SRM_NUM_SLOT", "7", "are variables; did you mean SRM_NUM_SLOTS?"),
-        ("SRM_ROWS", "7", "pass others as flags (--rows)\n"),  # once a setting of `srm tune`
+        ("SRM_ROWS", "7", "other settings are flags\n"),  # once a setting of `srm tune`
+        ("SRM_RETRY_GRACE_S", "2", "are flags\n"),  # the flag that was named is gone as well
         ("SRM_port", "7", "read by no command"),
         ("SRM_ENDPOINT", "7", "read by no command"),
         ("SRM_", "7", "read by no command"),
