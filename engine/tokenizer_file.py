@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, in_words
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
         ignored["dropout"] = model.pop("dropout", None) if isinstance(model, dict) else None
         tokenizer = Tokenizer.from_str(msgspec.json.encode(spec).decode())
     except Exception as error:  # noqa: BLE001 - the library raises plain Exception
-        raise CheckpointError(f"{path} is not a tokenizer: {error}") from None
+        raise CheckpointError(f"{path} is not a tokenizer: {in_words(error)}") from None
     if names := [name for name, value in ignored.items() if value]:
         logger.warning("%s: %s is ignored: it is for training", path, " and ".join(names))
     return tokenizer
