@@ -17,7 +17,7 @@ from rich.console import Console
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import ConfigError
 from engine.settings import build
-from engine.tokenizer_file import read_byte_level
+from engine.tokenizer_file import read_tokenizer
 from engine.weights.checkpoint import read_model
 from training.checkpoint import copy_text_files, load_model, save_model
 from training.events import check_events
@@ -62,7 +62,7 @@ def grpo(config: GRPOConfig) -> Trained:
     if config.threads:
         torch.set_num_threads(config.threads)
     base, reward = read_model(config.model), load_reward(config.data.reward)
-    tokenizer = read_byte_level(config.model / "tokenizer.json")
+    tokenizer = read_tokenizer(config.model / "tokenizer.json")
     n_ctx, max_tokens = base.config.n_ctx, config.sampling.max_tokens
     asked = questions(config.data, config.evaluations, config.seed, tokenizer, n_ctx, max_tokens)
     with processes(config.device) as own, own.alone_in(config.output):
