@@ -84,7 +84,8 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
 
 def not_utf8(data: bytes) -> str:
     """Return why bytes are not text in UTF-8; empty if they are."""
-    if b"\0" in data:
+    start = data[2:10]  # behind its mark
+    if len(start) > 3 and any(start[::2]) != any(start[1::2]):
         return "it has bytes of 0, as UTF-16 has; it must be UTF-8"
     try:
         data.decode()
