@@ -22,6 +22,7 @@ SRMError                 .code: stable string   .message: for the caller
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Collection
 from difflib import get_close_matches
 
@@ -82,9 +83,13 @@ def did_you_mean(name: str, known: Collection[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+_MARKS = {BOM_UTF16_LE, BOM_UTF16_BE}
+
+
 def not_utf8(data: bytes, start: int = 0) -> str:
     """Return why bytes, which begin at `start`, are not text in UTF-8; empty if they are."""
-    if b"\0" in data:
+    head = data[:10]
+    if b"\0" in head and (head[:2] in _MARKS or any(head[::2]) != any(head[1::2])):
         return "it has bytes of 0, as UTF-16 has; it must be UTF-8"
     try:
         data.decode()

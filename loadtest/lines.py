@@ -31,18 +31,24 @@ def read(path: Path, kind: type[T], allowed: str) -> list[tuple[int, T]]:
 
     Raises ConfigError for an invalid line, for a file without lines, and for an unreadable file.
     """
-    decoder = msgspec.json.Decoder(kind)
+    decoder = msgspec.json.Decoder(float_hook=_number)
     decoded = []
     for number, line in enumerate(text_of(path).split("\n"), 1):
         if line.strip():
             try:
-                decoded.append((number, decoder.decode(line)))
+                decoded.append((number, msgspec.convert(decoder.decode(line), kind)))
             except UNDECODABLE as error:
                 fault = not_json_line(line.encode()) or in_words(error)
                 raise bad_line(path, number, fault, allowed) from None
     if not decoded:
         raise ConfigError(f"{path}: no line; allowed is {allowed}")
     return decoded
+
+
+def _number(text: str) -> int | float:
+    """5.0 is 5."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def bad_line(path: Path, number: int, error: str, allowed: str) -> ConfigError:

@@ -11,6 +11,7 @@ Reads three formats, recognized by the file's content; knows nothing of what is 
 from __future__ import annotations
 
 import csv
+import re
 from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from engine.errors import cut
 from loadtest import lines
 
 BLOCK_TOKENS = 512
@@ -71,26 +73,33 @@ def read(path: Path) -> list[Arrival]:
 
 def _azure(path: Path) -> list[Arrival]:
     allowed = f"a header {','.join(_AZURE)}, then a date and time and two whole numbers"
-    head, *rows = list(csv.reader(lines.text_of(path).splitlines())) or [[]]
-    if tuple(head) != _AZURE:
-        raise lines.bad_line(path, 1, f"got {head}", allowed)
+    rows = csv.reader(lines.text_of(path).splitlines(), skipinitialspace=True)
     requests = []
-    for number, row in enumerate(rows, 2):
-        try:
+    try:
+        head = [name.strip() for name in next(rows, [])]
+        if tuple(head) != _AZURE:
+            raise lines.bad_line(path, 1, f"got {cut(str(head), 200)}", allowed)
+        for row in rows:
             if row:  # else the line is empty
-                requests.append(_row(*row))
-        except (TypeError, ValueError) as error:
-            raise lines.bad_line(path, number, f"got {row}: {error}", allowed) from None
+                requests.append(_row(row))
+    except (csv.Error, ValueError) as error:
+        raise lines.bad_line(path, rows.line_num, cut(str(error), 200), allowed) from None
     if not requests:
         raise lines.bad_line(path, 2, "no line", allowed)
     return requests
 
 
-def _row(moment: str, prompt_tokens: str, output_tokens: str) -> Arrival:
+def _row(row: list[str]) -> Arrival:
     """Raises ValueError."""
-    when = datetime.fromisoformat(moment)
+    if len(row) != len(_AZURE):
+        raise ValueError(f"got {len(row)} fields: {row}")
+    when = datetime.fromisoformat(row[0].strip())
     seconds = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
-    fed, sampled = int(prompt_tokens), int(output_tokens)
-    if min(fed, sampled) < 0:
-        raise ValueError("a length is below 0")
+    fed, sampled = map(_length, row[1:])
     return Arrival(seconds, max(1, fed), max(1, sampled))
+
+
+def _length(text: str) -> int:
+    if not re.fullmatch(r"\s*\d{1,10}(\.0*)?\s*", text) or (value := int(float(text))) >= 2**31:
+        raise ValueError(f"a length must be a whole number from 0 to {2**31 - 1}; got {text!r}")
+    return value

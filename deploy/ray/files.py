@@ -19,7 +19,7 @@ from pyarrow import fs, parquet
 
 from engine.errors import ConfigError
 from server.batch.lines import RawLine, read_lines
-from server.commands.batch_parquet import ROWS_READ, encode_row, is_parquet
+from server.commands.batch_parquet import ROWS_READ, encode_row, is_parquet, rows_of
 from server.commands.compression import CHUNK, codec_of
 
 UNFINISHED = "_unfinished"
@@ -140,7 +140,8 @@ def in_order(results: list[list[Piece]]) -> list[Shard]:
 
 
 def read_shard(uri: str, shard: Shard, max_line_bytes: int) -> list[RawLine]:
-    """Return the lines of a shard, without blank ones. Raises OSError, and ArrowException."""
+    """Return the lines of a shard, without blank ones. Raises OSError, ArrowException, and
+    ConfigError for what a row cannot be made of."""
     files, _ = locate(uri)
     piece = shard.piece
     with files.open_input_file(piece.path) as file:
@@ -159,9 +160,7 @@ def _rows(file: Any, piece: Piece) -> Iterator[dict[str, Any]]:
     for batch in file.iter_batches(batch_size=ROWS_READ, row_groups=[piece.group]):
         skipped = max(0, piece.start - at)
         if skipped < batch.num_rows:
-            yield from batch.slice(skipped, piece.end - at - skipped).to_pylist(
-                maps_as_pydicts="strict"
-            )
+            yield from rows_of(batch.slice(skipped, piece.end - at - skipped), piece.path)
         at += batch.num_rows
         if at >= piece.end:
             return

@@ -36,9 +36,8 @@ AFTER_DROPOUT = re.compile(
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 """What a model folder may have besides weights and config.json."""
 AUTOENCODER = {"wte", "encoderblocks", "decoderblocks", "lm_head", "projection"}
-_BEFORE = re.compile(
-    rf".*?\.(?=(?:input_layer|mixer_blocks|output_layer|reward_head|{'|'.join(AUTOENCODER)})\.)"
-)
+_KNOWN = "|".join(["input_layer", "mixer_blocks", "output_layer", "reward_head", *AUTOENCODER])
+_BEFORE = re.compile(rf"^(?:.*?\.)??(?=(?:{_KNOWN})\.)")
 """What surrounding modules put before a tensor's own name, whatever they are called."""
 
 
@@ -49,7 +48,10 @@ def convert(weights: Path, args: Path, output: Path, tokenizer: Path | None = No
     notes: list[str] = []
     published = read_args(args)
     if weights.is_dir():
-        weights /= INDEX if (weights / INDEX).exists() else FILE
+        has_file, has_index = ((weights / name).exists() for name in (FILE, INDEX))
+        weights /= INDEX if has_index and not has_file else FILE
+        if has_index and has_file:  # as Hugging Face's libraries take them
+            notes.append(f"read {FILE}, and not {INDEX} beside it")
     stored = _renamed(weights, read_tensors(weights), notes)
     config = model_config(published, args, stored.keys(), notes)
     _check_length(weights, stored, config)
@@ -121,6 +123,11 @@ def _reconciled(
     if constructor.tie_io and len(present) == 1:
         stored |= {name: stored[present[0]] for name in ends}
         notes.append(f"tie_io: the one tensor {present[0]} is embedding and head")
+    elif constructor.tie_io and len(present) == 2 and stored[ends[0]] != stored[ends[1]]:
+        raise CheckpointError(
+            f"{path}: tie_io is true, and {' and '.join(ends)} differ; if they are two tensors, "
+            'leave "tie_io" out of constructor'
+        )
     elif len(present) == 1:
         (absent,) = set(ends) - set(present)
         raise CheckpointError(

@@ -6,7 +6,8 @@ Whatever is wrong with a file is a CheckpointError that names the file and the t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from codecs import BOM_UTF8
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +15,15 @@ import msgspec
 import numpy as np
 import safetensors
 
-from engine.errors import UNDECODABLE, CheckpointError, in_words
+from engine.errors import UNDECODABLE, CheckpointError, cut, in_words
 from engine.memory import available_memory
 from engine.steps.batch import F32
 from engine.weights.tensors import Shapes
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_SHARD = re.compile(r"-\d+-of-0*([2-9]|\d\d+)\.safetensors$")
+_SHARD = re.compile(r"-\d+-of-0*(?!1\.)([1-9]\d*)\.safetensors$")
+_LONGEST_NAME = 255
+_OURS = re.compile(r"(^|\.)(input_layer|mixer_blocks|output_layer)\.")
 _WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|distcp|gguf)(\.index\.json)?$")
 
 
@@ -72,12 +75,17 @@ def read_tensors(path: Path) -> dict[str, StoredTensor]:
     if path.suffix != ".json":
         return stored_tensors(path, read_file(path))
     try:
-        shards = msgspec.json.decode(read_file(path), type=_Index).weight_map
+        index = read_file(path).removeprefix(BOM_UTF8)
+        shards = msgspec.json.decode(index, type=_Index).weight_map
     except UNDECODABLE as error:
         raise CheckpointError(f"{path} is no index of shards: {in_words(error)}") from None
     stored: dict[str, StoredTensor] = {}
     for file in sorted(set(shards.values())):
-        stored |= stored_tensors(path.parent / file, read_file(path.parent / file))
+        if not 0 < len(file) <= _LONGEST_NAME or "\0" in file or Path(file).name != file:
+            raise CheckpointError(f"{path}: shard {cut(file, 64)!r} is no name of a file beside it")
+        own = {name for name, shard in shards.items() if shard == file}
+        some = stored_tensors(path.parent / file, read_file(path.parent / file), own)
+        stored |= {name: some[name] for name in some if shards.get(name, file) == file}
     for name in sorted(shards.keys() - stored.keys()):
         raise CheckpointError(f"{path}: tensor {name} is not in {shards[name]}")
     return stored
@@ -90,8 +98,11 @@ class _Header(msgspec.Struct):
     metadata: dict[str, str] = msgspec.field(default={}, name="__metadata__")
 
 
-def stored_tensors(path: Path, content: bytes) -> dict[str, StoredTensor]:
-    """Return the tensors in a file's content, by name; one that is another's alias by both."""
+def stored_tensors(
+    path: Path, content: bytes, own: Container[str] | None = None
+) -> dict[str, StoredTensor]:
+    """Return the tensors in a file's content, or only its `own`, by name; one that is another's
+    alias by both."""
     try:
         tensors = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
@@ -104,10 +115,15 @@ def stored_tensors(path: Path, content: bytes) -> dict[str, StoredTensor]:
     stored = {
         name: StoredTensor(entry["dtype"], tuple(entry["shape"]), entry["data"])
         for name, entry in tensors
+        if own is None or name in own
     }
     size = int.from_bytes(content[:8], "little")
     aliases = msgspec.json.decode(content[8 : 8 + size], type=_Header).metadata
-    return {alias: stored[name] for alias, name in aliases.items() if name in stored} | stored
+    return {
+        alias: stored[name]
+        for alias, name in aliases.items()
+        if name in stored and _OURS.search(alias)  # else it is a note that happens to be a name
+    } | stored
 
 
 def checked(

@@ -15,6 +15,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -50,7 +51,7 @@ class Input:
     lines: Iterator[list[RawLine]]
     """Raises ConfigError where the file cannot be read any further."""
     again: Callable[[], Iterator[list[RawLine]]] | None
-    """Reads the lines once more; None if they can be read only once."""
+    """Reads the lines once more, of rows only `custom_id`; None if they can be read only once."""
     close: Callable[[], None] = lambda: None
     """Ends the wait for input that does not come."""
 
@@ -81,13 +82,14 @@ def open_input(path: Source, max_line_bytes: int) -> Input:
     except OSError as error:
         raise ConfigError(f"input = {path}: {error.strerror or error}") from None
 
-    def read() -> Iterator[list[RawLine]]:
+    def read(only: str = "") -> Iterator[list[RawLine]]:
         if is_parquet(path):
-            return _readable(path, read_rows(path, max_line_bytes))
+            return _readable(path, read_rows(path, max_line_bytes, only))
         return _lines(path, _raw_chunks(path), max_line_bytes)
 
     # An object would be downloaded twice.
-    return Input(read(), None if isinstance(path, StoredObject) else read)
+    again = None if isinstance(path, StoredObject) else partial(read, "custom_id")
+    return Input(read(), again)
 
 
 def check_custom_ids(source: Input, path: Source) -> int | None:

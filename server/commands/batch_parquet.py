@@ -5,6 +5,7 @@ Holds a few rows, and the pages of the file that they are in, at a time in memor
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -71,8 +72,9 @@ def is_parquet(path: Source) -> bool:
     return path.suffix.lower() == ".parquet"
 
 
-def read_rows(path: Source, max_line_bytes: int) -> Iterator[list[RawLine]]:
-    """Yield rows as JSON lines, numbered from 1. Nulls are left out, also inside a row.
+def read_rows(path: Source, max_line_bytes: int, only: str = "") -> Iterator[list[RawLine]]:
+    """Yield rows as JSON lines, numbered from 1, perhaps with `only` one column. Nulls are left
+    out, also inside a row.
 
     Raises ConfigError for what is no Parquet file, and for columns that no request has.
     """
@@ -82,9 +84,11 @@ def read_rows(path: Source, max_line_bytes: int) -> Iterator[list[RawLine]]:
             number = 0
             names = [name for name in file.schema_arrow.names if not name.startswith(_INDEX)]
             _check_columns(path, names)
+            if only:
+                names = [name for name in names if name == only]
             for batch in file.iter_batches(batch_size=ROWS_READ, columns=names):
                 lines: list[RawLine] = []
-                for row in batch.to_pylist(maps_as_pydicts="strict"):
+                for row in rows_of(batch, str(path)):
                     number += 1
                     line = encode_row(row)
                     lines.append((number, line if len(line) <= max_line_bytes else None))
@@ -162,22 +166,48 @@ def _arrow() -> tuple[Any, Any]:
         ) from None
 
 
+def rows_of(batch: Any, path: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of some of a file. Raises ConfigError for what Python has no value for."""
+    columns: dict[str, list[Any]] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            columns[name] = column.to_pylist(maps_as_pydicts="strict")
+        except (KeyError, ValueError) as error:  # a key given twice, or a time too exact
+            fault = str(error).partition(". ")[0]  # behind it, which package to install
+            raise ConfigError(f"input = {path}: column {name!r} ({column.type}): {fault}") from None
+    for row in range(batch.num_rows):
+        yield {name: values[row] for name, values in columns.items()}
+
+
 def encode_row(row: dict[str, Any]) -> bytes:
     """Encode a row; its column `body` may be a struct, or JSON in a string."""
-    given = _without_nulls(row)
+    given = _as_json(row)
     body = given.get("body")
     if isinstance(body, str):
         given["body"] = msgspec.Raw(body.encode())
     return _encode(given)
 
 
-def _without_nulls(value: Any) -> Any:
-    """Leave out nulls: every row of a struct has all of its fields, so those not given are null."""
+def _as_json(value: Any) -> Any:
+    """Leave out nulls: every row of a struct has all of its fields, so those not given are null,
+    or NaN. What JSON lacks becomes what no field takes, so that its name and it are shown."""
     if isinstance(value, dict):
-        return {name: _without_nulls(child) for name, child in value.items() if child is not None}
+        children = ((_as_key(name), _as_json(child)) for name, child in value.items())
+        return {name: child for name, child in children if child is not None}
     if isinstance(value, list):
-        return [_without_nulls(child) for child in value]
+        return [_as_json(child) for child in value]
+    if isinstance(value, bytes):  # text as Spark and Impala write it
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"bytes that are not UTF-8": value[:16].hex()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else msgspec.Raw(b"1e999" if value > 0 else b"-1e999")
     return value
+
+
+def _as_key(name: Any) -> Any:
+    return name.decode(errors="replace") if isinstance(name, bytes) else name
 
 
 def _row(record: bytes) -> dict[str, Any]:

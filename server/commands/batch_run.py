@@ -21,7 +21,7 @@ from server.batch.job_input import FirstLines, duplicate
 from server.batch.line_runner import LineRunner
 from server.batch.lines import Answerer, BatchLine, LineResult, RawLine, answer_line
 from server.commands.batch_config import BatchConfig
-from server.commands.batch_input import custom_id, parse
+from server.commands.batch_input import parse
 from server.commands.batch_progress import Level, show_progress
 from server.commands.batch_results import BatchResults
 from server.generation.engine_request import RequestOwner
@@ -141,10 +141,11 @@ class BatchRun:
 
     def _find_duplicates(self, lines: list[RawLine]) -> None:
         for number, raw in lines:
-            if (name := custom_id(raw, number)) is not None:
-                earlier = self._first_lines.line_of(name, number)
+            line = parse(raw, number)
+            if isinstance(line, BatchLine):  # others count nowhere, as in a file
+                earlier = self._first_lines.line_of(line.custom_id, number)
                 if earlier != number and self.config.has(number):
-                    self._duplicates[number] = duplicate(name, number, earlier)
+                    self._duplicates[number] = duplicate(line.custom_id, number, earlier)
 
     def _parse(self, raw: bytes | None, number: int) -> BatchLine | LineError:
         return self._duplicates.pop(number, None) or parse(raw, number)

@@ -207,6 +207,25 @@ def test_a_custom_id_given_twice_is_refused_before_anything_starts(
     assert not output.exists()
 
 
+@pytest.mark.parametrize("is_pipe", [False, True])
+def test_a_line_that_is_no_request_keeps_no_custom_id_from_others(
+    is_pipe: bool, text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file the second line was answered; of a pipe it was a duplicate."""
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    bad = {"custom_id": "x", "method": "GET", "url": "/v1/completions", "body": {}}
+    source.write_bytes(as_jsonl([bad, {"custom_id": "x", "prompt": "a", "max_tokens": 1}]))
+    if is_pipe:
+        monkeypatch.setattr("server.commands.batch.open_input", read_once)
+    assert run(text_model, str(source), "-o", str(output)) == 1
+    errors = [json.loads(line)["error"] for _, line in sorted(by_number(read(output)).items())]
+    assert errors[0]["code"] == "invalid_method" and errors[1] is None
+
+
+def read_once(path: Path, max_line_bytes: int) -> Input:
+    return dataclasses.replace(open_input(path, max_line_bytes), again=None)
+
+
 def test_of_lines_that_can_be_read_only_once_one_with_a_custom_id_of_another_fails(
     text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,10 +233,7 @@ def test_of_lines_that_can_be_read_only_once_one_with_a_custom_id_of_another_fai
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(as_jsonl([*LINES[:3], LINES[1], LINES[2]]))
 
-    def once(path: Path, max_line_bytes: int) -> Input:
-        return dataclasses.replace(open_input(path, max_line_bytes), again=None)
-
-    monkeypatch.setattr("server.commands.batch.open_input", once)
+    monkeypatch.setattr("server.commands.batch.open_input", read_once)
     monkeypatch.setattr("server.batch.job_input._MAX_NEW", 2)  # sorted among the others early
     assert run(text_model, str(source), "-o", str(output)) == 1
     errors = {number: json.loads(line)["error"] for number, line in by_number(read(output)).items()}

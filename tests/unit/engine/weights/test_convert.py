@@ -235,6 +235,59 @@ def test_that_half_precision_became_whole_is_said(files: Files) -> None:
     assert "F16 became F32" in converted(files)[2]
 
 
+def test_of_each_shard_is_taken_what_the_index_says(files: Files, tmp_path: Path) -> None:
+    """A tensor that a later shard has too was taken from there, without a word."""
+    tensors, folder = random_tensors(MIXED), tmp_path / "shards"
+    folder.mkdir()
+    last = {OUT: tensors[OUT]}
+    save_file({name: tensors[name] for name in tensors if name != OUT}, folder / "a.safetensors")
+    save_file({**last, UP: tensors[UP] + 1, "old": ZEROS}, folder / "b.safetensors")
+    index = folder / "model.safetensors.index.json"
+    places = {name: f"{'b' if name == OUT else 'a'}.safetensors" for name in tensors}
+    index.write_text("\ufeff" + json.dumps({"weight_map": places}))
+    _, result, _ = converted((index, *files[1:]))
+    same(result, unclipped(tensors))
+    for name in ("b\0.safetensors", "../b.safetensors", "/b", "b" * 5000, "", "."):
+        index.write_text(json.dumps({"weight_map": places | {OUT: name}}))
+        with pytest.raises(CheckpointError, match=r"shard '.{0,64}' is no name of a file beside"):
+            convert(index, *files[1:])
+
+
+def test_the_whole_file_comes_before_an_index_beside_it(files: Files, tmp_path: Path) -> None:
+    """As Hugging Face's libraries take them; an old index was taken silently."""
+    folder = tmp_path / "both"
+    folder.mkdir()
+    (folder / "model.safetensors.index.json").write_text("{}")
+    files[0].rename(folder / "model.safetensors")
+    _, _, lines = converted((folder, *files[1:]))
+    assert "read model.safetensors, and not model.safetensors.index.json beside it" in lines
+
+
+def test_the_one_shard_of_one_is_a_whole_file(files: Files) -> None:
+    """It was refused as one of 01 shards."""
+    converted((files[0].rename(files[0].parent / "model-00001-of-00001.safetensors"), *files[1:]))
+    ten = files[0].parent / "model-00001-of-00010.safetensors"
+    with pytest.raises(CheckpointError, match="is one of 10 shards"):
+        convert(ten, *files[1:])
+
+
+def test_tied_tensors_that_differ_are_refused(files: Files) -> None:
+    """They were converted as two."""
+    args = arguments(MIXED)
+    args["constructor"]["tie_io"] = True
+    files[1].write_text(json.dumps(args))
+    with pytest.raises(CheckpointError, match=r"tie_io is true, and input_.* and output_.* differ"):
+        convert(*files)
+    rewrite(files[0], lambda tensors: tensors.update({OUT: tensors["input_layer.weight"]}))
+    converted(files)
+
+
+def test_a_note_of_the_file_is_no_alias(files: Files) -> None:
+    """It made a tensor of its own, which did not belong to the model."""
+    save_file(random_tensors(MIXED), files[0], metadata={"largest": "input_layer.weight"})
+    converted(files)
+
+
 def test_tied_embeddings_are_stored_once_under_an_alias(files: Files) -> None:
     """As `save_model` of safetensors writes tensors that share memory."""
     tensors = random_tensors(MIXED)
@@ -283,6 +336,10 @@ BROKEN: list[tuple[Callable[[Tensors], object], str]] = [
     (add(6), r"6 tensors do not belong to the model of .*: extra0 \[3\], .*extra4 \[3\], …$"),
     (turn(HEAD + "weight"), r"weight has shape \[16, 1\], but .*\[1, 16\]: it is transposed"),
     (turn(UP), r"layer\.0\.weight has shape \[8, 32\], but .* for \[32, 8\]: it is transposed"),
+    (
+        put("mixer_blocks.0.projection.x", ZEROS),
+        r"1 tensor does not belong .*: mixer_blocks\.0\.projection\.x",
+    ),
     (put(OUT, np.full((11, 8), np.nan, "f4")), r"output_layer\.weight has values that are not"),
     (
         put(HEAD + "weight", np.zeros((1, 17), "f4")),

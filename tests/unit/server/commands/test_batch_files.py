@@ -17,7 +17,7 @@ import zstandard
 from pyarrow import parquet
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, InvalidRequest
 from server.batch.lines import BatchLine
 from server.commands.batch_config import BatchConfig
 from server.commands.batch_input import check_custom_ids, open_input, parse
@@ -25,6 +25,7 @@ from server.commands.batch_output import StreamPart, open_part
 from server.commands.batch_progress import BatchMeter, Level
 from server.commands.batch_results import BatchResults, job_name
 from server.commands.compression import CHUNK, CODECS, DamagedArchive, decompressed, whole_size
+from server.schema.completion_request import parse_completion
 
 JOB = "batch_0123456789abcdef"
 
@@ -234,6 +235,66 @@ def test_a_table_of_pandas_is_read_as_meant(tmp_path: Path) -> None:
         BatchLine(number, custom_id, "POST", "/v1/completions", b'{"prompt":"%b"}' % prompt, 1)
         for number, custom_id, prompt in ((1, "17", b"a"), (2, "18", b"b"))
     ]
+
+
+def read_table(path: Path, columns: dict[str, Any]) -> list[bytes | None]:
+    parquet.write_table(pyarrow.table(columns), path)
+    return [line for some in open_input(path, 4096).lines for _, line in some]
+
+
+def test_what_json_lacks_reaches_the_check_of_its_field(tmp_path: Path) -> None:
+    """`prompt` of Spark, which has no mark of text, was answered as base64; inf by the default."""
+    lines = read_table(
+        tmp_path / "in.parquet",
+        {
+            "prompt": [b"caf\xc3\xa9", b"\xff\x00", None, b"a"],
+            "temperature": [float("inf"), float("-inf"), float("nan"), 0.5],
+            "logit_bias": pyarrow.array(
+                [[(b"5", 1.0)]] + [None] * 3, pyarrow.map_(pyarrow.binary(), pyarrow.float64())
+            ),
+        },
+    )
+    assert lines == [
+        '{"prompt":"café","temperature":1e999,"logit_bias":{"5":1.0}}'.encode(),
+        b'{"prompt":{"bytes that are not UTF-8":"ff00"},"temperature":-1e999}',
+        b"{}",
+        b'{"prompt":"a","temperature":0.5}',
+    ]
+    for line, fault in zip(
+        lines, ("temperature must be .*1e999", "prompt must .*UTF-8"), strict=False
+    ):
+        with pytest.raises(InvalidRequest, match=fault):
+            parse_completion(line or b"")
+
+
+def test_what_a_row_cannot_be_made_of_names_its_column(tmp_path: Path) -> None:
+    """A column of times in ns ended in a traceback that asked for pandas; equal keys in one too."""
+    numbers = pyarrow.map_(pyarrow.string(), pyarrow.int64())
+    for values, fault in (
+        (pyarrow.array([1], pyarrow.timestamp("ns")), r"\(timestamp\[ns\]\): Nano(?!.*pandas)"),
+        (pyarrow.array([[("5", 1), ("5", 2)]], numbers), r"\(map<.*5"),
+        (pyarrow.array([b"\xff"]).view(pyarrow.string()), r"\(string\): .*utf-8"),
+    ):
+        with pytest.raises(ConfigError, match=rf"in\.parquet: column 'stop' {fault}"):
+            read_table(tmp_path / "in.parquet", {"prompt": ["a"], "stop": values})
+
+
+def test_the_look_for_equal_custom_ids_decodes_no_other_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All columns of 300,000 rows took four times as long as lines did."""
+    path, read = tmp_path / "in.parquet", parquet.ParquetFile.iter_batches
+    asked: list[list[str]] = []
+
+    def iter_batches(file: Any, batch_size: int, columns: list[str]) -> Any:
+        asked.append(columns)
+        return read(file, batch_size, columns=columns)
+
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", iter_batches)
+    for columns, wanted in (({"custom_id": ["a", "b"]}, ["custom_id"]), ({}, [])):
+        parquet.write_table(pyarrow.table({"prompt": ["x", "y"], **columns}), path)
+        assert check_custom_ids(open_input(path, 4096), path) == 2
+        assert asked.pop() == wanted
 
 
 def test_a_named_pipe_is_opened_once_and_its_wait_can_be_ended(tmp_path: Path) -> None:
