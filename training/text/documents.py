@@ -22,7 +22,7 @@ _CUTS = (re.compile(r".*(?<=\S)(?= )", re.DOTALL), re.compile(r".*\n(?=\S)", re.
 tokenizers begin a token there. Those that put a space before a text put none before a space."""
 
 
-class Part(str):
+class TextPart(str):
     """A part of a document that goes on with the next text."""
 
     __slots__ = ()
@@ -66,7 +66,7 @@ def _text(path: Path) -> Iterator[str]:
         if text:
             matches = (cut.match(text) for cut in _CUTS)
             end = next((match.end() for match in matches if match), len(text))
-            yield Part(text[:end])
+            yield TextPart(text[:end])
             text = text[end:]
         text += block
     yield text

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from engine.errors import ConfigError
-from training.text.documents import Part
+from training.text.documents import TextPart
 from training.text.tokenizer import count_entries, prepended_ids
 from training.text.whole_files import replace_file, write_whole
 
@@ -92,7 +92,7 @@ def _write(
         for some in _batched(texts):
             encodings = tokenizer.encode_batch_fast(some, add_special_tokens=False)
             for text, encoding in zip(some, encodings, strict=True):
-                is_end = not isinstance(text, Part)
+                is_end = not isinstance(text, TextPart)
                 row = begin * is_begin + encoding.ids + [end_id] * is_end
                 ids = np.array(row, dtype)
                 file.write(ids.tobytes())
