@@ -9,7 +9,7 @@ from msgspec import UNSET
 from server.generation.detokenize import ChoicePart
 from server.reply.format import Format
 from server.reply.scores import CompletionScores
-from server.schema.completion_response import Choice, Completion, Packed
+from server.schema.completion_response import NULL, Choice, Completion, Packed
 
 
 class CompletionFormat(Format):
@@ -45,7 +45,7 @@ class CompletionFormat(Format):
         )
         choice.token_ids = self.token_ids(part, UNSET if is_event else None)
         if not is_event:
-            choice.prompt_logprobs = choice.prompt_token_ids = None
+            choice.prompt_logprobs = choice.prompt_token_ids = NULL
         if request.prompt_logprobs is not None and part.is_first:
             choice.prompt_logprobs = self.prompts[place].logprobs
         if request.return_token_ids and part.is_first:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType, field
 
-from server.schema.completion_response import PromptLogprobsJson, Samples, TokenIdsJson, Usage
+from server.schema.completion_response import (
+    NULL,
+    PromptLogprobsJson,
+    Samples,
+    TokenIdsJson,
+    Usage,
+)
 from server.schema.openapi import reference
 
 
@@ -70,8 +76,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     """Version of the weights that made the last token: 1, and one more for each change."""
     first_weights_version: int | UnsetType = UNSET
     """Version of the weights that made the first token, if it is another one."""
-    prompt_token_ids: TokenIdsJson | None = None
-    prompt_logprobs: PromptLogprobsJson | None = None
+    prompt_token_ids: TokenIdsJson = field(default_factory=lambda: NULL)
+    prompt_logprobs: PromptLogprobsJson = field(default_factory=lambda: NULL)
     samples: list[Samples] | UnsetType = UNSET
     """Counts of the samples drawn; only with `until`, or another `return` than "choices"."""
 

@@ -30,10 +30,10 @@ class PromptLogprob(msgspec.Struct):
 
 
 TokenIdsJson = Annotated[
-    Raw, Meta(extra_json_schema={"type": "array", "items": {"type": "integer"}})
+    Raw, Meta(extra_json_schema={"type": ["array", "null"], "items": {"type": "integer"}})
 ]
 _BY_TOKEN_ID = {
-    "type": "array",
+    "type": ["array", "null"],
     "items": {
         "anyOf": [
             {"type": "object", "additionalProperties": reference(PromptLogprob)},
@@ -44,6 +44,8 @@ _BY_TOKEN_ID = {
 
 
 PromptLogprobsJson = Annotated[Raw, Meta(extra_json_schema=_BY_TOKEN_ID)]
+NULL = Raw(b"null")
+"""In place of either, where it is not asked for: msgspec decodes no Raw beside None."""
 
 
 class Packed(msgspec.Struct, kw_only=True):
@@ -70,8 +72,8 @@ class Choice(msgspec.Struct, kw_only=True):
     """The stop string or stop token that ended it, if one did."""
     token_ids: list[int] | UnsetType | None = UNSET
     """Null in a whole reply, and absent from events, where it is not asked for; so are the next."""
-    prompt_token_ids: TokenIdsJson | UnsetType | None = UNSET
-    prompt_logprobs: PromptLogprobsJson | UnsetType | None = UNSET
+    prompt_token_ids: TokenIdsJson | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobsJson | UnsetType = UNSET
     """Null, then for each further prompt token an object of PromptLogprobs by token id."""
     matched: bool | UnsetType = UNSET
     """Whether its text matches `until.match`."""
