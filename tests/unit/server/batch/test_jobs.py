@@ -289,6 +289,7 @@ async def test_half_of_the_engines_queue_is_left_to_those_who_ask_over_http(
     here.status.max_waiting = max_waiting
     here.model.may_answer.clear()
     submit(tmp_path, lines(100, n=1))
+    await here.until_asked(most)
     await here.until(lambda: here.limiter.waiting)
     assert here.limiter.lines == len(here.model.asked) == most
     here.model.may_answer.set()
