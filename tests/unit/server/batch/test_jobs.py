@@ -114,7 +114,10 @@ class Here(Jobs):
 async def running(folder: Path, model_id: str = "mine") -> AsyncIterator[Here]:
     here = Here(folder, model_id)
     async with here.work():
-        yield here
+        try:
+            yield here
+        finally:  # also behind a test that failed while it held answers back
+            here.model.may_answer.set()
 
 
 @pytest.fixture
