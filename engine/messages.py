@@ -45,7 +45,7 @@ PROMPT = -1  # index of the Outputs that are about the prompt and not about a co
 
 
 class _Spelled(msgspec.StructMeta):
-    """Of a struct that people make: it names the field that a misspelled one may have meant."""
+    """Metaclass of structs that users make: refuses an unknown argument with the nearest field."""
 
     def __call__(cls, *args: Any, **fields: Any) -> Any:
         for name in fields.keys() - cls.__struct_fields__:

@@ -38,7 +38,7 @@ TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 AUTOENCODER = {"wte", "encoderblocks", "decoderblocks", "lm_head", "projection"}
 _KNOWN = "|".join(["input_layer", "mixer_blocks", "output_layer", "reward_head", *AUTOENCODER])
 _BEFORE = re.compile(rf"^(?:.*?\.)??(?=(?:{_KNOWN})\.)")
-"""What surrounding modules put before a tensor's own name, whatever they are called."""
+"""Matches the names of surrounding modules in front of a tensor's own name."""
 
 
 def convert(weights: Path, args: Path, output: Path, tokenizer: Path | None = None) -> list[str]:

@@ -20,7 +20,7 @@ class LogEntry:
     account: Account | None = None
     """The account of its API key, if keys are required."""
     status: int = 0
-    """Of the reply; 0 until it has begun."""
+    """HTTP status of the reply; 0 until it has begun."""
     completion_id: str | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
