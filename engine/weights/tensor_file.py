@@ -92,8 +92,8 @@ def read_tensors(path: Path) -> dict[str, StoredTensor]:
 
 
 class _Header(msgspec.Struct):
-    """What a file says of itself. `save_model` of safetensors writes tensors that share memory
-    once, and here which name has which other one's."""
+    """Header of a file. `save_model` of safetensors writes a tensor once, and puts its other names
+    here, each with the name that it is stored under."""
 
     metadata: dict[str, str] = msgspec.field(default={}, name="__metadata__")
 

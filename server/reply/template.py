@@ -32,7 +32,7 @@ INDEX, OTHER_INDEX, COMPLETION_TOKENS = (_number() for _ in range(3))
 """Mark numbers. No client or operator can name any of these: they are drawn when this starts."""
 
 NO_TEMPLATE = (LookupError, TypeError, ValueError)
-"""What comes of a format that cannot show an example, or has its holes in another order."""
+"""Errors of a format that cannot encode the example, or has its holes in another order."""
 
 
 class Template:

@@ -211,7 +211,7 @@ def test_a_custom_id_given_twice_is_refused_before_anything_starts(
 def test_a_line_that_is_no_request_keeps_no_custom_id_from_others(
     is_pipe: bool, text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a file the second line was answered; of a pipe it was a duplicate."""
+    """The second line was answered from a file, and refused as a duplicate from a pipe."""
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     bad = {"custom_id": "x", "method": "GET", "url": "/v1/completions", "body": {}}
     source.write_bytes(as_jsonl([bad, {"custom_id": "x", "prompt": "a", "max_tokens": 1}]))

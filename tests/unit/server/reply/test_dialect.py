@@ -68,7 +68,7 @@ class CountingFormat(NamingFormat):
 
 
 class FlatFormat(GenerateFormat):
-    """What is around a choice stands in it."""
+    """A dialect whose event is one flat object: the choice holds the fields of the event."""
 
     def envelope(self, fields: dict[str, Any], is_event: bool) -> Any:
         if not (is_event and fields["choices"]):

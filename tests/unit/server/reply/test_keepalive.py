@@ -37,7 +37,7 @@ async def until(is_so: Callable[[], object]) -> None:
 
 
 def data_of(reply: Reply) -> list[bytes]:
-    """What our load test reads, which is what OpenAI's SDK reads."""
+    """Return the events that the load test's parser reads; OpenAI's SDK has to read the same."""
     sent = b"".join(reply.sent)
     data = EventParser().parse(sent)
     assert [event.data.encode() for event in SSEDecoder().iter_bytes(iter([sent]))] == data
