@@ -22,22 +22,22 @@ RUN /opt/pip/bin/cyclonedx-py environment --output-reproducible --output-file /s
 FROM packages AS graphs
 WORKDIR /opt/srm
 COPY engine engine
+COPY srm srm
 COPY mojo_kernels mojo_kernels
 COPY models/demo/config.json models/demo/model.safetensors models/demo/
 ENV PATH=/opt/venv/bin:$PATH
-RUN python -m engine.device.precompile --model models/demo --output /graphs --device cpu --host-cpu x86-64-v3
-RUN python -m engine.device.precompile --model models/demo --output /graphs --device cpu --host-cpu x86-64-v4
-RUN python -m engine.device.precompile --model models/demo --output /graphs --device cpu --host-cpu cooperlake
-RUN python -m engine.device.precompile --model models/demo --output /graphs --device cpu --host-cpu cooperlake --dtype bfloat16
-RUN python -m engine.device.precompile --model models/demo --output /graphs --device gpu --gpu-arch sm_90a
+RUN python -m srm.engine.device.precompile --model models/demo --output /graphs --device cpu --host-cpu x86-64-v3
+RUN python -m srm.engine.device.precompile --model models/demo --output /graphs --device cpu --host-cpu x86-64-v4
+RUN python -m srm.engine.device.precompile --model models/demo --output /graphs --device cpu --host-cpu cooperlake
+RUN python -m srm.engine.device.precompile --model models/demo --output /graphs --device cpu --host-cpu cooperlake --dtype bfloat16
+RUN python -m srm.engine.device.precompile --model models/demo --output /graphs --device gpu --gpu-arch sm_90a
 
 FROM packages AS source
 WORKDIR /opt/srm
 COPY . .
 COPY --from=graphs /graphs graphs
 COPY --from=sbom /sbom.cdx.json .
-RUN chmod 755 srm.py \
- && mv models/demo /model \
+RUN mv models/demo /model \
  && mv models/demo-grpo /model-grpo \
  && rm -r models deploy requirements.lock graphs/*.lock \
  && /opt/venv/bin/python -m compileall -q .
@@ -47,13 +47,14 @@ FROM ${BASE} AS server
 RUN if python3 -m pip --version; then python3 -m pip uninstall --yes --root-user-action=ignore pip; fi \
  && useradd --uid 10001 --no-create-home --home-dir /tmp srm \
  && install -d -o srm -g srm /var/lib/srm/graphs /var/lib/srm/data /var/lib/srm/snapshots \
- && ln -s /opt/srm/srm.py /usr/local/bin/srm
+ && printf '#!/bin/sh\nexec /opt/venv/bin/python3 -m srm "$@"\n' > /usr/local/bin/srm && chmod 755 /usr/local/bin/srm
 COPY --from=packages /opt/venv /opt/venv
 COPY --from=source /model /model
 COPY --from=source /model-grpo /model-grpo
 COPY --from=source /opt/srm /opt/srm
 ENV PATH=/opt/venv/bin:$PATH \
     HOME=/tmp \
+    PYTHONPATH=/opt/srm \
     PYTHONDONTWRITEBYTECODE=1 \
     SRM_MODEL=/model \
     SRM_HOST=0.0.0.0 \

@@ -10,9 +10,10 @@ JOBS ?= 2
 UV ?= $(shell command -v uv 2>/dev/null)
 COUNT ?= 60
 SEED ?= 14
+INSTALL = $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/pip install --progress-bar on)
 PARALLEL = -n $(JOBS) --dist worksteal
 BIN := .venv/bin
-SOURCES := engine server training experiments loadtest bench deploy tests srm.py
+SOURCES := engine server training experiments loadtest bench deploy tests srm
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
@@ -26,7 +27,8 @@ help:  ## the targets
 	  || { echo "srm needs Python 3.11 or newer; call make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv .venv
 	@echo "Installing the server (about 0.5 GB to download, once) ..."
-	$(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/pip install --progress-bar on) --require-hashes -r requirements.lock
+	$(INSTALL) --require-hashes -r requirements.lock
+	$(INSTALL) --quiet --no-deps --editable .
 	@touch $@
 
 .venv/dev: .venv/serve requirements-dev.lock requirements-torch.lock
@@ -42,7 +44,7 @@ help:  ## the targets
 setup: .venv/dev  ## a .venv with everything, torch and test tools included
 
 serve: .venv/serve  ## installs what serving needs and runs `srm serve`: PORT=8123 MODEL=dir DEVICE=gpu make serve
-	@$(BIN)/python srm.py serve --model $(MODEL) --host $(HOST) --port $(PORT) --device $(DEVICE)
+	@$(BIN)/srm serve --model $(MODEL) --host $(HOST) --port $(PORT) --device $(DEVICE)
 
 fmt: .venv/dev  ## formats Python and Mojo
 	$(BIN)/ruff format $(SOURCES)
@@ -51,7 +53,7 @@ fmt: .venv/dev  ## formats Python and Mojo
 
 tables: .venv/dev  ## writes the tables of docs/ that say what code and records have
 	$(BIN)/python -m tests.tools.doc_tables
-	$(BIN)/python srm.py bench table
+	$(BIN)/srm bench table
 
 lint: .venv/dev  ## ruff, Mojo format and Mojo doc strings
 	$(BIN)/ruff format --check $(SOURCES)
@@ -59,7 +61,7 @@ lint: .venv/dev  ## ruff, Mojo format and Mojo doc strings
 	tests/lint_mojo.sh $(BIN) $(MOJO)
 
 types: .venv/dev  ## mypy --strict
-	$(BIN)/mypy $(SOURCES)
+	$(BIN)/mypy srm experiments bench deploy tests
 
 test: .venv/system  ## all tests but the slow ones and those that need a GPU
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu and not clients"
@@ -140,12 +142,12 @@ deploy-check-all: deploy-check .venv-deploy/ready  ## a router before replicas t
 	tests/deploy/object_storage.sh
 
 bench: .venv/dev  ## measures kernels, engine, prompts and host; writes docs/benchmarks/ and the pages' figures
-	$(BIN)/python srm.py bench kernels
-	$(BIN)/python srm.py bench engine
-	$(BIN)/python srm.py bench prefill
-	$(BIN)/python srm.py bench host
-	$(BIN)/python srm.py bench scale
-	$(BIN)/python srm.py bench table
+	$(BIN)/srm bench kernels
+	$(BIN)/srm bench engine
+	$(BIN)/srm bench prefill
+	$(BIN)/srm bench host
+	$(BIN)/srm bench scale
+	$(BIN)/srm bench table
 
 load: .venv/dev  ## a short load test of a server that it starts and stops: MODEL=dir
 	$(BIN)/python -m tests.tools.load_local $(MODEL)
@@ -173,8 +175,8 @@ locks:  ## the hashes in all lock files but torch's, after a version there was c
 
 graphs: .venv/serve  ## the bundled model's graphs for processors, in graphs/, as a release has them
 	@for target in x86-64-v3 x86-64-v4 cooperlake "cooperlake --dtype bfloat16"; do \
-	  $(BIN)/python -m engine.device.precompile --model models/demo --device cpu --output graphs --host-cpu $$target || exit 1; done
-	$(BIN)/python -m engine.device.graph_notes prune graphs
+	  $(BIN)/python -m srm.engine.device.precompile --model models/demo --device cpu --output graphs --host-cpu $$target || exit 1; done
+	$(BIN)/python -m srm.engine.device.graph_notes prune graphs
 
 wheel: .venv/dev graphs  ## the wheel with the bundled model's graphs, in dist/
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .

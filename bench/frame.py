@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from bench.peaks.torch_side import plot_record
-from engine.settings import load
-from loadtest.records import RECORDS, new_record, settings_of, write_record
+from srm.engine.settings import load
+from srm.loadtest.records import RECORDS, new_record, settings_of, write_record
 
 Record = dict[str, Any]
 

@@ -1,23 +1,23 @@
-"""`python -m engine`: load a checkpoint, compile the step graph, serve it to API processes."""
+"""`python -m srm.engine`: load a checkpoint, compile the step graph, serve it to API processes."""
 
 from __future__ import annotations
 
 import logging
 import sys
 
-from engine import logs
-from engine.device.libc import keep_freed_memory, wait_busily_for_less
-from engine.device.runner import ModelRunner
-from engine.errors import SRMError
-from engine.memory import collect_rarely
-from engine.process.engine import Engine
-from engine.process.process import serve
-from engine.process.weights_note import first_weights
-from engine.settings import load
-from engine.weights.checkpoint import load_checkpoint
-from engine.wiring import EngineWiring
+from srm.engine import logs
+from srm.engine.device.libc import keep_freed_memory, wait_busily_for_less
+from srm.engine.device.runner import ModelRunner
+from srm.engine.errors import SRMError
+from srm.engine.memory import collect_rarely
+from srm.engine.process.engine import Engine
+from srm.engine.process.process import serve
+from srm.engine.process.weights_note import first_weights
+from srm.engine.settings import load
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.engine.wiring import EngineWiring
 
-logger = logging.getLogger("engine")
+logger = logging.getLogger("srm.engine")
 
 
 def main(argv: list[str]) -> int:
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     keep_freed_memory()
     wait_busily_for_less()
     try:
-        config = load(EngineWiring, argv, prog="python -m engine")
+        config = load(EngineWiring, argv, prog="python -m srm.engine")
         logs.configure(config.log_level, config.log_format)
         logger.info("loading %s", config.model)
         weights, version = first_weights(config, load_checkpoint)

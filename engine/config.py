@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.errors import UNDECODABLE, CheckpointError, ConfigError, in_words
+from srm.engine.errors import UNDECODABLE, CheckpointError, ConfigError, in_words
 
 DEMO_MODEL = Path(__file__).resolve().parents[1] / "models" / "demo"
 """The bundled checkpoint; the same place in a source tree and in an installed package."""

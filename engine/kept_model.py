@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from engine.errors import CheckpointError, EngineUnavailable, StoreError, StoreFull
+from srm.engine.errors import CheckpointError, EngineUnavailable, StoreError, StoreFull
 
 FIRST = "first"
 """Name of the copy of the model that the server was started with, which `srm serve` makes."""

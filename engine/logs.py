@@ -21,8 +21,8 @@ from typing import Any
 
 import msgspec
 
-from engine.config import LogFormat, LogLevel
-from engine.errors import cut
+from srm.engine.config import LogFormat, LogLevel
+from srm.engine.errors import cut
 
 PROCESS_NAME = "LOG_PROCESS_NAME"
 """Environment variable: what lines call the process, where several write to one log."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from engine.cores import CGROUP
+from srm.engine.cores import CGROUP
 
 MEMINFO = Path("/proc/meminfo")
 HUGE_PAGE = 2**21

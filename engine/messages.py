@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.errors import (
+from srm.engine.errors import (
     ContextTooLong,
     EngineUnavailable,
     IdInUse,

@@ -20,7 +20,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from prometheus_client import values
 
-from engine.errors import UNDECODABLE, ConfigError
+from srm.engine.errors import UNDECODABLE, ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,9 @@
 
 Settings come from, later beating earlier: defaults, a TOML file, `SRM_…` environment variables
 where the command reads them, command-line flags. A key or value that is not understood raises
-ConfigError and names its source; variables of no setting are left to `srm.py`, which knows those
-that are read. The string under a field is its line in `--help`. Nothing changes after loading.
+ConfigError and names its source; variables of no setting are left to `srm.__main__`, which
+knows those that are read. The string under a field is its line in `--help`. Nothing changes after
+loading.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin
 
 import msgspec
 
-from engine.errors import UNDECODABLE, ConfigError, did_you_mean, in_words
+from srm.engine.errors import UNDECODABLE, ConfigError, did_you_mean, in_words
 
 T = TypeVar("T", bound=msgspec.Struct)
 

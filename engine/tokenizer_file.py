@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 
-from engine.errors import CheckpointError, in_words
+from srm.engine.errors import CheckpointError, in_words
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ Whoever starts the process makes the connections; no user gives them.
 
 from __future__ import annotations
 
-from engine.config import EngineConfig
+from srm.engine.config import EngineConfig
 
 
 class EngineWiring(EngineConfig, frozen=True, forbid_unknown_fields=True):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from engine.errors import ConfigError, SRMError
-from engine.logs import configure_command
 from experiments import (
     baselines,
     copying,
@@ -17,7 +15,9 @@ from experiments import (
     mixers,
     rollouts,
 )
-from server.commands.standard_output import INTERRUPTED
+from srm.engine.errors import ConfigError, SRMError
+from srm.engine.logs import configure_command
+from srm.server.commands.standard_output import INTERRUPTED
 
 EXPERIMENTS = {
     "mixers": mixers.main,

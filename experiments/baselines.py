@@ -14,7 +14,6 @@ from statistics import mean, median
 
 import torch
 
-from engine.settings import load
 from experiments.harness.corpus import Corpus, standard_library
 from experiments.harness.models import MULTIPLE, REFERENCE, MakeModel, model_makers
 from experiments.harness.ordering import ordering
@@ -22,6 +21,7 @@ from experiments.harness.report import beside, number, spread, table
 from experiments.harness.result_cache import Numbers
 from experiments.harness.runner import Results, fit, publish, run_cases, values_of
 from experiments.harness.settings import ModelSettings
+from srm.engine.settings import load
 
 FINEWEB = {"SRM": 2.80, "Transformer": 2.573, "masked mixer": 2.628, "Mamba 2": 2.758}
 """The paper's losses at d 1,024, 512, 1,024 and 512."""

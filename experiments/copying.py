@@ -17,16 +17,16 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from engine.settings import load
 from experiments.harness.models import MULTIPLE, make_variant
 from experiments.harness.ordering import ordering
 from experiments.harness.report import number, points, spread, table
 from experiments.harness.result_cache import Numbers
 from experiments.harness.runner import Results, fit, publish, run_cases, values_of
 from experiments.harness.settings import ModelSettings
-from training.data import IGNORED
-from training.loop import Run
-from training.model import LanguageModel
+from srm.engine.settings import load
+from srm.training.data import IGNORED
+from srm.training.loop import Run
+from srm.training.model import LanguageModel
 
 NARROW = "Mamba 2"
 """Model that is half as wide as the others, as in the paper."""

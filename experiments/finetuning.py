@@ -19,22 +19,22 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from engine.config import DEMO_MODEL, EngineConfig
-from engine.settings import build, load
-from engine.tokenizer_file import read_tokenizer
-from engine.weights.checkpoint import read_model
 from experiments.harness.report import table
 from experiments.harness.result_cache import Numbers, digest
 from experiments.harness.runner import Results, check_writable, publish, run_cases
 from experiments.harness.settings import ExperimentSettings
-from training.checkpoint import load_model
-from training.finetuning.sft import SFTConfig, sft
-from training.grpo.asked import questions
-from training.grpo.asking import Asking
-from training.grpo.config import GRPOConfig
-from training.grpo.rollouts import engine_sampler
-from training.questions.rewards import load_reward
-from training.statistics.coverage import (
+from srm.engine.config import DEMO_MODEL, EngineConfig
+from srm.engine.settings import build, load
+from srm.engine.tokenizer_file import read_tokenizer
+from srm.engine.weights.checkpoint import read_model
+from srm.training.checkpoint import load_model
+from srm.training.finetuning.sft import SFTConfig, sft
+from srm.training.grpo.asked import questions
+from srm.training.grpo.asking import Asking
+from srm.training.grpo.config import GRPOConfig
+from srm.training.grpo.rollouts import engine_sampler
+from srm.training.questions.rewards import load_reward
+from srm.training.statistics.coverage import (
     Floats,
     Interval,
     Tally,
@@ -44,8 +44,8 @@ from training.statistics.coverage import (
     spaced,
     standard_errors,
 )
-from training.statistics.power_law import PowerLaw, fit, fits
-from training.text.whole_files import write_whole
+from srm.training.statistics.power_law import PowerLaw, fit, fits
+from srm.training.text.whole_files import write_whole
 
 BEFORE, AFTER = "before", "after"
 RESAMPLED = 1_000

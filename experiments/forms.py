@@ -24,14 +24,14 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.config import ModelConfig
-from engine.settings import load
 from experiments.harness.models import HEADS, REFERENCE, model_makers
 from experiments.harness.report import number, table
 from experiments.harness.result_cache import Numbers
 from experiments.harness.runner import Results, publish, run_cases
 from experiments.harness.settings import ModelSettings
-from training.forms import CHUNK
+from srm.engine.config import ModelConfig
+from srm.engine.settings import load
+from srm.training.forms import CHUNK
 
 VOCAB_SIZE = 1_024
 """Number of token ids that random inputs are drawn from."""

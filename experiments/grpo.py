@@ -17,18 +17,18 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from engine.config import DEMO_MODEL
-from engine.settings import build, load
-from engine.weights.checkpoint import read_model
 from experiments.finetuning import gain, powers, rates, solved
 from experiments.harness.report import table
 from experiments.harness.result_cache import Numbers, digest
 from experiments.harness.runner import Results, publish, run_cases
 from experiments.harness.settings import ExperimentSettings
-from training.grpo.command import grpo
-from training.grpo.config import EvaluationSettings, GRPOConfig
-from training.grpo.record import JsonLinesFile, Update
-from training.statistics.coverage import Floats, spaced
+from srm.engine.config import DEMO_MODEL
+from srm.engine.settings import build, load
+from srm.engine.weights.checkpoint import read_model
+from srm.training.grpo.command import grpo
+from srm.training.grpo.config import EvaluationSettings, GRPOConfig
+from srm.training.grpo.record import JsonLinesFile, Update
+from srm.training.statistics.coverage import Floats, spaced
 
 START, PLAIN, BALANCED = "start", "plain", "balanced"
 AVERAGED = 5

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engine.settings import load
 from experiments.harness.corpus import Corpus, standard_library
 from experiments.harness.models import MULTIPLE, make_variant
 from experiments.harness.ordering import ordering
@@ -28,9 +27,10 @@ from experiments.harness.report import beside, number, spread, table
 from experiments.harness.result_cache import Numbers
 from experiments.harness.runner import Results, fit, publish, run_cases, values_of
 from experiments.harness.settings import ModelSettings
-from training.forms import CHUNK
-from training.loop import TrainingBatches
-from training.model import SRM, LanguageModel
+from srm.engine.settings import load
+from srm.training.forms import CHUNK
+from srm.training.loop import TrainingBatches
+from srm.training.model import SRM, LanguageModel
 
 RETENTION = ("mixed decay", "Mamba 2", "masked mixer", "Transformer")
 CAPACITY = (

@@ -18,9 +18,6 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from torch import nn
 
-from engine.config import ModelConfig
-from engine.settings import load
-from engine.weights.tensors import DECAY_RANGE
 from experiments.copying import EVALUATION_BATCHES, Copies, accuracy
 from experiments.harness.corpus import Corpus, standard_library
 from experiments.harness.models import HEADS
@@ -28,8 +25,11 @@ from experiments.harness.report import spread, table
 from experiments.harness.result_cache import Numbers
 from experiments.harness.runner import Results, fit, publish, run_cases, values_of
 from experiments.harness.settings import ModelSettings
-from training.loop import LAMBDA
-from training.model import SRM
+from srm.engine.config import ModelConfig
+from srm.engine.settings import load
+from srm.engine.weights.tensors import DECAY_RANGE
+from srm.training.loop import LAMBDA
+from srm.training.model import SRM
 
 TREATMENTS: dict[str, dict[str, Any]] = {
     "no decay": {},

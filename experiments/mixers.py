@@ -10,16 +10,16 @@ from collections.abc import Callable
 from statistics import mean
 from typing import Any
 
-from engine.config import ModelConfig
-from engine.settings import load
 from experiments.harness.corpus import Corpus, standard_library
 from experiments.harness.ordering import ordering
 from experiments.harness.report import beside, number, spread, table
 from experiments.harness.result_cache import Numbers
 from experiments.harness.runner import Results, fit, publish, run_cases, values_of
 from experiments.harness.settings import ModelSettings
-from training.model import SRM
-from training.text.tokenizer import MIN_VOCAB_SIZE
+from srm.engine.config import ModelConfig
+from srm.engine.settings import load
+from srm.training.model import SRM
+from srm.training.text.tokenizer import MIN_VOCAB_SIZE
 
 CASES: dict[str, dict[str, Any]] = {
     "row": {"mixer": "row"},

@@ -16,16 +16,16 @@ import msgspec
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from engine.config import DEMO_MODEL
-from engine.settings import build, load
-from engine.weights.checkpoint import read_model
 from experiments.harness.report import table
 from experiments.harness.result_cache import Numbers
 from experiments.harness.runner import Results, publish, run_cases, values_of
 from experiments.harness.settings import ExperimentSettings
-from training.grpo.command import grpo
-from training.grpo.config import GRPOConfig
-from training.grpo.record import JsonLinesFile, Update, summary
+from srm.engine.config import DEMO_MODEL
+from srm.engine.settings import build, load
+from srm.engine.weights.checkpoint import read_model
+from srm.training.grpo.command import grpo
+from srm.training.grpo.config import GRPOConfig
+from srm.training.grpo.record import JsonLinesFile, Update, summary
 
 CASES: dict[str, dict[str, Any]] = {
     "engine, in turn": {},

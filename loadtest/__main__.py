@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import ConfigError, SRMError
-from engine.settings import Command, build, read_settings
-from loadtest.commands import run_command
-from loadtest.commands.offline import offline
-from loadtest.commands.sweep import (
+from srm.engine.errors import ConfigError, SRMError
+from srm.engine.settings import Command, build, read_settings
+from srm.loadtest.commands import run_command
+from srm.loadtest.commands.offline import offline
+from srm.loadtest.commands.sweep import (
     SAVED,
     STEPS,
     read_saved,
@@ -23,11 +23,11 @@ from loadtest.commands.sweep import (
     sweep,
     swept,
 )
-from loadtest.recording import Recording, load
-from loadtest.report import compare_report
-from loadtest.report.compare import compare
-from loadtest.report.report_files import MeasuredRun, write_reports
-from loadtest.scenario import read
+from srm.loadtest.recording import Recording, load
+from srm.loadtest.report import compare_report
+from srm.loadtest.report.compare import compare
+from srm.loadtest.report.report_files import MeasuredRun, write_reports
+from srm.loadtest.scenario import read
 
 USAGE = """usage: srm loadtest COMMAND [options]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import ConfigError
-from loadtest.quantities import PERCENTILES
-from loadtest.recording import Counts, Times
-from loadtest.summary import Distribution
+from srm.engine.errors import ConfigError
+from srm.loadtest.quantities import PERCENTILES
+from srm.loadtest.recording import Counts, Times
+from srm.loadtest.summary import Distribution
 
 try:
     from hdrh.histogram import HdrHistogram

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from loadtest import lines
+from srm.loadtest import lines
 
 ALLOWED = (
     "a number such as 128, uniform:LOW,HIGH, normal:MEAN,STD, lognormal:MEDIAN,SIGMA, "

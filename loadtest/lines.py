@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.errors import UNDECODABLE, ConfigError, in_words, not_json_line, not_utf8
+from srm.engine.errors import UNDECODABLE, ConfigError, in_words, not_json_line, not_utf8
 
 T = TypeVar("T")
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import ConfigError
-from loadtest.quantities import DISTRIBUTIONS, value_of
-from loadtest.recording import ERRORS
-from loadtest.summary import Distribution, Summary
+from srm.engine.errors import ConfigError
+from srm.loadtest.quantities import DISTRIBUTIONS, value_of
+from srm.loadtest.recording import ERRORS
+from srm.loadtest.summary import Distribution, Summary
 
 OBJECTIVES = ("ttft", "tpot", "itl", "e2e")
 """Measures that an objective can use: TTFT, TPOT of the slowest sample, mean ITL, E2E."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from loadtest.summary import Distribution, Summary
+from srm.loadtest.summary import Distribution, Summary
 
 Kind = Literal["seconds", "requests_per_s", "tokens_per_s", "share", "count"]
 NAN = float("nan")

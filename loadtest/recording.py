@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import UNDECODABLE, ConfigError
-from loadtest.scenario import Scenario, as_path
+from srm.engine.errors import UNDECODABLE, ConfigError
+from srm.loadtest.scenario import Scenario, as_path
 
 Times = NDArray[np.float64]
 Counts = NDArray[np.int64]

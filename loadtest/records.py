@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import ConfigError
+from srm.engine.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "docs" / "benchmarks"

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.errors import UNDECODABLE
-from engine.settings import Command, build, read_settings
-from loadtest import lengths
+from srm.engine.errors import UNDECODABLE
+from srm.engine.settings import Command, build, read_settings
+from srm.loadtest import lengths
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 """The folder of ready-made scenarios."""

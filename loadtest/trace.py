@@ -20,8 +20,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from engine.errors import cut
-from loadtest import lines
+from srm.engine.errors import cut
+from srm.loadtest import lines
 
 BLOCK_TOKENS = 512
 """Prompt tokens that one of Mooncake's `hash_ids` stands for."""

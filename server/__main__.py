@@ -1,4 +1,4 @@
-"""`python -m server serve | api | jobs`: the supervisor with all processes, or one of them."""
+"""`python -m srm.server serve | api | jobs`: the supervisor with all processes, or one of them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from functools import partial
 import msgspec
 import uvicorn
 
-from engine import logs
-from engine.client.client import ENGINE_TIMEOUT_S, EngineClient
-from engine.errors import ConfigError, SRMError
-from engine.logs import printable
-from engine.memory import collect_rarely
-from engine.settings import load
-from server.batch import jobs
-from server.config import within_open_files
-from server.http.connection import Connection
-from server.http.draining import Draining, DrainingServer
-from server.http.keys import Keys
-from server.model_identity import as_started
-from server.routes.app import create_app
-from server.routes.services import template_of
-from server.supervise import launch
-from server.text.text import Text
-from server.wiring import ServerWiring
+from srm.engine import logs
+from srm.engine.client.client import ENGINE_TIMEOUT_S, EngineClient
+from srm.engine.errors import ConfigError, SRMError
+from srm.engine.logs import printable
+from srm.engine.memory import collect_rarely
+from srm.engine.settings import load
+from srm.server.batch import jobs
+from srm.server.config import within_open_files
+from srm.server.http.connection import Connection
+from srm.server.http.draining import Draining, DrainingServer
+from srm.server.http.keys import Keys
+from srm.server.model_identity import as_started
+from srm.server.routes.app import create_app
+from srm.server.routes.services import template_of
+from srm.server.supervise import launch
+from srm.server.text.text import Text
+from srm.server.wiring import ServerWiring
 
 _KEEP_ALIVE_S = 75
 """How long a connection may idle: longer than clients keep one (httpx 5 s, aiohttp 15 s), since a
@@ -38,7 +38,7 @@ request is lost where both end it at the same time."""
 
 def serve_api(argv: list[str]) -> int:
     """Answer HTTP until SIGTERM or SIGINT; running requests may finish first."""
-    config = load(ServerWiring, argv, prog="python -m server api")
+    config = load(ServerWiring, argv, prog="python -m srm.server api")
     logs.configure(config.log_level, config.log_format)
     folder = as_started(config.model, config.kept_model)
     config = msgspec.structs.replace(config, model=folder)
@@ -106,7 +106,7 @@ _COMMANDS = {"serve": launch.main, "api": serve_api, "jobs": jobs.main}
 def main(argv: list[str]) -> int:
     command = _COMMANDS.get(argv[0]) if argv else None
     if command is None:
-        print("usage: python -m server serve | api | jobs [options]", file=sys.stderr)
+        print("usage: python -m srm.server serve | api | jobs [options]", file=sys.stderr)
         return 2
     try:
         return command(argv[1:])

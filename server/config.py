@@ -14,11 +14,11 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.client.client import HEARTBEAT_S
-from engine.config import DEMO_MODEL, EngineConfig, LogFormat, LogLevel, check_utf8
-from engine.errors import ConfigError
-from engine.messages import MAX_PRIORITY
-from server.model_identity import digest
+from srm.engine.client.client import HEARTBEAT_S
+from srm.engine.config import DEMO_MODEL, EngineConfig, LogFormat, LogLevel, check_utf8
+from srm.engine.errors import ConfigError
+from srm.engine.messages import MAX_PRIORITY
+from srm.server.model_identity import digest
 
 log = logging.getLogger(__name__)
 

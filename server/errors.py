@@ -31,8 +31,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
 
-from engine import errors
-from engine.errors import MAX_MESSAGE, cut
+from srm.engine import errors
+from srm.engine.errors import MAX_MESSAGE, cut
 
 
 class ModelNotFound(errors.NotFound):

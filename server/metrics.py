@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from prometheus_client import Counter, Gauge, Histogram
 
-from engine import metrics_memory
+from srm.engine import metrics_memory
 
 metrics_memory.join()
 

@@ -6,7 +6,7 @@ import logging
 from hashlib import blake2b
 from pathlib import Path
 
-from engine.kept_model import WEIGHTS
+from srm.engine.kept_model import WEIGHTS
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ The supervisor makes the connections; no user gives them.
 
 from __future__ import annotations
 
-from engine.wiring import EngineWiring
-from server.config import ServerConfig
+from srm.engine.wiring import EngineWiring
+from srm.server.config import ServerConfig
 
 
 class ServerWiring(ServerConfig, frozen=True, forbid_unknown_fields=True):

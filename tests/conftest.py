@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import Phase, settings
 
-from engine.device.telemetry import turn_off_telemetry
-from engine.messages import Request
-from engine.process.engine import Engine
-from engine.weights.weights import Weights
+from srm.engine.device.telemetry import turn_off_telemetry
+from srm.engine.messages import Request
+from srm.engine.process.engine import Engine
+from srm.engine.weights.weights import Weights
 from tests.engines.making import engine_of, request_of
 from tests.engines.numpy_runner import tiny_weights
 from tests.serving import SERVER_FLAGS, Server, write_text_model

@@ -22,8 +22,8 @@ import httpx
 import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from engine.config import ModelConfig
-from server.loop_turns import LOOP_TIMEOUT_S
+from srm.engine.config import ModelConfig
+from srm.server.loop_turns import LOOP_TIMEOUT_S
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT_MODEL = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=128, vocab_size=320)
@@ -95,7 +95,7 @@ def serve_command(
 ) -> list[str]:
     """`srm serve` with an engine of the tests' choice."""
     program = (
-        "import sys; from server.supervise import launch; "
+        "import sys; from srm.server.supervise import launch; "
         f"launch.LOOP_TIMEOUT_S = {loop_timeout_s}; "
         f"sys.exit(launch.main(sys.argv[1:], engine_module={engine_module!r}))"
     )

@@ -121,19 +121,21 @@ FORBIDDEN_IDENTIFIERS = {
 """What says nothing of the thing, or of which the field has another word: a part of any name, any
 name, or one of that kind. A decoder has `feed` and `flush`."""
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+PARTS = ("engine", "server", "loadtest", "training")
+"""Folders that are parts of the package srm."""
 TOPS = ("engine", "server", "loadtest", "training", "experiments", "deploy", "bench")
 PROGRAMS = "bench.peers.programs"
 """What runs in other engines' environments, and ours as any user would have it run."""
 PROGRAMS_SEE = {
     f"{PROGRAMS}.timing",
-    *("engine.Engine", "engine.SamplingParams", "engine.python.offline"),
+    *("Engine", "SamplingParams", "engine.python.offline"),
     *("engine.weights.checkpoint", "training.recurrence"),  # the model in plain PyTorch
 }
 
 
 def sources() -> list[Path]:
     paths = [path for top in TOPS for path in sorted((ROOT / top).rglob("*.py"))]
-    return [*paths, ROOT / "srm.py"]
+    return [*paths, *sorted((ROOT / "srm").glob("*.py"))]
 
 
 MODULES = {
@@ -149,14 +151,16 @@ NAMED = [*MODULES.values(), *sorted((ROOT / "tests").rglob("*.py"))]
 def imports(tree: ast.AST) -> Iterator[str]:
     """Every module that is imported anywhere in the tree, as far as names can say."""
     for node in ast.walk(tree):
+        module = getattr(node, "module", None) or ""
+        assert module.split(".")[0] not in PARTS, f"{module}: it is srm.{module}"
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from (alias.name.removeprefix("srm.") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
+            package = f"{node.module}.".removeprefix("srm.")
             for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                is_module = whole in MODULES or node.module == "engine"
-                yield whole if is_module else node.module or ""
+                whole = f"{package}{alias.name}"
+                yield whole if whole in MODULES else package.removesuffix(".") or whole
 
 
 def violations(module: str, tree: ast.AST) -> list[str]:
@@ -221,9 +225,9 @@ def forbidden_identifiers(tree: ast.AST) -> list[str]:
     return forbidden
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name != "srm"])
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "srm.__main__"])
 def test_imports_keep_the_rules(module: str) -> None:
-    """All but srm.py, the one face, which imports a command when asked for it."""
+    """All but the one face, which imports a command when asked for it."""
     assert not violations(module, ast.parse(MODULES[module].read_text()))
 
 
@@ -235,7 +239,7 @@ def test_packages_import_in_one_direction() -> None:
     ruled = [
         module
         for module in MODULES
-        if "." in module and not module.startswith(("bench.", "deploy."))
+        if "." in module and not module.startswith(("bench.", "deploy.", "srm."))
     ]
     assert {module.rpartition(".")[0] for module in ruled} <= {*seen}
 
@@ -254,7 +258,7 @@ def test_folders_are_small() -> None:
 
 
 def test_package_inits_cost_nothing() -> None:
-    api = ROOT / "engine" / "__init__.py"  # its names are looked up when asked
+    api = ROOT / "srm" / "__init__.py"  # its names are looked up when asked
     for path in [source for source in sources() if source.stem == "__init__" and source != api]:
         body = ast.parse(path.read_text()).body
         assert all(isinstance(node, ast.Expr) for node in body), f"{path}: more than a docstring"
@@ -262,10 +266,10 @@ def test_package_inits_cost_nothing() -> None:
 
 def test_importing_the_engine_loads_neither_max_nor_tokenizers() -> None:
     script = (
-        "import sys, engine, engine.messages, engine.client.client\n"
-        "late = {'max', 'tokenizers', 'engine.python.offline', 'engine.process.engine'}\n"
+        "import sys, srm, srm.engine.messages, srm.engine.client.client\n"
+        "late = {'max', 'tokenizers', 'srm.engine.python.offline', 'srm.engine.process.engine'}\n"
         "assert not late & set(sys.modules)\n"
-        "from engine import SamplingParams\n"
+        "from srm import SamplingParams\n"
         "assert not {'max', 'tokenizers'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
@@ -281,21 +285,33 @@ def test_every_module_says_what_it_is() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "rule"),
     [
-        ("engine.state.slots", "from engine.scheduler import scheduler", "may not import"),
-        ("engine.metrics", "from engine.process import engine", "may not import"),
+        ("engine.state.slots", "from srm.engine.scheduler import scheduler", "may not import"),
+        ("engine.metrics", "from srm.engine.process import engine", "may not import"),
         ("engine.scheduler.scheduler", "import max.graph", "may not import max"),
         ("engine.device.runner", "import torch.nn", "torch"),
         ("engine.scheduler.scheduler", "from tokenizers import Tokenizer", "tokenizers"),
-        ("engine.device.runner", "from training.model import SRM", "may not import training"),
-        ("server.routes.app", "from engine.scheduler import scheduler", "may not import engine"),
-        ("server.http.auth", "from server.routes.app import App", "may not import server"),
+        ("engine.device.runner", "from srm.training.model import SRM", "may not import training"),
+        (
+            "server.routes.app",
+            "from srm.engine.scheduler import scheduler",
+            "may not import engine",
+        ),
+        ("server.http.auth", "from srm.server.routes.app import App", "may not import server"),
         ("server.routes.app", "import max", "may not import max"),
-        ("loadtest.client.worker", "from engine.messages import Request", "may not import engine"),
-        ("loadtest.commands.sweep", "from server.config import ServerConfig", "may not import"),
+        (
+            "loadtest.client.worker",
+            "from srm.engine.messages import Request",
+            "may not import engine",
+        ),
+        ("loadtest.commands.sweep", "from srm.server.config import ServerConfig", "may not import"),
         ("bench.peers.running", "import torch", "torch"),
-        ("bench.peers.programs.run_srm", "from engine.process.engine import Engine", "look into"),
-        ("bench.peers.programs.run_rwkv", "from loadtest import scenario", "look into"),
-        ("training.loop", "def f():\n    from engine.config import load", "at the top"),
+        (
+            "bench.peers.programs.run_srm",
+            "from srm.engine.process.engine import Engine",
+            "look into",
+        ),
+        ("bench.peers.programs.run_rwkv", "from srm.loadtest import scenario", "look into"),
+        ("training.loop", "def f():\n    from srm.engine.config import load", "at the top"),
         ("training.loop", "from bench.engine import gemm", "may not import bench"),
         ("server.routes.app", "if typing.TYPE_CHECKING:\n    import x", "hides a cycle"),
     ],

@@ -17,27 +17,27 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-import engine.metrics
-import server.metrics
-import srm
-from engine.config import EngineConfig, Mixer, ModelConfig
-from engine.errors import ConfigError
-from engine.messages import SamplingParams
-from engine.python.request_output import Completion, Generated
-from engine.settings import build, settings_in
-from engine.weights.convert import parser as convert_parser
-from engine.weights.upstream_config import Constructor, PublishedArgs
-from server.commands.score_lines import Score
-from server.config import ServerConfig
-from server.errors import ErrorDetail
-from server.generation import dedup_counts, matching
-from server.routes import pages, tokenize
-from server.routes.app import OPERATIONS
-from server.routes.scrape import VLLM_CACHE_CONFIG
-from server.schema import conversation, json_parts, sampling_fields, until
-from server.supervise import launch
-from server.text import template_process
-from server.text.chat_template import RENDER_S
+import srm.__main__ as srm
+from srm.engine import metrics as engine_metrics
+from srm.engine.config import EngineConfig, Mixer, ModelConfig
+from srm.engine.errors import ConfigError
+from srm.engine.messages import SamplingParams
+from srm.engine.python.request_output import Completion, Generated
+from srm.engine.settings import build, settings_in
+from srm.engine.weights.convert import parser as convert_parser
+from srm.engine.weights.upstream_config import Constructor, PublishedArgs
+from srm.server import metrics as server_metrics
+from srm.server.commands.score_lines import Score
+from srm.server.config import ServerConfig
+from srm.server.errors import ErrorDetail
+from srm.server.generation import dedup_counts, matching
+from srm.server.routes import pages, tokenize
+from srm.server.routes.app import OPERATIONS
+from srm.server.routes.scrape import VLLM_CACHE_CONFIG
+from srm.server.schema import conversation, json_parts, sampling_fields, until
+from srm.server.supervise import launch
+from srm.server.text import template_process
+from srm.server.text.chat_template import RENDER_S
 from tests.serving import ROOT, SERVER_FLAGS, Server, free_port
 from tests.tools import doc_tables
 
@@ -175,7 +175,7 @@ def struct_names() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 WIRE: dict[str, type[msgspec.Struct]] = {
     name: kind
     for module, result in list(sys.modules.items())
-    if module.startswith(("server.schema.", "server.routes."))
+    if module.startswith(("srm.server.schema.", "srm.server.routes."))
     for name, kind in vars(result).items()
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 }
@@ -229,7 +229,7 @@ def test_limits_are_what_they_are() -> None:
 def test_every_metric_that_is_named_exists() -> None:
     known = {
         doc_tables.exposed(metric)
-        for module in (server.metrics, engine.metrics)
+        for module in (server_metrics, engine_metrics)
         for metric in doc_tables.metrics_of(module)
     }
     assert VLLM_CACHE_CONFIG in read("metrics.md")

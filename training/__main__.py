@@ -1,4 +1,4 @@
-"""`python -m training train COMMAND | evaluate`, which are `srm train …` and `srm evaluate`."""
+"""`python -m srm.training train COMMAND | evaluate`, which are `srm train …` and `srm evaluate`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import sys
 
 import msgspec
 
-from engine.errors import ConfigError
-from engine.logs import configure_command
-from engine.settings import load
-from server.commands.standard_output import INTERRUPTED
-from training.evaluate import EvaluateConfig, evaluate
-from training.finetuning.sft import SFTConfig, sft
-from training.grpo.command import grpo
-from training.grpo.config import GRPOConfig
-from training.pretrain import PretrainConfig, pretrain
-from training.text.tokenizer import TokenizerConfig, make_tokenizer
+from srm.engine.errors import ConfigError
+from srm.engine.logs import configure_command
+from srm.engine.settings import load
+from srm.server.commands.standard_output import INTERRUPTED
+from srm.training.evaluate import EvaluateConfig, evaluate
+from srm.training.finetuning.sft import SFTConfig, sft
+from srm.training.grpo.command import grpo
+from srm.training.grpo.config import GRPOConfig
+from srm.training.pretrain import PretrainConfig, pretrain
+from srm.training.text.tokenizer import TokenizerConfig, make_tokenizer
 
 
 def main(argv: list[str]) -> int:

@@ -15,12 +15,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.config import ModelConfig
-from engine.errors import ConfigError
-from engine.weights.checkpoint import read_model
-from engine.weights.tensors import is_scalar
-from training.model import SRM
-from training.text.whole_files import replace_file, write_whole
+from srm.engine.config import ModelConfig
+from srm.engine.errors import ConfigError
+from srm.engine.weights.checkpoint import read_model
+from srm.engine.weights.tensors import is_scalar
+from srm.training.model import SRM
+from srm.training.text.whole_files import replace_file, write_whole
 
 
 def save_model(config: ModelConfig, weights: Mapping[str, Tensor], folder: Path) -> None:

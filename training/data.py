@@ -20,8 +20,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.problems.drawn import examples
-from training.text.tokenizer import special_ids
+from srm.training.problems.drawn import examples
+from srm.training.text.tokenizer import special_ids
 
 Item = TypeVar("Item")
 

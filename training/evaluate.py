@@ -11,17 +11,17 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
-from engine.config import DEMO_MODEL, EngineConfig
-from engine.device.runner import ModelRunner
-from engine.errors import UNDECODABLE, ConfigError, in_words
-from engine.messages import MAX_TEMPERATURE, Output, SamplingParams
-from engine.process.engine import Engine
-from engine.tokenizer_file import read_tokenizer
-from engine.weights.checkpoint import load_checkpoint
-from training.problems.drawn import problems
-from training.problems.problem import Problem, reward
-from training.settings import check_numbers
-from training.statistics.coverage import Floats, Tally, pass_table, standard_errors
+from srm.engine.config import DEMO_MODEL, EngineConfig
+from srm.engine.device.runner import ModelRunner
+from srm.engine.errors import UNDECODABLE, ConfigError, in_words
+from srm.engine.messages import MAX_TEMPERATURE, Output, SamplingParams
+from srm.engine.process.engine import Engine
+from srm.engine.tokenizer_file import read_tokenizer
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.training.problems.drawn import problems
+from srm.training.problems.problem import Problem, reward
+from srm.training.settings import check_numbers
+from srm.training.statistics.coverage import Floats, Tally, pass_table, standard_errors
 
 COMPLETION_TOKENS = 96
 """Most tokens of a completion, more than any solution needs."""

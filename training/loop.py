@@ -25,15 +25,15 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from engine.errors import ConfigError
-from engine.weights.tensors import DECAY_RANGE, is_scalar
-from training.data import IGNORED
-from training.events import Events, events_in
-from training.model import LanguageModel
-from training.precision import Precision, autocast, choose_precision
-from training.processes import Processes, spread, stop_asked
-from training.settings import MAY_CHANGE
-from training.text.whole_files import is_sealed, replace_file, seal
+from srm.engine.errors import ConfigError
+from srm.engine.weights.tensors import DECAY_RANGE, is_scalar
+from srm.training.data import IGNORED
+from srm.training.events import Events, events_in
+from srm.training.model import LanguageModel
+from srm.training.precision import Precision, autocast, choose_precision
+from srm.training.processes import Processes, spread, stop_asked
+from srm.training.settings import MAY_CHANGE
+from srm.training.text.whole_files import is_sealed, replace_file, seal
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import matplotlib as mpl
 import msgspec
 from matplotlib import pyplot as plt
 
-from training.loop import Losses
-from training.text.whole_files import replace_file, write_whole
+from srm.training.loop import Losses
+from srm.training.text.whole_files import replace_file, write_whole
 
 
 def write_losses(

@@ -6,9 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.config import ModelConfig
-from engine.weights.tensors import DECAY_RANGE, mixer_shapes, projection_prefixes, scalar_prefixes
-from training.forms import CHUNK, Form, Parallel, Recurrent, TorchMixerUnit
+from srm.engine.config import ModelConfig
+from srm.engine.weights.tensors import (
+    DECAY_RANGE,
+    mixer_shapes,
+    projection_prefixes,
+    scalar_prefixes,
+)
+from srm.training.forms import CHUNK, Form, Parallel, Recurrent, TorchMixerUnit
 
 
 class TokenMixer(nn.Module):

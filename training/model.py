@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.config import ModelConfig
-from training.forms import CHUNK
-from training.mixers import TokenMixer
+from srm.engine.config import ModelConfig
+from srm.training.forms import CHUNK
+from srm.training.mixers import TokenMixer
 
 
 class LanguageModel(nn.Module):

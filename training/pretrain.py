@@ -13,24 +13,24 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from engine.config import Mixer, ModelConfig
-from engine.errors import ConfigError
-from engine.settings import build
-from engine.tokenizer_file import read_byte_level, read_tokenizer
-from training.checkpoint import save_model
-from training.data import ProblemBatches, problem_kinds
-from training.events import check_events
-from training.loop import Losses, Run, Schedule, TrainingBatches
-from training.loss_files import write_losses
-from training.model import SRM
-from training.precision import Precision
-from training.problems.drawn import examples
-from training.processes import processes
-from training.settings import check_numbers, select_fixed
-from training.text.documents import documents, files
-from training.text.packed_batches import PackedBatches
-from training.text.token_file import token_file
-from training.text.tokenizer import (
+from srm.engine.config import Mixer, ModelConfig
+from srm.engine.errors import ConfigError
+from srm.engine.settings import build
+from srm.engine.tokenizer_file import read_byte_level, read_tokenizer
+from srm.training.checkpoint import save_model
+from srm.training.data import ProblemBatches, problem_kinds
+from srm.training.events import check_events
+from srm.training.loop import Losses, Run, Schedule, TrainingBatches
+from srm.training.loss_files import write_losses
+from srm.training.model import SRM
+from srm.training.precision import Precision
+from srm.training.problems.drawn import examples
+from srm.training.processes import processes
+from srm.training.settings import check_numbers, select_fixed
+from srm.training.text.documents import documents, files
+from srm.training.text.packed_batches import PackedBatches
+from srm.training.text.token_file import token_file
+from srm.training.text.tokenizer import (
     MIN_VOCAB_SIZE,
     OWN_IDS,
     SpecialIds,
@@ -38,7 +38,7 @@ from training.text.tokenizer import (
     special_ids,
     train_tokenizer,
 )
-from training.text.whole_files import write_whole
+from srm.training.text.whole_files import write_whole
 
 TOKENIZER_PROBLEMS = 100_000
 

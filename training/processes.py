@@ -1,6 +1,6 @@
 """One training run over several processes: each has a part of every batch.
 
-`torchrun --nproc-per-node 2 srm.py train pretrain …` starts them, and says in the environment who
+`torchrun --nproc-per-node 2 -m srm train pretrain …` starts them, and says in the environment who
 is who; without it there is one. Gradients are averaged by DistributedDataParallel, or, sharded
 with weights and optimizer, by `fully_shard`. Sums go over nccl on GPUs, and over gloo elsewhere.
 """
@@ -22,8 +22,8 @@ from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from engine.errors import ConfigError
-from training.model import LanguageModel
+from srm.engine.errors import ConfigError
+from srm.training.model import LanguageModel
 
 
 @dataclass(frozen=True)

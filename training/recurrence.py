@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.steps.batch import F32
-from engine.weights.weights import LayerWeights, Weights
+from srm.engine.steps.batch import F32
+from srm.engine.weights.weights import LayerWeights, Weights
 
 
 class Recurrence(nn.Module):

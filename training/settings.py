@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from engine.settings import flatten
-from training.text.tokenizer import MAX_VOCAB_SIZE
+from srm.engine.settings import flatten
+from srm.training.text.tokenizer import MAX_VOCAB_SIZE
 
 MOST_SEED = 2**64 - 1
 """Largest seed that torch takes."""

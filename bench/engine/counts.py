@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from engine.config import Dtype, ModelConfig
-from engine.device.products import SLICE
-from engine.weights.step_bytes import FLOAT8, SIZES, STATE, logit_size
+from srm.engine.config import Dtype, ModelConfig
+from srm.engine.device.products import SLICE
+from srm.engine.weights.step_bytes import FLOAT8, SIZES, STATE, logit_size
 
 KERNEL_SIZE = 4
 """Neighbouring channels that the measured `taps` mixes."""

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from bench.engine.models import BenchConfig
-from engine.config import Dtype, EngineConfig, ModelConfig
-from engine.device.runner import ModelRunner
-from engine.messages import Request, SamplingParams
-from engine.process.engine import Engine
-from engine.scheduler.assembly import FED, FOLLOWING, NOTHING
-from engine.steps.batch import I32, NEW_ROW, PREFILL_ROW, Batch
+from srm.engine.config import Dtype, EngineConfig, ModelConfig
+from srm.engine.device.runner import ModelRunner
+from srm.engine.messages import Request, SamplingParams
+from srm.engine.process.engine import Engine
+from srm.engine.scheduler.assembly import FED, FOLLOWING, NOTHING
+from srm.engine.steps.batch import I32, NEW_ROW, PREFILL_ROW, Batch
 
 
 def prefill_rows(token_ids: I32, position: int = 0, slots: I32 | None = None) -> Batch:

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.engine.counts import BIASED, KERNEL_SIZE, SAMPLED, TOP
-from engine.config import ModelConfig
-from engine.device.linear import round_bfloat16, widen_bfloat16
-from engine.device.products import SLICE
-from engine.steps.batch import F32, I32, SAMPLING, Span
+from srm.engine.config import ModelConfig
+from srm.engine.device.linear import round_bfloat16, widen_bfloat16
+from srm.engine.device.products import SLICE
+from srm.engine.steps.batch import F32, I32, SAMPLING, Span
 
 Array = npt.NDArray[Any]
 DISTINCT = 1021

@@ -16,12 +16,12 @@ from max.graph import DeviceRef, TensorType, TensorValue, Weight
 
 from bench.engine.feeds import DISTINCT, Array, Feeds
 from bench.engine.op import Feed, Op
-from engine.config import ModelConfig
-from engine.device.linear import layer_norm_float8
-from engine.device.products import FLOAT8, multiply_float8, multiply_float8_into_stream
-from engine.weights.float8 import float8_channel_mixer, norm_scale, round_e4m3
-from engine.weights.random_model import random_tensors
-from engine.weights.weights import fold
+from srm.engine.config import ModelConfig
+from srm.engine.device.linear import layer_norm_float8
+from srm.engine.device.products import FLOAT8, multiply_float8, multiply_float8_into_stream
+from srm.engine.weights.float8 import float8_channel_mixer, norm_scale, round_e4m3
+from srm.engine.weights.random_model import random_tensors
+from srm.engine.weights.weights import fold
 
 INNER_SCALE = 8
 """Largest value between the products in these trials, about; float8 holds at most 448."""

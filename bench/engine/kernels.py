@@ -21,9 +21,9 @@ from bench.engine.ops import Ops, Variant
 from bench.frame import Record, run, table
 from bench.peaks.rates import limit, peak_line, peak_tables, runs_of
 from bench.peaks.timing import seconds_per_call
-from engine.config import Dtype, ModelConfig
-from engine.device.products import choose_product
-from engine.device.runner import open_device
+from srm.engine.config import Dtype, ModelConfig
+from srm.engine.device.products import choose_product
+from srm.engine.device.runner import open_device
 
 NAMES = {
     "mix_prompts": f"mix, prompts of {PROMPT}",

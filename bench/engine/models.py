@@ -17,9 +17,9 @@ from bench.frame import Record, Settings
 from bench.peaks.gemm import GemmPeak
 from bench.peaks.memory import measure_memory
 from bench.peaks.rates import memory_peak, peaks
-from engine.config import DEMO_MODEL, EngineConfig, ModelConfig, ProductSetting
-from engine.device.libc import keep_freed_memory
-from engine.weights.random_model import write_random_model
+from srm.engine.config import DEMO_MODEL, EngineConfig, ModelConfig, ProductSetting
+from srm.engine.device.libc import keep_freed_memory
+from srm.engine.weights.random_model import write_random_model
 
 
 class BenchConfig(Settings, frozen=True, forbid_unknown_fields=True):

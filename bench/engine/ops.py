@@ -32,10 +32,10 @@ from bench.engine.counts import KERNEL_SIZE, PROMPT
 from bench.engine.feeds import Array, Feeds
 from bench.engine.float8 import float8_ops
 from bench.engine.op import Feed, Inputs, Op
-from engine.config import ModelConfig
-from engine.device import kernels
-from engine.device.graph_cache import Built, GraphCache
-from engine.device.linear import (
+from srm.engine.config import ModelConfig
+from srm.engine.device import kernels
+from srm.engine.device.graph_cache import Built, GraphCache
+from srm.engine.device.linear import (
     kernel_libraries,
     layer_norm,
     linear,
@@ -43,8 +43,8 @@ from engine.device.linear import (
     pack_linear,
     widen_bfloat16,
 )
-from engine.device.model import NORMED, graph_shape
-from engine.device.products import (
+from srm.engine.device.model import NORMED, graph_shape
+from srm.engine.device.products import (
     FLOAT8,
     SLICE,
     Product,
@@ -54,8 +54,8 @@ from engine.device.products import (
     multiply_into_stream,
     multiply_normed,
 )
-from engine.steps.batch import F32
-from engine.weights.float8 import from_e4m3
+from srm.engine.steps.batch import F32
+from srm.engine.weights.float8 import from_e4m3
 
 I32, FLOAT = DType.int32, DType.float32
 HOST = DeviceRef.CPU()

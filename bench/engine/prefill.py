@@ -32,13 +32,13 @@ from bench.engine.decode import (
 from bench.engine.models import BenchConfig, measure_models
 from bench.frame import Record, run, table
 from bench.peaks.rates import byte_cells, peak_line, peak_tables, rate_cells, runs_of, share
-from engine.config import Dtype, ModelConfig
-from engine.device.runner import ModelRunner
-from engine.messages import SamplingParams
-from engine.process.engine import Engine
-from engine.steps.batch import Batch
-from engine.weights.checkpoint import load_checkpoint
-from engine.weights.weights import Weights
+from srm.engine.config import Dtype, ModelConfig
+from srm.engine.device.runner import ModelRunner
+from srm.engine.messages import SamplingParams
+from srm.engine.process.engine import Engine
+from srm.engine.steps.batch import Batch
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.engine.weights.weights import Weights
 
 
 class PrefillBenchConfig(BenchConfig, frozen=True, forbid_unknown_fields=True):

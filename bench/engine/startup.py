@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.engine.models import BenchConfig
-from engine.config import Dtype, EngineConfig
-from engine.device.libc import keep_freed_memory
-from engine.device.runner import ModelRunner
-from engine.messages import SamplingParams
-from engine.process.engine import Engine
-from engine.settings import load
-from engine.weights.checkpoint import load_checkpoint
-from loadtest.records import ROOT
+from srm.engine.config import Dtype, EngineConfig
+from srm.engine.device.libc import keep_freed_memory
+from srm.engine.device.runner import ModelRunner
+from srm.engine.messages import SamplingParams
+from srm.engine.process.engine import Engine
+from srm.engine.settings import load
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.loadtest.records import ROOT
 
 
 def measure_startup(

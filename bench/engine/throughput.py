@@ -26,11 +26,11 @@ from bench.peaks.rates import (
     start_cells,
 )
 from bench.peaks.torch_side import ask_torch, has_torch
-from engine.config import Dtype
-from engine.device.runner import ModelRunner
-from engine.weights.checkpoint import load_checkpoint
-from engine.weights.step_bytes import decode_bytes
-from engine.weights.weights import Weights
+from srm.engine.config import Dtype
+from srm.engine.device.runner import ModelRunner
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.engine.weights.step_bytes import decode_bytes
+from srm.engine.weights.weights import Weights
 
 
 class EngineBenchConfig(BenchConfig, frozen=True, forbid_unknown_fields=True):

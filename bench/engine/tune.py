@@ -22,13 +22,13 @@ from max.dtype import DType
 
 from bench.frame import check_sizes, table
 from bench.gpu.task import Task, read_lines
-from engine.config import DEMO_MODEL, EngineConfig, ModelConfig
-from engine.device.graph_cache import ProductChoice, choice_path
-from engine.device.products import Product
-from engine.device.runner import open_device
-from engine.errors import ConfigError, SRMError
-from engine.settings import load
-from engine.weights.checkpoint import read_model
+from srm.engine.config import DEMO_MODEL, EngineConfig, ModelConfig
+from srm.engine.device.graph_cache import ProductChoice, choice_path
+from srm.engine.device.products import Product
+from srm.engine.device.runner import open_device
+from srm.engine.errors import ConfigError, SRMError
+from srm.engine.settings import load
+from srm.engine.weights.checkpoint import read_model
 
 LIMIT_S = 1800
 """Most seconds that one product may take, compilation included."""

@@ -12,12 +12,12 @@ from max.engine import InferenceSession
 from max.graph import DeviceRef
 
 from bench.engine.ops import Variant, build_ops, load_ops
-from engine.config import AUTO_DTYPES
-from engine.device.graph_cache import GraphCache
-from engine.device.linear import graph_dtype
-from engine.device.precompile import PrecompileConfig, leave, open_target
-from engine.device.products import choose_product
-from engine.settings import load
+from srm.engine.config import AUTO_DTYPES
+from srm.engine.device.graph_cache import GraphCache
+from srm.engine.device.linear import graph_dtype
+from srm.engine.device.precompile import PrecompileConfig, leave, open_target
+from srm.engine.device.products import choose_product
+from srm.engine.settings import load
 
 
 def main(argv: list[str]) -> int:

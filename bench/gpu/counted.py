@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple
 from bench.engine.counts import count_op
 from bench.frame import Record, Settings, run
 from bench.gpu.counted_table import markdown
-from engine.config import ModelConfig
+from srm.engine.config import ModelConfig
 from tests.kernels.lowered import LAYERS, Launch, lower
 from tests.kernels.ptx import compiled
 from tests.kernels.test_gpu_batches import decode_counts

@@ -23,8 +23,8 @@ from bench.gpu.task import Lines, Task, read_task
 from bench.host.serving import serving
 from bench.server.http import rate_of
 from bench.server.load import send
-from engine.errors import ConfigError
-from engine.weights.random_model import write_random_model
+from srm.engine.errors import ConfigError
+from srm.engine.weights.random_model import write_random_model
 
 N = 1_000
 CORES_OF_API_PROCESSES = 0.6

@@ -16,19 +16,19 @@ import numpy as np
 from bench.engine.ops import widened
 from bench.gpu.steps import open_runner
 from bench.gpu.task import Lines, Task, read_task
-from engine.config import EngineConfig
-from engine.device.linear import round_bfloat16
-from engine.messages import MAX_LOGPROBS, SamplingParams
-from engine.process.engine import Engine
-from engine.weights.float8 import (
+from srm.engine.config import EngineConfig
+from srm.engine.device.linear import round_bfloat16
+from srm.engine.messages import MAX_LOGPROBS, SamplingParams
+from srm.engine.process.engine import Engine
+from srm.engine.weights.float8 import (
     float8_channel_mixer,
     from_e4m3,
     in_inner_order,
     norm_scale,
     round_e4m3,
 )
-from engine.weights.random_model import random_tensors
-from engine.weights.weights import LayerWeights, Weights, fold
+from srm.engine.weights.random_model import random_tensors
+from srm.engine.weights.weights import LayerWeights, Weights, fold
 from tests.engines.numpy_runner import F64, Kept, as_it_is, feed, in_float64, silu
 from tests.kernels import oracle
 

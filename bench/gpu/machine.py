@@ -10,8 +10,8 @@ import sys
 from typing import Any
 
 from bench.gpu.task import Lines, read_task
-from engine.memory import available_memory
-from loadtest.records import new_record
+from srm.engine.memory import available_memory
+from srm.loadtest.records import new_record
 
 PROGRAMS = ("nvidia-smi", "ncu", "nsys", "compute-sanitizer", "nvcc", "cuobjdump")
 PACKAGES = ("torch", "triton", "numpy", "safetensors", "tokenizers", "matplotlib", "max")

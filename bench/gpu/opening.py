@@ -31,8 +31,8 @@ import sys
 import numpy as np
 from max.driver import Buffer
 from max.dtype import DType
-from engine.device.graph_cache import describe_device
-from engine.device.runner import open_device
+from srm.engine.device.graph_cache import describe_device
+from srm.engine.device.runner import open_device
 device = open_device(sys.argv[1])
 sent = np.arange(2**26).astype(np.uint8)
 source, buffer = Buffer.from_numpy(sent), Buffer.zeros((2**26,), DType.uint8, device)

@@ -23,12 +23,12 @@ from bench.engine.feeds import Array
 from bench.engine.ops import Ops, Variant, widened
 from bench.gpu.task import Lines, Task, read_task
 from bench.peaks.timing import seconds_per_call
-from engine.device.linear import graph_dtype
-from engine.device.products import FLOAT8, choose_product
-from engine.device.runner import open_device
-from engine.messages import MAX_LOGPROBS
-from engine.steps.batch import SAMPLING
-from engine.weights.float8 import from_e4m3, in_inner_order, norm_scale
+from srm.engine.device.linear import graph_dtype
+from srm.engine.device.products import FLOAT8, choose_product
+from srm.engine.device.runner import open_device
+from srm.engine.messages import MAX_LOGPROBS
+from srm.engine.steps.batch import SAMPLING
+from srm.engine.weights.float8 import from_e4m3, in_inner_order, norm_scale
 from tests.kernels import oracle
 
 F64 = npt.NDArray[np.float64]

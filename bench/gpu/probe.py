@@ -23,10 +23,10 @@ from bench.engine.decode import decode_rows, random_tokens, seconds_per_step
 from bench.engine.ops import Ops, Variant
 from bench.gpu.steps import open_runner
 from bench.gpu.task import Lines, Task, read_task
-from engine.device.graph_cache import describe_device
-from engine.device.linear import graph_dtype
-from engine.device.products import choose_product
-from engine.device.runner import open_device
+from srm.engine.device.graph_cache import describe_device
+from srm.engine.device.linear import graph_dtype
+from srm.engine.device.products import choose_product
+from srm.engine.device.runner import open_device
 
 COPIES = (4 * 2**10, 8 * 4_096, 8 * 65_536)
 """Bytes to copy: next to nothing, then the upload of a step of 4,096 rows and of 65,536 rows."""

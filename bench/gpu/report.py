@@ -15,8 +15,8 @@ from bench.frame import Record, table
 from bench.peaks.rates import byte_cells, bytes_moved, peak_line, rate_cells, runs_of
 from bench.peaks.torch_side import plot_record
 from deploy.gpu.lines import AGAIN, drop_retried, parse_lines
-from engine.errors import ConfigError, SRMError
-from loadtest.records import RECORDS, write_record
+from srm.engine.errors import ConfigError, SRMError
+from srm.loadtest.records import RECORDS, write_record
 
 MOST_KERNELS = 12
 """Number of kernels that the report lists: those that take longest of a step."""

@@ -17,8 +17,8 @@ import numpy as np
 from bench.engine.decode import decode_rows, prefill_rows, random_tokens
 from bench.gpu.steps import open_runner
 from bench.gpu.task import Lines, Task, read_task
-from engine.device.runner import ModelRunner
-from engine.steps.batch import F32, FROM_DEVICE, I32
+from srm.engine.device.runner import ModelRunner
+from srm.engine.steps.batch import F32, FROM_DEVICE, I32
 
 STEPS = 6
 TOGETHER = (1, 2, 7, 64, 127, 128)

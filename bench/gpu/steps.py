@@ -14,10 +14,10 @@ from typing import Any
 from bench.engine.decode import measure_decode, measure_sampler, settings_for
 from bench.engine.models import BenchConfig
 from bench.gpu.task import Lines, Task, read_task
-from engine.device.runner import ModelRunner
-from engine.weights.random_model import random_tensors
-from engine.weights.step_bytes import decode_bytes
-from engine.weights.weights import fold
+from srm.engine.device.runner import ModelRunner
+from srm.engine.weights.random_model import random_tensors
+from srm.engine.weights.step_bytes import decode_bytes
+from srm.engine.weights.weights import fold
 
 
 def main(argv: list[str]) -> int:

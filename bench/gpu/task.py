@@ -20,7 +20,7 @@ from typing import Any, Literal
 import msgspec
 
 from deploy.gpu.lines import BROKE_OFF, open_lines, parse_lines
-from engine.config import Dtype, ModelConfig, ProductSetting
+from srm.engine.config import Dtype, ModelConfig, ProductSetting
 
 
 class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

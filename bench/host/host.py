@@ -19,11 +19,11 @@ from bench.frame import Record, Settings, run, table
 from bench.host.load import LEAST_STEPS, MODEL, PROMPT_LENGTH, Load
 from bench.peaks.memory import measure_memory
 from bench.peaks.rates import memory_peak, memory_table
-from engine.config import CPU_STEP_ROWS, DEMO_MODEL, EngineConfig
-from engine.device.libc import keep_freed_memory
-from engine.device.runner import ModelRunner
-from engine.memory import collect_rarely
-from engine.weights.checkpoint import load_checkpoint
+from srm.engine.config import CPU_STEP_ROWS, DEMO_MODEL, EngineConfig
+from srm.engine.device.libc import keep_freed_memory
+from srm.engine.device.runner import ModelRunner
+from srm.engine.memory import collect_rarely
+from srm.engine.weights.checkpoint import load_checkpoint
 
 WARM_UP = 4
 """Turns before each measurement, until the pipeline is full and every sequence has forked."""

@@ -1,6 +1,6 @@
 """`python -m bench.host.instant`: the engine process on a runner that computes nothing.
 
-Takes the flags of `python -m engine`; of the checkpoint it reads only `config.json`. It returns
+Takes the flags of `python -m srm.engine`; of the checkpoint it reads only `config.json`. It returns
 made-up tokens, none of which ends a sequence, at the speed of the scheduler: benchmarks with it
 measure all that lies between engine and socket. If there is a file `step_s` beside `config.json`,
 each step takes as many seconds as it says.
@@ -14,17 +14,17 @@ import time
 import msgspec
 import numpy as np
 
-from engine.config import EngineConfig, ModelConfig
-from engine.device.libc import keep_freed_memory
-from engine.errors import SRMError
-from engine.memory import collect_rarely
-from engine.messages import MAX_LOGPROBS
-from engine.process.engine import Engine
-from engine.process.process import serve
-from engine.settings import load
-from engine.steps.batch import I64, Batch, Scores, SlotStates, StepResult
-from engine.weights.weights import Weights
-from engine.wiring import EngineWiring
+from srm.engine.config import EngineConfig, ModelConfig
+from srm.engine.device.libc import keep_freed_memory
+from srm.engine.errors import SRMError
+from srm.engine.memory import collect_rarely
+from srm.engine.messages import MAX_LOGPROBS
+from srm.engine.process.engine import Engine
+from srm.engine.process.process import serve
+from srm.engine.settings import load
+from srm.engine.steps.batch import I64, Batch, Scores, SlotStates, StepResult
+from srm.engine.weights.weights import Weights
+from srm.engine.wiring import EngineWiring
 
 DEFAULT_SLOTS = 65_536
 """Slots if num_slots is 0."""

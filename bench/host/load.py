@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from engine.config import EngineConfig, ModelConfig
-from engine.messages import Request, SamplingParams
-from engine.scheduler.scheduler import Scheduler
-from engine.steps.batch import F32, I32, Batch, StepResult
+from srm.engine.config import EngineConfig, ModelConfig
+from srm.engine.messages import Request, SamplingParams
+from srm.engine.scheduler.scheduler import Scheduler
+from srm.engine.steps.batch import F32, I32, Batch, StepResult
 
 MODEL = ModelConfig(d_model=512, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192)
 """The model's shape; no result here depends on its width."""

@@ -16,11 +16,11 @@ from typing import IO, Any, NamedTuple
 
 import httpx
 
-from engine.errors import ConfigError
-from loadtest.records import ROOT
+from srm.engine.errors import ConfigError
+from srm.loadtest.records import ROOT
 
 _STOP_S = 20.0
-_SERVE = """import sys; from server.supervise.launch import main
+_SERVE = """import sys; from srm.server.supervise.launch import main
 sys.exit(main(sys.argv[2:], engine_module=sys.argv[1]))"""
 _SHOWN = 600
 """Number of characters of a server's log that an error message shows."""
@@ -110,7 +110,7 @@ class Serving(NamedTuple):
 @contextmanager
 def serving(
     *flags: str,
-    engine_module: str = "engine",
+    engine_module: str = "srm.engine",
     root: Path = ROOT,
     log: int | IO[Any] = subprocess.DEVNULL,
 ) -> Iterator[Serving]:

@@ -23,19 +23,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bench.frame import Record, Settings, run, table
-from engine.config import DEMO_MODEL, Dtype, ModelConfig
-from engine.errors import ConfigError
-from engine.tokenizer_file import read_tokenizer
-from engine.weights.checkpoint import load_checkpoint
-from engine.weights.float8 import INNER, float8_channel_mixer, from_e4m3, norm_scale
-from engine.weights.random_model import write_random_model
-from engine.weights.tensors import is_scalar, projection_prefixes
-from engine.weights.weights import LayerWeights
-from training.checkpoint import load_model
-from training.data import encode
-from training.mixers import TokenMixer
-from training.model import Block
-from training.problems.drawn import problems
+from srm.engine.config import DEMO_MODEL, Dtype, ModelConfig
+from srm.engine.errors import ConfigError
+from srm.engine.tokenizer_file import read_tokenizer
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.engine.weights.float8 import INNER, float8_channel_mixer, from_e4m3, norm_scale
+from srm.engine.weights.random_model import write_random_model
+from srm.engine.weights.tensors import is_scalar, projection_prefixes
+from srm.engine.weights.weights import LayerWeights
+from srm.training.checkpoint import load_model
+from srm.training.data import encode
+from srm.training.mixers import TokenMixer
+from srm.training.model import Block
+from srm.training.problems.drawn import problems
 
 DEPTH = 32
 """Products of float8 that a tensor core adds at a time."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from bench.gpu.task import Lines, Task, read_task
 from bench.model.recurrence_rate import FORMS, Decoder
-from engine.weights.random_model import random_tensors
-from engine.weights.weights import fold
+from srm.engine.weights.random_model import random_tensors
+from srm.engine.weights.weights import fold
 
 
 def main(argv: list[str]) -> int:

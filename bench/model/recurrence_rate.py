@@ -19,9 +19,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from engine.weights.checkpoint import load_checkpoint
-from engine.weights.weights import Weights
-from training.recurrence import Recurrence
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.engine.weights.weights import Weights
+from srm.training.recurrence import Recurrence
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]
 FORMS = {

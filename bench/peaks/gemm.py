@@ -26,9 +26,9 @@ from max.graph import DeviceRef, Graph, Module, TensorType, Weight, ops
 
 from bench.peaks.timing import seconds_per_call
 from bench.peaks.torch_side import has_torch, torch_products
-from engine.config import Dtype
-from engine.device.graph_cache import Built, GraphCache
-from engine.device.linear import (
+from srm.engine.config import Dtype
+from srm.engine.device.graph_cache import Built, GraphCache
+from srm.engine.device.linear import (
     U16,
     kernel_libraries,
     linear,
@@ -36,11 +36,11 @@ from engine.device.linear import (
     pack_linear,
     round_bfloat16,
 )
-from engine.device.precompile import PrecompileConfig, leave, open_target
-from engine.device.products import Product as DeviceProduct
-from engine.device.runner import open_device
-from engine.settings import load
-from engine.steps.batch import F32
+from srm.engine.device.precompile import PrecompileConfig, leave, open_target
+from srm.engine.device.products import Product as DeviceProduct
+from srm.engine.device.runner import open_device
+from srm.engine.settings import load
+from srm.engine.steps.batch import F32
 
 ROWS = {"cpu": (64, 256, 1024, 2048), "gpu": (2_048, 16_384, 65_536)}
 SHAPES = ((512, 2048), (1024, 4096))

@@ -20,7 +20,7 @@ import numpy as np
 from max.driver import Buffer
 from max.dtype import DType
 
-from engine.device.runner import open_device
+from srm.engine.device.runner import open_device
 
 CPU_VALUES = 64 * 2**20
 """float32 values of an array: 256 MiB, several times the largest cache."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from loadtest.records import ROOT
+from srm.loadtest.records import ROOT
 
 
 def has_torch() -> bool:

@@ -20,9 +20,9 @@ from bench.peers.config import Peer, PeersConfig
 from bench.peers.making import ENVIRONMENTS, install, make_model
 from bench.peers.running import run_peer, settings
 from bench.peers.table import PeerResult, markdown
-from engine.errors import ConfigError, SRMError
-from engine.settings import load
-from loadtest.records import new_record, settings_of, write_record
+from srm.engine.errors import ConfigError, SRMError
+from srm.engine.settings import load
+from srm.loadtest.records import new_record, settings_of, write_record
 
 USAGE = """usage: python -m bench.peers COMMAND [options]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from bench.peers.config import Peer
-from engine.errors import ConfigError
+from srm.engine.errors import ConfigError
 
 _FAMILIES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["peers"]
 PEERS = tuple(

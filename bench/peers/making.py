@@ -19,10 +19,10 @@ from typing import Any
 
 from bench.peers.config import Peer
 from bench.peers.shapes import HEADS, LAYERS, N_CTX, VOCAB_SIZE, shape_of
-from engine.config import ModelConfig
-from engine.errors import ConfigError
-from engine.weights.random_model import write_random_model
-from loadtest.records import ROOT
+from srm.engine.config import ModelConfig
+from srm.engine.errors import ConfigError
+from srm.engine.weights.random_model import write_random_model
+from srm.loadtest.records import ROOT
 
 LISTS = Path(__file__).resolve().parent / "requirements"
 ENVIRONMENTS = ("llama", "max", "torch", "vllm")

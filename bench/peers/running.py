@@ -24,10 +24,10 @@ from bench.peers.programs.timing import FIRST_TOKEN
 from bench.peers.shapes import N_CTX, VOCAB_SIZE, shape_of
 from bench.peers.table import PeerPoint, PeerResult
 from bench.server.load import send
-from engine.errors import ConfigError
-from loadtest.commands.run_command import summed_up
-from loadtest.records import ROOT
-from loadtest.report.report_files import MeasuredRun
+from srm.engine.errors import ConfigError
+from srm.loadtest.commands.run_command import summed_up
+from srm.loadtest.records import ROOT
+from srm.loadtest.report.report_files import MeasuredRun
 
 _VERSION = "import sys, importlib.metadata as found; print(found.version(sys.argv[1]))"
 _PROBE_TOKENS = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from bench.ray import data, serving
-from engine.errors import ConfigError, SRMError
+from srm.engine.errors import ConfigError, SRMError
 
 COMMANDS = {"data": data.main, "serve": serving.main}
 

@@ -24,9 +24,9 @@ from ray.cluster_utils import Cluster
 
 from bench.ray.config import RayDataConfig
 from bench.records.figures import ray_data
-from engine.config import DEMO_MODEL
-from engine.settings import load
-from loadtest.records import ROOT, new_record, settings_of, write_record
+from srm.engine.config import DEMO_MODEL
+from srm.engine.settings import load
+from srm.loadtest.records import ROOT, new_record, settings_of, write_record
 from tests.serving import free_port
 
 AGENT_PORTS = (
@@ -81,7 +81,7 @@ def measured(config: RayDataConfig, folder: Path, kill: Callable[[], None]) -> d
     many.write_bytes(b"".join(encode(request(n)) + b"\n" for n in range(config.lines)))
     one.write_bytes(encode(request(0)) + b"\n")
     model = [f"--model={DEMO_MODEL}", f"--max-step-rows={config.max_step_rows}"]
-    alone = [sys.executable, "srm.py", "batch", *model]
+    alone = [sys.executable, "-m", "srm", "batch", *model]
     actors = [sys.executable, "-m", "deploy.ray", f"--shard-lines={config.shard_lines}", *model]
     killed = folder / "killed"
     shards = -(-config.lines // config.shard_lines)

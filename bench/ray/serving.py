@@ -21,9 +21,9 @@ from ray import serve
 from bench.ray.config import RayServeConfig
 from bench.records.figures import ray_serve
 from deploy.ray.serve_app import application
-from engine.config import DEMO_MODEL
-from engine.settings import load
-from loadtest.records import new_record, settings_of, write_record
+from srm.engine.config import DEMO_MODEL
+from srm.engine.settings import load
+from srm.loadtest.records import new_record, settings_of, write_record
 from tests.serving import free_port
 
 PROMPT = "Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\nAnswer:"

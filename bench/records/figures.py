@@ -25,7 +25,7 @@ from bench.peaks.rates import (
     start_cells,
 )
 from bench.server import scale_table
-from engine.weights.inspect_model import inspect_model
+from srm.engine.weights.inspect_model import inspect_model
 
 LAST = 100
 """The last training steps whose mean loss is shown."""

@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 
 from bench.records.figures import CARD, FIGURES, is_whole
-from engine.config import DEMO_MODEL, GRPO_MODEL
-from engine.errors import ConfigError
-from engine.settings import load
-from loadtest.records import RECORDS, ROOT
+from srm.engine.config import DEMO_MODEL, GRPO_MODEL
+from srm.engine.errors import ConfigError
+from srm.engine.settings import load
+from srm.loadtest.records import RECORDS, ROOT
 
 PAGES = (
     *(ROOT / "README.md", DEMO_MODEL / "README.md", GRPO_MODEL / "README.md"),

@@ -18,9 +18,9 @@ from bench.frame import Record, Settings, run, table
 from bench.host.serving import serving
 from bench.server.http import rate_of
 from bench.server.load import send
-from engine.config import DEMO_MODEL
-from engine.errors import ConfigError
-from loadtest.records import ROOT
+from srm.engine.config import DEMO_MODEL
+from srm.engine.errors import ConfigError
+from srm.loadtest.records import ROOT
 
 
 class AgainstConfig(Settings, frozen=True, forbid_unknown_fields=True):

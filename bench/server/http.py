@@ -23,16 +23,16 @@ from bench.engine.models import random_shape
 from bench.frame import Record, Settings, run, table
 from bench.host.serving import serving
 from bench.server.load import send
-from engine.config import DEMO_MODEL, EngineConfig
-from engine.device.runner import ModelRunner
-from engine.messages import SamplingParams
-from engine.process.engine import Engine
-from engine.weights.checkpoint import load_checkpoint
-from engine.weights.random_model import write_random_model
-from loadtest.analysis.chunks import chunks
-from loadtest.analysis.measures import first_tokens
-from loadtest.recording import Recording
-from loadtest.records import ROOT
+from srm.engine.config import DEMO_MODEL, EngineConfig
+from srm.engine.device.runner import ModelRunner
+from srm.engine.messages import SamplingParams
+from srm.engine.process.engine import Engine
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.engine.weights.random_model import write_random_model
+from srm.loadtest.analysis.chunks import chunks
+from srm.loadtest.analysis.measures import first_tokens
+from srm.loadtest.recording import Recording
+from srm.loadtest.records import ROOT
 
 
 class HttpBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):

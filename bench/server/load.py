@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import ConfigError
-from loadtest.analysis.measures import is_whole
-from loadtest.client.workers import run
-from loadtest.recording import ERRORS, Recording
-from loadtest.scenario import Scenario
+from srm.engine.errors import ConfigError
+from srm.loadtest.analysis.measures import is_whole
+from srm.loadtest.client.workers import run
+from srm.loadtest.recording import ERRORS, Recording
+from srm.loadtest.scenario import Scenario
 
 
 def send(url: str, timeout_s: float = 3600.0, **fields: Any) -> Recording:

@@ -18,8 +18,8 @@ import numpy as np
 from bench.frame import Record, Settings, run
 from bench.records.table import newest
 from bench.server.scale_table import markdown
-from engine.errors import ConfigError
-from loadtest.records import RECORDS
+from srm.engine.errors import ConfigError
+from srm.loadtest.records import RECORDS
 
 _DAY_S = 24 * 3600
 _PROMPT_COST = 167.8 / 184.5

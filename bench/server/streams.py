@@ -27,7 +27,7 @@ from bench.host.serving import Serving, serving
 from bench.server.bare_streams import bare_streams, read
 from bench.server.load import send
 from bench.server.profile import PARTS, divided, sampled
-from engine.config import DEMO_MODEL
+from srm.engine.config import DEMO_MODEL
 
 _TOKEN_S = 60e-6
 """Seconds a token of the sleeping engine, chosen so that each process should need less than half a

@@ -117,7 +117,7 @@ def calls(sizes: Sizes, cache_dir: str) -> dict[int, list[KitPart]]:
     adopt = KitPart(
         name="adopt",
         limit_s=30,
-        module="engine.device.graph_notes",
+        module="srm.engine.device.graph_notes",
         arguments=("adopt", cache_dir, sizes.device),
     )
     begin = [facts, opening, adopt] if sizes.device == "gpu" else [facts, opening]

@@ -183,7 +183,7 @@ def main(argv: list[str]) -> int:
         sys.stderr.write("Commit your changes first: the kit holds HEAD, and graphs of that.\n")
         return 2
     graphs = given.graphs or given.output / f"graphs-{given.device}"
-    notes = "engine.device.graph_notes"
+    notes = "srm.engine.device.graph_notes"
     compiled = ["deploy.gpu.graphs", "--device", given.device, "--output", str(graphs)]
     for module in (
         [notes, "unpack", str(KEPT), str(graphs)],

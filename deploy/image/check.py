@@ -33,8 +33,8 @@ from deploy.image.podman import (
     run,
     wait_until_ready,
 )
-from loadtest.records import ROOT
-from server.supervise.launch import QUESTION
+from srm.loadtest.records import ROOT
+from srm.server.supervise.launch import QUESTION
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ MOST_START_S = 5.0
 runs, and is not more than this where nothing does."""
 WIDE_MODEL = """
 from pathlib import Path
-from engine.config import ModelConfig
-from engine.weights.random_model import write_random_model
+from srm.engine.config import ModelConfig
+from srm.engine.weights.random_model import write_random_model
 write_random_model(Path("/made"), ModelConfig(d_model=96, num_layers=2, num_heads=4, n_ctx=64,
     vocab_size=512, use_projections=True, decay=True, mixer="mixed", kernel_size=1))
 """

@@ -26,8 +26,8 @@ from deploy.kubernetes.manifests import (
     rendered,
 )
 from deploy.kubernetes.schemas import custom_problems, is_built_in, problems
-from engine.settings import load
-from loadtest.records import ROOT
+from srm.engine.settings import load
+from srm.loadtest.records import ROOT
 
 RULE_TESTS = ROOT / "tests" / "deploy" / "alerts.yml"
 

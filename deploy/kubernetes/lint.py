@@ -13,10 +13,10 @@ from typing import Any
 
 import yaml
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from engine.settings import build_struct
-from server.config import ServerConfig
+from srm.engine.config import EngineConfig
+from srm.engine.errors import ConfigError
+from srm.engine.settings import build_struct
+from srm.server.config import ServerConfig
 
 Object = dict[str, Any]
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|[KMGTPE]i|[MGTPE])?")

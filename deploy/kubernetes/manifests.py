@@ -8,8 +8,8 @@ from pathlib import Path
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
-import engine.metrics
 from deploy.kubernetes.lint import Object, objects_of
+from srm.engine import metrics as engine_metrics
 
 HERE = Path(__file__).parent
 RULES = HERE.parent / "prometheus" / "alerts.yml"
@@ -40,6 +40,6 @@ def alerts() -> str:
 
 def metric_names() -> set[str]:
     """Return the names of the engine's metrics, as Prometheus has them."""
-    metrics = (var for var in vars(engine.metrics).values() if isinstance(var, MetricWrapperBase))
+    metrics = (var for var in vars(engine_metrics).values() if isinstance(var, MetricWrapperBase))
     families = [family for metric in metrics for family in metric.describe()]
     return {family.name + ("_total" if family.type == "counter" else "") for family in families}

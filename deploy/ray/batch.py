@@ -29,15 +29,15 @@ from deploy.ray.files import (
     whole_uri,
 )
 from deploy.ray.worker import Job, ShardWorker, batch_of
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from engine.logs import configure_command
-from engine.settings import Command, build, read_settings
-from server.commands.batch_config import BatchConfig
-from server.commands.batch_results import PARTS, job_name
-from server.commands.batch_run import most_lines
-from server.supervise.embedded_engine import PRIVATE
-from server.text.text import Text
+from srm.engine.config import EngineConfig
+from srm.engine.errors import ConfigError
+from srm.engine.logs import configure_command
+from srm.engine.settings import Command, build, read_settings
+from srm.server.commands.batch_config import BatchConfig
+from srm.server.commands.batch_results import PARTS, job_name
+from srm.server.commands.batch_run import most_lines
+from srm.server.supervise.embedded_engine import PRIVATE
+from srm.server.text.text import Text
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ _OF_BATCH = ("seed", "served_model_name", "chat_template", "max_body_bytes")
 _LOG_S = 10.0
 
 
-def main(argv: list[str], engine_module: str = "engine") -> int:
+def main(argv: list[str], engine_module: str = "srm.engine") -> int:
     """Answer the lines of files; returns the exit code. Raises SRMError."""
     others = set(BatchConfig.__struct_fields__) - {*_OF_BATCH, *RayBatchConfig.__struct_fields__}
     given = read_settings(
@@ -62,7 +62,10 @@ def main(argv: list[str], engine_module: str = "engine") -> int:
 
 
 def run(
-    config: RayBatchConfig, batch: BatchConfig, engine: EngineConfig, engine_module: str = "engine"
+    config: RayBatchConfig,
+    batch: BatchConfig,
+    engine: EngineConfig,
+    engine_module: str = "srm.engine",
 ) -> int:
     """Answer the lines on the cluster that Ray is connected to, or finds as `ray.init()` does.
 

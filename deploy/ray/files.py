@@ -17,10 +17,10 @@ import numpy as np
 import pyarrow
 from pyarrow import fs, parquet
 
-from engine.errors import ConfigError
-from server.batch.lines import RawLine, read_lines
-from server.commands.batch_parquet import ROWS_READ, encode_row, is_parquet, rows_of
-from server.commands.compression import CHUNK, codec_of
+from srm.engine.errors import ConfigError
+from srm.server.batch.lines import RawLine, read_lines
+from srm.server.commands.batch_parquet import ROWS_READ, encode_row, is_parquet, rows_of
+from srm.server.commands.compression import CHUNK, codec_of
 
 UNFINISHED = "_unfinished"
 """Folder in the output for files that are still being copied."""

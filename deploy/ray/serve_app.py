@@ -16,19 +16,19 @@ from typing import Any, ClassVar
 from ray import serve
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from engine.client.client import EngineClient
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from engine.settings import build_struct
-from server.config import ServerConfig
-from server.errors import ErrorBody, ErrorDetail, response
-from server.routes.app import create_app
-from server.routes.health import check_ready
-from server.routes.services import template_of
-from server.supervise.embedded_engine import PRIVATE, with_engine
-from server.supervise.launch import wired
-from server.text.text import Text
-from server.wiring import ServerWiring
+from srm.engine.client.client import EngineClient
+from srm.engine.config import EngineConfig
+from srm.engine.errors import ConfigError
+from srm.engine.settings import build_struct
+from srm.server.config import ServerConfig
+from srm.server.errors import ErrorBody, ErrorDetail, response
+from srm.server.routes.app import create_app
+from srm.server.routes.health import check_ready
+from srm.server.routes.services import template_of
+from srm.server.supervise.embedded_engine import PRIVATE, with_engine
+from srm.server.supervise.launch import wired
+from srm.server.text.text import Text
+from srm.server.wiring import ServerWiring
 
 OF_SERVER = frozenset(
     {
@@ -52,7 +52,7 @@ class Replica:
     """The one of this process."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, settings: Mapping[str, Any], engine_module: str = "engine"
+        self, settings: Mapping[str, Any], engine_module: str = "srm.engine"
     ) -> None:
         """Wait until the engine is ready. Raises SRMError."""
         server, engine = settings_of(settings)

@@ -17,18 +17,18 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from deploy.ray.files import Piece, Shard, publish, read_shard
-from engine.client.client import EngineClient
-from engine.config import EngineConfig
-from server.batch.line_runner import LineRunner
-from server.batch.lines import BatchLine, LineResult
-from server.batch.result_files import ResultCounts, ResultFiles
-from server.commands import batch_parquet
-from server.commands.batch_config import BatchConfig
-from server.commands.batch_input import parse
-from server.commands.batch_output import open_part
-from server.commands.batch_run import LineService, line_service, most_slots
-from server.supervise.embedded_engine import with_engine
-from server.text.text import Text
+from srm.engine.client.client import EngineClient
+from srm.engine.config import EngineConfig
+from srm.server.batch.line_runner import LineRunner
+from srm.server.batch.lines import BatchLine, LineResult
+from srm.server.batch.result_files import ResultCounts, ResultFiles
+from srm.server.commands import batch_parquet
+from srm.server.commands.batch_config import BatchConfig
+from srm.server.commands.batch_input import parse
+from srm.server.commands.batch_output import open_part
+from srm.server.commands.batch_run import LineService, line_service, most_slots
+from srm.server.supervise.embedded_engine import with_engine
+from srm.server.text.text import Text
 
 PARQUET = "parquet"
 _WRITE_S = 1.0

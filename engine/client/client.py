@@ -16,10 +16,10 @@ from functools import partial
 
 import msgspec
 
-from engine.client.connection import EngineConnection
-from engine.client.streams import Stream, Streams, Write
-from engine.errors import EngineUnavailable, InvalidRequest
-from engine.messages import (
+from srm.engine.client.connection import EngineConnection
+from srm.engine.client.streams import Stream, Streams, Write
+from srm.engine.errors import EngineUnavailable, InvalidRequest
+from srm.engine.messages import (
     Abort,
     Done,
     HoldWeights,
@@ -34,7 +34,7 @@ from engine.messages import (
     TakeSnapshot,
     error_of,
 )
-from engine.tasks import Fail, beside, end_process, task_group
+from srm.engine.tasks import Fail, beside, end_process, task_group
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from engine.errors import UNDECODABLE, EngineUnavailable, SRMError
-from engine.messages import (
+from srm.engine.errors import UNDECODABLE, EngineUnavailable, SRMError
+from srm.engine.messages import (
     Done,
     FromEngine,
     Hello,
@@ -28,7 +28,7 @@ from engine.messages import (
     ToEngine,
     error_of,
 )
-from engine.tasks import Fail, beside, end_process, vital
+from srm.engine.tasks import Fail, beside, end_process, vital
 
 MAX_INBOX = 64  # messages handled before others get their turn
 

@@ -12,8 +12,8 @@ from zlib import crc32
 import msgspec
 import numpy as np
 
-from engine.messages import Request, Status
-from engine.steps.batch import I64
+from srm.engine.messages import Request, Status
+from srm.engine.steps.batch import I64
 
 PART_SAMPLES = 8
 """Least samples of a part: each of its engines prefills the prompt."""

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from engine.client.spread import MAX_RUNS, Part, Spread
-from engine.client.unread import (
+from srm.engine.client.spread import MAX_RUNS, Part, Spread
+from srm.engine.client.unread import (
     INDEX,
     INDEX_BITS,
     IS_DIRECT,
@@ -24,8 +24,8 @@ from engine.client.unread import (
     RUNS,
     TokenTable,
 )
-from engine.errors import EngineError, SRMError, StepFailed
-from engine.messages import (
+from srm.engine.errors import EngineError, SRMError, StepFailed
+from srm.engine.messages import (
     PROMPT,
     Abort,
     Output,
@@ -35,8 +35,8 @@ from engine.messages import (
     ToEngine,
     without_first,
 )
-from engine.steps.batch import I64
-from engine.steps.tokens import Tokens, from_outputs, from_wire, join
+from srm.engine.steps.batch import I64
+from srm.engine.steps.tokens import Tokens, from_outputs, from_wire, join
 
 Send = Callable[[ToEngine], None]
 Write = Callable[[Tokens], None]

@@ -12,9 +12,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from engine.errors import InvalidRequest, Overloaded
-from engine.steps.batch import I32, I64, Bool
-from engine.steps.tokens import (
+from srm.engine.errors import InvalidRequest, Overloaded
+from srm.engine.steps.batch import I32, I64, Bool
+from srm.engine.steps.tokens import (
     NO_LOGPROBS,
     NO_TOKENS,
     NO_TOP_IDS,

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from max.driver import Accelerator, Device, accelerator_count
 
-from engine.errors import ConfigError
+from srm.engine.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from max.driver import Buffer, Device, DeviceEvent, Usage
 from max.dtype import DType
 from max.engine import Model
 
-from engine.device.model import BATCH_INPUTS, EDIT_INPUTS
-from engine.device.state_pool import StatePool
-from engine.steps.batch import NO_SCORES, Batch, Edits, Scores, StepResult, padded, unpadded
+from srm.engine.device.model import BATCH_INPUTS, EDIT_INPUTS
+from srm.engine.device.state_pool import StatePool
+from srm.engine.steps.batch import NO_SCORES, Batch, Edits, Scores, StepResult, padded, unpadded
 
 Array = npt.NDArray[Any]
 

@@ -34,13 +34,13 @@ from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession, read
 from max.graph import Graph, Module
 
-from engine import messages
-from engine.config import ModelConfig
-from engine.device import kernels, linear, model, processor, products
-from engine.device.linear import KERNELS
-from engine.device.model import build_slot_graphs, build_step_graph, graph_shape
-from engine.device.products import Product
-from engine.errors import UNDECODABLE, ConfigError
+from srm.engine import messages
+from srm.engine.config import ModelConfig
+from srm.engine.device import kernels, linear, model, processor, products
+from srm.engine.device.linear import KERNELS
+from srm.engine.device.model import build_slot_graphs, build_step_graph, graph_shape
+from srm.engine.device.products import Product
+from srm.engine.errors import UNDECODABLE, ConfigError
 
 log = logging.getLogger(__name__)
 

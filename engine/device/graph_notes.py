@@ -1,4 +1,4 @@
-"""`python -m engine.device.graph_notes VERB FOLDER …`: compiled graphs that travel to another
+"""`python -m srm.engine.device.graph_notes VERB FOLDER …`: compiled graphs that travel to another
 machine.
 
 `prune FOLDER` deletes those that are not of this code. `adopt FOLDER cpu|gpu`, on the machine that
@@ -22,17 +22,17 @@ from pathlib import Path
 import msgspec
 from max.driver import Device
 
-from engine.device.graph_cache import (
+from srm.engine.device.graph_cache import (
     GraphNote,
     cache_path,
     check_owned,
     code_version,
     describe_device,
 )
-from engine.device.linear import KERNELS
-from engine.device.runner import open_device
-from engine.errors import UNDECODABLE, ConfigError, SRMError
-from engine.logs import configure_command
+from srm.engine.device.linear import KERNELS
+from srm.engine.device.runner import open_device
+from srm.engine.errors import UNDECODABLE, ConfigError, SRMError
+from srm.engine.logs import configure_command
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from max.dtype import DType
 from max.graph import BufferValue, TensorType, TensorValue, ops
 
-from engine.device.products import ResidualStream, stream_types
-from engine.messages import MAX_LOGPROBS
+from srm.engine.device.products import ResidualStream, stream_types
+from srm.engine.messages import MAX_LOGPROBS
 
 
 def expand(

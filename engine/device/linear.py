@@ -17,10 +17,10 @@ import numpy.typing as npt
 from max.dtype import DType
 from max.graph import DeviceRef, DimLike, Graph, TensorType, TensorValue, ops
 
-from engine.config import Dtype
-from engine.device.products import FLOAT8, Product, multiply
-from engine.steps.batch import F32
-from engine.weights.float8 import norm_scale
+from srm.engine.config import Dtype
+from srm.engine.device.products import FLOAT8, Product, multiply
+from srm.engine.steps.batch import F32
+from srm.engine.weights.float8 import norm_scale
 
 U16 = npt.NDArray[np.uint16]
 

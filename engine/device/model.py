@@ -28,8 +28,8 @@ from max.graph import (
     ops,
 )
 
-from engine.config import ModelConfig
-from engine.device.kernels import (
+from srm.engine.config import ModelConfig
+from srm.engine.device.kernels import (
     copy_slots,
     edit,
     embed,
@@ -40,14 +40,14 @@ from engine.device.kernels import (
     score,
     taps,
 )
-from engine.device.linear import (
+from srm.engine.device.linear import (
     kernel_libraries,
     layer_norm,
     layer_norm_float8,
     linear,
     linear_shape,
 )
-from engine.device.products import (
+from srm.engine.device.products import (
     FLOAT8,
     Product,
     ResidualStream,
@@ -58,7 +58,7 @@ from engine.device.products import (
     multiply_into_stream,
     multiply_normed,
 )
-from engine.steps.batch import NEW_ROW, PREFILL_ROW, SAMPLING
+from srm.engine.steps.batch import NEW_ROW, PREFILL_ROW, SAMPLING
 
 MATRICES = {"up_weight", "down_weight", "proj_in_weight", "proj_out_weight", "head"}
 """Weights of matrix products, in the layout of `linear`."""

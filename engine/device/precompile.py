@@ -1,5 +1,5 @@
-"""`python -m engine.device.precompile`: compile a step graph ahead, for a GPU also where there is
-none and with the graphs that copy slots, and run nothing.
+"""`python -m srm.engine.device.precompile`: compile a step graph ahead, for a GPU also where there
+is none and with the graphs that copy slots, and run nothing.
 
 For a GPU the graph, Mojo kernels included, is compiled for a virtual device, so a broken GPU path
 fails where there is no GPU, and an image can ship the result in its `cache_dir`.
@@ -17,21 +17,21 @@ import msgspec
 from max import driver
 from max.engine import InferenceSession
 
-from engine.config import AUTO_DTYPES, Mixer, ModelConfig, ProductSetting
-from engine.device.graph_cache import GraphCache, cache_path
-from engine.device.linear import graph_dtype
-from engine.device.model import graph_shape
-from engine.device.processor import level
-from engine.device.products import choose_product
-from engine.device.telemetry import turn_off_telemetry
-from engine.logs import configure_command
-from engine.settings import load
-from engine.weights.checkpoint import read_model
+from srm.engine.config import AUTO_DTYPES, Mixer, ModelConfig, ProductSetting
+from srm.engine.device.graph_cache import GraphCache, cache_path
+from srm.engine.device.linear import graph_dtype
+from srm.engine.device.model import graph_shape
+from srm.engine.device.processor import level
+from srm.engine.device.products import choose_product
+from srm.engine.device.telemetry import turn_off_telemetry
+from srm.engine.logs import configure_command
+from srm.engine.settings import load
+from srm.engine.weights.checkpoint import read_model
 
 
 class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of `python -m engine.device.precompile`: the model shape and the device to compile
-    for."""
+    """Settings of `python -m srm.engine.device.precompile`: the model shape and the device to
+    compile for."""
 
     model: Path | None = None
     """Checkpoint whose shape is compiled; None: the shape given by the settings."""
@@ -121,7 +121,7 @@ def leave(status: int) -> NoReturn:
 
 def main(argv: list[str]) -> int:
     configure_command()
-    path = precompile(load(PrecompileConfig, argv, prog="python -m engine.device.precompile"))
+    path = precompile(load(PrecompileConfig, argv, prog="python -m srm.engine.device.precompile"))
     logging.info("%s: %.1f MB", path, path.stat().st_size / 1e6)
     return 0
 

@@ -15,8 +15,8 @@ from max.driver import Device
 from max.dtype import DType
 from max.graph import BufferValue, Dim, DimLike, TensorType, TensorValue, ops
 
-from engine.config import FLOAT8_MULTIPLES, ModelConfig, ProductSetting
-from engine.errors import ConfigError
+from srm.engine.config import FLOAT8_MULTIPLES, ModelConfig, ProductSetting
+from srm.engine.errors import ConfigError
 
 Product = Literal["own", "linalg", "max"]
 MULTIPLES = {"own": (256, 256), "linalg": (64, 512)}

@@ -21,21 +21,21 @@ from max.driver import CPU, Buffer, Device
 from max.dtype import DType
 from max.engine import InferenceSession, Model
 
-from engine.config import EngineConfig
-from engine.device.gpu import open_gpu
-from engine.device.gpu_steps import EnqueuedStep, GpuSteps, batch_inputs, edit_inputs
-from engine.device.graph_cache import RELEASED_GRAPHS, GraphCache, measured_product
-from engine.device.libc import keep_freed_memory, let_timers_be_late
-from engine.device.linear import fold_norm, graph_dtype, pack_linear, round_bfloat16
-from engine.device.model import MATRICES, NORMED, SCALARS
-from engine.device.processor import compile_for_level, warn_of_emulation
-from engine.device.products import FLOAT8, Product, choose_product, folds_norms
-from engine.device.slot_copies import SlotCopies
-from engine.device.state_pool import StatePool, count_slots, spare_slots
-from engine.device.telemetry import turn_off_telemetry
-from engine.errors import ConfigError
-from engine.memory import HugePages
-from engine.steps.batch import (
+from srm.engine.config import EngineConfig
+from srm.engine.device.gpu import open_gpu
+from srm.engine.device.gpu_steps import EnqueuedStep, GpuSteps, batch_inputs, edit_inputs
+from srm.engine.device.graph_cache import RELEASED_GRAPHS, GraphCache, measured_product
+from srm.engine.device.libc import keep_freed_memory, let_timers_be_late
+from srm.engine.device.linear import fold_norm, graph_dtype, pack_linear, round_bfloat16
+from srm.engine.device.model import MATRICES, NORMED, SCALARS
+from srm.engine.device.processor import compile_for_level, warn_of_emulation
+from srm.engine.device.products import FLOAT8, Product, choose_product, folds_norms
+from srm.engine.device.slot_copies import SlotCopies
+from srm.engine.device.state_pool import StatePool, count_slots, spare_slots
+from srm.engine.device.telemetry import turn_off_telemetry
+from srm.engine.errors import ConfigError
+from srm.engine.memory import HugePages
+from srm.engine.steps.batch import (
     I64,
     NO_EDITS,
     NO_SCORES,
@@ -44,8 +44,8 @@ from engine.steps.batch import (
     SlotStates,
     StepResult,
 )
-from engine.weights.float8 import float8_tensors
-from engine.weights.weights import Weights, named_tensors
+from srm.engine.weights.float8 import float8_tensors
+from srm.engine.weights.weights import Weights, named_tensors
 
 log = logging.getLogger(__name__)
 

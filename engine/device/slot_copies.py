@@ -9,8 +9,8 @@ from max.driver import Buffer, Device, Usage
 from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession
 
-from engine.device.model import GATHER_SLOTS, SCATTER_SLOTS
-from engine.steps.batch import F32, I32, I64, SlotStates
+from srm.engine.device.model import GATHER_SLOTS, SCATTER_SLOTS
+from srm.engine.steps.batch import F32, I32, I64, SlotStates
 
 STAGED_BYTES = 2**26
 """Bytes that are copied at once: enough for a bus, little beside a pool."""

@@ -11,12 +11,12 @@ import numpy as np
 from max.driver import Buffer, Device
 from max.dtype import DType
 
-from engine.config import EngineConfig, ModelConfig
-from engine.device.slot_copies import SlotCopies
-from engine.errors import ConfigError
-from engine.memory import available_memory
-from engine.state.slots import SlotTable
-from engine.steps.batch import I64, SAMPLING, SlotStates
+from srm.engine.config import EngineConfig, ModelConfig
+from srm.engine.device.slot_copies import SlotCopies
+from srm.engine.errors import ConfigError
+from srm.engine.memory import available_memory
+from srm.engine.state.slots import SlotTable
+from srm.engine.steps.batch import I64, SAMPLING, SlotStates
 
 log = logging.getLogger(__name__)
 

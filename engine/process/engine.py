@@ -17,17 +17,17 @@ import msgspec
 import numpy as np
 from prometheus_client import Counter, Gauge
 
-from engine import metrics
-from engine.config import EngineConfig, ModelConfig
-from engine.errors import Overloaded, RequestError
-from engine.messages import REASONS, Output, Request, SamplingParams, Status, join
-from engine.scheduler.outputs import StepTokens
-from engine.scheduler.parking import merge_writes, parkable
-from engine.scheduler.scheduler import Scheduler
-from engine.scheduler.wait_queues import QueueRate
-from engine.state.parked import Parked, in_parts
-from engine.steps.batch import I32, Batch, Launched, Runner
-from engine.weights.weights import Weights
+from srm.engine import metrics
+from srm.engine.config import EngineConfig, ModelConfig
+from srm.engine.errors import Overloaded, RequestError
+from srm.engine.messages import REASONS, Output, Request, SamplingParams, Status, join
+from srm.engine.scheduler.outputs import StepTokens
+from srm.engine.scheduler.parking import merge_writes, parkable
+from srm.engine.scheduler.scheduler import Scheduler
+from srm.engine.scheduler.wait_queues import QueueRate
+from srm.engine.state.parked import Parked, in_parts
+from srm.engine.steps.batch import I32, Batch, Launched, Runner
+from srm.engine.weights.weights import Weights
 
 READ_SLOTS = 4_096  # slots whose states are copied from or to the device at once, about
 

@@ -20,7 +20,7 @@ from types import FrameType
 import msgspec
 import numpy as np
 
-from engine.errors import (
+from srm.engine.errors import (
     UNDECODABLE,
     EngineUnavailable,
     InvalidRequest,
@@ -30,7 +30,7 @@ from engine.errors import (
     StepFailed,
     TimedOut,
 )
-from engine.messages import (
+from srm.engine.messages import (
     Abort,
     AboutWeights,
     Done,
@@ -45,15 +45,15 @@ from engine.messages import (
     ToEngine,
     refusal,
 )
-from engine.process.clients import Clients
-from engine.process.durable import Detail, Durable
-from engine.process.engine import Engine
-from engine.process.watchdog import Heartbeat, Watchdog
-from engine.process.weight_reload import WeightReload
-from engine.process.weights_note import LoadFolder
-from engine.state.sequence import STREAMS
-from engine.weights.checkpoint import load_checkpoint
-from engine.wiring import EngineWiring
+from srm.engine.process.clients import Clients
+from srm.engine.process.durable import Detail, Durable
+from srm.engine.process.engine import Engine
+from srm.engine.process.watchdog import Heartbeat, Watchdog
+from srm.engine.process.weight_reload import WeightReload
+from srm.engine.process.weights_note import LoadFolder
+from srm.engine.state.sequence import STREAMS
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.engine.wiring import EngineWiring
 
 logger = logging.getLogger(__name__)
 

@@ -21,10 +21,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import UNDECODABLE, SnapshotError
-from engine.messages import Request
-from engine.state.parked import Parked, latest
-from engine.steps.batch import I32, I64, SlotStates
+from srm.engine.errors import UNDECODABLE, SnapshotError
+from srm.engine.messages import Request
+from srm.engine.state.parked import Parked, latest
+from srm.engine.steps.batch import I32, I64, SlotStates
 
 NAME = "durable.snapshot"  # name of the file in its folder
 FORMAT_VERSION = 1

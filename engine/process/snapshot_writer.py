@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import SnapshotError
-from engine.messages import Request
-from engine.process.snapshot import (
+from srm.engine.errors import SnapshotError
+from srm.engine.messages import Request
+from srm.engine.process.snapshot import (
     FORMAT_VERSION,
     MAGIC,
     NAME,
@@ -28,7 +28,7 @@ from engine.process.snapshot import (
     digest,
     encoder,
 )
-from engine.state.parked import Parked
+from srm.engine.state.parked import Parked
 
 PARTIAL = NAME + ".partial"
 """The file that is being written, or that a killed engine left: the next one writes over it."""

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import msgspec
 
-from engine import metrics
-from engine.config import ModelConfig, parse_model_config
-from engine.errors import (
+from srm.engine import metrics
+from srm.engine.config import ModelConfig, parse_model_config
+from srm.engine.errors import (
     CheckpointError,
     EngineUnavailable,
     InvalidRequest,
@@ -33,12 +33,19 @@ from engine.errors import (
     StoreError,
     SwapInProgress,
 )
-from engine.kept_model import copies_of
-from engine.messages import AboutWeights, Done, HoldWeights, LoadWeights, Status
-from engine.process.engine import Engine
-from engine.process.weights_note import Copying, LoadFolder, Note, encoded, put_to_use, read_note
-from engine.weights.tensor_file import read_file
-from engine.weights.weights import Weights
+from srm.engine.kept_model import copies_of
+from srm.engine.messages import AboutWeights, Done, HoldWeights, LoadWeights, Status
+from srm.engine.process.engine import Engine
+from srm.engine.process.weights_note import (
+    Copying,
+    LoadFolder,
+    Note,
+    encoded,
+    put_to_use,
+    read_note,
+)
+from srm.engine.weights.tensor_file import read_file
+from srm.engine.weights.weights import Weights
 
 logger = logging.getLogger(__name__)
 

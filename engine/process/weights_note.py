@@ -17,11 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import UNDECODABLE, CheckpointError, StoreError
-from engine.kept_model import FIRST, copies_of, copy_model, locked, remove, try_lock, unclaimed
-from engine.seal import sealed, unsealed
-from engine.weights.weights import Weights
-from engine.wiring import EngineWiring
+from srm.engine.errors import UNDECODABLE, CheckpointError, StoreError
+from srm.engine.kept_model import FIRST, copies_of, copy_model, locked, remove, try_lock, unclaimed
+from srm.engine.seal import sealed, unsealed
+from srm.engine.weights.weights import Weights
+from srm.engine.wiring import EngineWiring
 
 logger = logging.getLogger(__name__)
 

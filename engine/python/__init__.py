@@ -1,1 +1,1 @@
-"""The Python API, `from engine import Engine`: an engine in the caller's own process."""
+"""The Python API, `from srm import Engine`: an engine in the caller's own process."""

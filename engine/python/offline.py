@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from engine.config import DEMO_MODEL, EngineConfig
-from engine.device.runner import ModelRunner
-from engine.errors import (
+from srm.engine.config import DEMO_MODEL, EngineConfig
+from srm.engine.device.runner import ModelRunner
+from srm.engine.errors import (
     ConfigError,
     EngineUnavailable,
     InvalidRequest,
@@ -28,14 +28,14 @@ from engine.errors import (
     RequestError,
     in_words,
 )
-from engine.messages import SamplingParams
-from engine.process.engine import Engine as SteppedEngine
-from engine.python.pending_prompt import PendingPrompt, Prompt, in_turn
-from engine.python.request_output import Completion, Generated
-from engine.python.tokenizer import FolderTokenizer
-from engine.settings import build_struct
-from engine.steps.batch import I32
-from engine.weights.checkpoint import load_checkpoint
+from srm.engine.messages import SamplingParams
+from srm.engine.process.engine import Engine as SteppedEngine
+from srm.engine.python.pending_prompt import PendingPrompt, Prompt, in_turn
+from srm.engine.python.request_output import Completion, Generated
+from srm.engine.python.tokenizer import FolderTokenizer
+from srm.engine.settings import build_struct
+from srm.engine.steps.batch import I32
+from srm.engine.weights.checkpoint import load_checkpoint
 
 _DEFAULTS = SamplingParams()
 _NO_TOKENS: I32 = np.empty(0, np.int32)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.messages import FinishReason, Output
-from engine.steps.batch import F32, I32
+from srm.engine.messages import FinishReason, Output
+from srm.engine.steps.batch import F32, I32
 
 Decode = Callable[[I32], str | None]
 """Decodes token ids to text; None for a model without a tokenizer."""

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from engine.errors import InvalidRequest
-from engine.steps.batch import I32
-from engine.tokenizer_file import read_tokenizer
+from srm.engine.errors import InvalidRequest
+from srm.engine.steps.batch import I32
+from srm.engine.tokenizer_file import read_tokenizer
 
 
 class FolderTokenizer:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from engine.config import ModelConfig
-from engine.errors import ContextTooLong, InvalidRequest
-from engine.messages import (
+from srm.engine.config import ModelConfig
+from srm.engine.errors import ContextTooLong, InvalidRequest
+from srm.engine.messages import (
     MAX_LOGPROBS,
     MAX_PRIORITY,
     MAX_TEMPERATURE,
@@ -17,9 +17,9 @@ from engine.messages import (
     Request,
     SamplingParams,
 )
-from engine.state.sequence import STREAMS, SequenceGroup
-from engine.steps.batch import I32, I64
-from engine.steps.token_edits import check_ids, check_ranges, plan_edits
+from srm.engine.state.sequence import STREAMS, SequenceGroup
+from srm.engine.steps.batch import I32, I64
+from srm.engine.steps.token_edits import check_ids, check_ranges, plan_edits
 
 GROUP_BYTES = 2_048  # about how many bytes a group takes besides what its caller sent
 _encode = msgspec.msgpack.Encoder().encode

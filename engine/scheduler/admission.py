@@ -17,16 +17,16 @@ from itertools import takewhile
 
 import numpy as np
 
-from engine.messages import MAX_PRIORITY
-from engine.scheduler.parking import Parking
-from engine.scheduler.prefill import Prefill
-from engine.scheduler.wait_queues import FairQueue
-from engine.state.fair_share import FairShare, FairShares, add_to
-from engine.state.latency import Latencies
-from engine.state.prefixes import NO_SLOT, Order, Prefixes
-from engine.state.sequence import SequenceGroup
-from engine.state.slots import SlotTable, StopSets
-from engine.steps.batch import I32, I64, SlotStates
+from srm.engine.messages import MAX_PRIORITY
+from srm.engine.scheduler.parking import Parking
+from srm.engine.scheduler.prefill import Prefill
+from srm.engine.scheduler.wait_queues import FairQueue
+from srm.engine.state.fair_share import FairShare, FairShares, add_to
+from srm.engine.state.latency import Latencies
+from srm.engine.state.prefixes import NO_SLOT, Order, Prefixes
+from srm.engine.state.sequence import SequenceGroup
+from srm.engine.state.slots import SlotTable, StopSets
+from srm.engine.steps.batch import I32, I64, SlotStates
 
 EVERY = -MAX_PRIORITY - 1
 """A precedence that all others are above."""

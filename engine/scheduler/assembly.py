@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.state.sequence import SequenceGroup
-from engine.state.slots import SlotTable
-from engine.steps.batch import (
+from srm.engine.state.sequence import SequenceGroup
+from srm.engine.state.slots import SlotTable
+from srm.engine.steps.batch import (
     FROM_DEVICE,
     I32,
     I64,
@@ -24,7 +24,7 @@ from engine.steps.batch import (
     Edits,
     Records,
 )
-from engine.steps.token_edits import EditList
+from srm.engine.steps.token_edits import EditList
 
 NOTHING: I32 = np.empty(0, np.int32)
 FED, FOLLOWING = np.array([FROM_DEVICE], np.int32), np.array([SAMPLED], np.int32)

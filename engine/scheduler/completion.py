@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.messages import Output
-from engine.scheduler.admission import Admission
-from engine.scheduler.outputs import (
+from srm.engine.messages import Output
+from srm.engine.scheduler.admission import Admission
+from srm.engine.scheduler.outputs import (
     ERROR,
     LENGTH,
     RUNNING,
@@ -21,10 +21,10 @@ from engine.scheduler.outputs import (
     make_unsampled,
     sampled_rows,
 )
-from engine.scheduler.request_registry import RequestRegistry
-from engine.state.sequence import SequenceGroup
-from engine.state.slots import FINAL, TOKENS
-from engine.steps.batch import Batch, Scores, StepResult
+from srm.engine.scheduler.request_registry import RequestRegistry
+from srm.engine.state.sequence import SequenceGroup
+from srm.engine.state.slots import FINAL, TOKENS
+from srm.engine.steps.batch import Batch, Scores, StepResult
 
 
 class StepCompletion:

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.messages import PROMPT, REASONS, Output
-from engine.state.sequence import SequenceGroup
-from engine.state.slots import DELTA, NO_LOGPROBS, SlotTable
-from engine.steps.batch import F32, I32, I64, Batch, Bool, Scores, StepResult
-from engine.steps.tokens import Tokens, step_tokens
+from srm.engine.messages import PROMPT, REASONS, Output
+from srm.engine.state.sequence import SequenceGroup
+from srm.engine.state.slots import DELTA, NO_LOGPROBS, SlotTable
+from srm.engine.steps.batch import F32, I32, I64, Batch, Bool, Scores, StepResult
+from srm.engine.steps.tokens import Tokens, step_tokens
 
 RUNNING, STOP, LENGTH, ERROR = range(4)  # indices into REASONS
 NOT_FINITE = "the model's output was not finite"

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.scheduler.wait_queues import FairQueue
-from engine.state.fair_share import FairShare
-from engine.state.latency import RequestTimes
-from engine.state.parked import Parked
-from engine.state.sequence import SequenceGroup
-from engine.state.slots import NO_LOGPROBS, SlotTable
-from engine.steps.batch import I32, I64, SlotStates
+from srm.engine.scheduler.wait_queues import FairQueue
+from srm.engine.state.fair_share import FairShare
+from srm.engine.state.latency import RequestTimes
+from srm.engine.state.parked import Parked
+from srm.engine.state.sequence import SequenceGroup
+from srm.engine.state.slots import NO_LOGPROBS, SlotTable
+from srm.engine.steps.batch import I32, I64, SlotStates
 
 
 class Taken(NamedTuple):

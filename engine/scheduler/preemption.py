@@ -14,11 +14,11 @@ from itertools import takewhile
 
 import numpy as np
 
-from engine.scheduler.admission import EVERY, Admission
-from engine.scheduler.parking import parkable
-from engine.state.fair_share import FairShare, Tier
-from engine.state.slots import NO_LOGPROBS, SlotTable
-from engine.steps.batch import I64
+from srm.engine.scheduler.admission import EVERY, Admission
+from srm.engine.scheduler.parking import parkable
+from srm.engine.state.fair_share import FairShare, Tier
+from srm.engine.state.slots import NO_LOGPROBS, SlotTable
+from srm.engine.steps.batch import I64
 
 NONE: I64 = np.empty(0, np.int64)
 _ID_BITS = 48  # no sequence's id is as large as 2 to it

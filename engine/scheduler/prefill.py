@@ -8,10 +8,10 @@ Keeps: no row reads what its own batch writes.
 
 from __future__ import annotations
 
-from engine.scheduler.assembly import PromptChunk
-from engine.scheduler.wait_queues import FairQueue, WaitQueue
-from engine.state.prefixes import NO_SLOT, Prefix, Prefixes
-from engine.state.sequence import SequenceGroup
+from srm.engine.scheduler.assembly import PromptChunk
+from srm.engine.scheduler.wait_queues import FairQueue, WaitQueue
+from srm.engine.state.prefixes import NO_SLOT, Prefix, Prefixes
+from srm.engine.state.sequence import SequenceGroup
 
 MIN_SPLIT = 16
 """Tokens that two prompts must share, beyond what is kept, for a state after them to be made: it

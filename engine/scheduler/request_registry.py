@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.scheduler.admission import Admission
-from engine.state.sequence import SequenceGroup
-from engine.steps.batch import I64
+from srm.engine.scheduler.admission import Admission
+from srm.engine.state.sequence import SequenceGroup
+from srm.engine.steps.batch import I64
 
 
 class RequestRegistry:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.state.fair_share import FairShare, FairShares
-from engine.state.slots import SlotTable
-from engine.steps.batch import I64, Bool
+from srm.engine.state.fair_share import FairShare, FairShares
+from srm.engine.state.slots import SlotTable
+from srm.engine.steps.batch import I64, Bool
 
 PATIENCE = 8
 """Steps on end in which new sequences may have most of the rows. Then the others have half, so that

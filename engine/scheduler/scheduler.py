@@ -21,24 +21,24 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from engine.config import EngineConfig, ModelConfig
-from engine.errors import InvalidRequest, Overloaded
-from engine.messages import Output, Request
-from engine.scheduler.accept import accept
-from engine.scheduler.admission import Admission
-from engine.scheduler.assembly import assemble
-from engine.scheduler.completion import StepCompletion
-from engine.scheduler.outputs import StepTokens
-from engine.scheduler.parking import Parking, check_fits, collect_states
-from engine.scheduler.preemption import choose_preempted
-from engine.scheduler.request_registry import RequestRegistry
-from engine.scheduler.round_robin import RoundRobin
-from engine.state.latency import Latencies
-from engine.state.parked import Parked
-from engine.state.prefixes import Prefixes
-from engine.state.sequence import PATIENCE, SequenceGroup
-from engine.state.slots import SlotTable, StopSets
-from engine.steps.batch import I32, I64, Batch, SlotStates, StepResult
+from srm.engine.config import EngineConfig, ModelConfig
+from srm.engine.errors import InvalidRequest, Overloaded
+from srm.engine.messages import Output, Request
+from srm.engine.scheduler.accept import accept
+from srm.engine.scheduler.admission import Admission
+from srm.engine.scheduler.assembly import assemble
+from srm.engine.scheduler.completion import StepCompletion
+from srm.engine.scheduler.outputs import StepTokens
+from srm.engine.scheduler.parking import Parking, check_fits, collect_states
+from srm.engine.scheduler.preemption import choose_preempted
+from srm.engine.scheduler.request_registry import RequestRegistry
+from srm.engine.scheduler.round_robin import RoundRobin
+from srm.engine.state.latency import Latencies
+from srm.engine.state.parked import Parked
+from srm.engine.state.prefixes import Prefixes
+from srm.engine.state.sequence import PATIENCE, SequenceGroup
+from srm.engine.state.slots import SlotTable, StopSets
+from srm.engine.steps.batch import I32, I64, Batch, SlotStates, StepResult
 
 
 class Scheduler:

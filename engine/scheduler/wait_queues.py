@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from engine.state.fair_share import FairShare
-from engine.state.sequence import SequenceGroup
+from srm.engine.state.fair_share import FairShare
+from srm.engine.state.sequence import SequenceGroup
 
 _order, _turn = attrgetter("order"), attrgetter("turn")
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.messages import Request
-from engine.steps.batch import I64
+from srm.engine.messages import Request
+from srm.engine.steps.batch import I64
 
 UNIT = 2.0**-62
 """Unit in which weights are counted. Every float from MIN_WEIGHT on is a whole number of these: so

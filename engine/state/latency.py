@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from prometheus_client import Histogram
 
-from engine import metrics
-from engine.state.sequence import SequenceGroup
-from engine.steps.batch import I32, I64, Bool
+from srm.engine import metrics
+from srm.engine.state.sequence import SequenceGroup
+from srm.engine.steps.batch import I32, I64, Bool
 
 F64 = npt.NDArray[np.float64]
 Gap = tuple[float, int]  # seconds between two tokens, and how many rows waited so long

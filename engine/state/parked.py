@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from engine.steps.batch import I32, I64, SlotStates
+from srm.engine.steps.batch import I32, I64, SlotStates
 
 T = TypeVar("T")
 

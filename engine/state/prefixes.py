@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.steps.batch import I32
+from srm.engine.steps.batch import I32
 
 NO_SLOT = -1
 NO_TOKENS: I32 = np.empty(0, np.int32)

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.messages import Request
-from engine.state.fair_share import FairShare
-from engine.state.prefixes import NO_SLOT, Order, Prefix
-from engine.steps.batch import I32, I64, U64
-from engine.steps.token_edits import EditPlan
+from srm.engine.messages import Request
+from srm.engine.state.fair_share import FairShare
+from srm.engine.state.prefixes import NO_SLOT, Order, Prefix
+from srm.engine.steps.batch import I32, I64, U64
+from srm.engine.steps.token_edits import EditPlan
 
 NO_SLOTS: I32 = np.empty(0, np.int32)
 PATIENCE = 16

@@ -10,11 +10,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from engine.messages import GREEDY_BELOW, LEAST_TOP_P
-from engine.state.parked import Parked
-from engine.state.sequence import SequenceGroup, sample_seeds
-from engine.steps.batch import F32, FROM_DEVICE, I32, I64, SAMPLING, Bool
-from engine.steps.token_edits import EditPlan
+from srm.engine.messages import GREEDY_BELOW, LEAST_TOP_P
+from srm.engine.state.parked import Parked
+from srm.engine.state.sequence import SequenceGroup, sample_seeds
+from srm.engine.steps.batch import F32, FROM_DEVICE, I32, I64, SAMPLING, Bool
+from srm.engine.steps.token_edits import EditPlan
 
 BLOCK = 16  # positions in a block: a cache line of 4-byte values
 

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from engine.messages import MAX_LOGPROBS
+from srm.engine.messages import MAX_LOGPROBS
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]

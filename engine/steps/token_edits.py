@@ -13,10 +13,10 @@ from itertools import chain
 
 import numpy as np
 
-from engine.config import ModelConfig
-from engine.errors import InvalidRequest
-from engine.messages import MAX_BIAS, MAX_PENALTY, REPETITION_PENALTIES, SamplingParams
-from engine.steps.batch import I32, NO_EDITS, Edits, Span
+from srm.engine.config import ModelConfig
+from srm.engine.errors import InvalidRequest
+from srm.engine.messages import MAX_BIAS, MAX_PENALTY, REPETITION_PENALTIES, SamplingParams
+from srm.engine.steps.batch import I32, NO_EDITS, Edits, Span
 
 NO_PENALTIES = (1.0, 0.0, 0.0)  # repetition, frequency, presence
 

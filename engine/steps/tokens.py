@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.messages import REASONS, Output
-from engine.steps.batch import F32, I32, I64, Bool
+from srm.engine.messages import REASONS, Output
+from srm.engine.steps.batch import F32, I32, I64, Bool
 
 U8 = npt.NDArray[np.uint8]
 NO_LOGPROBS: F32 = np.empty(0, np.float32)

@@ -10,11 +10,11 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.config import ModelConfig, parse_model_config
-from engine.steps.batch import F32
-from engine.weights.tensor_file import checked, read_file, stored_tensors
-from engine.weights.tensors import tensor_shapes
-from engine.weights.weights import Weights, fold
+from srm.engine.config import ModelConfig, parse_model_config
+from srm.engine.steps.batch import F32
+from srm.engine.weights.tensor_file import checked, read_file, stored_tensors
+from srm.engine.weights.tensors import tensor_shapes
+from srm.engine.weights.weights import Weights, fold
 
 
 @dataclass(frozen=True, slots=True, eq=False)

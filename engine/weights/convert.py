@@ -17,13 +17,20 @@ import msgspec
 import numpy as np
 from safetensors.numpy import save_file
 
-from engine.config import ModelConfig
-from engine.errors import CheckpointError, ConfigError
-from engine.steps.batch import F32
-from engine.tokenizer_file import read_byte_level
-from engine.weights.tensor_file import FILE, INDEX, StoredTensor, checked, read_file, read_tensors
-from engine.weights.tensors import DECAY_RANGE, is_scalar, tensor_shapes
-from engine.weights.upstream_config import Constructor, model_config, read_args
+from srm.engine.config import ModelConfig
+from srm.engine.errors import CheckpointError, ConfigError
+from srm.engine.steps.batch import F32
+from srm.engine.tokenizer_file import read_byte_level
+from srm.engine.weights.tensor_file import (
+    FILE,
+    INDEX,
+    StoredTensor,
+    checked,
+    read_file,
+    read_tensors,
+)
+from srm.engine.weights.tensors import DECAY_RANGE, is_scalar, tensor_shapes
+from srm.engine.weights.upstream_config import Constructor, model_config, read_args
 
 Stored = dict[str, StoredTensor]
 

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.steps.batch import F32
-from engine.weights.weights import LayerWeights, Weights, named_tensors
+from srm.engine.steps.batch import F32
+from srm.engine.weights.weights import LayerWeights, Weights, named_tensors
 
 Array = npt.NDArray[Any]
 U8 = npt.NDArray[np.uint8]

@@ -12,12 +12,12 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from engine.config import FLOAT8_MULTIPLES, EngineConfig, ModelConfig
-from engine.errors import ConfigError
-from engine.steps.batch import SAMPLING
-from engine.weights.checkpoint import read_model
-from engine.weights.step_bytes import decode_bytes
-from engine.weights.tensors import DECAY_RANGE
+from srm.engine.config import FLOAT8_MULTIPLES, EngineConfig, ModelConfig
+from srm.engine.errors import ConfigError
+from srm.engine.steps.batch import SAMPLING
+from srm.engine.weights.checkpoint import read_model
+from srm.engine.weights.step_bytes import decode_bytes
+from srm.engine.weights.tensors import DECAY_RANGE
 
 GB = 10**9
 GIB = 2**30

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 from safetensors.numpy import save_file
 
-from engine.config import ModelConfig
-from engine.steps.batch import F32
-from engine.weights.tensors import is_scalar, tensor_shapes
+from srm.engine.config import ModelConfig
+from srm.engine.steps.batch import F32
+from srm.engine.weights.tensors import is_scalar, tensor_shapes
 
 
 def write_random_model(folder: Path, config: ModelConfig, seed: int = 0) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from engine.config import Dtype, ModelConfig
+from srm.engine.config import Dtype, ModelConfig
 
 SIZES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "float8": 2}
 """Bytes of a value; those of channel mixers take FLOAT8 in float8."""

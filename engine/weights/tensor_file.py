@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 import safetensors
 
-from engine.errors import UNDECODABLE, CheckpointError, cut, in_words
-from engine.memory import available_memory
-from engine.steps.batch import F32
-from engine.weights.tensors import Shapes
+from srm.engine.errors import UNDECODABLE, CheckpointError, cut, in_words
+from srm.engine.memory import available_memory
+from srm.engine.steps.batch import F32
+from srm.engine.weights.tensors import Shapes
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _SHARD = re.compile(r"-\d+-of-0*(?!1\.)([1-9]\d*)\.safetensors$")

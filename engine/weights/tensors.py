@@ -7,7 +7,7 @@ that have none, are not part of our files.
 
 from __future__ import annotations
 
-from engine.config import ModelConfig
+from srm.engine.config import ModelConfig
 
 Shapes = dict[str, tuple[int, ...]]
 

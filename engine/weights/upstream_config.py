@@ -14,8 +14,8 @@ from typing import Annotated
 
 import msgspec
 
-from engine.config import Mixer, ModelConfig
-from engine.errors import UNDECODABLE, ConfigError, in_words
+from srm.engine.config import Mixer, ModelConfig
+from srm.engine.errors import UNDECODABLE, ConfigError, in_words
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 

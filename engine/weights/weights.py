@@ -18,9 +18,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from engine.config import ModelConfig
-from engine.steps.batch import F32
-from engine.weights.tensors import DECAY_RANGE, projection_prefixes, scalar_prefixes
+from srm.engine.config import ModelConfig
+from srm.engine.steps.batch import F32
+from srm.engine.weights.tensors import DECAY_RANGE, projection_prefixes, scalar_prefixes
 
 F64 = npt.NDArray[np.float64]
 Tensors = Mapping[str, F32]

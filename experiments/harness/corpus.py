@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from training.text.packed_batches import PackedBatches
-from training.text.token_file import Ids
-from training.text.tokenizer import END_ID, train_tokenizer
+from srm.training.text.packed_batches import PackedBatches
+from srm.training.text.token_file import Ids
+from srm.training.text.tokenizer import END_ID, train_tokenizer
 
 HELD_OUT_EVERY = 10
 """One file in this many, in the order of their names, is held out for evaluation."""

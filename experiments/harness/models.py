@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine.config import ModelConfig
-from training.baselines.mamba2 import Mamba2, Mamba2Shape
-from training.baselines.masked_mixer import MaskedMixerModel, MaskedMixerShape
-from training.baselines.transformer import Transformer, TransformerShape
-from training.model import SRM, LanguageModel
+from srm.engine.config import ModelConfig
+from srm.training.baselines.mamba2 import Mamba2, Mamba2Shape
+from srm.training.baselines.masked_mixer import MaskedMixerModel, MaskedMixerShape
+from srm.training.baselines.transformer import Transformer, TransformerShape
+from srm.training.model import SRM, LanguageModel
 
 REFERENCE = "SRM"
 """Model that the others are compared with."""

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import UNDECODABLE, ConfigError
-from training.text.whole_files import write_whole
+from srm.engine.errors import UNDECODABLE, ConfigError
+from srm.training.text.whole_files import write_whole
 
 Numbers = dict[str, Any]
 """The result of one case with one seed: names and values that JSON can hold."""

@@ -18,14 +18,14 @@ import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from engine.errors import ConfigError
 from experiments.harness.result_cache import Numbers, cached
 from experiments.harness.settings import ExperimentSettings
-from loadtest.records import new_record, settings_of, write_record
-from training.loop import Run, Schedule, TrainingBatches
-from training.model import LanguageModel
-from training.processes import processes
-from training.text.whole_files import replace_file
+from srm.engine.errors import ConfigError
+from srm.loadtest.records import new_record, settings_of, write_record
+from srm.training.loop import Run, Schedule, TrainingBatches
+from srm.training.model import LanguageModel
+from srm.training.processes import processes
+from srm.training.text.whole_files import replace_file
 
 NOT_OF_A_RESULT = ("output", "results", "seeds")
 """Settings that results do not depend on: a cached result is used whatever they are."""

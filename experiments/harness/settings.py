@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from loadtest.records import RECORDS
-from training.settings import MOST_FLOAT, MOST_SEED, check_numbers
-from training.text.tokenizer import MIN_VOCAB_SIZE
+from srm.loadtest.records import RECORDS
+from srm.training.settings import MOST_FLOAT, MOST_SEED, check_numbers
+from srm.training.text.tokenizer import MIN_VOCAB_SIZE
 
 LEAST = {"threads": 0, "further_rates": 0, "max_vocab_size": MIN_VOCAB_SIZE}
 """Least values of the settings that need not be at least 1."""

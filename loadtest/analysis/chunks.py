@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import ConfigError
-from loadtest.recording import Counts, Flags, Recording, Rows, Times
+from srm.engine.errors import ConfigError
+from srm.loadtest.recording import Counts, Flags, Recording, Rows, Times
 
 
 @dataclass(frozen=True, eq=False)

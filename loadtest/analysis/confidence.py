@@ -20,9 +20,9 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from loadtest.analysis.measures import is_whole
-from loadtest.analysis.observed import Observed
-from loadtest.recording import Times
+from srm.loadtest.analysis.measures import is_whole
+from srm.loadtest.analysis.observed import Observed
+from srm.loadtest.recording import Times
 
 BATCHES = 10
 STUDENT = 2.262

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from engine.errors import ConfigError
-from loadtest.analysis.chunks import Chunks
-from loadtest.analysis.window import Window
-from loadtest.objectives import NEED_STREAMS, parse
-from loadtest.recording import CLIENT, ERRORS, Counts, Flags, Recording, Rows, Times
+from srm.engine.errors import ConfigError
+from srm.loadtest.analysis.chunks import Chunks
+from srm.loadtest.analysis.window import Window
+from srm.loadtest.objectives import NEED_STREAMS, parse
+from srm.loadtest.recording import CLIENT, ERRORS, Counts, Flags, Recording, Rows, Times
 
 
 def within(times: Times, window: Window) -> Flags:

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loadtest.analysis.chunks import Chunks, chunks
-from loadtest.analysis.measures import first_tokens, is_whole, token_gaps, within
-from loadtest.analysis.window import Window
-from loadtest.recording import Recording, Times
+from srm.loadtest.analysis.chunks import Chunks, chunks
+from srm.loadtest.analysis.measures import first_tokens, is_whole, token_gaps, within
+from srm.loadtest.analysis.window import Window
+from srm.loadtest.recording import Recording, Times
 
 
 class Values(NamedTuple):

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.analysis import measures
-from loadtest.analysis.observed import Observed, observe
-from loadtest.analysis.window import Window, checked_window, default_window, load_name
-from loadtest.histogram import Histogram
-from loadtest.quantities import DISTRIBUTIONS
-from loadtest.recording import ERRORS, Flags, Recording, Rows, Times
-from loadtest.summary import Summary
+from srm.loadtest.analysis import measures
+from srm.loadtest.analysis.observed import Observed, observe
+from srm.loadtest.analysis.window import Window, checked_window, default_window, load_name
+from srm.loadtest.histogram import Histogram
+from srm.loadtest.quantities import DISTRIBUTIONS
+from srm.loadtest.recording import ERRORS, Flags, Recording, Rows, Times
+from srm.loadtest.summary import Summary
 
 
 def summarize(

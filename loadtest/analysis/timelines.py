@@ -11,9 +11,9 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from loadtest.analysis.observed import Observed
-from loadtest.quantities import NAN
-from loadtest.recording import Counts, MetricSample, Rows, Times
+from srm.loadtest.analysis.observed import Observed
+from srm.loadtest.quantities import NAN
+from srm.loadtest.recording import Counts, MetricSample, Rows, Times
 
 INTERVALS = 300
 SERVER_NAMES = {

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from loadtest.analysis.measures import is_whole, under_way, within
-from loadtest.analysis.window import Window
-from loadtest.recording import Recording, Times
-from loadtest.summary import Summary
+from srm.loadtest.analysis.measures import is_whole, under_way, within
+from srm.loadtest.analysis.window import Window
+from srm.loadtest.recording import Recording, Times
+from srm.loadtest.summary import Summary
 
 BUSY = 0.8
 """Share of one core above which a client process may be the bottleneck."""

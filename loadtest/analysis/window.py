@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from engine.errors import ConfigError
-from loadtest.recording import Recording
-from loadtest.scenario import Scenario
+from srm.engine.errors import ConfigError
+from srm.loadtest.recording import Recording
+from srm.loadtest.scenario import Scenario
 
 Window = tuple[float, float]
 """[start, end) in seconds since the start of the run."""

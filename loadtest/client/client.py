@@ -12,16 +12,16 @@ import time
 from collections.abc import Callable
 from itertools import takewhile
 
-from engine.errors import ConfigError
-from loadtest import recording
-from loadtest.client.connection import ClientConnection
-from loadtest.client.os_limits import exhausted
-from loadtest.client.reply import BadReply, TokenCounts
-from loadtest.client.request_attempt import RequestAttempt, Verdict, queue_seconds
-from loadtest.client.target import Target
-from loadtest.recording import RowBuffer
-from loadtest.scenario import Scenario
-from loadtest.workload.workload import RequestPlan
+from srm.engine.errors import ConfigError
+from srm.loadtest import recording
+from srm.loadtest.client.connection import ClientConnection
+from srm.loadtest.client.os_limits import exhausted
+from srm.loadtest.client.reply import BadReply, TokenCounts
+from srm.loadtest.client.request_attempt import RequestAttempt, Verdict, queue_seconds
+from srm.loadtest.client.target import Target
+from srm.loadtest.recording import RowBuffer
+from srm.loadtest.scenario import Scenario
+from srm.loadtest.workload.workload import RequestPlan
 
 
 class Client:

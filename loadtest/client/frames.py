@@ -9,9 +9,9 @@ import time
 import msgspec
 import numpy as np
 
-from loadtest.client.target import Target
-from loadtest.recording import RowBuffer
-from loadtest.scenario import Scenario, as_path
+from srm.loadtest.client.target import Target
+from srm.loadtest.recording import RowBuffer
+from srm.loadtest.scenario import Scenario, as_path
 
 _LENGTH = 8
 _BOUNDS = np.geomspace(1e-4, 1e3, 281)

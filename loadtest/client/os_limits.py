@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import resource
 
-from engine.errors import ConfigError
-from loadtest.scenario import Scenario
+from srm.engine.errors import ConfigError
+from srm.loadtest.scenario import Scenario
 
 _SPARE_FILES = 64
 """Open files that a process needs besides connections."""

@@ -17,7 +17,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.workload.workload import RequestPlan, Workload
+from srm.loadtest.workload.workload import RequestPlan, Workload
 
 _AT_ONCE = 64
 """Requests that begin before the event loop runs again."""

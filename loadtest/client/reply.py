@@ -10,8 +10,8 @@ import math
 import msgspec
 from msgspec import Raw
 
-from engine.errors import UNDECODABLE
-from loadtest.client.event_stream import EventParser
+from srm.engine.errors import UNDECODABLE
+from srm.loadtest.client.event_stream import EventParser
 
 _NOTHING = {b'""', b"null", b"false", b"{}", b"[]"}
 MAX_BYTES = 2**28

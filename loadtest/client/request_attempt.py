@@ -10,10 +10,10 @@ import math
 import time
 from typing import NamedTuple
 
-from loadtest.client.connection import ClientConnection
-from loadtest.client.reply import MAX_REASON, UNKNOWN, BadReply, Reply, TokenCounts
-from loadtest.recording import ERRORS
-from loadtest.workload.workload import RequestPlan
+from srm.loadtest.client.connection import ClientConnection
+from srm.loadtest.client.reply import MAX_REASON, UNKNOWN, BadReply, Reply, TokenCounts
+from srm.loadtest.recording import ERRORS
+from srm.loadtest.workload.workload import RequestPlan
 
 RETRIED = (429, 503)
 _RETRY_AFTER_S = 1.0

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest.recording import MetricSample
+from srm.loadtest.recording import MetricSample
 
 FAMILIES = (
     *("srm_engine_running_sequences", "srm_engine_waiting_sequences"),

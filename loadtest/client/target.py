@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from engine.errors import UNDECODABLE, ConfigError
-from loadtest.scenario import Scenario
+from srm.engine.errors import UNDECODABLE, ConfigError
+from srm.loadtest.scenario import Scenario
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _WITHIN_S = 30.0

@@ -1,4 +1,4 @@
-"""`python -m loadtest.client.worker`: one client process of a run, controlled by stdin.
+"""`python -m srm.loadtest.client.worker`: one client process of a run, controlled by stdin.
 
 It makes its part of the requests, sends them at their times, and sends back what it recorded when
 all have ended. Knows its own part alone.
@@ -15,15 +15,15 @@ from typing import Any
 
 import uvloop
 
-from engine.errors import ConfigError, SRMError
-from loadtest import recording
-from loadtest.client import frames
-from loadtest.client.client import Client
-from loadtest.client.os_limits import allow_files, own_concurrency
-from loadtest.client.pacing import ClosedLoop, OpenLoop
-from loadtest.client.request_attempt import RequestAttempt
-from loadtest.workload import arrivals
-from loadtest.workload.workload import Workload
+from srm.engine.errors import ConfigError, SRMError
+from srm.loadtest import recording
+from srm.loadtest.client import frames
+from srm.loadtest.client.client import Client
+from srm.loadtest.client.os_limits import allow_files, own_concurrency
+from srm.loadtest.client.pacing import ClosedLoop, OpenLoop
+from srm.loadtest.client.request_attempt import RequestAttempt
+from srm.loadtest.workload import arrivals
+from srm.loadtest.workload.workload import Workload
 
 _TICK_S = 0.01
 """Seconds between two measurements of the event loop's lag."""

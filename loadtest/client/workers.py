@@ -14,15 +14,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from engine.errors import ConfigError, SRMError
-from loadtest.client import frames
-from loadtest.client.target import Target, resolve
-from loadtest.recording import CLIENT, EVENT, REQUEST, About, Recording, Rows
-from loadtest.records import new_record
-from loadtest.scenario import Scenario
-from loadtest.workload import arrivals
+import srm
+from srm.engine.errors import ConfigError, SRMError
+from srm.loadtest.client import frames
+from srm.loadtest.client.target import Target, resolve
+from srm.loadtest.recording import CLIENT, EVENT, REQUEST, About, Recording, Rows
+from srm.loadtest.records import new_record
+from srm.loadtest.scenario import Scenario
+from srm.loadtest.workload import arrivals
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(srm.__file__).resolve().parents[1]
 _HEAD_START_S = 0.1
 """Seconds from sending Go to second 0."""
 _PROGRESS_S = 0.5
@@ -141,7 +142,7 @@ class _Worker:
 async def _spawn() -> asyncio.subprocess.Process:
     places = (str(_ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "loadtest.client.worker"),
+        *(sys.executable, "-P", "-m", "srm.loadtest.client.worker"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))},

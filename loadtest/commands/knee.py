@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from loadtest.scenario import must
+from srm.loadtest.scenario import must
 
 _FLAT = 1.05
 """Throughput has stopped growing if two loads in a row bring less than this times the best."""

@@ -17,16 +17,16 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from engine.errors import ConfigError
-from engine.settings import build, read_settings
-from loadtest.client.target import PATHS, api_key, base_url, resolve
-from loadtest.commands import run_command
-from loadtest.recording import ERRORS, Recording
-from loadtest.records import new_record
-from loadtest.report.report_files import write_reports
-from loadtest.scenario import Scenario, command_of, must
-from loadtest.workload.batch_file import BatchClient, BatchOutput, write_lines
-from loadtest.workload.workload import Workload
+from srm.engine.errors import ConfigError
+from srm.engine.settings import build, read_settings
+from srm.loadtest.client.target import PATHS, api_key, base_url, resolve
+from srm.loadtest.commands import run_command
+from srm.loadtest.recording import ERRORS, Recording
+from srm.loadtest.records import new_record
+from srm.loadtest.report.report_files import write_reports
+from srm.loadtest.scenario import Scenario, command_of, must
+from srm.loadtest.workload.batch_file import BatchClient, BatchOutput, write_lines
+from srm.loadtest.workload.workload import Workload
 
 FORMS: dict[str, tuple[bool, dict[str, Any]]] = {
     "stream": (True, {}),

@@ -12,19 +12,19 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest import objectives
-from loadtest.analysis.summarize import summarize
-from loadtest.analysis.verdict import warnings
-from loadtest.analysis.window import Window, load_name
-from loadtest.client.server_metrics import MetricsSampler
-from loadtest.client.target import api_key, base_url
-from loadtest.client.workers import run
-from loadtest.quantities import DISTRIBUTIONS, MEASURES, value_of, with_unit
-from loadtest.recording import Recording
-from loadtest.report.live import OnProgress, shown
-from loadtest.report.report_files import MeasuredRun
-from loadtest.scenario import Scenario
-from loadtest.summary import Summary
+from srm.loadtest import objectives
+from srm.loadtest.analysis.summarize import summarize
+from srm.loadtest.analysis.verdict import warnings
+from srm.loadtest.analysis.window import Window, load_name
+from srm.loadtest.client.server_metrics import MetricsSampler
+from srm.loadtest.client.target import api_key, base_url
+from srm.loadtest.client.workers import run
+from srm.loadtest.quantities import DISTRIBUTIONS, MEASURES, value_of, with_unit
+from srm.loadtest.recording import Recording
+from srm.loadtest.report.live import OnProgress, shown
+from srm.loadtest.report.report_files import MeasuredRun
+from srm.loadtest.scenario import Scenario
+from srm.loadtest.summary import Summary
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as a shell expects it."""

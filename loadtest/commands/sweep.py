@@ -12,14 +12,21 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import UNDECODABLE, ConfigError, SRMError
-from engine.settings import build, read_settings
-from loadtest.analysis.window import load_name
-from loadtest.commands import run_command
-from loadtest.commands.knee import Point, SweepConfig, grows_still, knee, largest_good, next_load
-from loadtest.counter_rng import STEP, Draws
-from loadtest.report.report_files import MeasuredRun, write_reports
-from loadtest.scenario import Scenario, command_of
+from srm.engine.errors import UNDECODABLE, ConfigError, SRMError
+from srm.engine.settings import build, read_settings
+from srm.loadtest.analysis.window import load_name
+from srm.loadtest.commands import run_command
+from srm.loadtest.commands.knee import (
+    Point,
+    SweepConfig,
+    grows_still,
+    knee,
+    largest_good,
+    next_load,
+)
+from srm.loadtest.counter_rng import STEP, Draws
+from srm.loadtest.report.report_files import MeasuredRun, write_reports
+from srm.loadtest.scenario import Scenario, command_of
 
 STEPS = "steps"
 """The subfolder of a sweep's recordings."""

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from loadtest.analysis.confidence import Difference, difference
-from loadtest.quantities import MEASURES, value_of
-from loadtest.report.report import Report, RunReport, read_report
-from loadtest.scenario import Scenario
+from srm.loadtest.analysis.confidence import Difference, difference
+from srm.loadtest.quantities import MEASURES, value_of
+from srm.loadtest.report.report import Report, RunReport, read_report
+from srm.loadtest.scenario import Scenario
 
 COMPARED = (
     *("output_tokens_per_s", "completed_per_s", "good_share"),

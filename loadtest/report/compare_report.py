@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from loadtest.analysis.confidence import BATCHES, SMALLEST
-from loadtest.quantities import MEASURES, number, unit_for
-from loadtest.report.compare import Comparison, Step
-from loadtest.report.html_page import TEMPLATES
-from loadtest.report.markdown_page import escaped
-from loadtest.report.markdown_page import table as markdown_table
-from loadtest.report.plot_compare import comparison_pictures
-from loadtest.report.tables import Table
+from srm.loadtest.analysis.confidence import BATCHES, SMALLEST
+from srm.loadtest.quantities import MEASURES, number, unit_for
+from srm.loadtest.report.compare import Comparison, Step
+from srm.loadtest.report.html_page import TEMPLATES
+from srm.loadtest.report.markdown_page import escaped
+from srm.loadtest.report.markdown_page import table as markdown_table
+from srm.loadtest.report.plot_compare import comparison_pictures
+from srm.loadtest.report.tables import Table
 
 HOW = (
     f"Intervals are of 95 %, from {BATCHES} parts of each window; they know what varies within a "

@@ -13,11 +13,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from loadtest.report import tables
-from loadtest.report.plot_latency import latency_pictures
-from loadtest.report.plot_sweep import sweep_pictures
-from loadtest.report.plot_timelines import timeline_pictures
-from loadtest.report.report import Report, RunReport
+from srm.loadtest.report import tables
+from srm.loadtest.report.plot_latency import latency_pictures
+from srm.loadtest.report.plot_sweep import sweep_pictures
+from srm.loadtest.report.plot_timelines import timeline_pictures
+from srm.loadtest.report.report import Report, RunReport
 
 _TILES = ("output_tokens_per_s", "completed_per_s", "ttft_p50", "ttft_p99", "itl_p50", "e2e_p50")
 

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from loadtest.client.server_metrics import MetricsSampler, running
-from loadtest.client.workers import RunProgress
+from srm.loadtest.client.server_metrics import MetricsSampler, running
+from srm.loadtest.client.workers import RunProgress
 
 _LINE_S = 5.0
 """Seconds between two lines, without a terminal."""

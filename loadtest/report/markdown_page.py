@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
-from loadtest.report import tables
-from loadtest.report.report import Report, RunReport
+from srm.loadtest.report import tables
+from srm.loadtest.report.report import Report, RunReport
 
 
 def markdown(report: Report) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from loadtest.quantities import DISTRIBUTIONS, MEASURES, statistic_name, unit_for, value_of
-from loadtest.report import plots
-from loadtest.report.compare import Comparison
-from loadtest.report.plot_latency import at_ranks
-from loadtest.report.plot_sweep import by_load
-from loadtest.report.report import RunReport
-from loadtest.report.tables import columns
+from srm.loadtest.quantities import DISTRIBUTIONS, MEASURES, statistic_name, unit_for, value_of
+from srm.loadtest.report import plots
+from srm.loadtest.report.compare import Comparison
+from srm.loadtest.report.plot_latency import at_ranks
+from srm.loadtest.report.plot_sweep import by_load
+from srm.loadtest.report.report import RunReport
+from srm.loadtest.report.tables import columns
 
 _MEASURES = ("ttft", "itl", "e2e")
 

@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from loadtest.quantities import DISTRIBUTIONS, Scale, number, unit_for
-from loadtest.recording import Times
-from loadtest.report import plots
-from loadtest.report.report import Buckets, RunReport
-from loadtest.report.tables import columns
+from srm.loadtest.quantities import DISTRIBUTIONS, Scale, number, unit_for
+from srm.loadtest.recording import Times
+from srm.loadtest.report import plots
+from srm.loadtest.report.report import Buckets, RunReport
+from srm.loadtest.report.tables import columns
 
 BARS = 48
 _PERCENTILES = np.array([0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999])

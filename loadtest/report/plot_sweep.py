@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loadtest.quantities import MEASURES, Scale, unit_for, value_of
-from loadtest.report import plots
-from loadtest.report.report import Report, RunReport
-from loadtest.report.tables import columns
+from srm.loadtest.quantities import MEASURES, Scale, unit_for, value_of
+from srm.loadtest.report import plots
+from srm.loadtest.report.report import Report, RunReport
+from srm.loadtest.report.tables import columns
 
 
 def sweep_pictures(report: Report) -> list[plots.Picture]:

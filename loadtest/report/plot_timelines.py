@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loadtest.quantities import Kind, unit_for
-from loadtest.report import plots
-from loadtest.report.report import RunReport
-from loadtest.report.tables import columns
+from srm.loadtest.quantities import Kind, unit_for
+from srm.loadtest.report import plots
+from srm.loadtest.report.report import RunReport
+from srm.loadtest.report.tables import columns
 
 ROWS = 24
 """Most rows in a timeline's table; each is a mean of the plotted values, or a maximum of maxima."""

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.errors import ConfigError
-from loadtest.recording import Times
-from loadtest.report.tables import Table
+from srm.engine.errors import ConfigError
+from srm.loadtest.recording import Times
+from srm.loadtest.report.tables import Table
 
 try:
     import matplotlib as mpl

@@ -13,16 +13,16 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import UNDECODABLE, ConfigError
-from loadtest.analysis.confidence import parts
-from loadtest.analysis.measures import good_requests, is_whole, within
-from loadtest.analysis.observed import Observed
-from loadtest.analysis.summarize import histograms
-from loadtest.analysis.timelines import ServerTimeline, Timeline, server_timeline, timeline
-from loadtest.objectives import check
-from loadtest.quantities import NAN
-from loadtest.scenario import Scenario, as_path
-from loadtest.summary import Summary
+from srm.engine.errors import UNDECODABLE, ConfigError
+from srm.loadtest.analysis.confidence import parts
+from srm.loadtest.analysis.measures import good_requests, is_whole, within
+from srm.loadtest.analysis.observed import Observed
+from srm.loadtest.analysis.summarize import histograms
+from srm.loadtest.analysis.timelines import ServerTimeline, Timeline, server_timeline, timeline
+from srm.loadtest.objectives import check
+from srm.loadtest.quantities import NAN
+from srm.loadtest.scenario import Scenario, as_path
+from srm.loadtest.summary import Summary
 
 SCHEMA = "srm-loadtest-1"
 _OF_RUN = ("scenario", "command", "started_unix", "seconds", "stopped_by", "machine", "versions")

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import ConfigError
-from loadtest.analysis.observed import Observed, observe
-from loadtest.quantities import MEASURES, value_of
-from loadtest.recording import ERRORS, Recording
-from loadtest.report.html_page import html
-from loadtest.report.markdown_page import markdown
-from loadtest.report.report import SCHEMA, Report, RunReport, encode, report_of
-from loadtest.summary import Summary
+from srm.engine.errors import ConfigError
+from srm.loadtest.analysis.observed import Observed, observe
+from srm.loadtest.quantities import MEASURES, value_of
+from srm.loadtest.recording import ERRORS, Recording
+from srm.loadtest.report.html_page import html
+from srm.loadtest.report.markdown_page import markdown
+from srm.loadtest.report.report import SCHEMA, Report, RunReport, encode, report_of
+from srm.loadtest.summary import Summary
 
 _COUNTS = (
     *("prompt_tokens", "output_tokens"),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadtest.quantities import (
+from srm.loadtest.quantities import (
     DISTRIBUTIONS,
     MEASURES,
     PERCENTILES,
@@ -20,8 +20,8 @@ from loadtest.quantities import (
     unit_for,
     value_of,
 )
-from loadtest.report.report import RunReport
-from loadtest.scenario import Scenario
+from srm.loadtest.report.report import RunReport
+from srm.loadtest.scenario import Scenario
 
 ENOUGH = 0.99
 """The share of requests that must meet an objective for it to pass."""

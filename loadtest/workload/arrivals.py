@@ -10,10 +10,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import ConfigError
-from loadtest import trace
-from loadtest.counter_rng import ARRIVALS, Draws, shares
-from loadtest.scenario import Scenario
+from srm.engine.errors import ConfigError
+from srm.loadtest import trace
+from srm.loadtest.counter_rng import ARRIVALS, Draws, shares
+from srm.loadtest.scenario import Scenario
 
 MOST = 100_000_000
 """Most requests of one run; their times alone are 800 MB."""

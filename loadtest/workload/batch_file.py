@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from engine.errors import UNDECODABLE, ConfigError
+from srm.engine.errors import UNDECODABLE, ConfigError
 
 _POLL_S = 0.25
 _TIMEOUT_S = 60.0

@@ -13,9 +13,9 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from loadtest import lines
-from loadtest.counter_rng import ORDER, Draws
-from loadtest.workload.words import Words
+from srm.loadtest import lines
+from srm.loadtest.counter_rng import ORDER, Draws
+from srm.loadtest.workload.words import Words
 
 _Length = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
-from engine.errors import CheckpointError, ConfigError
-from engine.tokenizer_file import read_tokenizer
-from loadtest.counter_rng import TOKENIZER, Draws
+from srm.engine.errors import CheckpointError, ConfigError
+from srm.engine.tokenizer_file import read_tokenizer
+from srm.loadtest.counter_rng import TOKENIZER, Draws
 
 _MOST_WORDS = 4096
 _TRIED = 8192

@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import ConfigError
-from loadtest import lengths, trace
-from loadtest.counter_rng import BLOCK, PREFIX, REQUEST, Draws, shares
-from loadtest.scenario import Scenario
-from loadtest.workload.prompts import Prompts
-from loadtest.workload.words import Words
+from srm.engine.errors import ConfigError
+from srm.loadtest import lengths, trace
+from srm.loadtest.counter_rng import BLOCK, PREFIX, REQUEST, Draws, shares
+from srm.loadtest.scenario import Scenario
+from srm.loadtest.workload.prompts import Prompts
+from srm.loadtest.workload.words import Words
 
 _SEED = 5
 _NUM_OWN = 6

@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import TypeVar
 
-from engine.client.client import EngineClient
-from engine.errors import EngineUnavailable, IdInUse, Overloaded, SRMError, StepFailed
-from server import metrics
-from server.errors import NotFinite
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import EngineUnavailable, IdInUse, Overloaded, SRMError, StepFailed
+from srm.server import metrics
+from srm.server.errors import NotFinite
 
 log = logging.getLogger(__name__)
 

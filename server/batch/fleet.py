@@ -17,17 +17,23 @@ from functools import partial
 
 import httpx
 
-from engine.client.client import EngineClient
-from engine.errors import Overloaded
-from engine.tasks import task_group
-from server import metrics
-from server.batch.engine_retry import EngineRetry
-from server.batch.lines import Answerer, BatchLine, LineResult
-from server.batch.remote_worker import MAX_LINE_BYTES, NotTaken, RemoteWorker, StaysHere, new_http
-from server.http.keys import read_key
-from server.routes.worker import WorkerIdentity
-from server.schema.worker import Identity
-from server.wiring import ServerWiring
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import Overloaded
+from srm.engine.tasks import task_group
+from srm.server import metrics
+from srm.server.batch.engine_retry import EngineRetry
+from srm.server.batch.lines import Answerer, BatchLine, LineResult
+from srm.server.batch.remote_worker import (
+    MAX_LINE_BYTES,
+    NotTaken,
+    RemoteWorker,
+    StaysHere,
+    new_http,
+)
+from srm.server.http.keys import read_key
+from srm.server.routes.worker import WorkerIdentity
+from srm.server.schema.worker import Identity
+from srm.server.wiring import ServerWiring
 
 log = logging.getLogger(__name__)
 

@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from engine.errors import StoreError
-from engine.tasks import beside
-from server.batch.concurrency_limiter import LimiterShare
-from server.batch.fleet import Fleet
-from server.batch.job_input import Checked, Stopped, check_input
-from server.batch.line_runner import LineRunner
-from server.batch.lines import BatchLine, LineResult, answer_line, parse_line, read_lines
-from server.batch.part_file import PartFile
-from server.batch.result_files import ResultFiles
-from server.config import ServerConfig
-from server.generation.engine_request import BATCH_PRIORITY, RequestOwner
-from server.storage.clock import Clock
-from server.storage.records import RUNNABLE, BatchRecord, FileRecord, LineError
-from server.storage.store import Store
+from srm.engine.errors import StoreError
+from srm.engine.tasks import beside
+from srm.server.batch.concurrency_limiter import LimiterShare
+from srm.server.batch.fleet import Fleet
+from srm.server.batch.job_input import Checked, Stopped, check_input
+from srm.server.batch.line_runner import LineRunner
+from srm.server.batch.lines import BatchLine, LineResult, answer_line, parse_line, read_lines
+from srm.server.batch.part_file import PartFile
+from srm.server.batch.result_files import ResultFiles
+from srm.server.config import ServerConfig
+from srm.server.generation.engine_request import BATCH_PRIORITY, RequestOwner
+from srm.server.storage.clock import Clock
+from srm.server.storage.records import RUNNABLE, BatchRecord, FileRecord, LineError
+from srm.server.storage.store import Store
 
 log = logging.getLogger(__name__)
 

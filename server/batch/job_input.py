@@ -16,8 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from server.batch.lines import BatchLine, RawLine, parse_line, read_lines
-from server.storage.records import LineError
+from srm.server.batch.lines import BatchLine, RawLine, parse_line, read_lines
+from srm.server.storage.records import LineError
 
 MAX_ERRORS: Final = 100
 """Most errors reported for one file."""

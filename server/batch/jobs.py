@@ -1,4 +1,4 @@
-"""`python -m server jobs`: the process that runs batches, beside engine and API processes.
+"""`python -m srm.server jobs`: the process that runs batches, beside engine and API processes.
 
 One process at a time has the batches of a model in a data folder, whichever server it belongs to.
 It polls the store for unfinished batches and runs them together. No process notifies it, so none
@@ -20,28 +20,28 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from engine import logs
-from engine.client.client import ENGINE_TIMEOUT_S, EngineClient
-from engine.errors import StoreError
-from engine.memory import collect_rarely
-from engine.messages import MAX_WEIGHT, MIN_WEIGHT
-from engine.settings import load
-from engine.tasks import beside, task_group, vital
-from server import metrics
-from server.batch.concurrency_limiter import ConcurrencyLimiter
-from server.batch.engine_retry import EngineRetry
-from server.batch.fleet import Fleet
-from server.batch.job import BatchJob, Workplace
-from server.batch.lines import Answerer
-from server.batch.starts import MAX_ALONE, Starts
-from server.loop_turns import show_turns
-from server.model_identity import as_started, digest
-from server.routes.services import answering
-from server.storage.clock import Clock
-from server.storage.records import BatchRecord
-from server.storage.store import Store
-from server.text.text import Text
-from server.wiring import ServerWiring
+from srm.engine import logs
+from srm.engine.client.client import ENGINE_TIMEOUT_S, EngineClient
+from srm.engine.errors import StoreError
+from srm.engine.memory import collect_rarely
+from srm.engine.messages import MAX_WEIGHT, MIN_WEIGHT
+from srm.engine.settings import load
+from srm.engine.tasks import beside, task_group, vital
+from srm.server import metrics
+from srm.server.batch.concurrency_limiter import ConcurrencyLimiter
+from srm.server.batch.engine_retry import EngineRetry
+from srm.server.batch.fleet import Fleet
+from srm.server.batch.job import BatchJob, Workplace
+from srm.server.batch.lines import Answerer
+from srm.server.batch.starts import MAX_ALONE, Starts
+from srm.server.loop_turns import show_turns
+from srm.server.model_identity import as_started, digest
+from srm.server.routes.services import answering
+from srm.server.storage.clock import Clock
+from srm.server.storage.records import BatchRecord
+from srm.server.storage.store import Store
+from srm.server.text.text import Text
+from srm.server.wiring import ServerWiring
 
 log = logging.getLogger(__name__)
 
@@ -337,7 +337,7 @@ def sort_by_turn(records: list[BatchRecord], running: Counter[str]) -> list[Batc
 
 def main(argv: list[str]) -> int:
     """Run batches until told to stop."""
-    config = load(ServerWiring, argv, prog="python -m server jobs")
+    config = load(ServerWiring, argv, prog="python -m srm.server jobs")
     logs.configure(config.log_level, config.log_format)
     folder = as_started(config.model, config.kept_model)
     config = msgspec.structs.replace(config, model=folder)

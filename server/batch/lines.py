@@ -13,7 +13,7 @@ from typing import Annotated, BinaryIO, NamedTuple, Protocol
 import msgspec
 from msgspec import Meta, Raw
 
-from engine.errors import (
+from srm.engine.errors import (
     MAX_MESSAGE,
     MAX_PARAM,
     UNDECODABLE,
@@ -25,10 +25,10 @@ from engine.errors import (
     cut,
     not_json_line,
 )
-from server.errors import INTERNAL, body_of, status_of
-from server.generation.engine_request import RequestOwner
-from server.schema.json_parts import count_items, escape_line_ends
-from server.storage.records import LineError
+from srm.server.errors import INTERNAL, body_of, status_of
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.schema.json_parts import count_items, escape_line_ends
+from srm.server.storage.records import LineError
 
 URLS = ("/v1/completions", "/v1/chat/completions")
 """URLs that a line may request."""

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from server.storage.database import sync_folder
+from srm.server.storage.database import sync_folder
 
 log = logging.getLogger(__name__)
 

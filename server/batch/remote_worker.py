@@ -20,12 +20,12 @@ from typing import NamedTuple, get_args
 import httpx
 import msgspec
 
-from engine.errors import UNDECODABLE, EngineUnavailable, Overloaded, RequestError, SRMError
-from engine.messages import Refusal, error_of
-from server.batch.worker_answers import Expected
-from server.generation.engine_request import RequestOwner
-from server.routes.worker import HEARTBEAT_S, differences
-from server.schema.worker import (
+from srm.engine.errors import UNDECODABLE, EngineUnavailable, Overloaded, RequestError, SRMError
+from srm.engine.messages import Refusal, error_of
+from srm.server.batch.worker_answers import Expected
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.routes.worker import HEARTBEAT_S, differences
+from srm.server.schema.worker import (
     MAX_LINES,
     Identity,
     LineAnswer,

@@ -12,9 +12,16 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
-from server import metrics
-from server.batch.lines import MAX_LINES, NO_USAGE, LineResult, LineUsage, decode_kept, record_id
-from server.batch.part_file import PartFile
+from srm.server import metrics
+from srm.server.batch.lines import (
+    MAX_LINES,
+    NO_USAGE,
+    LineResult,
+    LineUsage,
+    decode_kept,
+    record_id,
+)
+from srm.server.batch.part_file import PartFile
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import UNDECODABLE, StoreError
-from engine.seal import sealed, unsealed
-from server.storage.records import BatchRecord
-from server.storage.store import Store
+from srm.engine.errors import UNDECODABLE, StoreError
+from srm.engine.seal import sealed, unsealed
+from srm.server.storage.records import BatchRecord
+from srm.server.storage.store import Store
 
 log = logging.getLogger(__name__)
 

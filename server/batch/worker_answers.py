@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from server.schema.chat_request import ChatRequest, parse_chat
-from server.schema.chat_response import ChatChoice, ChatCompletion
-from server.schema.completion_request import CompletionRequest, parse_completion
-from server.schema.completion_response import Choice, Completion, Usage
-from server.schema.worker import Url
+from srm.server.schema.chat_request import ChatRequest, parse_chat
+from srm.server.schema.chat_response import ChatChoice, ChatCompletion
+from srm.server.schema.completion_request import CompletionRequest, parse_completion
+from srm.server.schema.completion_response import Choice, Completion, Usage
+from srm.server.schema.worker import Url
 
 _ENDS = ("stop", "length")
 _LEAST_BYTES = 64 * 1024

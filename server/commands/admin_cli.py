@@ -14,12 +14,12 @@ from typing import Any, Literal
 import httpx
 import msgspec
 
-from engine.config import check_utf8
-from engine.errors import UNDECODABLE, ConfigError, SRMError
-from engine.logs import printable
-from engine.settings import Command, build, load, read_settings
-from server.http.auth import OPERATOR_KEY
-from server.http.keys import key_to_send
+from srm.engine.config import check_utf8
+from srm.engine.errors import UNDECODABLE, ConfigError, SRMError
+from srm.engine.logs import printable
+from srm.engine.settings import Command, build, load, read_settings
+from srm.server.http.auth import OPERATOR_KEY
+from srm.server.http.keys import key_to_send
 
 _URL = "http://127.0.0.1:8000"
 

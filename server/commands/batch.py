@@ -24,24 +24,24 @@ from typing import Any
 
 import msgspec
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError, EngineUnavailable, SRMError
-from engine.settings import Command
-from server.batch.lines import RawLine, record_id
-from server.batch.part_file import PartFile
-from server.batch.result_files import LineSet
-from server.commands import batch_parquet
-from server.commands.batch_config import BatchConfig
-from server.commands.batch_input import STANDARD, Input, check_custom_ids, open_input, peek
-from server.commands.batch_output import StreamPart, open_part
-from server.commands.batch_parquet import is_parquet
-from server.commands.batch_results import PARTS, BatchResults, job_name
-from server.commands.batch_run import BatchRun, most_slots
-from server.commands.object_storage import Source, StoredObject, located
-from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
-from server.model_identity import digest
-from server.supervise.embedded_engine import PRIVATE, command_settings, with_engine
-from server.text.text import Text
+from srm.engine.config import EngineConfig
+from srm.engine.errors import ConfigError, EngineUnavailable, SRMError
+from srm.engine.settings import Command
+from srm.server.batch.lines import RawLine, record_id
+from srm.server.batch.part_file import PartFile
+from srm.server.batch.result_files import LineSet
+from srm.server.commands import batch_parquet
+from srm.server.commands.batch_config import BatchConfig
+from srm.server.commands.batch_input import STANDARD, Input, check_custom_ids, open_input, peek
+from srm.server.commands.batch_output import StreamPart, open_part
+from srm.server.commands.batch_parquet import is_parquet
+from srm.server.commands.batch_results import PARTS, BatchResults, job_name
+from srm.server.commands.batch_run import BatchRun, most_slots
+from srm.server.commands.object_storage import Source, StoredObject, located
+from srm.server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
+from srm.server.model_identity import digest
+from srm.server.supervise.embedded_engine import PRIVATE, command_settings, with_engine
+from srm.server.text.text import Text
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ _FINISHED = {0, 1}
 """Exit codes of a run that has a result of every line."""
 
 
-def main(argv: list[str], engine_module: str = "engine") -> int:
+def main(argv: list[str], engine_module: str = "srm.engine") -> int:
     """Answer the lines of a file; returns the exit code. Raises SRMError."""
     private = PRIVATE - {"snapshot_interval_s", "snapshot_s"}
     given = Command("srm batch", private, "input", {"output": "-o"}, variables=None)

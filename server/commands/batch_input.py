@@ -23,15 +23,15 @@ from typing import BinaryIO, cast
 import msgspec
 from msgspec import Raw
 
-from engine.errors import UNDECODABLE, ConfigError
-from server.batch.job_input import duplicates
-from server.batch.lines import BatchLine, RawLine, custom_id_of, parse_line, read_lines
-from server.commands.batch_parquet import is_parquet, read_rows
-from server.commands.compression import CHUNK, DamagedArchive, codec_of, decompressed
-from server.commands.object_storage import Source, StoredObject
-from server.schema.json_parts import MAX_FIELDS, TooManyFields, fields_of
-from server.schema.validation import not_null
-from server.storage.records import LineError
+from srm.engine.errors import UNDECODABLE, ConfigError
+from srm.server.batch.job_input import duplicates
+from srm.server.batch.lines import BatchLine, RawLine, custom_id_of, parse_line, read_lines
+from srm.server.commands.batch_parquet import is_parquet, read_rows
+from srm.server.commands.compression import CHUNK, DamagedArchive, codec_of, decompressed
+from srm.server.commands.object_storage import Source, StoredObject
+from srm.server.schema.json_parts import MAX_FIELDS, TooManyFields, fields_of
+from srm.server.schema.validation import not_null
+from srm.server.storage.records import LineError
 
 log = logging.getLogger(__name__)
 

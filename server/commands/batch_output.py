@@ -10,9 +10,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.errors import ConfigError
-from server.batch.part_file import PartFile
-from server.commands.compression import (
+from srm.engine.errors import ConfigError
+from srm.server.batch.part_file import PartFile
+from srm.server.commands.compression import (
     Codec,
     DamagedArchive,
     chunks_of,

@@ -16,13 +16,13 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from engine.errors import ConfigError, cut, did_you_mean
-from server.batch.lines import RawLine
-from server.commands.object_storage import Source, StoredObject
-from server.schema.chat_request import CHAT_NEUTRAL, ChatRequest
-from server.schema.completion_request import CompletionRequest
-from server.schema.sampling_fields import NEUTRAL
-from server.schema.validation import hints_of
+from srm.engine.errors import ConfigError, cut, did_you_mean
+from srm.server.batch.lines import RawLine
+from srm.server.commands.object_storage import Source, StoredObject
+from srm.server.schema.chat_request import CHAT_NEUTRAL, ChatRequest
+from srm.server.schema.completion_request import CompletionRequest
+from srm.server.schema.sampling_fields import NEUTRAL
+from srm.server.schema.validation import hints_of
 
 ROWS_READ = 32
 """Rows that are in memory at once: a value that all rows have takes no room in the file."""

@@ -9,16 +9,16 @@ import zlib
 
 import msgspec
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from server.batch.lines import LineResult, RawLine, decode_kept, record_id
-from server.batch.part_file import PartFile
-from server.batch.result_files import ResultCounts, ResultFiles
-from server.commands import batch_input
-from server.commands.batch_config import BatchConfig
-from server.commands.batch_output import beginning
-from server.model_identity import digest, model_parts
-from server.text.tokenizer_files import chat_template
+from srm.engine.config import EngineConfig
+from srm.engine.errors import ConfigError
+from srm.server.batch.lines import LineResult, RawLine, decode_kept, record_id
+from srm.server.batch.part_file import PartFile
+from srm.server.batch.result_files import ResultCounts, ResultFiles
+from srm.server.commands import batch_input
+from srm.server.commands.batch_config import BatchConfig
+from srm.server.commands.batch_output import beginning
+from srm.server.model_identity import digest, model_parts
+from srm.server.text.tokenizer_files import chat_template
 
 PARTS = "input, model, served_model_name, dtype, chat template or seed"
 """The parts that a job's name is made from, for messages."""

@@ -12,22 +12,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from engine.client.client import EngineClient
-from engine.config import EngineConfig
-from engine.tasks import beside, dispensable
-from server.batch.concurrency_limiter import ConcurrencyLimiter
-from server.batch.engine_retry import EngineRetry
-from server.batch.job_input import FirstLines, duplicate
-from server.batch.line_runner import LineRunner
-from server.batch.lines import Answerer, BatchLine, LineResult, RawLine, answer_line
-from server.commands.batch_config import BatchConfig
-from server.commands.batch_input import parse
-from server.commands.batch_progress import Level, show_progress
-from server.commands.batch_results import BatchResults
-from server.generation.engine_request import RequestOwner
-from server.routes.services import answering
-from server.storage.records import LineError
-from server.text.text import Text
+from srm.engine.client.client import EngineClient
+from srm.engine.config import EngineConfig
+from srm.engine.tasks import beside, dispensable
+from srm.server.batch.concurrency_limiter import ConcurrencyLimiter
+from srm.server.batch.engine_retry import EngineRetry
+from srm.server.batch.job_input import FirstLines, duplicate
+from srm.server.batch.line_runner import LineRunner
+from srm.server.batch.lines import Answerer, BatchLine, LineResult, RawLine, answer_line
+from srm.server.commands.batch_config import BatchConfig
+from srm.server.commands.batch_input import parse
+from srm.server.commands.batch_progress import Level, show_progress
+from srm.server.commands.batch_results import BatchResults
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.routes.services import answering
+from srm.server.storage.records import LineError
+from srm.server.text.text import Text
 
 _AHEAD = 8
 """Most sequences that wait, per row of a step."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import zstandard
 
-from server.commands.object_storage import Source
+from srm.server.commands.object_storage import Source
 
 CHUNK = 1024 * 1024
 MOST_MADE = 32 * 1024 * 1024

@@ -15,16 +15,16 @@ from typing import Any
 
 import msgspec
 
-from engine.client.client import EngineClient
-from engine.errors import UNDECODABLE, ConfigError, RequestError, in_words
-from engine.settings import Command
-from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
-from server.generation.engine_request import RequestOwner
-from server.routes.completions import Completions
-from server.routes.services import answering
-from server.schema.completion_request import parse_completion
-from server.supervise.embedded_engine import PRIVATE, command_settings, with_engine
-from server.text.text import Text
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import UNDECODABLE, ConfigError, RequestError, in_words
+from srm.engine.settings import Command
+from srm.server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.routes.completions import Completions
+from srm.server.routes.services import answering
+from srm.server.schema.completion_request import parse_completion
+from srm.server.supervise.embedded_engine import PRIVATE, command_settings, with_engine
+from srm.server.text.text import Text
 
 _NOT_SENT = {"prompt", "token_ids", "json", "extra_body"}
 
@@ -62,7 +62,7 @@ class GenerateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Further fields of the request, as a JSON object; they override flags."""
 
 
-def main(argv: list[str], engine_module: str = "engine") -> int:
+def main(argv: list[str], engine_module: str = "srm.engine") -> int:
     """Print completions; returns the exit code. Raises SRMError."""
     command = Command("srm generate", PRIVATE, "prompt", variables=None)
     asked, engine = command_settings(GenerateConfig, argv, command)

@@ -21,14 +21,14 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from engine.client.client import EngineClient
-from engine.errors import ConfigError, RequestError
-from engine.settings import Command
-from engine.tasks import task_group
-from server.commands.score_lines import Failure, Score, failure, next_line, parse, score
-from server.commands.standard_output import INTERRUPTED
-from server.supervise.embedded_engine import PRIVATE, command_settings, with_engine
-from server.text.text import Text
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import ConfigError, RequestError
+from srm.engine.settings import Command
+from srm.engine.tasks import task_group
+from srm.server.commands.score_lines import Failure, Score, failure, next_line, parse, score
+from srm.server.commands.standard_output import INTERRUPTED
+from srm.server.supervise.embedded_engine import PRIVATE, command_settings, with_engine
+from srm.server.text.text import Text
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class ScoreFile:
         progress.update(bar, advance=num_bytes, tokens=self.num_tokens)
 
 
-def main(argv: list[str], engine_module: str = "engine") -> int:
+def main(argv: list[str], engine_module: str = "srm.engine") -> int:
     """Score a file. Returns 1 if a line of it could not be scored; raises SRMError."""
     command = Command("srm score", PRIVATE, "input", {"output": "-o"}, variables=None)
     files, engine = command_settings(ScoreConfig, argv, command, is_quiet=False)

@@ -13,11 +13,11 @@ from typing import Annotated, BinaryIO
 import msgspec
 from msgspec import Meta
 
-from engine.client.client import EngineClient
-from engine.errors import UNDECODABLE, InvalidRequest, RequestError, in_words, not_json_line
-from engine.messages import Output, Request, SamplingParams, join
-from server.reply.scores import LOWEST
-from server.text.text import Text
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import UNDECODABLE, InvalidRequest, RequestError, in_words, not_json_line
+from srm.engine.messages import Output, Request, SamplingParams, join
+from srm.server.reply.scores import LOWEST
+from srm.server.text.text import Text
 
 _TokenIds = Annotated[list[Annotated[int, Meta(ge=0, le=2**31 - 1)]], Meta(min_length=1)]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.errors import InvalidRequest
-from server.generation.detokenize import ChoicePart
+from srm.engine.errors import InvalidRequest
+from srm.server.generation.detokenize import ChoicePart
 
 MAX_DISTINCT_BYTES = 256 * 2**20
 """Most bytes that the distinct samples of a request may take while they are counted."""

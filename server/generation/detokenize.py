@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from engine.messages import REASONS, FinishReason
-from engine.steps.tokens import Tokens
-from server.schema.completion_request import CompletionRequest
-from server.text.stream import StopStrings, TextStream
-from server.text.text import Text
+from srm.engine.messages import REASONS, FinishReason
+from srm.engine.steps.tokens import Tokens
+from srm.server.schema.completion_request import CompletionRequest
+from srm.server.text.stream import StopStrings, TextStream
+from srm.server.text.text import Text
 
 _ENDED, _CUT = 1, 2
 

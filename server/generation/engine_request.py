@@ -17,14 +17,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.errors import InvalidRequest
-from engine.messages import Request, SamplingParams
-from server.generation.prompts import Prompt
-from server.http.request_log import CURRENT
-from server.schema.completion_request import CompletionRequest
-from server.schema.sampling_fields import SamplingRequest
-from server.schema.validation import refused
-from server.text.text import Text
+from srm.engine.errors import InvalidRequest
+from srm.engine.messages import Request, SamplingParams
+from srm.server.generation.prompts import Prompt
+from srm.server.http.request_log import CURRENT
+from srm.server.schema.completion_request import CompletionRequest
+from srm.server.schema.sampling_fields import SamplingRequest
+from srm.server.schema.validation import refused
+from srm.server.text.text import Text
 
 BATCH_PRIORITY = -1
 """Priority of batches: people, of whom the lowest have 0, come before them whosever they are."""

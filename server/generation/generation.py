@@ -15,27 +15,27 @@ from dataclasses import replace
 import numpy as np
 from msgspec import UNSET, UnsetType
 
-from engine.client.client import EngineClient
-from engine.client.streams import Delivery, Stream
-from engine.messages import REASONS
-from engine.steps.tokens import NO_TOKENS, Tokens
-from engine.steps.tokens import join as join_tokens
-from server.errors import NotFinite
-from server.generation.detokenize import ChoicePart, Detokenizer, join
-from server.generation.engine_request import (
+from srm.engine.client.client import EngineClient
+from srm.engine.client.streams import Delivery, Stream
+from srm.engine.messages import REASONS
+from srm.engine.steps.tokens import NO_TOKENS, Tokens
+from srm.engine.steps.tokens import join as join_tokens
+from srm.server.errors import NotFinite
+from srm.server.generation.detokenize import ChoicePart, Detokenizer, join
+from srm.server.generation.engine_request import (
     RequestOwner,
     engine_requests,
     sampling_params,
     wants_whole,
 )
-from server.generation.prompts import Prompt
-from server.generation.read_ahead import do_nothing, read_ahead
-from server.generation.sample_selection import Ranking, SampleSelection
-from server.generation.stop_strings import StopStringWatch
-from server.schema.completion_request import CompletionRequest
-from server.schema.completion_response import PromptTokensDetails, Samples, Usage
-from server.text.stream import StopStrings, TextStream
-from server.text.text import Text
+from srm.server.generation.prompts import Prompt
+from srm.server.generation.read_ahead import do_nothing, read_ahead
+from srm.server.generation.sample_selection import Ranking, SampleSelection
+from srm.server.generation.stop_strings import StopStringWatch
+from srm.server.schema.completion_request import CompletionRequest
+from srm.server.schema.completion_response import PromptTokensDetails, Samples, Usage
+from srm.server.text.stream import StopStrings, TextStream
+from srm.server.text.text import Text
 
 _ERROR, _LENGTH = REASONS.index("error"), REASONS.index("length")
 AT_ONCE = 512

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import re2
 
-from engine.errors import InvalidRequest
+from srm.engine.errors import InvalidRequest
 
 MAX_PROGRAM = 5_000
 """Most instructions of a compiled pattern, searched forwards or backwards."""

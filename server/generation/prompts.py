@@ -10,11 +10,11 @@ from functools import cached_property
 
 import numpy as np
 
-from engine.errors import ContextTooLong, InvalidRequest
-from engine.messages import PROMPT, Output, join
-from server.schema.completion_request import CompletionRequest
-from server.schema.sampling_fields import MAX_CUT_LENGTH, MAX_SCORES
-from server.text.text import Text
+from srm.engine.errors import ContextTooLong, InvalidRequest
+from srm.engine.messages import PROMPT, Output, join
+from srm.server.schema.completion_request import CompletionRequest
+from srm.server.schema.sampling_fields import MAX_CUT_LENGTH, MAX_SCORES
+from srm.server.text.text import Text
 
 _AT_ONCE = 512
 """Most characters tokenized on the event loop: a thread would take longer to start on them."""

@@ -17,11 +17,11 @@ from typing import Generic, TypeVar
 
 from msgspec import UNSET
 
-from server.generation.dedup_counts import Budget, DedupCounts
-from server.generation.detokenize import ChoicePart
-from server.generation.matching import Pattern
-from server.schema.completion_request import CompletionRequest
-from server.schema.completion_response import Counted, Samples
+from srm.server.generation.dedup_counts import Budget, DedupCounts
+from srm.server.generation.detokenize import ChoicePart
+from srm.server.generation.matching import Pattern
+from srm.server.schema.completion_request import CompletionRequest
+from srm.server.schema.completion_response import Counted, Samples
 
 _Kept = TypeVar("_Kept")
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from engine.steps.tokens import U8, Tokens
-from server.text.stream import NEAR, UNKNOWN, StopStrings
-from server.text.text import ByteTable
+from srm.engine.steps.tokens import U8, Tokens
+from srm.server.text.stream import NEAR, UNKNOWN, StopStrings
+from srm.server.text.text import ByteTable
 
 
 class StopStringWatch:

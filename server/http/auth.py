@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from engine.errors import InvalidRequest, NotFound, Overloaded, SRMError
-from server import errors
-from server.errors import NotAuthorized, NotPermitted
-from server.http.bodies import BodyLimits, CountedBody, is_upload
-from server.http.cors import Origins, is_loopback
-from server.http.draining import READING, Draining
-from server.http.headers import headers_of
-from server.http.keys import ApiKey, Keys
-from server.http.limits import Limits
-from server.http.request_log import CURRENT
-from server.wiring import ServerWiring
+from srm.engine.errors import InvalidRequest, NotFound, Overloaded, SRMError
+from srm.server import errors
+from srm.server.errors import NotAuthorized, NotPermitted
+from srm.server.http.bodies import BodyLimits, CountedBody, is_upload
+from srm.server.http.cors import Origins, is_loopback
+from srm.server.http.draining import READING, Draining
+from srm.server.http.headers import headers_of
+from srm.server.http.keys import ApiKey, Keys
+from srm.server.http.limits import Limits
+from srm.server.http.request_log import CURRENT
+from srm.server.wiring import ServerWiring
 
 PROBES = frozenset({"/health", "/ready", "/ping"})
 """Paths answered to everybody, however full the server is: they reveal nothing but its health."""

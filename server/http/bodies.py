@@ -19,9 +19,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope
 
-from engine.errors import Overloaded
-from server.errors import BodyTooLarge, BodyTooSlow, WrongContentType
-from server.schema.json_parts import SMALL
+from srm.engine.errors import Overloaded
+from srm.server.errors import BodyTooLarge, BodyTooSlow, WrongContentType
+from srm.server.schema.json_parts import SMALL
 
 T = TypeVar("T")
 _large_bodies = ThreadPoolExecutor(1, thread_name_prefix="large bodies")

@@ -29,12 +29,12 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
-from engine.errors import InvalidRequest
-from server.config import SPARE_FILES, ServerConfig
-from server.errors import ErrorBody, ErrorDetail
-from server.http.auth import TOO_MANY_CONNECTIONS
-from server.http.headers import check_head, path_of
-from server.http.responses import CONNECT
+from srm.engine.errors import InvalidRequest
+from srm.server.config import SPARE_FILES, ServerConfig
+from srm.server.errors import ErrorBody, ErrorDetail
+from srm.server.http.auth import TOO_MANY_CONNECTIONS
+from srm.server.http.headers import check_head, path_of
+from srm.server.http.responses import CONNECT
 
 log = logging.getLogger(__name__)
 

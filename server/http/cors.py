@@ -18,10 +18,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from engine.errors import InvalidRequest
-from server import errors
-from server.errors import NotPermitted
-from server.schema.openapi import Operation
+from srm.engine.errors import InvalidRequest
+from srm.server import errors
+from srm.server.errors import NotPermitted
+from srm.server.schema.openapi import Operation
 
 EXPOSED = ("x-request-id", "retry-after", "x-should-retry")
 """Reply headers that a page may read."""

@@ -12,7 +12,7 @@ from types import FrameType
 
 import uvicorn
 
-from server.errors import stopping
+from srm.server.errors import stopping
 
 log = logging.getLogger(__name__)
 

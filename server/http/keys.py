@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from engine.errors import ConfigError
+from srm.engine.errors import ConfigError
 
 VARIABLE = "SRM_API_KEYS"
 MIN_LENGTH = 16

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 
-from engine.errors import ConfigError
-from server.config import ServerConfig
-from server.errors import RateLimited
-from server.http.keys import VARIABLE, Keys
+from srm.engine.errors import ConfigError
+from srm.server.config import ServerConfig
+from srm.server.errors import RateLimited
+from srm.server.http.keys import VARIABLE, Keys
 
 LONGEST_S = 120
 """Most seconds that a client is told to wait: it would not wait longer, and not come back."""

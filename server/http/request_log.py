@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from server.http.limits import Account
+from srm.server.http.limits import Account
 
 
 @dataclass

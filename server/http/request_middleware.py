@@ -18,10 +18,10 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server import errors, metrics
-from server.http.headers import headers_of
-from server.http.request_log import CURRENT, LogEntry
-from server.http.traces import Tracer
+from srm.server import errors, metrics
+from srm.server.http.headers import headers_of
+from srm.server.http.request_log import CURRENT, LogEntry
+from srm.server.http.traces import Tracer
 
 log = logging.getLogger(__name__)
 

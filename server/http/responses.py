@@ -16,11 +16,11 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from engine.errors import SRMError
-from server import errors
-from server.http import request_log
-from server.http.bodies import json_reply
-from server.schema.json_parts import escape_line_ends
+from srm.engine.errors import SRMError
+from srm.server import errors
+from srm.server.http import request_log
+from srm.server.http.bodies import json_reply
+from srm.server.schema.json_parts import escape_line_ends
 
 log = logging.getLogger(__name__)
 

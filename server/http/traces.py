@@ -12,9 +12,9 @@ from typing import Any
 
 from starlette.types import Scope
 
-from engine.errors import ConfigError
-from server.http.headers import headers_of
-from server.http.request_log import LogEntry
+from srm.engine.errors import ConfigError
+from srm.server.http.headers import headers_of
+from srm.server.http.request_log import LogEntry
 
 _INVALID_STATUS = 500
 

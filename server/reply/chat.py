@@ -7,10 +7,10 @@ from typing import Any
 
 from msgspec import UNSET
 
-from server.generation.detokenize import ChoicePart
-from server.reply.format import Format
-from server.reply.scores import ChatScores
-from server.schema.chat_response import (
+from srm.server.generation.detokenize import ChoicePart
+from srm.server.reply.format import Format
+from srm.server.reply.scores import ChatScores
+from srm.server.schema.chat_response import (
     ChatChoice,
     ChatChunk,
     ChatCompletion,

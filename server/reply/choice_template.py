@@ -8,11 +8,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from engine.messages import FinishReason
-from engine.steps.tokens import Tokens
-from server.generation.detokenize import ChoicePart
-from server.reply.format import Format
-from server.reply.template import (
+from srm.engine.messages import FinishReason
+from srm.engine.steps.tokens import Tokens
+from srm.server.generation.detokenize import ChoicePart
+from srm.server.reply.format import Format
+from srm.server.reply.template import (
     INDEX,
     NO_TEMPLATE,
     OTHER_INDEX,

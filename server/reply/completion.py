@@ -6,10 +6,10 @@ from typing import Any
 
 from msgspec import UNSET
 
-from server.generation.detokenize import ChoicePart
-from server.reply.format import Format
-from server.reply.scores import CompletionScores
-from server.schema.completion_response import NULL, Choice, Completion, Packed
+from srm.server.generation.detokenize import ChoicePart
+from srm.server.reply.format import Format
+from srm.server.reply.scores import CompletionScores
+from srm.server.schema.completion_response import NULL, Choice, Completion, Packed
 
 
 class CompletionFormat(Format):

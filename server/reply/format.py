@@ -13,13 +13,13 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 from msgspec import Raw, UnsetType
 
-from server.generation.detokenize import ChoicePart
-from server.generation.generation import Generation
-from server.reply.prompt import ShownPrompt
-from server.reply.scores import Scores, scores_of
-from server.reply.template import SCORES, TEXT
-from server.schema.completion_response import Samples, Usage
-from server.text.text import Text
+from srm.server.generation.detokenize import ChoicePart
+from srm.server.generation.generation import Generation
+from srm.server.reply.prompt import ShownPrompt
+from srm.server.reply.scores import Scores, scores_of
+from srm.server.reply.template import SCORES, TEXT
+from srm.server.schema.completion_response import Samples, Usage
+from srm.server.text.text import Text
 
 _Unasked = TypeVar("_Unasked")
 UsageField = Usage | UnsetType | None

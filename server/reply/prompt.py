@@ -9,11 +9,11 @@ from typing import Any
 
 from msgspec import UNSET, Raw
 
-from server.generation.prompts import Prompt
-from server.reply.scores import CompletionScores, Scores, render_prompt
-from server.reply.template import encode_json
-from server.schema.completion_request import CompletionRequest
-from server.schema.completion_response import Packed
+from srm.server.generation.prompts import Prompt
+from srm.server.reply.scores import CompletionScores, Scores, render_prompt
+from srm.server.reply.template import encode_json
+from srm.server.schema.completion_request import CompletionRequest
+from srm.server.schema.completion_response import Packed
 
 _NOBODY = struct.pack("<i", -1)
 _UNRANKED = struct.pack("<i", 0)

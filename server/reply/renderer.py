@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from msgspec import UNSET, Raw, UnsetType
 
-from engine.client.client import EngineClient
-from engine.steps.tokens import Tokens
-from server.generation.detokenize import ChoicePart, join
-from server.generation.generation import AT_ONCE
-from server.http.responses import frame
-from server.reply.choice_template import ChoiceTemplate, EventTemplate
-from server.reply.format import Format, UsageField
-from server.reply.template import (
+from srm.engine.client.client import EngineClient
+from srm.engine.steps.tokens import Tokens
+from srm.server.generation.detokenize import ChoicePart, join
+from srm.server.generation.generation import AT_ONCE
+from srm.server.http.responses import frame
+from srm.server.reply.choice_template import ChoiceTemplate, EventTemplate
+from srm.server.reply.format import Format, UsageField
+from srm.server.reply.template import (
     CHOICES,
     COMPLETION_TOKENS,
     NO_TEMPLATE,
@@ -30,7 +30,7 @@ from server.reply.template import (
     encode_json,
     escape,
 )
-from server.schema.completion_response import Samples, Usage
+from srm.server.schema.completion_response import Samples, Usage
 
 MOST_ALONE = 16
 """Most choices of a request for which each has events of its own."""

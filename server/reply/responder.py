@@ -15,20 +15,20 @@ from operator import itemgetter
 from msgspec import Raw
 from starlette.responses import Response
 
-from engine.client.client import EngineClient
-from engine.errors import IdInUse, InvalidRequest
-from server import metrics
-from server.generation.detokenize import ChoicePart
-from server.generation.generation import AT_ONCE, Generation
-from server.generation.read_ahead import read_ahead
-from server.http.bodies import json_reply
-from server.http.request_log import note_completion
-from server.http.responses import WAITING, EventStream
-from server.reply.format import Format
-from server.reply.renderer import Renderer
-from server.reply.stream_writer import Outlet, StreamWriter
-from server.reply.template import Pieces
-from server.text.text import Text
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import IdInUse, InvalidRequest
+from srm.server import metrics
+from srm.server.generation.detokenize import ChoicePart
+from srm.server.generation.generation import AT_ONCE, Generation
+from srm.server.generation.read_ahead import read_ahead
+from srm.server.http.bodies import json_reply
+from srm.server.http.request_log import note_completion
+from srm.server.http.responses import WAITING, EventStream
+from srm.server.reply.format import Format
+from srm.server.reply.renderer import Renderer
+from srm.server.reply.stream_writer import Outlet, StreamWriter
+from srm.server.reply.template import Pieces
+from srm.server.text.text import Text
 
 
 class Responder:

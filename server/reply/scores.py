@@ -18,9 +18,9 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Raw
 
-from server.schema.completion_response import PromptLogprob
-from server.schema.json_parts import escape_line_ends
-from server.text.text import Text
+from srm.server.schema.completion_response import PromptLogprob
+from srm.server.schema.json_parts import escape_line_ends
+from srm.server.text.text import Text
 
 LOWEST = -9999.0
 _NOBODY = -1

@@ -16,15 +16,15 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.client.client import EngineClient
-from engine.client.streams import Stream
-from engine.steps.tokens import Tokens, step_tokens
-from server import metrics
-from server.reply.choice_template import EventTemplate
-from server.reply.renderer import Renderer
-from server.reply.scores import Scores
-from server.reply.template import Pieces, escape
-from server.text.stream import CLEAN, TextStream
+from srm.engine.client.client import EngineClient
+from srm.engine.client.streams import Stream
+from srm.engine.steps.tokens import Tokens, step_tokens
+from srm.server import metrics
+from srm.server.reply.choice_template import EventTemplate
+from srm.server.reply.renderer import Renderer
+from srm.server.reply.scores import Scores
+from srm.server.reply.template import Pieces, escape
+from srm.server.text.stream import CLEAN, TextStream
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Raw
 
-from server.schema.json_parts import escape_line_ends
-from server.text.text import Text
+from srm.server.schema.json_parts import escape_line_ends
+from srm.server.text.text import Text
 
 encode_json = msgspec.json.Encoder().encode
 

@@ -17,15 +17,15 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
-from engine.client.client import EngineClient
-from engine.errors import CheckpointError, EngineUnavailable, InvalidRequest, SwapInProgress
-from engine.messages import Done, Running
-from server.config import ServerConfig
-from server.http.bodies import json_reply, read_body
-from server.http.responses import WhileConnected
-from server.schema.openapi import BodySchema, Operation
-from server.schema.validation import Fields, checked, given_fields, require, show
-from server.text.tokenizer_files import chat_template, regular, special_tokens
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import CheckpointError, EngineUnavailable, InvalidRequest, SwapInProgress
+from srm.engine.messages import Done, Running
+from srm.server.config import ServerConfig
+from srm.server.http.bodies import json_reply, read_body
+from srm.server.http.responses import WhileConnected
+from srm.server.schema.openapi import BodySchema, Operation
+from srm.server.schema.validation import Fields, checked, given_fields, require, show
+from srm.server.text.tokenizer_files import chat_template, regular, special_tokens
 
 MAX_BODY_BYTES = 64 * 1024
 _CHOICES = ", ".join(f'"{arg}"' for arg in get_args(Running))

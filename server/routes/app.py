@@ -19,19 +19,19 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.types import ASGIApp
 
-from engine.client.client import EngineClient
-from engine.errors import StoreError
-from engine.tasks import beside
-from server import errors, metrics
-from server.http.auth import Auth
-from server.http.cors import Cors
-from server.http.draining import Draining
-from server.http.keys import Keys, load_keys
-from server.http.limits import check_limits
-from server.http.request_middleware import RequestMiddleware
-from server.http.traces import Tracer
-from server.loop_turns import show_turns
-from server.routes import (
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import StoreError
+from srm.engine.tasks import beside
+from srm.server import errors, metrics
+from srm.server.http.auth import Auth
+from srm.server.http.cors import Cors
+from srm.server.http.draining import Draining
+from srm.server.http.keys import Keys, load_keys
+from srm.server.http.limits import check_limits
+from srm.server.http.request_middleware import RequestMiddleware
+from srm.server.http.traces import Tracer
+from srm.server.loop_turns import show_turns
+from srm.server.routes import (
     admin,
     batches,
     chat,
@@ -44,13 +44,13 @@ from server.routes import (
     tokenize,
     worker,
 )
-from server.routes.endpoint import PastRouter
-from server.routes.services import services
-from server.storage.records import BatchStatus
-from server.storage.store import Store
-from server.text.chat_template import ChatTemplate
-from server.text.text import Text
-from server.wiring import ServerWiring
+from srm.server.routes.endpoint import PastRouter
+from srm.server.routes.services import services
+from srm.server.storage.records import BatchStatus
+from srm.server.storage.store import Store
+from srm.server.text.chat_template import ChatTemplate
+from srm.server.text.text import Text
+from srm.server.wiring import ServerWiring
 
 log = logging.getLogger(__name__)
 

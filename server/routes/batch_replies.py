@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from server.storage.records import (
+from srm.server.storage.records import (
     RUNNABLE,
     BatchRecord,
     BatchStatus,

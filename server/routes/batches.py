@@ -18,24 +18,24 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 from starlette.responses import Response
 
-from engine.errors import InvalidRequest, NotFound
-from engine.messages import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT
-from server.errors import BatchesUnavailable, Conflict
-from server.generation.engine_request import of_current_request
-from server.http.bodies import json_reply, parsed, read_body
-from server.routes import batch_replies as replies
-from server.routes.files import Anchor, Seconds
-from server.schema.openapi import BodySchema, Operation
-from server.schema.sampling_fields import (
+from srm.engine.errors import InvalidRequest, NotFound
+from srm.engine.messages import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT
+from srm.server.errors import BatchesUnavailable, Conflict
+from srm.server.generation.engine_request import of_current_request
+from srm.server.http.bodies import json_reply, parsed, read_body
+from srm.server.routes import batch_replies as replies
+from srm.server.routes.files import Anchor, Seconds
+from srm.server.schema.openapi import BodySchema, Operation
+from srm.server.schema.sampling_fields import (
     MAX_METADATA,
     MAX_METADATA_KEY,
     MAX_METADATA_VALUE,
     Metadata,
 )
-from server.schema.validation import Fields, checked, from_text, given_fields, refused, require
-from server.storage.records import WINDOW, BatchRecord, LineError, new_batch_id
-from server.storage.store import Store
-from server.wiring import ServerWiring
+from srm.server.schema.validation import Fields, checked, from_text, given_fields, refused, require
+from srm.server.storage.records import WINDOW, BatchRecord, LineError, new_batch_id
+from srm.server.storage.store import Store
+from srm.server.wiring import ServerWiring
 
 MAX_LISTED = 100
 MAX_WINDOW_DAYS = 30

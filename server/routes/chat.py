@@ -5,26 +5,26 @@ All but the prompt and the shape of the reply is shared with completions.
 
 from __future__ import annotations
 
-from engine.errors import InvalidRequest, RequestError
-from server.generation.engine_request import RequestOwner
-from server.http.bodies import parsed
-from server.reply.chat import ChatFormat
-from server.reply.responder import Responder
-from server.routes.completions import Completions
-from server.routes.endpoint import Endpoint
-from server.routes.models import Models
-from server.schema.chat_request import CHAT_NEUTRAL, MESSAGES_FORMS, ChatRequest, parse_chat
-from server.schema.chat_response import (
+from srm.engine.errors import InvalidRequest, RequestError
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.http.bodies import parsed
+from srm.server.reply.chat import ChatFormat
+from srm.server.reply.responder import Responder
+from srm.server.routes.completions import Completions
+from srm.server.routes.endpoint import Endpoint
+from srm.server.routes.models import Models
+from srm.server.schema.chat_request import CHAT_NEUTRAL, MESSAGES_FORMS, ChatRequest, parse_chat
+from srm.server.schema.chat_response import (
     ChatChoice,
     ChatChunk,
     ChatCompletion,
     ChunkChoice,
 )
-from server.schema.completion_response import Counted, Samples
-from server.schema.conversation import Conversation
-from server.schema.openapi import BodySchema, Operation
-from server.text.chat_template import ChatTemplate
-from server.text.text import Text
+from srm.server.schema.completion_response import Counted, Samples
+from srm.server.schema.conversation import Conversation
+from srm.server.schema.openapi import BodySchema, Operation
+from srm.server.text.chat_template import ChatTemplate
+from srm.server.text.text import Text
 
 OPERATIONS = (
     Operation("POST", "/v1/chat/completions", "The next message of a chat, whole or as a stream.",

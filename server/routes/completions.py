@@ -5,18 +5,18 @@ Parameters that are not honoured are refused in `server.schema`; all that reach 
 
 from __future__ import annotations
 
-from engine.client.client import EngineClient
-from engine.errors import InvalidRequest
-from server.generation.engine_request import RequestOwner
-from server.generation.generation import Generation
-from server.generation.prompts import encode_prompts
-from server.http.bodies import parsed
-from server.reply.completion import CompletionFormat
-from server.reply.responder import Responder
-from server.routes.endpoint import Endpoint
-from server.routes.models import Models
-from server.schema.completion_request import PROMPT_FORMS, CompletionRequest, parse_completion
-from server.schema.completion_response import (
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import InvalidRequest
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.generation.generation import Generation
+from srm.server.generation.prompts import encode_prompts
+from srm.server.http.bodies import parsed
+from srm.server.reply.completion import CompletionFormat
+from srm.server.reply.responder import Responder
+from srm.server.routes.endpoint import Endpoint
+from srm.server.routes.models import Models
+from srm.server.schema.completion_request import PROMPT_FORMS, CompletionRequest, parse_completion
+from srm.server.schema.completion_response import (
     Choice,
     Completion,
     Counted,
@@ -24,9 +24,9 @@ from server.schema.completion_response import (
     PromptLogprob,
     Samples,
 )
-from server.schema.openapi import BodySchema, Operation
-from server.schema.sampling_fields import NEUTRAL
-from server.text.text import Text
+from srm.server.schema.openapi import BodySchema, Operation
+from srm.server.schema.sampling_fields import NEUTRAL
+from srm.server.text.text import Text
 
 OPERATIONS = (
     Operation("POST", "/v1/completions",

@@ -11,11 +11,11 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.generation.engine_request import RequestOwner, of_current_request
-from server.http.bodies import read_body
-from server.http.responses import WhileConnected
-from server.reply.format import Format
-from server.reply.responder import Responder
+from srm.server.generation.engine_request import RequestOwner, of_current_request
+from srm.server.http.bodies import read_body
+from srm.server.http.responses import WhileConnected
+from srm.server.reply.format import Format
+from srm.server.reply.responder import Responder
 
 
 class Endpoint(ABC):

@@ -17,19 +17,19 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 from starlette.responses import Response
 
-from engine.errors import InvalidRequest, NotFound
-from server.generation.engine_request import of_current_request
-from server.http.bodies import json_reply
-from server.http.responses import WhileConnected
-from server.routes import batch_replies as replies
-from server.schema.openapi import Operation
-from server.schema.validation import Fields, from_text
-from server.storage.database import translated
-from server.storage.downloads import Download
-from server.storage.records import FileRecord
-from server.storage.store import Store
-from server.storage.upload_form import UploadForm
-from server.storage.uploads import Uploads
+from srm.engine.errors import InvalidRequest, NotFound
+from srm.server.generation.engine_request import of_current_request
+from srm.server.http.bodies import json_reply
+from srm.server.http.responses import WhileConnected
+from srm.server.routes import batch_replies as replies
+from srm.server.schema.openapi import Operation
+from srm.server.schema.validation import Fields, from_text
+from srm.server.storage.database import translated
+from srm.server.storage.downloads import Download
+from srm.server.storage.records import FileRecord
+from srm.server.storage.store import Store
+from srm.server.storage.upload_form import UploadForm
+from srm.server.storage.uploads import Uploads
 
 MAX_LISTED = 10_000
 EXPIRY_S = 3600, 30 * 24 * 3600

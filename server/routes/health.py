@@ -14,12 +14,12 @@ from fastapi import APIRouter
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
-from engine.client.client import EngineClient
-from engine.client.connection import EngineConnection
-from engine.errors import EngineUnavailable
-from server.http.bodies import json_reply
-from server.http.draining import Draining
-from server.schema.openapi import Operation
+from srm.engine.client.client import EngineClient
+from srm.engine.client.connection import EngineConnection
+from srm.engine.errors import EngineUnavailable
+from srm.server.http.bodies import json_reply
+from srm.server.http.draining import Draining
+from srm.server.schema.openapi import Operation
 
 HELD_S = 60.0
 """Least seconds for which a change of weights has let nothing start, after which that is said."""

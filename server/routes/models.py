@@ -7,11 +7,11 @@ import time
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from engine.errors import cut
-from server.errors import ModelNotFound
-from server.http.bodies import json_reply
-from server.schema.completion_response import ModelCard, ModelList
-from server.schema.openapi import Operation
+from srm.engine.errors import cut
+from srm.server.errors import ModelNotFound
+from srm.server.http.bodies import json_reply
+from srm.server.schema.completion_response import ModelCard, ModelList
+from srm.server.schema.openapi import Operation
 
 _SHOWN_NAME = 200
 """Most characters of an unknown model's name in its error."""

@@ -19,8 +19,8 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from engine.errors import NotFound
-from server.schema.openapi import Operation, document
+from srm.engine.errors import NotFound
+from srm.server.schema.openapi import Operation, document
 
 OPERATIONS = (
     Operation("GET", "/", "A page to watch the server and to try it.", ("text/html",)),

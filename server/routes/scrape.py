@@ -26,9 +26,9 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from engine import metrics_memory
-from engine.metrics_memory import Read, Region
-from server.schema.openapi import Operation
+from srm.engine import metrics_memory
+from srm.engine.metrics_memory import Read, Region
+from srm.server.schema.openapi import Operation
 
 OPERATIONS = (
     Operation("GET", "/metrics", "Metrics of all processes, in Prometheus text format.",

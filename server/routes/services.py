@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.client.client import EngineClient
-from server.reply.responder import Responder
-from server.routes.chat import Chat
-from server.routes.completions import Completions
-from server.routes.models import Models
-from server.text.chat_template import ChatTemplate
-from server.text.text import Text
-from server.text.tokenizer_files import chat_template
+from srm.engine.client.client import EngineClient
+from srm.server.reply.responder import Responder
+from srm.server.routes.chat import Chat
+from srm.server.routes.completions import Completions
+from srm.server.routes.models import Models
+from srm.server.text.chat_template import ChatTemplate
+from srm.server.text.text import Text
+from srm.server.text.tokenizer_files import chat_template
 
 
 class Services(NamedTuple):

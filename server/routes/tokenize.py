@@ -16,16 +16,16 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET, Meta, Raw, UnsetType
 from starlette.responses import Response
 
-from engine.errors import UNDECODABLE, InvalidRequest, NotFound
-from server.http.bodies import json_reply, parsed, read_body
-from server.http.responses import WhileConnected
-from server.routes.chat import render
-from server.routes.models import Models
-from server.schema.chat_request import MESSAGES_FORMS
-from server.schema.conversation import Conversation, Message, messages_of
-from server.schema.json_parts import TokenId, first_byte, texts, token_ids
-from server.schema.openapi import BodySchema, Operation
-from server.schema.validation import (
+from srm.engine.errors import UNDECODABLE, InvalidRequest, NotFound
+from srm.server.http.bodies import json_reply, parsed, read_body
+from srm.server.http.responses import WhileConnected
+from srm.server.routes.chat import render
+from srm.server.routes.models import Models
+from srm.server.schema.chat_request import MESSAGES_FORMS
+from srm.server.schema.conversation import Conversation, Message, messages_of
+from srm.server.schema.json_parts import TokenId, first_byte, texts, token_ids
+from srm.server.schema.openapi import BodySchema, Operation
+from srm.server.schema.validation import (
     Fields,
     allowed,
     checked,
@@ -35,8 +35,8 @@ from server.schema.validation import (
     require,
     show,
 )
-from server.text.chat_template import ChatTemplate
-from server.text.text import AT_ONCE, Text
+from srm.server.text.chat_template import ChatTemplate
+from srm.server.text.text import AT_ONCE, Text
 
 MAX_CHARACTERS = 1024 * 1024
 """Most characters of one request."""

@@ -13,17 +13,17 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from engine.client.client import EngineClient
-from engine.errors import EngineUnavailable, InvalidRequest, SRMError
-from engine.messages import Status, refusal
-from server.generation.engine_request import RequestOwner
-from server.http.bodies import json_reply, parsed, read_body
-from server.http.responses import EventStream, WhileConnected, frame
-from server.model_identity import digest
-from server.routes.endpoint import Endpoint
-from server.routes.health import VERSION
-from server.schema.openapi import BodySchema, Operation
-from server.schema.worker import (
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import EngineUnavailable, InvalidRequest, SRMError
+from srm.engine.messages import Status, refusal
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.http.bodies import json_reply, parsed, read_body
+from srm.server.http.responses import EventStream, WhileConnected, frame
+from srm.server.model_identity import digest
+from srm.server.routes.endpoint import Endpoint
+from srm.server.routes.health import VERSION
+from srm.server.schema.openapi import BodySchema, Operation
+from srm.server.schema.worker import (
     Identity,
     LineAnswer,
     LinesRequest,
@@ -31,8 +31,8 @@ from server.schema.worker import (
     WorkerStatus,
     parse_lines,
 )
-from server.text.tokenizer_files import chat_template
-from server.wiring import ServerWiring
+from srm.server.text.tokenizer_files import chat_template
+from srm.server.wiring import ServerWiring
 
 HEARTBEAT_S = 5.0
 """Most seconds of silence while lines run, so that a machine that is gone is noticed."""

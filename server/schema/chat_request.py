@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from engine.errors import InvalidRequest
-from server.schema.completion_request import CompletionRequest
-from server.schema.conversation import MAX_MESSAGES, Conversation, Message, messages_of
-from server.schema.json_parts import first_byte
-from server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
-from server.schema.validation import checked, given_fields
+from srm.engine.errors import InvalidRequest
+from srm.server.schema.completion_request import CompletionRequest
+from srm.server.schema.conversation import MAX_MESSAGES, Conversation, Message, messages_of
+from srm.server.schema.json_parts import first_byte
+from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
+from srm.server.schema.validation import checked, given_fields
 
 MaxTokens = Annotated[int, Meta(ge=1)]
 

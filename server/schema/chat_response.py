@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType, field
 
-from server.schema.completion_response import (
+from srm.server.schema.completion_response import (
     NULL,
     PromptLogprobsJson,
     Samples,
     TokenIdsJson,
     Usage,
 )
-from server.schema.openapi import reference
+from srm.server.schema.openapi import reference
 
 
 class TopLogprob(msgspec.Struct):

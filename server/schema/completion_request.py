@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Raw
 
-from engine.errors import UNDECODABLE, InvalidRequest, in_words
-from server.schema.json_parts import (
+from srm.engine.errors import UNDECODABLE, InvalidRequest, in_words
+from srm.server.schema.json_parts import (
     TokenIds,
     first_byte,
     first_item_byte,
@@ -16,9 +16,9 @@ from server.schema.json_parts import (
     token_ids,
     token_lists,
 )
-from server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
-from server.schema.until import MAX_CHOICES
-from server.schema.validation import checked, given_fields, not_json, refused, require, show
+from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
+from srm.server.schema.until import MAX_CHOICES
+from srm.server.schema.validation import checked, given_fields, not_json, refused, require, show
 
 PROMPT_FORMS = (
     Annotated[str, Meta(description="a string, token ids, or a list of either; no list empty")],

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from server.schema.openapi import reference
+from srm.server.schema.openapi import reference
 
 
 class Logprobs(msgspec.Struct):

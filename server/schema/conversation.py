@@ -9,15 +9,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from engine.errors import UNDECODABLE, InvalidRequest, cut, in_words
-from server.schema.json_parts import (
+from srm.engine.errors import UNDECODABLE, InvalidRequest, cut, in_words
+from srm.server.schema.json_parts import (
     MAX_VALUE_BYTES,
     fields_of,
     first_byte,
     has_text,
     items_of,
 )
-from server.schema.validation import not_json, not_null, show
+from srm.server.schema.validation import not_json, not_null, show
 
 MAX_MESSAGES = 4096
 """Most messages of one chat."""

@@ -14,9 +14,9 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 from msgspec import NODEFAULT, UnsetType
 
-from engine.settings import field_docs
-from server.errors import ErrorBody
-from server.schema.validation import allowed
+from srm.engine.settings import field_docs
+from srm.server.errors import ErrorBody
+from srm.server.schema.validation import allowed
 
 Schema = dict[str, Any]
 

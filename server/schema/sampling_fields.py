@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from engine.errors import InvalidRequest
-from engine.messages import (
+from srm.engine.errors import InvalidRequest
+from srm.engine.messages import (
     MAX_BIAS,
     MAX_LOGPROBS,
     MAX_PENALTY,
@@ -16,9 +16,9 @@ from engine.messages import (
     MAX_TEMPERATURE,
     REPETITION_PENALTIES,
 )
-from server.schema.json_parts import TokenId
-from server.schema.until import MAX_CHOICES, WantedSamples
-from server.schema.validation import refused
+from srm.server.schema.json_parts import TokenId
+from srm.server.schema.until import MAX_CHOICES, WantedSamples
+from srm.server.schema.validation import refused
 
 MAX_SCORES = 2_000_000
 """Most log-probabilities of one reply, besides those of the tokens sampled."""

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from engine.errors import InvalidRequest
-from server.schema.validation import Fields
+from srm.engine.errors import InvalidRequest
+from srm.server.schema.validation import Fields
 
 MAX_CHOICES = 1_000_000
 """Most completions of one request: prompts x n."""

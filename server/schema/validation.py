@@ -16,8 +16,8 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 from msgspec import Raw, inspect
 
-from engine.errors import UNDECODABLE, InvalidRequest, cut, did_you_mean, not_utf8
-from server.schema.json_parts import (
+from srm.engine.errors import UNDECODABLE, InvalidRequest, cut, did_you_mean, not_utf8
+from srm.server.schema.json_parts import (
     MAX_FIELDS,
     MAX_VALUE_BYTES,
     SMALL,

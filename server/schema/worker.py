@@ -7,10 +7,10 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta, Raw
 
-from engine.errors import UNDECODABLE
-from engine.messages import MAX_PRIORITY, MIN_WEIGHT, Refusal
-from server.schema.json_parts import first_byte, items_of
-from server.schema.validation import (
+from srm.engine.errors import UNDECODABLE
+from srm.engine.messages import MAX_PRIORITY, MIN_WEIGHT, Refusal
+from srm.server.schema.json_parts import first_byte, items_of
+from srm.server.schema.validation import (
     Fields,
     checked,
     given_fields,

@@ -24,7 +24,7 @@ from itertools import count
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from engine.errors import StoreError, StoreFull
+from srm.engine.errors import StoreError, StoreFull
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.http.request_middleware import IS_HEAD
+from srm.server.http.request_middleware import IS_HEAD
 
 CHUNK_BYTES = 256 * 1024
 """Bytes read at once."""

@@ -13,9 +13,9 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from engine.seal import sealed, unsealed
-from server.schema.sampling_fields import MAX_METADATA, Metadata
-from server.schema.worker import Url
+from srm.engine.seal import sealed, unsealed
+from srm.server.schema.sampling_fields import MAX_METADATA, Metadata
+from srm.server.schema.worker import Url
 
 Purpose = Literal["batch", "batch_output"]
 FileStatus = Literal["uploaded", "processed", "error"]

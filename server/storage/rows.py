@@ -11,9 +11,9 @@ from __future__ import annotations
 from sqlite3 import Connection
 from typing import Any, NamedTuple
 
-from engine.errors import UNDECODABLE
-from server.storage.database import DamagedRecord
-from server.storage.records import RUNNABLE, BatchRecord, FileRecord, Record, decode, encode
+from srm.engine.errors import UNDECODABLE
+from srm.server.storage.database import DamagedRecord
+from srm.server.storage.records import RUNNABLE, BatchRecord, FileRecord, Record, decode, encode
 
 _RUNNABLE = ", ".join(f"'{status}'" for status in sorted(RUNNABLE))
 _TABLES: dict[type, str] = {FileRecord: "files", BatchRecord: "batches"}

@@ -12,9 +12,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from engine.errors import UNDECODABLE
-from server.storage.database import sync_folder
-from server.storage.records import (
+from srm.engine.errors import UNDECODABLE
+from srm.server.storage.database import sync_folder
+from srm.server.storage.records import (
     BatchRecord,
     FileRecord,
     Record,

@@ -18,12 +18,19 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import NotFound, StoreError
-from server.errors import Conflict, QuotaExceeded, RateLimited
-from server.storage import rows, upkeep
-from server.storage.database import Database, sync_folder, translated
-from server.storage.records import KINDS, RUNNABLE, BatchRecord, FileRecord, is_file_id, new_file_id
-from server.storage.sidecars import Sidecars
+from srm.engine.errors import NotFound, StoreError
+from srm.server.errors import Conflict, QuotaExceeded, RateLimited
+from srm.server.storage import rows, upkeep
+from srm.server.storage.database import Database, sync_folder, translated
+from srm.server.storage.records import (
+    KINDS,
+    RUNNABLE,
+    BatchRecord,
+    FileRecord,
+    is_file_id,
+    new_file_id,
+)
+from srm.server.storage.sidecars import Sidecars
 
 LEAST_BYTES = 4096
 """Bytes that even the smallest file counts for in a quota: it takes room too."""

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from sqlite3 import Connection
 
-from engine.errors import UNDECODABLE
-from server.storage import rows
-from server.storage.database import Database, translated
-from server.storage.records import KINDS, BatchRecord, FileRecord, Record, decode, is_file_id
-from server.storage.sidecars import Sidecars
+from srm.engine.errors import UNDECODABLE
+from srm.server.storage import rows
+from srm.server.storage.database import Database, translated
+from srm.server.storage.records import KINDS, BatchRecord, FileRecord, Record, decode, is_file_id
+from srm.server.storage.sidecars import Sidecars
 
 log = logging.getLogger(__name__)
 

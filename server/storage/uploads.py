@@ -14,11 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from engine.errors import Overloaded
-from server.errors import BodyTooLarge
-from server.storage.database import full, translated
-from server.storage.records import FileRecord, new_file_id
-from server.storage.store import Store, check_quota
+from srm.engine.errors import Overloaded
+from srm.server.errors import BodyTooLarge
+from srm.server.storage.database import full, translated
+from srm.server.storage.records import FileRecord, new_file_id
+from srm.server.storage.store import Store, check_quota
 
 MAX_UPLOADS = 64
 """Files that one process takes at once, half of them from one key; each has up to CHUNK_BYTES in

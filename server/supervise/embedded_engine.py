@@ -14,15 +14,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from engine.client.client import EngineClient
-from engine.config import EngineConfig
-from engine.errors import EngineUnavailable
-from engine.logs import configure_command
-from engine.settings import Command, build, read_settings
-from engine.wiring import EngineWiring
-from server.supervise.ends import describe_exit
-from server.supervise.launch import child_environment, private_folder, python_module, wired
-from server.supervise.supervisor import FATAL_CODES, Child, PrivateFolder
+from srm.engine.client.client import EngineClient
+from srm.engine.config import EngineConfig
+from srm.engine.errors import EngineUnavailable
+from srm.engine.logs import configure_command
+from srm.engine.settings import Command, build, read_settings
+from srm.engine.wiring import EngineWiring
+from srm.server.supervise.ends import describe_exit
+from srm.server.supervise.launch import child_environment, private_folder, python_module, wired
+from srm.server.supervise.supervisor import FATAL_CODES, Child, PrivateFolder
 
 log = logging.getLogger(__name__)
 

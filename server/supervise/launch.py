@@ -22,24 +22,25 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from engine import logs, metrics_memory
-from engine.config import EngineConfig
-from engine.cores import available_cores
-from engine.errors import ConfigError
-from engine.metrics_memory import Region
-from engine.settings import Command, build, read_settings
-from engine.wiring import EngineWiring
-from server.config import ServerConfig, within_open_files
-from server.http.keys import VARIABLE, load_keys, read_key
-from server.http.limits import check_limits, memory
-from server.loop_turns import LOOP_TIMEOUT_S
-from server.model_identity import model_id
-from server.supervise.own_folder import NOTE, keep_first, own_folder
-from server.supervise.supervisor import Child, PrivateFolder, Supervisor
-from server.text.text import read_model_config
-from server.wiring import ServerWiring
+import srm
+from srm.engine import logs, metrics_memory
+from srm.engine.config import EngineConfig
+from srm.engine.cores import available_cores
+from srm.engine.errors import ConfigError
+from srm.engine.metrics_memory import Region
+from srm.engine.settings import Command, build, read_settings
+from srm.engine.wiring import EngineWiring
+from srm.server.config import ServerConfig, within_open_files
+from srm.server.http.keys import VARIABLE, load_keys, read_key
+from srm.server.http.limits import check_limits, memory
+from srm.server.loop_turns import LOOP_TIMEOUT_S
+from srm.server.model_identity import model_id
+from srm.server.supervise.own_folder import NOTE, keep_first, own_folder
+from srm.server.supervise.supervisor import Child, PrivateFolder, Supervisor
+from srm.server.text.text import read_model_config
+from srm.server.wiring import ServerWiring
 
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(srm.__file__).resolve().parents[1]
 QUESTION = '"Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\\nAnswer:"'
 """The README's prompt, as JSON: the bundled model knows the answer."""
 _MOST_BY_DEFAULT = 8
@@ -54,7 +55,7 @@ _MARGIN_S = 5.0
 Wiring = TypeVar("Wiring", bound=msgspec.Struct)
 
 
-def main(argv: list[str], engine_module: str = "engine") -> int:
+def main(argv: list[str], engine_module: str = "srm.engine") -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code. Raises ConfigError.
 
     The engine is started as `python -m engine_module` with the flags of EngineWiring.
@@ -207,7 +208,7 @@ def _child(
     heartbeat = private.path / f"{_HEARTBEAT}-{name.replace(' ', '-')}"
     settings = msgspec.structs.replace(config, heartbeat=str(heartbeat))
     return Child(
-        *(name, python_module("server", settings, command), environment, metrics),
+        *(name, python_module("srm.server", settings, command), environment, metrics),
         heartbeat=heartbeat,
         silence_s=LOOP_TIMEOUT_S,
         works_in_time=True,

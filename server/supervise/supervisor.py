@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.errors import CheckpointError, ConfigError
-from engine.logs import PROCESS_NAME
-from engine.metrics_memory import Region
-from engine.tasks import dispensable, task_group
-from server.supervise.ends import describe_exit, passing_cause
+from srm.engine.errors import CheckpointError, ConfigError
+from srm.engine.logs import PROCESS_NAME
+from srm.engine.metrics_memory import Region
+from srm.engine.tasks import dispensable, task_group
+from srm.server.supervise.ends import describe_exit, passing_cause
 
 log = logging.getLogger(__name__)
 

@@ -19,15 +19,16 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import CheckpointError, InvalidRequest
-from server.schema.conversation import Conversation, names_in
-from server.text.template_process import Answer, TemplateFailed, receive, send
+import srm
+from srm.engine.errors import CheckpointError, InvalidRequest
+from srm.server.schema.conversation import Conversation, names_in
+from srm.server.text.template_process import Answer, TemplateFailed, receive, send
 
 RENDER_S = 5.0
 """Seconds a template may take for one chat."""
 _START_S = 60.0
 """Seconds its process may take to start, on a machine that is busy."""
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(srm.__file__).resolve().parents[1]
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "TZ")
 """The environment variables that the process gets; others may hold API keys."""
 
@@ -96,7 +97,7 @@ class ChatTemplate:
             self._end(self._process)
         self._process = subprocess.Popen(
             # -P: a folder named as ours where we are started is not ours
-            [sys.executable, "-P", "-m", "server.text.template_process", str(os.getpid())],
+            [sys.executable, "-P", "-m", "srm.server.text.template_process", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # a terminal's Ctrl-C is for us

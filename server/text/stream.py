@@ -12,7 +12,7 @@ from array import array
 from functools import lru_cache
 from itertools import accumulate
 
-from server.text.text import BROKEN, ByteTable
+from srm.server.text.text import BROKEN, ByteTable
 
 _Utf8 = codecs.getincrementaldecoder("utf-8")
 

@@ -1,4 +1,4 @@
-"""`python -m server.text.template_process PARENT`: one chat template in a process that may be
+"""`python -m srm.server.text.template_process PARENT`: one chat template in a process that may be
 killed.
 
 A template is a program that came with a checkpoint, as Hugging Face writes them: Jinja's sandbox

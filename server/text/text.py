@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
-from engine.config import ModelConfig, parse_model_config
-from engine.errors import CheckpointError
-from engine.tokenizer_file import read_byte_level
-from server.text import tokenizer_files
+from srm.engine.config import ModelConfig, parse_model_config
+from srm.engine.errors import CheckpointError
+from srm.engine.tokenizer_file import read_byte_level
+from srm.server.text import tokenizer_files
 
 _WIDTH = 16
 """Bytes of a row. Runs with a longer token are joined as Python bytes."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import UNDECODABLE, CheckpointError, ConfigError, SRMError, in_words
+from srm.engine.errors import UNDECODABLE, CheckpointError, ConfigError, SRMError, in_words
 
 MAX_BYTES = 16 * 1024 * 1024
 """Most bytes of one of these files."""

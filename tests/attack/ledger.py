@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from server.storage.store import Store
+from srm.server.storage.store import Store
 
 ENDED = {"completed", "failed", "expired", "cancelled"}
 NOT_RUN = {"batch_expired", "batch_cancelled"}

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from server.routes.app import OPERATIONS
-from server.schema.openapi import Operation
+from srm.server.routes.app import OPERATIONS
+from srm.server.schema.openapi import Operation
 
 LARGE = '"' + "x" * 5000 + '"'
 EXTREMES = (

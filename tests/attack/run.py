@@ -30,8 +30,8 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from engine.settings import load
-from loadtest.records import RECORDS, new_record, settings_of, write_record
+from srm.engine.settings import load
+from srm.loadtest.records import RECORDS, new_record, settings_of, write_record
 from tests.attack.damage import Clock, Disk, flip_bit
 from tests.attack.ledger import Ledger
 from tests.attack.lying_worker import LIES, SELF_LIES, LyingWorker

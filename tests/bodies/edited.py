@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from engine.messages import SamplingParams
+from srm.engine.messages import SamplingParams
 
 F64 = npt.NDArray[np.float64]
 

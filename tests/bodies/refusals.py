@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from engine.errors import InvalidRequest
-from server.schema.chat_request import ChatRequest, parse_chat
-from server.schema.completion_request import CompletionRequest, parse_completion
+from srm.engine.errors import InvalidRequest
+from srm.server.schema.chat_request import ChatRequest, parse_chat
+from srm.server.schema.completion_request import CompletionRequest, parse_completion
 
 USER = {"role": "user", "content": "hi"}
 

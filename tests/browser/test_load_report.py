@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page
 
-from loadtest.report.compare import compare
-from loadtest.report.compare_report import html
-from loadtest.report.report_files import write_reports
+from srm.loadtest.report.compare import compare
+from srm.loadtest.report.compare_report import html
+from srm.loadtest.report.report_files import write_reports
 from tests.browser.conftest import WIDE, Open, brightness, is_as_wide_as
 from tests.loads.recorded_run import run_of
 

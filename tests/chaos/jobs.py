@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
-from server.storage.records import BatchRecord, FileRecord, new_batch_id, new_file_id
-from server.storage.store import Store
+from srm.server.storage.records import BatchRecord, FileRecord, new_batch_id, new_file_id
+from srm.server.storage.store import Store
 from tests.serving import ROOT, serve_command
 
 _DAY_S = 24 * 3600
@@ -145,7 +145,7 @@ class KilledServer:
         any with `rng`."""
         if who == "supervisor":
             return psutil.Process(self.process.pid) if self.process.poll() is None else None
-        words = [self._engine_module] if who == "engine" else ["server", who]
+        words = [self._engine_module] if who == "engine" else ["srm.server", who]
         listed = []
         with suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.process.pid).children():

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from server.storage.records import BatchRecord
-from server.storage.store import Store
+from srm.server.storage.records import BatchRecord
+from srm.server.storage.store import Store
 from tests.chaos.jobs import (
     KilledServer,
     completion_line,

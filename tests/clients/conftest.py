@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import DEMO_MODEL
+from srm.engine.config import DEMO_MODEL
 from tests.serving import ROOT, Server
 
 BIN = ROOT / ".venv-clients" / "bin"
@@ -52,7 +52,7 @@ def write_tokenizer(model: Path, folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Server]:
-    with Server(DEMO_MODEL, "--num-slots=512", engine_module="engine", start_s=600) as running:
+    with Server(DEMO_MODEL, "--num-slots=512", engine_module="srm.engine", start_s=600) as running:
         yield running
         running.wait_until_idle()
 

@@ -7,9 +7,9 @@ from functools import cache
 import torch
 from tokenizers import Tokenizer
 
-from engine.config import DEMO_MODEL
-from training.checkpoint import load_model
-from training.model import SRM
+from srm.engine.config import DEMO_MODEL
+from srm.training.checkpoint import load_model
+from srm.training.model import SRM
 
 TOLERANCE = 1e-4
 """Largest absolute difference of a log-probability, or of a sum of them."""

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from engine.config import DEMO_MODEL
+from srm.engine.config import DEMO_MODEL
 from tests.clients.conftest import run_client, write_tokenizer
 from tests.loads.run_loadtest import loaded
 from tests.loads.toy_server import Served

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from srm.training.problems.drawn import problems
 from tests.clients.figures import guidellm
 from tests.serving import Server
-from training.problems.drawn import problems
 
 NUM_REQUESTS, NUM_TOKENS = 24, 16
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from engine.config import DEMO_MODEL
+from srm.engine.config import DEMO_MODEL
+from srm.training.problems.drawn import problems
 from tests.clients.conftest import Run, write_tokenizer
 from tests.clients.expected import TOLERANCE, greedy, scores, tokenizer
 from tests.serving import Server
-from training.problems.drawn import problems
 
 TASKS = Path(__file__).parent / "tasks"
 NUM_PROBLEMS = 12

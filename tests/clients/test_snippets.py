@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import DEMO_MODEL
+from srm.engine.config import DEMO_MODEL
 from tests.clients.conftest import Run
 from tests.serving import ROOT, Server
 

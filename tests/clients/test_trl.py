@@ -7,10 +7,10 @@ from itertools import islice
 
 import pytest
 
+from srm.training.problems.drawn import problems
 from tests.clients.conftest import Printed
 from tests.clients.expected import TOLERANCE, scores
 from tests.serving import Server
-from training.problems.drawn import problems
 
 
 def test_generation_scores_and_chats(demo: Server, printed: Printed) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from max.dtype import DType
 
-from engine.device.linear import round_bfloat16
+from srm.engine.device.linear import round_bfloat16
 from tests.engines.logits_model import LogitsModel
 from tests.engines.numpy_runner import F64, feed, in_float64
 from tests.kernels.harness import widened

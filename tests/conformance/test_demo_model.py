@@ -14,20 +14,20 @@ import numpy as np
 import psutil
 import pytest
 
-from engine.config import DEMO_MODEL, GRPO_MODEL, EngineConfig
-from engine.device import runner
-from engine.messages import Output, SamplingParams
-from engine.process.engine import Engine
+from srm.engine.config import DEMO_MODEL, GRPO_MODEL, EngineConfig
+from srm.engine.device import runner
+from srm.engine.messages import Output, SamplingParams
+from srm.engine.process.engine import Engine
+from srm.training.problems.drawn import problems
+from srm.training.problems.problem import extract_answer, reward
 from tests.models.demo import START_S, TOKENIZER, afresh, engine_on_max
 from tests.serving import CHATS, ROOT, Server, free_port
-from training.problems.drawn import problems
-from training.problems.problem import extract_answer, reward
 
 
 @pytest.fixture(scope="module")
 def demo_server() -> Iterator[Server]:
     admin = f"--admin-port={free_port()}"
-    with Server(DEMO_MODEL, admin, engine_module="engine", start_s=START_S) as running:
+    with Server(DEMO_MODEL, admin, engine_module="srm.engine", start_s=START_S) as running:
         yield running
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.config import DEMO_MODEL
-from engine.messages import MAX_LOGPROBS, SamplingParams
-from engine.process.engine import Engine
-from engine.weights.checkpoint import load_checkpoint
-from engine.weights.weights import Weights
-from loadtest.records import RECORDS
+from srm.engine.config import DEMO_MODEL
+from srm.engine.messages import MAX_LOGPROBS, SamplingParams
+from srm.engine.process.engine import Engine
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.engine.weights.weights import Weights
+from srm.loadtest.records import RECORDS
 from tests.engines.numpy_runner import F64, feed, in_float64
 from tests.models.demo import engine_on_max, prompts
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from max.driver import accelerator_count
 
-from engine.config import DEMO_MODEL, EngineConfig
-from engine.messages import Output, Request
-from engine.process.engine import Engine
-from engine.weights.checkpoint import load_checkpoint
-from engine.weights.weights import Weights
+from srm.engine.config import DEMO_MODEL, EngineConfig
+from srm.engine.messages import Output, Request
+from srm.engine.process.engine import Engine
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.engine.weights.weights import Weights
 from tests.bodies.edited import edited
 from tests.engines.making import floats, ints, request_of
 from tests.engines.numpy_runner import F64, SMALL, feed, in_float64, tiny_weights

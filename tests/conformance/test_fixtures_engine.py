@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.weights.checkpoint import load_checkpoint
+from srm.engine.weights.checkpoint import load_checkpoint
 from tests.engines.logits_model import LogitsModel
 from tests.models.forms import TOLERANCE, error, graphs
 from tests.models.published import NAMES, cases, convert_fixture, parametrized

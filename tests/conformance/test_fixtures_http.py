@@ -78,6 +78,6 @@ def test_every_prompt_position_has_the_published_log_probabilities(
     name: str, tmp_path: Path
 ) -> None:
     folder = convert_fixture(name, tmp_path)
-    with Server(folder, *FLAGS, engine_module="engine", start_s=START_S) as server:
+    with Server(folder, *FLAGS, engine_module="srm.engine", start_s=START_S) as server:
         for case in cases(name):
             check_case(server, *case)

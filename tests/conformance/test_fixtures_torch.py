@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.weights.tensors import is_scalar
+from srm.engine.weights.tensors import is_scalar
+from srm.training.checkpoint import load_model
+from srm.training.model import SRM
 from tests.models.forms import TOLERANCE, error
 from tests.models.published import cases, convert_fixture, parametrized
-from training.checkpoint import load_model
-from training.model import SRM
 
 
 def run(model: SRM, ids: Tensor, form: str) -> Tensor:

@@ -13,9 +13,9 @@ import numpy as np
 import psutil
 import pytest
 
-from engine.config import EngineConfig, ModelConfig
-from engine.device.state_pool import slot_bytes
-from engine.messages import Output, Request
+from srm.engine.config import EngineConfig, ModelConfig
+from srm.engine.device.state_pool import slot_bytes
+from srm.engine.messages import Output, Request
 from tests.engines.making import ints, request_of
 from tests.engines.numpy_runner import tiny_weights
 from tests.engines.run_engine import run

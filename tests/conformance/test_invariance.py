@@ -11,7 +11,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from engine.messages import SamplingParams
+from srm.engine.messages import SamplingParams
 from tests.models.demo import engine_on_max, prompts
 
 SETTINGS = [

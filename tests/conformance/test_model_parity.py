@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config import DEMO_MODEL, EngineConfig
-from engine.messages import SamplingParams
-from engine.process.engine import Engine
+from srm.engine.config import DEMO_MODEL, EngineConfig
+from srm.engine.messages import SamplingParams
+from srm.engine.process.engine import Engine
+from srm.training.checkpoint import load_model
 from tests.engines.numpy_runner import NumpyRunner
 from tests.models.demo import engine_on_max
 from tests.models.forms import (
@@ -25,7 +26,6 @@ from tests.models.forms import (
     folded,
     long_forms,
 )
-from training.checkpoint import load_model
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))

@@ -20,8 +20,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine.config import DEMO_MODEL
-from engine.device.telemetry import SWITCHES
+from srm.engine.config import DEMO_MODEL
+from srm.engine.device.telemetry import SWITCHES
 from tests.serving import ROOT, wait_until
 from tests.tools.no_network import cannot_wall
 
@@ -74,9 +74,11 @@ def test_engine_and_api_call_nobody(tmp_path: Path) -> None:
     model = f"--model={DEMO_MODEL}"
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
-        running(behind_the_wall("engine", model, endpoint, "--num-slots=64")) as engine,
+        running(behind_the_wall("srm.engine", model, endpoint, "--num-slots=64")) as engine,
         running(
-            behind_the_wall("server", "api", model, endpoint, f"--listen-fd={listener.fileno()}"),
+            behind_the_wall(
+                "srm.server", "api", model, endpoint, f"--listen-fd={listener.fileno()}"
+            ),
             pass_fds=[listener.fileno()],
         ) as api,
         httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client,
@@ -109,7 +111,7 @@ def hook(event, arguments):
     elif event == "socket.getaddrinfo":
         hosts.add(str(arguments[0]))
 sys.addaudithook(hook)
-from server.supervise.launch import main
+from srm.server.supervise.launch import main
 code = main(sys.argv[1:], engine_module="tests.engines.numpy_engine")
 print(json.dumps({"hosts": sorted(hosts)}))
 sys.exit(code)

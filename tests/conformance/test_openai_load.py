@@ -12,7 +12,7 @@ import httpx2
 import openai
 import pytest
 
-from engine.config import DEMO_MODEL
+from srm.engine.config import DEMO_MODEL
 from tests.models.demo import START_S
 from tests.serving import COMPLETIONS, Server
 
@@ -24,7 +24,7 @@ PROMPT = "Question: How many"
 def demo() -> Iterator[Server]:
     """The demo model on the MAX engine, with a queue that can be filled."""
     flags = (f"--num-slots={NUM_SLOTS}", f"--max-waiting={MAX_WAITING}")
-    with Server(DEMO_MODEL, *flags, engine_module="engine", start_s=START_S) as running:
+    with Server(DEMO_MODEL, *flags, engine_module="srm.engine", start_s=START_S) as running:
         yield running
         running.wait_until_idle()
 

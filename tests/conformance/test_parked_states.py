@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.messages import Request
-from engine.process.engine import Engine
-from engine.scheduler.parking import parkable
-from engine.state.parked import Parked, merged
+from srm.engine.config import EngineConfig
+from srm.engine.messages import Request
+from srm.engine.process.engine import Engine
+from srm.engine.scheduler.parking import parkable
+from srm.engine.state.parked import Parked, merged
 from tests.engines.making import request_of
 from tests.engines.run_engine import run, tokens
 from tests.models.demo import afresh, engine_on_max, prompts

@@ -12,17 +12,17 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from engine.messages import MAX_LOGPROBS, PROMPT, Output, SamplingParams
-from engine.process.engine import Engine
-from engine.weights.checkpoint import load_checkpoint
-from engine.weights.random_model import random_tensors, write_random_model
-from engine.weights.tensors import is_scalar
-from engine.weights.weights import fold
+from srm.engine.messages import MAX_LOGPROBS, PROMPT, Output, SamplingParams
+from srm.engine.process.engine import Engine
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.engine.weights.random_model import random_tensors, write_random_model
+from srm.engine.weights.tensors import is_scalar
+from srm.engine.weights.weights import fold
+from srm.training.checkpoint import load_model
+from srm.training.model import SRM
 from tests.engines.numpy_runner import SMALL
 from tests.models.demo import afresh, engine_on_max
 from tests.models.forms import TOLERANCE
-from training.checkpoint import load_model
-from training.model import SRM
 
 F64 = npt.NDArray[np.float64]
 

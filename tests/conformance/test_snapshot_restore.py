@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.client.client import EngineClient
-from engine.config import DEMO_MODEL, EngineConfig
-from engine.errors import EngineUnavailable
-from engine.messages import Request, SamplingParams
-from engine.weights.checkpoint import load_checkpoint
+from srm.engine.client.client import EngineClient
+from srm.engine.config import DEMO_MODEL, EngineConfig
+from srm.engine.errors import EngineUnavailable
+from srm.engine.messages import Request, SamplingParams
+from srm.engine.weights.checkpoint import load_checkpoint
 from tests.engines.making import request_of
 from tests.engines.served_engine import collect, connected
 from tests.models.demo import START_S, engine_on_max
@@ -42,7 +42,7 @@ def start(tmp_path: Path) -> subprocess.Popen[bytes]:
         f"--endpoint=ipc://{tmp_path}/engine",
         f"--snapshot-dir={tmp_path}/snapshots",
     ]
-    return subprocess.Popen([sys.executable, "-m", "engine", *flags], cwd=ROOT)
+    return subprocess.Popen([sys.executable, "-m", "srm.engine", *flags], cwd=ROOT)
 
 
 async def collect_all(client: EngineClient, wanted: list[Request]) -> list[bytes]:

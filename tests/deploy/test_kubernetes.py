@@ -12,9 +12,9 @@ import yaml
 
 from deploy.kubernetes.lint import Object, lint, objects_of
 from deploy.kubernetes.manifests import ALERTS, HERE, OVERLAYS, alerts, metric_names, rendered
-from server.errors import NotPermitted
-from server.http.cors import Origins
-from server.routes.health import OPERATIONS
+from srm.server.errors import NotPermitted
+from srm.server.http.cors import Origins
+from srm.server.routes.health import OPERATIONS
 from tests.deploy.routers import deployed_flags
 
 CONTAINER = ("spec", "template", "spec", "containers", 0)

@@ -11,8 +11,8 @@ from pathlib import Path
 import prometheus_client
 import pytest
 
-import engine.metrics
-import server.metrics
+from srm.engine import metrics as engine_metrics
+from srm.server import metrics as server_metrics
 from tests.serving import ROOT
 from tests.tools.doc_tables import exposed, metrics_of
 
@@ -72,7 +72,7 @@ def test_the_dashboards_queries_are_queries_of_one_server_or_all(tmp_path: Path)
 def test_alerts_and_dashboard_ask_for_metrics_that_there_are() -> None:
     known = {
         f"{exposed(metric)}{suffix}"
-        for module in (engine.metrics, server.metrics)
+        for module in (engine_metrics, server_metrics)
         for metric in metrics_of(module)
         for suffix in (
             ("_bucket", "_sum", "_count")

@@ -17,13 +17,13 @@ import pytest
 from deploy.ray.config import RayBatchConfig
 from deploy.ray.files import Shard, in_order, input_files, output_names, pieces, read_shard
 from deploy.ray.worker import PARQUET, Job, ShardWorker, batch_of
-from engine.client.client import EngineClient
-from engine.config import EngineConfig
-from engine.errors import ConfigError, EngineUnavailable
-from server.commands import batch as batch_command
-from server.commands.batch_config import BatchConfig
-from server.commands.batch_input import open_input
-from server.commands.batch_results import job_name
+from srm.engine.client.client import EngineClient
+from srm.engine.config import EngineConfig
+from srm.engine.errors import ConfigError, EngineUnavailable
+from srm.server.commands import batch as batch_command
+from srm.server.commands.batch_config import BatchConfig
+from srm.server.commands.batch_input import open_input
+from srm.server.commands.batch_results import job_name
 from tests.serving import ROOT, write_text_model
 
 ENGINE = "tests.engines.numpy_engine"

@@ -24,9 +24,9 @@ import httpx
 import msgspec
 import psutil
 
-from engine.config import DEMO_MODEL
-from engine.settings import load
-from loadtest.records import RECORDS, new_record, settings_of, write_record
+from srm.engine.config import DEMO_MODEL
+from srm.engine.settings import load
+from srm.loadtest.records import RECORDS, new_record, settings_of, write_record
 from tests.chaos.jobs import table
 from tests.deploy.routers import Router
 from tests.serving import CHATS, COMPLETIONS, Server, children, processes
@@ -163,7 +163,7 @@ def start_servers(stack: ExitStack, count: int, *flags: str) -> list[Server]:
     """Start real servers together; they end with the stack."""
 
     def start(_: int) -> Server:
-        return Server(DEMO_MODEL, *flags, engine_module="engine", start_s=600)
+        return Server(DEMO_MODEL, *flags, engine_module="srm.engine", start_s=600)
 
     with ThreadPoolExecutor(count) as threads:
         return [stack.enter_context(item) for item in threads.map(start, range(count))]

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from engine import logs
-from engine.config import EngineConfig
-from engine.messages import Output
-from engine.process.engine import Engine
+from srm.engine import logs
+from srm.engine.config import EngineConfig
+from srm.engine.messages import Output
+from srm.engine.process.engine import Engine
 from tests.engines.numpy_engine import main
 
 _FILE = "hold"

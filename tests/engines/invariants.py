@@ -8,9 +8,9 @@ from itertools import chain
 
 import numpy as np
 
-from engine.scheduler.scheduler import Scheduler
-from engine.state.prefixes import NO_SLOT, Prefix
-from engine.state.slots import FREE
+from srm.engine.scheduler.scheduler import Scheduler
+from srm.engine.state.prefixes import NO_SLOT, Prefix
+from srm.engine.state.slots import FREE
 
 
 def slots_add_up(scheduler: Scheduler) -> None:

@@ -18,13 +18,13 @@ import numpy.typing as npt
 from max.driver import Device, Usage
 from max.dtype import DType
 
-from engine.device.gpu_steps import GpuSteps
-from engine.device.model import BATCH_INPUTS, EDIT_INPUTS
-from engine.device.runner import LaunchedGpuStep
-from engine.device.state_pool import StatePool
-from engine.messages import MAX_LOGPROBS
-from engine.steps.batch import I64, NEW_ROW, PREFILL_ROW, Batch, Edits, SlotStates
-from engine.weights.weights import Weights
+from srm.engine.device.gpu_steps import GpuSteps
+from srm.engine.device.model import BATCH_INPUTS, EDIT_INPUTS
+from srm.engine.device.runner import LaunchedGpuStep
+from srm.engine.device.state_pool import StatePool
+from srm.engine.messages import MAX_LOGPROBS
+from srm.engine.steps.batch import I64, NEW_ROW, PREFILL_ROW, Batch, Edits, SlotStates
+from srm.engine.weights.weights import Weights
 from tests.engines.numpy_runner import NumpyRunner
 
 

@@ -10,13 +10,13 @@ from max.dtype import DType
 from max.engine import InferenceSession, Model
 from max.graph import Module
 
-from engine.config import EngineConfig, ModelConfig
-from engine.device.graph_cache import Built, GraphCache
-from engine.device.model import build_logits_graph, graph_shape
-from engine.device.runner import host_weights
-from engine.steps.batch import F32, I32
-from engine.weights.random_model import random_tensors
-from engine.weights.weights import Weights, fold
+from srm.engine.config import EngineConfig, ModelConfig
+from srm.engine.device.graph_cache import Built, GraphCache
+from srm.engine.device.model import build_logits_graph, graph_shape
+from srm.engine.device.runner import host_weights
+from srm.engine.steps.batch import F32, I32
+from srm.engine.weights.random_model import random_tensors
+from srm.engine.weights.weights import Weights, fold
 
 NUM_SLOTS = 24
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from prometheus_client import REGISTRY
 
-from engine.config import EngineConfig
-from engine.messages import Output, Request, SamplingParams, Status
-from engine.process.engine import Engine
-from engine.scheduler.scheduler import Scheduler
-from engine.steps.batch import Batch, SlotStates, StepResult
-from engine.weights.weights import Weights
+from srm.engine.config import EngineConfig
+from srm.engine.messages import Output, Request, SamplingParams, Status
+from srm.engine.process.engine import Engine
+from srm.engine.scheduler.scheduler import Scheduler
+from srm.engine.steps.batch import Batch, SlotStates, StepResult
+from srm.engine.weights.weights import Weights
 from tests.engines.numpy_runner import TINY, NumpyRunner, check_batch, expanded, tiny_weights
 
 OF_A_REQUEST = {"priority", "precedence", "emit", "stream", "share", "weight", "durable"}

@@ -1,6 +1,6 @@
 """`python -m tests.engines.numpy_engine`: the engine process on numpy, with random weights.
 
-Takes the flags of `python -m engine`; a folder may have a `seed` in place of weights.
+Takes the flags of `python -m srm.engine`; a folder may have a `seed` in place of weights.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from pathlib import Path
 
 import msgspec
 
-from engine.config import ModelConfig
-from engine.errors import UNDECODABLE, CheckpointError, SRMError
-from engine.process.engine import Engine
-from engine.process.process import serve
-from engine.process.weights_note import first_weights
-from engine.settings import load as load_config
-from engine.weights.checkpoint import load_checkpoint
-from engine.weights.weights import Weights
-from engine.wiring import EngineWiring
+from srm.engine.config import ModelConfig
+from srm.engine.errors import UNDECODABLE, CheckpointError, SRMError
+from srm.engine.process.engine import Engine
+from srm.engine.process.process import serve
+from srm.engine.process.weights_note import first_weights
+from srm.engine.settings import load as load_config
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.engine.weights.weights import Weights
+from srm.engine.wiring import EngineWiring
 from tests.engines.numpy_runner import NumpyRunner, tiny_weights
 
 

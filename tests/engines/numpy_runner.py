@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.config import EngineConfig, ModelConfig
-from engine.messages import MAX_LOGPROBS
-from engine.steps.batch import (
+from srm.engine.config import EngineConfig, ModelConfig
+from srm.engine.messages import MAX_LOGPROBS
+from srm.engine.steps.batch import (
     F32,
     FROM_DEVICE,
     I32,
@@ -34,8 +34,8 @@ from engine.steps.batch import (
     Span,
     StepResult,
 )
-from engine.weights.random_model import random_tensors
-from engine.weights.weights import LayerWeights, MixerUnit, Weights, fold
+from srm.engine.weights.random_model import random_tensors
+from srm.engine.weights.weights import LayerWeights, MixerUnit, Weights, fold
 from tests.kernels import oracle
 
 F64 = npt.NDArray[np.float64]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from engine.config import EngineConfig
-from engine.messages import Output, Request, join
-from engine.process.engine import Engine
-from engine.weights.weights import Weights
+from srm.engine.config import EngineConfig
+from srm.engine.messages import Output, Request, join
+from srm.engine.process.engine import Engine
+from srm.engine.weights.weights import Weights
 from tests.engines.numpy_runner import NumpyRunner
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from engine.client.client import EngineClient
-from server.routes.app import create_app
-from server.text.text import Text
-from server.wiring import ServerWiring
+from srm.engine.client.client import EngineClient
+from srm.server.routes.app import create_app
+from srm.server.text.text import Text
+from srm.server.wiring import ServerWiring
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 import msgspec
 import zmq
 
-from engine.client.client import EngineClient
-from engine.messages import FromEngine, Output, Request
-from engine.process.engine import Engine
-from engine.process.process import EngineProcess
-from engine.wiring import EngineWiring
+from srm.engine.client.client import EngineClient
+from srm.engine.messages import FromEngine, Output, Request
+from srm.engine.process.engine import Engine
+from srm.engine.process.process import EngineProcess
+from srm.engine.wiring import EngineWiring
 from tests.engines.numpy_engine import load
 
 NUM_SLOTS = 8

@@ -12,9 +12,9 @@ import sys
 
 import numpy as np
 
-from engine.client.client import EngineClient
-from engine.errors import SRMError
-from engine.messages import Request, SamplingParams
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import SRMError
+from srm.engine.messages import Request, SamplingParams
 
 
 async def main(endpoint: str) -> None:

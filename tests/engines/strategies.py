@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
+from srm.engine.config import EngineConfig
 from tests.bodies.edit_strategies import wanted
 from tests.engines.making import request_of
 from tests.engines.numpy_runner import TINY

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.device.graph_cache import code_version
-from engine.device.graph_notes import unpack
+from srm.engine.device.graph_cache import code_version
+from srm.engine.device.graph_notes import unpack
 from tests.fake_driver.driver import FakeDriver, build
 from tests.serving import ROOT
 
@@ -28,7 +28,7 @@ def graphs(fake: FakeDriver, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("graphs")
     unpack(KEPT, folder, code_version())
     subprocess.run(
-        [sys.executable, "-m", "engine.device.graph_notes", "adopt", str(folder), "gpu"],
+        [sys.executable, "-m", "srm.engine.device.graph_notes", "adopt", str(folder), "gpu"],
         cwd=ROOT,
         env=os.environ | fake.environment(),
         check=True,

@@ -22,12 +22,12 @@ from max.engine import InferenceSession
 from bench.engine.decode import decode_rows, random_tokens
 from bench.gpu.steps import open_runner
 from bench.gpu.task import Task
-from engine.device.graph_cache import GraphCache
-from engine.device.runner import open_device
-from engine.device.slot_copies import SlotCopies
-from engine.device.state_pool import StatePool
-from engine.errors import SRMError
-from engine.steps.batch import SlotStates
+from srm.engine.device.graph_cache import GraphCache
+from srm.engine.device.runner import open_device
+from srm.engine.device.slot_copies import SlotCopies
+from srm.engine.device.state_pool import StatePool
+from srm.engine.errors import SRMError
+from srm.engine.steps.batch import SlotStates
 
 ROWS = 4_096
 D_MODEL = 512

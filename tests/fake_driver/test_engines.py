@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import ModelConfig
-from engine.weights.random_model import write_random_model
+from srm.engine.config import ModelConfig
+from srm.engine.weights.random_model import write_random_model
 from tests.fake_driver.driver import RUN_S, Call, FakeDriver, launches_of, read_log
 from tests.serving import Server, wait_until, write_text_model
 
@@ -36,7 +36,7 @@ def server(
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     with Server(
-        where / "model", *FLAGS, f"--cache-dir={graphs}", engine_module="engine", start_s=RUN_S
+        where / "model", *FLAGS, f"--cache-dir={graphs}", engine_module="srm.engine", start_s=RUN_S
     ) as started:
         yield started
 

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.process.engine import Engine
-from engine.weights.weights import Weights
-from engine.wiring import EngineWiring
+from srm.engine.process.engine import Engine
+from srm.engine.weights.weights import Weights
+from srm.engine.wiring import EngineWiring
 from tests.engines.numpy_runner import NumpyRunner
 from tests.engines.served_engine import NUM_SLOTS, RawClient, Serve, Served, endpoint_of
 

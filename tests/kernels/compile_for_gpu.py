@@ -11,8 +11,8 @@ import sys
 
 from max.engine import InferenceSession
 
-from engine.device.precompile import PrecompileConfig, leave, open_target
-from engine.settings import load
+from srm.engine.device.precompile import PrecompileConfig, leave, open_target
+from srm.engine.settings import load
 from tests.kernels.harness import compile_ops
 
 

@@ -14,13 +14,13 @@ import msgspec
 from max.engine import InferenceSession
 from max.graph import Module
 
-from engine.config import AUTO_DTYPES
-from engine.device.graph_cache import Built, GraphCache
-from engine.device.linear import graph_dtype
-from engine.device.model import build_step_graph, graph_shape
-from engine.device.precompile import PrecompileConfig, leave, open_target
-from engine.device.products import choose_product
-from engine.settings import load
+from srm.engine.config import AUTO_DTYPES
+from srm.engine.device.graph_cache import Built, GraphCache
+from srm.engine.device.linear import graph_dtype
+from srm.engine.device.model import build_step_graph, graph_shape
+from srm.engine.device.precompile import PrecompileConfig, leave, open_target
+from srm.engine.device.products import choose_product
+from srm.engine.settings import load
 
 LAYERS = (8, 16)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from max.driver import CPU, Accelerator, accelerator_count
 
-from engine.config import EngineConfig
+from srm.engine.config import EngineConfig
 from tests.kernels.harness import Ops
 
 

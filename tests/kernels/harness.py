@@ -19,9 +19,9 @@ from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession
 from max.graph import BufferType, BufferValue, DeviceRef, Graph, Module, TensorType, TensorValue
 
-from engine.device import kernels
-from engine.device.graph_cache import Built, GraphCache
-from engine.device.linear import PANEL, kernel_libraries, layer_norm, linear
+from srm.engine.device import kernels
+from srm.engine.device.graph_cache import Built, GraphCache
+from srm.engine.device.linear import PANEL, kernel_libraries, layer_norm, linear
 
 Array = npt.NDArray[Any]
 Inputs = list[BufferType | TensorType]

@@ -16,7 +16,7 @@ from max.engine import InferenceSession
 from max.graph.graph import KernelLibrary
 
 from deploy.gpu.graphs import GPU_GRAPHS, GRAPHS
-from engine.device.precompile import leave
+from srm.engine.device.precompile import leave
 
 
 class MustCompile(Exception):

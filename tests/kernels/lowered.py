@@ -23,9 +23,9 @@ from max.dtype import DType
 from max.engine import CompilationStopped, InferenceSession
 from max.graph import Module
 
-from engine.device.model import build_step_graph
-from engine.device.precompile import PrecompileConfig, leave, open_target
-from engine.device.products import FLOAT8, Product
+from srm.engine.device.model import build_step_graph
+from srm.engine.device.precompile import PrecompileConfig, leave, open_target
+from srm.engine.device.products import FLOAT8, Product
 
 LAYERS = 2
 """Enough to tell what is done once a layer from what is done once a step."""

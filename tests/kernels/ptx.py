@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.device.linear import KERNELS
+from srm.engine.device.linear import KERNELS
 from tests.kernels.ptx_memory import WARP
 from tests.kernels.ptx_steps import Array, Steps
 from tests.kernels.ptx_text import Program, PTXError

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.device.linear import round_bfloat16
-from engine.weights.float8 import from_e4m3
+from srm.engine.device.linear import round_bfloat16
+from srm.engine.weights.float8 import from_e4m3
 from tests.kernels.harness import widened
 from tests.kernels.ptx_memory import WARP, Memory
 from tests.kernels.ptx_steps import KINDS, U32, Array, Read, Step, Steps, Threads

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.device.linear import round_bfloat16
-from engine.weights.float8 import round_e4m3
+from srm.engine.device.linear import round_bfloat16
+from srm.engine.weights.float8 import round_e4m3
 from tests.kernels.ptx_memory import STRIDE, WARP, Memory
 from tests.kernels.ptx_text import Program, PTXError, names
 

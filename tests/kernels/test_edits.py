@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.device.linear import round_bfloat16
-from engine.steps.batch import F32, I32, Span
+from srm.engine.device.linear import round_bfloat16
+from srm.engine.steps.batch import F32, I32, Span
 from tests.kernels import oracle
 from tests.kernels.harness import Ops, untouched, widened
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.steps.batch import I32
+from srm.engine.steps.batch import I32
 from tests.kernels import oracle
 from tests.kernels.harness import Ops, untouched
 

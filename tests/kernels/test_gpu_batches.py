@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.device.linear import round_bfloat16
-from engine.steps.batch import F32
-from engine.weights.float8 import from_e4m3, norm_scale, round_e4m3
+from srm.engine.device.linear import round_bfloat16
+from srm.engine.steps.batch import F32
+from srm.engine.weights.float8 import from_e4m3, norm_scale, round_e4m3
 from tests.kernels import oracle
 from tests.kernels.harness import widened
 from tests.kernels.ptx import Counts, Kernel, compiled

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.device.linear import round_bfloat16
-from engine.steps.batch import F32, I32
+from srm.engine.device.linear import round_bfloat16
+from srm.engine.steps.batch import F32, I32
 from tests.kernels import oracle
 from tests.kernels.harness import odd_rows, widened
 from tests.kernels.ptx import Counts, Kernel, compiled

@@ -21,13 +21,13 @@ from max.driver import Device
 from max.dtype import DType
 from max.graph import Graph
 
-from engine.config import Mixer, ModelConfig
-from engine.device.model import build_logits_graph, build_step_graph
-from engine.device.precompile import PrecompileConfig, leave, open_target
-from engine.device.products import FLOAT8, Product, choose_product
-from engine.device.runner import host_weights
-from engine.weights.random_model import random_tensors
-from engine.weights.weights import fold
+from srm.engine.config import Mixer, ModelConfig
+from srm.engine.device.model import build_logits_graph, build_step_graph
+from srm.engine.device.precompile import PrecompileConfig, leave, open_target
+from srm.engine.device.products import FLOAT8, Product, choose_product
+from srm.engine.device.runner import host_weights
+from srm.engine.weights.random_model import random_tensors
+from srm.engine.weights.weights import fold
 from tests.engines.numpy_runner import TINY
 from tests.models.variants import HEADLESS
 

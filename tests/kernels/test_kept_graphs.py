@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from engine.device.graph_notes import unpack
+from srm.engine.device.graph_notes import unpack
 from tests.serving import ROOT
 
 KEPT = ROOT / "deploy" / "gpu" / "kept"
 STALE = (
     "deploy/gpu/kept lacks what was printed, of these kernels: run `python -m deploy.gpu.graphs "
-    "--output build/graphs`, delete what is there and run `python -m engine.device.graph_notes "
+    "--output build/graphs`, delete what is there and run `python -m srm.engine.device.graph_notes "
     "keep build/graphs deploy/gpu/kept`"
 )
 

@@ -12,8 +12,8 @@ import pytest
 from max.dtype import DType
 from max.graph import DeviceRef
 
-from engine.device.linear import PANEL, linear_shape, pack_linear, round_bfloat16
-from engine.steps.batch import F32
+from srm.engine.device.linear import PANEL, linear_shape, pack_linear, round_bfloat16
+from srm.engine.steps.batch import F32
 from tests.kernels.harness import EPILOGUES, KINDS, PRODUCTS, Array, Ops, widened
 
 F64 = npt.NDArray[np.float64]

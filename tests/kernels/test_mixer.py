@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.steps.batch import F32, I32
+from srm.engine.steps.batch import F32, I32
 from tests.kernels import oracle
 from tests.kernels.harness import Ops, untouched
 

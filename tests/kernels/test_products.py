@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from engine.device.linear import round_bfloat16
-from engine.steps.batch import I32
-from engine.weights.float8 import INNER, LARGEST, from_e4m3, round_e4m3
+from srm.engine.device.linear import round_bfloat16
+from srm.engine.steps.batch import I32
+from srm.engine.weights.float8 import INNER, LARGEST, from_e4m3, round_e4m3
 from tests.kernels import oracle
 from tests.kernels.harness import EPILOGUES, Array, widened
 from tests.kernels.ptx import printed

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.messages import LEAST_TOP_P
-from engine.steps.batch import F32, I32, SAMPLING
+from srm.engine.messages import LEAST_TOP_P
+from srm.engine.steps.batch import F32, I32, SAMPLING
 from tests.kernels import oracle
 from tests.kernels.harness import Array, Ops, odd_rows, untouched
 

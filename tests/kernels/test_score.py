@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from engine.messages import MAX_LOGPROBS
-from engine.steps.batch import F32, I32
+from srm.engine.messages import MAX_LOGPROBS
+from srm.engine.steps.batch import F32, I32
 from tests.kernels import oracle
 from tests.kernels.harness import Array, Ops, odd_rows, untouched
 from tests.kernels.test_sampler import Settings, records

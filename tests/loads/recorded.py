@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.recording import CLIENT, ERRORS, EVENT, REQUEST, About, Recording
-from loadtest.scenario import Scenario
+from srm.loadtest.recording import CLIENT, ERRORS, EVENT, REQUEST, About, Recording
+from srm.loadtest.scenario import Scenario
 
 NAN = math.nan
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from loadtest.analysis.summarize import summarize
-from loadtest.recording import MetricSample, Recording
-from loadtest.report.report_files import MeasuredRun
+from srm.loadtest.analysis.summarize import summarize
+from srm.loadtest.recording import MetricSample, Recording
+from srm.loadtest.report.report_files import MeasuredRun
 from tests.loads.recorded import recording, request
 
 NAMES = (

@@ -12,15 +12,15 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 
-from loadtest.analysis.summarize import summarize
-from loadtest.client import frames
-from loadtest.client.target import Target
-from loadtest.client.worker import WorkerPart, pace_of
-from loadtest.client.workers import num_workers, put_together, run
-from loadtest.recording import Recording, Times
-from loadtest.scenario import Scenario
-from loadtest.summary import Summary
-from loadtest.workload.workload import Workload
+from srm.loadtest.analysis.summarize import summarize
+from srm.loadtest.client import frames
+from srm.loadtest.client.target import Target
+from srm.loadtest.client.worker import WorkerPart, pace_of
+from srm.loadtest.client.workers import num_workers, put_together, run
+from srm.loadtest.recording import Recording, Times
+from srm.loadtest.scenario import Scenario
+from srm.loadtest.summary import Summary
+from srm.loadtest.workload.workload import Workload
 
 
 class Loaded(NamedTuple):

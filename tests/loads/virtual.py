@@ -128,7 +128,7 @@ def virtually(work: Coroutine[Any, Any, T]) -> T:
     loop = VirtualLoop()
     with (
         patch("time.monotonic", loop.time),
-        patch("loadtest.client.pacing.Alarm", _Alarm),
+        patch("srm.loadtest.client.pacing.Alarm", _Alarm),
         asyncio.Runner(loop_factory=lambda: loop) as runner,
     ):
         return runner.run(work)

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from engine.config import DEMO_MODEL, EngineConfig
-from engine.device.runner import ModelRunner
-from engine.process.engine import Engine
-from engine.settings import load
-from engine.weights.checkpoint import load_checkpoint
-from engine.weights.weights import Weights
-from training.problems.drawn import problems
+from srm.engine.config import DEMO_MODEL, EngineConfig
+from srm.engine.device.runner import ModelRunner
+from srm.engine.process.engine import Engine
+from srm.engine.settings import load
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.engine.weights.weights import Weights
+from srm.training.problems.drawn import problems
 
 TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
 START_S = 300

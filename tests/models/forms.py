@@ -13,13 +13,13 @@ import numpy.typing as npt
 import torch
 from max.dtype import DType
 
-from engine.config import ModelConfig
-from engine.steps.batch import F32, I32
-from engine.weights.random_model import random_tensors
-from engine.weights.weights import Weights, fold
+from srm.engine.config import ModelConfig
+from srm.engine.steps.batch import F32, I32
+from srm.engine.weights.random_model import random_tensors
+from srm.engine.weights.weights import Weights, fold
+from srm.training.model import SRM
 from tests.engines.logits_model import LogitsGraphs, LogitsModel
 from tests.engines.numpy_runner import SMALL
-from training.model import SRM
 
 F64 = npt.NDArray[np.float64]
 

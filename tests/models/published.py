@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.weights.convert import convert
+from srm.engine.weights.convert import convert
 from tests.serving import ROOT
 
 ABSENT = "the fixtures of the published code are not beside this repository"

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from engine.config import Mixer, ModelConfig
+from srm.engine.config import Mixer, ModelConfig
 
 F64 = npt.NDArray[np.float64]
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import ConfigError
-from loadtest.scenario import Scenario
-from loadtest.workload.arrivals import times
+from srm.engine.errors import ConfigError
+from srm.loadtest.scenario import Scenario
+from srm.loadtest.workload.arrivals import times
 
 RATES = st.floats(0.1, 200)
 DURATIONS = st.floats(0.1, 20)

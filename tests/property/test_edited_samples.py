@@ -7,11 +7,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from engine.config import EngineConfig
-from engine.errors import InvalidRequest
-from engine.messages import Request, SamplingParams
-from engine.process.engine import Engine
-from engine.state.sequence import sample_seeds
+from srm.engine.config import EngineConfig
+from srm.engine.errors import InvalidRequest
+from srm.engine.messages import Request, SamplingParams
+from srm.engine.process.engine import Engine
+from srm.engine.state.sequence import sample_seeds
 from tests.bodies.edit_strategies import wanted
 from tests.bodies.edited import edited
 from tests.engines.making import engine_of, ints, request_of

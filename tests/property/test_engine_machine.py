@@ -33,17 +33,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from engine.config import EngineConfig
-from engine.errors import InvalidRequest, Overloaded
-from engine.messages import PROMPT, REASONS, Output, Request, Running, join
-from engine.process.engine import Engine
-from engine.scheduler.outputs import NOT_FINITE
-from engine.scheduler.parking import parkable
-from engine.state.parked import Parked, merged
-from engine.state.sequence import STREAMS, SequenceGroup
-from engine.state.slots import SlotTable
-from engine.steps.batch import I32, Batch, StepResult
-from engine.steps.tokens import from_wire
+from srm.engine.config import EngineConfig
+from srm.engine.errors import InvalidRequest, Overloaded
+from srm.engine.messages import PROMPT, REASONS, Output, Request, Running, join
+from srm.engine.process.engine import Engine
+from srm.engine.scheduler.outputs import NOT_FINITE
+from srm.engine.scheduler.parking import parkable
+from srm.engine.state.parked import Parked, merged
+from srm.engine.state.sequence import STREAMS, SequenceGroup
+from srm.engine.state.slots import SlotTable
+from srm.engine.steps.batch import I32, Batch, StepResult
+from srm.engine.steps.tokens import from_wire
 from tests.engines.invariants import prefixes_add_up, queues_add_up, slots_add_up
 from tests.engines.numpy_runner import TINY, NumpyLaunched, NumpyRunner, ints, tiny_weights
 from tests.engines.run_engine import alone

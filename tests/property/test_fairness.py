@@ -15,15 +15,15 @@ import numpy as np
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from engine.errors import Overloaded
-from engine.messages import Request, SamplingParams
-from engine.scheduler.scheduler import Scheduler
-from server.batch.concurrency_limiter import ConcurrencyLimiter
-from server.batch.job import BatchJob, Workplace
-from server.batch.jobs import weigh
-from server.generation.engine_request import RequestOwner, engine_requests
-from server.generation.prompts import Prompt
-from server.storage.records import BatchRecord
+from srm.engine.errors import Overloaded
+from srm.engine.messages import Request, SamplingParams
+from srm.engine.scheduler.scheduler import Scheduler
+from srm.server.batch.concurrency_limiter import ConcurrencyLimiter
+from srm.server.batch.job import BatchJob, Workplace
+from srm.server.batch.jobs import weigh
+from srm.server.generation.engine_request import RequestOwner, engine_requests
+from srm.server.generation.prompts import Prompt
+from srm.server.storage.records import BatchRecord
 from tests.bodies.refusals import completion
 from tests.engines.making import complete, park_preempted, scheduled, scheduler_of
 

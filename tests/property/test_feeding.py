@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.steps.batch import F32, I32
+from srm.engine.steps.batch import F32, I32
 from tests.engines.logits_model import NUM_SLOTS, Row
 from tests.models.forms import CONFIGS, TOLERANCE, Forms, all_forms, error
 

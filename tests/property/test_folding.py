@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import ModelConfig
-from engine.weights.random_model import random_tensors
-from engine.weights.weights import fold
+from srm.engine.config import ModelConfig
+from srm.engine.weights.random_model import random_tensors
+from srm.engine.weights.weights import fold
+from srm.training.model import SRM
 from tests.engines.numpy_runner import feed
 from tests.models.variants import configs
-from training.model import SRM
 
 
 @settings(max_examples=100)

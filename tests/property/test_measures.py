@@ -11,13 +11,13 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from loadtest.analysis.observed import observe
-from loadtest.analysis.summarize import histograms, summarize
-from loadtest.analysis.verdict import warnings
-from loadtest.quantities import DISTRIBUTIONS
-from loadtest.recording import CLIENT, ERRORS, EVENT, REQUEST, About, Recording
-from loadtest.scenario import Scenario
-from loadtest.summary import Distribution
+from srm.loadtest.analysis.observed import observe
+from srm.loadtest.analysis.summarize import histograms, summarize
+from srm.loadtest.analysis.verdict import warnings
+from srm.loadtest.quantities import DISTRIBUTIONS
+from srm.loadtest.recording import CLIENT, ERRORS, EVENT, REQUEST, About, Recording
+from srm.loadtest.scenario import Scenario
+from srm.loadtest.summary import Distribution
 
 NAN = math.nan
 OBJECTIVES = ("ttft<0.5", "tpot<=250ms", "itl<0.3", "e2e<2")

@@ -9,8 +9,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.scenario import Scenario
-from loadtest.workload.workload import Workload
+from srm.loadtest.scenario import Scenario
+from srm.loadtest.workload.workload import Workload
 from tests.serving import ROOT
 
 LENGTHS = st.one_of(

@@ -17,17 +17,17 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from engine.client.client import EngineClient
-from engine.client.streams import Streams
-from engine.messages import REASONS, Abort, Output, Outputs, Request, StopSamples, ToEngine
-from engine.steps.tokens import step_tokens
-from server.generation.detokenize import ChoicePart
-from server.generation.engine_request import RequestOwner
-from server.generation.generation import Generation
-from server.routes.services import services
-from server.schema.completion_request import parse_completion
-from server.schema.completion_response import Samples
-from server.text.text import Text
+from srm.engine.client.client import EngineClient
+from srm.engine.client.streams import Streams
+from srm.engine.messages import REASONS, Abort, Output, Outputs, Request, StopSamples, ToEngine
+from srm.engine.steps.tokens import step_tokens
+from srm.server.generation.detokenize import ChoicePart
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.generation.generation import Generation
+from srm.server.routes.services import services
+from srm.server.schema.completion_request import parse_completion
+from srm.server.schema.completion_response import Samples
+from srm.server.text.text import Text
 from tests.engines.making import IDLE
 
 LENGTH = REASONS.index("length")

@@ -13,15 +13,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig, ModelConfig
-from engine.messages import Output, SamplingParams
-from engine.process.engine import Engine
-from engine.weights.random_model import random_tensors
-from engine.weights.weights import fold
+from srm.engine.config import EngineConfig, ModelConfig
+from srm.engine.messages import Output, SamplingParams
+from srm.engine.process.engine import Engine
+from srm.engine.weights.random_model import random_tensors
+from srm.engine.weights.weights import fold
+from srm.training.model import SRM
 from tests.engines import strategies
 from tests.engines.numpy_runner import NumpyRunner
 from tests.models.variants import configs
-from training.model import SRM
 
 TOLERANCE = 1e-5
 """Of log-probabilities rounded to float32, relative to the largest logit."""

@@ -18,9 +18,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
-from engine.messages import PROMPT, Output, Request, Running, join
-from engine.process.engine import Engine
+from srm.engine.config import EngineConfig
+from srm.engine.messages import PROMPT, Output, Request, Running, join
+from srm.engine.process.engine import Engine
 from tests.engines.making import request_of
 from tests.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
 from tests.engines.run_engine import alone

@@ -19,19 +19,19 @@ import prometheus_client
 from msgspec import NODEFAULT
 from prometheus_client.metrics import MetricWrapperBase
 
-from engine import errors
-from engine.config import EngineConfig
-from engine.settings import flag_of, settings_in, variable_of
-from loadtest import scenario
-from server.commands.batch_config import BatchConfig
-from server.commands.generate import GenerateConfig
-from server.commands.score import ScoreConfig
-from server.config import ServerConfig
-from server.errors import INTERNAL, body_of, status_of
-from server.routes.app import OPERATIONS
-from server.routes.scrape import VLLM_NAMES
-from server.schema.chat_request import CHAT_NEUTRAL
-from server.schema.sampling_fields import NEUTRAL
+from srm.engine import errors
+from srm.engine.config import EngineConfig
+from srm.engine.settings import flag_of, settings_in, variable_of
+from srm.loadtest import scenario
+from srm.server.commands.batch_config import BatchConfig
+from srm.server.commands.generate import GenerateConfig
+from srm.server.commands.score import ScoreConfig
+from srm.server.config import ServerConfig
+from srm.server.errors import INTERNAL, body_of, status_of
+from srm.server.routes.app import OPERATIONS
+from srm.server.routes.scrape import VLLM_NAMES
+from srm.server.schema.chat_request import CHAT_NEUTRAL
+from srm.server.schema.sampling_fields import NEUTRAL
 from tests.serving import ROOT
 from tests.tools import vllm_tables
 from tests.tools.vllm_tables import Row
@@ -172,7 +172,7 @@ def metrics(module: str) -> Table:
 def vllm_metrics() -> Table:
     ours = {
         family.name: exposed(metric)
-        for module in ("server.metrics", "engine.metrics")
+        for module in ("srm.server.metrics", "srm.engine.metrics")
         for metric in metrics_of(import_module(module))
         for family in metric.describe()
     }

@@ -21,12 +21,12 @@ from multiprocessing import get_context
 import msgspec
 import numpy as np
 
-from engine.config import EngineConfig
-from engine.errors import Overloaded
-from engine.messages import Output, Request, Running, join
-from engine.process.engine import Engine
-from engine.scheduler.parking import parkable
-from engine.state.parked import Parked, merged
+from srm.engine.config import EngineConfig
+from srm.engine.errors import Overloaded
+from srm.engine.messages import Output, Request, Running, join
+from srm.engine.process.engine import Engine
+from srm.engine.scheduler.parking import parkable
+from srm.engine.state.parked import Parked, merged
 from tests.engines.making import request_of
 from tests.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
 from tests.engines.run_engine import alone

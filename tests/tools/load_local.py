@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-import srm
+import srm.__main__ as srm
 from bench.host.serving import serving
 
 

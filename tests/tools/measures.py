@@ -31,7 +31,7 @@ from tests.tools.syntax import (
 )
 
 PRODUCT = ("engine", "server", "loadtest", "training", "mojo_kernels")
-REST = ("bench", "experiments", "deploy", "srm.py")
+REST = ("bench", "experiments", "deploy", "srm")
 CODE = {".py", ".mojo", ".js", ".html", ".css", ".sh", ".c", ".h"}
 ROAD = """
   engine/scheduler/completion.py engine/scheduler/outputs.py engine/steps/token_deltas.py
@@ -62,7 +62,7 @@ RECORD = re.compile(r"docs/benchmarks/\d{4}-\d\d-\d\d-[0-9a-f]+-(.+)\.\w+")
 ENVIRONMENT = """
 import difflib, sys
 difflib.get_close_matches = lambda *_, **__: []  # takes most of the time
-import srm
+import srm.__main__ as srm
 for name in sys.argv[1:]:
     try:
         srm.check_environment({name: ""})

@@ -25,21 +25,21 @@ import numpy as np
 import uvicorn
 from uvicorn.server import ServerState
 
-from engine.process.engine import Engine
-from engine.steps.batch import Batch, Launched, StepResult
-from server.http.connection import Connection
-from server.routes.app import create_app
-from server.text.text import Text
+from srm.engine.process.engine import Engine
+from srm.engine.steps.batch import Batch, Launched, StepResult
+from srm.server.http.connection import Connection
+from srm.server.routes.app import create_app
+from srm.server.text.text import Text
 from tests.engines.numpy_runner import NumpyRunner, tiny_weights
 from tests.engines.served_engine import NUM_SLOTS, Served, connected
 from tests.serving import COMPLETIONS, TEXT_MODEL, write_text_model
 
 try:
-    from engine.wiring import EngineWiring
-    from server.wiring import ServerWiring
+    from srm.engine.wiring import EngineWiring
+    from srm.server.wiring import ServerWiring
 except ImportError:  # in the tree of a commit that has connections among the settings
-    from engine.config import EngineConfig as EngineWiring  # type: ignore[assignment]
-    from server.config import ServerConfig as ServerWiring  # type: ignore[assignment]
+    from srm.engine.config import EngineConfig as EngineWiring  # type: ignore[assignment]
+    from srm.server.config import ServerConfig as ServerWiring  # type: ignore[assignment]
 
 ROOT = f"{Path.cwd()}/"
 CARRIERS = ("server/http/connection.py", "engine/client/connection.py", "engine/process/")

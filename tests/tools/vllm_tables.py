@@ -9,11 +9,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from server.routes.app import OPERATIONS
-from server.schema.chat_request import CHAT_NEUTRAL, ChatRequest
-from server.schema.completion_request import CompletionRequest
-from server.schema.sampling_fields import NEUTRAL
-from server.schema.validation import Fields, hints_of
+from srm.server.routes.app import OPERATIONS
+from srm.server.schema.chat_request import CHAT_NEUTRAL, ChatRequest
+from srm.server.schema.completion_request import CompletionRequest
+from srm.server.schema.sampling_fields import NEUTRAL
+from srm.server.schema.validation import Fields, hints_of
 
 Row = list[str | None]
 

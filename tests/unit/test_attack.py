@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from server.routes.app import OPERATIONS
-from server.schema.openapi import Operation
+from srm.server.routes.app import OPERATIONS
+from srm.server.schema.openapi import Operation
 from tests.attack import requests
 from tests.attack.run import TROUBLES
 from tests.attack.troubles import Troubles

@@ -10,22 +10,22 @@ import msgspec
 import pytest
 from max.driver import CPU
 
-from engine.device.graph_notes import read_notes
-from engine.device.precompile import PrecompileConfig
-from engine.errors import CheckpointError, ConfigError, SnapshotError, SRMError
-from engine.process.weights_note import Note, encoded, first_weights
-from engine.settings import load
-from engine.weights.checkpoint import load_checkpoint
-from engine.weights.random_model import write_random_model
-from engine.weights.upstream_config import Constructor, PublishedArgs, read_args
-from engine.wiring import EngineWiring
-from loadtest import recording
-from loadtest.commands.knee import SweepConfig
-from loadtest.commands.sweep import SAVED, Saved, read_saved
-from loadtest.report.report import SCHEMA, read_report
-from server.http.keys import load_keys
-from server.text.text import Text
-from server.text.tokenizer_files import chat_template, special_tokens
+from srm.engine.device.graph_notes import read_notes
+from srm.engine.device.precompile import PrecompileConfig
+from srm.engine.errors import CheckpointError, ConfigError, SnapshotError, SRMError
+from srm.engine.process.weights_note import Note, encoded, first_weights
+from srm.engine.settings import load
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.engine.weights.random_model import write_random_model
+from srm.engine.weights.upstream_config import Constructor, PublishedArgs, read_args
+from srm.engine.wiring import EngineWiring
+from srm.loadtest import recording
+from srm.loadtest.commands.knee import SweepConfig
+from srm.loadtest.commands.sweep import SAVED, Saved, read_saved
+from srm.loadtest.report.report import SCHEMA, read_report
+from srm.server.http.keys import load_keys
+from srm.server.text.text import Text
+from srm.server.text.tokenizer_files import chat_template, special_tokens
 from tests.attack.damage import flipped
 from tests.engines.numpy_runner import TINY, tiny_weights
 from tests.loads.recorded import recording as recorded

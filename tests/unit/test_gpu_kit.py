@@ -225,7 +225,7 @@ def test_wrong_elements_are_named_with_where_they_are() -> None:
 
 def test_both_sizes_have_the_same_parts_in_every_call() -> None:
     for number, parts in calls(GPU, "graphs").items():
-        names = {item.module for item in parts} - {"engine.device.graph_notes"}
+        names = {item.module for item in parts} - {"srm.engine.device.graph_notes"}
         assert {item.module for item in calls(REHEARSAL, "graphs")[number]} == names
         assert all((ROOT / f"{name.replace('.', '/')}.py").exists() for name in names - {"pytest"})
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import SRMError, not_json_line
-from loadtest import trace
-from loadtest.counter_rng import Draws
-from loadtest.workload.prompts import Prompts
-from server.batch.job_input import check_input
-from server.batch.lines import BatchLine
-from server.commands import score_lines
-from server.commands.batch_input import parse
-from server.text.text import Text
-from training.text.rows import rows
+from srm.engine.errors import SRMError, not_json_line
+from srm.loadtest import trace
+from srm.loadtest.counter_rng import Draws
+from srm.loadtest.workload.prompts import Prompts
+from srm.server.batch.job_input import check_input
+from srm.server.batch.lines import BatchLine
+from srm.server.commands import score_lines
+from srm.server.commands.batch_input import parse
+from srm.server.text.text import Text
+from srm.training.text.rows import rows
 
 COMMA = "a comma follows the object; it must be one JSON object a line, no commas"
 BRACKET = "an array's bracket; it must be one JSON object a line, no brackets"

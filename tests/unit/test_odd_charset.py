@@ -7,11 +7,11 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from engine.errors import ConfigError, SRMError
-from loadtest.client import server_metrics, target
-from server.commands.admin_cli import snapshot
+from srm.engine.errors import ConfigError, SRMError
+from srm.loadtest.client import server_metrics, target
+from srm.server.commands.admin_cli import snapshot
+from srm.training.passk import server as passk
 from tests.serving import wait_until
-from training.passk import server as passk
 
 
 def odd(status: int) -> httpx.Response:

@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-import srm
-from engine.errors import ConfigError
+import srm.__main__ as srm
+from srm.engine.errors import ConfigError
 from tests.serving import ROOT
 
 
@@ -129,7 +129,7 @@ def test_help_of_training_needs_no_torch_and_a_missing_package_is_one_sentence(
         assert srm.main(argv) == ConfigError.exit_code
         needs = f"srm {argv[0]}: it needs torch: call `make setup` in a source tree, or "
         assert capsys.readouterr().err == f"{needs}pip install 'srm-server[training]'\n"
-    missing = "engine.typo"
+    missing = "srm.engine.typo"
     with pytest.raises(ModuleNotFoundError):
         srm.main(["evaluate"])
 

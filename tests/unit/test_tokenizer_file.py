@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from engine.config import DEMO_MODEL
-from engine.errors import CheckpointError
-from engine.python.tokenizer import FolderTokenizer
-from engine.tokenizer_file import read_tokenizer
-from loadtest.workload.words import Words
-from server.text.text import Text
+from srm.engine.config import DEMO_MODEL
+from srm.engine.errors import CheckpointError
+from srm.engine.python.tokenizer import FolderTokenizer
+from srm.engine.tokenizer_file import read_tokenizer
+from srm.loadtest.workload.words import Words
+from srm.server.text.text import Text
 
 PROMPT = "Compute: 12 * 34 + 56 = " * 9
 

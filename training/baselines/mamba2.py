@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from training.model import BlockModel
+from srm.training.model import BlockModel
 
 CHUNK = 64
 """Tokens covered by one lower-triangular matrix."""

@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from training.model import BlockModel
+from srm.training.model import BlockModel
 
 
 class MaskedMixerShape(msgspec.Struct, frozen=True):

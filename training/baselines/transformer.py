@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from training.model import BlockModel
+from srm.training.model import BlockModel
 
 ROTATION_BASE = 10_000.0
 """The longest period of a rotation, in units of 2π tokens."""

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 from msgspec import Raw
 
-from engine.errors import ConfigError, InvalidRequest
-from server.schema.conversation import Conversation, Message, messages_of, names_in
-from server.text.template_process import TemplateFailed, compile_template, render
-from server.text.tokenizer_files import chat_template
-from training.questions.questions import Question
-from training.text.rows import Row, rows
+from srm.engine.errors import ConfigError, InvalidRequest
+from srm.server.schema.conversation import Conversation, Message, messages_of, names_in
+from srm.server.text.template_process import TemplateFailed, compile_template, render
+from srm.server.text.tokenizer_files import chat_template
+from srm.training.questions.questions import Question
+from srm.training.text.rows import Row, rows
 
 FORMS: tuple[tuple[str, ...], ...] = (
     ("messages",),

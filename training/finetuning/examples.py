@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from engine.errors import ConfigError
-from server.text.text import Text
-from training.data import IGNORED, EpochBatches
-from training.finetuning.conversations import RowPiece, RowText
+from srm.engine.errors import ConfigError
+from srm.server.text.text import Text
+from srm.training.data import IGNORED, EpochBatches
+from srm.training.finetuning.conversations import RowPiece, RowText
 
 BETWEEN = "\n\n"
 """Text between two examples, and between the last one and the prompt, as in lm-eval."""

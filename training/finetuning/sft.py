@@ -12,15 +12,15 @@ import msgspec
 import numpy as np
 import torch
 
-from engine.config import DEMO_MODEL
-from engine.errors import ConfigError
-from engine.settings import build
-from engine.weights.checkpoint import read_model
-from server.text.text import Text
-from training.checkpoint import copy_text_files, load_model, save_model
-from training.events import check_events
-from training.finetuning.conversations import Chats, RowText, read
-from training.finetuning.examples import (
+from srm.engine.config import DEMO_MODEL
+from srm.engine.errors import ConfigError
+from srm.engine.settings import build
+from srm.engine.weights.checkpoint import read_model
+from srm.server.text.text import Text
+from srm.training.checkpoint import copy_text_files, load_model, save_model
+from srm.training.events import check_events
+from srm.training.finetuning.conversations import Chats, RowText, read
+from srm.training.finetuning.examples import (
     Example,
     ExampleBatches,
     digest,
@@ -29,11 +29,11 @@ from training.finetuning.examples import (
     in_order,
     with_shots,
 )
-from training.loop import Losses, Run, Schedule
-from training.loss_files import write_losses
-from training.precision import Precision
-from training.processes import processes
-from training.settings import check_numbers, select_fixed
+from srm.training.loop import Losses, Run, Schedule
+from srm.training.loss_files import write_losses
+from srm.training.precision import Precision
+from srm.training.processes import processes
+from srm.training.settings import check_numbers, select_fixed
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from typing import Protocol
 import msgspec
 from tokenizers import Tokenizer
 
-from engine.errors import ConfigError
-from training.data import EpochBatches
-from training.grpo.config import DataSettings, EvaluationSettings
-from training.problems.drawn import Split, problems
-from training.questions.questions import Question, read_questions
+from srm.engine.errors import ConfigError
+from srm.training.data import EpochBatches
+from srm.training.grpo.config import DataSettings, EvaluationSettings
+from srm.training.problems.drawn import Split, problems
+from srm.training.questions.questions import Question, read_questions
 
 log = logging.getLogger(__name__)
 

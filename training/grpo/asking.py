@@ -10,13 +10,13 @@ import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.grpo.asked import Asked, Questions
-from training.grpo.config import SamplingSettings
-from training.grpo.objective import RolloutRow
-from training.grpo.record import StepEvaluation, evaluated
-from training.grpo.resampling import GOOD, Floats, Resampling, advantages, chosen
-from training.grpo.rollouts import Rollout, RolloutSampling, Sampler
-from training.questions.rewards import Reward, rewarded
+from srm.training.grpo.asked import Asked, Questions
+from srm.training.grpo.config import SamplingSettings
+from srm.training.grpo.objective import RolloutRow
+from srm.training.grpo.record import StepEvaluation, evaluated
+from srm.training.grpo.resampling import GOOD, Floats, Resampling, advantages, chosen
+from srm.training.grpo.rollouts import Rollout, RolloutSampling, Sampler
+from srm.training.questions.rewards import Reward, rewarded
 
 _SAMPLING, _CHOICE, _EVALUATION = 1, 2, 3
 """Random streams; each update has its own of each, so that a run resumes exactly."""

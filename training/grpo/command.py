@@ -14,32 +14,32 @@ import msgspec
 import torch
 from rich.console import Console
 
-from engine.config import EngineConfig, ModelConfig
-from engine.errors import ConfigError
-from engine.settings import build
-from engine.tokenizer_file import read_tokenizer
-from engine.weights.checkpoint import read_model
-from training.checkpoint import copy_text_files, load_model, save_model
-from training.events import check_events
-from training.grpo.asked import questions
-from training.grpo.asking import Asking, RolloutBatch, rows_of
-from training.grpo.config import (
+from srm.engine.config import EngineConfig, ModelConfig
+from srm.engine.errors import ConfigError
+from srm.engine.settings import build
+from srm.engine.tokenizer_file import read_tokenizer
+from srm.engine.weights.checkpoint import read_model
+from srm.training.checkpoint import copy_text_files, load_model, save_model
+from srm.training.events import check_events
+from srm.training.grpo.asked import questions
+from srm.training.grpo.asking import Asking, RolloutBatch, rows_of
+from srm.training.grpo.config import (
     GRPOConfig,
     ObjectiveSettings,
     SamplingSettings,
     ScheduleSettings,
 )
-from training.grpo.learner import Learner
-from training.grpo.objective import Objective, Sums
-from training.grpo.record import JsonLinesFile, RunTimes, StepEvaluation, Update, plot, summary
-from training.grpo.rollouts import Sampler, engine_sampler
-from training.grpo.torch_sampler import TorchSampler
-from training.loop import Run, Schedule
-from training.model import SRM
-from training.processes import processes, stop_asked
-from training.questions.rewards import load_reward
-from training.settings import select_fixed
-from training.text.whole_files import write_whole
+from srm.training.grpo.learner import Learner
+from srm.training.grpo.objective import Objective, Sums
+from srm.training.grpo.record import JsonLinesFile, RunTimes, StepEvaluation, Update, plot, summary
+from srm.training.grpo.rollouts import Sampler, engine_sampler
+from srm.training.grpo.torch_sampler import TorchSampler
+from srm.training.loop import Run, Schedule
+from srm.training.model import SRM
+from srm.training.processes import processes, stop_asked
+from srm.training.questions.rewards import load_reward
+from srm.training.settings import select_fixed
+from srm.training.text.whole_files import write_whole
 
 
 class Trained(NamedTuple):

@@ -7,11 +7,11 @@ from typing import Literal
 
 import msgspec
 
-from engine.config import DEMO_MODEL
-from engine.messages import MAX_TEMPERATURE
-from training.grpo.resampling import Resampling
-from training.precision import Precision
-from training.settings import check_numbers
+from srm.engine.config import DEMO_MODEL
+from srm.engine.messages import MAX_TEMPERATURE
+from srm.training.grpo.resampling import Resampling
+from srm.training.precision import Precision
+from srm.training.settings import check_numbers
 
 LEAST_TEMPERATURE = 1e-3
 """Least sampling temperature; dividing logits by less overflows."""
@@ -31,7 +31,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     evaluation: tuple[Path, ...] = ()
     """Files like those of `train` for evaluation; empty: held-out word problems, or no evaluation
     where `train` has files."""
-    reward: str = "training.questions.rewards:gsm8k_strict"
+    reward: str = "srm.training.questions.rewards:gsm8k_strict"
     """Reward function of completion and question, as `module:function` or `file.py:function`; a
     reward of 1 or more is good."""
     questions: int = 8

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.device.libc import give_back_freed_memory
-from training.grpo.objective import (
+from srm.engine.device.libc import give_back_freed_memory
+from srm.training.grpo.objective import (
     Objective,
     RolloutRow,
     Rows,
@@ -17,9 +17,9 @@ from training.grpo.objective import (
     loss,
     side_by_side,
 )
-from training.loop import Run
-from training.model import LanguageModel
-from training.precision import Precision, autocast
+from srm.training.loop import Run
+from srm.training.model import LanguageModel
+from srm.training.precision import Precision, autocast
 
 
 class Learner:

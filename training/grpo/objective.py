@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from engine.steps.batch import F32, I32
-from training.data import IGNORED
+from srm.engine.steps.batch import F32, I32
+from srm.training.data import IGNORED
 
 Correction = Literal["none", "truncate", "clip"]
 

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 from matplotlib import pyplot as plt
 
-from engine.errors import UNDECODABLE, ConfigError
-from training.statistics.coverage import Tally, pass_table, standard_errors
-from training.text.whole_files import replace_file, write_whole
+from srm.engine.errors import UNDECODABLE, ConfigError
+from srm.training.statistics.coverage import Tally, pass_table, standard_errors
+from srm.training.text.whole_files import replace_file, write_whole
 
 KS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192)
 """The values of k for pass@k, up to the number of samples."""

@@ -16,13 +16,13 @@ import msgspec
 import numpy as np
 from torch import Tensor
 
-from engine.config import EngineConfig, ModelConfig
-from engine.device.runner import GPU_MEMORY, ModelRunner
-from engine.errors import StepFailed
-from engine.messages import Output, SamplingParams
-from engine.process.engine import Engine
-from engine.steps.batch import F32, I32
-from engine.weights.weights import Weights, fold
+from srm.engine.config import EngineConfig, ModelConfig
+from srm.engine.device.runner import GPU_MEMORY, ModelRunner
+from srm.engine.errors import StepFailed
+from srm.engine.messages import Output, SamplingParams
+from srm.engine.process.engine import Engine
+from srm.engine.steps.batch import F32, I32
+from srm.engine.weights.weights import Weights, fold
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.grpo.rollouts import Rollout, RolloutSampling
-from training.model import SRM
-from training.precision import Precision, autocast
+from srm.training.grpo.rollouts import Rollout, RolloutSampling
+from srm.training.model import SRM
+from srm.training.precision import Precision, autocast
 
 
 class TorchSampler:

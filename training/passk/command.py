@@ -10,17 +10,17 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import ConfigError, SRMError
-from engine.settings import load
-from loadtest.records import new_record, settings_of, write_record
-from training.passk.config import PassKConfig
-from training.passk.journal import Journal, JournalEntry
-from training.passk.plot import draw
-from training.passk.problems import PromptProblem, digest, read_problems
-from training.passk.results import Results, page, results_of
-from training.passk.sampling import SamplingSession, choices_of
-from training.passk.server import CompletionsServer
-from training.questions.rewards import Reward, load_reward, rewarded
+from srm.engine.errors import ConfigError, SRMError
+from srm.engine.settings import load
+from srm.loadtest.records import new_record, settings_of, write_record
+from srm.training.passk.config import PassKConfig
+from srm.training.passk.journal import Journal, JournalEntry
+from srm.training.passk.plot import draw
+from srm.training.passk.problems import PromptProblem, digest, read_problems
+from srm.training.passk.results import Results, page, results_of
+from srm.training.passk.sampling import SamplingSession, choices_of
+from srm.training.passk.server import CompletionsServer
+from srm.training.questions.rewards import Reward, load_reward, rewarded
 
 OF_SAMPLES = (
     *("samples", "until", "match", "max_tokens", "temperature", "top_p", "stop", "seed", "reward"),

@@ -33,7 +33,7 @@ class PassKConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of the training split, only where `input` is None too."""
     shots: int = 0
     """Number of solved examples before every question."""
-    reward: str = "training.questions.rewards:gsm8k_strict"
+    reward: str = "srm.training.questions.rewards:gsm8k_strict"
     """Reward function of completion and question, as `module:function` or `file.py:function`; a
     reward of 1 or more is right."""
     samples: int = 1_000

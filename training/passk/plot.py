@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.errors import ConfigError
-from training.passk.results import CoveragePoint, Results
-from training.statistics.power_law import PowerLaw
-from training.text.whole_files import replace_file
+from srm.engine.errors import ConfigError
+from srm.training.passk.results import CoveragePoint, Results
+from srm.training.statistics.power_law import PowerLaw
+from srm.training.text.whole_files import replace_file
 
 try:
     import matplotlib as mpl

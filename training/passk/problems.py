@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import ConfigError
-from training.passk.config import PassKConfig
-from training.problems.drawn import Split, problems
-from training.questions.questions import Question, read_questions
+from srm.engine.errors import ConfigError
+from srm.training.passk.config import PassKConfig
+from srm.training.problems.drawn import Split, problems
+from srm.training.questions.questions import Question, read_questions
 
 
 class PromptProblem(msgspec.Struct, frozen=True):

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from training.passk.config import PassKConfig
-from training.passk.journal import JournalEntry
-from training.passk.problems import PromptProblem
-from training.statistics.coverage import (
+from srm.training.passk.config import PassKConfig
+from srm.training.passk.journal import JournalEntry
+from srm.training.passk.problems import PromptProblem
+from srm.training.statistics.coverage import (
     CONFIDENCE,
     Floats,
     Interval,
@@ -21,7 +21,7 @@ from training.statistics.coverage import (
     resampled_means,
     spaced,
 )
-from training.statistics.power_law import PowerLaw, fit, fits
+from srm.training.statistics.power_law import PowerLaw, fit, fits
 
 RESAMPLED = 1_000
 """Number of bootstrap resamples for the intervals."""

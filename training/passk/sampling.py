@@ -15,13 +15,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from engine.errors import ConfigError
-from training.passk.config import ELSEWHERE, ON_SRM, PassKConfig
-from training.passk.journal import Journal, JournalEntry
-from training.passk.problems import PromptProblem
-from training.passk.server import CompletionsServer, CountedReply
-from training.questions.questions import Question
-from training.questions.rewards import Reward, rewarded
+from srm.engine.errors import ConfigError
+from srm.training.passk.config import ELSEWHERE, ON_SRM, PassKConfig
+from srm.training.passk.journal import Journal, JournalEntry
+from srm.training.passk.problems import PromptProblem
+from srm.training.passk.server import CompletionsServer, CountedReply
+from srm.training.questions.questions import Question
+from srm.training.questions.rewards import Reward, rewarded
 
 Texts = list[tuple[str, int]]
 """Texts with their counts; if the server does not count, each has count 1, in the order of the

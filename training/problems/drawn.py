@@ -10,15 +10,15 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from training.problems.more_steps import (
+from srm.training.problems.more_steps import (
     change_from_a_bill,
     shared,
     shopping,
     three_friends,
     times_as_many,
 )
-from training.problems.one_step import gain, groups, groups_then_change, loss, plain
-from training.problems.problem import Problem, Style
+from srm.training.problems.one_step import gain, groups, groups_then_change, loss, plain
+from srm.training.problems.problem import Problem, Style
 
 Split = Literal["train", "held-out"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from training.problems.problem import Problem, problem
-from training.problems.words import HOLDERS, does, name, pronoun, thing
+from srm.training.problems.problem import Problem, problem
+from srm.training.problems.words import HOLDERS, does, name, pronoun, thing
 
 _SIGNS = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import ConfigError, in_words
-from training.text.rows import rows
+from srm.engine.errors import ConfigError, in_words
+from srm.training.text.rows import rows
 
 PROMPT = "Question: {question}\nAnswer:"
 """Template of a prompt, the same as for the bundled model's problems and in lm-eval's GSM8K."""

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from importlib import import_module
 
-from engine.errors import ConfigError
-from training.questions.questions import Question
+from srm.engine.errors import ConfigError
+from srm.training.questions.questions import Question
 
 Reward = Callable[[str, Question], float]
 

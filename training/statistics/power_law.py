@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from training.statistics.coverage import Floats
+from srm.training.statistics.coverage import Floats
 
 _STEPS = 100
 """Most steps of a fit, more than any fit of a rising curve has needed."""

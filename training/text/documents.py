@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 
-from engine.errors import ConfigError, not_utf8
-from training.text.rows import SUFFIXES, rows
+from srm.engine.errors import ConfigError, not_utf8
+from srm.training.text.rows import SUFFIXES, rows
 
 _BLOCK = 64 * 1024
 """Characters of a text that are read at once."""

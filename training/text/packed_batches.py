@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import ConfigError
-from training.text.token_file import Ids
+from srm.engine.errors import ConfigError
+from srm.training.text.token_file import Ids
 
 
 class PackedBatches:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from engine.errors import UNDECODABLE, ConfigError, not_json_line
+from srm.engine.errors import UNDECODABLE, ConfigError, not_json_line
 
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".parquet")

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from engine.errors import ConfigError
-from training.text.documents import TextPart
-from training.text.tokenizer import count_entries, prepended_ids
-from training.text.whole_files import replace_file, write_whole
+from srm.engine.errors import ConfigError
+from srm.training.text.documents import TextPart
+from srm.training.text.tokenizer import count_entries, prepended_ids
+from srm.training.text.whole_files import replace_file, write_whole
 
 _DOCUMENTS, _CHARACTERS = 256, 1024 * 1024
 """Most texts, and about the most characters of them, that are encoded at once, on all cores."""

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from engine.errors import ConfigError
-from training.text.documents import documents, files
-from training.text.whole_files import write_whole
+from srm.engine.errors import ConfigError
+from srm.training.text.documents import documents, files
+from srm.training.text.whole_files import write_whole
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
 BEGIN_ID, END_ID = 0, 1

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.errors import ConfigError
+from srm.engine.errors import ConfigError
 
 _BLOCK = 1 << 20
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from bench.peers.programs.timing import Prompts, measure, read_task
-from engine.weights.checkpoint import load_checkpoint
-from training.recurrence import Recurrence
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.training.recurrence import Recurrence
 
 task = read_task()
 torch.set_num_threads(task["threads"])

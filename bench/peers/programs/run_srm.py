@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.peers.programs.timing import Prompts, measure, read_task
-from engine import Engine, SamplingParams
-from engine.python.offline import GenerateProgress
+from srm import Engine, SamplingParams
+from srm.engine.python.offline import GenerateProgress
 
 task = read_task()
 slots = max(task["concurrency"])

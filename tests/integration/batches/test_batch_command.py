@@ -23,11 +23,11 @@ import pytest
 import zstandard
 from rich.console import Console
 
-from engine.errors import ConfigError
-from server.commands.batch import main
-from server.commands.batch_input import Input, open_input
-from server.commands.compression import CODECS
-from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED
+from srm.engine.errors import ConfigError
+from srm.server.commands.batch import main
+from srm.server.commands.batch_input import Input, open_input
+from srm.server.commands.compression import CODECS
+from srm.server.commands.standard_output import BROKEN_PIPE, INTERRUPTED
 from tests.serving import ROOT, wait_until
 
 FLAGS = ("--num-slots=16", "--max-step-rows=16", "--max-step-tokens=64")
@@ -68,7 +68,8 @@ def start(
     folder: Path, *flags: str, engine: str = "tests.engines.numpy_engine", **options: Any
 ) -> subprocess.Popen[bytes]:
     program = (
-        "import sys; from server.commands.batch import main; from engine.errors import SRMError\n"
+        "import sys; from srm.server.commands.batch import main\n"
+        "from srm.engine.errors import SRMError\n"
         f"try: code = main(sys.argv[1:], engine_module={engine!r})\n"
         "except SRMError as error: code = error.exit_code; print(error.message, file=sys.stderr)\n"
         "sys.exit(code)"
@@ -180,7 +181,7 @@ def test_shards_make_the_whole_and_a_terminal_sees_a_bar(
     source.write_bytes(b"".join(map(CODECS[".gz"].compress, parts)))
     console = Console(file=drawn, force_terminal=True, width=150)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr("server.commands.batch_progress.Console", lambda **_: console)
+    monkeypatch.setattr("srm.server.commands.batch_progress.Console", lambda **_: console)
     entries: dict[int, bytes] = {}
     for shard in ("1/2", "2/2"):
         output = tmp_path / f"{shard[0]}.jsonl.zst"
@@ -216,7 +217,7 @@ def test_a_line_that_is_no_request_keeps_no_custom_id_from_others(
     bad = {"custom_id": "x", "method": "GET", "url": "/v1/completions", "body": {}}
     source.write_bytes(as_jsonl([bad, {"custom_id": "x", "prompt": "a", "max_tokens": 1}]))
     if is_pipe:
-        monkeypatch.setattr("server.commands.batch.open_input", read_once)
+        monkeypatch.setattr("srm.server.commands.batch.open_input", read_once)
     assert run(text_model, str(source), "-o", str(output)) == 1
     errors = [json.loads(line)["error"] for _, line in sorted(by_number(read(output)).items())]
     assert errors[0]["code"] == "invalid_method" and errors[1] is None
@@ -233,8 +234,8 @@ def test_of_lines_that_can_be_read_only_once_one_with_a_custom_id_of_another_fai
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_bytes(as_jsonl([*LINES[:3], LINES[1], LINES[2]]))
 
-    monkeypatch.setattr("server.commands.batch.open_input", read_once)
-    monkeypatch.setattr("server.batch.job_input._MAX_NEW", 2)  # sorted among the others early
+    monkeypatch.setattr("srm.server.commands.batch.open_input", read_once)
+    monkeypatch.setattr("srm.server.batch.job_input._MAX_NEW", 2)  # sorted among the others early
     assert run(text_model, str(source), "-o", str(output)) == 1
     errors = {number: json.loads(line)["error"] for number, line in by_number(read(output)).items()}
     assert [errors.pop(number) for number in (1, 2, 3)] == [None] * 3

@@ -12,10 +12,10 @@ import openai
 import pytest
 from openai.types import Batch
 
-from server.batch.jobs import lock_name
-from server.model_identity import model_id
-from server.storage.records import FileRecord
-from server.storage.store import Store
+from srm.server.batch.jobs import lock_name
+from srm.server.model_identity import model_id
+from srm.server.storage.records import FileRecord
+from srm.server.storage.store import Store
 from tests.serving import SERVER_FLAGS, Server, error_of
 
 KEYS = "alice sk-aaaaaaaaaaaaaaaa\nbob sk-bbbbbbbbbbbbbbbb\n"

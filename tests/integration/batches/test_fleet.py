@@ -12,8 +12,8 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from server.batch.worker_answers import Expected
-from server.schema.worker import LineAnswer, Url
+from srm.server.batch.worker_answers import Expected
+from srm.server.schema.worker import LineAnswer, Url
 from tests.chaos.jobs import completion_line, results, submit, wait_for
 from tests.engines.held_engine import hold, release
 from tests.serving import SERVER_FLAGS, Server, error_of, wait_until

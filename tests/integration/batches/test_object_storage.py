@@ -16,12 +16,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from engine.errors import ConfigError, SRMError
-from server.commands import batch_input, object_storage
-from server.commands.batch import check_files, locate_files
-from server.commands.batch_config import BatchConfig
-from server.commands.compression import CODECS
-from server.commands.object_storage import StoredObject, located
+from srm.engine.errors import ConfigError, SRMError
+from srm.server.commands import batch_input, object_storage
+from srm.server.commands.batch import check_files, locate_files
+from srm.server.commands.batch_config import BatchConfig
+from srm.server.commands.compression import CODECS
+from srm.server.commands.object_storage import StoredObject, located
 from tests.integration.batches.test_batch_command import (
     as_jsonl,
     by_number,
@@ -130,7 +130,7 @@ def test_objects_are_read_and_written_as_files_are(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Lines that fail go to an object of their own; a run that has ended may be resumed."""
-    caplog.set_level(logging.DEBUG, "server")
+    caplog.set_level(logging.DEBUG, "srm.server")
     source, work = tmp_path / f"in{suffix}", tmp_path / "work"
     if suffix == ".parquet":
         rows = [{"body": json.dumps(line)} for line in LINES]

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.client.client import EngineClient
-from engine.config import EngineConfig
-from engine.errors import EngineUnavailable, SnapshotError
-from engine.messages import Request, SamplingParams
-from engine.process.engine import Engine
-from engine.process.process import serve as serve_engine
-from engine.process.snapshot import NAME
-from engine.weights.weights import Weights
-from engine.wiring import EngineWiring
+from srm.engine.client.client import EngineClient
+from srm.engine.config import EngineConfig
+from srm.engine.errors import EngineUnavailable, SnapshotError
+from srm.engine.messages import Request, SamplingParams
+from srm.engine.process.engine import Engine
+from srm.engine.process.process import serve as serve_engine
+from srm.engine.process.snapshot import NAME
+from srm.engine.weights.weights import Weights
+from srm.engine.wiring import EngineWiring
 from tests.conftest import MakeRequest
 from tests.engines.held_engine import HeldEngine, held, hold, release
 from tests.engines.making import sample_value
@@ -65,7 +65,7 @@ async def collect_all(client: EngineClient, wanted: list[Request]) -> dict[str, 
 
 
 def serve_with_snapshots(endpoint: str, settings: dict[str, Any]) -> None:
-    """What `python -m engine` does, in an engine that can be held."""
+    """What `python -m srm.engine` does, in an engine that can be held."""
     weights = tiny_weights()
     config = EngineWiring(num_slots=NUM_SLOTS, endpoint=endpoint, **settings)
     runner = NumpyRunner(weights, NUM_SLOTS)
@@ -255,7 +255,7 @@ async def test_why_there_is_no_snapshot_is_said(
     has_folder: bool,
     message: str,
 ) -> None:
-    monkeypatch.setattr("engine.process.durable.available_memory", lambda: 1000)
+    monkeypatch.setattr("srm.engine.process.durable.available_memory", lambda: 1000)
     serve(snapshot_dir=str(folder) if has_folder else "")
     async with asking(endpoint) as client:
         with pytest.raises(SnapshotError, match=message):
@@ -302,7 +302,7 @@ async def test_a_successor_goes_on_with_what_a_client_that_is_gone_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not has_memory:
-        monkeypatch.setattr("engine.process.durable.available_memory", lambda: 0)
+        monkeypatch.setattr("srm.engine.process.durable.available_memory", lambda: 0)
     served = serve(make_engine=HeldEngine, model=folder.parent)
     wanted = requests()
     names = "srm_restored_sequences_total", "srm_engine_decode_tokens_total"

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import srm
-from engine.config import DEMO_MODEL, ModelConfig
-from engine.weights.random_model import write_random_model
+import srm.__main__ as srm
+from srm.engine.config import DEMO_MODEL, ModelConfig
+from srm.engine.weights.random_model import write_random_model
 
 Record = dict[str, Any]
 QUICK = "--repetitions=1 --seconds=0.01 --random-widths= --demo-model={bare}"

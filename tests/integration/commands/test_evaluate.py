@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import srm
-from training.evaluate import EvaluateConfig, Evaluation, Gains, evaluate
+import srm.__main__ as srm
+from srm.training.evaluate import EvaluateConfig, Evaluation, Gains, evaluate
 
 ARGS = ["evaluate", "--problems=3", "--samples=20"]
 

@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from engine.errors import ConfigError, EngineUnavailable
-from server.commands.generate import main
-from server.commands.standard_output import BROKEN_PIPE, INTERRUPTED
+from srm.engine.errors import ConfigError, EngineUnavailable
+from srm.server.commands.generate import main
+from srm.server.commands.standard_output import BROKEN_PIPE, INTERRUPTED
 from tests.serving import ROOT, Server, complete
 
 FLAGS = ("--num-slots=16", "--max-step-rows=16", "--max-step-tokens=64")
@@ -99,7 +99,7 @@ def test_an_end_of_its_reader_or_by_ctrl_c_leaves_no_process(
     text_model: Path, is_closed: bool
 ) -> None:
     program = (
-        "import sys; from server.commands.generate import main\n"
+        "import sys; from srm.server.commands.generate import main\n"
         f"sys.exit(main(sys.argv[1:], engine_module={ENGINE!r}))"
     )
     flags = [*FLAGS, "the cat", "--n=50000", "--max-tokens=100"]

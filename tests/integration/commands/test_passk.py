@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import srm
+import srm.__main__ as srm
 from tests.integration.commands.foreign_server import (
     Foreign,
     counts,

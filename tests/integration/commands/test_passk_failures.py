@@ -30,7 +30,7 @@ def test_a_run_that_is_killed_goes_on(
 ) -> None:
     foreign.faults = [{}, {}, {}, "hold"]
     settings = {"n": 4, "concurrency": 1}
-    command = [sys.executable, "srm.py", *arguments(url, folder, **settings)]
+    command = [sys.executable, "-m", "srm", *arguments(url, folder, **settings)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert foreign.held.wait(120)
         process.send_signal(number)
@@ -53,7 +53,7 @@ def test_damage_and_another_runs_journal_are_named(
         ({"temperature": 0.5}, "temperature = 1.0, this one has 0.5"),
         ({"problems": 1}, "is of a run with other problems: choose"),
         ({"n": 3}, "n = 20, this one has 3"),
-        ({"reward": f"{folder}/reward.py:vowel"}, "with reward = 'training.questions"),
+        ({"reward": f"{folder}/reward.py:vowel"}, "with reward = 'srm.training.questions"),
     ):
         assert run(url, folder, **settings) == 2
         assert message in capsys.readouterr().err
@@ -86,7 +86,8 @@ def test_a_disk_that_takes_no_more_is_named_and_what_it_has_stays(
     foreign: Foreign, url: str, folder: Path
 ) -> None:
     settings = {"n": 1, "samples": 40}
-    program = f"import resource, srm, sys\nresource.setrlimit({resource.RLIMIT_FSIZE}, (3000, -1))"
+    program = "import resource, sys, srm.__main__ as srm\n"
+    program += f"resource.setrlimit({resource.RLIMIT_FSIZE}, (3000, -1))"
     command = [sys.executable, "-c", f"{program}\nsys.exit(srm.main(sys.argv[1:]))"]
     ended = subprocess.run(
         [*command, *arguments(url, folder, **settings)],
@@ -119,7 +120,7 @@ def test_a_slow_reward_ends_with_the_text_it_has_or_by_a_second_signal(
     (folder / "slow.py").write_text(counted)
     (folder / "calls").touch()
     settings = {"reward": f"{folder}/slow.py:slow", "concurrency": 1}
-    command = [sys.executable, "srm.py", *arguments(url, folder, **settings)]
+    command = [sys.executable, "-m", "srm", *arguments(url, folder, **settings)]
     foreign.faults = ["hold"]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert foreign.held.wait(120)

@@ -15,8 +15,8 @@ import psutil
 import pytest
 from tokenizers import Tokenizer
 
-from engine.errors import CheckpointError, ConfigError, EngineUnavailable
-from server.commands.score import main
+from srm.engine.errors import CheckpointError, ConfigError, EngineUnavailable
+from srm.server.commands.score import main
 from tests.engines.likelihoods import distributions, greedy_after
 from tests.serving import ROOT, TEXT_MODEL, wait_until
 
@@ -25,7 +25,7 @@ ENGINE = "tests.engines.numpy_engine"
 
 def command(model: Path, *flags: str) -> list[str]:
     program = (
-        "import sys; from server.commands.score import main\n"
+        "import sys; from srm.server.commands.score import main\n"
         f"sys.exit(main(sys.argv[1:], engine_module={ENGINE!r}))"
     )
     return [sys.executable, "-c", program, f"--model={model}", "--num-slots=16", *flags]

@@ -16,8 +16,8 @@ import httpx
 import msgspec
 import pytest
 
-from engine.messages import Request, SamplingParams
-from engine.process.snapshot import NAME
+from srm.engine.messages import Request, SamplingParams
+from srm.engine.process.snapshot import NAME
 from tests.engines.held_engine import held
 from tests.engines.served_engine import RawClient
 from tests.serving import (
@@ -272,6 +272,6 @@ def test_what_it_cannot_begin_with_ends_it_and_is_named(
         (2, f"port = {port}: cannot listen: Address already in use",
          [f"--model={text_model}", f"--port={port}"]),
     ):  # fmt: skip
-        command = [sys.executable, str(ROOT / "srm.py"), "serve", *flags]
-        failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        command = [sys.executable, "-m", "srm", "serve", *flags]
+        failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert (failed.returncode, message in failed.stderr) == (code, True), failed.stderr

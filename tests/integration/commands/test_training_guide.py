@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-import srm
-from server.commands import generate
+import srm.__main__ as srm
+from srm.server.commands import generate
 from tests.serving import ROOT, SERVER_FLAGS, Server, free_port
 
 ENGINE = "tests.engines.numpy_engine"
@@ -114,7 +114,8 @@ def test_the_guide_runs_as_it_stands(tmp_path: Path) -> None:
     ports = {"8000": str(port), "8001": str(free_port())}
     script = re.sub(r"\b800[01]\b", lambda result: ports[result[0]], script)
     script = script.replace("evaluate passk", f"evaluate passk --url http://127.0.0.1:{port}")
-    program = f'srm() {{ "{sys.executable}" "{ROOT}/srm.py" "$@"; }}\ntrap \'kill $!\' EXIT\n'
+    program = f'srm() {{ PYTHONPATH="{ROOT}" "{sys.executable}" -m srm "$@"; }}\n'
+    program += "trap 'kill $!' EXIT\n"
     shell = ["bash", "-euo", "pipefail", "-c", program + script]
     place: dict[str, Any] = {"cwd": tmp_path, "timeout": _LIMIT_S}
     done = subprocess.run(shell, check=False, capture_output=True, text=True, **place)

@@ -8,11 +8,11 @@ from functools import partial
 
 import pytest
 
-from engine.client import client as client_module
-from engine.client.client import EngineClient
-from engine.errors import StepFailed
-from engine.weights.weights import Weights
-from server.batch.engine_retry import EngineRetry
+from srm.engine.client import client as client_module
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import StepFailed
+from srm.engine.weights.weights import Weights
+from srm.server.batch.engine_retry import EngineRetry
 from tests.engines.making import request_of
 from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
 from tests.engines.run_engine import alone

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from engine.client.client import EngineClient
+from srm.engine.client.client import EngineClient
 from tests.engines.held_engine import HeldEngine, held
 from tests.engines.served_app import Visit, application
 from tests.engines.served_engine import NUM_SLOTS, Serve, until

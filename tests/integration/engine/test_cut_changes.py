@@ -15,14 +15,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.client.client import EngineClient
-from engine.errors import EngineUnavailable, SRMError, SwapInProgress
-from engine.kept_model import unclaimed
-from engine.messages import Done, FromEngine, LoadWeights, PutWeights, ToEngine
-from engine.process.engine import Engine
-from engine.process.weights_note import first_weights
-from engine.weights.weights import Weights
-from engine.wiring import EngineWiring
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import EngineUnavailable, SRMError, SwapInProgress
+from srm.engine.kept_model import unclaimed
+from srm.engine.messages import Done, FromEngine, LoadWeights, PutWeights, ToEngine
+from srm.engine.process.engine import Engine
+from srm.engine.process.weights_note import first_weights
+from srm.engine.weights.weights import Weights
+from srm.engine.wiring import EngineWiring
 from tests.engines.making import request_of
 from tests.engines.numpy_engine import load
 from tests.engines.numpy_runner import NumpyRunner

@@ -17,11 +17,11 @@ import msgspec
 import pytest
 import zmq
 
-from engine.client.client import EngineClient
-from engine.client.connection import MAX_INBOX
-from engine.config import EngineConfig
-from engine.errors import ConfigError, EngineUnavailable, StepFailed
-from engine.messages import (
+from srm.engine.client.client import EngineClient
+from srm.engine.client.connection import MAX_INBOX
+from srm.engine.config import EngineConfig
+from srm.engine.errors import ConfigError, EngineUnavailable, StepFailed
+from srm.engine.messages import (
     Abort,
     Hello,
     LoadWeights,
@@ -32,13 +32,13 @@ from engine.messages import (
     StopSamples,
     TakeSnapshot,
 )
-from engine.process.engine import Engine
-from engine.process.process import EngineProcess
-from engine.steps.batch import Batch
-from engine.tasks import Fail, end_process
-from engine.weights.weights import Weights
-from engine.wiring import EngineWiring
-from server.supervise.embedded_engine import with_engine
+from srm.engine.process.engine import Engine
+from srm.engine.process.process import EngineProcess
+from srm.engine.steps.batch import Batch
+from srm.engine.tasks import Fail, end_process
+from srm.engine.weights.weights import Weights
+from srm.engine.wiring import EngineWiring
+from srm.server.supervise.embedded_engine import with_engine
 from tests.conftest import MakeRequest
 from tests.engines.held_engine import HeldEngine, held, release
 from tests.engines.lying_engine import OF_NOBODY, STATUS, lie
@@ -293,7 +293,7 @@ def test_an_engine_with_more_to_read_says_that_it_is_there_before_it_has_read_wh
 ) -> None:
     """A Hello behind 80,000 requests and as many Aborts was answered after more than 10 s: all
     streams of the API process ended, and it took no requests."""
-    monkeypatch.setattr("engine.process.process.MAX_INBOX", 1)
+    monkeypatch.setattr("srm.engine.process.process.MAX_INBOX", 1)
     serve()
     client = RawClient(endpoint)
     for _ in range(3):
@@ -355,7 +355,7 @@ def test_an_api_process_that_cannot_listen_to_the_engine_ends_itself(
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.bind(endpoint)
-    command = [sys.executable, "-m", "server", "api", f"--model={text_model}", "--port=0"]
+    command = [sys.executable, "-m", "srm.server", "api", f"--model={text_model}", "--port=0"]
     with subprocess.Popen(
         [*command, f"--endpoint={endpoint}"], cwd=ROOT, stderr=subprocess.PIPE, text=True
     ) as api:

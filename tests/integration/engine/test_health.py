@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from engine.client.client import EngineClient
-from engine.errors import EngineUnavailable
-from engine.process.engine import Engine
-from engine.process.process import EngineProcess
-from engine.weights.weights import Weights
-from engine.wiring import EngineWiring
-from server.routes.health import check_ready
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import EngineUnavailable
+from srm.engine.process.engine import Engine
+from srm.engine.process.process import EngineProcess
+from srm.engine.weights.weights import Weights
+from srm.engine.wiring import EngineWiring
+from srm.server.routes.health import check_ready
 from tests.conftest import MakeRequest
 from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
 from tests.engines.served_engine import Serve, collect, connected, until

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import Overloaded, TimedOut
+from srm.engine.errors import Overloaded, TimedOut
 from tests.conftest import MakeEngine, MakeRequest
 from tests.engines.held_engine import HeldEngine, held
 from tests.engines.served_app import Visit, application

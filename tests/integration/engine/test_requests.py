@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.client.streams import Stream
-from engine.config import EngineConfig
-from engine.errors import ContextTooLong, InvalidRequest, Overloaded
-from engine.messages import (
+from srm.engine.client.streams import Stream
+from srm.engine.config import EngineConfig
+from srm.engine.errors import ContextTooLong, InvalidRequest, Overloaded
+from srm.engine.messages import (
     REASONS,
     Abort,
     Hello,
@@ -23,9 +23,9 @@ from engine.messages import (
     Status,
     StopSamples,
 )
-from engine.process.engine import Engine
-from engine.steps.tokens import Tokens, join
-from engine.weights.weights import Weights
+from srm.engine.process.engine import Engine
+from srm.engine.steps.tokens import Tokens, join
+from srm.engine.weights.weights import Weights
 from tests.conftest import MakeRequest
 from tests.engines.numpy_runner import NumpyRunner
 from tests.engines.served_engine import NUM_SLOTS, RawClient, Serve, collect, connected, until

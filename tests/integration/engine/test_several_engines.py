@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import zmq
 
-from engine.client.client import EngineClient
-from engine.client.spread import MAX_RUNS, PART_SAMPLES
-from engine.client.streams import Stream
-from engine.errors import (
+from srm.engine.client.client import EngineClient
+from srm.engine.client.spread import MAX_RUNS, PART_SAMPLES
+from srm.engine.client.streams import Stream
+from srm.engine.errors import (
     EngineUnavailable,
     InvalidRequest,
     Overloaded,
@@ -25,7 +25,7 @@ from engine.errors import (
     StepFailed,
     SwapInProgress,
 )
-from engine.messages import (
+from srm.engine.messages import (
     PROMPT,
     Done,
     LoadWeights,
@@ -36,9 +36,9 @@ from engine.messages import (
     ToEngine,
     join,
 )
-from engine.steps.batch import Batch
-from engine.steps.tokens import step_tokens
-from engine.weights.weights import Weights
+from srm.engine.steps.batch import Batch
+from srm.engine.steps.tokens import step_tokens
+from srm.engine.weights.weights import Weights
 from tests.engines.making import IDLE, request_of
 from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
 from tests.engines.run_engine import alone

@@ -85,7 +85,7 @@ def test_a_template_that_is_none_ends_the_start(text_model: Path, tmp_path: Path
     file = tmp_path / "mine.jinja"
     file.write_text("{{ a")
     flags = [f"--model={text_model}", "--port=0", f"--chat-template={file}"]
-    command = [sys.executable, "-m", "server", "api", *flags]
+    command = [sys.executable, "-m", "srm.server", "api", *flags]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 3
     assert "the chat template is not one: line 1: " in ended.stderr

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.routes.health import VERSION
+from srm.server.routes.health import VERSION
 from tests.serving import (
     EOS_PROMPT,
     TEXT_MODEL,

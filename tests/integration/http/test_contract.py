@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
-from engine.config import ModelConfig
-from server.routes.app import OPERATIONS
-from server.schema.openapi import document
+from srm.engine.config import ModelConfig
+from srm.server.routes.app import OPERATIONS
+from srm.server.schema.openapi import document
 from tests.serving import Server, free_port, write_text_model
 
 MODEL = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=32, vocab_size=320)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from engine.config import DEMO_MODEL
+from srm.engine.config import DEMO_MODEL
 from tests.engines.held_engine import held
 from tests.serving import CHATS, COMPLETIONS, SERVER_FLAGS, Server, wait_until
 
@@ -92,7 +92,7 @@ async def test_200_clients_that_leave_at_any_point_leave_nothing_behind(server: 
 
 @pytest.mark.slow
 async def test_1000_clients_that_leave_the_demo_model() -> None:
-    with Server(DEMO_MODEL, "--num-slots=64", engine_module="engine", start_s=600) as running:
+    with Server(DEMO_MODEL, "--num-slots=64", engine_module="srm.engine", start_s=600) as running:
         await check(running, 1_000)
 
 

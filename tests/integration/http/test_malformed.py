@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from server.routes.app import OPERATIONS
+from srm.server.routes.app import OPERATIONS
 from tests.bodies import garbage
 from tests.serving import Server
 

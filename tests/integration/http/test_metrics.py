@@ -16,8 +16,8 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.metrics_memory import COUNTS_BYTES, GAUGES_BYTES, Region, create
-from server.routes import scrape
+from srm.engine.metrics_memory import COUNTS_BYTES, GAUGES_BYTES, Region, create
+from srm.server.routes import scrape
 from tests.serving import NUM_SLOTS, ROOT, TEXT_MODEL, Server, error_of
 
 LABELS = {"model_name": "tiny", "engine": "0"}
@@ -121,7 +121,7 @@ def test_paths_and_methods_of_callers_make_no_series(server: Server) -> None:
 
 COUNTING = """
 import sys
-from server import metrics
+from srm.server import metrics
 metrics.HTTP_REQUESTS.labels('/', 'GET', '200').inc(3)
 metrics.HTTP_IN_FLIGHT.inc()
 metrics.TIME_TO_FIRST_TOKEN.observe(0.3)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.schema.sampling_fields import MAX_CUT_LENGTH, MAX_SCORES
+from srm.server.schema.sampling_fields import MAX_CUT_LENGTH, MAX_SCORES
 from tests.serving import (
     CHATS,
     COMPLETIONS,

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from engine.weights.weights import Weights
-from server.routes import scrape, tokenize
-from server.routes.app import STORE_THREADS
-from server.schema.json_parts import SMALL
-from server.storage.store import Store
+from srm.engine.weights.weights import Weights
+from srm.server.routes import scrape, tokenize
+from srm.server.routes.app import STORE_THREADS
+from srm.server.schema.json_parts import SMALL
+from srm.server.storage.store import Store
 from tests.engines.numpy_runner import tiny_weights
 from tests.engines.served_app import application
 from tests.engines.served_engine import Serve, until

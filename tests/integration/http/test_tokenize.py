@@ -12,12 +12,12 @@ import jinja2
 import pytest
 from tokenizers import Tokenizer
 
-from engine.client.client import EngineClient
-from server.routes import tokenize
-from server.routes.app import create_app
-from server.text.chat_template import ChatTemplate
-from server.text.text import Text
-from server.wiring import ServerWiring
+from srm.engine.client.client import EngineClient
+from srm.server.routes import tokenize
+from srm.server.routes.app import create_app
+from srm.server.text.chat_template import ChatTemplate
+from srm.server.text.text import Text
+from srm.server.wiring import ServerWiring
 from tests.serving import (
     CHAT_TEMPLATE,
     CHATS,

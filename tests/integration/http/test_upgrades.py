@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from server.routes.app import OPERATIONS
+from srm.server.routes.app import OPERATIONS
 from tests.integration.http.test_malformed import ROUTES, valid_body
 from tests.serving import ROOT, Server
 

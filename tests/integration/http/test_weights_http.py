@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-import srm
+import srm.__main__ as srm
 from tests.engines.held_engine import held, release
 from tests.serving import (
     CHAT_TEMPLATE,

@@ -14,12 +14,12 @@ import numpy as np
 import psutil
 import pytest
 
-from engine.errors import ConfigError, SRMError
-from loadtest.client.os_limits import allow_files
-from loadtest.client.target import resolve
-from loadtest.client.workers import RunProgress, run
-from loadtest.recording import ERRORS, Recording
-from loadtest.scenario import Scenario
+from srm.engine.errors import ConfigError, SRMError
+from srm.loadtest.client.os_limits import allow_files
+from srm.loadtest.client.target import resolve
+from srm.loadtest.client.workers import RunProgress, run
+from srm.loadtest.recording import ERRORS, Recording
+from srm.loadtest.scenario import Scenario
 from tests.loads.raw_server import (
     DONE,
     Handler,

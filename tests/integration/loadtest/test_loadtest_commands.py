@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 import pytest
 
-import srm
-from engine.errors import ConfigError
-from loadtest.__main__ import main
-from loadtest.commands.run_command import INTERRUPTED
-from loadtest.recording import load
-from loadtest.report.report import read_report
-from loadtest.summary import Summary
+import srm.__main__ as srm
+from srm.engine.errors import ConfigError
+from srm.loadtest.__main__ import main
+from srm.loadtest.commands.run_command import INTERRUPTED
+from srm.loadtest.recording import load
+from srm.loadtest.report.report import read_report
+from srm.loadtest.summary import Summary
 from tests.loads.toy_server import FAILED, ToyConfig, ToyServer
 from tests.serving import ROOT, Server
 
@@ -33,7 +33,7 @@ def call(url: str, folder: Path, *flags: str, command: str = "run") -> int:
 
 
 def started(*argv: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "srm.py", "loadtest", *argv]
+    command = [sys.executable, "-m", "srm", "loadtest", *argv]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
 
@@ -61,7 +61,7 @@ def made(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 @pytest.fixture(autouse=True)
 def _without_pages(made: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Plots take longer than all else: one page, of the run that is made, is enough."""
-    monkeypatch.setattr("loadtest.report.report_files.html", lambda _report: "")
+    monkeypatch.setattr("srm.loadtest.report.report_files.html", lambda _report: "")
 
 
 def test_a_run_is_reported_and_printed_as_plain_text(made: tuple[Path, str]) -> None:

@@ -37,7 +37,7 @@ def test_the_guide_runs_from_its_first_command_to_its_last(
     page = (ROOT / "docs/loadtest.md").read_text()
     commands: list[str] = re.findall(r"^```sh test\n(.*?)^```$", page, re.M | re.S)
     assert len(commands) > 8
-    program = f'srm() {{ "{sys.executable}" "{ROOT}/srm.py" "$@"; }}\n'
+    program = f'srm() {{ PYTHONPATH="{ROOT}" "{sys.executable}" -m srm "$@"; }}\n'
     environment = {**os.environ, "SRM_URL": server.url, "MODEL": str(text_model)}
     for command in commands:
         shorter = command

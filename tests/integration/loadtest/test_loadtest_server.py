@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.analysis.summarize import summarize
-from server.routes.health import VERSION
+from srm.loadtest.analysis.summarize import summarize
+from srm.server.routes.health import VERSION
 from tests.loads.run_loadtest import loaded
 from tests.serving import TEXT_MODEL, Server
 

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from engine.errors import ConfigError
-from loadtest.__main__ import main
-from loadtest.commands.run_command import INTERRUPTED
-from loadtest.recording import Recording
-from loadtest.report.report import read_report
-from loadtest.scenario import Scenario
+from srm.engine.errors import ConfigError
+from srm.loadtest.__main__ import main
+from srm.loadtest.commands.run_command import INTERRUPTED
+from srm.loadtest.recording import Recording
+from srm.loadtest.report.report import read_report
+from srm.loadtest.scenario import Scenario
 from tests.loads.run_loadtest import simulate
 from tests.loads.toy_server import Fault, ToyConfig, ToyServer
 from tests.loads.virtual import virtually
@@ -38,7 +38,7 @@ def sweep(folder: Path, *flags: str, url: str = "http://toy") -> int:
 @pytest.fixture(autouse=True)
 def _without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plots take longer than all else, and have tests of their own."""
-    monkeypatch.setattr("loadtest.report.report_files.html", lambda _report: "")
+    monkeypatch.setattr("srm.loadtest.report.report_files.html", lambda _report: "")
 
 
 class Toys(NamedTuple):
@@ -61,7 +61,7 @@ def virtual_steps(monkeypatch: pytest.MonkeyPatch, toys: Toys) -> None:
         recording.save(folder)
         return recording
 
-    monkeypatch.setattr("loadtest.commands.run_command.record", record)
+    monkeypatch.setattr("srm.loadtest.commands.run_command.record", record)
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_what_was_measured_before_is_reported(
         elif ending == "ctrl-c between two steps":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("loadtest.commands.sweep.show_step", shown)
+    monkeypatch.setattr("srm.loadtest.commands.sweep.show_step", shown)
     flags = ("--duration-s=0", "--settle-s=0", "--requests=5")
     with ExitStack() as listening:
         toy = listening.enter_context(ToyServer(ToyConfig(ttft_s=0.0, itl_s=0.0), fault=fault))

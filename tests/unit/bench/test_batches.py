@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from bench.engine.decode import decode_rows, prefill_rows
-from engine.steps.batch import Batch
+from srm.engine.steps.batch import Batch
 from tests.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
 
 PROMPTS = np.arange(15, dtype=np.int32).reshape(3, 5)

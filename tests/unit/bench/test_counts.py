@@ -10,9 +10,9 @@ from bench.engine.counts import PROMPT, count_op, prefill_bytes
 from bench.engine.feeds import Array, Feeds
 from bench.peaks.memory import measure_memory
 from bench.peaks.rates import memory_peak
-from engine.config import Dtype, ModelConfig
-from engine.device.linear import widen_bfloat16
-from engine.weights.step_bytes import decode_bytes
+from srm.engine.config import Dtype, ModelConfig
+from srm.engine.device.linear import widen_bfloat16
+from srm.engine.weights.step_bytes import decode_bytes
 from tests.kernels import oracle
 
 MODEL = ModelConfig(d_model=64, num_layers=3, num_heads=2, n_ctx=128, vocab_size=96)

@@ -13,11 +13,11 @@ from bench.engine.float8 import float8_ops
 from bench.engine.ops import widened
 from bench.gpu.logprobs import float8_mixer
 from bench.gpu.ops import check_float8
-from engine.config import ModelConfig
-from engine.device.linear import round_bfloat16
-from engine.weights.float8 import INNER, from_e4m3, in_inner_order, norm_scale, round_e4m3
-from engine.weights.random_model import random_tensors
-from engine.weights.weights import fold
+from srm.engine.config import ModelConfig
+from srm.engine.device.linear import round_bfloat16
+from srm.engine.weights.float8 import INNER, from_e4m3, in_inner_order, norm_scale, round_e4m3
+from srm.engine.weights.random_model import random_tensors
+from srm.engine.weights.weights import fold
 from tests.engines.numpy_runner import F64, TINY, feed, in_float64, silu, tiny_weights
 from tests.kernels import oracle
 

@@ -9,17 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
-import srm
+import srm.__main__ as srm
 from bench.frame import Settings, run, table
 from bench.host.host import HostBenchConfig
 from bench.records import table as pages
 from bench.records.figures import CARD, FIGURES
 from bench.records.table import PAGES, newest, written
-from engine.config import DEMO_MODEL, GRPO_MODEL
-from engine.errors import ConfigError
-from engine.weights.checkpoint import load_checkpoint
-from loadtest.records import RECORDS
-from training.evaluate import Evaluation
+from srm.engine.config import DEMO_MODEL, GRPO_MODEL
+from srm.engine.errors import ConfigError
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.loadtest.records import RECORDS
+from srm.training.evaluate import Evaluation
 
 BLOCK = "<!-- figures: {} -->\n{}<!-- end of figures -->\n"
 

@@ -25,9 +25,9 @@ from bench.peers.running import http_point, offline_point, placeholders, waves
 from bench.peers.shapes import KINDS, N_CTX, shape_of
 from bench.peers.table import PeerPoint, PeerResult, markdown
 from bench.server.load import send
-from engine.errors import ConfigError
-from loadtest.commands.run_command import summed_up
-from loadtest.records import ROOT
+from srm.engine.errors import ConfigError
+from srm.loadtest.commands.run_command import summed_up
+from srm.loadtest.records import ROOT
 from tests.loads.toy_server import ToyConfig, ToyServer
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from bench.model.plots import KINDS, main
 from bench.records.figures import is_whole
-from loadtest.records import RECORDS
+from srm.loadtest.records import RECORDS
 
 LABELS = {
     "engine": ["demo", "random d 512", "srm, float32", "PyTorch eager, float32"],

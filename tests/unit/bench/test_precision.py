@@ -18,14 +18,14 @@ from bench.model.precision import (
     markdown,
     measure,
 )
-from engine.config import ModelConfig
-from engine.device.linear import round_bfloat16
-from engine.errors import ConfigError
-from engine.weights.checkpoint import load_checkpoint
-from engine.weights.random_model import write_random_model
+from srm.engine.config import ModelConfig
+from srm.engine.device.linear import round_bfloat16
+from srm.engine.errors import ConfigError
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.engine.weights.random_model import write_random_model
+from srm.training.checkpoint import load_model
+from srm.training.model import Block
 from tests.engines.numpy_runner import F64, feed, in_float64
-from training.checkpoint import load_model
-from training.model import Block
 
 MODEL = ModelConfig(d_model=64, num_layers=3, num_heads=4, n_ctx=24, vocab_size=300)
 IDS = np.random.default_rng(0).integers(MODEL.vocab_size, size=24)

@@ -14,12 +14,12 @@ from max.dtype import DType
 from bench.engine import tune
 from bench.engine.feeds import Array, Feeds
 from bench.gpu.ops import check_product
-from engine.config import ModelConfig
-from engine.device.graph_cache import choice_path, measured_product
-from engine.device.linear import round_bfloat16, widen_bfloat16
-from engine.device.products import SLICE, Product, choose_product
-from engine.errors import ConfigError, SRMError
-from engine.weights.random_model import write_random_model
+from srm.engine.config import ModelConfig
+from srm.engine.device.graph_cache import choice_path, measured_product
+from srm.engine.device.linear import round_bfloat16, widen_bfloat16
+from srm.engine.device.products import SLICE, Product, choose_product
+from srm.engine.errors import ConfigError, SRMError
+from srm.engine.weights.random_model import write_random_model
 from tests.kernels import oracle
 
 MODEL = ModelConfig(d_model=512, num_layers=2, num_heads=4, n_ctx=16, vocab_size=1024)

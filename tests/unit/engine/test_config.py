@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.config import DEMO_MODEL, EngineConfig, ModelConfig, parse_model_config
-from engine.errors import CheckpointError, ConfigError
-from engine.settings import Command, build, field_docs, load, read_settings
-from engine.wiring import EngineWiring
-from server.commands.admin_cli import WeightsConfig
-from server.config import ServerConfig
+from srm.engine.config import DEMO_MODEL, EngineConfig, ModelConfig, parse_model_config
+from srm.engine.errors import CheckpointError, ConfigError
+from srm.engine.settings import Command, build, field_docs, load, read_settings
+from srm.engine.wiring import EngineWiring
+from srm.server.commands.admin_cli import WeightsConfig
+from srm.server.config import ServerConfig
 
 
 class Drawer(msgspec.Struct, frozen=True):

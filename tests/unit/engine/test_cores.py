@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine import cores
-from server.supervise import launch
+from srm.engine import cores
+from srm.server.supervise import launch
 
 
 @pytest.fixture

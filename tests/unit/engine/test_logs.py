@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.logs import MAX_LINE, PROCESS_NAME, JsonLines, TextLines, printable
+from srm.engine.logs import MAX_LINE, PROCESS_NAME, JsonLines, TextLines, printable
 from tests.serving import ROOT
 
 
 def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
-    log = logging.getLogger("server.http.request_middleware")
+    log = logging.getLogger("srm.server.http.request_middleware")
     return log.makeRecord(log.name, logging.INFO, "file", 1, message, args, None, extra=extra)
 
 
@@ -30,7 +30,7 @@ def test_a_json_line_has_the_fields_of_its_message() -> None:
     assert parsed["time"].endswith("Z")
     assert {name: parsed[name] for name in ("level", "logger", "message", "status")} == {
         "level": "info",
-        "logger": "server.http.request_middleware",
+        "logger": "srm.server.http.request_middleware",
         "message": "answered 2",
         "status": 200,
     }
@@ -50,7 +50,7 @@ def test_a_text_line_ends_in_the_fields() -> None:
 
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_lines_say_which_process_speaks(form: str) -> None:
-    script = f"import logging; from engine import logs; logs.configure('info', '{form}'); "
+    script = f"import logging; from srm.engine import logs; logs.configure('info', '{form}'); "
     done = subprocess.run(
         [sys.executable, "-c", script + "logging.info('hello')"],
         capture_output=True,
@@ -66,7 +66,7 @@ def test_lines_say_which_process_speaks(form: str) -> None:
 
 def test_configuring_sets_level_and_form() -> None:
     script = (
-        "import logging; from engine import logs; logs.configure('warning', 'json'); "
+        "import logging; from srm.engine import logs; logs.configure('warning', 'json'); "
         "logging.info('no'); logging.warning('yes %s', 1)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
@@ -75,7 +75,7 @@ def test_configuring_sets_level_and_form() -> None:
 
 LOGGING = """
 import logging, os, sys
-from engine import logs
+from srm.engine import logs
 logs.configure("info", "text")
 for number in range(3_000):
     logging.info("line %d: %s", number, "x" * (9_000 if number == 7 else 90))

@@ -15,9 +15,16 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from engine.errors import ConfigError
-from engine.metrics_memory import COUNTS_BYTES, GAUGES_BYTES, VARIABLE, JoinedRegion, Region, create
-from server.routes.scrape import merged
+from srm.engine.errors import ConfigError
+from srm.engine.metrics_memory import (
+    COUNTS_BYTES,
+    GAUGES_BYTES,
+    VARIABLE,
+    JoinedRegion,
+    Region,
+    create,
+)
+from srm.server.routes.scrape import merged
 from tests.serving import ROOT
 
 
@@ -125,7 +132,7 @@ def test_a_process_whose_files_may_not_grow_measures_and_processes_of_its_own_do
     """A full temp folder ended whoever measured anything."""
     program = (
         f"import os, resource; resource.setrlimit({resource.RLIMIT_FSIZE}, (0, 0))\n"
-        "from engine import metrics\nmetrics.STEPS.inc(3)\nfrom server import metrics\n"
+        "from srm.engine import metrics\nmetrics.STEPS.inc(3)\nfrom server import metrics\n"
         f"assert {VARIABLE!r} not in os.environ"
     )
     with memory("") as (region,):
@@ -145,7 +152,7 @@ def test_a_process_whose_files_may_not_grow_measures_and_processes_of_its_own_do
 def test_no_memory_is_said_at_the_start() -> None:
     program = (
         f"import resource; resource.setrlimit({resource.RLIMIT_FSIZE}, (9, 9))\n"
-        "from engine.metrics_memory import create\ncreate([''])"
+        "from srm.engine.metrics_memory import create\ncreate([''])"
     )
     with pytest.raises(subprocess.CalledProcessError) as failed:
         subprocess.run(

@@ -6,7 +6,6 @@ import pytest
 import torch
 from msgspec.structs import asdict
 
-from engine.errors import ConfigError
 from experiments.__main__ import main
 from experiments.copying import (
     PAPER,
@@ -21,9 +20,10 @@ from experiments.copying import (
 )
 from experiments.harness.models import HEADS, SRMS
 from experiments.harness.result_cache import Numbers
+from srm.engine.errors import ConfigError
+from srm.training.data import IGNORED
+from srm.training.model import SRM
 from tests.unit.experiments.conftest import Experiment
-from training.data import IGNORED
-from training.model import SRM
 
 SIZES = ["--d-model=16", "--n-ctx=4", "--widths=16", "--copied=2", "--ids=3"]
 

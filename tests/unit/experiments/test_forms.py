@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from engine.config import ModelConfig
-from engine.errors import ConfigError
 from experiments.__main__ import main
 from experiments.forms import (
     FORMS,
@@ -19,8 +17,10 @@ from experiments.forms import (
     page,
 )
 from experiments.harness.result_cache import Numbers
+from srm.engine.config import ModelConfig
+from srm.engine.errors import ConfigError
+from srm.training.model import SRM
 from tests.unit.experiments.conftest import Experiment
-from training.model import SRM
 
 
 def test_each_length_is_measured_and_shown(run_tiny: Experiment) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import ConfigError
 from experiments.__main__ import main
 from experiments.harness.corpus import Corpus
 from experiments.harness.models import SRMS, make_variant
@@ -25,8 +24,9 @@ from experiments.information import (
     unigram_loss,
     windows,
 )
+from srm.engine.errors import ConfigError
+from srm.training.model import LanguageModel
 from tests.unit.experiments.conftest import Experiment
-from training.model import LanguageModel
 
 SIZES = (16, 1, 8, 12)
 """Width, layers, tokens and ids."""

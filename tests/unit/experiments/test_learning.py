@@ -12,24 +12,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.config import EngineConfig, ModelConfig
-from engine.errors import ConfigError
 from experiments import finetuning, grpo, rollouts
 from experiments.__main__ import main
 from experiments.finetuning import AFTER, BEFORE, gain, generated, law, powers, rates
 from experiments.grpo import BALANCED, PLAIN, START, GRPOExperimentConfig, agreement
 from experiments.harness.result_cache import Numbers
 from experiments.rollouts import CASES
+from srm.engine.config import EngineConfig, ModelConfig
+from srm.engine.errors import ConfigError
+from srm.training.checkpoint import save_model
+from srm.training.grpo import command
+from srm.training.grpo.rollouts import EngineSampler, folded
+from srm.training.model import SRM
+from srm.training.questions.questions import Question
+from srm.training.questions.rewards import gsm8k_strict
+from srm.training.statistics.coverage import spaced
+from srm.training.statistics.power_law import fit
+from srm.training.text.tokenizer import train_tokenizer
 from tests.engines.making import engine_of
-from training.checkpoint import save_model
-from training.grpo import command
-from training.grpo.rollouts import EngineSampler, folded
-from training.model import SRM
-from training.questions.questions import Question
-from training.questions.rewards import gsm8k_strict
-from training.statistics.coverage import spaced
-from training.statistics.power_law import fit
-from training.text.tokenizer import train_tokenizer
 
 Run = Callable[..., tuple[dict[str, list[Numbers]], str]]
 

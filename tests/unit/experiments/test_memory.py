@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.errors import ConfigError
 from experiments.__main__ import main
 from experiments.memory import TREATMENTS, MemoryConfig, copy, decays, model
+from srm.engine.errors import ConfigError
 from tests.unit.experiments.conftest import Experiment
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.errors import ConfigError
 from experiments.__main__ import main
 from experiments.harness import runner
 from experiments.harness.corpus import standard_library
 from experiments.mixers import CASES, CHANGES, PAPER, MixersConfig, page, shape
-from loadtest.records import ROOT
+from srm.engine.errors import ConfigError
+from srm.loadtest.records import ROOT
 from tests.unit.experiments.conftest import Experiment
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ConfigError
 from experiments.harness.result_cache import Numbers, cached
+from srm.engine.errors import ConfigError
 
 
 def never() -> Numbers:

@@ -8,10 +8,10 @@ from hdrh.histogram import HdrHistogram
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import ConfigError
-from loadtest import histogram
-from loadtest.histogram import LONGEST_S, Histogram
-from loadtest.quantities import PERCENTILES
+from srm.engine.errors import ConfigError
+from srm.loadtest import histogram
+from srm.loadtest.histogram import LONGEST_S, Histogram
+from srm.loadtest.quantities import PERCENTILES
 
 units = st.one_of(st.integers(0, 5000), st.integers(0, 10**6 * int(LONGEST_S)))
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import ConfigError
-from loadtest.lengths import ALLOWED, LONGEST, Lengths, check, parse
+from srm.engine.errors import ConfigError
+from srm.loadtest.lengths import ALLOWED, LONGEST, Lengths, check, parse
 
 GRID = ((np.arange(100_000) + 0.5) / 100_000).tolist()
 """Shares that stand for all: means over them are integrals of the quantile function."""

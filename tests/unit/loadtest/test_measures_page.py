@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from loadtest.analysis import verdict
-from loadtest.histogram import LONGEST_S
-from loadtest.objectives import COMPARISONS, OBJECTIVES, parse, parse_condition
-from loadtest.quantities import DISTRIBUTIONS
-from loadtest.recording import ERRORS
-from loadtest.summary import Distribution, Summary
+from srm.loadtest.analysis import verdict
+from srm.loadtest.histogram import LONGEST_S
+from srm.loadtest.objectives import COMPARISONS, OBJECTIVES, parse, parse_condition
+from srm.loadtest.quantities import DISTRIBUTIONS
+from srm.loadtest.recording import ERRORS
+from srm.loadtest.summary import Distribution, Summary
 from tests.serving import ROOT
 
 PAGE = (ROOT / "docs/loadtest-measures.md").read_text()

@@ -7,8 +7,8 @@ import math
 import msgspec
 import pytest
 
-from engine.errors import ConfigError
-from loadtest.objectives import (
+from srm.engine.errors import ConfigError
+from srm.loadtest.objectives import (
     NUMBERS,
     OBJECTIVES,
     STATISTICS,
@@ -18,8 +18,8 @@ from loadtest.objectives import (
     parse,
     parse_condition,
 )
-from loadtest.quantities import DISTRIBUTIONS
-from loadtest.summary import Distribution, Summary
+from srm.loadtest.quantities import DISTRIBUTIONS
+from srm.loadtest.summary import Distribution, Summary
 
 EMPTY = Distribution(0, *[math.nan] * 9)
 CUT = {"cut": 1, "timeout": 2}

@@ -10,11 +10,11 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from engine.errors import ConfigError
-from loadtest import lengths
-from loadtest.scenario import MEASURED, SCENARIOS, Arrivals, Scenario, read
-from loadtest.workload import arrivals
-from loadtest.workload.workload import Workload
+from srm.engine.errors import ConfigError
+from srm.loadtest import lengths
+from srm.loadtest.scenario import MEASURED, SCENARIOS, Arrivals, Scenario, read
+from srm.loadtest.workload import arrivals
+from srm.loadtest.workload.workload import Workload
 from tests.serving import ROOT
 
 PAGE = (ROOT / "docs/loadtest-scenarios.md").read_text()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ConfigError
-from loadtest.trace import Arrival, read
+from srm.engine.errors import ConfigError
+from srm.loadtest.trace import Arrival, read
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 MOONCAKE = '{"timestamp": 1, "input_length": 1, "output_length": 1, "type": "text"}'

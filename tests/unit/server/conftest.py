@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.client.client import EngineClient
-from server.routes.app import create_app
-from server.text.chat_template import ChatTemplate
-from server.text.text import Text
-from server.wiring import ServerWiring
+from srm.engine.client.client import EngineClient
+from srm.server.routes.app import create_app
+from srm.server.text.chat_template import ChatTemplate
+from srm.server.text.text import Text
+from srm.server.wiring import ServerWiring
 
 Served = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine import errors
-from server.errors import BodyTooSlow, RateLimited, srm_error
+from srm.engine import errors
+from srm.server.errors import BodyTooSlow, RateLimited, srm_error
 
 
 def every_error(kind: type[errors.SRMError] = errors.SRMError) -> Iterator[type[errors.SRMError]]:

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.config import ModelConfig
 from experiments.harness.models import model_makers
-from training.baselines.mamba2 import Mamba2, Mamba2Shape, scan
-from training.baselines.masked_mixer import MaskedMixerModel, MaskedMixerShape
-from training.baselines.transformer import Transformer, TransformerShape, rotated
-from training.loop import Run, Schedule
-from training.model import SRM, LanguageModel
-from training.processes import processes
+from srm.engine.config import ModelConfig
+from srm.training.baselines.mamba2 import Mamba2, Mamba2Shape, scan
+from srm.training.baselines.masked_mixer import MaskedMixerModel, MaskedMixerShape
+from srm.training.baselines.transformer import Transformer, TransformerShape, rotated
+from srm.training.loop import Run, Schedule
+from srm.training.model import SRM, LanguageModel
+from srm.training.processes import processes
 
 VOCAB, LENGTH = 29, 70
 """Longer than a chunk of the scan, and no multiple of it."""

@@ -8,7 +8,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from training.statistics.coverage import (
+from srm.training.statistics.coverage import (
     Tally,
     intervals,
     pass_table,
@@ -16,7 +16,7 @@ from training.statistics.coverage import (
     resampled_means,
     spaced,
 )
-from training.statistics.power_law import PowerLaw, fit, fits
+from srm.training.statistics.power_law import PowerLaw, fit, fits
 
 
 @pytest.mark.parametrize("samples", [1, 4, 7])

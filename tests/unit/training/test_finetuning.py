@@ -16,20 +16,20 @@ import torch
 from pyarrow import parquet
 from torch.nn import functional as F
 
-from engine.config import ModelConfig
-from engine.errors import ConfigError
-from engine.weights.checkpoint import load_checkpoint
-from loadtest.records import ROOT
-from server.text.text import Text
-from training.checkpoint import load_model, save_model
-from training.data import IGNORED
-from training.finetuning.conversations import Chats, RowText, read
-from training.finetuning.examples import ExampleBatches, encode, in_order, with_shots
-from training.finetuning.sft import SFTConfig, prepared, sft
-from training.loop import Schedule
-from training.model import SRM
-from training.pretrain import CHAT_TEMPLATE
-from training.text.tokenizer import BEGIN, BEGIN_ID, END, END_ID, train_tokenizer
+from srm.engine.config import ModelConfig
+from srm.engine.errors import ConfigError
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.loadtest.records import ROOT
+from srm.server.text.text import Text
+from srm.training.checkpoint import load_model, save_model
+from srm.training.data import IGNORED
+from srm.training.finetuning.conversations import Chats, RowText, read
+from srm.training.finetuning.examples import ExampleBatches, encode, in_order, with_shots
+from srm.training.finetuning.sft import SFTConfig, prepared, sft
+from srm.training.loop import Schedule
+from srm.training.model import SRM
+from srm.training.pretrain import CHAT_TEMPLATE
+from srm.training.text.tokenizer import BEGIN, BEGIN_ID, END, END_ID, train_tokenizer
 
 PAIRS = [{"prompt": f"{a} + {b} =", "completion": f" {a + b}"} for a in range(8) for b in range(8)]
 CHAT = [
@@ -298,7 +298,7 @@ def test_two_processes_have_the_losses_and_the_best_weights_of_one(
              "precision": "float32", "shard": "true", "model": base, "train": config.train[0],
              "output": tmp_path / "two"}  # fmt: skip
     start = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [sys.executable, "-m", *start, str(ROOT / "srm.py"), "train", "sft"]
+    command = [sys.executable, "-m", *start, "-m", "srm", "train", "sft"]
     given = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
     subprocess.run([*command, *given], check=True, cwd=ROOT)
     losses = msgspec.json.decode((tmp_path / "two" / "losses.json").read_bytes())

@@ -15,24 +15,24 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from tokenizers.processors import TemplateProcessing
 
-from engine.config import ModelConfig
-from engine.errors import ConfigError
-from engine.settings import build, flatten, load
-from engine.tokenizer_file import read_tokenizer
-from engine.weights.checkpoint import load_checkpoint
+from srm.engine.config import ModelConfig
+from srm.engine.errors import ConfigError
+from srm.engine.settings import build, flatten, load
+from srm.engine.tokenizer_file import read_tokenizer
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.training.checkpoint import load_model, save_model
+from srm.training.grpo.asked import Questions, questions
+from srm.training.grpo.command import grpo
+from srm.training.grpo.config import GRPOConfig
+from srm.training.grpo.record import JsonLinesFile, StepEvaluation, Update, evaluated
+from srm.training.grpo.rollouts import EngineSampler, RolloutSampling, Sampler, folded
+from srm.training.grpo.torch_sampler import TorchSampler
+from srm.training.loop import Schedule
+from srm.training.model import SRM
+from srm.training.text.tokenizer import BEGIN, BEGIN_ID, END, END_ID
 from tests.engines.making import engine_of
 from tests.engines.numpy_runner import SMALL
 from tests.engines.numpy_runner import TINY as TINY_MODEL
-from training.checkpoint import load_model, save_model
-from training.grpo.asked import Questions, questions
-from training.grpo.command import grpo
-from training.grpo.config import GRPOConfig
-from training.grpo.record import JsonLinesFile, StepEvaluation, Update, evaluated
-from training.grpo.rollouts import EngineSampler, RolloutSampling, Sampler, folded
-from training.grpo.torch_sampler import TorchSampler
-from training.loop import Schedule
-from training.model import SRM
-from training.text.tokenizer import BEGIN, BEGIN_ID, END, END_ID
 
 REWARD = """
 def wanted(completion, question):

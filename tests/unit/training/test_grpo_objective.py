@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.engines.numpy_runner import TINY
-from training.data import IGNORED
-from training.grpo.learner import Learner
-from training.grpo.objective import (
+from srm.training.data import IGNORED
+from srm.training.grpo.learner import Learner
+from srm.training.grpo.objective import (
     Correction,
     Objective,
     RolloutRow,
@@ -25,10 +24,11 @@ from training.grpo.objective import (
     loss,
     side_by_side,
 )
-from training.grpo.resampling import GOOD, Resampling, advantages, chosen
-from training.loop import Run, Schedule
-from training.model import SRM
-from training.processes import Processes
+from srm.training.grpo.resampling import GOOD, Resampling, advantages, chosen
+from srm.training.loop import Run, Schedule
+from srm.training.model import SRM
+from srm.training.processes import Processes
+from tests.engines.numpy_runner import TINY
 
 CPU = torch.device("cpu")
 REWARDS = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=24, max_size=24)

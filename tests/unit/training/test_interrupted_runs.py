@@ -13,22 +13,22 @@ import pytest
 import torch
 from msgspec import structs
 
-from engine.errors import ConfigError
-from loadtest.records import ROOT
-from training.__main__ import main
-from training.loop import Schedule
-from training.pretrain import PretrainConfig, pretrain
-from training.problems.drawn import problems
-from training.processes import stop_asked
-from training.text.tokenizer import TokenizerConfig, make_tokenizer
-from training.text.whole_files import is_sealed, seal
+from srm.engine.errors import ConfigError
+from srm.loadtest.records import ROOT
+from srm.training.__main__ import main
+from srm.training.loop import Schedule
+from srm.training.pretrain import PretrainConfig, pretrain
+from srm.training.problems.drawn import problems
+from srm.training.processes import stop_asked
+from srm.training.text.tokenizer import TokenizerConfig, make_tokenizer
+from srm.training.text.whole_files import is_sealed, seal
 
 KILLED = """
 import signal, sys
 from pathlib import Path
 from tests.unit.training.test_interrupted_runs import config
-from training import loop
-from training.pretrain import pretrain
+from srm.training import loop
+from srm.training.pretrain import pretrain
 
 rate, save = loop.Schedule.rate, loop.torch.save
 saves = 0

@@ -16,17 +16,17 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-from engine.config import DEMO_MODEL
-from engine.errors import CheckpointError, ConfigError
-from engine.weights.checkpoint import load_checkpoint, read_model
-from loadtest.records import ROOT
-from training import pretrain as pretraining
-from training.checkpoint import load_model
-from training.data import IGNORED, SHORT, WHOLE_EVERY, ProblemBatches, encode
-from training.loop import Schedule
-from training.pretrain import CHAT_TEMPLATE, PretrainConfig, pretrain
-from training.problems.drawn import examples, problems
-from training.text.tokenizer import BEGIN_ID, END_ID, train_tokenizer
+from srm.engine.config import DEMO_MODEL
+from srm.engine.errors import CheckpointError, ConfigError
+from srm.engine.weights.checkpoint import load_checkpoint, read_model
+from srm.loadtest.records import ROOT
+from srm.training import pretrain as pretraining
+from srm.training.checkpoint import load_model
+from srm.training.data import IGNORED, SHORT, WHOLE_EVERY, ProblemBatches, encode
+from srm.training.loop import Schedule
+from srm.training.pretrain import CHAT_TEMPLATE, PretrainConfig, pretrain
+from srm.training.problems.drawn import examples, problems
+from srm.training.text.tokenizer import BEGIN_ID, END_ID, train_tokenizer
 
 SIZES: dict[str, Any] = {"d_model": 16, "num_layers": 2, "num_heads": 2, "n_ctx": 64}
 TINY = PretrainConfig(batch_tokens=256, warmup_steps=2, max_vocab_size=400, threads=1, **SIZES)
@@ -243,7 +243,7 @@ def test_two_processes_have_the_losses_of_one(texts: Path, tmp_path: Path, shard
     flags = {**sizes, "texts": texts, "precision": "float32", "threads": 1, "shard": shard}
     settings = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
     start = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [sys.executable, "-m", *start, str(ROOT / "srm.py"), "train", "pretrain", *settings]
+    command = [sys.executable, "-m", *start, "-m", "srm", "train", "pretrain", *settings]
     subprocess.run([*command, f"--output={tmp_path / 'two'}"], check=True, cwd=ROOT)
     losses = msgspec.json.decode((tmp_path / "two" / "losses.json").read_bytes())
     assert losses == pytest.approx(expected.steps, rel=1e-5)

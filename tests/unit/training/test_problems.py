@@ -9,9 +9,9 @@ from itertools import islice
 
 import pytest
 
-from training.problems import words
-from training.problems.drawn import KINDS, Split, examples, instruction, problems
-from training.problems.problem import Problem, extract_answer, reward
+from srm.training.problems import words
+from srm.training.problems.drawn import KINDS, Split, examples, instruction, problems
+from srm.training.problems.problem import Problem, extract_answer, reward
 
 SPLITS: tuple[Split, Split] = ("train", "held-out")
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from engine.errors import ConfigError
-from training.questions.questions import Question, read_questions
-from training.questions.rewards import gsm8k_lenient, gsm8k_strict, load_reward, rewarded
+from srm.engine.errors import ConfigError
+from srm.training.questions.questions import Question, read_questions
+from srm.training.questions.rewards import gsm8k_lenient, gsm8k_strict, load_reward, rewarded
 
 GSM8K = Path(__file__).resolve().parents[4] / "shared" / "data" / "gsm8k" / "dev.jsonl"
 
@@ -99,7 +99,7 @@ def test_what_is_damaged_in_parquet_is_said(tmp_path: Path) -> None:
 
 
 def test_rewards_are_loaded_by_name(tmp_path: Path) -> None:
-    assert load_reward("training.questions.rewards:gsm8k_strict") is gsm8k_strict
+    assert load_reward("srm.training.questions.rewards:gsm8k_strict") is gsm8k_strict
     (tmp_path / "mine.py").write_text("def short(text, question):\n    return -len(text)\n")
     assert rewarded(load_reward(f"{tmp_path}/mine.py:short"), "abc", question("1")) == -3.0
 

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 import torch
 
-from engine.config import ModelConfig
-from engine.weights.random_model import random_tensors
-from engine.weights.weights import fold
+from srm.engine.config import ModelConfig
+from srm.engine.weights.random_model import random_tensors
+from srm.engine.weights.weights import fold
+from srm.training.model import SRM
+from srm.training.recurrence import Recurrence
 from tests.engines.numpy_runner import TINY
-from training.model import SRM
-from training.recurrence import Recurrence
 
 LENGTH = 12
 

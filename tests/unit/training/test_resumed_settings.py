@@ -10,16 +10,16 @@ import pytest
 import torch
 from msgspec import structs
 
-from engine.errors import ConfigError
-from engine.settings import build
-from training.finetuning.sft import SFTConfig, sft
-from training.grpo.command import grpo
-from training.grpo.config import GRPOConfig
-from training.passk.journal import Journal
-from training.pretrain import PretrainConfig, pretrain
-from training.settings import MAY_CHANGE
-from training.text.tokenizer import train_tokenizer
-from training.text.whole_files import seal
+from srm.engine.errors import ConfigError
+from srm.engine.settings import build
+from srm.training.finetuning.sft import SFTConfig, sft
+from srm.training.grpo.command import grpo
+from srm.training.grpo.config import GRPOConfig
+from srm.training.passk.journal import Journal
+from srm.training.pretrain import PretrainConfig, pretrain
+from srm.training.settings import MAY_CHANGE
+from srm.training.text.tokenizer import train_tokenizer
+from srm.training.text.whole_files import seal
 
 ADDED = {"weight_decay", "clip_norm", "max_vocab_size", "evaluation_share"}
 """Runs that earlier versions saved lack these settings."""

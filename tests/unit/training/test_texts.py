@@ -16,11 +16,11 @@ import pytest
 from pyarrow import parquet
 from tokenizers import Tokenizer, pre_tokenizers, processors
 
-from engine.errors import ConfigError
-from training.text.documents import documents
-from training.text.packed_batches import PackedBatches
-from training.text.token_file import token_file
-from training.text.tokenizer import (
+from srm.engine.errors import ConfigError
+from srm.training.text.documents import documents
+from srm.training.text.packed_batches import PackedBatches
+from srm.training.text.token_file import token_file
+from srm.training.text.tokenizer import (
     BEGIN_ID,
     END_ID,
     TokenizerConfig,
@@ -82,8 +82,8 @@ def test_a_text_in_parts_has_the_tokens_it_has_whole(
     (tmp_path / "a.txt").write_text(text + "end", newline="")
     (tmp_path / "b.txt").write_text(text[1:20], newline="")
     whole = (text[1:] + "end").replace("\r\n", "\n")
-    monkeypatch.setattr("training.text.documents._BLOCK", block)
-    monkeypatch.setattr("training.text.token_file._CHARACTERS", 3 * block)
+    monkeypatch.setattr("srm.training.text.documents._BLOCK", block)
+    monkeypatch.setattr("srm.training.text.token_file._CHARACTERS", 3 * block)
     assert "".join(documents([tmp_path])).startswith(whole)
     about, ids = token_file(tmp_path / "t", "", lambda: documents([tmp_path]), tokenizer, END_ID)
     first, second = np.split(ids, np.flatnonzero(ids == END_ID) + 1)[:-1]
@@ -107,7 +107,7 @@ def test_a_long_line_had_other_tokens_in_parts_and_an_end_token_within(
     tokenizer.post_processor = processors.TemplateProcessing(added, special_tokens=special)
     text = "First naïve  – 12 lines\n   数 of 'third\nSecond two " * 99
     (tmp_path / "a.txt").write_text(text)
-    monkeypatch.setattr("training.text.documents._BLOCK", 64)
+    monkeypatch.setattr("srm.training.text.documents._BLOCK", 64)
     _, ids = token_file(tmp_path / "t", "", lambda: documents([tmp_path]), tokenizer, END_ID)
     begin = [BEGIN_ID] if "begin" in added else []
     inside = tokenizer.encode(text, add_special_tokens=False).ids
@@ -121,7 +121,7 @@ def test_a_run_without_a_place_to_cut_made_reading_quadratic(
     """5 MB of newlines took 14 s: all that was read was searched again with each block."""
     text = "a word" + run * (9_999 // len(run)) + "end"
     (tmp_path / "a.txt").write_text(text, newline="")
-    monkeypatch.setattr("training.text.documents._BLOCK", 64)
+    monkeypatch.setattr("srm.training.text.documents._BLOCK", 64)
     parts = list(documents([tmp_path]))
     assert "".join(parts) == text.replace("\r\n", "\n") and max(map(len, parts)) <= 3 * 64
 
@@ -271,7 +271,7 @@ def test_a_run_of_letters_without_a_break_made_training_quadratic(
         def train_from_iterator(self, texts: Iterable[str], _: object) -> None:
             passed.extend(texts)
 
-    monkeypatch.setattr("training.text.tokenizer.Tokenizer", Recorded)
+    monkeypatch.setattr("srm.training.text.tokenizer.Tokenizer", Recorded)
     text = "two words " + "ACGT" * 500 + "\n" + "-" * 700 + " " * 1_100 + "end"
     train_tokenizer([text, "short"], 300)
     assert "".join(passed) == text + "short" and passed[-1] == "short"

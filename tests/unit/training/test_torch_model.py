@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.config import Mixer, ModelConfig
-from engine.weights.tensors import is_scalar, tensor_shapes
+from srm.engine.config import Mixer, ModelConfig
+from srm.engine.weights.tensors import is_scalar, tensor_shapes
+from srm.training.mixers import TokenMixer
+from srm.training.model import SRM
 from tests.models.variants import configs, mixed_tokens
-from training.mixers import TokenMixer
-from training.model import SRM
 
 TOLERANCE = 1e-9
 """Of float64, relative to the largest logit."""

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.client.spread import PART_SAMPLES, PREFIX_BYTES, Part, Spread
-from engine.messages import Request
+from srm.engine.client.spread import PART_SAMPLES, PREFIX_BYTES, Part, Spread
+from srm.engine.messages import Request
 from tests.engines.making import IDLE, request_of
 
 

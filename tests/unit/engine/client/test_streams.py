@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.client.streams import Stream, Streams
-from engine.errors import EngineUnavailable, InvalidRequest, Overloaded, SRMError, StepFailed
-from engine.messages import (
+from srm.engine.client.streams import Stream, Streams
+from srm.engine.errors import EngineUnavailable, InvalidRequest, Overloaded, SRMError, StepFailed
+from srm.engine.messages import (
     REASONS,
     Abort,
     Output,
@@ -22,7 +22,7 @@ from engine.messages import (
     StopSamples,
     ToEngine,
 )
-from engine.steps.tokens import step_tokens
+from srm.engine.steps.tokens import step_tokens
 
 LENGTH = REASONS.index("length")
 N = 4

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.client.unread import IS_DIRECT, MORE_PARTS, UNUSED_READERS, TokenTable, UnreadTokens
-from engine.messages import REASONS
-from engine.steps.batch import I64
-from engine.steps.tokens import Tokens, step_tokens
+from srm.engine.client.unread import IS_DIRECT, MORE_PARTS, UNUSED_READERS, TokenTable, UnreadTokens
+from srm.engine.messages import REASONS
+from srm.engine.steps.batch import I64
+from srm.engine.steps.tokens import Tokens, step_tokens
 from tests.unit.engine.steps.test_tokens import read
 
 WIDTH = 3

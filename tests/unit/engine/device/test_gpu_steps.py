@@ -13,15 +13,15 @@ from max.driver import CPU, Buffer
 from max.dtype import DType
 from max.graph import BufferType
 
-from engine.config import EngineConfig
-from engine.device import gpu_steps, runner
-from engine.device.gpu_steps import GpuSteps, padded_inputs
-from engine.device.model import build_step_graph
-from engine.device.runner import open_device
-from engine.messages import SamplingParams
-from engine.process.engine import Engine
-from engine.steps.batch import Batch, padded
-from engine.weights.weights import Weights
+from srm.engine.config import EngineConfig
+from srm.engine.device import gpu_steps, runner
+from srm.engine.device.gpu_steps import GpuSteps, padded_inputs
+from srm.engine.device.model import build_step_graph
+from srm.engine.device.runner import open_device
+from srm.engine.messages import SamplingParams
+from srm.engine.process.engine import Engine
+from srm.engine.steps.batch import Batch, padded
+from srm.engine.weights.weights import Weights
 from tests.engines.late_device import LateBuffer, LateRunner
 from tests.engines.making import request_of, scheduler_of, step
 from tests.engines.numpy_runner import TINY, NumpyRunner, tiny_weights

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from max.driver import CPU
 
-from engine.device import graph_notes
-from engine.device.graph_cache import GraphNote, cache_path, code_version
-from engine.device.graph_notes import adopt, main, prune, read_notes
-from engine.errors import ConfigError
+from srm.engine.device import graph_notes
+from srm.engine.device.graph_cache import GraphNote, cache_path, code_version
+from srm.engine.device.graph_notes import adopt, main, prune, read_notes
+from srm.engine.errors import ConfigError
 from tests.serving import ROOT
 
 SHAPE = (512, "one unit a layer", b"\x00")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from engine.device.libc import BUSY_WAIT, BUSY_WAIT_US, wait_busily_for_less
+from srm.engine.device.libc import BUSY_WAIT, BUSY_WAIT_US, wait_busily_for_less
 
 
 @pytest.mark.parametrize(
@@ -27,9 +27,9 @@ def test_both_variables_say_the_same(
 def test_max_opens_a_device_with_them() -> None:
     """It aborts the process where its libraries read different values."""
     script = (
-        "from engine.device.libc import wait_busily_for_less; wait_busily_for_less(); "
+        "from srm.engine.device.libc import wait_busily_for_less; wait_busily_for_less(); "
         "from max.driver import CPU; from max.engine import InferenceSession; "
-        "from engine.device.runner import open_device; "
+        "from srm.engine.device.runner import open_device; "
         "InferenceSession(devices=[open_device('cpu')]); print('open')"
     )
     environment = {name: value for name, value in os.environ.items() if name not in BUSY_WAIT}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.device import processor
+from srm.engine.device import processor
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import pytest
 from max.driver import CPU, Device
 from max.dtype import DType
 
-from engine.config import ModelConfig
-from engine.device.linear import fold_norm, round_bfloat16, widen_bfloat16
-from engine.device.model import MATRICES, graph_shape
-from engine.device.products import FLOAT8, choose_product, folds_norms
-from engine.device.runner import host_weights
-from engine.errors import ConfigError
-from engine.weights.random_model import random_tensors
-from engine.weights.weights import fold, named_tensors
+from srm.engine.config import ModelConfig
+from srm.engine.device.linear import fold_norm, round_bfloat16, widen_bfloat16
+from srm.engine.device.model import MATRICES, graph_shape
+from srm.engine.device.products import FLOAT8, choose_product, folds_norms
+from srm.engine.device.runner import host_weights
+from srm.engine.errors import ConfigError
+from srm.engine.weights.random_model import random_tensors
+from srm.engine.weights.weights import fold, named_tensors
 from tests.engines.numpy_runner import TINY, tiny_weights
 from tests.kernels import oracle
 

@@ -15,20 +15,20 @@ import pytest
 from max.driver import CPU, Device
 from max.engine import CompiledModel, InferenceSession
 
-from engine import memory
-from engine.config import EngineConfig, ModelConfig
-from engine.device.graph_cache import GraphCache
-from engine.device.slot_copies import SlotCopies
-from engine.device.state_pool import (
+from srm.engine import memory
+from srm.engine.config import EngineConfig, ModelConfig
+from srm.engine.device.graph_cache import GraphCache
+from srm.engine.device.slot_copies import SlotCopies
+from srm.engine.device.state_pool import (
     CPU_SLOTS,
     StatePool,
     count_slots,
     gpu_workspace_bytes,
     slot_bytes,
 )
-from engine.errors import ConfigError
-from engine.state.slots import SlotTable
-from engine.steps.batch import SlotStates
+from srm.engine.errors import ConfigError
+from srm.engine.state.slots import SlotTable
+from srm.engine.steps.batch import SlotStates
 from tests.engines.numpy_runner import TINY
 
 Available = Callable[[int], None]

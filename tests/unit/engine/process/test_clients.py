@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from engine.process import clients
-from engine.process.clients import Clients
+from srm.engine.process import clients
+from srm.engine.process.clients import Clients
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import SnapshotError
-from engine.messages import Output, Request
-from engine.process.durable import REFUSED, Detail, Durable
-from engine.process.engine import Engine
-from engine.process.snapshot import NAME
+from srm.engine.config import EngineConfig
+from srm.engine.errors import SnapshotError
+from srm.engine.messages import Output, Request
+from srm.engine.process.durable import REFUSED, Detail, Durable
+from srm.engine.process.engine import Engine
+from srm.engine.process.snapshot import NAME
 from tests.engines.making import engine_of, request_of, sample_value
 from tests.engines.numpy_runner import tiny_weights
 from tests.engines.run_engine import run, tokens
@@ -67,7 +67,9 @@ def take_snapshot(
 def test_another_engine_goes_on_and_samples_the_same(
     tmp_path: Path, steps_between: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.process.engine.READ_SLOTS", 3)  # so that there are several parts
+    monkeypatch.setattr(
+        "srm.engine.process.engine.READ_SLOTS", 3
+    )  # so that there are several parts
     alone, second = engine_of(), engine_of()
     add(alone)
     expected = tokens(run(alone))
@@ -108,7 +110,7 @@ def test_a_snapshot_that_cannot_be_used_is_set_aside(
 def test_weights_that_change_meanwhile_end_a_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.process.engine.READ_SLOTS", 3)
+    monkeypatch.setattr("srm.engine.process.engine.READ_SLOTS", 3)
     engine, durable = begun(tmp_path)
     take_snapshot(engine, durable)
     content = (tmp_path / NAME).read_bytes()
@@ -163,7 +165,7 @@ def test_one_is_due_only_while_there_are_durable_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("engine.process.durable.time.monotonic", lambda: now)
+    monkeypatch.setattr("srm.engine.process.durable.time.monotonic", lambda: now)
     engine = engine_of()
     durable = Durable(engine, config_of(tmp_path, interval_s=60))
     add(engine)

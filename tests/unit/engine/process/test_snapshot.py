@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.errors import SnapshotError
-from engine.messages import Request, SamplingParams
-from engine.process.snapshot import NAME, PREAMBLE, SECTIONS, SnapshotFile, Stamp
-from engine.process.snapshot_writer import PARTIAL, SnapshotWriter
-from engine.state.parked import Parked
-from engine.steps.batch import SlotStates
+from srm.engine.errors import SnapshotError
+from srm.engine.messages import Request, SamplingParams
+from srm.engine.process.snapshot import NAME, PREAMBLE, SECTIONS, SnapshotFile, Stamp
+from srm.engine.process.snapshot_writer import PARTIAL, SnapshotWriter
+from srm.engine.state.parked import Parked
+from srm.engine.steps.batch import SlotStates
 from tests.unit.engine.state.test_parked import assert_same
 
 STAMP = Stamp(fingerprint="f00d", arithmetic="cpu float32", state_width=3, state_dtype="<f4")
@@ -155,7 +155,7 @@ def test_another_model_or_arithmetic_or_format_is_named(
         message = f"{path}: {field} is {getattr(STAMP, field)}, expected {value}$"
         with pytest.raises(SnapshotError, match=message):
             SnapshotFile(path, msgspec.structs.replace(STAMP, **{field: value}))
-    monkeypatch.setattr("engine.process.snapshot_writer.FORMAT_VERSION", 2)
+    monkeypatch.setattr("srm.engine.process.snapshot_writer.FORMAT_VERSION", 2)
     write(tmp_path)
     with pytest.raises(SnapshotError, match="format_version is 2, expected 1"):
         SnapshotFile(path, STAMP)

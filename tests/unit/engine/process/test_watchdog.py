@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.process import watchdog
-from engine.process.watchdog import REARM_S, Heartbeat, Watchdog
+from srm.engine.process import watchdog
+from srm.engine.process.watchdog import REARM_S, Heartbeat, Watchdog
 from tests.serving import ROOT
 
 
@@ -33,7 +33,7 @@ def test_a_hang_ends_the_process_and_is_named() -> None:
 
 def test_who_feeds_it_puts_its_end_off(monkeypatch: pytest.MonkeyPatch) -> None:
     now, ends = 100.0, list[float]()
-    monkeypatch.setattr("engine.process.watchdog.time.monotonic", lambda: now)
+    monkeypatch.setattr("srm.engine.process.watchdog.time.monotonic", lambda: now)
     monkeypatch.setattr(
         "faulthandler.dump_traceback_later", lambda timeout_s, exit: ends.append(now + timeout_s)
     )

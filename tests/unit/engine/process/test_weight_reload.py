@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.errors import InvalidRequest, NotFound, SRMError, SwapInProgress
-from engine.messages import PROMPT, Done, LoadWeights
-from engine.process.engine import Engine
-from engine.process.weight_reload import WeightReload, load_weights
-from engine.process.weights_note import LoadFolder
-from engine.weights.checkpoint import load_checkpoint
-from engine.weights.random_model import write_random_model
-from engine.weights.weights import Weights
+from srm.engine.errors import InvalidRequest, NotFound, SRMError, SwapInProgress
+from srm.engine.messages import PROMPT, Done, LoadWeights
+from srm.engine.process.engine import Engine
+from srm.engine.process.weight_reload import WeightReload, load_weights
+from srm.engine.process.weights_note import LoadFolder
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.engine.weights.random_model import write_random_model
+from srm.engine.weights.weights import Weights
 from tests.engines.making import engine_of, ints, request_of
 from tests.engines.numpy_engine import load
 from tests.engines.numpy_runner import TINY, feed, tiny_weights

@@ -16,18 +16,18 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from engine import kept_model
-from engine.errors import CheckpointError, EngineUnavailable, StoreFull
-from engine.kept_model import FIRST, copies_of, copy_model, hold_model, unclaimed
-from engine.messages import LoadWeights
-from engine.process import weights_note
-from engine.process.engine import Engine
-from engine.process.weight_reload import WeightReload
-from engine.process.weights_note import Note, first_weights, read_note
-from engine.seal import unsealed
-from engine.weights.checkpoint import load_checkpoint
-from engine.weights.random_model import write_random_model
-from engine.wiring import EngineWiring
+from srm.engine import kept_model
+from srm.engine.errors import CheckpointError, EngineUnavailable, StoreFull
+from srm.engine.kept_model import FIRST, copies_of, copy_model, hold_model, unclaimed
+from srm.engine.messages import LoadWeights
+from srm.engine.process import weights_note
+from srm.engine.process.engine import Engine
+from srm.engine.process.weight_reload import WeightReload
+from srm.engine.process.weights_note import Note, first_weights, read_note
+from srm.engine.seal import unsealed
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.engine.weights.random_model import write_random_model
+from srm.engine.wiring import EngineWiring
 from tests.attack.damage import flipped
 from tests.engines.making import engine_of, request_of
 from tests.engines.numpy_engine import load

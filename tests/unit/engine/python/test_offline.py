@@ -11,22 +11,22 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-import engine
-from engine.config import EngineConfig
-from engine.errors import (
+import srm
+from srm.engine.config import EngineConfig
+from srm.engine.errors import (
     CheckpointError,
     ConfigError,
     ContextTooLong,
     EngineUnavailable,
     InvalidRequest,
 )
-from engine.messages import SamplingParams
-from engine.process.engine import Engine as SteppedEngine
-from engine.python.offline import Engine, GenerateProgress
-from engine.python.request_output import Completion
-from engine.python.tokenizer import FolderTokenizer
-from engine.steps.batch import Batch
-from server.text.text import Text
+from srm.engine.messages import SamplingParams
+from srm.engine.process.engine import Engine as SteppedEngine
+from srm.engine.python.offline import Engine, GenerateProgress
+from srm.engine.python.request_output import Completion
+from srm.engine.python.tokenizer import FolderTokenizer
+from srm.engine.steps.batch import Batch
+from srm.server.text.text import Text
 from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
 from tests.serving import TEXT_MODEL, Server, complete
 
@@ -63,9 +63,9 @@ def tokens(completions: list[Completion]) -> list[list[int]]:
 
 
 def test_it_gives_what_the_server_gives(llm: Engine, server: Server) -> None:
-    assert (engine.Engine, engine.SamplingParams) == (Engine, SamplingParams)
+    assert (srm.Engine, srm.SamplingParams) == (Engine, SamplingParams)
     with pytest.raises(AttributeError, match="no attribute 'Scheduler'"):
-        engine.Scheduler  # noqa: B018
+        srm.Scheduler  # noqa: B018
     prompts = ["the cat", "the other mat", ""]
     given: dict[str, Any] = {"n": 3, "max_tokens": 40, "seed": 2**63 + 1, "logprobs": 2}
     reply = complete(server, prompt=prompts, return_token_ids=True, temperature=1.5, **given)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from engine.errors import ContextTooLong, InvalidRequest
-from engine.messages import Request, SamplingParams
-from engine.scheduler.accept import accept
-from engine.state.sequence import SequenceGroup
+from srm.engine.errors import ContextTooLong, InvalidRequest
+from srm.engine.messages import Request, SamplingParams
+from srm.engine.scheduler.accept import accept
+from srm.engine.state.sequence import SequenceGroup
 from tests.engines.making import request_of
 from tests.engines.numpy_runner import TINY
 

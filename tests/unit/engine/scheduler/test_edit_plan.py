@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.scheduler.scheduler import Scheduler
-from engine.steps.batch import NO_EDITS, Edits, Span
+from srm.engine.scheduler.scheduler import Scheduler
+from srm.engine.steps.batch import NO_EDITS, Edits, Span
 from tests.engines.making import complete, request_of, scheduled, scheduler_of
 from tests.engines.numpy_runner import TINY
 

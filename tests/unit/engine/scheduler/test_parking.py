@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import InvalidRequest
-from engine.messages import Request
-from engine.process.engine import Engine
-from engine.scheduler.accept import accept
-from engine.scheduler.parking import check_fits, parkable
-from engine.state.parked import Parked, merged
-from engine.steps.batch import SlotStates
+from srm.engine.errors import InvalidRequest
+from srm.engine.messages import Request
+from srm.engine.process.engine import Engine
+from srm.engine.scheduler.accept import accept
+from srm.engine.scheduler.parking import check_fits, parkable
+from srm.engine.state.parked import Parked, merged
+from srm.engine.steps.batch import SlotStates
 from tests.engines.making import engine_of, request_of
 from tests.engines.numpy_runner import TINY
 from tests.engines.run_engine import run, tokens

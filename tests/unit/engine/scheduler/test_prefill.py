@@ -7,10 +7,10 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from engine.messages import PROMPT, Output, Request
-from engine.process.engine import Engine
-from engine.scheduler.prefill import MIN_SPLIT
-from engine.steps.batch import Batch
+from srm.engine.messages import PROMPT, Output, Request
+from srm.engine.process.engine import Engine
+from srm.engine.scheduler.prefill import MIN_SPLIT
+from srm.engine.steps.batch import Batch
 from tests.engines.making import engine_of, request_of
 from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
 from tests.engines.run_engine import run as run_all

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scheduler.wait_queues import LONGEST_S, WINDOW_S, QueueRate
+from srm.engine.scheduler.wait_queues import LONGEST_S, WINDOW_S, QueueRate
 
 GOES = [(5 * second, 100.0 + second) for second in range(21)]
 STANDS = [(7, float(second)) for second in range(10)]

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from engine.scheduler.scheduler import Scheduler
+from srm.engine.scheduler.scheduler import Scheduler
 from tests.engines.making import complete, request_of, scheduled, scheduler_of
 
 

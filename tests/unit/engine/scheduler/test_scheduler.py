@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.errors import InvalidRequest, Overloaded
-from engine.steps.batch import FROM_DEVICE
+from srm.engine.errors import InvalidRequest, Overloaded
+from srm.engine.steps.batch import FROM_DEVICE
 from tests.engines.making import (
     complete,
     ints,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.messages import MAX_LOGPROBS, PROMPT, Output
-from engine.scheduler.scheduler import Scheduler
-from engine.state.sequence import STREAMS
-from engine.steps.batch import SAMPLED, Batch, Scores, StepResult
+from srm.engine.messages import MAX_LOGPROBS, PROMPT, Output
+from srm.engine.scheduler.scheduler import Scheduler
+from srm.engine.state.sequence import STREAMS
+from srm.engine.steps.batch import SAMPLED, Batch, Scores, StepResult
 from tests.engines.making import floats, ints, request_of, rows, scheduled, scheduler_of
 
 

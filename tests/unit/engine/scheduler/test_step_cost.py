@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.scheduler.round_robin import RoundRobin
-from engine.scheduler.scheduler import Scheduler
+from srm.engine.scheduler.round_robin import RoundRobin
+from srm.engine.scheduler.scheduler import Scheduler
 from tests.engines.making import complete, request_of, scheduler_of
 from tests.tools.calls import calls_of
 

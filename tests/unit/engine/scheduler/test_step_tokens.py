@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.errors import InvalidRequest
-from engine.messages import REASONS
-from engine.scheduler.outputs import StepTokens
-from engine.scheduler.scheduler import Scheduler
-from engine.state.sequence import STREAMS
+from srm.engine.errors import InvalidRequest
+from srm.engine.messages import REASONS
+from srm.engine.scheduler.outputs import StepTokens
+from srm.engine.scheduler.scheduler import Scheduler
+from srm.engine.state.sequence import STREAMS
 from tests.engines.making import (
     complete,
     request_of,

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from engine.scheduler.scheduler import Scheduler
+from srm.engine.scheduler.scheduler import Scheduler
 from tests.engines.making import (
     complete,
     park_preempted,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.state.slots import BLOCK, History
+from srm.engine.state.slots import BLOCK, History
 
 
 def test_what_was_put_is_read_across_blocks() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.state.latency import InterTokenLatency
+from srm.engine.state.latency import InterTokenLatency
 
 NUM_SLOTS = 12
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY, Histogram
 
-from engine import metrics
+from srm.engine import metrics
 from tests.engines.making import complete, engine_of, park_preempted, request_of, scheduler_of
 from tests.engines.run_engine import run
 

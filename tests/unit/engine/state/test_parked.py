@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.state.parked import Parked, merged
-from engine.steps.batch import SlotStates
+from srm.engine.state.parked import Parked, merged
+from srm.engine.steps.batch import SlotStates
 
 
 def parked(indices: list[int]) -> Parked:

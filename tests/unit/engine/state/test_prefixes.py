@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.state.prefixes import Prefix, Prefixes
-from engine.steps.batch import I32
+from srm.engine.state.prefixes import Prefix, Prefixes
+from srm.engine.steps.batch import I32
 
 ORDER = (0, 0, 0)
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.scheduler.accept import accept
-from engine.state.fair_share import FairShares
-from engine.state.sequence import SequenceGroup, sample_seeds
-from engine.state.slots import SlotTable, StopSets
+from srm.engine.scheduler.accept import accept
+from srm.engine.state.fair_share import FairShares
+from srm.engine.state.sequence import SequenceGroup, sample_seeds
+from srm.engine.state.slots import SlotTable, StopSets
 from tests.engines.making import request_of
 from tests.engines.numpy_runner import TINY
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import REASONS, Output
-from engine.steps.tokens import Tokens, from_outputs, from_wire, join, step_tokens
+from srm.engine.messages import REASONS, Output
+from srm.engine.steps.tokens import Tokens, from_outputs, from_wire, join, step_tokens
 
 
 def ints(*values: int) -> bytes:

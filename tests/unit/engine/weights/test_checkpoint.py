@@ -13,14 +13,14 @@ from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
 
-import srm
-from engine.config import ModelConfig
-from engine.errors import CheckpointError
-from engine.weights.checkpoint import load_checkpoint
-from engine.weights.inspect_model import inspect_model
-from engine.weights.random_model import write_random_model
-from training.checkpoint import save_model
-from training.model import SRM
+import srm.__main__ as srm
+from srm.engine.config import ModelConfig
+from srm.engine.errors import CheckpointError
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.engine.weights.inspect_model import inspect_model
+from srm.engine.weights.random_model import write_random_model
+from srm.training.checkpoint import save_model
+from srm.training.model import SRM
 
 CONFIG = ModelConfig(d_model=8, num_layers=2, num_heads=4, n_ctx=16, vocab_size=11)
 

@@ -17,15 +17,15 @@ from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models
 
-import srm
-from engine.config import ModelConfig
-from engine.errors import CheckpointError, ConfigError
-from engine.steps.batch import F32
-from engine.weights.convert import convert
-from engine.weights.random_model import random_tensors
-from engine.weights.tensors import tensor_shapes
+import srm.__main__ as srm
+from srm.engine.config import ModelConfig
+from srm.engine.errors import CheckpointError, ConfigError
+from srm.engine.steps.batch import F32
+from srm.engine.weights.convert import convert
+from srm.engine.weights.random_model import random_tensors
+from srm.engine.weights.tensors import tensor_shapes
+from srm.training.checkpoint import load_model
 from tests.models.variants import configs
-from training.checkpoint import load_model
 
 MIXED = ModelConfig(d_model=8, num_layers=2, num_heads=4, n_ctx=16, vocab_size=11)
 HEAD = "mixer_blocks.1.token_mixing_layer.mixer_heads.2."

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config import ModelConfig
-from engine.weights.float8 import (
+from srm.engine.config import ModelConfig
+from srm.engine.weights.float8 import (
     INNER,
     LARGEST,
     float8_channel_mixer,
@@ -16,8 +16,8 @@ from engine.weights.float8 import (
     norm_scale,
     round_e4m3,
 )
-from engine.weights.random_model import random_tensors
-from engine.weights.weights import LayerWeights, fold, named_tensors
+from srm.engine.weights.random_model import random_tensors
+from srm.engine.weights.weights import LayerWeights, fold, named_tensors
 
 MODEL = ModelConfig(d_model=512, num_layers=1, num_heads=2, n_ctx=4, vocab_size=8)
 BITS = np.arange(256, dtype=np.uint8)

@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.config import ModelConfig
-from engine.steps.batch import F32
-from engine.weights.random_model import random_tensors
-from engine.weights.weights import MixerUnit, Weights, fold, named_tensors
+from srm.engine.config import ModelConfig
+from srm.engine.steps.batch import F32
+from srm.engine.weights.random_model import random_tensors
+from srm.engine.weights.weights import MixerUnit, Weights, fold, named_tensors
 
 HEADED = ModelConfig(d_model=8, num_layers=2, num_heads=4, n_ctx=16, vocab_size=11)
 MIXER = "mixer_blocks.1.token_mixing_layer."

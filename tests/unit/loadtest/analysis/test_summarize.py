@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import ConfigError
-from loadtest.analysis.chunks import sort_stably
-from loadtest.analysis.summarize import summarize
-from loadtest.analysis.window import default_window, load_name
+from srm.engine.errors import ConfigError
+from srm.loadtest.analysis.chunks import sort_stably
+from srm.loadtest.analysis.summarize import summarize
+from srm.loadtest.analysis.window import default_window, load_name
 from tests.loads.recorded import NAN, recording, request
 
 

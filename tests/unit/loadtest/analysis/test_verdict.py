@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadtest.analysis.summarize import summarize
-from loadtest.analysis.verdict import growth, warnings
-from loadtest.recording import Recording
+from srm.loadtest.analysis.summarize import summarize
+from srm.loadtest.analysis.verdict import growth, warnings
+from srm.loadtest.recording import Recording
 from tests.loads.recorded import NAN, recording, request
 
 Change = dict[str, Any] | float

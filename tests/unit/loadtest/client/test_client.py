@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from engine.errors import ConfigError
-from loadtest.client.client import Client
-from loadtest.client.request_attempt import RequestAttempt, retry_after
-from loadtest.client.target import Target
-from loadtest.recording import ERRORS
-from loadtest.scenario import Scenario
-from loadtest.workload.workload import RequestPlan
+from srm.engine.errors import ConfigError
+from srm.loadtest.client.client import Client
+from srm.loadtest.client.request_attempt import RequestAttempt, retry_after
+from srm.loadtest.client.target import Target
+from srm.loadtest.recording import ERRORS
+from srm.loadtest.scenario import Scenario
+from srm.loadtest.workload.workload import RequestPlan
 from tests.loads.raw_server import (
     DONE,
     HEAD,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.client.connection import ClientConnection
+from srm.loadtest.client.connection import ClientConnection
 from tests.loads.raw_server import END, HEAD, chunk, make_reply
 
 

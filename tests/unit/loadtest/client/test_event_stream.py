@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loadtest.client.event_stream import EventParser
+from srm.loadtest.client.event_stream import EventParser
 
 SPECIAL = "||data|data:|data: |: comment|id: 7|event: x|data: [DONE]"
 LINES = st.one_of(

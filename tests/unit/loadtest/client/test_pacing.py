@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from loadtest.client.pacing import Alarm, ClosedLoop, OpenLoop
-from loadtest.scenario import Scenario
-from loadtest.workload.workload import RequestPlan, Workload
+from srm.loadtest.client.pacing import Alarm, ClosedLoop, OpenLoop
+from srm.loadtest.scenario import Scenario
+from srm.loadtest.workload.workload import RequestPlan, Workload
 
 WORKLOAD = Workload(Scenario(prompt_tokens="2", output_tokens="2"))
 

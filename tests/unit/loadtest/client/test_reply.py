@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.client.reply import BadReply, Reply, TokenCounts
+from srm.loadtest.client.reply import BadReply, Reply, TokenCounts
 from tests.loads.raw_server import DONE, event, text_event
 
 TOKENS = st.fixed_dictionaries({"tokens": st.lists(st.sampled_from(["a", ","]), max_size=3)})
@@ -177,7 +177,7 @@ def test_replies_that_are_none_or_failed(stream: bool, parts: list[bytes]) -> No
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_reply_without_end_is_none(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadtest.client.reply.MAX_BYTES", 1_000)
+    monkeypatch.setattr("srm.loadtest.client.reply.MAX_BYTES", 1_000)
     reply = Reply(stream, keep_text=False)
     with pytest.raises(BadReply, match="more than 1000 bytes"):
         for _ in range(100):

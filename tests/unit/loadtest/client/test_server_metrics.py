@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from loadtest.client import server_metrics
-from loadtest.client.server_metrics import FAMILIES, MetricsSampler, read, running
+from srm.loadtest.client import server_metrics
+from srm.loadtest.client.server_metrics import FAMILIES, MetricsSampler, read, running
 from tests.loads.raw_server import Peer, make_reply
 from tests.loads.toy import Toy
 

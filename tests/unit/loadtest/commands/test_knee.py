@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.commands.knee import Point, SweepConfig, grows_still, knee, largest_good, next_load
+from srm.loadtest.commands.knee import (
+    Point,
+    SweepConfig,
+    grows_still,
+    knee,
+    largest_good,
+    next_load,
+)
 
 NAN = math.nan
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import ConfigError
-from loadtest.analysis.confidence import BATCHES, ESTIMATED, difference, parts, standard_error
-from loadtest.analysis.observed import observe
-from loadtest.report.compare import compare, compare_reports
-from loadtest.report.compare_report import html, markdown, text
-from loadtest.report.report import SCHEMA, Report, encode, report_of
+from srm.engine.errors import ConfigError
+from srm.loadtest.analysis.confidence import BATCHES, ESTIMATED, difference, parts, standard_error
+from srm.loadtest.analysis.observed import observe
+from srm.loadtest.report.compare import compare, compare_reports
+from srm.loadtest.report.compare_report import html, markdown, text
+from srm.loadtest.report.report import SCHEMA, Report, encode, report_of
 from tests.loads.recorded_run import run_of
 
 

@@ -16,16 +16,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.errors import ConfigError
-from loadtest.analysis.observed import observe
-from loadtest.analysis.summarize import summarize
-from loadtest.quantities import MEASURES, unit_for, value_of
-from loadtest.recording import EVENT, REQUEST
-from loadtest.report import report_files
-from loadtest.report.report import SCHEMA, Report, read_report, report_of
-from loadtest.report.report_files import MeasuredRun, write_reports
-from loadtest.report.tables import objectives_table, scenario_toml
-from loadtest.scenario import Scenario
+from srm.engine.errors import ConfigError
+from srm.loadtest.analysis.observed import observe
+from srm.loadtest.analysis.summarize import summarize
+from srm.loadtest.quantities import MEASURES, unit_for, value_of
+from srm.loadtest.recording import EVENT, REQUEST
+from srm.loadtest.report import report_files
+from srm.loadtest.report.report import SCHEMA, Report, read_report, report_of
+from srm.loadtest.report.report_files import MeasuredRun, write_reports
+from srm.loadtest.report.tables import objectives_table, scenario_toml
+from srm.loadtest.scenario import Scenario
 from tests.loads.recorded_run import recorded, run_of
 from tests.serving import ROOT
 
@@ -282,7 +282,7 @@ def test_the_scenario_that_is_shown_is_the_one_that_ran() -> None:
 def test_without_matplotlib_it_says_what_to_install() -> None:
     script = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "from engine.errors import ConfigError\n"
+        "from srm.engine.errors import ConfigError\n"
         "try: import loadtest.report.report_files\n"
         "except ConfigError as error: print(error.message)\n"
     )

@@ -10,9 +10,9 @@ import httpx
 import msgspec
 import pytest
 
-from engine.errors import ConfigError
-from loadtest.workload import batch_file
-from loadtest.workload.batch_file import BatchClient, BatchOutput, write_lines
+from srm.engine.errors import ConfigError
+from srm.loadtest.workload import batch_file
+from srm.loadtest.workload.batch_file import BatchClient, BatchOutput, write_lines
 
 USAGE = {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
 ANSWERED = {"choices": [{"text": "a"}, {"text": "b\\n"}], "usage": USAGE}

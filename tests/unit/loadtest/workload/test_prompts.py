@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import pytest
 
-from engine.errors import ConfigError
-from loadtest.counter_rng import Draws
-from loadtest.workload.prompts import Prompts, WorkloadPrompt
-from loadtest.workload.words import Words
+from srm.engine.errors import ConfigError
+from srm.loadtest.counter_rng import Draws
+from srm.loadtest.workload.prompts import Prompts, WorkloadPrompt
+from srm.loadtest.workload.words import Words
 from tests.serving import ROOT
 
 Api = Literal["completions", "chat"]

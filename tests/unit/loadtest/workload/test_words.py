@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from engine.errors import ConfigError
-from loadtest.workload.words import Words
+from srm.engine.errors import ConfigError
+from srm.loadtest.workload.words import Words
 from tests.serving import ROOT
 
 CORPUS = ["the cat sat on the mat with the other cat and was glad of it all day long"] * 9

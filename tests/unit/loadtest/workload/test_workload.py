@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from engine.errors import ConfigError
-from loadtest.scenario import Scenario
-from loadtest.workload.workload import Workload
+from srm.engine.errors import ConfigError
+from srm.loadtest.scenario import Scenario
+from srm.loadtest.workload.workload import Workload
 from tests.serving import ROOT
 
 DEMO = ROOT / "models/demo"
@@ -62,7 +62,7 @@ def test_requests_are_the_same_in_another_process() -> None:
     """In any order: tests/property/test_requests_by_index.py."""
     script = (
         "import sys, msgspec\nfrom loadtest.scenario import Scenario, as_path\n"
-        "from loadtest.workload.workload import Workload\n"
+        "from srm.loadtest.workload.workload import Workload\n"
         "given = msgspec.json.decode(sys.stdin.read(), type=Scenario, dec_hook=as_path)\n"
         "workload = Workload(given)\n"
         "for index in reversed(range(60)): print(workload.request(index).body.decode())\n"

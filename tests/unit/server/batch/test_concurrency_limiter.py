@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.batch.concurrency_limiter import ConcurrencyLimiter, LimiterShare
+from srm.server.batch.concurrency_limiter import ConcurrencyLimiter, LimiterShare
 
 
 async def turns() -> None:

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from engine.errors import InvalidRequest, NotFound
-from server.batch import jobs
-from server.batch.job import BatchJob
-from server.batch.jobs import MAX_FAILURES
-from server.batch.part_file import PartFile
-from server.batch.result_files import ResultFiles
-from server.batch.starts import Starts
-from server.storage.records import BatchRecord
-from server.storage.store import Store
+from srm.engine.errors import InvalidRequest, NotFound
+from srm.server.batch import jobs
+from srm.server.batch.job import BatchJob
+from srm.server.batch.jobs import MAX_FAILURES
+from srm.server.batch.part_file import PartFile
+from srm.server.batch.result_files import ResultFiles
+from srm.server.batch.starts import Starts
+from srm.server.storage.records import BatchRecord
+from srm.server.storage.store import Store
 from tests.attack.damage import flipped
 from tests.chaos.jobs import results, submit
 from tests.unit.server.batch.test_jobs import lines, running
@@ -114,7 +114,7 @@ async def test_a_bug_in_what_tidies_up_stops_no_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     batch = begun(tmp_path)
-    caplog.set_level(logging.ERROR, "server.batch.jobs")
+    caplog.set_level(logging.ERROR, "srm.server.batch.jobs")
     monkeypatch.setattr(Store, "expire", lambda *_: 1 / 0)
     (ended,) = await ends(tmp_path, batch)
     assert ended.status == "completed"

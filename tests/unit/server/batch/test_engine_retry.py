@@ -9,12 +9,12 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from engine import errors
-from engine.client.client import EngineClient
-from engine.errors import EngineUnavailable, StepFailed
-from server.batch import engine_retry
-from server.batch.engine_retry import MAX_ALONE, MAX_BREAKS, MAX_DEATHS, EngineRetry
-from server.errors import NotFinite
+from srm.engine import errors
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import EngineUnavailable, StepFailed
+from srm.server.batch import engine_retry
+from srm.server.batch.engine_retry import MAX_ALONE, MAX_BREAKS, MAX_DEATHS, EngineRetry
+from srm.server.errors import NotFinite
 
 READY = SimpleNamespace(state="ready")
 

@@ -16,19 +16,19 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from engine.client.client import EngineClient
-from server.batch import fleet, remote_worker
-from server.batch.engine_retry import EngineRetry
-from server.batch.fleet import Fleet
-from server.batch.lines import BatchLine
-from server.batch.remote_worker import FIRST_ROOM, MAX_LINE_BYTES, RemoteWorker
-from server.config import ServerConfig
-from server.generation.engine_request import RequestOwner
-from server.http.auth import Auth
-from server.http.draining import Draining
-from server.http.keys import Keys
-from server.http.request_middleware import RequestMiddleware
-from server.wiring import ServerWiring
+from srm.engine.client.client import EngineClient
+from srm.server.batch import fleet, remote_worker
+from srm.server.batch.engine_retry import EngineRetry
+from srm.server.batch.fleet import Fleet
+from srm.server.batch.lines import BatchLine
+from srm.server.batch.remote_worker import FIRST_ROOM, MAX_LINE_BYTES, RemoteWorker
+from srm.server.config import ServerConfig
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.http.auth import Auth
+from srm.server.http.draining import Draining
+from srm.server.http.keys import Keys
+from srm.server.http.request_middleware import RequestMiddleware
+from srm.server.wiring import ServerWiring
 from tests.attack.lying_worker import reply
 from tests.engines.served_engine import until
 

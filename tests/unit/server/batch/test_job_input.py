@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from server.batch import job_input
-from server.batch.job_input import Stopped, check_input
+from srm.server.batch import job_input
+from srm.server.batch.job_input import Stopped, check_input
 
 URL = "/v1/completions"
 TWICE = "duplicate_custom_id"

@@ -20,17 +20,17 @@ import msgspec
 import psutil
 import pytest
 
-from engine.tasks import task_group
-from server.batch import jobs
-from server.batch.engine_retry import EngineRetry
-from server.batch.fleet import Fleet
-from server.batch.job_input import Checked, check_input
-from server.batch.jobs import MAX_FAILURES, BatchServices, Jobs, lock_name, sort_by_turn, weigh
-from server.generation.engine_request import RequestOwner
-from server.storage.clock import Clock
-from server.storage.records import BatchRecord
-from server.storage.store import Store
-from server.wiring import ServerWiring
+from srm.engine.tasks import task_group
+from srm.server.batch import jobs
+from srm.server.batch.engine_retry import EngineRetry
+from srm.server.batch.fleet import Fleet
+from srm.server.batch.job_input import Checked, check_input
+from srm.server.batch.jobs import MAX_FAILURES, BatchServices, Jobs, lock_name, sort_by_turn, weigh
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.storage.clock import Clock
+from srm.server.storage.records import BatchRecord
+from srm.server.storage.store import Store
+from srm.server.wiring import ServerWiring
 from tests.chaos.jobs import completion_line, results, submit
 from tests.engines.served_engine import until
 from tests.serving import ROOT
@@ -210,7 +210,7 @@ async def test_a_batch_whose_disk_hangs_holds_up_no_other(
             assert answers.wait(120)
         return check_input(path, *more)
 
-    monkeypatch.setattr("server.batch.job.check_input", hang)
+    monkeypatch.setattr("srm.server.batch.job.check_input", hang)
     try:
         await here.until(lambda: here.read_batch(other).status == "completed")
         assert hangs.is_set() and here.read_batch(hung).status == "validating"
@@ -303,7 +303,7 @@ async def test_who_waits_for_another_server_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(jobs, "_LOOK_EVERY_S", 0.0)
-    caplog.set_level(logging.INFO, "server.batch.jobs")
+    caplog.set_level(logging.INFO, "srm.server.batch.jobs")
     path = tmp_path / lock_name("mine")
     path.mkdir()
     runs_all = asyncio.create_task(Here(tmp_path).run())
@@ -402,7 +402,7 @@ def test_a_process_whose_look_at_the_batches_fails_ends_whatever_its_threads_wai
     """It waited for its threads, and one of them for a disk that had gone."""
     program = """
 import asyncio, sys, threading
-from server.batch import jobs
+from srm.server.batch import jobs
 
 async def look(self):
     asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)

@@ -17,17 +17,17 @@ from unittest.mock import Mock
 
 import pytest
 
-from engine.client.client import EngineClient
-from engine.errors import InvalidRequest
-from server.batch import line_runner, result_files
-from server.batch.concurrency_limiter import ConcurrencyLimiter
-from server.batch.engine_retry import EngineRetry
-from server.batch.line_runner import LineRunner
-from server.batch.lines import BatchLine, LineResult, RawLine, answer_line, parse_line
-from server.batch.part_file import PartFile
-from server.batch.result_files import ResultCounts, ResultFiles
-from server.errors import NotFinite
-from server.generation.engine_request import RequestOwner
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import InvalidRequest
+from srm.server.batch import line_runner, result_files
+from srm.server.batch.concurrency_limiter import ConcurrencyLimiter
+from srm.server.batch.engine_retry import EngineRetry
+from srm.server.batch.line_runner import LineRunner
+from srm.server.batch.lines import BatchLine, LineResult, RawLine, answer_line, parse_line
+from srm.server.batch.part_file import PartFile
+from srm.server.batch.result_files import ResultCounts, ResultFiles
+from srm.server.errors import NotFinite
+from srm.server.generation.engine_request import RequestOwner
 from tests.engines.making import sample_value
 from tests.engines.served_engine import until
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from engine.errors import EngineUnavailable, InvalidRequest, Overloaded, SRMError, TimedOut
-from server.batch.lines import (
+from srm.engine.errors import EngineUnavailable, InvalidRequest, Overloaded, SRMError, TimedOut
+from srm.server.batch.lines import (
     BatchLine,
     LineUsage,
     RawLine,
@@ -20,8 +20,8 @@ from server.batch.lines import (
     parse_line,
     read_lines,
 )
-from server.generation.engine_request import RequestOwner
-from server.storage.records import LineError
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.storage.records import LineError
 
 GOOD = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
 

@@ -12,13 +12,13 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from engine.client.client import EngineClient
-from server.batch import fleet, remote_worker
-from server.batch.engine_retry import EngineRetry
-from server.batch.fleet import Fleet
-from server.batch.lines import NO_USAGE, answer_line
-from server.batch.remote_worker import RemoteWorker, new_http
-from server.wiring import ServerWiring
+from srm.engine.client.client import EngineClient
+from srm.server.batch import fleet, remote_worker
+from srm.server.batch.engine_retry import EngineRetry
+from srm.server.batch.fleet import Fleet
+from srm.server.batch.lines import NO_USAGE, answer_line
+from srm.server.batch.remote_worker import RemoteWorker, new_http
+from srm.server.wiring import ServerWiring
 from tests.attack.lying_worker import ANSWERED, LIES, SELF_LIES, LyingWorker
 from tests.engines.served_engine import until
 from tests.unit.server.batch.test_fleet import (

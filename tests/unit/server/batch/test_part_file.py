@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from server.batch.part_file import PartFile
+from srm.server.batch.part_file import PartFile
 
 
 def written(path: Path, *lines: bytes) -> PartFile:

@@ -12,11 +12,11 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from server.batch.jobs import lock_name
-from server.batch.starts import MAX_ALONE, MAX_TOGETHER, Starts
-from server.generation.engine_request import RequestOwner
-from server.storage.records import BatchRecord, new_file_id
-from server.storage.store import Store
+from srm.server.batch.jobs import lock_name
+from srm.server.batch.starts import MAX_ALONE, MAX_TOGETHER, Starts
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.storage.records import BatchRecord, new_file_id
+from srm.server.storage.store import Store
 from tests.chaos.jobs import results, submit
 from tests.unit.server.batch.test_jobs import Model, lines, running
 

@@ -16,16 +16,16 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError, InvalidRequest
-from server.batch.lines import BatchLine
-from server.commands.batch_config import BatchConfig
-from server.commands.batch_input import check_custom_ids, open_input, parse
-from server.commands.batch_output import StreamPart, open_part
-from server.commands.batch_progress import BatchMeter, Level
-from server.commands.batch_results import BatchResults, job_name
-from server.commands.compression import CHUNK, CODECS, DamagedArchive, decompressed, whole_size
-from server.schema.completion_request import parse_completion
+from srm.engine.config import EngineConfig
+from srm.engine.errors import ConfigError, InvalidRequest
+from srm.server.batch.lines import BatchLine
+from srm.server.commands.batch_config import BatchConfig
+from srm.server.commands.batch_input import check_custom_ids, open_input, parse
+from srm.server.commands.batch_output import StreamPart, open_part
+from srm.server.commands.batch_progress import BatchMeter, Level
+from srm.server.commands.batch_results import BatchResults, job_name
+from srm.server.commands.compression import CHUNK, CODECS, DamagedArchive, decompressed, whole_size
+from srm.server.schema.completion_request import parse_completion
 
 JOB = "batch_0123456789abcdef"
 

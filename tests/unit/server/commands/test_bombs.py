@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import zstandard
 
-from server.commands import compression
-from server.commands.batch_input import open_input
-from server.commands.compression import CODECS, DamagedArchive, decompressed
+from srm.server.commands import compression
+from srm.server.commands.batch_input import open_input
+from srm.server.commands.compression import CODECS, DamagedArchive, decompressed
 
 MIB = 1024 * 1024
 LONGEST = MIB

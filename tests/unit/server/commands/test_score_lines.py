@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.client.client import EngineClient
-from engine.errors import EngineUnavailable, InvalidRequest
-from server.commands import score_lines
-from server.commands.score import ScoreFile
-from server.commands.score_lines import Score, Scoring
-from server.text.text import Text
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import EngineUnavailable, InvalidRequest
+from srm.server.commands import score_lines
+from srm.server.commands.score import ScoreFile
+from srm.server.commands.score_lines import Score, Scoring
+from srm.server.text.text import Text
 
 
 def test_a_line_without_end_is_not_read_whole(text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ async def test_what_is_no_fault_of_a_line_ends_all_and_keeps_what_is_done(
             return Score(number, ["a"], [5], [None], 1, 0.0, False)
         raise error
 
-    monkeypatch.setattr("server.commands.score.score", score)
+    monkeypatch.setattr("srm.server.commands.score.score", score)
     lines, output = BytesIO(b'{"prompt": [5, 6]}\n' * 9), tmp_path / "out.jsonl"
     with output.open("wb") as sink:
         file = ScoreFile(lines, sink, None, text, window=1)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine.messages import Request, SamplingParams
-from server.generation.engine_request import RequestOwner, engine_requests, sampling_params
-from server.generation.generation import Generation
-from server.text.text import Text
+from srm.engine.messages import Request, SamplingParams
+from srm.server.generation.engine_request import RequestOwner, engine_requests, sampling_params
+from srm.server.generation.generation import Generation
+from srm.server.text.text import Text
 from tests.bodies.refusals import completion, refusal
 from tests.serving import TEXT_MODEL
 

@@ -11,8 +11,8 @@ import re2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import InvalidRequest
-from server.generation.matching import MAX_PROGRAM, Mark, Pattern
+from srm.engine.errors import InvalidRequest
+from srm.server.generation.matching import MAX_PROGRAM, Mark, Pattern
 
 CATASTROPHIC = (  # for engines that go back
     r"(a+)+$",

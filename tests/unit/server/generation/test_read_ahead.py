@@ -8,7 +8,7 @@ from itertools import chain
 
 import pytest
 
-from server.generation.read_ahead import read_ahead
+from srm.server.generation.read_ahead import read_ahead
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -9,10 +9,10 @@ from itertools import permutations
 
 import pytest
 
-from engine.errors import InvalidRequest
-from server.generation.dedup_counts import Budget, DedupCounts
-from server.generation.detokenize import ChoicePart
-from server.generation.sample_selection import Ranking
+from srm.engine.errors import InvalidRequest
+from srm.server.generation.dedup_counts import Budget, DedupCounts
+from srm.server.generation.detokenize import ChoicePart
+from srm.server.generation.sample_selection import Ranking
 
 
 def sample(

@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.messages import REASONS, FinishReason, Output
-from engine.steps.tokens import Tokens, from_outputs
-from server.generation.detokenize import ChoicePart, Detokenizer, join
-from server.generation.stop_strings import StopStringWatch
-from server.text.stream import StopStrings
-from server.text.text import Text
+from srm.engine.messages import REASONS, FinishReason, Output
+from srm.engine.steps.tokens import Tokens, from_outputs
+from srm.server.generation.detokenize import ChoicePart, Detokenizer, join
+from srm.server.generation.stop_strings import StopStringWatch
+from srm.server.text.stream import StopStrings
+from srm.server.text.text import Text
 from tests.bodies.refusals import completion
 
 STOPS = ["ab", "bca", "é", "cc"]

@@ -13,14 +13,14 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
-from server.config import ServerConfig
-from server.http.auth import Auth
-from server.http.cors import Cors, is_loopback
-from server.http.draining import Draining
-from server.http.keys import ApiKey, Keys
-from server.http.request_middleware import RequestMiddleware
-from server.routes.app import OPERATIONS
-from server.wiring import ServerWiring
+from srm.server.config import ServerConfig
+from srm.server.http.auth import Auth
+from srm.server.http.cors import Cors, is_loopback
+from srm.server.http.draining import Draining
+from srm.server.http.keys import ApiKey, Keys
+from srm.server.http.request_middleware import RequestMiddleware
+from srm.server.routes.app import OPERATIONS
+from srm.server.wiring import ServerWiring
 from tests.serving import COMPLETIONS, error_of
 
 ADMIN, BOB = "operator-0123456789abcdef", "somebody-0123456789abcdef"

@@ -8,9 +8,9 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
-from engine.errors import Overloaded
-from server.errors import BodyTooLarge, BodyTooSlow
-from server.http.bodies import FORM_BYTES, BodyLimits, CountedBody, read_body
+from srm.engine.errors import Overloaded
+from srm.server.errors import BodyTooLarge, BodyTooSlow
+from srm.server.http.bodies import FORM_BYTES, BodyLimits, CountedBody, read_body
 
 
 def intake(size: int = 100, held: int = 1_000, timeout_s: float = 5, file: int = 0) -> BodyLimits:

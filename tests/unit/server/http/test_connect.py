@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from server.http.connection import Connection, offer
-from server.http.responses import CONNECT
+from srm.server.http.connection import Connection, offer
+from srm.server.http.responses import CONNECT
 
 
 class Gone:

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.client.client import EngineClient
-from engine.errors import MAX_MESSAGE, InvalidRequest, StoreError
-from server.batch.lines import BatchLine, LineResult, answer_line, parse_line
-from server.errors import body_of
-from server.generation.engine_request import RequestOwner
-from server.routes.services import answering
-from server.storage.records import LineError
-from server.text.text import Text
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import MAX_MESSAGE, InvalidRequest, StoreError
+from srm.server.batch.lines import BatchLine, LineResult, answer_line, parse_line
+from srm.server.errors import body_of
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.routes.services import answering
+from srm.server.storage.records import LineError
+from srm.server.text.text import Text
 from tests.bodies.refusals import USER
 from tests.serving import COMPLETIONS, error_of
 from tests.unit.server.conftest import Served

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
-from server.http.responses import EventStream, frame
+from srm.server.http.responses import EventStream, frame
 
 
 async def test_a_client_that_has_left_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from server.http.connection import Connection
+from srm.server.http.connection import Connection
 from tests.unit.server.http.wire import Seen, requests_by_h11, send_pieces
 
 SMUGGLED = b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n"

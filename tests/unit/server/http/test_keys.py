@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import ConfigError
-from server.config import ServerConfig
-from server.errors import RateLimited
-from server.http.keys import Keys, key_to_send, load_keys, read_key
-from server.http.limits import Limits, check_limits, memory
+from srm.engine.errors import ConfigError
+from srm.server.config import ServerConfig
+from srm.server.errors import RateLimited
+from srm.server.http.keys import Keys, key_to_send, load_keys, read_key
+from srm.server.http.limits import Limits, check_limits, memory
 from tests.serving import ROOT
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
@@ -155,7 +155,7 @@ def test_each_key_has_an_account_of_its_own_and_none_waits_without_limits() -> N
 def elsewhere(fd: int, then: str) -> subprocess.Popen[str]:
     """Another process with the same memory, and 20 requests a minute."""
     code = f"""
-from server.http.limits import Limits, RateLimited
+from srm.server.http.limits import Limits, RateLimited
 account = Limits(20, 0, {fd}, lambda: 0.0).account("a")
 {then}
 """

@@ -16,16 +16,16 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.client.client import EngineClient
-from engine.messages import MAX_TEMPERATURE
-from engine.scheduler.accept import accept
-from server.batch.lines import BatchLine, answer_line, parse_line
-from server.generation.engine_request import RequestOwner
-from server.routes.services import answering
-from server.schema.chat_request import parse_chat
-from server.storage.records import LineError
-from server.text.chat_template import ChatTemplate
-from server.text.text import Text
+from srm.engine.client.client import EngineClient
+from srm.engine.messages import MAX_TEMPERATURE
+from srm.engine.scheduler.accept import accept
+from srm.server.batch.lines import BatchLine, answer_line, parse_line
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.routes.services import answering
+from srm.server.schema.chat_request import parse_chat
+from srm.server.storage.records import LineError
+from srm.server.text.chat_template import ChatTemplate
+from srm.server.text.text import Text
 from tests.bodies.refusals import USER, completion, refusal
 from tests.engines.making import request_of
 from tests.serving import CHAT_TEMPLATE, CHATS, COMPLETIONS, TEXT_MODEL, error_of

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import pytest
 
-from engine.errors import ConfigError
-from server.http.request_log import LogEntry
-from server.http.traces import Tracer
+from srm.engine.errors import ConfigError
+from srm.server.http.request_log import LogEntry
+from srm.server.http.traces import Tracer
 
 SCOPE = {
     "type": "http",

@@ -10,8 +10,8 @@ import pytest
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from server.errors import BodyTooLarge
-from server.http.responses import WhileConnected
+from srm.server.errors import BodyTooLarge
+from srm.server.http.responses import WhileConnected
 
 SCOPE = {"type": "http"}
 

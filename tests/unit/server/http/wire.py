@@ -17,12 +17,12 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from server.http.auth import Auth
-from server.http.connection import Connection
-from server.http.draining import Draining
-from server.http.keys import Keys
-from server.http.request_middleware import RequestMiddleware
-from server.wiring import ServerWiring
+from srm.server.http.auth import Auth
+from srm.server.http.connection import Connection
+from srm.server.http.draining import Draining
+from srm.server.http.keys import Keys
+from srm.server.http.request_middleware import RequestMiddleware
+from srm.server.wiring import ServerWiring
 
 _TURNS = 12
 """Turns of the loop after which nothing moves any more: more than the app ever takes."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from server.generation.detokenize import ChoicePart
-from server.generation.engine_request import RequestOwner
-from server.reply.format import Format
-from server.reply.scores import CompletionScores
-from server.text.text import Text
+from srm.server.generation.detokenize import ChoicePart
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.reply.format import Format
+from srm.server.reply.scores import CompletionScores
+from srm.server.text.text import Text
 from tests.unit.server.reply.test_stream_writer import CAT, CONTINUOUS, MAT, THE, Served, turns
 
 

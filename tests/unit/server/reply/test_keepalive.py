@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from openai._streaming import SSEDecoder
 
-from engine.errors import StepFailed
-from loadtest.client.event_stream import EventParser
-from server.http.responses import WAITING, EventStream
-from server.text.text import Text
+from srm.engine.errors import StepFailed
+from srm.loadtest.client.event_stream import EventParser
+from srm.server.http.responses import WAITING, EventStream
+from srm.server.text.text import Text
 from tests.unit.server.reply.test_stream_writer import CAT, MAT, THE, Reply, Served, turns
 
 AT_ONCE = 1e-6

@@ -8,11 +8,11 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.messages import FinishReason
-from server.generation.detokenize import ChoicePart, join
-from server.http.responses import frame
-from server.reply.renderer import Pacing
-from server.reply.template import encode_json, escape
+from srm.engine.messages import FinishReason
+from srm.server.generation.detokenize import ChoicePart, join
+from srm.server.http.responses import frame
+from srm.server.reply.renderer import Pacing
+from srm.server.reply.template import encode_json, escape
 
 sizes = st.lists(st.integers(0, 4), min_size=1, max_size=20)
 

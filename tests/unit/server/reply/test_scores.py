@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.messages import FinishReason, Output
-from engine.steps.tokens import from_outputs
-from server.generation.detokenize import ChoicePart
-from server.generation.prompts import Prompt
-from server.reply.completion import CompletionFormat
-from server.reply.prompt import ShownPrompt
-from server.reply.scores import (
+from srm.engine.messages import FinishReason, Output
+from srm.engine.steps.tokens import from_outputs
+from srm.server.generation.detokenize import ChoicePart
+from srm.server.generation.prompts import Prompt
+from srm.server.reply.completion import CompletionFormat
+from srm.server.reply.prompt import ShownPrompt
+from srm.server.reply.scores import (
     LOWEST,
     ChatScores,
     CompletionScores,
@@ -31,9 +31,9 @@ from server.reply.scores import (
     render_prompt,
     scores_of,
 )
-from server.schema.chat_response import ChatLogprobs, TokenLogprob, TopLogprob
-from server.schema.completion_response import Logprobs
-from server.text.text import Text
+from srm.server.schema.chat_response import ChatLogprobs, TokenLogprob, TopLogprob
+from srm.server.schema.completion_response import Logprobs
+from srm.server.text.text import Text
 from tests.bodies.refusals import completion
 from tests.unit.server.text.test_stream import detokenizer_of
 

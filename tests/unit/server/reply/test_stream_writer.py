@@ -15,21 +15,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
-from engine.client.client import EngineClient
-from engine.messages import PROMPT, REASONS, Output, Outputs, Request, Status, StopSamples
-from engine.steps.tokens import step_tokens
-from server.generation.engine_request import RequestOwner
-from server.generation.generation import Generation
-from server.reply.chat import ChatFormat
-from server.reply.format import Format
-from server.reply.renderer import Renderer
-from server.reply.responder import Responder
-from server.reply.scores import Scores
-from server.reply.stream_writer import Outlet
-from server.routes.completions import Completions
-from server.routes.models import Models
-from server.schema.completion_response import Choice
-from server.text.text import Text
+from srm.engine.client.client import EngineClient
+from srm.engine.messages import PROMPT, REASONS, Output, Outputs, Request, Status, StopSamples
+from srm.engine.steps.tokens import step_tokens
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.generation.generation import Generation
+from srm.server.reply.chat import ChatFormat
+from srm.server.reply.format import Format
+from srm.server.reply.renderer import Renderer
+from srm.server.reply.responder import Responder
+from srm.server.reply.scores import Scores
+from srm.server.reply.stream_writer import Outlet
+from srm.server.routes.completions import Completions
+from srm.server.routes.models import Models
+from srm.server.schema.completion_response import Choice
+from srm.server.text.text import Text
 from tests.serving import joined, parts_of
 
 STOP, LENGTH = REASONS.index("stop"), REASONS.index("length")

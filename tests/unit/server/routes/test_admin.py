@@ -14,11 +14,11 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from engine.errors import CheckpointError, SwapInProgress
-from engine.messages import Done
-from server.config import ServerConfig
-from server.routes.admin import Admin, resolved
-from server.text.text import Text
+from srm.engine.errors import CheckpointError, SwapInProgress
+from srm.engine.messages import Done
+from srm.server.config import ServerConfig
+from srm.server.routes.admin import Admin, resolved
+from srm.server.text.text import Text
 from tests.bodies.refusals import refusal
 
 

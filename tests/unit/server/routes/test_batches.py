@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.errors import NotFound
-from server.errors import BatchesUnavailable, status_of
-from server.routes.batches import Batches, BatchQuery
-from server.storage.store import Store
-from server.wiring import ServerWiring
+from srm.engine.errors import NotFound
+from srm.server.errors import BatchesUnavailable, status_of
+from srm.server.routes.batches import Batches, BatchQuery
+from srm.server.storage.store import Store
+from srm.server.wiring import ServerWiring
 from tests.chaos.jobs import completion_line, submit
 
 Make = Callable[..., Batches]

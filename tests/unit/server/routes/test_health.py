@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from engine.client import connection
-from engine.client.client import EngineClient
-from engine.errors import EngineUnavailable
-from server.routes.health import check_ready
+from srm.engine.client import connection
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import EngineUnavailable
+from srm.server.routes.health import check_ready
 from tests.engines.making import IDLE
 
 STALL_S = 5.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.schema.chat_request import parse_chat
+from srm.server.schema.chat_request import parse_chat
 from tests.bodies.refusals import USER, chat, refusal
 
 ANSWER = {"role": "assistant", "content": "ho"}

@@ -13,16 +13,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.errors import InvalidRequest
-from server.batch.lines import BatchLine, parse_line
-from server.commands import batch_input
-from server.http.bodies import parsed
-from server.routes.batches import parse_batch
-from server.routes.tokenize import parse_detokenize, parse_tokenize
-from server.schema import json_parts
-from server.schema.chat_request import parse_chat
-from server.schema.completion_request import parse_completion
-from server.schema.worker import parse_lines
+from srm.engine.errors import InvalidRequest
+from srm.server.batch.lines import BatchLine, parse_line
+from srm.server.commands import batch_input
+from srm.server.http.bodies import parsed
+from srm.server.routes.batches import parse_batch
+from srm.server.routes.tokenize import parse_detokenize, parse_tokenize
+from srm.server.schema import json_parts
+from srm.server.schema.chat_request import parse_chat
+from srm.server.schema.completion_request import parse_completion
+from srm.server.schema.worker import parse_lines
 
 SIZE = 1_500_000
 """Bytes of the large value in a body."""

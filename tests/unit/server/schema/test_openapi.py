@@ -16,14 +16,14 @@ from msgspec import Meta
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from engine.client.client import EngineClient
-from server.routes.app import OPERATIONS, create_app
-from server.routes.pages import page, spelled
-from server.schema.completion_request import CompletionRequest
-from server.schema.openapi import BodySchema, Operation, document
-from server.schema.sampling_fields import NEUTRAL
-from server.text.text import Text
-from server.wiring import ServerWiring
+from srm.engine.client.client import EngineClient
+from srm.server.routes.app import OPERATIONS, create_app
+from srm.server.routes.pages import page, spelled
+from srm.server.schema.completion_request import CompletionRequest
+from srm.server.schema.openapi import BodySchema, Operation, document
+from srm.server.schema.sampling_fields import NEUTRAL
+from srm.server.text.text import Text
+from srm.server.wiring import ServerWiring
 from tests.unit.server.conftest import Served
 
 Schema = dict[str, Any]

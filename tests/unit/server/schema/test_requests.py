@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from server.schema.chat_request import CHAT_NEUTRAL, ChatRequest, parse_chat
-from server.schema.completion_request import ABOUT_TEXT, CompletionRequest, parse_completion
-from server.schema.conversation import MAX_MESSAGES
-from server.schema.sampling_fields import NEUTRAL, StreamOptions
-from server.schema.until import MAX_CHOICES
+from srm.server.schema.chat_request import CHAT_NEUTRAL, ChatRequest, parse_chat
+from srm.server.schema.completion_request import ABOUT_TEXT, CompletionRequest, parse_completion
+from srm.server.schema.conversation import MAX_MESSAGES
+from srm.server.schema.sampling_fields import NEUTRAL, StreamOptions
+from srm.server.schema.until import MAX_CHOICES
 from tests.bodies.refusals import USER, chat, completion, refusal
 
 USAGE = {"include_usage": True}

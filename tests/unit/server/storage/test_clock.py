@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.storage.clock import HOLD_S, Clock
+from srm.server.storage.clock import HOLD_S, Clock
 
 JUMP = 1e9
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.errors import RequestError, StoreError
-from server.storage import upkeep
-from server.storage.records import BatchRecord, FileRecord, decode, encode
-from server.storage.store import Store
+from srm.engine.errors import RequestError, StoreError
+from srm.server.storage import upkeep
+from srm.server.storage.records import BatchRecord, FileRecord, decode, encode
+from srm.server.storage.store import Store
 from tests.attack.damage import flipped
 from tests.unit.server.storage.test_store import NOW, a_batch, a_file, all_of, execute, finish
 
@@ -45,7 +45,7 @@ def made(tmp_path: Path) -> Iterator[tuple[Store, BatchRecord, list[str]]]:
 
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, "server.storage")
+    caplog.set_level(logging.CRITICAL, "srm.server.storage")
 
 
 def upkept(folder: Path) -> list[str]:
@@ -132,7 +132,7 @@ def test_what_is_damaged_in_both_places_is_left_out_and_no_other(
     made: tuple[Store, BatchRecord, list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     store, batch, _ = made
-    caplog.set_level(logging.WARNING, "server.storage")
+    caplog.set_level(logging.WARNING, "srm.server.storage")
     (store.folder / "batches" / f"{batch.id}.json").write_bytes(b"{")
     execute(store, f"UPDATE batches SET record = x'00' WHERE id = '{batch.id}'")
     listed = store.list_batches("a", 10)

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.errors import StoreError
-from server.storage.records import new_file_id
-from server.storage.store import Store
-from server.storage.upkeep import ABANDONED_S
+from srm.engine.errors import StoreError
+from srm.server.storage.records import new_file_id
+from srm.server.storage.store import Store
+from srm.server.storage.upkeep import ABANDONED_S
 from tests.unit.server.storage.test_store import NOW, a_batch, a_file, names_in
 
 

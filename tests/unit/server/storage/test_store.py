@@ -19,12 +19,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from engine.errors import StoreError, StoreFull
-from server.errors import Conflict, QuotaExceeded, RateLimited
-from server.storage import database
-from server.storage.records import BatchRecord, FileRecord, is_file_id, new_batch_id, new_file_id
-from server.storage.store import LEAST_BYTES, Store
-from server.storage.upkeep import ABANDONED_S, CURSORS_KEPT_S
+from srm.engine.errors import StoreError, StoreFull
+from srm.server.errors import Conflict, QuotaExceeded, RateLimited
+from srm.server.storage import database
+from srm.server.storage.records import (
+    BatchRecord,
+    FileRecord,
+    is_file_id,
+    new_batch_id,
+    new_file_id,
+)
+from srm.server.storage.store import LEAST_BYTES, Store
+from srm.server.storage.upkeep import ABANDONED_S, CURSORS_KEPT_S
 from tests.serving import ROOT
 
 NOW = 1_800_000_000
@@ -326,7 +332,7 @@ def test_a_transaction_that_was_lost_comes_back(store: Store) -> None:
     assert store.runnable_batches() == [batch]
 
 
-@pytest.mark.parametrize("full_at", ["os.fsync", "server.storage.rows.put"])
+@pytest.mark.parametrize("full_at", ["os.fsync", "srm.server.storage.rows.put"])
 def test_a_full_disk_leaves_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch, full_at: str
 ) -> None:
@@ -339,7 +345,7 @@ def test_a_full_disk_leaves_nothing(
     monkeypatch.setattr(full_at, refuse)
     with pytest.raises(StoreFull, match=r"no space is left .* delete files"):
         a_file(store)
-    monkeypatch.setattr("server.storage.rows.put", refuse)
+    monkeypatch.setattr("srm.server.storage.rows.put", refuse)
     with pytest.raises(StoreFull):
         a_batch(store, retained)
     monkeypatch.undo()
@@ -353,7 +359,7 @@ def test_a_full_disk_leaves_nothing(
 HAMMER = """
 import sys
 from pathlib import Path
-from server.storage.store import Store
+from srm.server.storage.store import Store
 from tests.unit.server.storage.test_store import a_batch, a_file
 
 store = Store(Path(sys.argv[1]))

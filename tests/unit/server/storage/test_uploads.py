@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from engine.errors import Overloaded
-from server.storage import uploads
-from server.storage.downloads import Download
-from server.storage.store import Store
-from server.storage.upload_form import UploadForm
+from srm.engine.errors import Overloaded
+from srm.server.storage import uploads
+from srm.server.storage.downloads import Download
+from srm.server.storage.store import Store
+from srm.server.storage.upload_form import UploadForm
 from tests.bodies.refusals import refusal
 from tests.unit.server.conftest import Served
 

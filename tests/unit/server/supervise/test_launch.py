@@ -9,17 +9,17 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-import srm
-from engine.config import EngineConfig
-from engine.errors import CheckpointError, ConfigError
-from engine.settings import load
-from server.config import ServerConfig, within_open_files
-from server.http.keys import load_keys
-from server.http.limits import check_limits
-from server.model_identity import model_id
-from server.supervise import launch
-from server.supervise.launch import QUESTION, flags, listen, load_settings, main
-from server.wiring import ServerWiring
+import srm.__main__ as srm
+from srm.engine.config import EngineConfig
+from srm.engine.errors import CheckpointError, ConfigError
+from srm.engine.settings import load
+from srm.server.config import ServerConfig, within_open_files
+from srm.server.http.keys import load_keys
+from srm.server.http.limits import check_limits
+from srm.server.model_identity import model_id
+from srm.server.supervise import launch
+from srm.server.supervise.launch import QUESTION, flags, listen, load_settings, main
+from srm.server.wiring import ServerWiring
 from tests.serving import ROOT
 
 
@@ -148,13 +148,15 @@ def test_connections_are_no_more_than_open_files_allow(
         *((-1, 1, 16_384), (20_000, 1, 16_384), (16_384, 1, 16_080), (1024, 1, 720)),
         *((64, 1, 8), (1024, 64, 236), (50, 1, 1)),
     ):
-        monkeypatch.setattr("server.config.resource.getrlimit", lambda _, most=most: (most, most))
+        monkeypatch.setattr(
+            "srm.server.config.resource.getrlimit", lambda _, most=most: (most, most)
+        )
         caplog.clear()
         config = within_open_files(ServerConfig(engines=engines))
         assert config.max_connections == allowed
         message = f"is lowered to {allowed}: the limit of open files (ulimit -n) is {most}"
         assert (message in caplog.text) == (allowed < 16_384)
-    monkeypatch.setattr("server.config.resource.getrlimit", lambda _: (48, 48))
+    monkeypatch.setattr("srm.server.config.resource.getrlimit", lambda _: (48, 48))
     with pytest.raises(ConfigError, match=r"open files \(ulimit -n\) must be at least 49, got 48"):
         within_open_files(ServerConfig())
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.kept_model import unclaimed
-from server.supervise.own_folder import NOTE, keep_first, own_folder
+from srm.engine.kept_model import unclaimed
+from srm.server.supervise.own_folder import NOTE, keep_first, own_folder
 
 
 def test_each_server_has_a_folder_which_goes_with_it(tmp_path: Path) -> None:

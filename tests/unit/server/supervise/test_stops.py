@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.errors import EngineUnavailable
-from server.http.request_middleware import RequestMiddleware
-from server.http.responses import EventStream, frame
-from server.supervise.supervisor import Child, Supervisor
+from srm.engine.errors import EngineUnavailable
+from srm.server.http.request_middleware import RequestMiddleware
+from srm.server.http.responses import EventStream, frame
+from srm.server.supervise.supervisor import Child, Supervisor
 from tests.engines.served_engine import until
 
 GET: Scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
@@ -56,7 +56,7 @@ async def test_a_stream_that_is_broken_off_is_not_logged_as_answered(
     error: Exception | None, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     streamed = Streamed(error)
-    with caplog.at_level(logging.INFO, "server.http.request_middleware"):
+    with caplog.at_level(logging.INFO, "srm.server.http.request_middleware"):
         task = asyncio.create_task(RequestMiddleware(streamed)(GET, receive, streamed.send))
         await streamed.has_begun.wait()
         if error is None:

@@ -20,13 +20,13 @@ from unittest.mock import AsyncMock, Mock
 import psutil
 import pytest
 
-from engine import tasks
-from engine.config import EngineConfig
-from engine.errors import EngineUnavailable
-from server.supervise import embedded_engine, ends, supervisor
-from server.supervise.embedded_engine import MAX_CRASHES, with_engine
-from server.supervise.ends import describe_exit, passing_cause
-from server.supervise.supervisor import Child, PrivateFolder, Supervisor
+from srm.engine import tasks
+from srm.engine.config import EngineConfig
+from srm.engine.errors import EngineUnavailable
+from srm.server.supervise import embedded_engine, ends, supervisor
+from srm.server.supervise.embedded_engine import MAX_CRASHES, with_engine
+from srm.server.supervise.ends import describe_exit, passing_cause
+from srm.server.supervise.supervisor import Child, PrivateFolder, Supervisor
 from tests.engines.served_engine import until
 from tests.serving import ROOT
 
@@ -135,8 +135,8 @@ async def test_one_that_is_frozen_is_killed_and_started_again(
 
 WEDGED = """
 import asyncio, sys
-from engine import logs
-from server.loop_turns import show_turns
+from srm.engine import logs
+from srm.server.loop_turns import show_turns
 
 def one_long_piece_of_work():
     open(sys.argv[1] + ".wedged", "w").close()
@@ -303,7 +303,7 @@ async def test_one_is_not_given_up_while_a_disk_is_full_and_comes_back_when_ther
     """ "api 0 ended 6 times (exit code -7): giving up", and the disk was named nowhere."""
     free, real = [0], os.statvfs
     monkeypatch.setattr(
-        "server.supervise.ends.os.statvfs",
+        "srm.server.supervise.ends.os.statvfs",
         lambda path: SimpleNamespace(
             f_bavail=free[0], f_frsize=4096, f_flag=real(path).f_flag, f_files=0, f_favail=0
         ),
@@ -374,7 +374,7 @@ async def test_a_private_folder_that_vanishes_is_made_again_for_who_runs_and_who
     folder.rmdir()
     await until(folder.exists)
     await ended(keeper, running)
-    monkeypatch.setattr("server.supervise.supervisor.os.geteuid", lambda: -1)
+    monkeypatch.setattr("srm.server.supervise.supervisor.os.geteuid", lambda: -1)
     with pytest.raises(PermissionError, match="is not ours any more"):
         await starting.run_once()
 
@@ -436,7 +436,7 @@ async def test_a_heartbeat_that_nobody_can_touch_ends_no_process(
 
     keeper = asyncio.create_task(beating.keep_running())
     with monkeypatch.context() as read_only:
-        read_only.setattr("server.supervise.supervisor.os.utime", refuse)
+        read_only.setattr("srm.server.supervise.supervisor.os.utime", refuse)
         pid = await started(beating)
         os.kill(pid, signal.SIGSTOP)  # it touches nothing either
         async with asyncio.timeout(120):
@@ -470,7 +470,7 @@ async def test_a_disk_that_does_not_answer_holds_up_nobody(
 ) -> None:
     answers, disk = threading.Event(), os.statvfs(tmp_path)
     monkeypatch.setattr(ends, "_LOOK_S", 0.0)
-    monkeypatch.setattr("server.supervise.ends.os.statvfs", lambda _: answers.wait() and disk)
+    monkeypatch.setattr("srm.server.supervise.ends.os.statvfs", lambda _: answers.wait() and disk)
     try:
         assert await passing_cause([tmp_path]) == f"one of these does not answer: {tmp_path}"
     finally:
@@ -483,7 +483,7 @@ async def test_a_look_at_the_disk_that_fails_ends_nobody(
     """What only says why a process ended ended the supervisor, and with it all others."""
     written: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", written.append)
-    monkeypatch.setattr("server.supervise.ends.os.statvfs", Mock(side_effect=KeyError("a bug")))
+    monkeypatch.setattr("srm.server.supervise.ends.os.statvfs", Mock(side_effect=KeyError("a bug")))
     failing = child("raise SystemExit(7)", beats=False)
     failing.folders = (tmp_path,)
     assert await failing.keep_running() == 1

@@ -15,10 +15,10 @@ import psutil
 import pytest
 from msgspec import Raw
 
-from engine.errors import CheckpointError, ConfigError, InvalidRequest
-from server.schema.conversation import Conversation, messages_of
-from server.text.chat_template import ChatTemplate
-from server.text.tokenizer_files import MAX_BYTES, chat_template, special_tokens
+from srm.engine.errors import CheckpointError, ConfigError, InvalidRequest
+from srm.server.schema.conversation import Conversation, messages_of
+from srm.server.text.chat_template import ChatTemplate
+from srm.server.text.tokenizer_files import MAX_BYTES, chat_template, special_tokens
 from tests.serving import ROOT
 
 HANGS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -127,7 +127,7 @@ def renderers(of: int | None = None) -> list[psutil.Process]:
         for child in psutil.Process(of).children()
         if child.status() != psutil.STATUS_ZOMBIE  # of another test
     ]
-    return [child for child in running if "server.text.template_process" in child.cmdline()]
+    return [child for child in running if "srm.server.text.template_process" in child.cmdline()]
 
 
 async def test_the_process_knows_no_secrets_is_started_again_and_ends(
@@ -150,8 +150,8 @@ async def test_the_process_knows_no_secrets_is_started_again_and_ends(
 def test_the_process_ends_with_its_parent_even_while_it_hangs() -> None:
     program = f"""
 import asyncio
-from server.text.chat_template import ChatTemplate
-from server.schema.conversation import Conversation, messages_of
+from srm.server.text.chat_template import ChatTemplate
+from srm.server.schema.conversation import Conversation, messages_of
 template = ChatTemplate({HANGS!r}, {{}}, 600)
 found = messages_of({{"messages": {json.dumps([USER]).encode()!r}}})
 print("started", flush=True)

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.messages import FinishReason, Output
-from engine.steps.tokens import from_outputs
-from server.generation.detokenize import ChoicePart, Detokenizer, join
-from server.text.stream import StopStrings
-from server.text.text import Text
+from srm.engine.messages import FinishReason, Output
+from srm.engine.steps.tokens import from_outputs
+from srm.server.generation.detokenize import ChoicePart, Detokenizer, join
+from srm.server.text.stream import StopStrings
+from srm.server.text.text import Text
 from tests.bodies.refusals import completion
 from tests.serving import TEXT_MODEL
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from engine.config import DEMO_MODEL
-from server.text import template_process as template
-from server.text.template_process import TemplateFailed, compile_template, render
-from training.problems.drawn import problems
+from srm.engine.config import DEMO_MODEL
+from srm.server.text import template_process as template
+from srm.server.text.template_process import TemplateFailed, compile_template, render
+from srm.training.problems.drawn import problems
 
 LLAMA = """{{- bos_token }}
 {%- if messages[0]['role'] == 'system' %}

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from engine.errors import CheckpointError
-from server.text import text as text_module
-from server.text.text import ByteTable, Text
+from srm.engine.errors import CheckpointError
+from srm.server.text import text as text_module
+from srm.server.text.text import ByteTable, Text
 from tests.serving import TEXT_MODEL
 
 

@@ -14,9 +14,9 @@ from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 
-from engine.errors import ConfigError, SRMError
-from engine.logs import printable
-from server.commands.standard_output import INTERRUPTED
+from srm.engine.errors import ConfigError, SRMError
+from srm.engine.logs import printable
+from srm.server.commands.standard_output import INTERRUPTED
 
 USAGE = """usage: srm COMMAND [options]
 
@@ -54,17 +54,17 @@ TRAIN_USAGE = """usage: srm train COMMAND [options]
 """
 
 COMMANDS = {
-    "serve": "server.supervise.launch:main",
-    "convert": "engine.weights.convert:main",
-    "inspect": "engine.weights.inspect_model:main",
-    "generate": "server.commands.generate:main",
-    "batch": "server.commands.batch:main",
-    "weights": "server.commands.admin_cli:weights",
-    "snapshot": "server.commands.admin_cli:snapshot",
-    "score": "server.commands.score:main",
-    "train": "training.__main__:main",
-    "evaluate": "training.__main__:main",
-    "loadtest": "loadtest.__main__:main",
+    "serve": "srm.server.supervise.launch:main",
+    "convert": "srm.engine.weights.convert:main",
+    "inspect": "srm.engine.weights.inspect_model:main",
+    "generate": "srm.server.commands.generate:main",
+    "batch": "srm.server.commands.batch:main",
+    "weights": "srm.server.commands.admin_cli:weights",
+    "snapshot": "srm.server.commands.admin_cli:snapshot",
+    "score": "srm.server.commands.score:main",
+    "train": "srm.training.__main__:main",
+    "evaluate": "srm.training.__main__:main",
+    "loadtest": "srm.loadtest.__main__:main",
     "tune": "bench.engine.tune:main",
 }
 """Subcommands and the functions that run them; `bench` has its own table."""
@@ -155,7 +155,7 @@ def _run(command: str, args: list[str]) -> int:
         print(USAGE, end="")
         return 0
     if command == "--version":
-        from server.routes.health import VERSION
+        from srm.server.routes.health import VERSION
 
         print(f"srm {VERSION}")
         return 0
@@ -171,7 +171,7 @@ def _run(command: str, args: list[str]) -> int:
     if module.startswith("bench."):
         _need_source_tree()
     if command == "evaluate" and args[:1] == ["passk"]:  # this one needs no torch
-        module, args = "training.passk.command", args[1:]
+        module, args = "srm.training.passk.command", args[1:]
     elif command in {"train", "evaluate"}:  # one module runs both
         args = [command, *args]
     return int(getattr(import_module(module), name)(args))

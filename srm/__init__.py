@@ -1,0 +1,23 @@
+"""A batch inference server for Structured Recurrent Mixers. Importing the package costs nothing.
+
+`from srm import Engine, SamplingParams` is the Python API; its file is read when asked for.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "Engine": "srm.engine.python.offline",
+    "SamplingParams": "srm.engine.messages",
+    "Completion": "srm.engine.python.request_output",
+    "Generated": "srm.engine.python.request_output",
+    "RequestError": "srm.engine.errors",
+    "ConfigError": "srm.engine.errors",
+    "CheckpointError": "srm.engine.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'srm' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
