@@ -20,6 +20,13 @@ GRPO_MODEL = DEMO_MODEL.with_name("demo-grpo")
 """Other weights for the bundled model: what `srm train grpo` made of them."""
 
 
+def find_model(path: Path) -> Path:
+    """Return the folder of a model: of a bundled one by its name alone, unless there is a folder of
+    that name here."""
+    is_bundled = path in {Path(DEMO_MODEL.name), Path(GRPO_MODEL.name)} and not path.exists()
+    return DEMO_MODEL.with_name(path.name) if is_bundled else path
+
+
 Mixer = Literal[
     "mixed",  # the paper's main model: first half of the heads column, second half row
     "parallel",  # the same with one projection for all heads and one decay a layer
@@ -266,6 +273,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Format of log messages: lines for people, or a JSON object each."""
 
     def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "model", find_model(self.model))
         for path in (str(self.model), os.path.realpath(self.model)):
             check_utf8("model", path)
         if not 0 <= self.num_slots < 2**31:

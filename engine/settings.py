@@ -20,7 +20,17 @@ from functools import cache
 from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
@@ -39,13 +49,21 @@ class Setting(NamedTuple):
     hint: Any
     meaning: str
     default: Any
+    heading: str
+    """What its struct is for, which stands above its settings in `--help`."""
 
 
 class Command(NamedTuple):
-    """Ways in which a command is given its settings, besides its flags and the file of
-    `--config`."""
+    """What a command is for, and the ways in which it is given its settings, besides its flags and
+    the file of `--config`."""
 
     prog: str = "srm"
+    about: str = ""
+    """One sentence, which begins `--help`."""
+    example: str = ""
+    """A line of the shell; `#` and what it does may follow."""
+    main: str = ""
+    """Names of the settings that most need, which `--help` shows first."""
     private: Set[str] = frozenset()
     """Fields that cannot be given."""
     positional: str | None = None
@@ -62,14 +80,18 @@ class Command(NamedTuple):
 
 
 def load(
-    kind: type[T], argv: list[str], environ: Mapping[str, str] = os.environ, prog: str = "srm"
+    kind: type[T],
+    argv: list[str],
+    environ: Mapping[str, str] = os.environ,
+    prog: str | Command = "srm",
 ) -> T:
     """Build a frozen settings struct from defaults, `--config FILE` and flags.
 
     A field `num_slots` is `num_slots` in TOML, `--num-slots` as a flag; lists have commas. Raises
     ConfigError naming source, field and value.
     """
-    return build(kind, read_settings((kind,), argv, Command(prog), environ))
+    command = prog if isinstance(prog, Command) else Command(prog)
+    return build(kind, read_settings((kind,), argv, command, environ))
 
 
 def read_settings(
@@ -105,28 +127,81 @@ def read_settings(
     return settings
 
 
+class CommandParser(argparse.ArgumentParser):
+    """Says in one line what is wrong with a command line: raises ConfigError."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; {self.prog} --help lists the settings")
+
+
 def _read_flags(known: Mapping[str, Setting], argv: list[str], command: Command) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(
+    positional = command.positional or ("config" if command.presets else "")
+    parser = CommandParser(
         prog=command.prog,
+        usage=f"{command.prog} [SETTINGS]" + (f" [{positional.upper()}]" if positional else ""),
+        description="\n\n".join(
+            filter(None, [command.about, command.example and f"example:\n  {command.example}"])
+        ),
+        formatter_class=_Layout,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
-        epilog=_sources(command),
+        epilog=textwrap.fill(_sources(command), 80),
+        add_help=False,
     )
-    parser.add_argument("--config", metavar="FILE", help="a TOML file with any of these settings")
-    for name, setting in known.items():
-        parser.add_argument(
+    if command.presets is not None:
+        about = f"the same as --config; or one of {_named(command.presets)}"
+        parser.add_argument("config", nargs="?", metavar="CONFIG", help=about)
+    if command.positional is not None:
+        about = f"the same as --{command.positional}"
+        parser.add_argument(positional, nargs="?", help=about, metavar=positional.upper())
+    headings = [*dict.fromkeys(setting.heading for setting in known.values())]
+    groups = {
+        heading: parser.add_argument_group(heading)
+        for heading in [*filter(None, [command.main and "Main settings"]), *headings]
+    }
+    first = command.main.split()
+    for name in [*first, *(name for name in known if name not in first)]:
+        setting = known[name]
+        group = next(iter(groups)) if name in first else setting.heading
+        groups[group].add_argument(
             *filter(None, [flag_of(name), command.short.get(name)]),
             dest=name,
             metavar=_describe(setting.hint),
-            help=f"{setting.meaning} Default: {setting.default}".replace("%", "%%"),
+            help=(setting.meaning + _default(setting)).replace("%", "%%"),
         )
-    if command.presets is not None:
-        about = f"the same as --config; or one of {_named(command.presets)}"
-        parser.add_argument("config", nargs="?", metavar="FILE", help=about)
-    if command.positional is not None:
-        about = f"the same as --{command.positional}"
-        parser.add_argument(command.positional, nargs="?", help=about)
-    return vars(parser.parse_args(_spelled_out(argv, known)))
+    others = parser.add_argument_group("Others")
+    others.add_argument("--config", metavar="FILE", help="a TOML file with any of these settings")
+    others.add_argument("-h", "--help", action="help", help="print this")
+    given, unknown = parser.parse_known_args(_spelled_out(argv, known))
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        near = did_you_mean(flag, [*map(flag_of, known), "--config", "--help"])
+        raise ConfigError(
+            f"there is no flag {flag}{near or f'; {command.prog} --help lists them'}"
+            if flag.startswith("-")
+            else f"nothing can be done with {unknown[0]!r}: settings are given as --name VALUE"
+        )
+    return vars(given)
+
+
+class _Layout(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+
+
+def _default(setting: Setting) -> str:
+    """Say what the default is, as it would be given; nothing if nothing is, which the meaning of
+    the setting explains."""
+    default = setting.default
+    if default is msgspec.NODEFAULT:
+        return " Required."
+    if default is None or default in ("", ()):
+        return ""
+    if isinstance(default, tuple):
+        return f" Default: {','.join(map(str, default))}"
+    if isinstance(default, Path) and default.is_absolute():  # the bundled model
+        return f" Default: {default.name}"
+    return f" Default: {str(default).lower() if isinstance(default, bool) else default}"
 
 
 def flag_of(name: str) -> str:
@@ -161,12 +236,13 @@ def build_struct(kind: type[T], values: Mapping[str, Any], source: str, strict: 
 def settings_in(kind: type[msgspec.Struct], table: str = "") -> Iterator[Setting]:
     """Yield the settings of a struct, and those of its groups."""
     hints, meanings = get_type_hints(kind), field_docs(kind)
+    heading = (kind.__doc__ or "Settings").split("\n")[0].rstrip(".").replace("`", "")
     for field in msgspec.structs.fields(kind):
         name, hint = field.name, hints[field.name]
         if _is_group(hint):
             yield from settings_in(hint, name)
         else:
-            yield Setting(name, table, hint, meanings.get(name, ""), field.default)
+            yield Setting(name, table, hint, meanings.get(name, ""), field.default, heading)
 
 
 def flatten(config: msgspec.Struct) -> dict[str, Any]:

@@ -28,7 +28,8 @@ from srm.engine.settings import build, load
 from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import read_model
 from srm.training.checkpoint import load_model
-from srm.training.finetuning.sft import SFTConfig, sft
+from srm.training.finetuning.config import SFTConfig
+from srm.training.finetuning.sft import sft
 from srm.training.grpo.asked import questions
 from srm.training.grpo.asking import Asking
 from srm.training.grpo.config import GRPOConfig

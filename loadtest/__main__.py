@@ -27,7 +27,7 @@ from srm.loadtest.recording import Recording, load
 from srm.loadtest.report import compare_report
 from srm.loadtest.report.compare import compare
 from srm.loadtest.report.report_files import MeasuredRun, write_reports
-from srm.loadtest.scenario import read
+from srm.loadtest.scenario import command_of, read
 
 USAGE = """usage: srm loadtest COMMAND [options]
 
@@ -44,6 +44,13 @@ COMPARE_USAGE = """usage: srm loadtest compare A B [OUTPUT]
 Print what differs between the reports in the folders A and B, steps of sweeps by name, and whether
 it is more than chance. With OUTPUT, write compare.md and compare.html into that folder as well.
 """
+
+
+RUN = command_of(
+    "run",
+    "Load any OpenAI-compatible server as a scenario says, and write a report.",
+    "--arrivals poisson --rate 20 --url http://127.0.0.1:8000",
+)
 
 
 class ReportConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,7 +94,7 @@ def _command(argv: list[str]) -> int:
 
 
 def _run(argv: list[str], command: str) -> int:
-    scenario = read(argv, prog="srm loadtest run")
+    scenario = read(argv, RUN)
     run_command.check(scenario)
     scenario, command = run_command.seeded(scenario, command)
     run = run_command.summed_up(run_command.record(scenario, command, scenario.output))
@@ -102,7 +109,13 @@ def _report_to(folder: Path, run: MeasuredRun) -> None:
 
 
 def _report(argv: list[str]) -> int:
-    command = Command("srm loadtest report", positional="folder", variables={"output"})
+    command = Command(
+        "srm loadtest report",
+        "Make the reports of a saved run or sweep again.",
+        "srm loadtest report runs/loadtest --window 10,40",
+        positional="folder",
+        variables={"output"},
+    )
     config = build(ReportConfig, read_settings((ReportConfig,), argv, command))
     output = config.output or config.folder
     window = (config.window[0], config.window[1]) if config.window else None

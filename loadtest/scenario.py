@@ -200,15 +200,23 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
 
-def read(argv: list[str], prog: str) -> Scenario:
+def read(argv: list[str], command: Command) -> Scenario:
     """Build the scenario of a command line. Raises ConfigError."""
-    return build(Scenario, read_settings((Scenario,), argv, command_of(prog)))
+    return build(Scenario, read_settings((Scenario,), argv, command))
 
 
-def command_of(prog: str) -> Command:
+def command_of(name: str, about: str, example: str) -> Command:
     """Return how a command of `srm loadtest` is given its scenario: its first argument without a
     flag is a TOML file, or the name of a ready-made one."""
-    return Command(prog, presets=SCENARIOS, variables=VARIABLES)
+    return Command(
+        f"srm loadtest {name}",
+        about,
+        f"srm loadtest {name} {example}",
+        "url served_model_name arrivals concurrency rate duration_s prompt_tokens output_tokens n "
+        "output",
+        presets=SCENARIOS,
+        variables=VARIABLES,
+    )
 
 
 def as_path(kind: type, value: object) -> object:

@@ -15,7 +15,14 @@ from typing import TypeVar
 import msgspec
 
 from srm.engine.client.client import HEARTBEAT_S
-from srm.engine.config import DEMO_MODEL, EngineConfig, LogFormat, LogLevel, check_utf8
+from srm.engine.config import (
+    DEMO_MODEL,
+    EngineConfig,
+    LogFormat,
+    LogLevel,
+    check_utf8,
+    find_model,
+)
 from srm.engine.errors import ConfigError
 from srm.engine.messages import MAX_PRIORITY
 from srm.server.model_identity import digest
@@ -141,6 +148,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds that a stop waits for running requests."""
 
     def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "model", find_model(self.model))
         for name in ("port", "admin_port"):
             if not 0 <= getattr(self, name) <= 65_535:
                 raise ValueError(f"{name} must lie in 0 … 65535, got {getattr(self, name)}")

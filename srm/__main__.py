@@ -14,31 +14,38 @@ from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 
-from srm.engine.errors import ConfigError, SRMError
+from srm.engine.errors import ConfigError, SRMError, did_you_mean
 from srm.engine.logs import printable
 from srm.server.commands.standard_output import INTERRUPTED
 
-USAGE = """usage: srm COMMAND [options]
+USAGE = """usage: srm COMMAND [SETTINGS]
 
+Serve Structured Recurrent Mixers, and train and measure them.
+
+example:
+  srm serve demo     # then http://127.0.0.1:8000
+
+Answer:
   serve     answer OpenAI-style requests over HTTP
-  convert   make a model folder out of weights of the published code
-  inspect   what a model is and what serving it takes
-  generate  completions of one prompt: `srm generate $'Question: What is 6 * 7?\\nAnswer:'`
+  generate  completions of one prompt
   batch     answers to a file of prompts: `srm batch in.jsonl -o out.jsonl`
-  weights   other weights for a running server: `srm weights FOLDER`
-  snapshot  have a running server write how far its batches are to disk, now
-  score     log-probabilities of given texts: `srm score in.jsonl -o out.jsonl`
-  train     `srm train pretrain`: a model, on texts or generated problems; `srm train sft`: a
-            model that answers, from prompts and completions; `srm train grpo`: a better one,
-            by rewards of what it samples; `srm train tokenizer`
-  evaluate  greedy accuracy and pass@k on held-out problems; `srm evaluate passk`: pass@k with
-            intervals and power law, of samples of any OpenAI-compatible server
-  loadtest  load any OpenAI-compatible server: `srm loadtest run`, `sweep`, `offline`,
-            `report` or `compare`
-  tune      which matrix product is the fastest for a model on this machine's GPU
-  bench     measure: `srm bench kernels`, `engine`, `prefill`, `host`, `counted`,
-            `precision`, `http`, `streams`, `scale` or `against`; `srm bench table` shows the
-            records
+  score     log-probabilities of given texts
+
+A running server:
+  weights   change its weights: `srm weights FOLDER`
+  snapshot  have it write how far its batches are to disk, now
+
+Models:
+  inspect   what a model is and what serving it takes
+  convert   make a model folder out of weights of the published code
+  train     pretrain, sft, grpo, tokenizer
+  evaluate  greedy accuracy and pass@k on held-out problems; `srm evaluate passk`: pass@k of any
+            OpenAI-compatible server
+
+Measure:
+  loadtest  load any OpenAI-compatible server: run, sweep, offline, report, compare
+  tune      find the fastest matrix product for a model on this machine's GPU
+  bench     benchmarks of this source tree: `srm bench --help`
 
 `srm COMMAND --help` explains each, `srm --version` says which this is.
 """
@@ -165,8 +172,8 @@ def _run(command: str, args: list[str]) -> int:
         print(TRAIN_USAGE, end="")
         return 0
     if command not in COMMANDS:
-        print(USAGE, end="", file=sys.stderr)
-        raise ConfigError("there is no such command")
+        near = did_you_mean(command, [*COMMANDS, "bench"]) or "; `srm --help` lists the commands"
+        raise ConfigError(f"there is no such command{near}")
     module, name = COMMANDS[command].split(":")
     if module.startswith("bench."):
         _need_source_tree()
@@ -191,8 +198,8 @@ def _bench(args: list[str]) -> int:
         print(f"usage: srm bench NAME [options]\n\nNAME is one of {', '.join(BENCHMARKS)};")
         print("`srm bench NAME --help` explains each.")
         return 0
-    got = repr(args[0]) if args else "nothing"
-    raise ConfigError(f"it measures {', '.join(BENCHMARKS)}; got {got}")
+    near = did_you_mean(args[0], BENCHMARKS) if args else ""
+    raise ConfigError(f"it measures {', '.join(BENCHMARKS)}; got {' '.join(args[:1])!r}{near}")
 
 
 if __name__ == "__main__":

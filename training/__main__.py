@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
 
 import msgspec
 
-from srm.engine.errors import ConfigError
+from srm.engine.errors import ConfigError, did_you_mean
 from srm.engine.logs import configure_command
-from srm.engine.settings import load
+from srm.engine.settings import Command, load
 from srm.server.commands.standard_output import INTERRUPTED
-from srm.training.evaluate import EvaluateConfig, evaluate
-from srm.training.finetuning.sft import SFTConfig, sft
-from srm.training.grpo.command import grpo
+from srm.training.finetuning.config import SFTConfig
 from srm.training.grpo.config import GRPOConfig
-from srm.training.pretrain import PretrainConfig, pretrain
+from srm.training.settings import EvaluateConfig, PretrainConfig
 from srm.training.text.tokenizer import TokenizerConfig, make_tokenizer
 
 
@@ -31,39 +32,91 @@ def main(argv: list[str]) -> int:
 
 
 def _command(argv: list[str]) -> int:
-    command, settings = (argv[0], argv[1:]) if argv else ("", [])
-    if command == "train" and settings[:1] == ["pretrain"]:
-        config = load(PretrainConfig, settings[1:], prog="srm train pretrain")
-        losses = pretrain(config).steps
-        if _is_first():
-            print(f"{config.output}: {len(losses)} steps, last loss {losses[-1]:.4f}")
-    elif command == "train" and settings[:1] == ["sft"]:
-        tuning = load(SFTConfig, settings[1:], prog="srm train sft")
-        evaluations = sft(tuning).evaluations
-        if _is_first():
-            done, least = min(evaluations, key=lambda evaluation_at: evaluation_at[1])
-            print(f"{tuning.output}: least evaluation loss {least:.4f}, after {done} steps")
-    elif command == "train" and settings[:1] == ["grpo"]:
-        learning = load(GRPOConfig, settings[1:], prog="srm train grpo")
-        times = grpo(learning).summary
-        print(
-            f"{learning.output}: {times.updates} updates, {times.rollout_tokens_per_s:,.0f} tok/s "
-            f"sampled, {times.learned_tokens_per_s:,.0f} learned, {times.waiting_share:.0%} of the "
-            "time waited for rollouts"
-        )
-    elif command == "train" and settings[:1] == ["tokenizer"]:
-        made = load(TokenizerConfig, settings[1:], prog="srm train tokenizer")
-        print(f"{made.output}: {make_tokenizer(made).get_vocab_size()} entries")
-    elif command == "train":
-        raise ConfigError(
-            f"srm train has the commands pretrain, sft, grpo and tokenizer; got {settings[:1]}"
-        )
-    elif command == "evaluate":
-        evaluation = evaluate(load(EvaluateConfig, settings, prog="srm evaluate"))
-        print(msgspec.json.format(msgspec.json.encode(evaluation), indent=2).decode())
-    else:
-        raise ConfigError(f"training has the commands train and evaluate, not {command!r}")
+    if argv[:1] == ["evaluate"]:
+        _evaluate(argv[1:])
+        return 0
+    if argv[:1] != ["train"]:
+        raise ConfigError(f"training has the commands train and evaluate, not {argv[:1]}")
+    name = argv[1] if argv[1:] else ""
+    if name not in TRAIN:
+        near = did_you_mean(name, TRAIN)
+        raise ConfigError(f"srm train has the commands {', '.join(TRAIN)}; got {name!r}{near}")
+    TRAIN[name](argv[2:])
     return 0
+
+
+def _imported(name: str) -> Callable[[Any], Any]:
+    """Import what runs a command, and torch with it, only when its settings are right."""
+    module, _, function = name.partition(":")
+    return getattr(import_module(module), function)  # type: ignore[no-any-return]
+
+
+def _tokenizer(argv: list[str]) -> None:
+    command = Command(
+        "srm train tokenizer",
+        "Make a byte-level BPE tokenizer of texts.",
+        "srm train tokenizer --texts corpus/ --vocab-size 8192 --output runs/tokenizer",
+    )
+    config = load(TokenizerConfig, argv, prog=command)
+    print(f"{config.output}: {make_tokenizer(config).get_vocab_size()} entries")
+
+
+def _pretrain(argv: list[str]) -> None:
+    command = Command(
+        "srm train pretrain",
+        "Train a model from nothing, on texts or on generated word problems.",
+        "srm train pretrain --texts corpus/ --steps 2000 --output runs/mine",
+        "output texts tokenizer steps batch_tokens learning_rate d_model num_layers n_ctx "
+        "precision device",
+    )
+    config = load(PretrainConfig, argv, prog=command)
+    losses = _imported("srm.training.pretrain:pretrain")(config).steps
+    if _is_first():
+        print(f"{config.output}: {len(losses)} steps, last loss {losses[-1]:.4f}")
+
+
+def _sft(argv: list[str]) -> None:
+    command = Command(
+        "srm train sft",
+        "Fine-tune a model on prompts with completions, or on chats.",
+        "srm train sft --model runs/mine --train rows.jsonl --output runs/sft",
+        "model train evaluation output epochs batch_rows learning_rate precision device",
+    )
+    config = load(SFTConfig, argv, prog=command)
+    evaluations = _imported("srm.training.finetuning.sft:sft")(config).evaluations
+    if _is_first():
+        done, least = min(evaluations, key=lambda evaluation_at: evaluation_at[1])
+        print(f"{config.output}: least evaluation loss {least:.4f}, after {done} steps")
+
+
+def _grpo(argv: list[str]) -> None:
+    command = Command(
+        "srm train grpo",
+        "Train a model on rewards of the completions that it samples (GRPO).",
+        "srm train grpo --model runs/sft --train questions.jsonl --steps 100 --output runs/grpo",
+        "model train reward output steps questions rollouts max_tokens learning_rate precision",
+    )
+    config = load(GRPOConfig, argv, prog=command)
+    times = _imported("srm.training.grpo.command:grpo")(config).summary
+    print(
+        f"{config.output}: {times.updates} updates, {times.rollout_tokens_per_s:,.0f} tok/s "
+        f"sampled, {times.learned_tokens_per_s:,.0f} learned, {times.waiting_share:.0%} of the "
+        "time waited for rollouts"
+    )
+
+
+def _evaluate(argv: list[str]) -> None:
+    command = Command(
+        "srm evaluate",
+        "Print greedy accuracy and pass@k of a model on held-out word problems.",
+        "srm evaluate --model demo --samples 100   # of a server, by many samples: passk --help",
+    )
+    config = load(EvaluateConfig, argv, prog=command)
+    evaluation = _imported("srm.training.evaluate:evaluate")(config)
+    print(msgspec.json.format(msgspec.json.encode(evaluation), indent=2).decode())
+
+
+TRAIN = {"tokenizer": _tokenizer, "pretrain": _pretrain, "sft": _sft, "grpo": _grpo}
 
 
 def _is_first() -> bool:

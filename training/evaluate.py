@@ -11,49 +11,22 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
-from srm.engine.config import DEMO_MODEL, EngineConfig
+from srm.engine.config import EngineConfig
 from srm.engine.device.runner import ModelRunner
 from srm.engine.errors import UNDECODABLE, ConfigError, in_words
-from srm.engine.messages import MAX_TEMPERATURE, Output, SamplingParams
+from srm.engine.messages import Output, SamplingParams
 from srm.engine.process.engine import Engine
 from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.training.problems.drawn import problems
 from srm.training.problems.problem import Problem, reward
-from srm.training.settings import check_numbers
+from srm.training.settings import EvaluateConfig
 from srm.training.statistics.coverage import Floats, Tally, pass_table, standard_errors
 
 COMPLETION_TOKENS = 96
 """Most tokens of a completion, more than any solution needs."""
 KS = (1, 10, 100, 1_000, 10_000)
 """The values of k for pass@k, up to the number of samples."""
-MOST = {"problems": 100_000, "samples": 100_000, "temperature": MAX_TEMPERATURE}
-"""Largest values of settings; the engine takes no more samples of a prompt, and no higher
-temperature."""
-
-
-class EvaluateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of `srm evaluate`."""
-
-    model: Path = DEMO_MODEL
-    """Folder with config.json, model.safetensors and tokenizer.json."""
-    problems: int = 200
-    """Held-out problems to solve."""
-    samples: int = 1_000
-    """Sampled completions of each problem, besides the greedy one; the largest k of pass@k."""
-    temperature: float = 1.0
-    """Sampling temperature; the greedy completion is taken without one."""
-    seed: int = 0
-    """Seed of the problems and of the sampling."""
-    against: Path | None = None
-    """File with this command's output for another model, whose pass@k is subtracted problem by
-    problem."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, {"problems": 1, "samples": 1, "temperature": 0})
-        for name, most in MOST.items():
-            if getattr(self, name) > most:
-                raise ValueError(f"{name} must be at most {most:g}, got {getattr(self, name)}")
 
 
 class Gains(msgspec.Struct, frozen=True):

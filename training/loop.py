@@ -30,9 +30,9 @@ from srm.engine.weights.tensors import DECAY_RANGE, is_scalar
 from srm.training.data import IGNORED
 from srm.training.events import Events, events_in
 from srm.training.model import LanguageModel
-from srm.training.precision import Precision, autocast, choose_precision
+from srm.training.precision import autocast, choose_precision
 from srm.training.processes import Processes, spread, stop_asked
-from srm.training.settings import MAY_CHANGE
+from srm.training.settings import MAY_CHANGE, Precision
 from srm.training.text.whole_files import is_sealed, replace_file, seal
 
 log = logging.getLogger(__name__)

@@ -7,13 +7,13 @@ import re
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
 import torch
 
+from srm.training.settings import Precision
+
 log = logging.getLogger(__name__)
 
-Precision = Literal["auto", "bfloat16", "float16", "float32"]
 _INSTRUCTIONS = re.compile(r"\b(avx512_bf16|amx_bf16|bf16)\b")
 """Flags in /proc/cpuinfo of processors that multiply bfloat16: two of x86-64, one of Arm."""
 

@@ -1,16 +1,25 @@
-"""Checks the numbers that commands of training are given, and says which settings a run keeps."""
+"""Settings of `srm train pretrain` and `srm evaluate`; checks of numbers; which settings a
+run keeps. No torch: `--help` needs none."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 
+from srm.engine.config import DEMO_MODEL, Mixer, ModelConfig, find_model
+from srm.engine.messages import MAX_TEMPERATURE
 from srm.engine.settings import flatten
-from srm.training.text.tokenizer import MAX_VOCAB_SIZE
+from srm.training.text.tokenizer import MAX_VOCAB_SIZE, MIN_VOCAB_SIZE, OWN_IDS, SpecialIds
 
+Precision = Literal["auto", "bfloat16", "float16", "float32"]
+"""Dtype of matrix products in training."""
+_EVALUATED = {"problems": 100_000, "samples": 100_000, "temperature": MAX_TEMPERATURE}
+"""Largest values of settings of `srm evaluate`; the engine takes no more samples of a prompt, and
+no higher temperature."""
 MOST_SEED = 2**64 - 1
 """Largest seed that torch takes."""
 MOST_FLOAT = 1e18
@@ -60,3 +69,134 @@ def select_fixed(config: msgspec.Struct) -> dict[str, Any]:
     """Return the settings that may not change when a run is resumed."""
     fixed: dict[str, Any] = msgspec.to_builtins(flatten(config), enc_hook=str)
     return {name: value for name, value in fixed.items() if name not in _MAY_CHANGE}
+
+
+class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm train pretrain`; the defaults are those of the bundled demo model."""
+
+    output: Path = Path("runs/demo")
+    """Folder of the run and of the model; an existing run is resumed."""
+    texts: tuple[Path, ...] = ()
+    """Files and folders of text: .jsonl, .parquet; any other file is one text. Empty: generated
+    word problems."""
+    suffix: str = ""
+    """End of the names of the files that are read in folders of `texts`; empty: all."""
+    text_member: str = "text"
+    """Name of the .jsonl member or .parquet column that has the text."""
+    tokenizer: str = ""
+    """Path of a tokenizer.json, also of another model; empty: a tokenizer is trained on the
+    texts."""
+    evaluation_share: float = 0.01
+    """Fraction of the texts' tokens, taken from the end, that is kept for evaluation."""
+    evaluate_every: int = 200
+    """Updates between two evaluations on the held-out texts; 0: none."""
+    evaluation_batches: int = 16
+    """Most batches of one evaluation."""
+    steps: int = 5_000
+    """Total updates, including those that a resumed run has made."""
+    batch_tokens: int = 4_096
+    """Approximate tokens of one update, all processes together."""
+    micro_batches: int = 1
+    """Parts into which a batch is split, computed one after the other to save memory."""
+    learning_rate: float = 1.5e-3
+    """Peak learning rate: reached after the warm-up, then falling to 0."""
+    warmup_steps: int = 200
+    """Updates over which the learning rate rises."""
+    decline: Literal["linear", "cosine"] = "linear"
+    """How the learning rate falls after the warm-up."""
+    weight_decay: float = 0.01
+    """Weight decay of the AdamW optimizer."""
+    clip_norm: float = 1.0
+    """Largest norm of all gradients together; larger gradients are scaled down to it."""
+    save_every: int = 100
+    """Updates between two saves of the run."""
+    precision: Precision = "auto"
+    """Precision of the matrix products in training, token mixing included; weights and optimizer
+    stay float32. auto: bfloat16, or float32 on a processor without instructions for it."""
+    compile: bool = False
+    """Whether `torch.compile` compiles the model first."""
+    device: Literal["cpu", "gpu"] = "cpu"
+    """Device that trains the model."""
+    shard: bool = False
+    """Whether weights and optimizer state are divided among the processes (FSDP) instead of copied
+    to each."""
+    tensorboard: bool = False
+    """Whether losses are also written for TensorBoard, into the folder `tensorboard` of
+    `output`."""
+    seed: int = 0
+    """Seed of the weights, the problems and the order of texts."""
+    d_model: int = 256
+    """Width of the model; num_heads must divide it."""
+    num_layers: int = 8
+    """Number of blocks of the model."""
+    num_heads: int = 4
+    """Number of heads of a token mixer; some mixers need an even number."""
+    n_ctx: int = 512
+    """Context of the model, in tokens."""
+    mixer: Mixer = "mixed"
+    """Token mixer of the blocks."""
+    use_projections: bool = True
+    """Whether a linear projection stands before the heads of a token mixer, and another one behind
+    them."""
+    decay: bool = True
+    """Whether states decay, each head at a learned rate."""
+    kernel_size: int = 1
+    """Number of neighbouring channels that mixer = kernel mixes."""
+    max_vocab_size: int = 2_048
+    """Most entries of a trained tokenizer, which always has every byte and two special tokens."""
+    threads: int = 0
+    """CPU threads; 0: torch chooses."""
+
+    def __post_init__(self) -> None:
+        least = "steps batch_tokens micro_batches warmup_steps max_vocab_size evaluation_batches"
+        check_numbers(self, dict.fromkeys(least.split(), 1))
+        if not 0 <= self.evaluation_share < 1:
+            raise ValueError(f"evaluation_share must lie in [0, 1), got {self.evaluation_share}")
+        self.model(MIN_VOCAB_SIZE)  # reports an invalid shape before any work
+
+    @property
+    def held_out(self) -> float:
+        """Fraction of the texts' tokens that is held out from training."""
+        return self.evaluation_share if self.texts and self.evaluate_every else 0.0
+
+    def model(self, vocab_size: int, ids: SpecialIds = OWN_IDS) -> ModelConfig:
+        """Return the model's configuration. Raises ValueError for an invalid shape."""
+        return ModelConfig(
+            d_model=self.d_model,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            n_ctx=self.n_ctx,
+            vocab_size=vocab_size,
+            mixer=self.mixer,
+            use_projections=self.use_projections,
+            decay=self.decay,
+            kernel_size=self.kernel_size,
+            decay_constant=max(1, self.n_ctx // 512),
+            bos_token_id=ids.begin,
+            eos_token_id=ids.end,
+        )
+
+
+class EvaluateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm evaluate`."""
+
+    model: Path = DEMO_MODEL
+    """Folder with config.json, model.safetensors and tokenizer.json."""
+    problems: int = 200
+    """Held-out problems to solve."""
+    samples: int = 1_000
+    """Sampled completions of each problem, besides the greedy one; the largest k of pass@k."""
+    temperature: float = 1.0
+    """Sampling temperature; the greedy completion is taken without one."""
+    seed: int = 0
+    """Seed of the problems and of the sampling."""
+    against: Path | None = None
+    """File with this command's output for another model, whose pass@k is subtracted problem by
+    problem."""
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "model", find_model(self.model))
+        check_numbers(self, {"problems": 1, "samples": 1, "temperature": 0})
+        for name, most in _EVALUATED.items():
+            if getattr(self, name) > most:
+                raise ValueError(f"{name} must be at most {most:g}, got {getattr(self, name)}")

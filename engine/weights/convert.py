@@ -7,7 +7,6 @@ Reads no values but decays, which are clipped as the published code clips them w
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from dataclasses import replace
@@ -19,6 +18,7 @@ from safetensors.numpy import save_file
 
 from srm.engine.config import ModelConfig
 from srm.engine.errors import CheckpointError, ConfigError
+from srm.engine.settings import CommandParser
 from srm.engine.steps.batch import F32
 from srm.engine.tokenizer_file import read_byte_level
 from srm.engine.weights.tensor_file import (
@@ -219,11 +219,12 @@ def _summary(config: ModelConfig) -> str:
     return ", ".join(facts)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """Make the command-line parser."""
-    made = argparse.ArgumentParser(
+    made = CommandParser(
         prog="srm convert",
         description="Make a model folder out of weights that the published code saved.",
+        epilog="example: srm convert runs/theirs --args args.json --output models/mine",
         allow_abbrev=False,
     )
     made.add_argument(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import subprocess
 import sys
@@ -12,8 +11,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from srm.engine.config import FLOAT8_MULTIPLES, EngineConfig, ModelConfig
+from srm.engine.config import FLOAT8_MULTIPLES, EngineConfig, ModelConfig, find_model
 from srm.engine.errors import ConfigError
+from srm.engine.settings import CommandParser
 from srm.engine.steps.batch import SAMPLING
 from srm.engine.weights.checkpoint import read_model
 from srm.engine.weights.step_bytes import decode_bytes
@@ -120,10 +120,13 @@ def gpu_memory_gib() -> float:
 
 
 def main(argv: list[str]) -> int:
-    made = argparse.ArgumentParser(
-        prog="srm inspect", description="Say what a model is and what serving it takes."
+    made = CommandParser(
+        prog="srm inspect",
+        description="Say what a model is and what serving it takes.",
+        epilog="example: srm inspect demo --device gpu --device-memory-gib 79",
+        allow_abbrev=False,
     )
-    made.add_argument("model", type=Path, metavar="MODEL", help="a model folder")
+    made.add_argument("model", type=Path, metavar="MODEL", help="a model folder, or demo")
     made.add_argument(
         "--device",
         choices=("cpu", "gpu"),
@@ -152,6 +155,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError("dtype, device_memory_gib, tflops and tb_per_s need device = gpu")
     if any(rate is not None and not 0 < rate < math.inf for rate in rates):
         raise ConfigError("device_memory_gib, tflops and tb_per_s must be above 0")
+    given.model = find_model(given.model)
     facts = inspect_model(given.model)
     if given.device == "gpu":
         config = read_model(given.model).config

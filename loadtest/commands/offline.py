@@ -188,7 +188,9 @@ def _seconds(value: float | None) -> str:
 def offline(argv: list[str], command: str) -> int:
     """Measure, print and report; return the exit code."""
     settings = (Scenario, OfflineConfig)
-    given = read_settings(settings, argv, command_of("srm loadtest offline"))
+    about = "Time one request for very many samples, or a file of requests as a batch."
+    way = command_of("offline", about, "--samples 100000")
+    given = read_settings(settings, argv, way)
     scenario, config = build(Scenario, given), build(OfflineConfig, given)
     run_command.check(scenario)
     scenario, command = run_command.seeded(scenario, command)

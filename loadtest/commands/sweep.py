@@ -77,7 +77,8 @@ class Swept(msgspec.Struct, frozen=True):
 def sweep(argv: list[str], command: str) -> int:
     """Measure, print and report; return the exit code. An error keeps the steps before it."""
     settings = (Scenario, SweepConfig)
-    given = read_settings(settings, argv, command_of("srm loadtest sweep"))
+    about = "Load a server more and more, until it is full."
+    given = read_settings(settings, argv, command_of("sweep", about, "--url http://127.0.0.1:8000"))
     scenario, config = build(Scenario, given), build(SweepConfig, given)
     run_command.check(scenario)
     scenario, command = run_command.seeded(scenario, command)

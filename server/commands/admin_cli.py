@@ -50,7 +50,13 @@ class SnapshotConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def weights(argv: list[str]) -> int:
     """Have a server change its weights; returns when it has. Raises SRMError if it does not."""
-    settings = read_settings((WeightsConfig,), argv, Command("srm weights", positional="path"))
+    command = Command(
+        "srm weights",
+        "Have a running server change its weights, without a stop.",
+        "srm weights runs/grpo --url http://127.0.0.1:8001",
+        positional="path",
+    )
+    settings = read_settings((WeightsConfig,), argv, command)
     config = build(WeightsConfig, settings)
     # The server may be started elsewhere, but the paths of the machine are the same.
     body = {"path": str(Path(config.path).absolute()), "running": config.running}
@@ -59,7 +65,10 @@ def weights(argv: list[str]) -> int:
 
 def snapshot(argv: list[str]) -> int:
     """Have a server write a snapshot; returns when it is on disk. Raises SRMError if it is not."""
-    config = load(SnapshotConfig, argv, prog="srm snapshot")
+    command = Command(
+        "srm snapshot", "Have a running server write how far its batches are to disk, now."
+    )
+    config = load(SnapshotConfig, argv, prog=command)
     return _post(config.url, "/v1/admin/snapshot", None)
 
 

@@ -54,7 +54,16 @@ _FINISHED = {0, 1}
 def main(argv: list[str], engine_module: str = "srm.engine") -> int:
     """Answer the lines of a file; returns the exit code. Raises SRMError."""
     private = PRIVATE - {"snapshot_interval_s", "snapshot_s"}
-    given = Command("srm batch", private, "input", {"output": "-o"}, variables=None)
+    given = Command(
+        "srm batch",
+        "Answer a file of prompts, whatever interrupts it.",
+        'srm batch in.jsonl -o out.jsonl.zst   # a line: {"prompt": "…", "max_tokens": 64}',
+        "model input output resume shard work_dir dtype device",
+        private=private,
+        positional="input",
+        short={"output": "-o"},
+        variables=None,
+    )
     config, engine = command_settings(BatchConfig, argv, given)
     files = locate_files(config)
     check_files(files, config.resume)

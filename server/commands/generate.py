@@ -64,7 +64,15 @@ class GenerateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def main(argv: list[str], engine_module: str = "srm.engine") -> int:
     """Print completions; returns the exit code. Raises SRMError."""
-    command = Command("srm generate", PRIVATE, "prompt", variables=None)
+    command = Command(
+        "srm generate",
+        "Print completions of one prompt.",
+        "srm generate --max-tokens 32 $'Question: What is 6 * 7?\\nAnswer:'",
+        "model prompt n max_tokens temperature top_p seed stop json",
+        private=PRIVATE,
+        positional="prompt",
+        variables=None,
+    )
     asked, engine = command_settings(GenerateConfig, argv, command)
     body, text = _body(asked), Text(engine.model)
 

@@ -102,7 +102,16 @@ class ScoreFile:
 
 def main(argv: list[str], engine_module: str = "srm.engine") -> int:
     """Score a file. Returns 1 if a line of it could not be scored; raises SRMError."""
-    command = Command("srm score", PRIVATE, "input", {"output": "-o"}, variables=None)
+    command = Command(
+        "srm score",
+        "Write the log-probabilities of given texts.",
+        "srm score in.jsonl -o out.jsonl",
+        "model input output",
+        private=PRIVATE,
+        positional="input",
+        short={"output": "-o"},
+        variables=None,
+    )
     files, engine = command_settings(ScoreConfig, argv, command, is_quiet=False)
     if files.input == _STANDARD and sys.stdin.isatty():
         raise ConfigError("input is missing: srm score FILE")

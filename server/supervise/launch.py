@@ -272,7 +272,15 @@ def child_environment() -> dict[str, str]:
 
 def load_settings(argv: list[str]) -> tuple[ServerConfig, EngineConfig]:
     """Read both structs from one set of sources. Raises ConfigError for a setting of neither."""
-    command = Command("srm serve", variables=None)
+    command = Command(
+        "srm serve",
+        "Answer OpenAI-style requests over HTTP.",
+        "srm serve demo --port 8000",
+        "model device dtype host port served_model_name num_slots engines api_keys_file admin_port "
+        "data_dir log_level",
+        positional="model",
+        variables=None,
+    )
     settings = read_settings((EngineConfig, ServerConfig), argv, command)
     server, engine = build(ServerConfig, settings), build(EngineConfig, settings)
     count = len(engine.devices)

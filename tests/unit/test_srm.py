@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from types import ModuleType
 
@@ -64,19 +66,48 @@ def test_a_command_that_reads_no_variables_heeds_and_ignores_none(
     assert "above 0, got (0.0,)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("argv", "code"), [([], 0), (["--help"], 0), (["nonsense"], 2)])
-def test_the_usage_names_every_command(
-    argv: list[str], code: int, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("argv", [[], ["--help"], ["help"]])
+def test_the_usage_names_every_command(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert srm.main(argv) == 0
+    printed = capsys.readouterr().out
+    assert all(f"\n  {name} " in printed for name in srm.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("sevre", "srm sevre: there is no such command; did you mean 'serve'?"),
+        ("x", "srm x: there is no such command; `srm --help` lists the commands"),
+        ("serve --prot 80", "srm serve: there is no flag --prot; did you mean '--port'?"),
+        ("serve --wings=2", "srm serve: there is no flag --wings; srm serve --help lists them"),
+        (
+            "serve --port",
+            "srm serve: argument --port: expected one argument; srm serve --help lists"
+            " the settings",
+        ),
+        (
+            "snapshot now",
+            "srm snapshot: nothing can be done with 'now': settings are given as --name VALUE",
+        ),
+        (
+            "train pretrian",
+            "commands tokenizer, pretrain, sft, grpo; got 'pretrian'; did you mean 'pretrain'?",
+        ),
+        ("train grpo --step=3", "srm train: there is no flag --step; did you mean '--steps'?"),
+        ("bench kernel", "got 'kernel'; did you mean 'kernels'?"),
+    ],
+)
+def test_a_slip_of_the_pen_is_one_line(
+    typed: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert srm.main(argv) == code
-    printed = capsys.readouterr()
-    assert all(f"\n  {name} " in printed.out + printed.err for name in srm.COMMANDS)
+    assert srm.main(typed.split()) == ConfigError.exit_code
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1 and says in printed
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["nonsense"], "srm nonsense: there is no such command"),
         (["train", "pretrain", "--num-heads=3"], "num_heads = 3 must divide d_model = 256"),
         (
             ["train", "sft", "--threads=10000000000"],
@@ -113,7 +144,7 @@ def test_what_a_command_cannot_do_is_said_before_any_work(
     assert message in capsys.readouterr().err
 
 
-def test_help_of_training_needs_no_torch_and_a_missing_package_is_one_sentence(
+def test_a_missing_package_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As after `make serve`, which installs no torch."""
@@ -123,15 +154,44 @@ def test_help_of_training_needs_no_torch_and_a_missing_package_is_one_sentence(
 
     monkeypatch.setattr(srm, "import_module", import_without)
     missing = "torch"
-    assert srm.main(["train", "--help"]) == 0
-    assert "  sft  " in capsys.readouterr().out
-    for argv in (["evaluate", "--help"], ["train", "pretrain", "--help"]):
+    for argv in (["evaluate"], ["train", "pretrain"]):
         assert srm.main(argv) == ConfigError.exit_code
         needs = f"srm {argv[0]}: it needs torch: call `make setup` in a source tree, or "
         assert capsys.readouterr().err == f"{needs}pip install 'srm-server[training]'\n"
     missing = "srm.engine.typo"
     with pytest.raises(ModuleNotFoundError):
         srm.main(["evaluate"])
+
+
+HELPS = [
+    *([name] for name in srm.COMMANDS if name not in {"tune", "loadtest"}),
+    *(["train", name] for name in ("tokenizer", "pretrain", "sft", "grpo")),
+    ["evaluate", "passk"],
+]
+
+
+def test_help_needs_none_of_the_packages_that_the_work_needs() -> None:
+    """And says of what it is the help, with an example."""
+    program = """
+import io, sys
+from contextlib import redirect_stdout
+for name in ("torch", "max", "matplotlib", "pyarrow"):
+    sys.modules[name] = None
+import srm.__main__ as srm
+for argv in HELPS:
+    with redirect_stdout(io.StringIO()) as printed:
+        try:
+            code = srm.main([*argv, "--help"])
+        except SystemExit as end:
+            code = end.code
+    text = printed.getvalue()
+    assert code == 0 and text.startswith("usage: srm " + " ".join(argv)), (argv, code, text)
+    assert "example:" in text or argv in (["train"], ["snapshot"]), argv
+    assert "Default: ()" not in text and "Default: True" not in text, argv
+"""
+    run = [sys.executable, "-c", program.replace("HELPS", repr(HELPS))]
+    done = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_interrupted_command_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

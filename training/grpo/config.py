@@ -7,11 +7,10 @@ from typing import Literal
 
 import msgspec
 
-from srm.engine.config import DEMO_MODEL
+from srm.engine.config import DEMO_MODEL, find_model
 from srm.engine.messages import MAX_TEMPERATURE
 from srm.training.grpo.resampling import Resampling
-from srm.training.precision import Precision
-from srm.training.settings import check_numbers
+from srm.training.settings import Precision, check_numbers
 
 LEAST_TEMPERATURE = 1e-3
 """Least sampling temperature; dividing logits by less overflows."""
@@ -157,6 +156,7 @@ class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     evaluations: EvaluationSettings = EvaluationSettings()
 
     def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "model", find_model(self.model))
         check_numbers(self, {})
         size, data = self.resampling.group_size, self.data
         most = self.sampling.rollouts * (data.questions if self.resampling.pool else 1)

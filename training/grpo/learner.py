@@ -19,7 +19,8 @@ from srm.training.grpo.objective import (
 )
 from srm.training.loop import Run
 from srm.training.model import LanguageModel
-from srm.training.precision import Precision, autocast
+from srm.training.precision import autocast
+from srm.training.settings import Precision
 
 
 class Learner:

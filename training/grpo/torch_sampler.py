@@ -14,7 +14,8 @@ from torch import Tensor
 
 from srm.training.grpo.rollouts import Rollout, RolloutSampling
 from srm.training.model import SRM
-from srm.training.precision import Precision, autocast
+from srm.training.precision import autocast
+from srm.training.settings import Precision
 
 
 class TorchSampler:

@@ -11,16 +11,23 @@ from typing import Any
 import msgspec
 
 from srm.engine.errors import ConfigError, SRMError
-from srm.engine.settings import load
+from srm.engine.settings import Command, load
 from srm.loadtest.records import new_record, settings_of, write_record
 from srm.training.passk.config import PassKConfig
 from srm.training.passk.journal import Journal, JournalEntry
-from srm.training.passk.plot import draw
+from srm.training.passk.plot import check_plots, draw
 from srm.training.passk.problems import PromptProblem, digest, read_problems
 from srm.training.passk.results import Results, page, results_of
 from srm.training.passk.sampling import SamplingSession, choices_of
 from srm.training.passk.server import CompletionsServer
 from srm.training.questions.rewards import Reward, load_reward, rewarded
+
+COMMAND = Command(
+    "srm evaluate passk",
+    "Sample problems from any OpenAI-compatible server; say what pass@k is, and how sure that is.",
+    "srm evaluate passk --url http://127.0.0.1:8000 --problems 50 --samples 10000",
+    "url served_model_name input reward problems samples until match max_tokens temperature output",
+)
 
 OF_SAMPLES = (
     *("samples", "until", "match", "max_tokens", "temperature", "top_p", "stop", "seed", "reward"),
@@ -31,7 +38,8 @@ OF_SAMPLES = (
 
 def main(argv: list[str]) -> int:
     """Sample what is missing and print the results; return the exit code. Raises SRMError."""
-    config = load(PassKConfig, argv, prog="srm evaluate passk")
+    config = load(PassKConfig, argv, prog=COMMAND)
+    check_plots()
     problems, reward = read_problems(config), load_reward(config.reward)
     for problem in problems:  # a reward that fails, or an answer that it cannot read
         rewarded(reward, problem.question.answer, problem.question)

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from srm.engine.errors import ConfigError
 from srm.training.passk.results import CoveragePoint, Results
 from srm.training.statistics.power_law import PowerLaw
 from srm.training.text.whole_files import replace_file
 
-try:
-    import matplotlib as mpl
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-except ImportError:
-    raise ConfigError(
-        f"plots of pass@k need matplotlib: {sys.executable} -m pip install matplotlib"
-    ) from None
+
+def check_plots() -> None:
+    """Raise ConfigError without matplotlib, before anything is sampled."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError(
+            f"plots of pass@k need matplotlib: {sys.executable} -m pip install matplotlib"
+        )
 
 
 def draw(results: Results, path: Path) -> None:
     """Write the plot as SVG; equal results give equal bytes."""
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    mpl = import_module("matplotlib")
+    figure = import_module("matplotlib.figure").Figure(figsize=(9, 3.6), layout="constrained")
     against_samples, against_tokens = figure.subplots(1, 2, sharey=True)
     points = results.points
     ks = [point.k for point in points]
@@ -43,7 +46,7 @@ def draw(results: Results, path: Path) -> None:
         figure.savefig(partial, format="svg", metadata={"Date": None})
 
 
-def _curve(axes: Axes, xs: Sequence[float], points: Sequence[CoveragePoint]) -> None:
+def _curve(axes: Any, xs: Sequence[float], points: Sequence[CoveragePoint]) -> None:
     axes.plot(xs, [point.coverage for point in points], color="tab:blue", label="measured")
     over = [point.over_problems or point.over_samples for point in points]
     kind = "samples" if points[0].over_problems is None else "problems"

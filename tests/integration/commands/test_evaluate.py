@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 import srm.__main__ as srm
-from srm.training.evaluate import EvaluateConfig, Evaluation, Gains, evaluate
+from srm.training.evaluate import Evaluation, Gains, evaluate
+from srm.training.settings import EvaluateConfig
 
 ARGS = ["evaluate", "--problems=3", "--samples=20"]
 

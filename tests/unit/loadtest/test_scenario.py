@@ -12,6 +12,7 @@ import pytest
 
 from srm.engine.errors import ConfigError
 from srm.loadtest import lengths
+from srm.loadtest.__main__ import RUN
 from srm.loadtest.scenario import MEASURED, SCENARIOS, Arrivals, Scenario, read
 from srm.loadtest.workload import arrivals
 from srm.loadtest.workload.workload import Workload
@@ -35,18 +36,18 @@ def block(info: str) -> str:
 def scenario(tmp_path: Path, text: str, *argv: str) -> Scenario:
     file = tmp_path / "scenario.toml"
     file.write_text(text)
-    return read([str(file), *argv], "srm loadtest run")
+    return read([str(file), *argv], RUN)
 
 
 def test_flags_beat_the_environment_which_beats_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert read([], "srm loadtest run") == Scenario()
+    assert read([], RUN) == Scenario()
     result = scenario(tmp_path, 'prompt_tokens = 64\nn = 8\nobjectives = ["ttft<1", "e2e<9"]\n')
     assert result == Scenario(prompt_tokens="64", n="8", objectives=("ttft<1", "e2e<9"))
     file = str(tmp_path / "scenario.toml")  # it may stand behind flags, or be one
     for argv in (["--requests", "4", file], ["--requests=4", "--config", file]):
-        assert read(argv, "srm") == msgspec.structs.replace(result, requests=4)
+        assert read(argv, RUN) == msgspec.structs.replace(result, requests=4)
     monkeypatch.setenv("SRM_OUTPUT", "2")
     monkeypatch.setenv("SRM_URL", "http://2")
     text = 'output = "1"\nurl = "http://1"\nconcurrency = 1\n'
@@ -56,23 +57,23 @@ def test_flags_beat_the_environment_which_beats_the_file(
 
 @pytest.mark.parametrize("name", READY_MADE)
 def test_ready_made_scenarios_make_requests(name: str) -> None:
-    content = read([name], "srm loadtest run")
+    content = read([name], RUN)
     assert content != Scenario()
     asked = Workload(content).request(0)
     assert asked.n >= 1 and asked.prompt_tokens >= 1
     assert not content.open_loop or len(arrivals.times(content)) > 50
-    assert read([name, "--seed=9"], "srm loadtest run") == msgspec.structs.replace(content, seed=9)
+    assert read([name, "--seed=9"], RUN) == msgspec.structs.replace(content, seed=9)
 
 
 def test_a_file_comes_before_a_ready_made_scenario(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert read(["ci"], "srm").arrivals == "constant"
+    assert read(["ci"], RUN).arrivals == "constant"
     (tmp_path / "ci").write_text("seed = 5")
-    assert read(["ci"], "srm") == Scenario(seed=5)
+    assert read(["ci"], RUN) == Scenario(seed=5)
     with pytest.raises(ConfigError, match=r"no such file: nowhere; .* none of ci, interactive, "):
-        read(["nowhere"], "srm")
+        read(["nowhere"], RUN)
 
 
 TRACE = Path("trace.jsonl")
@@ -122,7 +123,7 @@ def test_what_cannot_be_is_refused_by_name(settings: dict[str, Any], message: st
 
 def test_refusals_on_the_command_line_are_errors_of_settings(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="concurrency must be at least 1, got 0"):
-        read(["--concurrency=0"], "srm")
+        read(["--concurrency=0"], RUN)
     with pytest.raises(ConfigError, match=r"scenario.toml: unknown setting 'conccurrency'"):
         scenario(tmp_path, "conccurrency = 4")
 

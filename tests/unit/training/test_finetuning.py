@@ -23,9 +23,10 @@ from srm.loadtest.records import ROOT
 from srm.server.text.text import Text
 from srm.training.checkpoint import load_model, save_model
 from srm.training.data import IGNORED
+from srm.training.finetuning.config import SFTConfig
 from srm.training.finetuning.conversations import Chats, RowText, read
 from srm.training.finetuning.examples import ExampleBatches, encode, in_order, with_shots
-from srm.training.finetuning.sft import SFTConfig, prepared, sft
+from srm.training.finetuning.sft import prepared, sft
 from srm.training.loop import Schedule
 from srm.training.model import SRM
 from srm.training.pretrain import CHAT_TEMPLATE

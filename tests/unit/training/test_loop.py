@@ -17,8 +17,9 @@ from srm.training import precision
 from srm.training.baselines.mamba2 import Mamba2, Mamba2Shape
 from srm.training.loop import ParameterGroup, Run, Schedule, parameter_groups
 from srm.training.model import SRM, LanguageModel
-from srm.training.precision import Precision, choose_precision
+from srm.training.precision import choose_precision
 from srm.training.processes import processes
+from srm.training.settings import Precision
 
 SCHEDULE = Schedule(
     4, 0.01, 1, weight_decay=0.5, save_every=2, precision="float32", decay_rate_scale=0.1

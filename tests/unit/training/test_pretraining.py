@@ -24,8 +24,9 @@ from srm.training import pretrain as pretraining
 from srm.training.checkpoint import load_model
 from srm.training.data import IGNORED, SHORT, WHOLE_EVERY, ProblemBatches, encode
 from srm.training.loop import Schedule
-from srm.training.pretrain import CHAT_TEMPLATE, PretrainConfig, pretrain
+from srm.training.pretrain import CHAT_TEMPLATE, pretrain
 from srm.training.problems.drawn import examples, problems
+from srm.training.settings import PretrainConfig
 from srm.training.text.tokenizer import BEGIN_ID, END_ID, train_tokenizer
 
 SIZES: dict[str, Any] = {"d_model": 16, "num_layers": 2, "num_heads": 2, "n_ctx": 64}

@@ -12,12 +12,13 @@ from msgspec import structs
 
 from srm.engine.errors import ConfigError
 from srm.engine.settings import build
-from srm.training.finetuning.sft import SFTConfig, sft
+from srm.training.finetuning.config import SFTConfig
+from srm.training.finetuning.sft import sft
 from srm.training.grpo.command import grpo
 from srm.training.grpo.config import GRPOConfig
 from srm.training.passk.journal import Journal
-from srm.training.pretrain import PretrainConfig, pretrain
-from srm.training.settings import MAY_CHANGE
+from srm.training.pretrain import pretrain
+from srm.training.settings import MAY_CHANGE, PretrainConfig
 from srm.training.text.tokenizer import train_tokenizer
 from srm.training.text.whole_files import seal
 
