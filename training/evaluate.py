@@ -16,6 +16,7 @@ from srm.engine.device.runner import ModelRunner
 from srm.engine.errors import UNDECODABLE, ConfigError, in_words
 from srm.engine.messages import Output, SamplingParams
 from srm.engine.process.engine import Engine
+from srm.engine.progress import show_progress
 from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.training.problems.drawn import problems
@@ -84,7 +85,8 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     greedy = engine.generate(prompts, greedily)
     started, wanted = time.monotonic(), {"n": config.samples, "seed": config.seed}
     drawing = msgspec.structs.replace(greedily, temperature=config.temperature, **wanted)
-    sampled = engine.generate(prompts, drawing)
+    with show_progress("sampling", config.samples * len(prompts)) as tell:
+        sampled = engine.generate(prompts, drawing, lambda come: tell(come, f"{come:,} samples"))
     seconds = time.monotonic() - started
 
     right = count_right(tokenizer, drawn, sampled)

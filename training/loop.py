@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,6 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.fsdp import FSDPModule
@@ -26,6 +26,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from srm.engine.errors import ConfigError
+from srm.engine.progress import show_progress
 from srm.engine.weights.tensors import DECAY_RANGE, is_scalar
 from srm.training.data import IGNORED
 from srm.training.events import Events, events_in
@@ -168,20 +169,18 @@ class Run:
         which raises KeyboardInterrupt. Raises ConfigError if a loss is no number; what was saved
         before stays.
         """
-        schedule, progress = self._schedule, self._progress()
-        with progress, stop_asked() as asked:
-            bar = progress.add_task(
-                "", total=schedule.steps, completed=len(self.losses.steps), loss=math.nan, rate=0.0
-            )
-            for step in range(len(self.losses.steps), schedule.steps):
+        schedule, begun = self._schedule, len(self.losses.steps)
+        shown = show_progress("training", schedule.steps, begun, self._own.is_first)
+        with shown as tell, stop_asked() as asked:
+            for step in range(begun, schedule.steps):
                 started = time.monotonic()
                 inputs, targets = batches[step]
                 loss = self.update(self._parts(inputs, targets), self._mean_over(targets))
                 rate = inputs.numel() / (time.monotonic() - started)
-                progress.update(bar, advance=1, loss=loss, rate=rate)
                 self.tell("tokens per second", rate)
                 done, is_last = step + 1, step + 1 == schedule.steps
                 message = f"step {done} of {schedule.steps}: loss {loss:.3f}, {rate:,.0f} tok/s"
+                tell(done, message)
                 every = schedule.evaluate_every
                 if evaluation and every and (done % every == 0 or is_last):
                     self._evaluated(done, self.evaluate(evaluation))
@@ -189,8 +188,8 @@ class Run:
                 is_over = self._own.total(torch.tensor(float(asked.is_set())).to(self._own.device))
                 if done % schedule.save_every == 0 or is_last or is_over:
                     self.save()
-                    if self._own.is_first and not progress.console.is_terminal:
-                        progress.print(message + self.decays)  # a log shows no bar
+                    if self._own.is_first and not sys.stdout.isatty():
+                        sys.stdout.write(f"{message}{self.decays}\n")  # a log shows no bar
                 if is_over and not is_last:
                     raise KeyboardInterrupt
 
@@ -376,13 +375,3 @@ class Run:
 
     def _last(self) -> dict[str, Tensor]:
         return cast(dict[str, Tensor], states.get_model_state_dict(self._model, options=_WHOLE))
-
-    def _progress(self) -> Progress:
-        return Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.3f}  {task.fields[rate]:,.0f} tok/s"),
-            TimeRemainingColumn(),
-            disable=not self._own.is_first,
-        )

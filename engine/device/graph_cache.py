@@ -21,6 +21,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -44,8 +45,7 @@ from srm.engine.errors import UNDECODABLE, ConfigError
 
 log = logging.getLogger(__name__)
 
-PROGRESS_EVERY_S = 5.0
-WAITING_EVERY_S = 30.0
+PROGRESS_EVERY_S = 30.0
 
 RELEASED_GRAPHS = Path(__file__).resolve().parents[2] / "graphs"
 """The bundled model's graphs, which a wheel or an image has beside the program. Those of a source
@@ -141,8 +141,8 @@ class GraphCache(NamedTuple):
     def _compile(
         self, name: str, shape: tuple[object, ...], build: Callable[[], Built], path: Path
     ) -> CompiledModel:
-        doing = f"compiling the {name} graph, which takes minutes and is kept"
-        with _progress(doing, PROGRESS_EVERY_S):
+        doing = f"compiling the {name} graph (on two idle cores half a minute; it is kept)"
+        with _progress(doing):
             graphs, libraries = build()
             made_of = digest_of(graphs, self.device)
             same = _find(made_of, path.parent)
@@ -238,7 +238,7 @@ def _alone(lock: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            with _progress(f"waiting for the process that compiles this: {lock}", WAITING_EVERY_S):
+            with _progress(f"waiting for the process that compiles this: {lock}"):
                 fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -288,13 +288,19 @@ def _digest(facts: str, sources: Sequence[Path] = ()) -> str:
 
 
 @contextmanager
-def _progress(what: str, every_s: float) -> Iterator[None]:
+def _progress(what: str) -> Iterator[None]:
+    """Say what takes long: one counted line of a terminal, or a line of the log now and then."""
     started, done = time.monotonic(), threading.Event()
+    is_terminal = sys.stderr.isatty()
 
     def report() -> None:
-        while not done.wait(every_s):
-            # A warning: commands that say nothing else are not to look as if they hung.
-            log.warning("%s: %.0f s so far", what, time.monotonic() - started)
+        while not done.wait(1.0 if is_terminal else PROGRESS_EVERY_S):
+            seconds = time.monotonic() - started
+            if is_terminal:
+                sys.stderr.write(f"\r{what}: {seconds:.0f} s\x1b[K")
+                sys.stderr.flush()
+            else:  # a warning: commands that say nothing else are not to look as if they hung
+                log.warning("%s: %.0f s so far", what, seconds)
 
     log.info("%s", what)
     thread = threading.Thread(target=report, daemon=True)
@@ -304,4 +310,6 @@ def _progress(what: str, every_s: float) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+        if is_terminal:
+            sys.stderr.write("\r\x1b[K")
     log.info("%s: took %.0f s", what, time.monotonic() - started)

@@ -216,13 +216,17 @@ class Engine:
         )
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        on_step: Callable[[int], None] = lambda _: None,
     ) -> list[list[Output]]:
         """Complete every prompt; returns, prompt by prompt, one Output per sample, by index. With
         `prompt_logprobs`, the scores of a prompt of 2 tokens or more come before its samples.
 
         Prompt i is sampled with seed `params.seed + i`, so that equal prompts differ. The engine
-        must have no other work. Raises RequestError if a prompt is refused.
+        must have no other work. `on_step` is given the number of Outputs that have come. Raises
+        RequestError if a prompt is refused.
         """
         assert not self.has_work, "generate() needs the engine for itself"
         parts: list[defaultdict[int, list[Output]]] = [defaultdict(list) for _ in prompts]
@@ -236,6 +240,7 @@ class Engine:
             for i, prompt in enumerate(prompts)
         ]
         waiting.reverse()
+        come = 0
         try:
             while waiting or self.has_work:
                 with suppress(Overloaded):
@@ -244,6 +249,8 @@ class Engine:
                         waiting.pop()
                 for output in self.step_overlapped():
                     parts[int(output.id)][output.index].append(output)
+                    come += 1
+                on_step(come)
         except RequestError:
             for request_id in self.scheduler.request_ids():
                 self.abort(request_id)

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from srm.engine.client.client import EngineClient
 from srm.engine.errors import ConfigError, RequestError
+from srm.engine.progress import Tell, show_progress
 from srm.engine.settings import Command
 from srm.engine.tasks import task_group
 from srm.server.commands.score_lines import Failure, Score, failure, next_line, parse, score
@@ -57,6 +56,7 @@ class ScoreFile:
     size: int | None
     text: Text
     window: int
+    num_bytes: int = 0
     num_tokens: int = 0
     num_failed: int = 0
 
@@ -64,8 +64,7 @@ class ScoreFile:
         """Score every line; all results are written when this returns."""
         flying: deque[asyncio.Task[_Landed]] = deque()
         number = 0
-        with _progress() as progress:
-            bar = progress.add_task("scoring", total=self.size, tokens=0)
+        with show_progress("scoring", self.size) as tell:
             try:
                 async with task_group() as group:
                     while line := await asyncio.to_thread(next_line, self.source):
@@ -73,13 +72,13 @@ class ScoreFile:
                         if number == 1:
                             line = line.removeprefix(BOM_UTF8)
                         if not line.strip():
-                            progress.advance(bar, len(line))
+                            self.num_bytes += len(line)
                             continue
                         if len(flying) >= self.window:
-                            self._land(await flying.popleft(), progress, bar)
+                            self._land(await flying.popleft(), tell)
                         flying.append(group.create_task(self._score_line(client, line, number)))
                     while flying:
-                        self._land(await flying.popleft(), progress, bar)
+                        self._land(await flying.popleft(), tell)
             finally:
                 self.sink.flush()
 
@@ -90,14 +89,15 @@ class ScoreFile:
         except RequestError as error:
             return len(line), failure(line, number, error)
 
-    def _land(self, landed: _Landed, progress: Progress, bar: TaskID) -> None:
+    def _land(self, landed: _Landed, tell: Tell) -> None:
         num_bytes, result = landed
         self.sink.write(msgspec.json.encode(result) + b"\n")
         if isinstance(result, Failure):
             self.num_failed += 1
         else:
             self.num_tokens += len(result.token_ids)
-        progress.update(bar, advance=num_bytes, tokens=self.num_tokens)
+        self.num_bytes += num_bytes
+        tell(self.num_bytes, f"{self.num_tokens:,} tokens")
 
 
 def main(argv: list[str], engine_module: str = "srm.engine") -> int:
@@ -143,14 +143,3 @@ def _open(stack: ExitStack, name: str, path: Path, mode: Literal["rb", "wb"]) ->
         return stack.enter_context(path.open(mode))
     except OSError as error:
         raise ConfigError(f"{name} = {path}: {error.strerror}") from None
-
-
-def _progress() -> Progress:
-    """A bar over the bytes of the input, on standard error."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:.0f} %, {task.fields[tokens]:,} tokens"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from srm.engine.errors import ConfigError
+from srm.engine.progress import Tell, show_progress
 from srm.training.passk.config import ELSEWHERE, ON_SRM, PassKConfig
 from srm.training.passk.journal import Journal, JournalEntry
 from srm.training.passk.problems import PromptProblem
@@ -59,6 +59,7 @@ class SamplingSession:
         """Number of requests of each problem still to be answered."""
         self._fingerprints: set[str | None] = set()
         self._tokens = 0
+        self._tell: Tell = lambda _done, _note: None
         self._is_over = False
         """Whether the session has ended, and what is still being scored is not wanted."""
         for answer in journal.answers.values():
@@ -75,10 +76,13 @@ class SamplingSession:
                     if self._left[problem]:
                         await self._draw(problem, part)
 
+        requests = self._parts * len(self._left)
+        shown = show_progress("drawing", requests, requests - sum(self._left))
         try:
-            async with asyncio.TaskGroup() as request:
-                for _ in range(min(self._config.concurrency, len(chains))):
-                    request.create_task(work())
+            with shown as self._tell:
+                async with asyncio.TaskGroup() as request:
+                    for _ in range(min(self._config.concurrency, len(chains))):
+                        request.create_task(work())
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
@@ -124,7 +128,7 @@ class SamplingSession:
             answer = await asyncio.to_thread(self._scored, problem, part, reply, wanted)
         self._journal.add(answer)
         self._count(answer)
-        self._tell(answer)
+        self._show(answer)
 
     def _counting(self, question: Question, wanted: int) -> dict[str, Any]:
         """Return the fields by which an SRM server counts equal texts, and ends the drawing."""
@@ -205,13 +209,13 @@ class SamplingSession:
             texts=[(text, count, rewards[text]) for text, count in numbers.items() if count],
         )
 
-    def _tell(self, answer: JournalEntry) -> None:
+    def _show(self, answer: JournalEntry) -> None:
         self._tokens += answer.completion_tokens
-        if not self._left[answer.problem]:
-            sys.stderr.write(
-                f"{self._left.count(0)} of {len(self._left)} problems, {self._tokens:,} tokens, "
-                f"{self._tokens / answer.session_s:,.0f} a second\n"
-            )
+        self._tell(
+            self._parts * len(self._left) - sum(self._left),
+            f"{self._left.count(0)} of {len(self._left)} problems, {self._tokens:,} tokens, "
+            f"{self._tokens / answer.session_s:,.0f} a second",
+        )
 
 
 def _seed(seed: int, problem: int, first: int) -> int:

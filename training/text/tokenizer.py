@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from srm.engine.errors import ConfigError
+from srm.engine.progress import Tell, show_progress
 from srm.training.text.documents import documents, files
 from srm.training.text.whole_files import write_whole
 
@@ -93,13 +94,22 @@ def make_tokenizer(config: TokenizerConfig) -> Tokenizer:
     if config.output.resolve() in map(Path.resolve, files(config.texts, config.suffix)):
         raise ConfigError(f"output must be another file than the texts, got {config.output}")
     texts = documents(config.texts, config.suffix, config.text_member)
-    tokenizer = train_tokenizer(texts, config.max_vocab_size)
+    with show_progress("reading", None) as tell:
+        tokenizer = train_tokenizer(_counted(texts, tell), config.max_vocab_size)
     try:
         config.output.parent.mkdir(parents=True, exist_ok=True)
         write_whole(config.output, tokenizer.to_str(pretty=True).encode())
     except OSError as error:
         raise ConfigError(f"output: {config.output}: {error.strerror}") from error
     return tokenizer
+
+
+def _counted(texts: Iterable[str], tell: Tell) -> Iterator[str]:
+    read = 0
+    for text in texts:
+        yield text
+        read += len(text)
+        tell(read, f"{read:,} characters")
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:

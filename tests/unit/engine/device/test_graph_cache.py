@@ -175,7 +175,7 @@ def test_who_waits_for_anothers_compile_says_for_what_and_how_long(
         assert has_waited.wait(120)
         return Compiled()
 
-    monkeypatch.setattr(graph_cache, "WAITING_EVERY_S", 0.0)
+    monkeypatch.setattr(graph_cache, "PROGRESS_EVERY_S", 0.0)
     monkeypatch.setattr(graph_cache, "log", Mock(info=note, warning=note))
     monkeypatch.setattr(compiler, "compile", compile_late)
     thread = threading.Thread(target=want, args=(compiler, tmp_path))
