@@ -1,4 +1,5 @@
-"""Progress of long work, on standard error: a bar on a terminal, else a line every 30 seconds."""
+"""Progress of long work, on standard error: a bar on a terminal, else a line every 30
+seconds and one at the end."""
 
 from __future__ import annotations
 
@@ -38,15 +39,22 @@ def show_progress(
             yield lambda now, note: bars.update(bar, completed=now, note=note)
         return
     begun = last = clock()
+    level, latest = done, ""
+
+    def say(*left: str) -> None:
+        part = [f"{level / total:.0%}"] if total else []
+        sys.stderr.write(f"{doing}: {', '.join([*part, latest, *left])}\n")
 
     def tell(now: int, note: str) -> None:
-        nonlocal last
-        if not is_shown or (at := clock()) - last < LINE_S:
-            return
-        last, parts = at, [note]
-        if total is not None and now > done:
-            left = timedelta(seconds=round((total - now) * (at - begun) / (now - done)))
-            parts = [f"{now / total:.0%}", note, f"{left} left"]
-        sys.stderr.write(f"{doing}: {', '.join(filter(None, parts))}\n")
+        nonlocal last, level, latest
+        level, latest = now, note
+        if is_shown and (at := clock()) - last >= LINE_S:
+            last, made = at, now - done
+            rest = (total - now) * (at - begun) / made if total and made > 0 else None
+            say(*([] if rest is None else [f"{timedelta(seconds=round(rest))} left"]))
 
-    yield tell
+    try:
+        yield tell
+    finally:
+        if is_shown and latest:
+            say()
