@@ -23,6 +23,9 @@ help:  ## the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 .venv/serve: requirements.lock
+	@case "$$(uname -sm)" in "Linux x86_64") ;; \
+	  "Linux "*) echo "srm is tested on x86-64 only. On $$(uname -m) it is untried; going on." ;; \
+	  *) echo "srm runs on Linux. On $$(uname -s), run it in a container on an x86-64 machine: docs/deploy.md"; exit 1 ;; esac
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "srm needs Python 3.11 or newer; call make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv .venv

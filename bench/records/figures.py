@@ -252,17 +252,18 @@ def _http(record: Record) -> list[str]:
 
 
 def _peers(record: Record) -> list[str]:
-    """Render every engine that speaks HTTP, with each of its models at its best concurrency."""
-    served = [
-        result for result in record["results"] if result["how"] == "http" and result["points"]
-    ]
-    best = [(max(peer["points"], key=_rate), peer) for peer in served]
+    """Render the engines that speak HTTP at the largest concurrency that all were measured at."""
+    served = [peer for peer in record["results"] if peer["how"] == "http" and peer["points"]]
+    rates = [{at["concurrency"]: _rate(at) for at in peer["points"]} for peer in served]
+    most = max(set.intersection(*map(set, rates)))
+    rows = sorted(zip((of[most] for of in rates), served, strict=True), key=lambda row: -row[0])
+    heads = f"engine, {most:,} requests at once | model | tok/s | MFLOP a token | GFLOP/s"
     return table(
-        "engine, over HTTP | model | requests at once | tok/s | GFLOP/s",
+        heads,
         (
-            f"{entry['engine']} | {entry['model']}, {entry['dtype']} | {point['concurrency']:,} "
-            f"| {_rate(point):,.0f} | {_rate(point) * entry['flops_per_token'] / 1e9:,.0f}"
-            for point, entry in sorted(best, key=lambda row: -_rate(row[0]))
+            f"{peer['engine']} | {peer['model']}, {peer['dtype']} | {rate:,.0f} "
+            f"| {peer['flops_per_token'] / 1e6:,.0f} | {rate * peer['flops_per_token'] / 1e9:,.0f}"
+            for rate, peer in rows
         ),
     )
 
