@@ -33,7 +33,7 @@ from srm.training.finetuning.sft import sft
 from srm.training.grpo.asked import questions
 from srm.training.grpo.asking import Asking
 from srm.training.grpo.config import GRPOConfig
-from srm.training.grpo.rollouts import engine_sampler
+from srm.training.grpo.engine_sampler import engine_sampler
 from srm.training.questions.rewards import load_reward
 from srm.training.statistics.coverage import (
     Floats,

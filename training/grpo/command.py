@@ -32,7 +32,7 @@ from srm.training.grpo.config import (
 from srm.training.grpo.learner import Learner
 from srm.training.grpo.objective import Objective, Sums
 from srm.training.grpo.record import JsonLinesFile, RunTimes, StepEvaluation, Update, plot, summary
-from srm.training.grpo.rollouts import Sampler, engine_sampler
+from srm.training.grpo.rollouts import Sampler
 from srm.training.grpo.torch_sampler import TorchSampler
 from srm.training.loop import Run, Schedule
 from srm.training.model import SRM
@@ -216,6 +216,9 @@ def _sampler(
         copy = SRM(model)
         copy.load_state_dict(weights)
         return TorchSampler(copy, device, run.precision, version)
+    # It loads MAX, which the other one does without.
+    from srm.training.grpo.engine_sampler import engine_sampler  # noqa: PLC0415
+
     engine = EngineConfig(
         model=config.model,
         device=config.device,

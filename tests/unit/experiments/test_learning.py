@@ -22,7 +22,7 @@ from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.errors import ConfigError
 from srm.training.checkpoint import save_model
 from srm.training.grpo import command
-from srm.training.grpo.rollouts import EngineSampler, folded
+from srm.training.grpo.engine_sampler import EngineSampler, folded
 from srm.training.model import SRM
 from srm.training.questions.questions import Question
 from srm.training.questions.rewards import gsm8k_strict

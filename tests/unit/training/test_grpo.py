@@ -24,8 +24,9 @@ from srm.training.checkpoint import load_model, save_model
 from srm.training.grpo.asked import Questions, questions
 from srm.training.grpo.command import grpo
 from srm.training.grpo.config import GRPOConfig
+from srm.training.grpo.engine_sampler import EngineSampler, folded
 from srm.training.grpo.record import JsonLinesFile, StepEvaluation, Update, evaluated
-from srm.training.grpo.rollouts import EngineSampler, RolloutSampling, Sampler, folded
+from srm.training.grpo.rollouts import RolloutSampling, Sampler
 from srm.training.grpo.torch_sampler import TorchSampler
 from srm.training.loop import Schedule
 from srm.training.model import SRM
