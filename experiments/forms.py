@@ -12,9 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from pathlib import Path
+from functools import partial
 from statistics import mean, median
 from typing import Any
 
@@ -27,7 +25,13 @@ from torch.nn import functional as F
 from experiments.harness.models import HEADS, REFERENCE, model_makers
 from experiments.harness.report import number, table
 from experiments.harness.result_cache import Numbers
-from experiments.harness.runner import Results, publish, run_cases
+from experiments.harness.runner import (
+    Results,
+    in_fresh_process,
+    process_bytes,
+    publish,
+    run_cases,
+)
 from experiments.harness.settings import ModelSettings
 from srm.engine.config import ModelConfig
 from srm.engine.settings import load
@@ -116,7 +120,7 @@ def measure(config: FormsConfig, form: str, length: int, seed: int) -> Numbers:
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     torch.manual_seed(seed)
     _passes(config, form, rows=1, length=2, count=1)
-    before = _status("VmRSS")
+    before = process_bytes("VmRSS")
     rows = config.rows * config.n_ctx // length
     first, *seconds = _passes(config, form, rows, length, 1 + config.steps)
     tokens = rows * length
@@ -125,7 +129,7 @@ def measure(config: FormsConfig, form: str, length: int, seed: int) -> Numbers:
         "first_seconds": first,
         "seconds": seconds,
         "tokens_per_s": tokens / median(seconds),
-        "bytes": _status("VmHWM") - before,
+        "bytes": process_bytes("VmHWM") - before,
     }
 
 
@@ -145,26 +149,6 @@ def _passes(config: FormsConfig, form: str, rows: int, length: int, count: int) 
     return seconds
 
 
-def _status(name: str) -> int:
-    """Return a member of /proc/self/status in bytes; Linux gives it in kB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (kib,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
-    return 1024 * int(kib)
-
-
-def in_fresh_process(config: FormsConfig, form: str, length: int) -> Callable[[int], Numbers]:
-    """Return a function that measures a case in a new process, forked from one that has loaded
-    torch and computed nothing."""
-    processes = get_context("forkserver")
-    processes.set_forkserver_preload([__name__])
-
-    def measured(seed: int) -> Numbers:
-        with ProcessPoolExecutor(1, processes) as pool:
-            return pool.submit(measure, config, form, length, seed).result()
-
-    return measured
-
-
 def is_followed(config: FormsConfig, measured: list[Numbers]) -> bool:
     """Whether a form with these results at one length is run at twice the length."""
     seconds = max(max(numbers["seconds"]) for numbers in measured)
@@ -180,7 +164,10 @@ def run_all(config: FormsConfig) -> dict[str, dict[int, list[Numbers]]]:
     measured: dict[str, dict[int, list[Numbers]]] = {form: {} for form in config.forms}
     left = list(config.forms)
     for length in config.lengths:
-        cases = {f"{form} {length}": in_fresh_process(config, form, length) for form in left}
+        cases = {
+            f"{form} {length}": in_fresh_process(partial(measure, config, form, length))
+            for form in left
+        }
         results = run_cases("forms", config, cases, {})
         for form in left:
             measured[form][length] = results[f"{form} {length}"]

@@ -8,6 +8,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,7 @@ from srm.training.model import LanguageModel
 from srm.training.processes import processes
 from srm.training.text.whole_files import replace_file
 
-NOT_OF_A_RESULT = ("output", "results", "seeds")
+NOT_OF_A_RESULT = ("output", "results", "seeds", "kinds", "modes")
 """Settings that results do not depend on: a cached result is used whatever they are."""
 
 Results = dict[str, list[Numbers]]
@@ -51,7 +54,7 @@ def run_cases(
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     settings = {k: v for k, v in settings_of(config).items() if k not in NOT_OF_A_RESULT}
     made_of = {"settings": settings, "torch": str(torch.__version__), **made_of}
-    of_now = new_record("")
+    of_now = new_record("", getattr(config, "device", "cpu"))
     by_case: Results = {case: [] for case in cases}
     # Seed by seed, so that a run that is stopped has all cases with the first seeds.
     runs = list(itertools.product(seeds or config.seeds, cases))
@@ -75,6 +78,26 @@ def check_writable(setting: str, folder: Path) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise ConfigError(f"{setting}: {folder}: {error.strerror}") from error
+
+
+def in_fresh_process(measure: partial[Numbers]) -> Callable[[int], Numbers]:
+    """Return a function that measures a case in a new process, forked from one that has loaded
+    torch and computed nothing."""
+    processes = get_context("forkserver")
+    processes.set_forkserver_preload([measure.func.__module__])
+
+    def measured(seed: int) -> Numbers:
+        with ProcessPoolExecutor(1, processes) as pool:
+            return pool.submit(measure, seed).result()
+
+    return measured
+
+
+def process_bytes(name: str) -> int:
+    """Return a member of /proc/self/status in bytes; Linux gives it in kB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (kib,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
+    return 1024 * int(kib)
 
 
 def fit(
@@ -124,7 +147,8 @@ def publish(
     figure: Figure,
 ) -> Path:
     """Write the record, its page and its plot; print the page. Returns the page's path."""
-    record = new_record(" ".join(["python -m experiments", name, *argv]))
+    command = " ".join(["python -m experiments", name, *argv])
+    record = new_record(command, getattr(config, "device", "cpu"))
     record |= {"settings": settings_of(config), "torch": str(torch.__version__), "results": results}
     commits = sorted({seed["commit"] for seeds in results.values() for seed in seeds})
     precisions = {seed.get("precision", "") for seeds in results.values() for seed in seeds}

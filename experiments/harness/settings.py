@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -19,6 +19,8 @@ LEAST = {"threads": 0, "further_rates": 0, "max_vocab_size": MIN_VOCAB_SIZE}
 class ExperimentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of every experiment."""
 
+    LEAST_SEEDS: ClassVar[int] = 2
+    """Fewest seeds; two have a standard deviation."""
     output: Path = RECORDS
     """Folder that the record is written to."""
     results: Path = Path("runs/experiments")
@@ -30,9 +32,11 @@ class ExperimentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         seeds = set(self.seeds)
-        if len(seeds) < max(2, len(self.seeds)) or not 0 <= min(seeds) <= max(seeds) <= MOST_SEED:
+        least = self.LEAST_SEEDS
+        if len(seeds) < max(least, len(self.seeds)) or not all(0 <= n <= MOST_SEED for n in seeds):
             raise ValueError(
-                f"seeds must be two or more different numbers of 0 … 2**64 - 1, got {self.seeds}"
+                f"seeds must be {'two' if least == 2 else 'one'} or more different numbers of "
+                f"0 … 2**64 - 1, got {self.seeds}"
             )
         for name in self.__struct_fields__:
             value = getattr(self, name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -10,13 +12,13 @@ from experiments.__main__ import main
 from experiments.forms import (
     FORMS,
     FormsConfig,
-    in_fresh_process,
     is_followed,
     limitation,
     measure,
     page,
 )
 from experiments.harness.result_cache import Numbers
+from experiments.harness.runner import in_fresh_process
 from srm.engine.config import ModelConfig
 from srm.engine.errors import ConfigError
 from srm.training.model import SRM
@@ -40,7 +42,8 @@ def test_memory_is_that_of_the_passes() -> None:
     1,024 ids 8, and so are their gradients."""
     config = FormsConfig(steps=1, n_ctx=2_048, d_model=8, num_layers=1)
     published, chunked = (
-        in_fresh_process(config, form, 2_048)(0)["bytes"] for form in ("published", "chunked")
+        in_fresh_process(partial(measure, config, form, 2_048))(0)["bytes"]
+        for form in ("published", "chunked")
     )
     assert chunked > 16 * 2**20
     assert published > chunked + 64 * 2**20
