@@ -8,6 +8,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
+from importlib import import_module
 from typing import NamedTuple
 
 import msgspec
@@ -216,9 +217,6 @@ def _sampler(
         copy = SRM(model)
         copy.load_state_dict(weights)
         return TorchSampler(copy, device, run.precision, version)
-    # It loads MAX, which the other one does without.
-    from srm.training.grpo.engine_sampler import engine_sampler  # noqa: PLC0415
-
     engine = EngineConfig(
         model=config.model,
         device=config.device,
@@ -226,7 +224,10 @@ def _sampler(
         num_slots=config.data.questions * sampling.rollouts,
         max_waiting=max(100_000, sampling.rollouts, config.evaluations.evaluation_samples),
     )
-    return engine_sampler(model, weights, engine, version, sampling.gpu_memory)
+    # It loads MAX, which the sampler of torch does without.
+    module = import_module("srm.training.grpo.engine_sampler")
+    made: Sampler = module.engine_sampler(model, weights, engine, version, sampling.gpu_memory)
+    return made
 
 
 def _schedule(settings: ScheduleSettings, tensorboard: bool) -> Schedule:
