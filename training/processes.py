@@ -110,7 +110,7 @@ def processes(device: str) -> Iterator[Processes]:
             "device = gpu, and torch finds no GPU: install torch for CUDA, or use cpu"
         )
     rank, count = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    place = torch.device(device)
+    place = torch.device("cpu")
     if device == "gpu":
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(place)

@@ -127,3 +127,17 @@ def test_bfloat16_was_emulated_in_silence(
 def test_a_gpu_multiplies_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "has_bfloat16", lambda: False)
     assert choose_precision("auto", "cuda") == "bfloat16"
+
+
+@pytest.mark.parametrize(("rank", "place"), [(None, "cuda:0"), ("3", "cuda:3")])
+def test_training_on_a_gpu_names_it_as_torch_does(
+    rank: str | None, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`torch.device("gpu")` raises: a run in one process ended there on its first GPU."""
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    if rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+    with processes("gpu") as own:
+        assert [own.device] == chosen == [torch.device(place)]
