@@ -13,9 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-import engine
-import loadtest
-import server
+from srm import engine, loadtest, server
 
 
 def records(package: ModuleType) -> Iterator[type]:
