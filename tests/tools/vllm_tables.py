@@ -64,7 +64,7 @@ def routes() -> list[Row]:
     ours = {operation.path for operation in OPERATIONS}
     there = " ".join(f"`{path}`" for path in VLLM_ROUTES if path in ours)
     missing = " ".join(f"`{path}`" for path in VLLM_ROUTES if path not in ours)
-    return [["there", there], ["not there: 404", missing]]
+    return [["supported", there], ["404", missing]]
 
 
 def shown(values: tuple[Any, ...]) -> str:
@@ -77,9 +77,7 @@ def _by_fate(
     known = hints_of(kind)
     neutral = [name for name in names if at_one_value.get(name)]
     return {
-        "honoured": [f"`{name}`" for name in names if name in known],
-        "accepted where they ask for nothing": [
-            f"`{name}`: {shown(at_one_value[name])}" for name in neutral
-        ],
-        "refused unless null": [f"`{name}`" for name in names if name not in {*known, *neutral}],
+        "supported": [f"`{name}`" for name in names if name in known],
+        "neutral value only": [f"`{name}`: {shown(at_one_value[name])}" for name in neutral],
+        "unsupported": [f"`{name}`" for name in names if name not in {*known, *neutral}],
     }
