@@ -184,11 +184,15 @@ def _starts(record: Record) -> list[str]:
 
 
 def _kernels(record: Record) -> list[str]:
-    """Render each op by rows, for the first random model: time, and fraction of its limit."""
+    """Render each op at the fewest and the most rows, for the first random model: time, and
+    fraction of its limit."""
     ((model, run), *_) = ((m, r) for m, r in runs_of(record) if m["name"] == RANDOM)
-    counts = sorted({entry["rows"] for entry in run["ops"]})
+    every = sorted({entry["rows"] for entry in run["ops"]})
+    counts = list(dict.fromkeys([*every[:1], *every[-1:]]))
     ops: dict[str, list[str]] = {}
     for entry in sorted(run["ops"], key=lambda entry: int(entry["rows"])):
+        if entry["rows"] not in counts:
+            continue
         name, least = limit(record, run["dtype"], entry["flops"], entry["bytes"])
         cell = f"{entry['seconds'] * 1e6:,.0f}, {least / entry['seconds']:.0%} {name[0].upper()}"
         ops.setdefault(entry["op"], []).append(cell)
@@ -223,18 +227,13 @@ def _prefill(record: Record) -> list[str]:
 
 def _host(record: Record) -> list[str]:
     """Render the scheduler's cost by running sequences."""
-    step, peak, rows = record.get("step"), record.get("peak_gb_per_s"), []
+    rows = []
     for size in dict.fromkeys((case["running"], case["rows"]) for case in record["cases"]):
         cases = [c for c in record["cases"] if (c["running"], c["rows"]) == size]
         cells = {c["length"] is None: c["schedule"] + c["complete"] for c in cases}
-        part = f"{cells[False] / step['row_ns']:.2%}" if step else "–"
-        rate = max(c.get("bytes_per_row", 0) for c in cases) / cells[True]
-        rows.append(
-            f"{size[0]:,} | {size[1]:,} | {cells[True]:.0f} ns a row | {cells[False]:.0f} ns "
-            f"| {part} | {f'{rate:.1f}, {rate / peak:.0%} of the peak' if peak else '–'}"
-        )
+        rows.append(f"{size[0]:,} | {size[1]:,} | {cells[True]:.0f} ns | {cells[False]:.0f} ns")
     return table(
-        "running | rows of a step | going on | replaced all the time | of a step | GB/s", rows
+        "running | rows of a step | time a row | of sequences that end after 128 tokens", rows
     )
 
 
@@ -299,6 +298,13 @@ def ray_serve(record: Record) -> list[str]:
     ]
 
 
+def _counted(record: Record) -> list[str]:
+    """Render the step of the first card; the record has the others."""
+    card = record["cases"][0]["card"]
+    cases = [case for case in record["cases"] if case["card"] == card]
+    return counted_table.markdown(record | {"cases": cases})
+
+
 def _router(record: Record) -> list[str]:
     """Render what became of requests while replicas behind a router came and went."""
     lost, full = record["losses"], record["full"]
@@ -336,7 +342,7 @@ FIGURES: dict[str, tuple[str, Callable[[Record], list[str]]]] = {
     "http": ("http-demo", _http),
     "peers": ("peers", _peers),
     "router": ("router-vllm", _router),
-    "counted": ("counted", counted_table.markdown),
+    "counted": ("counted", _counted),
     "scale-costs": ("scale", scale_table.assumptions),
     "scale-plan": ("scale", scale_table.plan),
     "scale-losses": ("scale", scale_table.losses),

@@ -24,8 +24,8 @@ from srm.loadtest.records import RECORDS, ROOT
 
 PAGES = (
     *(ROOT / "README.md", DEMO_MODEL / "README.md", GRPO_MODEL / "README.md"),
-    *(ROOT / "docs" / f"{page}.md" for page in ("performance", "scale", "ray", "kubernetes")),
-    ROOT / "docs" / "performance" / "gpu.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "performance").glob("*.md")),
 )
 END = "<!-- end of figures -->"
 BLOCK = re.compile(rf"<!-- figures: ([\w-]+) -->\n(.*?){END}", re.S)
