@@ -107,7 +107,7 @@ def compress(folder: Path, archive: Path) -> None:
     """Archive what a folder holds, without what Python compiled. The largest files come first:
     much of libMGPRT's code is at the end of libmax's too."""
     paths = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
-    paths.sort(key=lambda path: (-(path.stat().st_size >> 24), path))
+    paths.sort(key=lambda path: (-(path.lstat().st_size >> 24), path))
     names = [str(path.relative_to(folder)) for path in paths]
     # Root, who unpacks them, is refused graphs that another user may write.
     owner = ["--owner=0", "--group=0", "--mode=go-w"]
@@ -154,7 +154,7 @@ def pack(folder: Path, device: str, python_version: str, graphs: Path) -> int:
     shutil.copy(ROOT / "deploy" / "gpu" / "run.sh", folder)
     sizes = {path.name: path.stat().st_size / 2**20 for path in sorted(folder.iterdir())}
     checkout = sum(
-        (ROOT / path).stat().st_size / 2**20
+        (ROOT / path).lstat().st_size / 2**20
         for path in _git("ls-files", "--", ".", *(f":!{name}" for name in HEAVY)).splitlines()
     )
     kit = sum(sizes.values())
