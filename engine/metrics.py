@@ -20,7 +20,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from srm.engine import metrics_memory
 
-metrics_memory.join()
+_IS_RESTARTED = metrics_memory.join()
 
 _LATENCY_SECONDS = (
     *(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50),
@@ -49,6 +49,8 @@ def _labelled(name: str, meaning: str, label: str, values: tuple[str, ...]) -> C
     return counter
 
 
+RESTARTS = Counter("srm_engine_restarts_total", "Engine processes started after the first one.")
+RESTARTS.inc(_IS_RESTARTED)
 STEPS = Counter("srm_engine_steps_total", "Steps run.")
 DECODE_TOKENS = Counter("srm_engine_decode_tokens_total", "Tokens sampled.")
 PROMPT_TOKENS = Counter(
@@ -110,6 +112,10 @@ CONTEXT_TOKENS = _gauge(
 )
 WEIGHTS_VERSION = _gauge(
     "srm_weights_version", "Counts the weights that were put to use, the first ones included."
+)
+WEIGHTS_FINGERPRINT = _gauge(
+    "srm_weights_fingerprint",
+    "The weights in use as a number, which is the same on every server with the same weights.",
 )
 WEIGHT_SWAPS = _labelled(
     "srm_weight_swaps_total",

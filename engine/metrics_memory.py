@@ -143,6 +143,8 @@ class _Table:
         self._places: dict[Key, int] = {}
         self._used = _UNIT
         (used,) = _SIZES.unpack_from(memory)
+        self.is_new = not used
+        """Whether no process had it before."""
         if keeps and used:
             try:
                 data = bytes(memory[: max(used, _UNIT)])
@@ -227,13 +229,14 @@ _regions: list[Region] = []
 """That of this process, if it has one."""
 
 
-def join() -> None:
+def join() -> bool:
     """Have all metrics that are declared from now on in the memory that the environment names.
 
-    Without one they are this process's own. Processes that this one starts have none.
+    Without one they are this process's own. Processes that this one starts have none. Returns
+    whether an earlier process counted there.
     """
     if not (given := os.environ.pop(VARIABLE, "")):
-        return
+        return False
     try:
         joined = JoinedRegion(msgspec.json.decode(given, type=Region))
     except (OSError, *UNDECODABLE) as error:
@@ -241,6 +244,8 @@ def join() -> None:
     else:
         values.ValueClass = joined.new_value
         _regions.append(joined.region)
+        return not joined.counts.is_new
+    return False
 
 
 def own_region() -> Region | None:

@@ -99,9 +99,24 @@ FILES_BYTES = Gauge(
     multiprocess_mode="mostrecent",
 )
 BATCHES = Gauge("srm_batches", "Batches by status.", ("status",), multiprocess_mode="mostrecent")
-ENGINES_AWAY = Gauge(
-    "srm_engines_away",
-    "Engines that do not answer: they start, are gone or hang.",
+ENGINE_UP = Gauge(
+    "srm_engine_up",
+    "1 where /ready counts the engine, 0 where it starts, is stalled, drains or is gone.",
+    ("engine",),
+    multiprocess_mode="mostrecent",
+)
+DATA_FREE = Gauge(
+    "srm_data_free_bytes",
+    "Free space on the disk of data_dir.",
+    multiprocess_mode="mostrecent",
+)
+DATA_SIZE = Gauge(
+    "srm_data_size_bytes", "Size of the disk of data_dir.", multiprocess_mode="mostrecent"
+)
+BUILD_INFO = Gauge(
+    "srm_build_info",
+    "Always 1: the versions of this server, and the commit of a checkout.",
+    ("version", "commit", "python", "max"),
     multiprocess_mode="mostrecent",
 )
 

@@ -88,11 +88,6 @@ class EngineClient:
         """How often an engine became unreachable."""
         return sum(engine.losses for engine in self.engines)
 
-    @property
-    def num_away(self) -> int:
-        """How many engines do not answer."""
-        return sum(engine.status is None for engine in self.engines)
-
     def fingerprint(self, weights_version: int) -> str | None:
         """Return the fingerprint of a version that the engines use or have used; else None."""
         return self._fingerprints.get(weights_version)

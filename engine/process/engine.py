@@ -70,7 +70,7 @@ class Engine:
         """Returns the progress that an equal durable request made before this engine."""
         metrics.NUM_SLOTS.set(runner.num_slots)
         metrics.CONTEXT_TOKENS.set(model.n_ctx)
-        metrics.WEIGHTS_VERSION.set(weights_version)
+        self._show_weights()
         self._counted: dict[Counter, int] = {}  # the scheduler's counts, as far as published
         self._levels: dict[Gauge, float] = {}  # the values that the gauges show
         self._update_gauges()
@@ -192,8 +192,13 @@ class Engine:
         self.scheduler.renew(self.weights_version)
         self._fingerprint = weights.fingerprint
         self.weights_version += 1
-        metrics.WEIGHTS_VERSION.set(self.weights_version)
+        self._show_weights()
         self._update_gauges()
+
+    def _show_weights(self) -> None:
+        metrics.WEIGHTS_VERSION.set(self.weights_version)
+        # The number of a sample is a double: it has room for 53 of the 64 bits.
+        metrics.WEIGHTS_FINGERPRINT.set(int(self._fingerprint[:12] or "0", 16))
 
     def status(self) -> Status:
         table = self.scheduler.table

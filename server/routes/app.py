@@ -113,7 +113,9 @@ def create_app(
             store.close()
 
     def update() -> None:
-        metrics.ENGINES_AWAY.set(client.num_away)
+        for number, reason in enumerate(health.why_not_ready(client, config.stall_s)):
+            metrics.ENGINE_UP.labels(str(number)).set(not reason)
+        metrics.BUILD_INFO.labels(*health.build()).set(1)
         _update_gauges(store)
 
     def retry_after_s() -> int:
@@ -154,13 +156,20 @@ def create_app(
 
 
 def _update_gauges(store: Store) -> None:
-    """Set the gauges of files and batches; NaN where the store does not work. Blocks."""
+    """Set the gauges of files, batches and their disk; NaN where that does not work. Blocks."""
     try:
         num_bytes: float = store.bytes_of()
         counts: dict[str, float] = {**store.count_batches()}
     except StoreError as error:
         log.warning("metrics have no files and batches: %s", error.message)
         num_bytes, counts = math.nan, dict.fromkeys(get_args(BatchStatus), math.nan)
+    try:
+        disk = os.statvfs(store.folder)
+        free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+    except OSError:
+        free = size = math.nan
+    metrics.DATA_FREE.set(free)
+    metrics.DATA_SIZE.set(size)
     metrics.FILES_BYTES.set(num_bytes)
     for status in get_args(BatchStatus):
         metrics.BATCHES.labels(status).set(counts.get(status, 0))

@@ -9,11 +9,19 @@ step, and one that does not answer at all (stopped, or hanging inside a step), i
 
 from __future__ import annotations
 
+import functools
+import platform
+import subprocess
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+
 import msgspec
 from fastapi import APIRouter
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
+import srm
 from srm.engine.client.client import EngineClient
 from srm.engine.client.connection import EngineConnection
 from srm.engine.errors import EngineUnavailable
@@ -27,11 +35,29 @@ VERSION = "0.2.0"
 """Version of this server, as in pyproject.toml."""
 
 
+@functools.cache
+def build() -> tuple[str, str, str, str]:
+    """Return the versions of server, commit, Python and MAX; empty what is not known. May block."""
+    commit, root = "", Path(srm.__file__).resolve().parents[1]
+    if (root / ".git").exists():
+        with suppress(OSError):  # there is no git
+            asked = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
+            done = subprocess.run(asked, capture_output=True, text=True, check=False)
+            commit = done.stdout.strip()
+    try:
+        max_version = metadata.version("max")
+    except metadata.PackageNotFoundError:
+        max_version = ""
+    return VERSION, commit, platform.python_version(), max_version
+
+
 class Health(msgspec.Struct):
     status: str
     """`ok` or `ready`."""
     engines: list[str] | UnsetType = UNSET
     """State of each engine, where there are several: `ready`, or why it would not answer."""
+    summary: str | UnsetType = UNSET
+    """How many of several engines are ready: `1 of 2 engines`."""
 
 
 class Version(msgspec.Struct):
@@ -65,13 +91,20 @@ _AWAY = "the engine does not answer: it is starting, or gone"
 def check_ready(client: EngineClient, stall_s: float) -> Health:
     """Return what there is to say. Raises EngineUnavailable with the reason if completions would
     not be answered, by any engine."""
-    reasons = [_why_not(engine, stall_s) for engine in client.engines]
+    reasons = why_not_ready(client, stall_s)
     if client.status is None:
         raise EngineUnavailable(next(filter(None, reasons), _AWAY))
     if all(reasons):
         raise EngineUnavailable(reasons[0])
     states = [reason or "ready" for reason in reasons]
-    return Health("ready", states if len(states) > 1 else UNSET)
+    if len(states) == 1:
+        return Health("ready")
+    return Health("ready", states, f"{states.count('ready')} of {len(states)} engines")
+
+
+def why_not_ready(client: EngineClient, stall_s: float) -> list[str]:
+    """Return the reason why each engine would not answer; empty if it would."""
+    return [_why_not(engine, stall_s) for engine in client.engines]
 
 
 def _why_not(engine: EngineConnection, stall_s: float) -> str:

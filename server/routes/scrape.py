@@ -10,15 +10,19 @@ the same time.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     REGISTRY,
+    ProcessCollector,
     generate_latest,
 )
 from prometheus_client.metrics_core import Metric
@@ -27,6 +31,7 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from srm.engine import metrics_memory
+from srm.engine.logs import PROCESS_NAME
 from srm.engine.metrics_memory import Read, Region
 from srm.server.schema.openapi import Operation
 
@@ -98,7 +103,43 @@ class Scrape:
 def read_families() -> list[Metric]:
     """Everything measured, merged over processes."""
     region = metrics_memory.own_region()
-    return list(REGISTRY.collect()) if region is None else merged(region)
+    return list(REGISTRY.collect()) if region is None else [*merged(region), *_of_processes()]
+
+
+def _of_processes() -> list[Metric]:
+    """The library's metrics of a process, of the supervisor and each process that it started."""
+    families: dict[str, Metric] = {}
+    supervisor = os.getppid()
+    for pid in (supervisor, *_children(supervisor)):
+        # What is gone has no metrics.
+        for family in ProcessCollector(pid=partial(int, pid), registry=None).collect():
+            merged_family = families.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type)
+            )
+            for sample in family.samples:
+                name = _process_name(pid) if pid != supervisor else "supervisor"
+                merged_family.add_sample(sample.name, {"process": name}, sample.value)
+    return list(families.values())
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+    except OSError:  # not every kernel says it
+        return [os.getpid()]
+
+
+def _process_name(pid: int) -> str:
+    """What the log calls it."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    name = f"{PROCESS_NAME}=".encode()
+    matches = (
+        variable.removeprefix(name).decode() for variable in variables if variable.startswith(name)
+    )
+    return next(matches, "")
 
 
 def merged(region: Region) -> list[Metric]:

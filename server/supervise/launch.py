@@ -141,7 +141,9 @@ def _supervisor(
 
     child = partial(_child, server, private)
     return Supervisor(
-        engines=_engines(engine, engine_module, endpoints, without_keys, private, of_engines),
+        engines=_engines(
+            engine, engine_module, endpoints, without_keys, private, of_engines, server.stall_s
+        ),
         apis=[
             child("api", f"api {number}", environment, region, listeners=listeners, fds=limits)
             for number, region in enumerate(of_apis)
@@ -225,6 +227,7 @@ def _engines(
     environment: dict[str, str],
     private: PrivateFolder,
     regions: list[Region],
+    stall_s: float,
 ) -> list[Child]:
     """Return the engines, which all have the same weights, and the same note of them."""
     # The engine detects a hanging step itself, first, and says where.
@@ -236,7 +239,7 @@ def _engines(
         own = {"endpoint": endpoint, "heartbeat": str(heartbeat)}
         settings = msgspec.structs.replace(config, **_part(config, number, len(endpoints)), **own)
         engine = Child(name, python_module(module, settings), environment, metrics)
-        engine.heartbeat, engine.silence_s = heartbeat, silence_s
+        engine.heartbeat, engine.silence_s, engine.stall_s = heartbeat, silence_s, stall_s
         engine.private = private
         engine.folders = (private.path, Path(config.snapshot_dir).expanduser())
         engines.append(engine)

@@ -86,6 +86,8 @@ class Child:
     """File that it makes when it serves, touches while it does, and writes to when it works."""
     silence_s: float = 0.0
     """Seconds it may go without touching that file; 0: no limit."""
+    stall_s: float = 0.0
+    """Seconds without a touch after which that is said; 0: never."""
     works_in_time: bool = False
     """Whether it has come to work once it has lived for a while, whatever its heartbeat says."""
     why_away: Path | None = None
@@ -244,7 +246,7 @@ class Child:
         if self.heartbeat is None:
             return
         assert self.process is not None
-        silent_s, last = 0.0, None
+        silent_s, last, is_stalled = 0.0, None, False
         while not self.silence_s or silent_s <= self.silence_s:
             await asyncio.sleep(_TICK_S)
             beat = self._look()
@@ -257,6 +259,14 @@ class Child:
                 is_silent, last = beat.st_mtime_ns == last, beat.st_mtime_ns
             # Counted in our own ticks: where the whole machine slept, so did we.
             silent_s = silent_s + _TICK_S if is_silent else 0.0
+            if is_stalled and not is_silent:
+                log.warning("%s goes on", self.name)
+            elif not is_stalled and 0 < self.stall_s < silent_s:
+                log.warning(
+                    "%s (process %d, state %s) is stalled: no sign of life for %g s",
+                    *(self.name, self.process.pid, _state(self.process.pid), silent_s),
+                )
+            is_stalled = 0 < self.stall_s < silent_s
             if (
                 beat is not None
                 and 0 < self.silence_s < silent_s

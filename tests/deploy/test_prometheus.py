@@ -50,8 +50,12 @@ def test_an_alert_that_never_comes_is_noticed(name: str, tmp_path: Path) -> None
 
 
 def test_every_alert_is_explained() -> None:
-    text = (ROOT / "docs" / "metrics.md").read_text()
-    assert NAMES and re.findall(r"^\| `(SRM\w+)` \|", text, re.MULTILINE) == NAMES
+    _, *sections = re.split(r"^## ", (ROOT / "docs" / "runbooks.md").read_text(), flags=re.M)
+    by_alert = {name: text for name, _, text in (section.partition("\n") for section in sections)}
+    assert NAMES and by_alert.keys() == set(NAMES)
+    assert all(len(text.split()) <= 90 for text in by_alert.values())
+    urls = re.findall(r"runbook_url: \S+#(\w+)$", RULES.read_text(), re.MULTILINE)
+    assert urls == [name.lower() for name in NAMES]
 
 
 def test_the_dashboards_queries_are_queries_of_one_server_or_all(tmp_path: Path) -> None:

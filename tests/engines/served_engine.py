@@ -85,3 +85,8 @@ class RawClient:
 
     def close(self) -> None:
         self._context.destroy(linger=0)
+
+
+def num_away(client: EngineClient) -> int:
+    """How many engines do not answer."""
+    return sum(engine.status is None for engine in client.engines)

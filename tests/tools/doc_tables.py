@@ -7,10 +7,12 @@ question mark there. `tests/test_docs.py` refuses that, and a table that is not 
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Set
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -219,6 +221,29 @@ def make_variables() -> Table:
     return Table(["variable", "default", "of", "meaning"], rows)
 
 
+_LEVELS = {"warning": "warning", "error": "error", "exception": "error", "critical": "critical"}
+
+
+def log_lines() -> Table:
+    """What processes of `srm serve` log beyond information. A message that is only an error's own
+    words has no row."""
+    levels: dict[str, str] = {}
+    for path in chain((ROOT / "engine").rglob("*.py"), (ROOT / "server").rglob("*.py")):
+        if path.parent.name == "commands" or path.stem in {"embedded_engine", "graph_notes"}:
+            continue
+        for call in ast.walk(ast.parse(path.read_text())):
+            match call:
+                case ast.Call(
+                    func=ast.Attribute(ast.Name("log" | "logger" | "logging"), level),
+                    args=[ast.Constant(str(message)), *_],
+                ) if level in _LEVELS:
+                    shown = re.sub(r"%[.\d]*[sdfg]", "…", message)
+                    if re.search("[a-z]", shown):
+                        levels[code(shown)] = min(levels.get(code(shown), "z"), _LEVELS[level])
+    rows: list[Row] = [[message, level, KEPT, KEPT] for message, level in sorted(levels.items())]
+    return Table(["message", "level", "meaning", "what to do"], rows)
+
+
 def code(text: object) -> str:
     return f"`{text}`"
 
@@ -240,6 +265,7 @@ TABLES: dict[str, Callable[..., Table]] = {
     "vllm-routes": lambda: Table(["vLLM's routes", "which"], vllm_tables.routes()),
     "errors": error_codes,
     "exit-codes": exit_codes,
+    "log-lines": log_lines,
     "make-targets": make_targets,
     "make-variables": make_variables,
 }

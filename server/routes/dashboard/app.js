@@ -38,8 +38,11 @@ function setState(state, text) {
 async function askReady() {
   try {
     const reply = await fetch(new URL("ready", document.baseURI), { headers: headers(), cache: "no-store" });
-    if (reply.ok) setState("ready", "Ready");
-    else setState("bad", (await reply.json()).error?.message ?? `Not ready: ${reply.status}`);
+    const said = await reply.json();
+    const isPart = said.engines?.some((state) => state !== "ready");
+    if (isPart) setState("part", `Ready: ${said.summary}`);
+    else if (reply.ok) setState("ready", "Ready");
+    else setState("bad", said.error?.message ?? `Not ready: ${reply.status}`);
   } catch {
     setState("bad", "Not reachable");
   }

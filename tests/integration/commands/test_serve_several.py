@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from srm.server.routes.health import VERSION
 from tests.chaos.jobs import completion_line, results, submit, wait_for
 from tests.engines.held_engine import held, release
 from tests.serving import (
@@ -80,7 +81,15 @@ def test_many_requests_at_once_are_answered_alike(server: Server, two: Server) -
 
 def test_each_engine_is_shown(two: Server) -> None:
     complete(two, **MANY)
-    assert two.get("/ready").json() == {"status": "ready", "engines": ["ready", "ready"]}
+    states = {"engines": ["ready", "ready"], "summary": "2 of 2 engines"}
+    assert two.get("/ready").json() == {"status": "ready", **states}
+    assert labels(two, "srm_engine_up") == {"0": 1, "1": 1}
+    assert len(set(labels(two, "srm_weights_fingerprint").values())) == 1
+    text = two.get("/metrics").text
+    assert 'srm_build_info{commit="' in text and f'version="{VERSION}"' in text
+    assert 0 < two.metric("srm_data_free_bytes") <= two.metric("srm_data_size_bytes")
+    named = set(re.findall(r'^process_resident_memory_bytes{process="([^"]+)"}', text, re.M))
+    assert named >= {"supervisor", "engine 0", "engine 1", "api 0", "jobs"}
     for name in ("srm_engine_decode_tokens_total", "vllm:generation_tokens_total"):
         tokens = labels(two, name)
         assert tokens.keys() == {"0", "1"} and all(tokens.values())
@@ -123,12 +132,14 @@ def test_what_a_killed_engine_had_is_run_again_and_nobody_notices(
 ) -> None:
     expected = [choice["text"] for choice in complete(two, **MANY)["choices"]]
     before = labels(two, "srm_engine_decode_tokens_total")
+    restarts = labels(two, "srm_engine_restarts_total")
     with held(text_model, steps=6):
         stream = connect(two, **MANY, stream=True)
         wait_until(lambda: have_sampled(two, before))
         victim = engine_pids(two)[which]
         os.kill(victim, signal.SIGKILL)
-        wait_until(lambda: two.get("/ready").json()["engines"] != ["ready", "ready"])
+        wait_until(lambda: labels(two, "srm_engine_up") == {str(which): 0, str(1 - which): 1})
+        assert two.get("/ready").json()["summary"] == "1 of 2 engines"
         assert two.get("/ready").status_code == 200
     lines = [line for line in read_all(stream).splitlines() if line.startswith(b"data: {")]
     events = [json.loads(line.removeprefix(b"data: ")) for line in lines]
@@ -140,6 +151,8 @@ def test_what_a_killed_engine_had_is_run_again_and_nobody_notices(
     assert sum(choice["finish_reason"] is not None for choice in choices) == len(expected)
     wait_until(lambda: both_are_up(two))
     assert victim not in engine_pids(two) and len(engine_pids(two)) == 2
+    restarts[str(which)] += 1
+    assert labels(two, "srm_engine_restarts_total") == restarts
     assert [choice["text"] for choice in complete(two, **MANY)["choices"]] == expected
 
 

@@ -16,7 +16,7 @@ from srm.server.batch.engine_retry import EngineRetry
 from tests.engines.making import request_of
 from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
 from tests.engines.run_engine import alone
-from tests.engines.served_engine import Serve, collect, connected, endpoint_of, until
+from tests.engines.served_engine import Serve, collect, connected, endpoint_of, num_away, until
 
 LINES = [
     request_of(f"line {seed}", seed=seed, n=2, max_tokens=5, durable=True) for seed in range(20)
@@ -52,10 +52,10 @@ async def test_lines_of_an_engine_that_never_starts_are_run_by_the_other(
     serve()
     with caplog.at_level(logging.WARNING):
         async with connected(two_of(endpoint), heartbeat_s=0.02, away_s=0.2) as client:
-            assert client.num_away == 1
+            assert num_away(client) == 1
             await assert_all_answered(client, weights)
             late = serve(number=1)
-            await until(lambda: client.num_away == 0)
+            await until(lambda: num_away(client) == 0)
             assert late.engine.scheduler.num_requests == late.engine.num_steps == 0, "none twice"
             await asyncio.gather(*(collect(client, line) for line in LINES))
             assert late.engine.num_steps, "it has its share again"
@@ -82,10 +82,10 @@ async def test_lines_of_an_engine_that_is_lost_for_good_are_run_by_the_other(
 ) -> None:
     broken, _ = serve(Breaks), serve(number=1)
     async with connected(two_of(endpoint), heartbeat_s=0.02, away_s=0.2) as client:
-        await until(lambda: not client.num_away)
+        await until(lambda: not num_away(client))
         await assert_all_answered(client, weights)
         assert broken.join() == StepFailed.exit_code
-        assert client.num_away == client.losses == 1
+        assert num_away(client) == client.losses == 1
 
 
 async def test_an_engine_that_is_back_in_time_goes_on_with_its_lines(
@@ -105,10 +105,10 @@ async def test_an_engine_that_is_lost_and_given_up_at_once_leaves_no_socket(
 ) -> None:
     serve(), serve(number=1)
     async with connected(two_of(endpoint), heartbeat_s=0.02) as client:
-        await until(lambda: not client.num_away)
+        await until(lambda: not num_away(client))
         one = client.engines[0]
         one.give_up("first")
         between = one._socket
         one.give_up("at once")
         assert between.closed and not one._socket.closed
-        await until(lambda: not client.num_away)
+        await until(lambda: not num_away(client))

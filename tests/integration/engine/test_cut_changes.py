@@ -33,6 +33,7 @@ from tests.engines.served_engine import (
     collect,
     connected,
     endpoint_of,
+    num_away,
     until,
 )
 
@@ -179,10 +180,6 @@ async def client_of(fleet: Fleet, **settings: float) -> AsyncIterator[EngineClie
     async with connected(both, **{"heartbeat_s": 0.02, **settings}) as client:
         await until(lambda: not num_away(client))
         yield client
-
-
-def num_away(client: EngineClient) -> int:
-    return sum(engine.status is None for engine in client.engines)
 
 
 async def assert_serves(fleet: Fleet, client: EngineClient, weights: Weights, path: Path) -> None:

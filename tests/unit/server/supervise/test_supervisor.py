@@ -124,7 +124,12 @@ async def test_one_that_is_frozen_is_killed_and_started_again(
     beating = child(BEATING, "1", silence_s=1000)
     keeper = asyncio.create_task(beating.keep_running())
     pid = await started(beating)
-    with caplog.at_level(logging.ERROR):
+    with caplog.at_level(logging.WARNING):
+        beating.stall_s = 0.5
+        os.kill(pid, signal.SIGSTOP)
+        await until(lambda: f"child (process {pid}, state T) is stalled: no sign" in caplog.text)
+        os.kill(pid, signal.SIGCONT)
+        await until(lambda: "child goes on" in caplog.text)
         os.kill(pid, signal.SIGSTOP)
         await until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
         beating.silence_s = 0.1
