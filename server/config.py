@@ -72,7 +72,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """TCP port to listen on; 0 takes any free one."""
     api_processes: int = 0
     """Number of processes that answer requests on the same socket; each takes at most a core. 0:
-    one for every four cores, at most 8."""
+    one for every four cores, at most 8 or four for each engine."""
     engines: int = 1
     """Number of engine processes, each with the whole model; samples of requests are spread over
     them."""

@@ -63,7 +63,7 @@ def _of(objects: Sequence[Object], *kinds: str) -> list[Object]:
 
 
 def _workloads(objects: Sequence[Object]) -> list[Object]:
-    return _of(objects, "StatefulSet", "Deployment")
+    return _of(objects, "StatefulSet", "Deployment", "Job")
 
 
 def _pod(workload: Object) -> Object:
@@ -114,7 +114,7 @@ def _volumes(objects: Sequence[Object]) -> Iterator[str]:
 def _probes(objects: Sequence[Object]) -> Iterator[str]:
     for title, workload, container in _containers(objects):
         for name in ("readinessProbe", "livenessProbe"):
-            if name not in container:
+            if name not in container and workload["kind"] != "Job":
                 yield f"{title}: there is no {name}"
         for name in _PROBES:
             port = container.get(name, {}).get("httpGet", {}).get("port")
@@ -177,7 +177,8 @@ def _selectors(objects: Sequence[Object]) -> Iterator[str]:
 
 def _network(objects: Sequence[Object]) -> Iterator[str]:
     policies = _of(objects, "NetworkPolicy")
-    if not any(
+    # What is applied beside another overlay has its policy.
+    if _of(objects, "Namespace") and not any(
         policy["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
         for policy in policies
     ):

@@ -17,6 +17,7 @@ from deploy.kubernetes.lint import Object, title_of
 PACKAGES = {
     "monitoring.coreos.com": "@kubernetes-models/prometheus-operator",
     "keda.sh": "@kubernetes-models/keda",
+    "gateway.networking.k8s.io": "@kubernetes-models/gateway-api",
 }
 """By group: the package that has its schemas."""
 _PROGRAM = """
@@ -36,7 +37,8 @@ def group_of(object_: Object) -> str:
 
 def is_built_in(object_: Object) -> bool:
     """Return whether Kubernetes itself has the kind, and not a CustomResourceDefinition."""
-    return "." not in group_of(object_) or group_of(object_).endswith(".k8s.io")
+    group = group_of(object_)
+    return group not in PACKAGES and ("." not in group or group.endswith(".k8s.io"))
 
 
 def problems(objects: Sequence[Object]) -> Iterator[str]:

@@ -43,8 +43,8 @@ from srm.server.wiring import ServerWiring
 _ROOT = Path(srm.__file__).resolve().parents[1]
 QUESTION = '"Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\\nAnswer:"'
 """The README's prompt, as JSON: the bundled model knows the answer."""
-_MOST_BY_DEFAULT = 8
-"""API processes, whatever the number of cores."""
+_MOST_BY_DEFAULT, _MOST_OF_AN_ENGINE = 8, 4
+"""API processes, whatever the number of cores; the larger of both counts."""
 _LONGEST_SOCKET = 107
 """Bytes of the path of a Unix socket, by the kernel."""
 _TOUCH_S = 3600.0
@@ -115,7 +115,7 @@ def _supervisor(
     folder: Path,
 ) -> Supervisor:
     numbers = range(server.engines)
-    num_apis = server.api_processes or count_api_processes()
+    num_apis = server.api_processes or count_api_processes(server.engines)
     # Only where there are several engines are they told from each other.
     labels = [str(number) if server.engines > 1 else "" for number in numbers]
     regions = metrics_memory.create([*labels, *("" for _ in range(num_apis + 1))])
@@ -192,9 +192,11 @@ async def _meanwhile(folder: Path, model_name: str, url: str, page: str, prompt:
         touch_all(folder)
 
 
-def count_api_processes() -> int:
-    """Return one for every four cores: a GPU's engine needs one or two, and a CPU's all it gets."""
-    return min(max(1, available_cores() // 4), _MOST_BY_DEFAULT)
+def count_api_processes(num_engines: int) -> int:
+    """Return one for every four cores: a GPU's engine needs one or two, and a CPU's all it gets.
+    What streams an engine's tokens one by one takes up to four (docs/scale.md)."""
+    most = max(_MOST_BY_DEFAULT, _MOST_OF_AN_ENGINE * num_engines)
+    return min(max(1, available_cores() // 4), most)
 
 
 def _child(

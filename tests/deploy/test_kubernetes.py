@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import copy
 import shutil
+import subprocess
+import sys
+import tarfile
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +20,7 @@ from srm.server.errors import NotPermitted
 from srm.server.http.cors import Origins
 from srm.server.routes.health import OPERATIONS
 from tests.deploy.routers import deployed_flags
+from tests.serving import ROOT
 
 CONTAINER = ("spec", "template", "spec", "containers", 0)
 POD = CONTAINER[:3]
@@ -155,3 +160,46 @@ def test_schemas_refuse_what_is_misspelt_or_unknown() -> None:
         ({**service, "apiVersion": "v9"}, 1),
     ):
         assert len(list(schemas.problems([item]))) == count
+
+
+def test_outside_paths_lead_to_services_of_a_fleet() -> None:
+    (route,) = (item for item in objects("gateway") if item["kind"] == "HTTPRoute")
+    backends = {
+        backend["name"] for rule in route["spec"]["rules"] for backend in rule["backendRefs"]
+    }
+    services = {item["metadata"]["name"] for item in objects("fleet") if item["kind"] == "Service"}
+    assert backends == services - {"srm-replicas"}
+    paths = {match["path"]["value"] for rule in route["spec"]["rules"] for match in rule["matches"]}
+    assert not any(path.startswith(("/v1/admin", "/metrics", "/v1/worker")) for path in paths)
+
+
+def test_a_volume_is_filled_once_and_with_a_model_alone(tmp_path: Path) -> None:
+    (job,) = (item for item in objects("checkpoint") if item["kind"] == "Job")
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    volume, programs, files = (tmp_path / name for name in ("model", "bin", "files.tar"))
+    programs.mkdir()
+    srm = programs / "srm"
+    srm.write_text(f'#!/bin/sh\nexec {sys.executable} -m srm "$@"\n')
+    srm.chmod(0o755)
+
+    def run(folder: Path) -> subprocess.CompletedProcess[str]:
+        with tarfile.open(files, "w") as archive:
+            for path in folder.iterdir():
+                archive.add(path, path.name)
+        variables = {
+            "MODEL_URL": files.as_uri(),
+            "MODEL_FOLDER": str(volume),
+            "PATH": f"{programs}:/usr/bin:/bin",
+            "PYTHONPATH": str(ROOT),
+        }
+        command = [sys.executable, "-c", *container["args"]]
+        return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+
+    other, model = tmp_path / "other", ROOT / "models" / "demo"
+    other.mkdir()
+    (other / "config.json").write_text("{}")
+    assert run(other).returncode != 0 and not (volume / "config.json").exists()
+    assert run(model).returncode == 0
+    names = {path.name for path in model.iterdir()}
+    assert {path.name for path in volume.iterdir()} == names
+    assert "has a model already" in run(other).stdout

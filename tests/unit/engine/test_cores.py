@@ -36,8 +36,11 @@ def test_a_container_of_cgroup_v1_may_have_fewer_cores(machine: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "processes"), [(1, 1), (2, 1), (7, 1), (8, 2), (16, 4), (32, 8), (64, 8)]
+    ("count", "engines", "processes"),
+    [(1, 1, 1), (2, 1, 1), (7, 1, 1), (8, 2, 2), (16, 4, 4), (32, 8, 8), (64, 1, 8), (64, 3, 12)],
 )
-def test_every_four_cores_have_an_api_process(machine: Path, count: int, processes: int) -> None:
+def test_every_four_cores_have_an_api_process(
+    machine: Path, count: int, engines: int, processes: int
+) -> None:
     machine.write_text(f"{count * 100_000} 100000\n")
-    assert launch.count_api_processes() == processes
+    assert launch.count_api_processes(engines) == processes
