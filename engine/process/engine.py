@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -197,8 +198,7 @@ class Engine:
 
     def _show_weights(self) -> None:
         metrics.WEIGHTS_VERSION.set(self.weights_version)
-        # The number of a sample is a double: it has room for 53 of the 64 bits.
-        metrics.WEIGHTS_FINGERPRINT.set(int(self._fingerprint[:12] or "0", 16))
+        metrics.WEIGHTS_FINGERPRINT.set(zlib.crc32(self._fingerprint.encode()))
 
     def status(self) -> Status:
         table = self.scheduler.table
