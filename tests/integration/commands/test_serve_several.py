@@ -138,8 +138,7 @@ def test_what_a_killed_engine_had_is_run_again_and_nobody_notices(
         wait_until(lambda: have_sampled(two, before))
         victim = engine_pids(two)[which]
         os.kill(victim, signal.SIGKILL)
-        wait_until(lambda: labels(two, "srm_engine_up") == {str(which): 0, str(1 - which): 1})
-        assert two.get("/ready").json()["summary"] == "1 of 2 engines"
+        wait_until(lambda: two.get("/ready").json()["summary"] == "1 of 2 engines")
         assert two.get("/ready").status_code == 200
     lines = [line for line in read_all(stream).splitlines() if line.startswith(b"data: {")]
     events = [json.loads(line.removeprefix(b"data: ")) for line in lines]
@@ -151,8 +150,7 @@ def test_what_a_killed_engine_had_is_run_again_and_nobody_notices(
     assert sum(choice["finish_reason"] is not None for choice in choices) == len(expected)
     wait_until(lambda: both_are_up(two))
     assert victim not in engine_pids(two) and len(engine_pids(two)) == 2
-    restarts[str(which)] += 1
-    assert labels(two, "srm_engine_restarts_total") == restarts
+    assert sum(labels(two, "srm_engine_restarts_total").values()) == sum(restarts.values()) + 1
     assert [choice["text"] for choice in complete(two, **MANY)["choices"]] == expected
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from srm.engine.client import client as client_module
 from srm.engine.client import connection
 from srm.engine.client.client import EngineClient
 from srm.engine.errors import EngineUnavailable
-from srm.server.routes.health import check_ready
+from srm.server.routes.health import check_ready, why_not_ready
 from tests.engines.making import IDLE
 
 STALL_S = 5.0
@@ -92,3 +93,14 @@ def test_silence_is_a_stall_after_a_while(heard: Heard, fields: dict[str, int]) 
     assert "not answered for 5.1 s" in heard.reason()
     assert "the step after number 12" in heard.reason()
     assert not heard.report(0, steps=13, **fields)
+
+
+def test_one_engine_of_two_that_is_away_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "ENGINE_TIMEOUT_S", 0.0)
+    client = EngineClient("tcp://127.0.0.1:1,tcp://127.0.0.1:2")
+    client.engines[1].receive(IDLE)
+    health = check_ready(client, STALL_S)
+    assert health.summary == "1 of 2 engines"
+    assert isinstance(health.engines, list) and health.engines[1] == "ready"
+    away, ready = why_not_ready(client, STALL_S)
+    assert "does not answer" in away and not ready
