@@ -85,7 +85,7 @@ OPERATIONS = (
 )  # fmt: skip
 
 
-_AWAY = "the engine does not answer: it is starting, or gone"
+_AWAY = "the engine does not answer: it is starting, frozen or gone"
 
 
 def check_ready(client: EngineClient, stall_s: float) -> Health:
