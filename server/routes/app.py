@@ -165,11 +165,12 @@ def _update_gauges(store: Store) -> None:
         num_bytes, counts = math.nan, dict.fromkeys(get_args(BatchStatus), math.nan)
     try:
         disk = os.statvfs(store.folder)
-        free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
     except OSError:
-        free = size = math.nan
-    metrics.DATA_FREE.set(free)
-    metrics.DATA_SIZE.set(size)
+        metrics.DATA_FREE.set(math.nan)
+        metrics.DATA_SIZE.set(math.nan)
+    else:
+        metrics.DATA_FREE.set(disk.f_bavail * disk.f_frsize)
+        metrics.DATA_SIZE.set(disk.f_blocks * disk.f_frsize)
     metrics.FILES_BYTES.set(num_bytes)
     for status in get_args(BatchStatus):
         metrics.BATCHES.labels(status).set(counts.get(status, 0))

@@ -151,6 +151,14 @@ def test_a_server_that_is_away_is_said_until_it_is_back(
     complaints.clear()
 
 
+def test_one_engine_of_two_is_said(open_page: Open) -> None:
+    page = open_page()
+    states = {"engines": ["ready", "it does not answer"], "summary": "1 of 2 engines"}
+    page.route("**/ready", lambda route: route.fulfill(json={"status": "ready", **states}))
+    expect(page.locator("#state-text")).to_have_text("Ready: 1 of 2 engines")
+    expect(page.locator("#state")).to_have_attribute("data-state", "part")
+
+
 def test_an_api_key_goes_with_every_request_and_is_kept_nowhere(open_page: Open) -> None:
     page = open_page()
     page.fill("#key", "sesame")
