@@ -39,7 +39,8 @@ WORKER_KEY = "worker"
 BY_WAY = ("origin", "forwarded", "x-forwarded-for")
 """Headers that show that a web page or a proxy sent the request, and not the operator."""
 OPEN = frozenset({"/", "/docs", "/openapi.json"})
-"""Pages without secrets, requested before a browser can send a key; so are ADMIN_FOLDERS."""
+OPEN_FOLDERS = (*ADMIN_FOLDERS, "/docs/")
+"""Pages without secrets, requested before a browser can send a key."""
 TOO_MANY_CONNECTIONS = "too_many_connections"
 """Set in a scope's state by `server.http.connection`."""
 
@@ -146,7 +147,7 @@ def _is_admin(path: str) -> bool:
 
 
 def _is_open(path: str, is_admin_port: bool) -> bool:
-    is_page = path in OPEN or path.startswith(ADMIN_FOLDERS)
+    is_page = path in OPEN or path.startswith(OPEN_FOLDERS)
     return is_page or (is_admin_port and path in ADMIN)
 
 

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import get_args
 
+import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.errors import ServerErrorMiddleware
@@ -46,6 +47,7 @@ from srm.server.routes import (
 )
 from srm.server.routes.endpoint import PastRouter
 from srm.server.routes.services import services
+from srm.server.schema.openapi import Operation
 from srm.server.storage.records import BatchStatus
 from srm.server.storage.store import Store
 from srm.server.text.chat_template import ChatTemplate
@@ -54,18 +56,21 @@ from srm.server.wiring import ServerWiring
 
 log = logging.getLogger(__name__)
 
-OPERATIONS = (
-    *completions.OPERATIONS,
-    *chat.OPERATIONS,
-    *files.OPERATIONS,
-    *batches.OPERATIONS,
-    *tokenize.OPERATIONS,
-    *models.OPERATIONS,
-    *health.OPERATIONS,
-    *admin.OPERATIONS,
-    *scrape.OPERATIONS,
-    *pages.OPERATIONS,
-    *worker.OPERATIONS,
+_GROUPS = {
+    "Completions and chats": (completions, chat),
+    "Files and batches": (files, batches),
+    "Tokens": (tokenize,),
+    "Models": (models,),
+    "State of the server": (health, scrape),
+    "Administration": (admin,),
+    "Pages": (pages,),
+    "Other servers": (worker,),
+}
+OPERATIONS: tuple[Operation, ...] = tuple(
+    msgspec.structs.replace(operation, tag=tag)
+    for tag, modules in _GROUPS.items()
+    for module in modules
+    for operation in module.OPERATIONS
 )
 """The documented operations of all routes below."""
 
@@ -142,8 +147,7 @@ def create_app(
     app.include_router(health.routes(client, config.stall_s, draining))
     app.include_router(admin.routes(admin.Admin(client, config)))
     app.include_router(scrape.routes(config.model_name, update))
-    app.include_router(pages.dashboard())
-    app.include_router(pages.reference(OPERATIONS))
+    app.include_router(pages.routes(OPERATIONS))
 
     stack = app.build_middleware_stack()
     assert isinstance(stack, ServerErrorMiddleware)  # a bug is answered in our shape, further out

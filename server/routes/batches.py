@@ -52,10 +52,12 @@ class BatchRequest(Fields, frozen=True, kw_only=True):
     """Body of POST /v1/batches, checked."""
 
     input_file_id: Annotated[str, Meta(description="the id of one of your files")]
+    """The file whose lines are the requests."""
     endpoint: Annotated[
         Literal["/v1/completions", "/v1/chat/completions"],
         Meta(description="/v1/completions or /v1/chat/completions"),
     ]
+    """The route that all lines ask; chats need a model with a chat template."""
     completion_window: Annotated[
         str,
         Meta(
@@ -63,6 +65,7 @@ class BatchRequest(Fields, frozen=True, kw_only=True):
             description=f"hours or days, as 24h or 7d, at most {MAX_WINDOW_DAYS}d",
         ),
     ]
+    """Time after which what is not done is given up and the batch is expired."""
     metadata: (
         Annotated[
             Metadata,
@@ -74,6 +77,7 @@ class BatchRequest(Fields, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    """Returned with the batch."""
     output_expires_after: (
         Annotated[
             OutputExpiresAfter,
@@ -81,8 +85,13 @@ class BatchRequest(Fields, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    """How long output and error file are kept once they exist; by default until they are
+    deleted."""
     weight: Annotated[float, Meta(ge=MIN_WEIGHT, le=MAX_WEIGHT)] = 1.0
+    """Share of the slots that the batch gets beside other batches."""
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    """Of one key's batches those with a higher value go first; interactive requests go before all
+    batches."""
 
     @property
     def window_s(self) -> int:
@@ -98,13 +107,23 @@ class BatchQuery(Fields, frozen=True, kw_only=True):
     """The query of GET /v1/batches."""
 
     after: Annotated[str, Meta(description="the id of one of your batches")] | None = None
+    """List the batches that follow this one."""
     limit: Annotated[int, Meta(ge=1, le=MAX_LISTED)] = 20
+    """Most batches in the reply."""
 
 
 _ID = {"batch_id": "The id of a batch."}
+_EXAMPLES = {
+    "Chats of a file": {
+        "input_file_id": "file-0934f4a1ffc942fd2146800c5227e531",
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+    },
+}
 OPERATIONS = (
     Operation("POST", "/v1/batches", "Start a batch of the requests in a file.",
-              replies.Batch, body=BodySchema(BatchRequest), errors=(404, 507)),
+              replies.Batch, body=BodySchema(BatchRequest, examples=_EXAMPLES),
+              errors=(404, 507)),
     Operation("GET", "/v1/batches", "The batches there are, newest first.",
               replies.BatchList, query=BatchQuery, errors=(400,)),
     Operation("GET", "/v1/batches/{batch_id}", "How far a batch is.",

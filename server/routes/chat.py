@@ -26,10 +26,22 @@ from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
 
+_MESSAGES = [{"role": "user", "content": "Ava has 3 boxes with 4 pens each. How many pens?"}]
+_EXAMPLES = {
+    "One answer": {"messages": _MESSAGES, "max_completion_tokens": 64, "temperature": 0},
+    "A hundred answers, counted": {
+        "messages": _MESSAGES,
+        "max_completion_tokens": 64,
+        "n": 100,
+        "until": {"match": r"#### (\d+)"},
+        "return": "counts",
+        "count_by": "group",
+    },
+}
 OPERATIONS = (
     Operation("POST", "/v1/chat/completions", "The next message of a chat, whole or as a stream.",
               ChatCompletion, events=ChatChunk,
-              body=BodySchema(ChatRequest, {"messages": MESSAGES_FORMS}, CHAT_NEUTRAL),
+              body=BodySchema(ChatRequest, {"messages": MESSAGES_FORMS}, CHAT_NEUTRAL, _EXAMPLES),
               parts=(ChatChoice, ChunkChoice, Samples, Counted),
               errors=(404, 409, 504)),
 )  # fmt: skip

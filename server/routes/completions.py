@@ -28,10 +28,30 @@ from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.schema.sampling_fields import NEUTRAL
 from srm.server.text.text import Text
 
+_QUESTION = "Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\nAnswer:"
+_EXAMPLES = {
+    "One completion": {"prompt": _QUESTION, "max_tokens": 64, "temperature": 0},
+    "A thousand samples, counted": {
+        "prompt": _QUESTION,
+        "max_tokens": 64,
+        "n": 1000,
+        "seed": 1,
+        "return": "counts",
+    },
+    "Samples until 10 match": {
+        "prompt": _QUESTION,
+        "max_tokens": 64,
+        "n": 1000,
+        "until": {"match": r"#### (\d+)", "count": 10},
+        "return": "counts",
+        "count_by": "group",
+    },
+    "A stream": {"prompt": _QUESTION, "max_tokens": 64, "stream": True},
+}
 OPERATIONS = (
     Operation("POST", "/v1/completions",
               "Completions of one or many prompts, whole or as a stream.", Completion,
-              body=BodySchema(CompletionRequest, {"prompt": PROMPT_FORMS}, NEUTRAL),
+              body=BodySchema(CompletionRequest, {"prompt": PROMPT_FORMS}, NEUTRAL, _EXAMPLES),
               events=Completion, parts=(Choice, PromptLogprob, Packed, Samples, Counted),
               errors=(404, 409, 504)),
 )  # fmt: skip

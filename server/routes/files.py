@@ -46,10 +46,13 @@ class FileForm(Fields, frozen=True, kw_only=True):
     """The form of POST /v1/files."""
 
     file: Annotated[bytes, Meta(description="a file with its name")]
-    """Always empty here: it goes to the disk."""
+    """The file; its name is kept and returned."""
     purpose: Literal["batch"]
+    """What the file is for."""
     anchor: Anchor | None = msgspec.field(default=None, name="expires_after[anchor]")
+    """When the time of expires_after[seconds] begins."""
     seconds: Seconds | None = msgspec.field(default=None, name="expires_after[seconds]")
+    """Seconds until the file is deleted; 30 days if neither field is given."""
 
     def check(self) -> None:
         if (self.anchor is None) != (self.seconds is None):
@@ -64,9 +67,13 @@ class FileQuery(Fields, frozen=True, kw_only=True):
     """The query of GET /v1/files."""
 
     after: Annotated[str, Meta(description="the id of one of your files")] | None = None
+    """List the files that follow this one, even if it was deleted in the last day."""
     limit: Annotated[int, Meta(ge=1, le=MAX_LISTED)] = MAX_LISTED
+    """Most files in the reply."""
     order: Literal["asc", "desc"] = "desc"
+    """Whether the oldest or the newest come first."""
     purpose: str | None = None
+    """List only files with this purpose."""
 
 
 _FILE = "file", ""

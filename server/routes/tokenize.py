@@ -58,14 +58,23 @@ class TokenizeRequest(Fields, frozen=True, kw_only=True):
     """Body of POST /tokenize, checked."""
 
     model: str | None = None
+    """Name of the served model; any other name is refused."""
     prompt: Texts | None = None
+    """The texts, at most 1048576 characters in all."""
     messages: list[Message] | None = None
+    """A chat, in place of prompt."""
     add_special_tokens: bool | None = None
-    """Default: for a prompt, and not for messages, whose template writes them."""
+    """Add what the tokenizer prepends; by default true of a prompt, and false of messages, whose
+    template writes it."""
     return_token_strs: bool = False
+    """Add token_strs to the reply."""
     add_generation_prompt: bool | None = None
+    """End the prompt with what the template writes before an answer; by default unless
+    continue_final_message."""
     continue_final_message: bool = False
+    """Leave the last message open in the prompt."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the template."""
 
     @property
     def conversation(self) -> Conversation | None:
@@ -86,8 +95,9 @@ class DetokenizeRequest(Fields, frozen=True, kw_only=True):
     """Body of POST /detokenize, checked."""
 
     model: str | None = None
+    """Name of the served model; any other name is refused."""
     tokens: bytes
-    """Token ids, int32 little-endian."""
+    """The tokens to write as text."""
 
 
 TOKENS_FORMS = (

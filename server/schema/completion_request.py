@@ -33,20 +33,28 @@ BestOf = Annotated[int, Meta(ge=1, le=MAX_CHOICES, description=_BEST_OF)]
 
 
 class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
-    """Body of POST /v1/completions, checked. The description of a field is what it allows."""
+    """Body of POST /v1/completions, checked."""
 
     prompt: list[str] | list[bytes]
-    """One entry per prompt, texts or token ids, which are int32 little-endian."""
+    """What to complete: one prompt or several."""
     best_of: BestOf | None = None
+    """Sample this many completions of each prompt and return the n likeliest per token."""
     max_tokens: Annotated[
         int, Meta(ge=0, description="an integer of at least 1; 0 with echo or prompt_logprobs")
     ] = 16
+    """Longest completion in tokens, cut to what the context has left; 0 only scores the prompt."""
     max_completion_tokens: MaxTokens | None = None
+    """Another name of max_tokens."""
     add_special_tokens: bool = True
+    """Tokenize text with the special tokens that the tokenizer prepends or appends."""
     echo: bool = False
+    """Put the prompt before the completion, in text and in logprobs."""
     logprobs: Alternatives | None = None
+    """Return log-probabilities of the tokens of the text, with this many alternatives each."""
     prompt_logprobs: Alternatives | None = None
+    """Return log-probabilities of the prompt's tokens, with this many alternatives each."""
     return_packed: bool = False
+    """Return tokens and scores as arrays in base64, and no text."""
 
     @property
     def num_samples(self) -> int:

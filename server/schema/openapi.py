@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, get_args, get_type_hints
 
 import msgspec
@@ -42,6 +43,10 @@ ERRORS = {
     507: "The disk is full.",
 }
 """Meaning of each error status."""
+_ABOUT = (
+    "No field is ignored: one that is unknown, or asks for what the server does not do, is refused "
+    "with a 400 whose `param` names it. Every error is an `ErrorBody`."
+)
 _EVERYWHERE = (401, 429, 500, 503)
 """Error statuses of every route."""
 _HAVE_RETRY = (429, 503)
@@ -55,6 +60,8 @@ class BodySchema(msgspec.Struct, frozen=True):
     """Types of the fields that the wire spells in more ways than the struct."""
     neutral: Mapping[str, tuple[Any, ...]] = {}
     """Further fields that are accepted at these values only."""
+    examples: Mapping[str, Schema] = {}
+    """Whole bodies, by what they ask for."""
 
 
 class Operation(msgspec.Struct, frozen=True):
@@ -80,6 +87,8 @@ class Operation(msgspec.Struct, frozen=True):
     """The fields of a multipart form, which is the body; one of them is `bytes`, a file."""
     errors: tuple[int, ...] = ()
     """Statuses besides those of every route."""
+    tag: str = ""
+    """The group it is shown in."""
 
 
 def reference(kind: type[msgspec.Struct]) -> Schema:
@@ -103,11 +112,13 @@ def document(operations: Iterable[Operation], title: str, version: str) -> Schem
             schemas |= _request(operation.body)
     return {
         "openapi": VERSION,
-        "info": {"title": title, "version": version},
+        "info": {"title": title, "version": version, "description": _ABOUT},
+        "security": [{}, {"key": []}],
         "paths": paths,
         "components": {
             "schemas": schemas,
             "responses": {str(status): _error(status) for status in ERRORS},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
 
@@ -120,6 +131,7 @@ def _operation(operation: Operation) -> Schema:
     name = re.sub(r"\W+", "_", f"{operation.method.lower()}{operation.path}").strip("_")
     described: Schema = {
         "operationId": name,
+        "tags": [operation.tag],
         "summary": operation.summary,
         "responses": {
             "200": {"description": "Done.", "headers": _headers(), "content": _content(operation)},
@@ -147,6 +159,10 @@ def _operation(operation: Operation) -> Schema:
         described["parameters"] = parameters
     if operation.body is not None:
         content = {_JSON: {"schema": reference(operation.body.kind)}}
+        if operation.body.examples:
+            content[_JSON]["examples"] = {
+                asked: {"value": value} for asked, value in operation.body.examples.items()
+            }
         described["requestBody"] = {"required": True, "content": content}
     if operation.form is not None:
         fields = msgspec.structs.fields(operation.form)
@@ -166,15 +182,18 @@ def _fields(kind: type[msgspec.Struct]) -> dict[str, Schema]:
     hints = get_type_hints(kind, include_extras=True)
     fields = {}
     for field in msgspec.structs.fields(kind):
-        schema = _nullable([hints[field.name]], required=True)
-        options = [option for option in schema.pop("anyOf", [schema]) if option != {"type": "null"}]
-
-        if options[0].get("contentEncoding"):
-            options[0] = {"type": "string", "format": "binary"}
-        fields[field.encode_name] = options[0] | {
-            "description": _allowed(kind, field.name, hints[field.name])
-        }
+        schema = _any_of([hints[field.name]], has_null=False)
+        if schema.get("contentEncoding"):
+            schema = {"type": "string", "format": "binary"}
+        schema["description"] = _meaning(kind, field.name, hints[field.name])
+        fields[field.encode_name] = schema
     return fields
+
+
+def _meaning(kind: type[msgspec.Struct], name: str, hint: Any) -> str:
+    """What a field of a request means, and which values it may have."""
+    meaning = field_docs(kind).get(name, "")
+    return f"{meaning} Allowed: {_allowed(kind, name, hint)}.".lstrip()
 
 
 def _allowed(kind: type[msgspec.Struct], name: str, hint: Any) -> str:
@@ -257,23 +276,18 @@ def _structs(hint: Any) -> Iterator[type[msgspec.Struct]]:
 def _request(body: BodySchema) -> dict[str, Schema]:
     """The schema of a body, and those of what is in it."""
     hints = get_type_hints(body.kind, include_extras=True)
-    meanings = field_docs(body.kind)
     properties: dict[str, Schema] = {}
     required = []
     parts: list[type[msgspec.Struct]] = []
-    for field in msgspec.structs.fields(body.kind):
-        hint = hints[field.name]
-        forms = body.forms.get(field.name, (hint,))
-        schema = _nullable(forms, required=field.required)
-        meaning = None if field.name in body.forms else meanings.get(field.name)
-        schema["description"] = (
-            f"{meaning or ''} Allowed: {_allowed(body.kind, field.name, forms[0])}.".lstrip()
-        )
+    for field in sorted(msgspec.structs.fields(body.kind), key=partial(_place, body.kind)):
+        forms = body.forms.get(field.name, (hints[field.name],))
+        schema = _any_of(forms, has_null=not field.required)
+        schema["description"] = _meaning(body.kind, field.name, forms[0])
         if field.required:
             required.append(field.encode_name)
         elif field.default_factory is not NODEFAULT:
             schema["default"] = field.default_factory()
-        else:
+        elif field.default is not None:
             schema["default"] = field.default
         properties[field.encode_name] = schema
         parts += [part for form in forms for part in _structs(form)]
@@ -289,15 +303,26 @@ def _request(body: BodySchema) -> dict[str, Schema]:
     return _components(parts, is_reply=False) | {name: whole}
 
 
-def _nullable(forms: Iterable[Any], required: bool) -> Schema:
-    """Any of the forms, or null."""
+def _place(kind: type[msgspec.Struct], field: msgspec.structs.FieldInfo) -> tuple[bool, int]:
+    """Required fields come first, and those of one request before those that several share."""
+    is_own = [field.name in vars(base).get("__annotations__", ()) for base in kind.__mro__]
+    return not field.required, is_own.index(True)
+
+
+def _any_of(forms: Iterable[Any], has_null: bool) -> Schema:
+    """Any of the forms, or null; one schema if there is one form."""
     schemas, _ = msgspec.json.schema_components(list(forms), ref_template=_REFERENCE)
+    null = {"type": "null"}
     options: list[Schema] = []
     for schema in schemas:
-        schema.pop("description", None)
         options += schema.pop("anyOf", [schema])
+    options = [dict(option) for option in options if option != null]
     for option in options:
         option.pop("description", None)
-    if not required and {"type": "null"} not in options:
-        options.append({"type": "null"})
-    return dict(options[0]) if len(options) == 1 else {"anyOf": options}
+    if has_null and len(options) == 1 and "type" in options[0]:
+        options[0]["type"] = [options[0]["type"], "null"]
+    elif has_null and len(options) == 1 and "enum" in options[0]:
+        options[0]["enum"] = [*options[0]["enum"], None]
+    elif has_null:
+        options.append(null)
+    return options[0] if len(options) == 1 else {"anyOf": options}

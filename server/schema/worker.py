@@ -56,6 +56,7 @@ class LinesRequest(Fields, frozen=True, kw_only=True):
     """Body of POST /v1/worker/lines, checked."""
 
     url: Annotated[Url, Meta(description=f"one of {', '.join(get_args(Url))}")]
+    """The route that all lines ask."""
     identity: Annotated[Identity, Meta(description="an object of strings")]
     """Identity of the sender, which must equal this server's."""
     share: Annotated[
@@ -64,7 +65,7 @@ class LinesRequest(Fields, frozen=True, kw_only=True):
             max_length=128, pattern="^batch:", description="a string of batch: and the batch's id"
         ),
     ]
-    """Name of the batch: see `server.generation.engine_request.RequestOwner`."""
+    """Name of the batch, which has its own share of the slots."""
     weight: Annotated[float, Meta(ge=MIN_WEIGHT, le=1)]
     """Weight of the batch: an owner's batches have 1 together."""
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=-1)]
@@ -79,6 +80,8 @@ class LinesRequest(Fields, frozen=True, kw_only=True):
             description=f"a list of 1 to {MAX_LINES} objects of id and body, strings",
         ),
     ]
+    """The lines, each with an id that no other request has and a body, the JSON of a request as a
+    string."""
 
 
 _decode_line = msgspec.json.Decoder(WorkerLine).decode

@@ -23,7 +23,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from srm.engine import errors
 from srm.engine.config import EngineConfig
-from srm.engine.settings import flag_of, settings_in, variable_of
+from srm.engine.settings import field_docs, flag_of, settings_in, variable_of
 from srm.loadtest import scenario
 from srm.server.commands.batch_config import BatchConfig
 from srm.server.commands.generate import GenerateConfig
@@ -114,12 +114,13 @@ def fields(which: str) -> Table:
     """Of the request `MODULE.Struct`; with ` but MODULE.Struct` without those of that one."""
     name, _, base = which.partition(" but ")
     kind, others = struct(name), struct(base).__struct_fields__ if base else ()
-    hints = get_type_hints(kind, include_extras=True)
+    hints, meanings = get_type_hints(kind, include_extras=True), field_docs(kind)
     rows: list[Row] = []
     for field in msgspec.structs.fields(kind):
         if field.name not in others:
             default = _default(field, is_in_query=name.endswith("Query"))
-            rows.append([code(field.encode_name), default, _described(hints[field.name]), KEPT])
+            allowed, meaning = _described(hints[field.name]), meanings.get(field.name, MISSING)
+            rows.append([code(field.encode_name), default, allowed, meaning])
     return Table(["field", "default", "allowed", "meaning"], rows, has_order=False)
 
 
@@ -308,10 +309,10 @@ def _rendered(table: Table, old: dict[str, dict[str, str]]) -> list[str]:
 
 
 def _cell(cell: str | None, old: str) -> str:
-    """The cell, and what the page says behind it after a semicolon."""
+    """The cell, and what the page says behind it: after a semicolon, or where to read more."""
     if cell is KEPT:
         return old or MISSING
-    return old if old.startswith(f"{cell};") else cell
+    return old if old.startswith((f"{cell};", f"{cell} See ")) else cell
 
 
 if __name__ == "__main__":
