@@ -17,7 +17,7 @@ SOURCES := engine server training experiments loadtest bench deploy tests srm
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fmt tables lint types test test-all test-gpu test-clients fuzz mutants kernels kernels-wide kernels-all gpu-kit gpu-kit-rehearsal image deploy-check-lint deploy-check deploy-check-all bench load attack peers-setup peers docs locks graphs wheel check clean
+.PHONY: help setup serve fmt tables lint types test test-all test-gpu test-clients fuzz mutants kernels kernels-wide kernels-all gpu-kit gpu-kit-rehearsal image deploy-check-lint deploy-check deploy-check-all bench load-setup load attack peers-setup peers docs locks graphs wheel check clean
 
 help:  ## the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,7 +34,12 @@ help:  ## the targets
 	$(INSTALL) --quiet --no-deps --editable .
 	@touch $@
 
-.venv/dev: .venv/serve requirements-dev.lock requirements-torch.lock
+.venv/loadtest: .venv/serve requirements-loadtest.lock
+	@echo "Installing what load tests need (about 25 MB to download, once) ..."
+	$(INSTALL) --no-deps --require-hashes -r requirements-loadtest.lock
+	@touch $@
+
+.venv/dev: .venv/loadtest requirements-dev.lock requirements-torch.lock
 	@echo "Installing what training and the tests need (torch among it) ..."
 	$(BIN)/pip install --progress-bar on --no-deps --require-hashes -r requirements-dev.lock
 	$(BIN)/pip install --progress-bar on -r requirements-torch.lock
@@ -152,7 +157,9 @@ bench: .venv/dev  ## measures kernels, engine, prompts and host; writes docs/ben
 	$(BIN)/srm bench scale
 	$(BIN)/srm bench table
 
-load: .venv/dev  ## a short load test of a server that it starts and stops: MODEL=dir
+load-setup: .venv/loadtest  ## installs what `srm loadtest` needs, without torch
+
+load: .venv/loadtest  ## a short load test of a server that it starts and stops: MODEL=dir
 	$(BIN)/python -m tests.tools.load_local $(MODEL)
 
 peers-setup: .venv/dev  ## installs other engines and makes the models of all, below ~/.cache/srm-peers

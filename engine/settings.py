@@ -79,17 +79,20 @@ class Command(NamedTuple):
         return self.variables is None or name in self.variables
 
 
+class Given(dict[str, Any]):
+    """Settings by name; of those `in_file`, the `file` alone set the value."""
+
+    file, in_file = "", frozenset[str]()
+
+
 def load(
     kind: type[T],
     argv: list[str],
     environ: Mapping[str, str] = os.environ,
     prog: str | Command = "srm",
 ) -> T:
-    """Build a frozen settings struct from defaults, `--config FILE` and flags.
-
-    A field `num_slots` is `num_slots` in TOML, `--num-slots` as a flag; lists have commas. Raises
-    ConfigError naming source, field and value.
-    """
+    """Build a frozen settings struct from defaults, `--config FILE` and flags. Raises ConfigError
+    naming source, field and value."""
     command = prog if isinstance(prog, Command) else Command(prog)
     return build(kind, read_settings((kind,), argv, command, environ))
 
@@ -99,10 +102,11 @@ def read_settings(
     argv: list[str],
     command: Command,
     environ: Mapping[str, str] = os.environ,
-) -> dict[str, Any]:
+) -> Given:
     """Read what the sources set for fields of any of `kinds`.
 
-    A field that several kinds have is one setting, described as the first of them does. A variable
+    A field `num_slots` is `num_slots` in TOML, `--num-slots` as a flag; lists have commas. One
+    that several kinds have is one setting, described as the first of them does. A variable
     of a field that the command takes and does not read from there is an error, unless a file or
     flag sets the field, which would win over the variable anyway.
     """
@@ -113,14 +117,16 @@ def read_settings(
     hints = {name: setting.hint for name, setting in known.items()}
     flags = _read_flags(known, argv, command)
     file = flags.pop("config", None)
-    settings: dict[str, Any] = {}
+    settings = Given()
     if file is not None:
         file = _preset(Path(file), command.presets)
         _apply(settings, hints, _open_tables(_read_toml(file), known, str(file)), str(file))
+    in_file = frozenset(settings)
     entries = {name: environ[variable_of(name)] for name in hints if variable_of(name) in environ}
     env = {name: value for name, value in entries.items() if command.reads(name)}
     _apply(settings, hints, env, "environment")
     _apply(settings, hints, flags, "command line")
+    settings.file, settings.in_file = str(file), in_file - env.keys() - flags.keys()
     if unread := [name for name in entries if name not in settings]:
         variable, flag = variable_of(unread[0]), flag_of(unread[0])
         raise ConfigError(f"environment: {variable} is not read by {command.prog}: pass {flag}")
@@ -222,7 +228,10 @@ def build(kind: type[T], settings: Mapping[str, Any]) -> T:
     try:
         return kind(**own)
     except ValueError as error:
-        raise ConfigError(str(error)) from None
+        text = str(error)
+        if isinstance(settings, Given) and (names := settings.in_file & set(text.split())):
+            text += f"; {settings.file} sets {' and '.join(sorted(names))}"
+        raise ConfigError(text) from None
 
 
 def build_struct(kind: type[T], values: Mapping[str, Any], source: str, strict: bool = False) -> T:
@@ -354,10 +363,8 @@ def _apply(
             raise ConfigError(f"{source}: unknown setting {name!r}{did_you_mean(name, hints)}")
         if get_origin(hints[name]) is tuple and isinstance(value, str):
             parts: Any = [part for part in value.split(",") if part]
-        elif (
-            not strict and hints[name] is str and type(value) in {int, float}
-        ):  # a TOML file may leave out quotes
-            parts = str(value)
+        elif not strict and hints[name] is str and type(value) in {int, float}:
+            parts = str(value)  # a TOML file may leave out quotes
         else:
             parts = value
         try:

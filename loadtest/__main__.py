@@ -6,6 +6,7 @@ Progress goes to standard error; standard output has the outcome as plain text.
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -37,12 +38,18 @@ USAGE = """usage: srm loadtest COMMAND [options]
   report    make the reports of a folder again: `srm loadtest report FOLDER`
   compare   what differs between two reports: `srm loadtest compare A B`
 
+example:
+  srm loadtest run --concurrency 8 --url http://127.0.0.1:8000
+
 `srm loadtest COMMAND --help` explains each.
 """
 COMPARE_USAGE = """usage: srm loadtest compare A B [OUTPUT]
 
 Print what differs between the reports in the folders A and B, steps of sweeps by name, and whether
 it is more than chance. With OUTPUT, write compare.md and compare.html into that folder as well.
+
+example:
+  srm loadtest compare runs/before runs/after
 """
 
 
@@ -83,6 +90,8 @@ def main(argv: list[str]) -> int:
 
 def _command(argv: list[str]) -> int:
     name, rest = (argv[0], argv[1:]) if argv else ("--help", [])
+    if not {"--help", "-h", "help"} & {name, *rest}:
+        _need_packages()
     if name in (measure := {"run": _run, "sweep": sweep, "offline": offline}):
         return measure[name](rest, " ".join(["srm loadtest", *argv]))
     if name in (show := {"report": _report, "compare": _compare}):
@@ -91,6 +100,14 @@ def _command(argv: list[str]) -> int:
         sys.stdout.write(USAGE)
         return 0
     raise ConfigError(f"srm loadtest knows run, sweep, offline, report and compare, got {name!r}")
+
+
+def _need_packages() -> None:
+    if missing := [name for name in ("hdrh", "matplotlib") if find_spec(name) is None]:
+        raise ConfigError(
+            f"load tests need {' and '.join(missing)}: `make load-setup` in a source tree, or "
+            "pip install 'srm-server[loadtest]'"
+        )
 
 
 def _run(argv: list[str], command: str) -> int:

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCKS = ("requirements.lock", "requirements-dev.lock")
+LOCKS = ("requirements.lock", "requirements-loadtest.lock", "requirements-dev.lock")
 KEPT = ROOT / "deploy" / "gpu" / "kept"
 """Graphs that are kept compiled: those that are of this code are not compiled again."""
 MOST_MIB = 60

@@ -62,7 +62,8 @@ class Swept(msgspec.Struct, frozen=True):
         if self.knee is None:
             return ["Nothing was answered, so there is no knee."]
         share = f"{self.config.knee_share:.0%} of the most throughput"
-        results = [f"Knee: {self.knee:g} {unit}, the smallest load that brings {share}."]
+        found = "Knee so far" if self.knee_may_lie_beyond else "Knee"
+        results = [f"{found}: {self.knee:g} {unit}, the smallest load that brings {share}."]
         if self.knee_may_lie_beyond:
             results.append("Throughput still grew at the largest load: the knee may lie beyond.")
         if self.objectives:
@@ -183,7 +184,13 @@ def report_sweep(folder: Path, runs: list[MeasuredRun], outcome: Swept) -> int:
             "".join(f"warning at the knee: {text}\n" for text in run.warnings)
             + "".join(f"FAILED at the knee: {text}\n" for text in run_command.failed(run))
         )
-    write_reports(folder, sorted(runs, key=load_of), at_knee[0].summary.name if at_knee else None)
+    write_reports(
+        folder,
+        sorted(runs, key=load_of),
+        at_knee[0].summary.name if at_knee else None,
+        knee_may_lie_beyond=outcome.knee_may_lie_beyond,
+        outcome=outcome.sentences(),
+    )
     sys.stdout.write(run_command.where(folder))
     return run_command.exit_code(at_knee)
 

@@ -23,6 +23,13 @@ COMPARED = (
     *("ttft_p50", "ttft_p99", "ttft_p999", "itl_p50", "itl_p99", "tpot_p50", "e2e_p50", "e2e_p99"),
     *("concurrency", "failed", "rejected_share", "lateness_p99", "cpu_share"),
 )
+_ASKED = frozenset(Scenario.__struct_fields__) - set(
+    """
+    url served_model_name api_key_env grace_s timeout_s retries seed workers objectives fail_if
+    metrics_url output
+    """.split()
+)
+"""Settings that decide what is asked of a server, and when."""
 
 
 class ComparisonRow(msgspec.Struct, frozen=True):
@@ -89,18 +96,24 @@ def compare_reports(a: Report, b: Report, label_a: str = "A", label_b: str = "B"
         pairs = [(name, run, runs_b[name]) for name, run in runs_a.items() if name in runs_b]
         only_a = [name for name in runs_a if name not in runs_b]
         only_b = [name for name in runs_b if name not in runs_a]
+    conditions = _conditions(pairs)
+    asked = [f"{name} ({a} and {b})" for name, a, b in conditions if name in _ASKED]
+    otherwise = [f"The runs asked different things: {', '.join(asked)}."] if asked else []
     return Comparison(
         label_a=label_a,
         label_b=label_b,
         steps=tuple(Step(name, base, other, _rows(base, other)) for name, base, other in pairs),
         only_a=tuple(only_a),
         only_b=tuple(only_b),
-        conditions=_conditions(pairs),
-        warnings=tuple(
-            f"{label}, {run.summary.name}: {warning}"
-            for label, report in ((label_a, a), (label_b, b))
-            for run in report.runs
-            for warning in run.warnings
+        conditions=conditions,
+        warnings=(
+            *otherwise,
+            *(
+                f"{label}, {run.summary.name}: {warning}"
+                for label, report in ((label_a, a), (label_b, b))
+                for run in report.runs
+                for warning in run.warnings
+            ),
         ),
     )
 

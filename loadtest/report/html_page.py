@@ -45,7 +45,7 @@ def html(report: Report) -> str:
         url=first.scenario.url,
         warnings=first.warnings if single else _of_sweep(report),
         tiles=[tables.labelled(first, key) for key in _TILES] if single else [],
-        knee=report.knee,
+        outcome=report.outcome,
         steps=None if single else tables.steps_table(report.runs),
         sweep=sweep_pictures(report),
         runs=[_run(run, f"r{index}") for index, run in enumerate(report.runs)],

@@ -14,8 +14,7 @@ def markdown(report: Report) -> str:
     blocks = [f"# {escaped(report.title)}", *(_warnings(run, report) for run in report.runs)]
     if len(report.runs) > 1:
         blocks.append(table(tables.steps_table(report.runs)))
-        knee = "none was found" if report.knee is None else f"at **{escaped(report.knee)}**"
-        blocks.append(f"Knee: {knee}.")
+        blocks.append(escaped(" ".join(report.outcome)))
     else:
         blocks += _single(report.runs[0])
     for run in report.runs:

@@ -32,7 +32,7 @@ def sweep_pictures(report: Report) -> list[plots.Picture]:
         (load, ("good_share",), "Share of requests that meet the objectives"),
     )
     drawn = [
-        _picture(runs, report.knee, x, ys, title, f"sweep-{index}")
+        _picture(runs, report, x, ys, title, f"sweep-{index}")
         for index, (x, ys, title) in enumerate(pairs)
     ]
     return [picture for picture in drawn if picture is not None]
@@ -59,7 +59,7 @@ def _load(runs: Sequence[RunReport]) -> str:
 
 
 def _picture(
-    runs: list[RunReport], knee: str | None, x: str, ys: Sequence[str], title: str, name: str
+    runs: list[RunReport], report: Report, x: str, ys: Sequence[str], title: str, name: str
 ) -> plots.Picture | None:
     across = [value_of(run.summary, x) for run in runs]
     up = {key: [value_of(run.summary, key) for run in runs] for key in ys}
@@ -91,11 +91,14 @@ def _picture(
         is_long = x == "concurrency" and min(across) > 0 and plots.is_wide(across)
         plots.scale(axes, "x", 1.05, [value * x_unit.factor for value in across], is_long)
         plots.legend(axes)
-        alt = f"{title}, {len(across)} steps. " + _describe_knee(runs, knee, up, unit)
+        alt = f"{title}, {len(across)} steps. " + _describe(runs, up, unit)
+        mark = "knee so far" if report.knee_may_lie_beyond else "knee"
+        if report.knee is not None:
+            alt += f" The {mark} is at {report.knee}."
         for run, place in zip(runs, across, strict=True):
-            if run.summary.name == knee:
+            if run.summary.name == report.knee:
                 at = place * x_unit.factor
-                plots.mark(axes, at, "knee", 0.98, True, "top", zorder=0)
+                plots.mark(axes, at, mark, 0.98, True, "top", zorder=0)
         svg = plots.svg_of(axes, name, alt)
     data = [(MEASURES[x].label, x_unit, across)]
     data += [(MEASURES[key].label, unit, values) for key, values in up.items()]
@@ -103,14 +106,11 @@ def _picture(
     return plots.Picture(title, svg, alt, columns(title, "Step", names, data))
 
 
-def _describe_knee(
-    runs: list[RunReport], knee: str | None, up: dict[str, list[float]], unit: Scale
-) -> str:
+def _describe(runs: list[RunReport], up: dict[str, list[float]], unit: Scale) -> str:
     first, last = runs[0].summary.name, runs[-1].summary.name
     lines = [
         f"{MEASURES[key].label} from {unit.write(values[0])} at {first} to "
         f"{unit.write(values[-1])} {unit.name} at {last}"
         for key, values in up.items()
     ]
-    at = f" The knee is at {knee}." if knee is not None else ""
-    return f"{'; '.join(lines)}.{at}"
+    return f"{'; '.join(lines)}."

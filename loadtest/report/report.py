@@ -69,7 +69,11 @@ class Report(msgspec.Struct, frozen=True):
     command: str
     runs: tuple[RunReport, ...]
     knee: str | None = None
-    """The name of the step at the knee; beyond it latency grows and throughput no longer does."""
+    """The name of the step at the knee: the smallest load that brings most of the throughput."""
+    knee_may_lie_beyond: bool = False
+    """Whether throughput still grew at the largest load."""
+    outcome: tuple[str, ...] = ()
+    """The result of a sweep in sentences, as on the terminal."""
 
 
 def report_of(summary: Summary, observed: Observed, warnings: Sequence[str] = ()) -> RunReport:

@@ -38,7 +38,12 @@ class MeasuredRun:
 
 
 def write_reports(
-    folder: Path, runs: Sequence[MeasuredRun], knee: str | None = None, title: str = ""
+    folder: Path,
+    runs: Sequence[MeasuredRun],
+    knee: str | None = None,
+    title: str = "",
+    knee_may_lie_beyond: bool = False,
+    outcome: Sequence[str] = (),
 ) -> Report:
     """Write report.json, report.md, report.html, summary.csv and requests.csv into the folder.
 
@@ -64,6 +69,8 @@ def write_reports(
             for run, observation in zip(runs, observed, strict=True)
         ),
         knee=knee,
+        knee_may_lie_beyond=knee_may_lie_beyond,
+        outcome=tuple(outcome),
     )
     texts = {"report.html": html(report), "report.md": markdown(report)}
     try:

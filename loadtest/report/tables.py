@@ -44,7 +44,8 @@ _STEP_MEASURES = (
 _THROUGHPUT = tuple(
     key
     for key, measure in MEASURES.items()
-    if key.rpartition("_")[0] not in DISTRIBUTIONS and not key.startswith(("cpu", "lag", "check"))
+    if key.rpartition("_")[0] not in DISTRIBUTIONS
+    and not key.startswith(("cpu", "lag", "check", "miscount"))
 )
 _HARNESS = ("cpu_share", "lag_max_s", "lateness_p50", "lateness_p99", "lateness_max")
 
@@ -107,10 +108,14 @@ def harness_table(run: RunReport) -> Table:
     """Return a table that shows whether the harness was slow, and whether token counts agree."""
     table = _values_table("The harness itself", run, _HARNESS)
     summary = run.summary
-    lines = f"{summary.counted_output_tokens:,} here, {summary.usage_output_tokens:,} by the server"
-    table.rows.append(["Output tokens of replies that both counted", lines, ""])
-    reported = f"{summary.miscounted:,} of {summary.checked:,}"
-    table.rows.append(["Replies whose token counts differ", reported, ""])
+    counted = (
+        f"{summary.counted_output_tokens:,} here, {summary.usage_output_tokens:,} by the server"
+    )
+    differing = f"{summary.miscounted:,} of {summary.checked:,}"
+    if not summary.checked:
+        counted = differing = "none checked"
+    table.rows.append(["Output tokens of replies that both counted", counted, ""])
+    table.rows.append(["Replies whose token counts differ", differing, ""])
     return table
 
 

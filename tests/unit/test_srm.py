@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 import srm.__main__ as srm
+import srm.loadtest.__main__ as loadtest
 from srm.engine.errors import ConfigError
 from tests.serving import ROOT
 
@@ -163,10 +164,22 @@ def test_a_missing_package_is_one_sentence(
         srm.main(["evaluate"])
 
 
+def test_load_tests_name_their_own_packages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loadtest, "find_spec", lambda _: None)
+    assert srm.main(["loadtest", "run"]) == ConfigError.exit_code
+    assert capsys.readouterr().err == (
+        "srm loadtest: load tests need hdrh and matplotlib: `make load-setup` in a source tree, or "
+        "pip install 'srm-server[loadtest]'\n"
+    )
+
+
 HELPS = [
-    *([name] for name in srm.COMMANDS if name not in {"tune", "loadtest"}),
+    *([name] for name in srm.COMMANDS if name != "tune"),
     *(["train", name] for name in ("tokenizer", "pretrain", "sft", "grpo")),
     ["evaluate", "passk"],
+    *(["loadtest", name] for name in ("run", "sweep", "offline", "report", "compare")),
 ]
 
 
@@ -175,7 +188,7 @@ def test_help_needs_none_of_the_packages_that_the_work_needs() -> None:
     program = """
 import io, sys
 from contextlib import redirect_stdout
-for name in ("torch", "max", "matplotlib", "pyarrow"):
+for name in ("torch", "max", "matplotlib", "pyarrow", "hdrh", "hdrh.histogram"):
     sys.modules[name] = None
 import srm.__main__ as srm
 for argv in HELPS:

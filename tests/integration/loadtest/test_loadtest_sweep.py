@@ -113,6 +113,8 @@ def test_a_closed_loop_is_full_when_its_slots_are(
     assert names == sorted(names, key=lambda name: float(name.split()[1]))  # by load
     printed = capsys.readouterr().out
     assert f"Knee: {SLOTS} requests under way" in printed
+    assert all(sentence in printed for sentence in report.outcome)
+    assert all(sentence in (tmp_path / "report.md").read_text() for sentence in report.outcome)
     assert f"report: {tmp_path / 'report.html'}" in printed
     for folder in decoded["folders"]:
         assert (tmp_path / "steps" / folder / "recording.npz").exists()

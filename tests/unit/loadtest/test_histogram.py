@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srm.engine.errors import ConfigError
-from srm.loadtest import histogram
 from srm.loadtest.histogram import LONGEST_S, Histogram
 from srm.loadtest.quantities import PERCENTILES
 
@@ -67,10 +66,3 @@ def test_percentiles_lie_within_the_extremes() -> None:
 def test_what_no_bucket_holds_is_refused(time: float) -> None:
     with pytest.raises(ConfigError, match=r"a recorded time is .*; at most"):
         recorded(1.0, time)
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(histogram, "HdrHistogram", None)
-    monkeypatch.setattr(histogram, "MISSING", "No module named 'hdrh'", raising=False)
-    with pytest.raises(ConfigError, match=r"pip install hdrhistogram setuptools.*hdrh"):
-        recorded()

@@ -126,6 +126,10 @@ def test_refusals_on_the_command_line_are_errors_of_settings(tmp_path: Path) -> 
         read(["--concurrency=0"], RUN)
     with pytest.raises(ConfigError, match=r"scenario.toml: unknown setting 'conccurrency'"):
         scenario(tmp_path, "conccurrency = 4")
+    with pytest.raises(ConfigError, match=r"got 100.0; .*/ramp.toml sets rate_end$"):
+        read(["ramp", "--arrivals=poisson"], RUN)
+    with pytest.raises(ConfigError, match=r"got 5.0$"):
+        read(["ramp", "--arrivals=poisson", "--rate-end=5"], RUN)
 
 
 def test_runs_may_end_by_requests_or_with_a_trace() -> None:

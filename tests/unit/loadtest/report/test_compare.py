@@ -120,7 +120,8 @@ def test_what_else_differs_is_said(tmp_path: Path) -> None:
         ("version of max", "–", "2"),
         ("rate", "10.0", "12.0"),
     )
-    assert result.warnings == ("a, poisson 10/s: Late.",)
+    asked = "The runs asked different things: rate (10.0 and 12.0)."
+    assert result.warnings == (asked, "a, poisson 10/s: Late.")
     assert [step.name for step in result.steps] == ["poisson 10/s and poisson 12/s"]
     page = html(result)
     assert "&lt;b&gt;one&lt;/b&gt;" in page and "<b>" not in page

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import math
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -24,10 +22,14 @@ from srm.loadtest.recording import EVENT, REQUEST
 from srm.loadtest.report import report_files
 from srm.loadtest.report.report import SCHEMA, Report, read_report, report_of
 from srm.loadtest.report.report_files import MeasuredRun, write_reports
-from srm.loadtest.report.tables import objectives_table, scenario_toml
+from srm.loadtest.report.tables import (
+    harness_table,
+    objectives_table,
+    scenario_toml,
+    throughput_table,
+)
 from srm.loadtest.scenario import Scenario
 from tests.loads.recorded_run import recorded, run_of
-from tests.serving import ROOT
 
 EVIL = '<script>alert("x")</script> & $\\frac{1}{2}$ | ``` \' _x_ [a](http://b)'
 """Whatever a name contains is text."""
@@ -72,6 +74,9 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Single:
     return folder, run, write_reports(folder, [run])
 
 
+OUTCOME = ("Knee so far: 60 requests a second.", "Throughput still grew.")
+
+
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     folder = tmp_path_factory.mktemp("sweep")
@@ -79,7 +84,8 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
         run_of(f"60 `late` {EVIL}", rate=60, seconds=4, served_model_name=EVIL),
         run_of("10 `late`", rate=10, seconds=4),
     ]
-    return folder, runs, write_reports(folder, runs, knee="poisson 60/s", title=EVIL)
+    found = {"knee": "poisson 60/s", "knee_may_lie_beyond": True, "outcome": OUTCOME}
+    return folder, runs, write_reports(folder, runs, title=EVIL, **found)
 
 
 def test_json_gives_back_what_was_written(single: Single, sweep: Sweep) -> None:
@@ -91,7 +97,9 @@ def test_json_gives_back_what_was_written(single: Single, sweep: Sweep) -> None:
 
     content = msgspec.json.decode((single[0] / "report.json").read_bytes())
     assert content["schema"] == SCHEMA == "srm-loadtest-1"
-    assert list(content) == ["schema", "title", "command", "runs", "knee"]
+    assert list(content) == [
+        *("schema", "title", "command", "runs", "knee", "knee_may_lie_beyond", "outcome"),
+    ]
     (run,) = content["runs"]
     assert list(run) == [
         *("summary", "scenario", "command", "started_unix", "seconds", "stopped_by", "machine"),
@@ -185,9 +193,9 @@ def test_objectives_pass_or_fail(single: Single) -> None:
 def test_a_sweep_shows_its_steps_its_knee_and_their_warnings(sweep: Sweep) -> None:
     folder, runs, _ = sweep
     markdown, html = ((folder / name).read_text() for name in ("report.md", "report.html"))
-    assert "Knee: at **poisson 60/s**" in markdown
-    assert "The knee is at <strong>poisson 60/s</strong>" in html
-    assert html.count(">knee</text>") == 5
+    assert all(" ".join(OUTCOME) in text for text in (markdown, html))
+    assert html.count(">knee so far</text>") == 5
+    assert "The knee so far is at poisson 60/s." in html
     shown = cells(page_in(folder))
     for run in runs:
         assert run.summary.name in shown
@@ -279,13 +287,9 @@ def test_the_scenario_that_is_shown_is_the_one_that_ran() -> None:
     assert tomllib.loads(scenario_toml(Scenario())) == {}
 
 
-def test_without_matplotlib_it_says_what_to_install() -> None:
-    script = (
-        "import sys; sys.modules['matplotlib'] = None\n"
-        "from srm.engine.errors import ConfigError\n"
-        "try: import loadtest.report.report_files\n"
-        "except ConfigError as error: print(error.message)\n"
-    )
-    command = [sys.executable, "-W", "error", "-c", script]
-    stdout = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert "pip install matplotlib" in stdout
+def test_counts_that_nobody_checked_are_not_called_equal() -> None:
+    """A server without usage: 0 of 0 differ."""
+    summary = msgspec.structs.replace(run_of().summary, checked=0, miscounted=0)
+    run = report_of(summary, observe(run_of().recording, summary.window))
+    assert [row[1] for row in harness_table(run).rows[-2:]] == ["none checked", "none checked"]
+    assert not [row for row in throughput_table(run).rows if "differ" in row[0]]
