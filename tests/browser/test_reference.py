@@ -34,7 +34,7 @@ def test_it_has_the_theme_of_the_dashboard_and_fits_the_screen(
         page.goto(f"{server.url}/docs")
         page.locator(".opblock-summary-control").first.click()
         expect(page.locator(".highlight-code").first).to_be_visible()
-        (paper,) = brightness(page, "html", "backgroundColor")
-        assert (paper < 200) is (scheme == "dark")
+        (ink,) = brightness(page, ".info .title", "color")
+        assert (ink > 400) is (scheme == "dark")
         for width in (320, 360, 1440):
             assert is_as_wide_as(page, width)
