@@ -62,8 +62,8 @@ class Swept(msgspec.Struct, frozen=True):
         if self.knee is None:
             return ["Nothing was answered, so there is no knee."]
         share = f"{self.config.knee_share:.0%} of the most throughput"
-        found = "Knee so far" if self.knee_may_lie_beyond else "Knee"
-        results = [f"{found}: {self.knee:g} {unit}, the smallest load that brings {share}."]
+        name = "Knee so far" if self.knee_may_lie_beyond else "Knee"
+        results = [f"{name}: {self.knee:g} {unit}, the smallest load that brings {share}."]
         if self.knee_may_lie_beyond:
             results.append("Throughput still grew at the largest load: the knee may lie beyond.")
         if self.objectives:
