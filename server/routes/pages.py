@@ -31,7 +31,7 @@ OPERATIONS = (
               parameters={"name": "The name of a file."}, errors=(404,)),
 )  # fmt: skip
 
-_DASHBOARD = Path(__file__).with_name("dashboard")
+FOLDER = Path(__file__).with_name("dashboard")
 _REFERENCE = Path(__file__).with_name("reference")
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -58,7 +58,7 @@ _VERSION = "1"
 def routes(operations: Iterable[Operation]) -> APIRouter:
     """The routes of both pages, the second of which documents all operations."""
     router = APIRouter()
-    _serve(router, "/", "/dashboard", _DASHBOARD)
+    _serve(router, "/", "/dashboard", FOLDER)
     _serve(router, "/docs", "/docs", _REFERENCE)
     as_json = msgspec.json.encode(document(operations, _TITLE, _VERSION))
 
