@@ -84,8 +84,12 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
         run_of(f"60 `late` {EVIL}", rate=60, seconds=4, served_model_name=EVIL),
         run_of("10 `late`", rate=10, seconds=4),
     ]
-    outcome: dict[str, Any] = {"knee": "poisson 60/s", "knee_may_lie_beyond": True, "outcome": OUTCOME}
-    return folder, runs, write_reports(folder, runs, title=EVIL, **outcome)
+    more: dict[str, Any] = {
+        "knee": "poisson 60/s",
+        "knee_may_lie_beyond": True,
+        "outcome": OUTCOME,
+    }
+    return folder, runs, write_reports(folder, runs, title=EVIL, **more)
 
 
 def test_json_gives_back_what_was_written(single: Single, sweep: Sweep) -> None:
