@@ -174,7 +174,7 @@ peers: .venv/dev  ## measures them and ours in one run; writes docs/benchmarks/
 	@touch $@
 
 docs: .venv-docs/ready  ## the pages as a site, in site/; a broken link fails
-	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet && echo "site/index.html: open it in a browser; it needs no network, nor does its search."
 
 locks:  ## the hashes in all lock files but torch's, after a version there was changed
 	$(PYTHON) -m venv .venv-locks
