@@ -106,7 +106,7 @@ def _need_packages() -> None:
     if missing := [name for name in ("hdrh", "matplotlib") if find_spec(name) is None]:
         raise ConfigError(
             f"load tests need {' and '.join(missing)}: `make load-setup` in a source tree, or "
-            "pip install 'srm-server[loadtest]'"
+            "pip install matplotlib hdrhistogram setuptools"
         )
 
 

@@ -91,8 +91,8 @@ BENCHMARKS = {
 }
 """`srm bench NAME` and the module whose `main` it is."""
 
-EXTRAS = {"torch": "training", "matplotlib": "training"}
-"""Packages that some commands need and serving does not, and the extra that has them."""
+ADDED = {"torch", "matplotlib"}
+"""Packages that some commands need and serving does not."""
 
 SETTINGS = """
   model device devices dtype product num_slots max_slots memory_fraction prefix_slots prefix_cache
@@ -132,11 +132,11 @@ def main(argv: list[str] | None = None) -> int:
             print(f"srm {printable(command)}: {printable(error.message)}", file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
-        if error.name not in EXTRAS:
+        if error.name not in ADDED:
             raise
         print(
             f"srm {command}: it needs {error.name}: call `make setup` in a source tree, or "
-            f"pip install 'srm-server[{EXTRAS[error.name]}]'",
+            f"pip install {error.name}",
             file=sys.stderr,
         )
         return ConfigError.exit_code
