@@ -37,9 +37,7 @@ WORKDIR /opt/srm
 COPY . .
 COPY --from=graphs /graphs graphs
 COPY --from=sbom /sbom.cdx.json .
-RUN mv models/demo /model \
- && mv models/demo-grpo /model-grpo \
- && rm -r models deploy requirements.lock graphs/*.lock \
+RUN rm -r deploy requirements.lock graphs/*.lock \
  && /opt/venv/bin/python -m compileall -q .
 
 FROM ${BASE} AS server
@@ -49,14 +47,11 @@ RUN if python3 -m pip --version; then python3 -m pip uninstall --yes --root-user
  && install -d -o srm -g srm /var/lib/srm/graphs /var/lib/srm/data /var/lib/srm/snapshots \
  && printf '#!/bin/sh\nexec /opt/venv/bin/python3 -m srm "$@"\n' > /usr/local/bin/srm && chmod 755 /usr/local/bin/srm
 COPY --from=packages /opt/venv /opt/venv
-COPY --from=source /model /model
-COPY --from=source /model-grpo /model-grpo
 COPY --from=source /opt/srm /opt/srm
 ENV PATH=/opt/venv/bin:$PATH \
     HOME=/tmp \
     PYTHONPATH=/opt/srm \
     PYTHONDONTWRITEBYTECODE=1 \
-    SRM_MODEL=/model \
     SRM_HOST=0.0.0.0 \
     SRM_PORT=8000 \
     SRM_GRAPHS_DIR=/opt/srm/graphs \

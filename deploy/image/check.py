@@ -112,7 +112,7 @@ class Check:
         )
         for field, value in (("Uid", "10001"), ("CapEff", "0" * 16), ("NoNewPrivs", "1")):
             demand(status[field].split()[0] == value, f"{field} of the server is {status[field]}")
-        for path in ("/opt/srm", "/model", "/etc"):
+        for path in ("/opt/srm", "/opt/srm/models", "/etc"):
             writes = run("podman", "exec", server.name, "touch", f"{path}/x", can_fail=True)
             demand("Read-only file system" in writes, f"{path} can be written into: {writes}")
 
@@ -137,7 +137,7 @@ class Check:
             *("podman", "run", "--rm", "--volume", f"{made}:/made", "--entrypoint", "python"),
             *("--workdir", "/opt/srm", IMAGE, "-c", WIDE_MODEL),
         )
-        volumes = ("--volume", f"{made}:/model:ro", "--volume", f"{graphs}:/var/lib/srm/graphs")
+        volumes = ("--volume", f"{made}:/made:ro", "--env", "SRM_MODEL=/made", "--volume", f"{graphs}:/var/lib/srm/graphs")
         with Container(NAME, IMAGE, *volumes) as server:
             demand("compiling the step graph" in server.log, "nothing was said of the compilation")
             demand(any(graphs.glob("*.mef")), "no graph is in the volume")

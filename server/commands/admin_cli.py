@@ -14,7 +14,7 @@ from typing import Any, Literal
 import httpx
 import msgspec
 
-from srm.engine.config import check_utf8
+from srm.engine.config import check_utf8, find_model
 from srm.engine.errors import UNDECODABLE, ConfigError, SRMError
 from srm.engine.logs import printable
 from srm.engine.settings import Command, build, load, read_settings
@@ -59,7 +59,7 @@ def weights(argv: list[str]) -> int:
     settings = read_settings((WeightsConfig,), argv, command)
     config = build(WeightsConfig, settings)
     # The server may be started elsewhere, but the paths of the machine are the same.
-    body = {"path": str(Path(config.path).absolute()), "running": config.running}
+    body = {"path": str(find_model(Path(config.path)).absolute()), "running": config.running}
     return _post(config.url, "/v1/admin/weights", body)
 
 
