@@ -7,7 +7,6 @@ from os.path import normpath
 from pathlib import PurePosixPath
 from typing import Any
 
-
 log = logging.getLogger("mkdocs.hooks.prose")
 PLAINER = {
     r"as good as (never|at once|all)": "rarely, immediately or nearly all",

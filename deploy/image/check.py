@@ -137,7 +137,14 @@ class Check:
             *("podman", "run", "--rm", "--volume", f"{made}:/made", "--entrypoint", "python"),
             *("--workdir", "/opt/srm", IMAGE, "-c", WIDE_MODEL),
         )
-        volumes = ("--volume", f"{made}:/made:ro", "--env", "SRM_MODEL=/made", "--volume", f"{graphs}:/var/lib/srm/graphs")
+        volumes = (
+            "--volume",
+            f"{made}:/made:ro",
+            "--env",
+            "SRM_MODEL=/made",
+            "--volume",
+            f"{graphs}:/var/lib/srm/graphs",
+        )
         with Container(NAME, IMAGE, *volumes) as server:
             demand("compiling the step graph" in server.log, "nothing was said of the compilation")
             demand(any(graphs.glob("*.mef")), "no graph is in the volume")
