@@ -46,8 +46,9 @@ from srm.engine.settings import load
 from srm.training.forms import CHUNK
 from srm.training.loop import Run, Schedule
 from srm.training.model import SRM, LanguageModel
-from srm.training.precision import Precision, choose_precision
+from srm.training.precision import choose_precision
 from srm.training.processes import Processes, processes
+from srm.training.settings import Precision
 
 WARM_UP = 3
 """Updates before those that are timed: kernels are loaded, moments made."""

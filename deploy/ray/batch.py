@@ -52,7 +52,13 @@ def main(argv: list[str], engine_module: str = "srm.engine") -> int:
     given = read_settings(
         (RayBatchConfig, BatchConfig, EngineConfig),
         argv,
-        Command("python -m deploy.ray", PRIVATE | others, "input", {"output": "-o"}),
+        Command(
+            "python -m deploy.ray",
+            "Answer the lines of files on a Ray cluster.",
+            private=PRIVATE | others,
+            positional="input",
+            short={"output": "-o"},
+        ),
     )
     config = build(RayBatchConfig, given)
     batch = build(BatchConfig, {name: given[name] for name in _OF_BATCH if name in given})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,7 +66,7 @@ def test_operations_are_six_a_weight_and_those_of_mixing() -> None:
 def test_a_case_without_memory_is_a_row() -> None:
     config = ThroughputConfig(widths=(8, 16), kinds=("SRM",))
     done = {"parameters": 1, "flops": 1, "tokens_per_s": 2.0, "bytes": 2**20}
-    results = {
+    results: dict[str, list[dict[str, Any]]] = {
         "matrix product": [{"flops_per_s": 1e12}],
         "SRM 8": [done],
         "SRM 16": [{"parameters": 2, "failed": OUT_OF_MEMORY}],
