@@ -125,7 +125,8 @@ gpu-kit-rehearsal: .venv/dev  ## all calls of the kit at tiny sizes on a process
 	$(BIN)/python -m bench.gpu.report build/rehearsal build/rehearsal
 
 image:  ## the container image, as `srm`; ENGINE=podman for another builder than docker
-	$(ENGINE) build -t srm --build-arg REVISION=$$(git rev-parse --short HEAD) .
+	$(ENGINE) build -t srm --build-arg VERSION=$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' server/routes/health.py) \
+	  --build-arg REVISION=$$(git rev-parse --short HEAD) .
 
 deploy-check-lint: .venv/system  ## manifests, alerts, image and compose files, without running any of them
 	$(BIN)/python -m deploy.kubernetes.check

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from deploy.kubernetes.lint import Object, lint, objects_of
 from deploy.kubernetes.manifests import ALERTS, HERE, OVERLAYS, alerts, metric_names, rendered
 from srm.server.errors import NotPermitted
 from srm.server.http.cors import Origins
-from srm.server.routes.health import OPERATIONS
+from srm.server.routes.health import OPERATIONS, VERSION
 from tests.deploy.routers import deployed_flags
 from tests.serving import ROOT
 
@@ -37,6 +38,13 @@ def objects(overlay: str) -> list[Object]:
     if shutil.which("kubectl") is None:
         pytest.skip("there is no kubectl")
     return rendered(HERE / "overlays" / overlay)
+
+
+def test_images_have_the_tag_of_this_version() -> None:
+    texts = [path.read_text() for path in HERE.rglob("kustomization.yml")]
+    tags = [tag for text in texts for tag in re.findall(r"newTag: (\S+?)}", text)]
+    assert len(tags) >= 5
+    assert set(tags) == {f'"{VERSION}"'}
 
 
 @pytest.mark.parametrize("overlay", [path.name for path in OVERLAYS])
