@@ -289,8 +289,8 @@ def _spelled_out(argv: list[str], known: Mapping[str, Setting]) -> list[str]:
     """Append `=true` to each flag of a boolean setting that no value follows."""
     names = {flag_of(name) for name, setting in known.items() if setting.hint is bool}
     return [
-        f"{flag}=true" if flag in names and follower not in {"true", "false"} else flag
-        for flag, follower in zip_longest(argv, argv[1:])
+        f"{flag}=true" if flag in names and follower.lower() not in {"true", "false"} else flag
+        for flag, follower in zip_longest(argv, argv[1:], fillvalue="")
     ]
 
 

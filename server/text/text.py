@@ -176,7 +176,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     try:
         return parse_model_config(path, tokenizer_files.regular(path).read_bytes())
     except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from None
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def _entries(vocab: dict[str, int], added: dict[int, AddedToken], size: int) -> list[bytes]:
