@@ -38,7 +38,7 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     prompt: list[str] | list[bytes]
     """One prompt or several."""
     best_of: BestOf | None = None
-    """Sample this many and return the n likeliest per token."""
+    """Sample this many, return the n likeliest per token."""
     max_tokens: Annotated[
         int, Meta(ge=0, description="an integer of at least 1; 0 with echo or prompt_logprobs")
     ] = 16

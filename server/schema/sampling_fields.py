@@ -111,7 +111,7 @@ class SamplingRequest(WantedSamples, frozen=True, kw_only=True):
     presence_penalty: Penalty = 0.0
     """Subtracted once from the logit of each sampled token."""
     frequency_penalty: Penalty = 0.0
-    """Subtracted from a token's logit for each time it was sampled."""
+    """Subtracted from a token's logit each time it is sampled."""
     repetition_penalty: Annotated[
         float, Meta(ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1])
     ] = 1.0
@@ -162,13 +162,13 @@ class SamplingRequest(WantedSamples, frozen=True, kw_only=True):
     ignore_eos: bool = False
     """Do not end at the end-of-text token."""
     truncate_prompt_tokens: TruncatedTo | None = None
-    """Keep only this many last tokens of each prompt."""
+    """Keep only this many last tokens."""
     stream: bool = False
     """Send tokens as server-sent events."""
     stream_options: Annotated[StreamOptions, _STREAM_OPTIONS] | None = None
     """Send the usage too, last or in every event."""
     stream_interval: StreamInterval | None = None
-    """Fewest tokens of an event, except a choice's first and last."""
+    """Fewest tokens of an event, except the first and last."""
     return_token_ids: bool = False
     """Add token_ids and prompt_token_ids to choices."""
     return_tokens_as_token_ids: bool = False

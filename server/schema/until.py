@@ -41,7 +41,7 @@ class WantedSamples(Fields, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    """Mark samples that match; with count, stop once that many do."""
+    """Mark matching samples; stop when count is reached."""
     returns: Annotated[
         Literal["choices", "unique", "counts"], Meta(description="choices, unique or counts")
     ] = msgspec.field(default="choices", name="return")
