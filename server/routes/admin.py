@@ -38,10 +38,9 @@ class WeightsRequest(Fields, frozen=True, kw_only=True):
     """Body of POST /v1/admin/weights, checked."""
 
     path: Annotated[str, Meta(min_length=1, max_length=4096, description="a folder's path")]
-    """Model folder on the server's machine, of the architecture that is served."""
+    """Model folder on the server's machine."""
     running: Annotated[Running, Meta(description=f"one of {_CHOICES}")] = "finish"
-    """How running sequences are treated: they continue, are dropped with an error, or finish before
-    the change."""
+    """What running sequences do."""
 
 
 class WeightsReply(msgspec.Struct, kw_only=True):

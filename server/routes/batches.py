@@ -57,7 +57,7 @@ class BatchRequest(Fields, frozen=True, kw_only=True):
         Literal["/v1/completions", "/v1/chat/completions"],
         Meta(description="/v1/completions or /v1/chat/completions"),
     ]
-    """The route that all lines ask; chats need a model with a chat template."""
+    """The route of all lines."""
     completion_window: Annotated[
         str,
         Meta(
@@ -65,7 +65,7 @@ class BatchRequest(Fields, frozen=True, kw_only=True):
             description=f"hours or days, as 24h or 7d, at most {MAX_WINDOW_DAYS}d",
         ),
     ]
-    """Time after which what is not done is given up and the batch is expired."""
+    """Time after which the batch expires."""
     metadata: (
         Annotated[
             Metadata,
@@ -85,13 +85,11 @@ class BatchRequest(Fields, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    """How long output and error file are kept once they exist; by default until they are
-    deleted."""
+    """How long output and error files are kept; by default until deleted."""
     weight: Annotated[float, Meta(ge=MIN_WEIGHT, le=MAX_WEIGHT)] = 1.0
-    """Share of the slots that the batch gets beside other batches."""
+    """Share of the slots beside other batches."""
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
-    """Of one key's batches those with a higher value go first; interactive requests go before all
-    batches."""
+    """Of one key's batches, higher values go first."""
 
     @property
     def window_s(self) -> int:

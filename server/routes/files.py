@@ -67,11 +67,11 @@ class FileQuery(Fields, frozen=True, kw_only=True):
     """The query of GET /v1/files."""
 
     after: Annotated[str, Meta(description="the id of one of your files")] | None = None
-    """List the files that follow this one, even if it was deleted in the last day."""
+    """List the files that follow this one."""
     limit: Annotated[int, Meta(ge=1, le=MAX_LISTED)] = MAX_LISTED
     """Most files in the reply."""
     order: Literal["asc", "desc"] = "desc"
-    """Whether the oldest or the newest come first."""
+    """Oldest or newest first."""
     purpose: str | None = None
     """List only files with this purpose."""
 

@@ -64,13 +64,11 @@ class TokenizeRequest(Fields, frozen=True, kw_only=True):
     messages: list[Message] | None = None
     """A chat, in place of prompt."""
     add_special_tokens: bool | None = None
-    """Add what the tokenizer prepends; by default true of a prompt, and false of messages, whose
-    template writes it."""
+    """Add what the tokenizer prepends."""
     return_token_strs: bool = False
     """Add token_strs to the reply."""
     add_generation_prompt: bool | None = None
-    """End the prompt with what the template writes before an answer; by default unless
-    continue_final_message."""
+    """End the prompt with what the template writes before an answer."""
     continue_final_message: bool = False
     """Leave the last message open in the prompt."""
     chat_template_kwargs: dict[str, Any] | None = None

@@ -32,27 +32,25 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     """Body of POST /v1/chat/completions, checked."""
 
     messages: list[Message]
-    """The chat so far, which the model's chat template makes the prompt of."""
+    """The chat so far."""
     max_completion_tokens: MaxTokens | None = None
-    """Longest answer in tokens; by default what the context has left."""
+    """Most tokens of the answer."""
     max_tokens: MaxTokens | None = None
-    """The older name of max_completion_tokens; if both are given, they must be equal."""
+    """Older name; must be equal if both are given."""
     logprobs: bool = False
     """Return log-probabilities of the answer's tokens."""
     top_logprobs: Alternatives | None = None
-    """Return this many alternatives of each token too; only with logprobs."""
+    """Alternatives of each token; only with logprobs."""
     prompt_logprobs: Alternatives | None = None
-    """Return log-probabilities of the prompt that the template makes, with this many alternatives
-    each."""
+    """Return log-probabilities of the rendered prompt, with this many alternatives each."""
     add_generation_prompt: bool | None = None
-    """End the prompt with what the template writes before an answer; by default unless
-    continue_final_message."""
+    """End the prompt with what the template writes before an answer."""
     continue_final_message: bool = False
-    """Leave the last message open in the prompt, so that the model continues it."""
+    """Leave the last message open, so that the model continues it."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the template."""
     add_special_tokens: bool = False
-    """Add to the prompt what the tokenizer prepends; most templates write that themselves."""
+    """Add what the tokenizer prepends; most templates write it themselves."""
     safety_identifier: str | None = None
     """Accepted and not used."""
     prompt_cache_key: str | None = None

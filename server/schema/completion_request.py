@@ -36,25 +36,25 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     """Body of POST /v1/completions, checked."""
 
     prompt: list[str] | list[bytes]
-    """What to complete: one prompt or several."""
+    """One prompt or several."""
     best_of: BestOf | None = None
-    """Sample this many completions of each prompt and return the n likeliest per token."""
+    """Sample this many, return the n likeliest per token."""
     max_tokens: Annotated[
         int, Meta(ge=0, description="an integer of at least 1; 0 with echo or prompt_logprobs")
     ] = 16
-    """Longest completion in tokens, cut to what the context has left; 0 only scores the prompt."""
+    """Most tokens of a completion; 0 only scores the prompt."""
     max_completion_tokens: MaxTokens | None = None
-    """Another name of max_tokens."""
+    """The same as max_tokens."""
     add_special_tokens: bool = True
-    """Tokenize text with the special tokens that the tokenizer prepends or appends."""
+    """Add the tokenizer's special tokens to texts."""
     echo: bool = False
-    """Put the prompt before the completion, in text and in logprobs."""
+    """Put the prompt before the completion, also in logprobs."""
     logprobs: Alternatives | None = None
-    """Return log-probabilities of the tokens of the text, with this many alternatives each."""
+    """Return log-probabilities, with this many alternatives each."""
     prompt_logprobs: Alternatives | None = None
-    """Return log-probabilities of the prompt's tokens, with this many alternatives each."""
+    """Return the same of the prompt's tokens."""
     return_packed: bool = False
-    """Return tokens and scores as arrays in base64, and no text."""
+    """Return base64 arrays and no text."""
 
     @property
     def num_samples(self) -> int:

@@ -90,34 +90,32 @@ class SamplingRequest(WantedSamples, frozen=True, kw_only=True):
     """The fields that completions and chat completions have in common."""
 
     model: str | None = None
-    """Name of the served model; any other name is refused."""
+    """Name of the served model; others are refused."""
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
-    """Number of completions of each prompt."""
+    """Completions of each prompt."""
     temperature: Annotated[
         float,
         Meta(
             ge=0, le=MAX_TEMPERATURE, description=f"a number from 0 (greedy) to {MAX_TEMPERATURE:g}"
         ),
     ] = 1.0
-    """Divisor of the logits; below 0.0001 the likeliest token is taken."""
+    """Divides the logits; below 0.0001 is greedy."""
     top_p: Annotated[float, Meta(ge=0, le=1)] = 1.0
-    """Keep the fewest likeliest tokens whose probabilities add up to this, and ties; 0 keeps the
-    likeliest."""
+    """Keep the fewest likeliest tokens of this total probability, and ties."""
     top_k: Annotated[
         int, Meta(ge=-1, description="an integer of at least 0 (0 or -1: all tokens)")
     ] = 0
     """Keep this many of the likeliest tokens, and ties."""
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Drop tokens less likely than this fraction of the likeliest one's probability."""
+    """Drop tokens below this fraction of the largest probability."""
     presence_penalty: Penalty = 0.0
-    """Subtracted once from the logit of every token sampled so far."""
+    """Subtracted once from the logit of each sampled token."""
     frequency_penalty: Penalty = 0.0
-    """Subtracted from a token's logit as many times as the token was sampled so far."""
+    """Subtracted from a token's logit each time it is sampled."""
     repetition_penalty: Annotated[
         float, Meta(ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1])
     ] = 1.0
-    """Logits of tokens in the prompt or sampled so far are divided by it if positive, multiplied if
-    negative."""
+    """Divides positive logits of prompt and sampled tokens, multiplies negative ones."""
     logit_bias: Annotated[
         dict[TokenId, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]],
         Meta(
@@ -126,7 +124,7 @@ class SamplingRequest(WantedSamples, frozen=True, kw_only=True):
             f"from -{MAX_BIAS:g} to {MAX_BIAS:g}",
         ),
     ] = {}
-    """Added to the logits of these tokens."""
+    """Added to these tokens' logits."""
     allowed_token_ids: AllowedTokens | None = None
     """The only tokens that are sampled."""
     bad_words: Annotated[
@@ -141,9 +139,9 @@ class SamplingRequest(WantedSamples, frozen=True, kw_only=True):
     min_tokens: Annotated[
         int, Meta(ge=0, description="an integer of at least 0, at most max_tokens")
     ] = 0
-    """Nothing ends a completion before this many tokens are sampled."""
+    """Fewest tokens of a completion."""
     seed: Seed | None = None
-    """Makes the samples repeatable; without it each request draws its own."""
+    """Makes the samples repeatable."""
     stop: Annotated[
         Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)],
         Meta(
@@ -151,35 +149,34 @@ class SamplingRequest(WantedSamples, frozen=True, kw_only=True):
             f"or a list of at most {MAX_STOPS} of them"
         ),
     ] = []
-    """The text ends before the first of these strings."""
+    """The text ends before the first of these."""
     stop_token_ids: Annotated[
         list[TokenId],
         Meta(max_length=MAX_STOPS, description=f"a list of at most {MAX_STOPS} token ids"),
     ] = []
-    """A completion ends at any of these tokens."""
+    """A completion ends at any of these."""
     include_stop_str_in_output: bool = False
-    """Keep the stop string, or the token, that ended a completion in its text."""
+    """Keep the stop string or token in the text."""
     skip_special_tokens: bool = True
-    """Leave special tokens out of the text; if false, their names are in it."""
+    """Leave special tokens out of the text."""
     ignore_eos: bool = False
     """Do not end at the end-of-text token."""
     truncate_prompt_tokens: TruncatedTo | None = None
-    """Keep only this many of the last tokens of each prompt."""
+    """Keep only this many last tokens."""
     stream: bool = False
-    """Send tokens as server-sent events while they are sampled."""
+    """Send tokens as server-sent events."""
     stream_options: Annotated[StreamOptions, _STREAM_OPTIONS] | None = None
-    """What else the stream has: the usage at its end, or in every event."""
+    """Send the usage too, last or in every event."""
     stream_interval: StreamInterval | None = None
-    """Fewest tokens of a choice in an event, except in its first and last."""
+    """Fewest tokens of an event, except the first and last."""
     return_token_ids: bool = False
     """Add token_ids and prompt_token_ids to choices."""
     return_tokens_as_token_ids: bool = False
-    """Write the tokens in logprobs as token_id:17."""
+    """Write tokens in logprobs as token_id:17."""
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
-    """Of one key's requests, those with a lower value start earlier, and others make room for
-    them."""
+    """Of one key's requests, lower values go first."""
     request_id: RequestId | None = None
-    """The id of the reply; refused with 409 while the API process runs another request with it."""
+    """The reply's id; 409 while another request has it."""
     user: str | None = None
     """Accepted and not used."""
     metadata: Annotated[
@@ -190,7 +187,7 @@ class SamplingRequest(WantedSamples, frozen=True, kw_only=True):
             f"{MAX_METADATA_VALUE} characters, their names of at most {MAX_METADATA_KEY}",
         ),
     ] = {}
-    """Accepted and not used; it is neither kept nor given back."""
+    """Accepted and not used or returned."""
 
     @property
     def num_samples(self) -> int:

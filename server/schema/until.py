@@ -41,19 +41,18 @@ class WantedSamples(Fields, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    """Say which samples match a pattern; with count, stop sampling once that many do."""
+    """Mark matching samples; stop when count is reached."""
     returns: Annotated[
         Literal["choices", "unique", "counts"], Meta(description="choices, unique or counts")
     ] = msgspec.field(default="choices", name="return")
-    """Whether the reply has all choices, each distinct text once, or only how often each occurs."""
+    """Return all choices, each distinct text once, or only counts."""
     count_by: Annotated[
         Literal["text", "group"],
         Meta(description="text or group; only with return = unique or counts"),
     ] = "text"
-    """What has to be equal to count as the same: the text, or what the first group of until.match
-    captured."""
+    """Compare texts, or first groups of until.match."""
     stream_whole: Annotated[bool, Meta(description="true or false; only with stream")] = False
-    """Send each choice in one event, when it has finished."""
+    """Send each choice in one event, once finished."""
 
     @property
     def ends_early(self) -> bool:

@@ -65,13 +65,13 @@ class LinesRequest(Fields, frozen=True, kw_only=True):
             max_length=128, pattern="^batch:", description="a string of batch: and the batch's id"
         ),
     ]
-    """Name of the batch, which has its own share of the slots."""
+    """Name of the batch."""
     weight: Annotated[float, Meta(ge=MIN_WEIGHT, le=1)]
     """Weight of the batch: an owner's batches have 1 together."""
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=-1)]
-    """Priority in the engine: higher is first, and people, who have 0, come before all batches."""
+    """Priority in the engine: higher is first."""
     created_unix: Annotated[int, Meta(ge=0, le=2**53)]
-    """Unix time at which the batch was made, which is `created` in replies."""
+    """`created` of replies."""
     lines: Annotated[
         list[WorkerLine],
         Meta(
@@ -80,8 +80,7 @@ class LinesRequest(Fields, frozen=True, kw_only=True):
             description=f"a list of 1 to {MAX_LINES} objects of id and body, strings",
         ),
     ]
-    """The lines, each with an id that no other request has and a body, the JSON of a request as a
-    string."""
+    """The lines, each with a unique id and a body, a request's JSON as a string."""
 
 
 _decode_line = msgspec.json.Decoder(WorkerLine).decode
