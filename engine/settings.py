@@ -372,9 +372,9 @@ def _apply(
                 parts, hints[name], strict=strict, dec_hook=_decode_extension
             )
         except msgspec.ValidationError as error:
-            choices = _choices(hints[name])
-            allowed = f"; allowed are {', '.join(map(str, choices))}" if choices else ""
-            raise ConfigError(f"{source}: {name} = {value!r}: {in_words(error)}{allowed}") from None
+            choices = ", ".join(map(str, _choices(hints[name])))
+            why = f"allowed are {choices}" if choices else in_words(error)
+            raise ConfigError(f"{source}: {name} = {value!r}: {why}") from None
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:

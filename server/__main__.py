@@ -35,6 +35,8 @@ _KEEP_ALIVE_S = 75
 """How long a connection may idle: longer than clients keep one (httpx 5 s, aiohttp 15 s), since a
 request is lost where both end it at the same time."""
 
+log = logging.getLogger(__name__)
+
 
 def serve_api(argv: list[str]) -> int:
     """Answer HTTP until SIGTERM or SIGINT; running requests may finish first."""
@@ -46,10 +48,10 @@ def serve_api(argv: list[str]) -> int:
     config = within_open_files(config)
     text = Text(config.model)
     if not text.has_tokenizer:
-        logging.info("%s has no tokenizer.json: prompts are token ids", config.model)
+        log.warning("%s has no tokenizer.json: prompts are token ids", config.model)
     template = template_of(config.model, text, config.chat_template)
     if template is None:
-        logging.info("%s has no chat template: chats are refused", config.model)
+        log.info("%s has no chat template: chats are refused", config.model)
     listeners = [_listener(config.listen_fd, config.host, config.port)]
     if config.admin_port:
         listeners.append(_listener(config.admin_fd, config.admin_host, config.admin_port))

@@ -40,7 +40,7 @@ def _command(argv: list[str]) -> int:
     name = argv[1] if argv[1:] else ""
     if name not in TRAIN:
         near = did_you_mean(name, TRAIN)
-        raise ConfigError(f"srm train has the commands {', '.join(TRAIN)}; got {name!r}{near}")
+        raise ConfigError(f"its commands are {', '.join(TRAIN)}; got {name!r}{near}")
     TRAIN[name](argv[2:])
     return 0
 

@@ -133,7 +133,8 @@ class Child:
                 self.failures = min(self.failures, MAX_FAILURES - 1)
             self.is_hopeless = not waits and (code in FATAL_CODES or self.failures >= MAX_FAILURES)
             if self.is_hopeless:
-                why = f"{self.name} ended {max(self.failures, 1)} times ({end})"
+                often = f" {self.failures} times" if self.failures > 1 else ""
+                why = f"{self.name} ended{often} ({end})"
                 if self.why_away is not None:
                     self._say_why_away(f"{why}; the server's log says why")
                 elif not self.has_served or not any(

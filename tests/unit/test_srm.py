@@ -92,7 +92,7 @@ def test_the_usage_names_every_command(argv: list[str], capsys: pytest.CaptureFi
         ),
         (
             "train pretrian",
-            "commands tokenizer, pretrain, sft, grpo; got 'pretrian'; did you mean 'pretrain'?",
+            "commands are tokenizer, pretrain, sft, grpo; got 'pretrian'; did you mean 'pretrain'?",
         ),
         ("train grpo --step=3", "srm train: there is no flag --step; did you mean '--steps'?"),
         ("bench kernel", "got 'kernel'; did you mean 'kernels'?"),
