@@ -21,7 +21,7 @@ from experiments.rollouts import CASES
 from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.errors import ConfigError
 from srm.training.checkpoint import save_model
-from srm.training.grpo import command
+from srm.training.grpo import engine_sampler
 from srm.training.grpo.engine_sampler import EngineSampler, folded
 from srm.training.model import SRM
 from srm.training.questions.questions import Question
@@ -50,7 +50,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         engine = engine_of(folded(config, tensors, version), max_waiting=1_000)
         return EngineSampler(engine, lambda: None)
 
-    for module in (finetuning, command):
+    for module in (finetuning, engine_sampler):
         monkeypatch.setattr(module, "engine_sampler", sampler)
     return folder
 
