@@ -168,7 +168,8 @@ def _compare(argv: list[str]) -> int:
         sys.stdout.write(COMPARE_USAGE)
         return 0
     if len(argv) not in {2, 3} or any(argument.startswith("-") for argument in argv):
-        raise ConfigError(f"{COMPARE_USAGE.strip()}\ngot {' '.join(argv) or 'nothing'}")
+        got = " ".join(argv) or "nothing"
+        raise ConfigError(f"compare takes folders of reports, A B [OUTPUT]; got {got}")
     first, second, *output = map(Path, argv)
     comparison = compare(first, second)
     sys.stdout.write(compare_report.text(comparison))

@@ -198,7 +198,7 @@ def test_a_report_is_made_again_and_compared(
     assert "Output tokens" in printed and "report: " in printed
     assert "<html" in (tmp_path / "compared" / "compare.html").read_text()
     for usage in ([folder], ["--window=1,2", folder, str(part)], []):
-        with pytest.raises(ConfigError, match="compare A B"):
+        with pytest.raises(ConfigError, match="takes folders of reports, A B"):
             main(["compare", *usage])
 
 
