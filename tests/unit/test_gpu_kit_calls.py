@@ -115,7 +115,8 @@ def test_no_part_outlives_a_call_that_is_ended(
     """A part holds the log open as long as it lives: a pipe, whose reader sees that."""
     program = ENDLESS.replace("SETTINGS", repr({"rows": (5,)}))
     os.mkfifo(pipe := call.log)
-    command = [*under, sys.executable, "-c", program, str(call.log.parent)]
+    heeded = ["env", "--default-signal=HUP"]  # in `nohup make test` too
+    command = [*heeded, *under, sys.executable, "-c", program, str(call.log.parent)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as running, pipe.open("rb") as log:
         while b'"up 5"' not in call.lines.read_bytes():
             time.sleep(0.01)
