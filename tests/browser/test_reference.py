@@ -18,7 +18,7 @@ def test_a_request_is_read_and_tried_by_keyboard(open_page: Open) -> None:
     page.keyboard.press("Enter")
     fields = operation.locator(".json-schema-2020-12-property")
     expect(fields.first).to_contain_text("prompt")
-    expect(fields.first).to_contain_text("What to complete")
+    expect(fields.first).to_contain_text("One prompt or several")
     operation.get_by_role("button", name="Try it out").focus()
     page.keyboard.press("Enter")
     operation.get_by_role("button", name="Execute").focus()

@@ -268,7 +268,7 @@ def test_what_it_cannot_begin_with_ends_it_and_is_named(
 ) -> None:
     port = server.url.rsplit(":", 1)[1]
     for code, message, flags in (
-        (3, "nothing/config.json", [f"--model={tmp_path / 'nothing'}", "--port=0"]),
+        (3, "there is no folder", [f"--model={tmp_path / 'nothing'}", "--port=0"]),
         (2, f"port = {port}: cannot listen: Address already in use",
          [f"--model={text_model}", f"--port={port}"]),
     ):  # fmt: skip

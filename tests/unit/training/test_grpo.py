@@ -337,7 +337,7 @@ def test_lines_of_a_run_that_was_cut_off_are_dropped(tmp_path: Path) -> None:
         ("--kl-weight=-1", "kl_weight must be at least 0, got -1.0"),
         ("--warmup-share=2", r"warmup_share must lie in \[0, 1\], got 2.0"),
         ("--evaluation-questions=0", "evaluation_questions must be at least 1 of generated"),
-        ("--correction=some", "correction = 'some': .* allowed are auto, none, truncate, clip"),
+        ("--correction=some", "correction = 'some': allowed are auto, none, truncate, clip"),
     ],
 )
 def test_settings_out_of_range_are_named(flags: str, message: str) -> None:
