@@ -219,7 +219,7 @@ def test_the_command_is_known_and_explains_itself(capsys: Printed) -> None:
 def test_samples_of_one_request_are_counted_whatever_their_form(
     server: Server, tmp_path: Path, capsys: Printed, form: str
 ) -> None:
-    flags = ("--samples=150", f"--form={form}", "--metrics-url=none")
+    flags = ("--samples=150", f"--form={form}", "--metrics-url=none", "--seed=5")
     assert call(server.url, tmp_path, *flags, command="offline") == 0
     result = offline_in(tmp_path)
     assert (result["completed"], result["failed"], result["samples"]) == (1, 0, 150)
