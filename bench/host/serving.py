@@ -118,9 +118,12 @@ def serving(
 
     `python -m engine_module` is its engine, `root` has its source tree, and `log` gets its log.
     """
+    serve = _SERVE
+    if not (root / "srm").is_dir():  # a tree before 0.3, whose folders are the packages
+        serve, engine_module = serve.replace("srm.", ""), engine_module.removeprefix("srm.")
     places = (str(root), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
     with subprocess.Popen(
-        [sys.executable, "-P", "-c", _SERVE, engine_module, *flags, "--port=0"],
+        [sys.executable, "-P", "-c", serve, engine_module, *flags, "--port=0"],
         cwd=root,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))},
         stdout=subprocess.PIPE,
