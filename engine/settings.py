@@ -50,12 +50,12 @@ class Setting(NamedTuple):
     meaning: str
     default: Any
     heading: str
-    """What its struct is for, which stands above its settings in `--help`."""
+    """Title of its group in `--help`: the first line of its struct's docstring."""
 
 
 class Command(NamedTuple):
-    """What a command is for, and the ways in which it is given its settings, besides its flags and
-    the file of `--config`."""
+    """A command as `--help` describes it, and the sources of its settings besides flags and the
+    file of `--config`."""
 
     prog: str = "srm"
     about: str = ""
