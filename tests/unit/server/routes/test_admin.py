@@ -99,7 +99,9 @@ async def test_a_pipe_instead_of_a_text_file_is_refused_by_name(
         return real(path, *args, **more)
 
     monkeypatch.setattr(Path, "open", opened)
-    with pytest.raises(Exception, match=rf"{name}: must be a regular file|must be a regular file: .*{name}"):
+    with pytest.raises(
+        Exception, match=rf"{name}: must be a regular file|must be a regular file: .*{name}"
+    ):
         admin.check_folder(str(folder))
 
 
@@ -110,5 +112,7 @@ def test_a_pipe_in_the_model_that_is_served_is_refused_by_name(
     folder = shutil.copytree(text_model, tmp_path / "model")
     (folder / name).unlink()
     os.mkfifo(folder / name)
-    with pytest.raises(CheckpointError, match=rf"{name}: must be a regular file|must be a regular file: .*{name}"):
+    with pytest.raises(
+        CheckpointError, match=rf"{name}: must be a regular file|must be a regular file: .*{name}"
+    ):
         Text(folder)
