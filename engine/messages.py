@@ -103,6 +103,9 @@ class SamplingParams(
     """If any are given, all other tokens are banned."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences, each of whose last token is banned where the others were just sampled."""
+    constraint: str = ""
+    """What a completion may be: a grammar in llguidance's JSON; empty: anything. Tokens it does
+    not allow are banned, the end-of-text token where it is not complete."""
     logprobs: int | None = None
     """Send each sampled token's log-probability, and this many of the likeliest tokens in its
     place, 0 … MAX_LOGPROBS. The engine keeps no alternatives: more than 0 needs `emit` =

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-_ENGINE = ("engine", "engine.steps")
+_ENGINE = ("engine", "engine.constraints", "engine.steps")
 _SERVES = ("engine", "engine.client", "engine.steps.tokens")
 """What servers see of the engine: its messages and settings, and the client of its process."""
 _EDGE = ("server", "server.schema", "server.http")
@@ -25,7 +25,8 @@ _MEASURES = ("engine.errors", "engine.settings", "loadtest")
 _REPORTS = (*_MEASURES, "loadtest.analysis", "loadtest.client")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine": (),
-    "engine.steps": ("engine",),
+    "engine.constraints": ("engine",),
+    "engine.steps": ("engine", "engine.constraints"),
     "engine.client": _ENGINE,
     "engine.state": _ENGINE,
     "engine.weights": _ENGINE,

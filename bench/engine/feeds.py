@@ -108,6 +108,7 @@ class Feeds:
             *(spans.reshape(rows, -1), penalties),
             np.concatenate([biased, self._tokens(SAMPLED * rows)]),
             self.values(BIASED),
+            _zeros(1),
         ]
 
     def head(self, rows: int) -> list[Array]:

@@ -188,7 +188,7 @@ class _Dense(NamedTuple):
 
 _MIXED = "pool layer x rows rows rows bounds scalars scalars scalars decay"
 _SAMPLED = "last_token logits records decode decode"
-_EDITED = "last_token logits tokens rows edited spans penalties edit_tokens biases"
+_EDITED = "last_token logits tokens rows edited spans penalties edit_tokens biases masks"
 _TABLE: dict[str, _Dense | tuple[str, Callable[..., Any], Callable[..., list[Array]]]] = {
     "call": ("one", lambda x: x + 1, lambda *_: [np.ones(1, np.float32)]),
     "expand": ("records decode decode new prefill fed", kernels.expand, Feeds.expand),

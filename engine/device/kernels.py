@@ -204,6 +204,7 @@ def edit(
     penalties: TensorValue,
     tokens: TensorValue,
     biases: TensorValue,
+    masks: TensorValue,
     *,
     slices: TensorValue | None = None,
 ) -> None:
@@ -217,13 +218,14 @@ def edit(
         logits: float[H, V], mutated at `rows`.
         token_ids, read_slots: those of decode rows are used.
         rows: i32[E], the decode rows to edit, none twice.
-        spans: i32[E, 12], starts and stops in `tokens`.
+        spans: i32[E, 14], starts and stops in `tokens`; the last of them in `masks`.
         penalties: f32[E, 3], repetition (1 is off), frequency and presence (0 is off).
         tokens: i32[N].
         biases: f32[B], of the first B tokens.
+        masks: i32[M], a bit for each token.
         slices: of the logits, `head_with_slices`'s; those of `rows` are made invalid.
     """
-    lists = [rows, spans, penalties, tokens, biases]
+    lists = [rows, spans, penalties, tokens, biases, masks]
     ops.inplace_custom(
         "srm_edit",
         logits.device,

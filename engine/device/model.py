@@ -87,6 +87,7 @@ EDIT_INPUTS = {
     "penalties": (DType.float32, ("edited", "penalties")),
     "tokens": (DType.int32, ("edit_tokens",)),
     "biases": (DType.float32, ("biases",)),
+    "masks": (DType.int32, ("mask_words",)),
 }
 """Dtype and dimensions of each input, which are fields of `engine.steps.batch.Edits`; they come
 last."""

@@ -20,6 +20,7 @@ from prometheus_client import Counter, Gauge
 
 from srm.engine import metrics
 from srm.engine.config import EngineConfig, ModelConfig
+from srm.engine.constraints.grammars import Grammars
 from srm.engine.errors import Overloaded, RequestError
 from srm.engine.messages import REASONS, Output, Request, SamplingParams, Status, join
 from srm.engine.scheduler.outputs import StepTokens
@@ -50,8 +51,10 @@ class Engine:
         fingerprint: str = "",
         weights_version: int = 1,
     ) -> None:
+        self.grammars = Grammars(model, config.model / "tokenizer.json")
+        """Compiles the constraints of requests."""
         self.scheduler = Scheduler(
-            model, msgspec.structs.replace(config, num_slots=runner.num_slots)
+            model, msgspec.structs.replace(config, num_slots=runner.num_slots), self.grammars
         )
         self.num_steps = 0
         self.model = model

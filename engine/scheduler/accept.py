@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from srm.engine.config import ModelConfig
+from srm.engine.constraints.grammars import Grammar
 from srm.engine.errors import ContextTooLong, InvalidRequest
 from srm.engine.messages import (
     MAX_LOGPROBS,
@@ -25,8 +26,11 @@ GROUP_BYTES = 2_048  # about how many bytes a group takes besides what its calle
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def accept(request: Request, model: ModelConfig, first_id: int) -> SequenceGroup:
-    """Check all that a request says. Raises RequestError for what does not fit the model."""
+def accept(
+    request: Request, model: ModelConfig, first_id: int, grammar: Grammar | None = None
+) -> SequenceGroup:
+    """Check all that a request says; `grammar` is of its constraint. Raises RequestError for what
+    does not fit the model."""
     params = request.params
     _check_ranges(params)
     if not MIN_WEIGHT <= request.weight <= MAX_WEIGHT:
@@ -56,7 +60,7 @@ def accept(request: Request, model: ModelConfig, first_id: int) -> SequenceGroup
         first_id=first_id,
         # The last sampled token is not fed, so a full context may still sample one.
         max_outputs=min(params.max_tokens, model.n_ctx - len(prompt) + 1),
-        edits=plan_edits(params, prompt, stop_ids | {model.eos_token_id}, model),
+        edits=plan_edits(params, prompt, stop_ids | {model.eos_token_id}, model, grammar),
         unfinished=params.n,
         samples=samples,
         to_start=params.n,

@@ -114,6 +114,8 @@ def _edits(table: SlotTable, slots: I64) -> Edits:
     edits = EditList()
     rows = np.flatnonzero(table.is_edited[slots])
     edited = slots[rows]
+    masked = edited[table.is_masked[edited]]
+    masks = _masks(table, masked) if len(masked) else {}
     columns = (rows, edited, table.first_position[edited], table.position[edited])
     for row, slot, first, position in zip(*(column.tolist() for column in columns), strict=True):
         plan, num_sampled = table.edits[slot], position - first
@@ -121,5 +123,27 @@ def _edits(table: SlotTable, slots: I64) -> Edits:
             # The device adds the last token itself: the host may not have it yet.
             reads = plan.reads_history and num_sampled > 1
             known = table.output_tokens.read(slot, first, position - 1) if reads else b""
-            edits.add(row, plan, num_sampled, known)
+            edits.add(row, plan, num_sampled, known, masks.get(slot))
     return edits.build()
+
+
+def _masks(table: SlotTable, slots: I64) -> dict[int, I32]:
+    """Return what these slots may sample, by slot: i32[words], of `Edits.masks`."""
+    firsts, positions = table.first_position[slots], table.position[slots]
+    last = table.output_tokens.read_each(slots, np.maximum(positions - 1, 0))  # if it has any
+    masks, begun = {}, []
+    columns = (slots, firsts, positions, last)
+    for slot, first, position, token in zip(*(column.tolist() for column in columns), strict=True):
+        grammar = table.edits[slot].grammar
+        assert grammar is not None
+        if position == first:
+            masks[slot] = grammar.first_mask
+        else:
+            begun.append((slot, grammar, token))
+
+    def read(slot: int) -> bytes:
+        first, position = table.first_position[slot], table.position[slot]
+        return table.output_tokens.read(slot, int(first), int(position))
+
+    next_masks = table.matchers.next_masks(begun, read)
+    return masks | {slot: mask for (slot, _, _), mask in zip(begun, next_masks, strict=True)}

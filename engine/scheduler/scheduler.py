@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from srm.engine.config import EngineConfig, ModelConfig
+from srm.engine.constraints.grammars import Grammars
 from srm.engine.errors import InvalidRequest, Overloaded
 from srm.engine.messages import Output, Request
 from srm.engine.scheduler.accept import accept
@@ -44,7 +45,10 @@ from srm.engine.steps.batch import I32, I64, Batch, SlotStates, StepResult
 class Scheduler:
     """Which sequences the next step feeds, and what its result means for them."""
 
-    def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
+    def __init__(
+        self, model: ModelConfig, config: EngineConfig, grammars: Grammars | None = None
+    ) -> None:
+        """Without `grammars` no request may have a constraint."""
         assert config.num_slots, "how many slots fit is for the runner to count"
         self.table = SlotTable(config.num_slots, model.n_ctx)
         self.stop_sets = StopSets(model.vocab_size)
@@ -54,6 +58,7 @@ class Scheduler:
         self.latencies = Latencies(config.num_slots)
         self.parking = Parking(config.max_parked_bytes)
         self._model = model
+        self._grammars = grammars or Grammars(model, None)
         self._config = config
         self._state_bytes = 4 * model.state_width
         self._max_rows, _ = config.step_limits(model)
@@ -101,7 +106,9 @@ class Scheduler:
         Its samples in `parked`, if they can, go on from there. If it repeats a durable one that
         runs, it takes over what runs; then no step may be under way when the next one is scheduled.
         """
-        group = accept(request, self._model, self._next_id)
+        constraint = request.params.constraint
+        grammar = self._grammars.compile(constraint) if constraint else None
+        group = accept(request, self._model, self._next_id, grammar)
         count, limit = request.params.n, self._config.max_waiting
         running = self.registry.by_id.get(request.id)
         if running is not None:
@@ -313,6 +320,7 @@ class Scheduler:
         chunks, prefilled = admission.prefill.chunks(self._prefill_step_tokens - len(slots))
         if not len(slots) and not chunks:
             return None
+        is_partial = is_partial or self.table.num_masked > 0  # those whose last token is not known
         batch = assemble(self.table, slots, chunks, is_partial)
         new = slots[batch.new["row"]]
         self.table.is_new[new] = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from srm.engine.constraints.grammars import Matchers
 from srm.engine.messages import GREEDY_BELOW, LEAST_TOP_P
 from srm.engine.state.parked import Parked
 from srm.engine.state.sequence import SequenceGroup, sample_seeds
@@ -41,11 +42,17 @@ class History:
         """Bytes taken once everything was written."""
         return self._blocks.nbytes
 
+    def read_each(self, slots: I64, positions: I32 | I64) -> npt.NDArray[np.int32 | np.float32]:
+        """Return one value of each slot."""
+        return self._blocks.reshape(-1)[self._places(slots, positions)]
+
     def put(self, slots: I64, positions: I32 | I64, values: I32 | F32) -> None:
         """Store one value for each slot."""
+        self._blocks.reshape(-1)[self._places(slots, positions)] = values
+
+    def _places(self, slots: I64, positions: I32 | I64) -> I64:
         blocks, places = positions.astype(np.int64) // BLOCK, positions % BLOCK
-        index = (blocks * self._num_slots + slots) * BLOCK + places
-        self._blocks.reshape(-1)[index] = values
+        return (blocks * self._num_slots + slots) * BLOCK + places
 
     def read(self, slot: int, start: int, stop: int) -> bytes:
         """A slot's values at positions start … stop - 1."""
@@ -102,6 +109,9 @@ class SlotTable:
         self.num_logprobs = np.full(num_slots, NO_LOGPROBS, np.int32)  # i32 alternatives wanted
         self.is_edited = np.zeros(num_slots, np.bool_)  # bool: its logits are edited
         self.edits: dict[int, EditPlan] = {}  # by slot, where edited
+        self.is_masked = np.zeros(num_slots, np.bool_)  # bool: a grammar says what it may sample
+        self.num_masked = 0  # owned slots of which one does
+        self.matchers = Matchers()
         # What it has sampled, by the position of the row that sampled it.
         self.output_tokens = History(num_slots, n_ctx, np.int32)
         self.output_logprobs: History | None = None  # from the first asker on
@@ -178,6 +188,9 @@ class SlotTable:
         if group.edits is not None:
             self.is_edited[at] = True
             self.edits.update(dict.fromkeys(slots.tolist(), group.edits))
+            if group.edits.grammar is not None:
+                self.is_masked[at] = True
+                self.num_masked += count
         if params.logprobs is not None and self.output_logprobs is None:
             self.output_logprobs = History(self.num_slots, self.n_ctx, np.float32)
         return slots
@@ -194,6 +207,11 @@ class SlotTable:
             for slot in slots[self.is_edited[slots]].tolist():
                 del self.edits[slot]
             self.is_edited[slots] = False
+        if self.num_masked:
+            masked = slots[self.is_masked[slots]]
+            self.num_masked -= len(masked)
+            self.matchers.forget(masked.tolist())
+            self.is_masked[masked] = False
         self.num_logprobs[slots] = NO_LOGPROBS
         self.sequence_id[slots] = self.first_id[slots] = FREE
         self.is_running[slots] = False
@@ -201,12 +219,18 @@ class SlotTable:
         self.num_free += len(slots)
 
     def advance(self, slots: I64, positions: I32, ends: Bool) -> None:
-        """Advance slots, whose decode rows at these positions are in a batch."""
+        """Advance slots, whose decode rows at these positions are in a batch. One that a grammar
+        masks has no next row until it is known what this one samples."""
         self.position[slots] = positions + 1
         self.is_running[slots[ends]] = False
+        if self.num_masked:
+            self.is_running[slots[self.is_masked[slots]]] = False
 
     def record(self, slots: I64, positions: I32, tokens: I32, logprobs: F32) -> None:
         """Store what the slots' rows at these positions sampled."""
+        if self.num_masked:
+            goes_on = self.is_masked[slots] & (positions < self.last_position[slots])
+            self.is_running[slots[goes_on]] = True
         self.output_tokens.put(slots, positions, tokens)
         if self.output_logprobs is not None:
             self.output_logprobs.put(slots, positions, logprobs)

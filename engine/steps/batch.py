@@ -60,6 +60,7 @@ class Span(IntEnum):
     PAIRS = 3  # (before, token), …: a token that is banned right after another
     PROMPT = 4  # tokens that the repetition penalty also counts
     SAMPLED = 5  # so far, but for the last one: the device has it
+    MASK = 6  # of `masks` instead: a bit for each token, all others being banned; empty: none
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,10 +71,11 @@ class Edits:
     """
 
     rows: I32  # i32[E] ascending
-    spans: I32  # i32[E, 2 * len(Span)] start and stop of each list in `tokens`
+    spans: I32  # i32[E, 2 * len(Span)] start and stop of each list in `tokens`, or `masks`
     penalties: F32  # f32[E, 3] repetition (1 is off), frequency and presence (0 is off)
     tokens: I32  # i32[N] those of biased spans come first
     biases: F32  # f32[B] of tokens[:B]
+    masks: I32  # i32[M] bit t % 32 of word t // 32 says whether token t is allowed
 
 
 NO_EDITS = Edits(
@@ -82,6 +84,7 @@ NO_EDITS = Edits(
     penalties=np.empty((0, 3), np.float32),
     tokens=np.empty(0, np.int32),
     biases=np.empty(0, np.float32),
+    masks=np.empty(0, np.int32),
 )
 
 
@@ -173,6 +176,7 @@ NOTHING_EDITED = Edits(
     penalties=np.array([[1, 0, 0]], np.float32),
     tokens=np.zeros(1, np.int32),
     biases=np.zeros(1, np.float32),
+    masks=np.zeros(1, np.int32),
 )
 """An edit of row 0 that changes no logit."""
 

@@ -14,6 +14,7 @@ from itertools import chain
 import numpy as np
 
 from srm.engine.config import ModelConfig
+from srm.engine.constraints.grammars import Grammar
 from srm.engine.errors import InvalidRequest
 from srm.engine.messages import MAX_BIAS, MAX_PENALTY, REPETITION_PENALTIES, SamplingParams
 from srm.engine.steps.batch import I32, NO_EDITS, Edits, Span
@@ -34,6 +35,8 @@ class EditPlan:
     longer: dict[bytes, bytes]
     """Bad words of three tokens and more: all but the last two, and PAIRS of these."""
     openings: tuple[bytes, ...]  # the keys of `longer`, as `bytes.endswith` takes them
+    grammar: Grammar | None = None
+    """What its rows may sample, where that is constrained. `min_tokens` is for its masks then."""
 
     @property
     def is_penal(self) -> bool:
@@ -46,18 +49,28 @@ class EditPlan:
 
     def has_edits(self, num_sampled: int) -> bool:
         """Whether a row that has sampled so many tokens is to be edited."""
-        return num_sampled < self.min_tokens or self.reads_history or bool(self.lists)
+        return (
+            self.grammar is not None
+            or num_sampled < self.min_tokens
+            or self.reads_history
+            or bool(self.lists)
+        )
 
 
 def plan_edits(
-    params: SamplingParams, prompt: I32, end_ids: frozenset[int], model: ModelConfig
+    params: SamplingParams,
+    prompt: I32,
+    end_ids: frozenset[int],
+    model: ModelConfig,
+    grammar: Grammar | None = None,
 ) -> EditPlan | None:
     """Plan the edits of a request's rows; None if there are none. `end_ids` are banned until
-    `min_tokens`. Raises InvalidRequest for what is not allowed, or could leave a row no token."""
+    `min_tokens`, but where a `grammar` allows nothing else. Raises InvalidRequest for what is not
+    allowed, or could leave a row no token."""
     words = params.bad_words
     penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
     lists_tokens = params.logit_bias or params.allowed_token_ids or words
-    if penalties == NO_PENALTIES and not (lists_tokens or params.min_tokens):
+    if penalties == NO_PENALTIES and not (lists_tokens or params.min_tokens or grammar):
         return None
     _check_ranges(params)
     check_ids("logit_bias", params.logit_bias, model.vocab_size)
@@ -86,6 +99,7 @@ def plan_edits(
         ends=_ids(end_ids) if params.min_tokens else b"",
         longer=longer,
         openings=tuple(longer),
+        grammar=grammar,
     )
 
 
@@ -102,11 +116,15 @@ class EditList:
         self._tokens: list[bytes] = []  # of all other lists
         self._num_tokens = 0
         self._shared: dict[tuple[int, bool], list[int]] = {}  # by plan and whether it is early
+        self._masks: list[I32] = []
+        self._num_words = 0
 
-    def add(self, row: int, plan: EditPlan, num_sampled: int, known: bytes) -> None:
+    def add(
+        self, row: int, plan: EditPlan, num_sampled: int, known: bytes, mask: I32 | None = None
+    ) -> None:
         """Edit a decode row; rows ascend. `known` are the tokens it has sampled but for the last
-        one."""
-        key = (id(plan), num_sampled < plan.min_tokens)
+        one; `mask`, if its plan has a grammar, is one of `Edits.masks`."""
+        key = (id(plan), mask is None and num_sampled < plan.min_tokens)
         spans = self._shared.get(key)
         if spans is None:
             spans = self._shared[key] = self._share(plan, key[1])
@@ -118,6 +136,12 @@ class EditList:
             self._put(spans, Span.PAIRS, b"".join([plan.lists.get(Span.PAIRS, b""), *openings]))
         if plan.is_penal:
             self._put(spans, Span.SAMPLED, known)
+        if mask is not None:
+            if num_sampled < plan.min_tokens:
+                mask = _without_ends(mask, plan.ends)
+            spans[2 * Span.MASK :] = self._num_words, self._num_words + len(mask)
+            self._num_words += len(mask)
+            self._masks.append(mask)
         self._rows.append(row)
         self._spans.append(spans)
         self._penalties.append(plan.penalties)
@@ -127,13 +151,14 @@ class EditList:
         if not self._rows:
             return NO_EDITS
         spans = np.array(self._spans, np.int32)
-        spans[:, 2 * Span.BIASED + 2 :] += self._num_biased
+        spans[:, 2 * Span.BIASED + 2 : 2 * Span.MASK] += self._num_biased
         return Edits(
             rows=np.array(self._rows, np.int32),
             spans=spans,
             penalties=np.array(self._penalties, np.float32),
             tokens=np.frombuffer(b"".join([*self._biased, *self._tokens]), np.int32),
             biases=np.frombuffer(b"".join(self._biases), np.float32),
+            masks=np.concatenate([NO_EDITS.masks, *self._masks]),
         )
 
     def _share(self, plan: EditPlan, is_early: bool) -> list[int]:
@@ -161,6 +186,14 @@ class EditList:
 
 def _ids(token_ids: Iterable[int]) -> bytes:
     return np.fromiter(token_ids, "<i4").tobytes()
+
+
+def _without_ends(mask: I32, ends: bytes) -> I32:
+    """Return the mask without these tokens, or as it is if it allows no other."""
+    ids = np.frombuffer(ends, "<i4")
+    without = mask.copy()
+    np.bitwise_and.at(without, ids // 32, ~(np.int32(1) << ids % 32))
+    return without if without.any() else mask
 
 
 def check_ranges(params: SamplingParams, *checks: tuple[str, bool, str]) -> None:
@@ -195,6 +228,13 @@ def _check_ranges(params: SamplingParams) -> None:
 
 def _check_choice(params: SamplingParams, end_ids: frozenset[int], vocab_size: int) -> None:
     """Check that some token is never banned, so that every row has one to sample."""
+    if params.constraint:
+        for name in ("allowed_token_ids", "bad_words", "ignore_eos"):
+            if getattr(params, name):
+                raise InvalidRequest(
+                    f"{name} does not go with a constraint, which says what may be sampled", name
+                )
+        return
     bannable = {word[-1] for word in params.bad_words}
     if params.min_tokens:
         bannable |= end_ids

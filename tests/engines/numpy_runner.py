@@ -126,6 +126,7 @@ class NumpyRunner:
                 batch.edits.penalties[place],
                 batch.edits.tokens,
                 batch.edits.biases,
+                batch.edits.masks,
             )
         sampled = [
             sample(logits[row], sampling[row], int(batch.positions[row]))
@@ -356,8 +357,11 @@ def check_edits(edits: Edits, num_decode: int, vocab_size: int) -> None:
     assert edits.penalties.dtype == edits.biases.dtype == np.float32
     assert (np.diff(rows) > 0).all() and ((rows >= 0) & (rows < num_decode)).all()
     assert ((edits.tokens >= 0) & (edits.tokens < vocab_size)).all()
-    starts, stops = edits.spans[:, ::2], edits.spans[:, 1::2]
+    starts, stops = edits.spans[:, :-2:2], edits.spans[:, 1:-2:2]
     assert ((starts >= 0) & (starts <= stops) & (stops <= len(edits.tokens))).all()
     assert not ((stops - starts)[:, Span.PAIRS] % 2).any()
+    sizes = edits.spans[:, -1] - edits.spans[:, -2]
+    assert edits.masks.dtype == np.int32 and np.isin(sizes, [0, -(-vocab_size // 32)]).all()
+    assert ((edits.spans[:, -2] >= 0) & (edits.spans[:, -1] <= len(edits.masks))).all()
     for start, stop in edits.spans[:, :2].tolist():
         assert stop <= len(edits.biases) and len(set(edits.tokens[start:stop])) == stop - start

@@ -151,7 +151,7 @@ def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
             make_type(I32, "edited", "span_bounds"),
             make_type(F32, "edited", "penalties"),
         )
-        lists = make_type(I32, "edit_tokens"), make_type(F32, "biases")
+        lists = make_type(I32, "edit_tokens"), make_type(F32, "biases"), make_type(I32, "masks")
         return [last_token, make_type(dtype, "head", "vocab"), *ids, spans, penalties, *lists]
 
     def product(dtype: DType) -> Inputs:

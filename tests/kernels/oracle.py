@@ -126,11 +126,17 @@ def taps(
 
 
 def edit(
-    logits: F64, last: int, spans: Array, penalties: Array, tokens: Array, biases: Array
+    logits: F64,
+    last: int,
+    spans: Array,
+    penalties: Array,
+    tokens: Array,
+    biases: Array,
+    masks: Array,
 ) -> F64:
     """One row's new logits f64[V]; `last` is -1 if nothing was sampled yet."""
     biased, allowed, banned, pairs, prompt, sampled = (
-        tokens[start:stop].tolist() for start, stop in spans.reshape(-1, 2).tolist()
+        tokens[start:stop].tolist() for start, stop in spans.reshape(-1, 2)[:-1].tolist()
     )
     repetition, frequency, presence = (float(penalty) for penalty in penalties)
     if last >= 0:
@@ -148,7 +154,13 @@ def edit(
     for before, token in zip(pairs[::2], pairs[1::2], strict=True):
         if before == last:
             new[token] = -np.inf
+    if len(mask := masks[slice(*spans[-2:])]):
+        new[~_bits(mask)[: len(new)]] = -np.inf
     return new
+
+
+def _bits(words: Array) -> npt.NDArray[np.bool_]:
+    return np.unpackbits(words.view(np.uint8), bitorder="little").astype(np.bool_)
 
 
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:

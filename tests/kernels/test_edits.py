@@ -33,6 +33,7 @@ class Rows(NamedTuple):
     penalties: F32
     tokens: I32
     biases: F32
+    masks: I32
 
     def only(self, part: slice) -> Rows:
         """The same edits of fewer rows."""
@@ -70,12 +71,19 @@ def draw(rng: np.random.Generator, vocab: int, decode: int = 12) -> Rows:
                 start = sum(map(len, parts))
                 spans[place, span] = start, start + len(ids)
                 parts.append(ids)
+    words = -(-vocab // 32)
+    masks = rng.integers(-(2**31), 2**31, (count, words))
+    masks[::3] |= rng.integers(-(2**31), 2**31, masks[::3].shape)  # more ones
+    is_masked = rng.random(count) < 0.5
+    begins = np.arange(count) * words
+    spans[is_masked, Span.MASK] = np.stack([begins, begins + words], axis=1)[is_masked]
     penalties = [rng.choice(some, count) for some in ([1, 0.5, 1.7], [0, 0.25, -1.5], [0, 2, -0.5])]
     return Rows(
         *(last_token, rng.choice([-1, -1, 0], decode + OTHERS).astype(np.int32), read_slots),
         *(rows, spans.reshape(count, -1), np.stack(penalties, axis=1).astype(np.float32)),
         np.concatenate(parts),
         rng.uniform(-100, 100, bounds[-1]).astype(np.float32),
+        masks.reshape(-1).astype(np.int32),
     )
 
 
@@ -84,7 +92,8 @@ def expect(logits: npt.NDArray[np.float64], asked: Rows) -> npt.NDArray[np.float
     for row, spans, penalties in zip(asked.rows, asked.spans, asked.penalties, strict=True):
         is_new = asked.token_ids[row] >= 0
         last = -1 if is_new else int(asked.last_token[asked.read_slots[row]])
-        new[row] = oracle.edit(logits[row], last, spans, penalties, asked.tokens, asked.biases)
+        lists = asked.tokens, asked.biases, asked.masks
+        new[row] = oracle.edit(logits[row], last, spans, penalties, *lists)
     return new
 
 
@@ -156,6 +165,7 @@ def test_offsets_are_64_bit(cpu_ops: Ops) -> None:
         np.array([[1, 0.5, 2]] * 2, np.float32),
         np.array([7, vocab - 1], np.int32),
         np.array([4], np.float32),
+        np.empty(0, np.int32),
     )
     run(cpu_ops, logits, asked)
     for row in (0, count - 1):

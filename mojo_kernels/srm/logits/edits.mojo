@@ -8,8 +8,9 @@ For each of some decode rows, and a token of it that was sampled `count` times s
     x = -inf                                         where it is banned, or only others are allowed
 
 The host lists tokens in spans of one array, so that rows of a request share what is the same for
-them. A row has the spans BIASED, ALLOWED, BANNED, PAIRS, PROMPT and SAMPLED, in this order, each a
-start and a stop. The first biases belong to the first tokens, one each, and a span of biased tokens
+them. A row has the spans BIASED, ALLOWED, BANNED, PAIRS, PROMPT, SAMPLED and MASK, in this order,
+each a start and a stop; MASK is a span of `masks`, a bit for each token of the vocabulary, and where
+it is not empty, tokens whose bit is 0 are banned. The first biases belong to the first tokens, one each, and a span of biased tokens
 has none twice. Where ALLOWED is not empty, all else is banned. PAIRS are (before, token): the token
 is banned right after the other. Any token may be twice in the others: SAMPLED is counted.
 
@@ -30,10 +31,11 @@ scratch memory (CPU: rows are split over the cores). Both run `_edit_row`.
     token_ids   [T]      int32      in; decode row i feeds token i
     read_slots  [R]      int32      in
     rows        [E]      int32      in; decode rows, none twice
-    spans       [E, 12]  int32      in; even, odd: start and stop in `tokens`
+    spans       [E, 14]  int32      in; even, odd: start and stop in `tokens`, the last in `masks`
     penalties   [E, 3]   float32    in; repetition, frequency, presence
     tokens      [N]      int32      in
     biases      [B]      float32    in; of tokens[:B]
+    masks       [M]      int32      in; bit t % 32 of word t // 32 is token t's
     slices      [H, V / 256, 2]  float32  mutated in `rows`; any tensor when has_slices is False
 """
 
@@ -61,7 +63,8 @@ comptime _BANNED = 2
 comptime _PAIRS = 3
 comptime _PROMPT = 4
 comptime _SAMPLED = 5
-comptime _SPANS = 6
+comptime _MASK = 6
+comptime _SPANS = 7
 comptime _IS_ALLOWED = Int32(1 << 29)
 comptime _IN_PROMPT = Int32(1 << 30)
 comptime _COUNT = _IS_ALLOWED - 1
@@ -83,6 +86,7 @@ def _edit_row[
     penalties: _Floats,
     tokens: _Ints,
     biases: _Floats,
+    masks: _Ints,
 ):
     """Edit one row; `last` is -1 if nothing was sampled yet."""
     var thread = 0
@@ -171,6 +175,11 @@ def _edit_row[
             logits[unsafe_offset=tile + i] = x.cast[dtype]()
         wait()
 
+    if start(_MASK) < stop(_MASK):
+        for token in range(thread, vocab, threads):
+            var word = masks[unsafe_offset=start(_MASK) + token // 32]
+            if (word >> Int32(token % 32)) & 1 == 0:
+                ban(Int32(token))
     for i in range(start(_BANNED) + thread, stop(_BANNED), threads):
         ban(tokens[unsafe_offset=i])
     for i in range(start(_PAIRS) + 2 * thread, stop(_PAIRS), 2 * threads):
@@ -195,6 +204,7 @@ struct _Edit:
         penalties: InputTensor[dtype=DType.float32, rank=2, ...],
         tokens: InputTensor[dtype=DType.int32, rank=1, ...],
         biases: InputTensor[dtype=DType.float32, rank=1, ...],
+        masks: InputTensor[dtype=DType.int32, rank=1, ...],
         slices: InputTensor[dtype=DType.float32, ...],
         ctx: DeviceContext,
     ) raises:
@@ -214,6 +224,7 @@ struct _Edit:
         var penalty_ptr = penalties.unsafe_ptr()
         var token_ptr = tokens.unsafe_ptr()
         var bias_ptr = biases.unsafe_ptr()
+        var mask_ptr = masks.unsafe_ptr()
         var slice_ptr = untracked(slices.unsafe_ptr())
 
         @always_inline
@@ -238,6 +249,7 @@ struct _Edit:
                 penalty_ptr.unsafe_offset(e * 3),
                 token_ptr,
                 bias_ptr,
+                mask_ptr,
             )
 
         comptime if target == "cpu":

@@ -1,0 +1,1 @@
+"""Constraints on what may be sampled: grammars, and where each sequence stands in its own."""

@@ -1,0 +1,148 @@
+"""Grammars: what a sequence may sample where that is constrained, and how far each one is in its.
+
+llguidance compiles a constraint for a tokenizer and keeps the state of each text. Which tokens may
+follow depends on the constraint and the tokens so far alone. So a sequence that was parked, forked
+or restored needs nothing of its own kept: its matcher is made again of its tokens.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
+
+from srm.engine.config import ModelConfig
+from srm.engine.cores import available_cores
+from srm.engine.errors import InvalidRequest, SRMError
+from srm.engine.tokenizer_file import read_tokenizer
+
+I32 = npt.NDArray[np.int32]
+MAX_KEPT = 256
+"""Most compiled grammars that are kept for later requests."""
+LIMITS = LLParserLimits()
+"""How large a grammar and its states may become: the library's own limits."""
+
+
+class Grammar:
+    """A constraint, compiled."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self.num_words = -(-vocab_size // 32)
+        """Words of a mask."""
+        self.first_mask: I32 = make_masks([self.start()], self.num_words)[0]
+        """Mask of a text that has no token yet: i32[words]."""
+
+    def start(self, token_ids: bytes = b"") -> LLMatcher:
+        """Return a matcher for a text of these tokens, int32."""
+        matcher = self._matcher.deep_copy()
+        if token_ids:
+            matcher.consume_tokens(np.frombuffer(token_ids, "<i4").tolist())
+        return matcher
+
+
+class Grammars:
+    """Compiles constraints for one model's tokenizer."""
+
+    def __init__(self, model: ModelConfig, tokenizer: Path | None) -> None:
+        """`tokenizer`: a `tokenizer.json`, read when a constraint is first compiled."""
+        self._model = model
+        self._path = tokenizer
+        self._tokenizer: LLTokenizer | None = None
+        self._kept: OrderedDict[str, Grammar] = OrderedDict()
+
+    def has(self, constraint: str) -> bool:
+        """Whether `compile` has nothing to do for it."""
+        return constraint in self._kept
+
+    def compile(self, constraint: str) -> Grammar:
+        """Return the grammar of a constraint, which is JSON as llguidance has it.
+
+        Raises InvalidRequest, of the field `constraint`, if it cannot be compiled or the model has
+        no tokenizer.
+        """
+        grammar = self._kept.get(constraint)
+        if grammar is None:
+            matcher = LLMatcher(self._read_tokenizer(), constraint, log_level=0, limits=LIMITS)
+            if matcher.is_error():
+                raise InvalidRequest(
+                    f"constraint is not taken: {matcher.get_error()}", "constraint"
+                )
+            grammar = self._kept[constraint] = Grammar(matcher, self._model.vocab_size)
+        self._kept.move_to_end(constraint)
+        while len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+        return grammar
+
+    def _read_tokenizer(self) -> LLTokenizer:
+        if self._tokenizer is None:
+            if self._path is None or not self._path.exists():
+                raise InvalidRequest(
+                    "constraint must be empty: this model has no tokenizer", "constraint"
+                )
+            try:
+                self._tokenizer = LLTokenizer(
+                    read_tokenizer(self._path).to_str(),
+                    n_vocab=self._model.vocab_size,
+                    eos_token=self._model.eos_token_id,
+                )
+            except (SRMError, ValueError) as error:
+                raise InvalidRequest(f"constraint cannot be used: {error}", "constraint") from None
+        return self._tokenizer
+
+
+class Matchers:
+    """Where sequences stand in their grammars, by slot."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, LLMatcher] = {}
+
+    def forget(self, slots: Iterable[int]) -> None:
+        """Drop what is known of these slots' sequences."""
+        for slot in slots:
+            self._of.pop(slot, None)
+
+    def next_masks(
+        self, sequences: list[tuple[int, Grammar, int]], read: Callable[[int], bytes]
+    ) -> list[I32]:
+        """Return the masks, i32[words], after all tokens so far of some sequences.
+
+        Each is a slot, a grammar and the last token, before which its mask was made if its slot is
+        known. `read` returns all tokens, int32, of a slot.
+        """
+        matchers, behind = [], []
+        for slot, grammar, token in sequences:
+            matcher = self._of.get(slot)
+            if matcher is None:
+                matcher = self._of[slot] = grammar.start(read(slot))
+            else:
+                behind.append((matcher, token))
+            matchers.append(matcher)
+        if not matchers:
+            return []
+        if behind:
+            consume_token_par(_executor(), behind)
+        return list(make_masks(matchers, sequences[0][1].num_words))
+
+
+def make_masks(matchers: list[LLMatcher], num_words: int) -> I32:
+    """Return which tokens each may be given next: i32[matchers, words]. Where nothing may follow,
+    since a text reached one of LIMITS, no bit is set."""
+    masks = np.zeros((len(matchers), num_words), np.int32)
+    rows = [(matcher, row) for row, matcher in enumerate(matchers)]
+    fill_next_token_bitmask_par(_executor(), rows, masks)
+    for row, matcher in enumerate(matchers):
+        if matcher.is_error():  # its mask says that the text may end
+            masks[row] = 0
+    return masks
+
+
+@cache
+def _executor() -> LLExecutor:
+    return LLExecutor(num_threads=available_cores())
