@@ -53,6 +53,12 @@ RESTARTS = Counter("srm_engine_restarts_total", "Engine processes started after 
 RESTARTS.inc(_IS_RESTARTED)
 STEPS = Counter("srm_engine_steps_total", "Steps run.")
 DECODE_TOKENS = Counter("srm_engine_decode_tokens_total", "Tokens sampled.")
+MASKED_ROWS = Counter(
+    "srm_engine_masked_rows_total", "Tokens sampled under a mask of their request's grammar."
+)
+MASK_SECONDS = Counter(
+    "srm_engine_mask_seconds_total", "Seconds that making these masks took, beside steps or not."
+)
 PROMPT_TOKENS = Counter(
     "srm_engine_prompt_tokens_total",
     "Prompt tokens of the requests whose turn came, kept ones and the last one included.",

@@ -7,6 +7,7 @@ or restored needs nothing of its own kept: its matcher is made again of its toke
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -69,16 +70,23 @@ class Grammars:
         """
         grammar = self._kept.get(constraint)
         if grammar is None:
-            matcher = LLMatcher(self._read_tokenizer(), constraint, log_level=0, limits=LIMITS)
-            if matcher.is_error():
-                raise InvalidRequest(
-                    f"constraint is not taken: {matcher.get_error()}", "constraint"
-                )
-            grammar = self._kept[constraint] = Grammar(matcher, self._model.vocab_size)
+            grammar = self.build(constraint)
+            self.keep(constraint, grammar)
         self._kept.move_to_end(constraint)
-        while len(self._kept) > MAX_KEPT:
-            self._kept.popitem(last=False)
         return grammar
+
+    def build(self, constraint: str) -> Grammar:
+        """As `compile`, anew; for any thread."""
+        matcher = LLMatcher(self._read_tokenizer(), constraint, log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise InvalidRequest(f"constraint is not taken: {matcher.get_error()}", "constraint")
+        return Grammar(matcher, self._model.vocab_size)
+
+    def keep(self, constraint: str, grammar: Grammar) -> None:
+        """Keep it for `compile`; the one that was not used for longest makes room."""
+        self._kept[constraint] = grammar
+        if len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
 
     def _read_tokenizer(self) -> LLTokenizer:
         if self._tokenizer is None:
@@ -102,6 +110,10 @@ class Matchers:
 
     def __init__(self) -> None:
         self._of: dict[int, LLMatcher] = {}
+        self.num_masks = 0
+        """Masks made, ever."""
+        self.seconds = 0.0
+        """Seconds that took, ever."""
 
     def forget(self, slots: Iterable[int]) -> None:
         """Drop what is known of these slots' sequences."""
@@ -116,6 +128,7 @@ class Matchers:
         Each is a slot, a grammar and the last token, before which its mask was made if its slot is
         known. `read` returns all tokens, int32, of a slot.
         """
+        started = time.perf_counter()
         matchers, behind = [], []
         for slot, grammar, token in sequences:
             matcher = self._of.get(slot)
@@ -128,7 +141,10 @@ class Matchers:
             return []
         if behind:
             consume_token_par(_executor(), behind)
-        return list(make_masks(matchers, sequences[0][1].num_words))
+        masks = list(make_masks(matchers, sequences[0][1].num_words))
+        self.num_masks += len(masks)
+        self.seconds += time.perf_counter() - started
+        return masks
 
 
 def make_masks(matchers: list[LLMatcher], num_words: int) -> I32:

@@ -75,7 +75,7 @@ class Engine:
         metrics.NUM_SLOTS.set(runner.num_slots)
         metrics.CONTEXT_TOKENS.set(model.n_ctx)
         self._show_weights()
-        self._counted: dict[Counter, int] = {}  # the scheduler's counts, as far as published
+        self._counted: dict[Counter, float] = {}  # the scheduler's counts, as far as published
         self._levels: dict[Gauge, float] = {}  # the values that the gauges show
         self._update_gauges()
 
@@ -326,12 +326,15 @@ class Engine:
 
     def _count(self) -> None:
         prefixes, latencies = self.scheduler.prefixes, self.scheduler.latencies
+        matchers = self.scheduler.table.matchers
         counts = {
             metrics.DECODE_TOKENS: latencies.num_sampled,
             metrics.PROMPT_TOKENS: latencies.num_prompt_tokens,
             metrics.PREFIX_HITS: prefixes.num_hits,
             metrics.CACHED_TOKENS: prefixes.num_cached_tokens,
             metrics.PREFIX_EVICTIONS: prefixes.num_evictions,
+            metrics.MASKED_ROWS: matchers.num_masks,
+            metrics.MASK_SECONDS: matchers.seconds,
             metrics.PARKINGS: self.scheduler.parking.num_ever_parked,
             metrics.RESUMED: self.scheduler.parking.num_resumed,
         }

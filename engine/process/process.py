@@ -46,6 +46,7 @@ from srm.engine.messages import (
     refusal,
 )
 from srm.engine.process.clients import Clients
+from srm.engine.process.compiling import Compiling
 from srm.engine.process.durable import Detail, Durable
 from srm.engine.process.engine import Engine
 from srm.engine.process.watchdog import Heartbeat, Watchdog
@@ -96,6 +97,7 @@ class EngineProcess:
         self._owner: dict[str, bytes] = {}  # the client of each request
         self._durable = Durable(engine, config)
         self._durable_ids: set[str] = set()  # requests that are durable
+        self._compiling = Compiling(engine.constraintss)
         self._time_out: deque[tuple[float, str]] = deque()  # deadline and id, in order of arrival
         self.weight_reload = WeightReload(engine, load, config.weights_note)
         """The change of weights that is under way, if one is."""
@@ -121,6 +123,7 @@ class EngineProcess:
                 self._progress()
                 self.clients.listen_again()
                 self._read_inbox()
+                self._add_compiled()
                 self._drop_dead_clients()
                 self._end_overdue()
                 self._change_weights()
@@ -138,6 +141,7 @@ class EngineProcess:
             self._refuse_all(StepFailed("the engine failed while this request was running"))
             return StepFailed.exit_code
         finally:
+            self._compiling.close()
             self.weight_reload.close()
             self.clients.close()
 
@@ -156,7 +160,8 @@ class EngineProcess:
 
     def _read_inbox(self) -> None:
         """Handle what has arrived; wait for something only if there is nothing to step."""
-        is_busy = self._durable.is_busy or self.weight_reload.current is not None
+        is_changing = self.weight_reload.current is not None
+        is_busy = self._durable.is_busy or is_changing or len(self._compiling) > 0
         wait_ms = BUSY_WAIT_MS if is_busy else IDLE_WAIT_MS
         if not self._engine.has_work and not self.clients.socket.poll(wait_ms):
             return
@@ -191,12 +196,14 @@ class EngineProcess:
             if self._owner.get(message.id) == client or (change and change.id == message.id):
                 self._forget(message.id)
                 self._engine.abort(message.id)
+            self._compiling.drop(client, message.id)
         elif isinstance(message, TakeSnapshot):
             self._durable.ask(partial(self._answer, client, message.id))
         elif isinstance(message, StopSamples):
             self._stop_samples(client, message)
         elif isinstance(message, Request):
-            self._add(client, message)
+            if not self._compiling.start(client, message):
+                self._add(client, message)
         else:
             self._swap(client, message)
 
@@ -243,6 +250,14 @@ class EngineProcess:
         if client is not None:
             self._send(client, done)
 
+    def _add_compiled(self, waits: bool = False) -> None:
+        """Add the requests whose constraints are compiled; with `waits`, all of them."""
+        for client, request, error in self._compiling.take_compiled(waits):
+            if error is None:
+                self._add(client, request)
+            else:
+                self._send(client, refusal(request.id, error))
+
     def _add(self, client: bytes, request: Request) -> None:
         try:
             if self._deadline is not None:
@@ -268,6 +283,7 @@ class EngineProcess:
         return msgspec.structs.replace(request, stream=stream)
 
     def _stop_samples(self, client: bytes, message: StopSamples) -> None:
+        self._add_compiled(waits=message.id in self._compiling)
         if self._owner.get(message.id) != client:
             return
         whole = len(message.indices) - len(message.indices) % 4
@@ -291,6 +307,7 @@ class EngineProcess:
             if any(self._owner[request_id] == client for request_id in self._durable_ids):
                 self._send_outputs(self._engine.settle())
             self.clients.forget(client)
+            self._compiling.drop(client)
             request_ids = [name for name, owner in self._owner.items() if owner == client]
             if request_ids:
                 logger.warning("ended %d requests of a client that is gone", len(request_ids))
@@ -345,6 +362,8 @@ class EngineProcess:
     def _refuse_all(self, error: SRMError) -> None:
         for request_id in list(self._owner):
             self._refuse(request_id, error)
+        for client, request in self._compiling.drop_all():
+            self._send(client, refusal(request.id, error))
 
     def _refuse(self, request_id: str, error: SRMError) -> None:
         if (client := self._forget(request_id)) is not None:

@@ -19,6 +19,7 @@ from srm.engine.steps.tokens import Tokens, step_tokens
 
 RUNNING, STOP, LENGTH, ERROR = range(4)  # indices into REASONS
 NOT_FINITE = "the model's output was not finite"
+NOT_ALLOWED = NOT_FINITE + ", or its constraint became too complex to say what may follow"
 NO_PLACE = -1
 
 
@@ -93,7 +94,7 @@ def make_outputs(
                 index=sequence_id - first_id,
                 token_ids=table.output_tokens.read(slot, start, stop),
                 finish_reason=REASONS[reason],
-                error=NOT_FINITE if reason == ERROR else None,
+                error=_error(group) if reason == ERROR else None,
                 cached_tokens=group.cached,
                 first_version=group.first_version,
                 **own,
@@ -181,8 +182,13 @@ def make_prompt_scores(
 
 def make_unsampled(group: SequenceGroup, reason: int) -> list[Output]:
     """Make the last Outputs, indices 0 and up, of a group none of which has begun to sample."""
-    error = NOT_FINITE if reason == ERROR else None
+    error = _error(group) if reason == ERROR else None
     return [
         Output(group.request.id, index, finish_reason=REASONS[reason], error=error)
         for index in range(group.unfinished)
     ]
+
+
+def _error(group: SequenceGroup) -> str:
+    """Return what to say of a row without a token."""
+    return NOT_ALLOWED if group.request.params.constraint else NOT_FINITE

@@ -19,11 +19,17 @@ PATIENCE = 8
 those who begin without end do not keep them from going on."""
 
 
+MASKED, MASKED_PART = 16, 8
+"""Most rows of a step that a grammar masks where others have rows: so many, or one for so many of
+the others. A mask takes time of the host, which others are not to wait for."""
+
+
 class RoundRobin:
     """The slot whose turn it is, for each priority."""
 
     def __init__(self) -> None:
         self._next: dict[int, int] = {}  # the slot whose turn it is, by priority
+        self._next_masked = 0  # the masked slot whose turn it is
         self._num_steps = 0  # in which not all had a row
         self._num_crowded = 0  # steps on end in which new sequences had most of the rows
 
@@ -43,6 +49,19 @@ class RoundRobin:
             if len(share.owned_at) > 1:
                 slots = self._by_precedence(table, share, slots)
         return slots, True
+
+    def limit_masked(self, table: SlotTable, slots: I64) -> I64:
+        """Return these slots without masked ones whose turn it is not."""
+        is_masked = table.is_masked[slots]
+        masked = slots[is_masked]
+        num_others = len(slots) - len(masked)
+        most = max(MASKED, num_others // MASKED_PART)
+        if not num_others or len(masked) <= most:
+            return slots
+        since = (masked - self._next_masked) % table.num_slots
+        chosen = masked[np.argsort(since)[:most]]
+        self._next_masked = int(chosen[-1]) + 1
+        return np.sort(np.concatenate([slots[~is_masked], chosen]))
 
     def _by_priority(self, table: SlotTable, shares: FairShares, room: int) -> I64:
         """All running slots of the higher priorities, and a turn of the first that does not fit."""

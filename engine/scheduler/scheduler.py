@@ -320,7 +320,8 @@ class Scheduler:
         chunks, prefilled = admission.prefill.chunks(self._prefill_step_tokens - len(slots))
         if not len(slots) and not chunks:
             return None
-        is_partial = is_partial or self.table.num_masked > 0  # those whose last token is not known
+        if self.table.num_masked:  # some may wait until their last token is known
+            slots, is_partial = self._round_robin.limit_masked(self.table, slots), True
         batch = assemble(self.table, slots, chunks, is_partial)
         new = slots[batch.new["row"]]
         self.table.is_new[new] = False

@@ -9,6 +9,7 @@ from srm.engine.messages import Output, Request, join
 from srm.engine.process.engine import Engine
 from srm.engine.weights.weights import Weights
 from tests.engines.numpy_runner import NumpyRunner
+from tests.models.tiny_tokenizer import tiny_folder
 
 
 def run(engine: Engine, most: int = 1_000) -> list[Output]:
@@ -32,7 +33,12 @@ def alone(request: Request, weights: Weights) -> dict[int, Output]:
     """All that is said of the prompt and of each sample by an engine that does nothing else."""
     n = request.params.n
     config = EngineConfig(
-        num_slots=n, prefix_slots=1, prefix_cache=False, max_step_rows=64, max_step_tokens=128
+        model=tiny_folder(),
+        num_slots=n,
+        prefix_slots=1,
+        prefix_cache=False,
+        max_step_rows=64,
+        max_step_tokens=128,
     )
     engine = Engine(weights.config, NumpyRunner(weights, n, config.prefix_slots), config)
     engine.add(request)

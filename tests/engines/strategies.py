@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
 from srm.engine.config import EngineConfig
 from tests.bodies.edit_strategies import wanted
 from tests.engines.making import request_of
 from tests.engines.numpy_runner import TINY
+from tests.models.tiny_tokenizer import tiny_folder
 
 MAX_N = 9
 EMITS: tuple[Literal["final", "delta", "tokens"], ...] = ("final", "delta", "tokens")
@@ -24,6 +26,7 @@ def configs(min_waiting: int = 1) -> st.SearchStrategy[EngineConfig]:
         lambda rows, spare_tokens, prefill_step_tokens, **others: EngineConfig(
             max_step_rows=rows,
             max_step_tokens=rows + spare_tokens,
+            model=tiny_folder(),  # whose tokenizer constraints are compiled for
             prefill_step_tokens=min(prefill_step_tokens, rows + spare_tokens),
             **others,
         ),
@@ -39,6 +42,30 @@ def configs(min_waiting: int = 1) -> st.SearchStrategy[EngineConfig]:
 
 
 tokens = st.integers(0, TINY.vocab_size - 1)
+constraints = st.sampled_from(
+    [
+        "start: /[a-c]{2,4}/",
+        "start: /(ab|a)*c?/",
+        'start: "a" start "b" | "c"',
+        "start: /[0-9]{1,3}(,[0-9]{1,3}){0,4}/",
+        'start: "[" (start ("," start)*)? "]"',
+        "start: /./",
+        "start: /[xyz]/",  # no token spells it
+    ]
+).map(LLMatcher.grammar_from_lark)
+"""For TINY's tokenizer: of one text, of many, without end, and of none."""
+BESIDE_CONSTRAINTS = {"allowed_token_ids", "bad_words", "ignore_eos"}
+
+
+def constrained(constraint: str, **fields: Any) -> dict[str, Any]:
+    """Return fields of a request that has this constraint, if any, without what does not go with
+    it."""
+    if not constraint:
+        return fields
+    kept = {name: value for name, value in fields.items() if name not in BESIDE_CONSTRAINTS}
+    return {**kept, "constraint": constraint, "ignore_eos": False}
+
+
 alike = st.builds(
     lambda header, length, rest: header[:length] + rest,
     st.sampled_from(HEADERS),
@@ -52,12 +79,16 @@ prompts = st.one_of(
     alike,
 )
 requests = st.builds(
-    lambda prompt, edits, share, **others: request_of(
-        "", prompt, share=share, weight=WEIGHTS_OF[share], **edits, **others
+    lambda prompt, edits, share, constraint, **others: request_of(
+        *("", prompt),
+        share=share,
+        weight=WEIGHTS_OF[share],
+        **constrained(constraint, **edits, **others),
     ),
     prompts,
     wanted(TINY.vocab_size),
     st.sampled_from(sorted(WEIGHTS_OF)),
+    st.just("") | constraints,
     priority=st.integers(-1, 1),
     precedence=st.integers(-1, 1),
     emit=st.sampled_from(EMITS),

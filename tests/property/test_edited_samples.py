@@ -8,17 +8,20 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from srm.engine.config import EngineConfig
+from srm.engine.constraints.grammars import Grammars
 from srm.engine.errors import InvalidRequest
 from srm.engine.messages import Request, SamplingParams
 from srm.engine.process.engine import Engine
 from srm.engine.state.sequence import sample_seeds
 from tests.bodies.edit_strategies import wanted
-from tests.bodies.edited import edited
+from tests.bodies.edited import F64, edited
 from tests.engines.making import engine_of, ints, request_of
 from tests.engines.numpy_runner import TINY, NumpyRunner, feed, tiny_weights
-from tests.engines.strategies import configs, tokens
+from tests.engines.strategies import configs, constrained, constraints, tokens
 from tests.kernels import oracle
+from tests.models.tiny_tokenizer import tiny_folder
 
+GRAMMARS = Grammars(TINY, tiny_folder() / "tokenizer.json")
 WEIGHTS = tiny_weights()
 EOS = TINY.eos_token_id
 
@@ -33,18 +36,42 @@ def plain(prompt: list[int], params: SamplingParams, index: int) -> list[int]:
     ends = {*params.stop_token_ids} | (set() if params.ignore_eos else {EOS})
     while True:
         position = len(prompt) + len(sampled) - 1
+        if params.constraint:
+            free = edited(logits, replace(params, min_tokens=0), EOS, prompt, sampled)
+            allowed = masked(free, params, sampled)
+        else:
+            allowed = edited(logits, params, EOS, prompt, sampled)
         token, _ = oracle.sample(
-            edited(logits, params, EOS, prompt, sampled),
+            allowed,
             params.temperature,
             params.top_k,
             params.top_p,
             0.0,
             oracle.uniform(seed, position),
         )
-        sampled.append(token)
-        if token in ends or len(sampled) == params.max_tokens or position + 1 == TINY.n_ctx:
+        sampled += [token] if token >= 0 else []
+        if (
+            token < 0
+            or token in ends
+            or len(sampled) == params.max_tokens
+            or position + 1 == TINY.n_ctx
+        ):
             return sampled
         logits, state = feed(WEIGHTS, token, position + 1, state)
+
+
+def masked(logits: F64, params: SamplingParams, sampled: list[int]) -> F64:
+    """The logits of the tokens that the constraint allows; before min_tokens the end only where
+    nothing else is."""
+    matcher = GRAMMARS.compile(params.constraint).start(np.array(sampled, "<i4").tobytes())
+    bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    is_allowed = np.unpackbits(bits, bitorder="little").astype(bool)[: TINY.vocab_size]
+    is_allowed &= not matcher.is_error()
+    if len(sampled) < params.min_tokens:
+        others = is_allowed.copy()
+        others[[EOS, *params.stop_token_ids]] = False
+        is_allowed = others if others.any() else is_allowed
+    return np.where(is_allowed, logits, -np.inf)
 
 
 def test_words_of_three_and_four_tokens_are_not_sampled() -> None:
@@ -72,9 +99,12 @@ def test_words_of_three_and_four_tokens_are_not_sampled() -> None:
 
 
 asked = st.builds(
-    lambda prompt, edits, **fields: request_of("", prompt, **fields, **edits),
+    lambda prompt, edits, constraint, **fields: request_of(
+        "", prompt, **constrained(constraint, **edits, **fields)
+    ),
     st.lists(tokens, min_size=1, max_size=9),
     wanted(TINY.vocab_size),
+    st.just("") | constraints,
     max_tokens=st.integers(6, 20),
     n=st.integers(1, 4),
     temperature=st.sampled_from([0.0, 0.7, 1.5]),
@@ -101,7 +131,8 @@ def test_samples_are_those_of_a_plain_loop(
     entries = {}
     while engine.has_work:
         for output in engine.step_overlapped() if is_overlapped else engine.step():
-            assert output.finish_reason in {"stop", "length"}
+            is_constrained = given[int(output.id)].params.constraint
+            assert output.finish_reason in {"stop", "length", *["error"][: bool(is_constrained)]}
             entries[output.id, output.index] = ints(output.token_ids)
     for at, request in enumerate(given):
         for index in range(request.params.n):

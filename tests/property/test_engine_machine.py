@@ -13,7 +13,8 @@
 8. A durable request that is sent again is answered in full, whatever its sender knows already; and
    so it is by another engine, which goes on from where this one was. The weight last sent is kept.
 9. Weights that are loaded again change no token.
-10. The device samples each row as the record says that the scheduler had of it, whoever had the
+10. All of this where a grammar says what may be sampled.
+11. The device samples each row as the record says that the scheduler had of it, whoever had the
     row's slot before.
 
 That no row touches what another row of its batch writes is asserted by the numpy runner.
@@ -37,7 +38,7 @@ from srm.engine.config import EngineConfig
 from srm.engine.errors import InvalidRequest, Overloaded
 from srm.engine.messages import PROMPT, REASONS, Output, Request, Running, join
 from srm.engine.process.engine import Engine
-from srm.engine.scheduler.outputs import NOT_FINITE
+from srm.engine.scheduler.outputs import NOT_ALLOWED, NOT_FINITE
 from srm.engine.scheduler.parking import parkable
 from srm.engine.state.parked import Parked, merged
 from srm.engine.state.sequence import STREAMS, SequenceGroup
@@ -76,6 +77,10 @@ class RecordingRunner(NumpyRunner):
         result = super().run_batch(batch)
         np.testing.assert_array_equal(self._sampling[batch.slots], self._parse_range.popleft())
         return result
+
+
+def error_of(request: Request) -> str:
+    return NOT_ALLOWED if request.params.constraint else NOT_FINITE
 
 
 def expected_of(request: Request) -> dict[int, Output]:
@@ -122,6 +127,7 @@ class EngineMachine(RuleBasedStateMachine):
                 "max_tokens": params.prompt_logprobs is None or len(request.prompt_token_ids) == 4,
                 "min_tokens": params.min_tokens > params.max_tokens,
                 "logprobs": params.logprobs and request.emit == "final",
+                "ignore_eos": params.constraint and params.ignore_eos,
             }
             assert reasons.get(error.param or "", none_left)
         else:
@@ -331,7 +337,7 @@ class EngineMachine(RuleBasedStateMachine):
                     top_ids=top_ids[row : row + 1, :num_top].tobytes(),
                     top_logprobs=top_logprobs[row : row + 1, :num_top].tobytes(),
                     finish_reason=REASONS[reason],
-                    error=NOT_FINITE if is_error else None,
+                    error=error_of(request) if is_error else None,
                     cached_tokens=self.cached.get(request.stream, 0),
                 )
 
