@@ -9,11 +9,12 @@ other. What is not written as asked allows less, never more.
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 from urllib.parse import unquote
 
 from srm.engine.errors import InvalidRequest, cut, did_you_mean
-from srm.engine.grammar.pattern import FORMATS, check_pattern
+from srm.engine.grammar.pattern import FORMATS, portable
 from srm.engine.grammar.schema_facts import TYPES, Schema, endless, exclude_each_other
 
 MAX_DEPTH = 100
@@ -41,6 +42,9 @@ ANNOTATIONS = frozenset(
 )
 """Keywords that constrain nothing; so are those that begin with x-. What is in $defs is read where
 a reference leads to it."""
+_IF_TRUE = ("uniqueItems", "nullable")
+"""Keywords that are not supported, but where they are false they say nothing."""
+_CONTROL = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 HINTS = {
     "nullable": 'write "type" as a list with "null"',
     "not": "write what is allowed",
@@ -118,17 +122,19 @@ class _Writer:
             raise _fault(path[:8], f"it nests deeper than {MAX_DEPTH}")
         written: dict[str, Any] = {}
         for keyword, value in schema.items():
-            if not self._is_annotation(keyword, path):
+            if not self._is_annotation(keyword, path, value):
                 self._write_keyword(written, keyword, value, path)
         self._write_together(written, schema, path)
         return written
 
-    def _is_annotation(self, keyword: str, path: Path) -> bool:
+    def _is_annotation(self, keyword: str, path: Path, value: Any) -> bool:
         if keyword in KEYWORDS:
             return False
         if keyword in ("$id", "id") and path:
             raise _fault((*path, keyword), "only the whole schema may have an id")
         if keyword in ANNOTATIONS or (keyword.startswith("x-") and keyword != "x-guidance"):
+            return True
+        if value is False and keyword in _IF_TRUE:
             return True
         hint = HINTS.get(keyword)
         meant = f"; {hint}" if hint else did_you_mean(keyword, KEYWORDS)
@@ -147,12 +153,13 @@ class _Writer:
         elif keyword in _NAMED_SCHEMAS:
             if not isinstance(value, dict):
                 raise _fault(at, f"must be an object; got {_show(value)}")
-            if keyword == "patternProperties":
-                for pattern in value:
-                    check_pattern(pattern, lambda what: _fault(at, what))
+            is_pattern = keyword == "patternProperties"
             written[keyword] = {
-                _utf8(name, at): self.write(item, (*at, name)) for name, item in value.items()
+                (_pattern if is_pattern else _utf8)(name, at): self.write(item, (*at, name))
+                for name, item in value.items()
             }
+            if len(written[keyword]) < len(value):
+                raise _fault(at, "two patterns mean the same: write one")
         elif keyword == "$ref":
             written[keyword] = self._reference(value, at)
         else:
@@ -203,7 +210,7 @@ class _Writer:
             case "pattern":
                 if not isinstance(value, str):
                     raise _fault(at, f"must be a string; got {_show(value)}")
-                check_pattern(value, lambda what: _fault(at, what))
+                return _pattern(value, at)
             case "format":
                 if value not in FORMATS:
                     raise _fault(at, f"must be of {', '.join(FORMATS)}; got {_show(value)}")
@@ -272,6 +279,10 @@ def _utf8(text: str, at: Path) -> str:
     return text
 
 
+def _pattern(pattern: str, at: Path) -> str:
+    return portable(_utf8(pattern, at), lambda what: _fault(at, what))
+
+
 def _is_number(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and (isinstance(value, int) or math.isfinite(value))
@@ -280,7 +291,8 @@ def _is_number(value: Any) -> bool:
 def _check_exact(value: Any, at: Path) -> None:
     """Refuse values that would be written otherwise than they are."""
     if isinstance(value, str):
-        _utf8(value, at)
+        if control := _CONTROL.search(_utf8(value, at)):
+            raise _fault(at, f"it has the control character {control[0]!r}, which is never made")
     elif isinstance(value, list):
         for item in value:
             _check_exact(item, at)
