@@ -37,7 +37,7 @@ KEYWORDS = frozenset(
 ) | {"additionalItems"}
 ANNOTATIONS = frozenset(
     "title description default examples example deprecated readOnly writeOnly $comment $schema $id "
-    "id $anchor $defs definitions contentMediaType contentEncoding contentSchema discriminator "
+    "id $anchor $defs definitions discriminator "
     "externalDocs xml markdownDescription enumDescriptions enumNames".split()
 )
 """Keywords that constrain nothing; so are those that begin with x-. What is in $defs is read where
