@@ -17,8 +17,8 @@ import msgspec
 from llguidance import LLTokenizer
 
 from srm.engine.errors import UNDECODABLE, InvalidRequest
-from srm.engine.grammar.compiled import tokenizer_of, why_not
-from srm.engine.grammar.constraints import (
+from srm.engine.constraints.trial import tokenizer_of, why_not
+from srm.engine.constraints.constraint import (
     choice_constraint,
     json_constraint,
     lark_constraint,

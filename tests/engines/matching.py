@@ -6,7 +6,7 @@ from functools import cache
 
 from llguidance import LLMatcher, LLTokenizer
 
-from srm.engine.grammar.compiled import LIMITS, tokenizer_of
+from srm.engine.constraints.trial import LIMITS, tokenizer_of
 
 BYTES = [*(bytes([byte]) for byte in range(256)), b""]
 """A vocabulary of all bytes, and the end of text."""

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from srm.engine.errors import InvalidRequest
-from srm.engine.grammar.compiled import why_not
-from srm.engine.grammar.constraints import json_constraint
+from srm.engine.constraints.trial import why_not
+from srm.engine.constraints.constraint import json_constraint
 from tests.engines.matching import accepts, byte_tokenizer
 
 

@@ -1,4 +1,4 @@
-"""Constraints as llguidance compiles them for a vocabulary."""
+"""Tries a constraint before an engine gets it: whether it compiles and can be followed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from random import Random
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
-"""What one constraint may take while it is compiled and while completions meet it."""
+LIMITS = LLParserLimits(verbose_errors=False)
+"""How large a grammar and its states may become: the library's own limits."""
 _WALKED = 64
 """Tokens of the walk that shows whether a constraint can be followed."""
 

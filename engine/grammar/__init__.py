@@ -1,1 +1,0 @@
-"""What a completion may be: schemas, regexes, choices and grammars, as llguidance reads them."""
