@@ -13,8 +13,8 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from srm.engine.errors import InvalidRequest
 from srm.engine.constraints.json_schema import normalize_schema
+from srm.engine.errors import InvalidRequest
 
 MAX_REGEX = 20_000
 """Most characters of a regex."""

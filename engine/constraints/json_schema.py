@@ -13,9 +13,9 @@ import re
 from typing import Any
 from urllib.parse import unquote
 
-from srm.engine.errors import InvalidRequest, cut, did_you_mean
 from srm.engine.constraints.pattern import FORMATS, portable
 from srm.engine.constraints.schema_facts import TYPES, Schema, endless, exclude_each_other
+from srm.engine.errors import InvalidRequest, cut, did_you_mean
 
 MAX_DEPTH = 100
 """Most objects and lists in each other."""

@@ -16,14 +16,14 @@ from typing import Any, NoReturn
 import msgspec
 from llguidance import LLTokenizer
 
-from srm.engine.errors import UNDECODABLE, InvalidRequest
-from srm.engine.constraints.trial import tokenizer_of, why_not
 from srm.engine.constraints.constraint import (
     choice_constraint,
     json_constraint,
     lark_constraint,
     regex_constraint,
 )
+from srm.engine.constraints.trial import tokenizer_of, why_not
+from srm.engine.errors import UNDECODABLE, InvalidRequest
 from srm.server.schema.structured_outputs import ConstraintSource, Vocabulary
 from srm.server.text.limited_process import (
     Answer,

@@ -13,9 +13,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from srm.engine.errors import InvalidRequest
-from srm.engine.constraints.trial import why_not
 from srm.engine.constraints.constraint import json_constraint
+from srm.engine.constraints.trial import why_not
+from srm.engine.errors import InvalidRequest
 from tests.engines.matching import accepts, byte_tokenizer
 
 
