@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "server.schema": (*_SERVES, "server"),
     "server.http": (*_SERVES, "server", "server.schema"),
     "server.storage": (*_SERVES, *_EDGE),
-    "server.text": (*_SERVES, "server", "server.schema"),
+    "server.text": (*_SERVES, "server", "server.schema", "engine.constraints"),
     "server.supervise": (*_SERVES, *_EDGE, "server.text"),
     "server.generation": (*_SERVES, *_EDGE, "server.text"),
     "server.reply": (*_SERVES, *_EDGE, "server.text", "server.generation"),
@@ -98,6 +98,7 @@ MAY_IMPORT_LIBRARY = {
     "max": ("engine.device", "bench.engine", "bench.gpu", "bench.peaks"),
     "torch": ("training", "experiments", "bench.model"),
     "ray": ("deploy.ray", "bench.ray"),
+    "llguidance": ("engine.constraints", "server.text.constraint_process"),
     "tokenizers": (
         "server",
         "loadtest",

@@ -36,7 +36,7 @@ from srm.server.routes.app import OPERATIONS
 from srm.server.routes.scrape import VLLM_CACHE_CONFIG
 from srm.server.schema import conversation, json_parts, sampling_fields, until
 from srm.server.supervise import launch
-from srm.server.text import template_process
+from srm.server.text import limited_process
 from srm.server.text.chat_template import RENDER_S
 from tests.serving import ROOT, SERVER_FLAGS, Server, free_port
 from tests.tools import doc_tables
@@ -218,7 +218,7 @@ def test_limits_are_what_they_are() -> None:
         f"| fields of a body, keys of a message | {json_parts.MAX_FIELDS} |",
         f"| the JSON of any other field | {json_parts.MAX_VALUE_BYTES // 2**20} MiB;",
         f"| {tokenize.MAX_TEXTS}, and ",
-        f" {RENDER_S:g} s, {template_process.MAX_MEMORY // 2**30} GiB ",
+        f" {RENDER_S:g} s, {limited_process.MAX_MEMORY // 2**30} GiB ",
         *(f" {tokenize.MAX_CHARACTERS} characters ", f" {tokenize.MAX_TOKENS} tokens "),
     ):
         assert message in text

@@ -1,1 +1,1 @@
-"""Constraints on what may be sampled: grammars, and where each sequence stands in its own."""
+"""What may be sampled: grammars of schemas, regexes and choices, and how far each sequence is."""

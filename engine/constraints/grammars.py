@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
 
 from srm.engine.config import ModelConfig
+from srm.engine.constraints.trial import LIMITS
 from srm.engine.cores import available_cores
 from srm.engine.errors import InvalidRequest, SRMError
 from srm.engine.tokenizer_file import read_tokenizer
@@ -26,8 +27,6 @@ from srm.engine.tokenizer_file import read_tokenizer
 I32 = npt.NDArray[np.int32]
 MAX_KEPT = 256
 """Most compiled grammars that are kept for later requests."""
-LIMITS = LLParserLimits()
-"""How large a grammar and its states may become: the library's own limits."""
 
 
 class Grammar:

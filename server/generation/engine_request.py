@@ -143,7 +143,7 @@ def _token_sequences(words: list[str], text: Text) -> tuple[tuple[int, ...], ...
     return tuple(dict.fromkeys(tuple(array("i", token_ids)) for token_ids in encoded))
 
 
-def sampling_params(request: CompletionRequest, text: Text) -> SamplingParams:
+def sampling_params(request: CompletionRequest, text: Text, constraint: str = "") -> SamplingParams:
     """Return the engine's parameters, all but the seed. Raises InvalidRequest."""
     limits = text.model
     for token in request.stop_token_ids:
@@ -163,6 +163,7 @@ def sampling_params(request: CompletionRequest, text: Text) -> SamplingParams:
         ignore_eos=request.ignore_eos,
         logprobs=_alternatives(request),
         prompt_logprobs=_prompt_alternatives(request),
+        constraint=constraint,
         **edit_params(request, text, request.max_tokens),
     )
 

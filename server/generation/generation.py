@@ -58,8 +58,10 @@ class Generation:
         prompts: list[bytes],
         text: Text,
         owner: RequestOwner,
+        constraint: str = "",
     ) -> None:
-        """`id` is unique; `prompts` are token ids, int32 little-endian, of `encode_prompts`."""
+        """`id` is unique; `prompts` are token ids, int32 little-endian, of `encode_prompts`;
+        `constraint` is what `Constraints` makes of the request."""
         self.id = request.request_id or id
         """Id of the reply. The engine gets the unique `id`: a request_id that is used again must
         not meet outputs of the earlier request that are still on their way."""
@@ -75,7 +77,7 @@ class Generation:
         """Version of the weights that made the first output."""
         table = text.table(with_special=not request.skip_special_tokens)
         self.stops = StopStrings(request.stops, table) if request.stops else None
-        self._params = sampling_params(request, text)
+        self._params = sampling_params(request, text, constraint)
         stop_ids = self._params.stop_token_ids
         self.detokenizer = Detokenizer(request, prompts, text, stop_ids, self.stops)
         self.stream: Stream | None = None

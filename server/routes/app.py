@@ -110,6 +110,7 @@ def create_app(
                 yield
         finally:
             await client.close()
+            completing.close()
             if template is not None:
                 template.close()
             if tracer is not None:

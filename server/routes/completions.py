@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from srm.engine.client.client import EngineClient
 from srm.engine.errors import InvalidRequest
+from srm.server.generation.constraints import Constraints
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.generation import Generation
 from srm.server.generation.prompts import encode_prompts
@@ -74,6 +75,11 @@ class Completions(Endpoint):
         self._client = client
         self._text = text
         self._models = models
+        self._constraints = Constraints(text)
+
+    def close(self) -> None:
+        """End the process that makes constraints."""
+        self._constraints.close()
 
     async def begin(self, body: bytes, id: str, owner: RequestOwner) -> CompletionFormat:
         generation = await self.start(id, await parsed(parse_completion, body), owner)
@@ -90,7 +96,8 @@ class Completions(Endpoint):
             )
         self._check_fits(request)
         prompts = await encode_prompts(request, self._text)
-        return Generation(id, request, prompts, self._text, owner)
+        constraint = await self._constraints.constraint_of(request)
+        return Generation(id, request, prompts, self._text, owner, constraint)
 
     def _check_fits(self, request: CompletionRequest) -> None:
         """Refuse what the engine could not take even when idle: a retry would not help."""

@@ -56,9 +56,10 @@ def answering(
 ) -> Iterator[tuple[Completions, Chat]]:
     """Yield Completions and Chat for the block. Raises what `template_of` does."""
     template = template_of(folder, text, template_file)
+    _, completions, chat = services(client, text, model_name or folder.resolve().name, template)
     try:
-        answering_services = services(client, text, model_name or folder.resolve().name, template)
-        yield answering_services.completions, answering_services.chat
+        yield completions, chat
     finally:
+        completions.close()
         if template is not None:
             template.close()

@@ -15,6 +15,7 @@ from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.conversation import MAX_MESSAGES, Conversation, Message, messages_of
 from srm.server.schema.json_parts import first_byte
 from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
+from srm.server.schema.structured_outputs import refuse_predecessors
 from srm.server.schema.validation import checked, given_fields
 
 MaxTokens = Annotated[int, Meta(ge=1)]
@@ -122,6 +123,7 @@ _UNLESS = {"tools": "tool_choice", "functions": "function_call"}
 def parse_chat(body: bytes) -> ChatRequest:
     """Check the body of POST /v1/chat/completions. Raises InvalidRequest naming field and value."""
     given = given_fields(body)
+    refuse_predecessors(given)
     if "prompt" in given:
         raise InvalidRequest(
             "prompt is for POST /v1/completions; POST /v1/chat/completions takes messages", "prompt"

@@ -17,6 +17,7 @@ from srm.server.schema.json_parts import (
     token_lists,
 )
 from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
+from srm.server.schema.structured_outputs import refuse_predecessors
 from srm.server.schema.until import MAX_CHOICES
 from srm.server.schema.validation import checked, given_fields, not_json, refused, require, show
 
@@ -73,6 +74,8 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
                 f"{MAX_CHOICES} completions may be asked for at once",
                 name,
             )
+        if not self.max_tokens and self.constraint_source() is not None:
+            self.refuse_beside({"max_tokens": True}, "structured_outputs and response_format")
         if self.return_packed:
             self._refuse_text()
         if self.says_samples:
@@ -109,6 +112,7 @@ ABOUT_TEXT = (
 def parse_completion(body: bytes) -> CompletionRequest:
     """Check the body of POST /v1/completions. Raises InvalidRequest naming field and value."""
     given = given_fields(body)
+    refuse_predecessors(given)
     if "messages" in given:
         raise InvalidRequest(
             "messages are for POST /v1/chat/completions; POST /v1/completions takes a prompt",

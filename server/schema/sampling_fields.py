@@ -17,7 +17,8 @@ from srm.engine.messages import (
     REPETITION_PENALTIES,
 )
 from srm.server.schema.json_parts import TokenId
-from srm.server.schema.until import MAX_CHOICES, WantedSamples
+from srm.server.schema.structured_outputs import ConstrainedRequest
+from srm.server.schema.until import MAX_CHOICES
 from srm.server.schema.validation import refused
 
 MAX_SCORES = 2_000_000
@@ -86,7 +87,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Padding of events, which there is none of: only false is taken."""
 
 
-class SamplingRequest(WantedSamples, frozen=True, kw_only=True):
+class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     """The fields that completions and chat completions have in common."""
 
     model: str | None = None
@@ -208,6 +209,8 @@ class SamplingRequest(WantedSamples, frozen=True, kw_only=True):
 
     def check(self) -> None:
         self.check_wanted(self.n, self.stream)
+        if self.constraint_source() is not None and self.ignore_eos:
+            self.refuse_beside({"ignore_eos": True}, "structured_outputs and response_format")
         if self.stream_whole and self.stream_interval is not None:
             self.refuse_beside({"stream_interval": True}, "stream_whole, which sends whole choices")
         for name in ("stream_options", "stream_interval"):
@@ -227,7 +230,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "early_stopping": (False,),
     "spaces_between_special_tokens": (True, False),
-    "response_format": ({"type": "text"},),
     "truncation_side": ("left",),
     "watermarking": (False,),
     "thinking_token_budget": (-1,),
@@ -239,7 +241,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "log_metrics": (True, False),
     "no_logs": (True, False),
-    "structured_outputs": (),
     "cache_salt": (),
 }
 """Fields that we do not honour, with the values (besides null) that ask for nothing: without them

@@ -7,30 +7,16 @@ Knows what variables a template expects, and no tokens.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import secrets
-import subprocess
-import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-import msgspec
-
-import srm
 from srm.engine.errors import CheckpointError, InvalidRequest
 from srm.server.schema.conversation import Conversation, names_in
-from srm.server.text.template_process import Answer, TemplateFailed, receive, send
+from srm.server.text.limited_process import Failed, LimitedProcess
 
 RENDER_S = 5.0
 """Seconds a template may take for one chat."""
-_START_S = 60.0
-"""Seconds its process may take to start, on a machine that is busy."""
-_ROOT = Path(srm.__file__).resolve().parents[1]
-_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "TZ")
-"""The environment variables that the process gets; others may hold API keys."""
 
 
 class ChatTemplate:
@@ -45,12 +31,12 @@ class ChatTemplate:
         self.render_s = render_s
         """Seconds that a chat may take."""
         self._names = names_in(source)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = LimitedProcess("srm.server.text.template_process", source)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat template")
         """One thread, so one chat at a time has the process; it waits instead of the event loop."""
         try:
-            self._start()
-        except TemplateFailed as error:
+            self._process.start()
+        except Failed as error:
             self.close()
             raise CheckpointError(f"the chat template is not one: {error}") from None
 
@@ -76,74 +62,15 @@ class ChatTemplate:
             "add_generation_prompt": chat.adds_generation_prompt,
         }
         try:
-            text = self._render(variables)
-        except TemplateFailed as error:
+            text = self._process.ask(variables, self.render_s)
+        except Failed as error:
             raise InvalidRequest(f"the chat template: {error}", "messages") from None
         return _before(marker, text) if marker else text
 
     def close(self) -> None:
         """End the process, whatever it does."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-        if self._process is not None:
-            self._end(self._process)
-
-    def _render(self, variables: dict[str, Any]) -> str:
-        if self._process is None or self._process.poll() is not None:
-            self._start()
-        return self._ask(variables, self.render_s)
-
-    def _start(self) -> None:
-        if self._process is not None:
-            self._end(self._process)
-        self._process = subprocess.Popen(
-            # -P: a folder named as ours where we are started is not ours
-            [sys.executable, "-P", "-m", "srm.server.text.template_process", str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # a terminal's Ctrl-C is for us
-            env={
-                "PYTHONPATH": str(_ROOT),
-                **{name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-            },
-        )
-        self._ask(self.source, _START_S)
-
-    def _ask(self, message: object, within_s: float) -> str:
-        """Return its answer; kill the process after `within_s` seconds. Raises TemplateFailed."""
-        process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
-        took_too_long = threading.Event()
-
-        def stop() -> None:
-            took_too_long.set()
-            process.kill()
-
-        timer = threading.Timer(within_s, stop)
-        timer.start()
-        try:
-            send(process.stdin, message)
-            reply = receive(process.stdout)
-        except BrokenPipeError:
-            reply = None
-        finally:
-            timer.cancel()
-        if reply is None:
-            self._end(process)
-            raise TemplateFailed(
-                f"it takes longer than {within_s:g} s" if took_too_long.is_set() else "it failed"
-            )
-        answer = msgspec.json.decode(reply, type=Answer)
-        if answer.error is not None:
-            raise TemplateFailed(answer.error)
-        return answer.text
-
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None and not stream.closed:
-                with contextlib.suppress(BrokenPipeError):  # what it never read
-                    stream.close()
+        self._process.close()
 
 
 def _before(marker: str, text: str) -> str:

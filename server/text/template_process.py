@@ -4,21 +4,16 @@ killed.
 A template is a program that came with a checkpoint, as Hugging Face writes them: Jinja's sandbox
 keeps it from our objects. Python cannot stop a loop or an allocation from outside it, so a template
 gets a process of its own with little memory, and `chat_template` ends it when it takes too long.
-Messages are JSON behind their length, first the template, then chats; each is answered. It leaves
-with its parent.
+The first message is the template, the others are chats.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
-import resource
-import signal
 import sys
 from collections.abc import Mapping
 from datetime import datetime
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 from jinja2 import TemplateError, nodes
@@ -27,13 +22,10 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from srm.server.text.limited_process import Answer, limit_this_process, receive, send
+
 MAX_TEXT = 32 * 1024 * 1024
 """Most characters that a template may make of a chat."""
-MAX_MEMORY = 1024**3
-"""Most address space of the process, in bytes."""
-_MAX_MESSAGE = 8 * MAX_TEXT
-"""Most bytes of a message: a text with every character escaped, and more."""
-_PR_SET_PDEATHSIG = 1
 
 
 class TemplateFailed(Exception):
@@ -107,36 +99,9 @@ def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-class Answer(msgspec.Struct):
-    """The text of a chat (empty for the template itself), or why there is none."""
-
-    text: str = ""
-    error: str | None = None
-
-
-def send(stream: IO[bytes], message: object) -> None:
-    body = msgspec.json.encode(message)
-    stream.write(len(body).to_bytes(8, "little") + body)
-    stream.flush()
-
-
-def receive(stream: IO[bytes]) -> bytes | None:
-    """The next message as JSON; None if the other side is gone, or says what is none."""
-    size = stream.read(8)
-    if len(size) < 8:
-        return None
-    if (length := int.from_bytes(size, "little")) > _MAX_MESSAGE:
-        return None
-    body = stream.read(length)
-    return body if len(body) == length else None
-
-
 def main(argv: list[str]) -> int:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(argv[0]):  # it has gone already, before we asked
+    if not limit_this_process(int(argv[0])):
         return 1
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     inbox, outbox = sys.stdin.buffer, sys.stdout.buffer
     source = receive(inbox)
     if source is None:

@@ -1,0 +1,85 @@
+"""From what a caller may ask of a completion to a grammar that llguidance compiles.
+
+Each function returns `SamplingParams.constraint`, or raises InvalidRequest, whose message begins
+with the place at fault, a JSON pointer into the schema. Nothing is compiled here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from llguidance import regex_to_lark
+
+from srm.engine.constraints.json_schema import normalize_schema
+from srm.engine.errors import InvalidRequest
+
+MAX_REGEX = 20_000
+"""Most characters of a regex."""
+MAX_GRAMMAR = 100_000
+"""Most characters of a Lark grammar, and of all choices together."""
+_ESCAPES = 'nrbtf\\"'
+"""Escapes of strings: without \\uXXXX each text has one spelling, so no name of a property has
+another one that evades its schema."""
+_UNHONOURED = re.compile(r"%json\b|%llguidance\b|\[[^\]\n]*\b(?:temperature|stop_capture)\b")
+"""What a Lark grammar of llguidance may have and is not honoured here."""
+
+
+def json_constraint(schema: dict[str, Any] | bool, strict: bool = False, space: str = "") -> str:
+    """Completions are JSON that the schema allows, with `space` after each comma and colon.
+
+    With `strict`, objects have only the properties that their schemas name.
+    """
+    options = {
+        "whitespace_flexible": False,
+        "item_separator": f",{space}",
+        "key_separator": f":{space}",
+        "json_allowed_escapes": _ESCAPES,
+    }
+    return _grammar("json_schema", {**normalize_schema(schema, strict), "x-guidance": options})
+
+
+def regex_constraint(regex: str) -> str:
+    """Completions match the regex from the first to the last character; \\d, \\w and \\s are ASCII,
+    as in RE2."""
+    if not 0 < len(regex) <= MAX_REGEX:
+        raise InvalidRequest(f"it must have 1 to {MAX_REGEX} characters; got {len(regex)}")
+    return _grammar("lark_grammar", f"start: /{regex_to_lark(_text(regex), 'dws')}/")
+
+
+def choice_constraint(choices: Sequence[str]) -> str:
+    """Completions are one of these texts."""
+    if not choices or not all(choices):
+        raise InvalidRequest("it must be a list of texts, at least one and none of them empty")
+    if (total := sum(map(len, choices))) > MAX_GRAMMAR:
+        raise InvalidRequest(
+            f"the choices have {total} characters; at most {MAX_GRAMMAR} are taken"
+        )
+    texts = (json.dumps(_text(text), ensure_ascii=False) for text in dict.fromkeys(choices))
+    return _grammar("lark_grammar", "start: CHOICE\nCHOICE: " + " | ".join(texts))
+
+
+def lark_constraint(grammar: str) -> str:
+    """Completions are what the rule `start` of a Lark grammar derives."""
+    if len(grammar) > MAX_GRAMMAR:
+        raise InvalidRequest(f"it has {len(grammar)} characters; at most {MAX_GRAMMAR} are taken")
+    if "::=" in grammar:
+        raise InvalidRequest(
+            "it is GBNF or EBNF ('::='); only Lark is taken, as 'start: \"a\" | \"b\"'"
+        )
+    if unhonoured := _UNHONOURED.search(grammar):
+        raise InvalidRequest(f"{unhonoured[0].split()[0][:40]!r} is not supported in a grammar")
+    return _grammar("lark_grammar", _text(grammar))
+
+
+def _grammar(kind: str, value: object) -> str:
+    return json.dumps({"grammars": [{kind: value}]}, ensure_ascii=False, separators=(",", ":"))
+
+
+def _text(text: str) -> str:
+    """Return a text that UTF-8 has. Raises InvalidRequest for another one."""
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise InvalidRequest("it has half of a surrogate pair, which is no text")
+    return text

@@ -1,0 +1,66 @@
+"""Tries a constraint before an engine gets it: whether it compiles and can be followed."""
+
+from __future__ import annotations
+
+from random import Random
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+LIMITS = LLParserLimits(verbose_errors=False)
+"""How large a grammar and its states may become: the library's own limits."""
+_WALKED = 64
+"""Tokens of the walk that shows whether a constraint can be followed."""
+
+
+class _Vocabulary:
+    """What llguidance asks of a tokenizer. Nothing is ever encoded: it is given token ids."""
+
+    bos_token_id = None
+    unk_token_id = None
+
+    def __init__(self, tokens: list[bytes], eos_token_id: int) -> None:
+        self.tokens = tokens
+        self.eos_token_id = eos_token_id
+        self.special_token_ids = [token for token, data in enumerate(tokens) if not data]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        data = text.encode() if isinstance(text, str) else text
+        ids = {spelling: token for token, spelling in enumerate(self.tokens) if len(spelling) == 1}
+        return [ids[data[i : i + 1]] for i in range(len(data)) if data[i : i + 1] in ids]
+
+
+def tokenizer_of(tokens: list[bytes], eos_token_id: int) -> LLTokenizer:
+    """Make the tokenizer of these tokens, by id; those without bytes are special."""
+    wrapped = TokenizerWrapper(_Vocabulary(tokens, eos_token_id))
+    return LLTokenizer(wrapped, n_vocab=len(tokens), eos_token=eos_token_id)
+
+
+def why_not(constraint: str, tokenizer: LLTokenizer) -> str:
+    """Return why no completion can meet the constraint, or why it takes too much; empty: neither.
+
+    A short walk of allowed tokens shows what llguidance finds out only on its way."""
+    matcher = LLMatcher(tokenizer, constraint, log_level=0, limits=LIMITS)
+    random = Random(constraint)
+    for _ in range(_WALKED):
+        if matcher.is_error():
+            return _plain(matcher.get_error())
+        allowed = [
+            8 * place + bit
+            for place, byte in enumerate(matcher.compute_bitmask())
+            for bit in range(8)
+            if byte >> bit & 1
+        ]
+        going_on = [token for token in allowed if token != tokenizer.eos_token]
+        if not going_on:
+            if matcher.is_accepting():
+                return ""
+            return _plain(matcher.get_error()) or "no text of the model's tokens can meet it"
+        matcher.consume_token(random.choice(going_on))
+    return _plain(matcher.get_error()) if matcher.is_error() else ""
+
+
+def _plain(error: str) -> str:
+    """Return the first line of what llguidance says, without its state."""
+    first = error.strip().partition("\n<state>")[0]
+    lines = [line.strip() for line in first.splitlines() if line.strip()]
+    return "; ".join(lines)[:500]

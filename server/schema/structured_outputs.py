@@ -1,0 +1,202 @@
+"""Fields that say what a completion may be: `response_format`, as OpenAI has it, and
+`structured_outputs`, as vLLM has it.
+
+Schemas stay JSON here: `server.text.constraint_process` reads them, which may be killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Raw
+
+from srm.engine.errors import InvalidRequest
+from srm.server.schema.until import WantedSamples
+
+Kind = Literal["json", "regex", "choice", "grammar"]
+
+_NAME = r"^[a-zA-Z0-9_-]{1,64}\Z"
+_KINDS: dict[str, Kind] = {
+    "json": "json",
+    "json_object": "json",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+}
+_NULL = Raw(b"null")
+_OBJECT = Raw(b'{"type":"object"}')
+
+
+class ConstraintSource(msgspec.Struct, frozen=True):
+    """What a request says of its completions' form, before anything is made of it."""
+
+    field: str
+    """The field that says so, for errors."""
+    kind: Kind
+    value: Raw
+    """Its JSON, which nobody has read."""
+    strict: bool = False
+    """Objects have only the properties that their schemas name."""
+    space: str = ""
+    """What follows commas and colons of JSON."""
+
+
+class Vocabulary(msgspec.Struct, frozen=True):
+    """What constraints are made for: the bytes of each token."""
+
+    tokens: list[bytes]
+    eos_token_id: int
+
+
+class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    schema: Raw
+    """A JSON schema."""
+    name: Annotated[str, Meta(pattern=_NAME)] | None = None
+    """Accepted and not used."""
+    description: str | None = None
+    """Accepted and not used."""
+    strict: bool | None = None
+    """Objects have only the properties that the schema names."""
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"]
+    """Any text, any JSON object, or JSON that a schema allows."""
+    json_schema: JsonSchemaFormat | None = None
+    """With type = json_schema."""
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    json: Raw = _NULL
+    """A JSON schema, or one as text."""
+    json_object: bool | None = None
+    """true: any JSON object."""
+    regex: str | None = None
+    """A regex, of the whole completion."""
+    choice: list[str] | None = None
+    """Texts, one of which is the completion."""
+    grammar: str | None = None
+    """A grammar in Lark's notation."""
+    whitespace_pattern: Literal["", " "] | None = None
+    """What follows commas and colons of JSON: nothing, or one space."""
+    disable_any_whitespace: bool | None = None
+    """true, as ever: there is no other whitespace."""
+    disable_additional_properties: bool | None = None
+    """Objects have only the properties that the schema names."""
+    structural_tag: None = None
+
+
+class ConstrainedRequest(WantedSamples, frozen=True, kw_only=True):
+    """The fields of requests about the form of completions."""
+
+    response_format: (
+        Annotated[
+            ResponseFormat,
+            Meta(
+                description="an object with type: text, json_object or json_schema; with the last, "
+                "json_schema: an object with schema, and name, description and strict, if any"
+            ),
+        ]
+        | None
+    ) = None
+    """The form of completions: text, a JSON object or a JSON schema."""
+    structured_outputs: (
+        Annotated[
+            StructuredOutputs,
+            Meta(
+                description="an object with one of json, json_object: true, regex, choice and "
+                "grammar; whitespace_pattern: '' or one space; disable_any_whitespace: true; "
+                "disable_additional_properties: true or false"
+            ),
+        ]
+        | None
+    ) = None
+    """The form of completions: a schema, regex, choice or grammar."""
+
+    def constraint_source(self) -> ConstraintSource | None:
+        """Return what completions must be; None: any text. Raises InvalidRequest."""
+        form, outputs = self.response_format, self.structured_outputs
+        asked = None if form is None else _of_format(form)
+        if outputs is None:
+            return asked
+        if asked is not None:
+            raise InvalidRequest(
+                f"structured_outputs and response_format = {asked.kind} both say what completions "
+                "are: send one of them",
+                "structured_outputs",
+            )
+        return _of_outputs(outputs)
+
+
+def _of_format(form: ResponseFormat) -> ConstraintSource | None:
+    field = "response_format"
+    if (form.json_schema is None) == (form.type == "json_schema"):
+        raise InvalidRequest(
+            f"{field}.json_schema must be there with {field}.type = json_schema, and only then; "
+            f"type is {form.type}",
+            field,
+        )
+    if form.type == "json_object":
+        return ConstraintSource(f"{field}.type", "json", _OBJECT)
+    if form.json_schema is None:
+        return None
+    schema = form.json_schema
+    return ConstraintSource(
+        f"{field}.json_schema.schema", "json", schema.schema, strict=bool(schema.strict)
+    )
+
+
+def _of_outputs(outputs: StructuredOutputs) -> ConstraintSource:
+    field = "structured_outputs"
+    given = [name for name in _KINDS if getattr(outputs, name) not in (None, _NULL)]
+    if len(given) != 1 or outputs.json_object is False:
+        raise InvalidRequest(
+            f"{field} must have exactly one of json, json_object: true, regex, choice and grammar; "
+            f"got {', '.join(given) or 'none'}",
+            field,
+        )
+    (name,) = given
+    about_json = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+    for option in about_json:
+        if name not in ("json", "json_object") and getattr(outputs, option) is not None:
+            raise InvalidRequest(f"{field}.{option} is about JSON, not about {name}", field)
+    if outputs.disable_any_whitespace is False:
+        raise InvalidRequest(
+            f"{field}.disable_any_whitespace = false: whitespace is never free; whitespace_pattern "
+            "= ' ' puts one space after commas and colons",
+            field,
+        )
+    value = _OBJECT if name == "json_object" else getattr(outputs, name)
+    return ConstraintSource(
+        f"{field}.{name}",
+        _KINDS[name],
+        value if isinstance(value, Raw) else Raw(msgspec.json.encode(value)),
+        strict=bool(outputs.disable_additional_properties),
+        space=outputs.whitespace_pattern or "",
+    )
+
+
+SUCCESSORS = {
+    "guided_json": "structured_outputs.json",
+    "guided_regex": "structured_outputs.regex",
+    "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.grammar",
+    "guided_whitespace_pattern": "structured_outputs.whitespace_pattern",
+    "guided_decoding_backend": "no other: there is one way",
+    "json_schema": "structured_outputs.json, or response_format",
+    "regex": "structured_outputs.regex",
+    "ebnf": "structured_outputs.grammar, in Lark's notation",
+    "grammar": "structured_outputs.grammar",
+}
+"""Fields of earlier vLLM, SGLang and llama.cpp, with what says the same here."""
+
+
+def refuse_predecessors(given: Collection[str]) -> None:
+    """Raise InvalidRequest for a field that has another name here."""
+    for name in given:
+        if name in SUCCESSORS:
+            raise InvalidRequest(
+                f"{name!r} is not a field of this request; its name is {SUCCESSORS[name]}", name
+            )

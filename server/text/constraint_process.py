@@ -1,0 +1,115 @@
+"""`python -m srm.server.text.constraint_process PARENT`: makes and tries constraints in a process
+that may be killed.
+
+A schema or regex may be written to take all time and memory. The first message is the vocabulary,
+the others are what requests say; each answer is the constraint, or what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from typing import Any, NoReturn
+
+import msgspec
+from llguidance import LLTokenizer
+
+from srm.engine.constraints.constraint import (
+    choice_constraint,
+    json_constraint,
+    lark_constraint,
+    regex_constraint,
+)
+from srm.engine.constraints.trial import tokenizer_of, why_not
+from srm.engine.errors import UNDECODABLE, InvalidRequest
+from srm.server.schema.structured_outputs import ConstraintSource, Vocabulary
+from srm.server.text.limited_process import (
+    Answer,
+    limit_processor_time,
+    limit_this_process,
+    receive,
+    send,
+)
+
+_NICE = 10
+_STACK = 2 * 1024 * 1024
+"""Bytes of the thread that compiles: what would overflow the engine's overflows this one first."""
+
+
+def constraint_of(source: ConstraintSource) -> str:
+    """Return the constraint. Raises InvalidRequest, and UNDECODABLE for what is no JSON."""
+    if source.kind == "json":
+        schema = _loads(bytes(source.value))
+        if isinstance(schema, str):
+            schema = _loads(schema)
+        return json_constraint(schema, source.strict, source.space)
+    if source.kind == "choice":
+        return choice_constraint(msgspec.json.decode(source.value, type=list[str]))
+    text = msgspec.json.decode(source.value, type=str)
+    return (regex_constraint if source.kind == "regex" else lark_constraint)(text)
+
+
+def _loads(text: bytes | str) -> Any:
+    return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequest(f"an object has {twice!r:.80} twice")
+    return fields
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise InvalidRequest(f"{name} is no JSON")
+
+
+def answer(message: bytes, tokenizer: LLTokenizer) -> Answer:
+    """Make the constraint and try it."""
+    try:
+        constraint = constraint_of(msgspec.json.decode(message, type=ConstraintSource))
+        if fault := why_not(constraint, tokenizer):
+            return Answer(error=fault)
+        return Answer(text=constraint)
+    except InvalidRequest as error:
+        return Answer(error=error.message)
+    except RecursionError:
+        return Answer(error="it nests too deep")
+    except MemoryError:
+        return Answer(error="it takes too much memory")
+    except UNDECODABLE as error:
+        return Answer(error=f"it is not JSON: {error}")
+    except BaseException as error:  # noqa: BLE001 - a panic of Rust is not even an Exception
+        return Answer(error=f"it cannot be compiled: {type(error).__name__}: {error!s:.200}")
+
+
+def _serve() -> None:
+    inbox, outbox = sys.stdin.buffer, sys.stdout.buffer
+    first = receive(inbox)
+    if first is None:
+        return
+    vocabulary = msgspec.json.decode(first, type=Vocabulary)
+    tokenizer = tokenizer_of(vocabulary.tokens, vocabulary.eos_token_id)
+    send(outbox, Answer())
+    while (message := receive(inbox)) is not None:
+        limit_processor_time()
+        send(outbox, answer(message, tokenizer))
+
+
+def main(argv: list[str]) -> int:
+    if not limit_this_process(int(argv[0])):
+        return 1
+    os.nice(_NICE)
+    threading.stack_size(_STACK)
+    thread = threading.Thread(target=_serve)
+    thread.start()
+    thread.join()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,151 @@
+"""A process of its own for what others wrote and nobody can stop from outside: templates, grammars.
+
+It gets little memory, no environment and no secrets, and is ended when it takes too long; the next
+question starts another. Messages are JSON behind their length, and each is answered. It leaves with
+its parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+import srm
+
+MAX_MEMORY = 1024**3
+"""Most address space of a process, in bytes."""
+CPU_S = 3
+"""Seconds of processor time that a constraint may take."""
+_MAX_MESSAGE = 256 * 1024 * 1024
+"""Most bytes of a message: a chat of the most characters, every one of them escaped, and more."""
+START_S = 60.0
+"""Seconds a process may take to start, on a machine that is busy."""
+_PR_SET_PDEATHSIG = 1
+_ROOT = Path(srm.__file__).resolve().parents[1]
+_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "TZ")
+"""The environment variables that the process gets; others may hold API keys."""
+
+
+class Failed(Exception):
+    """The question has no answer, and why."""
+
+
+class Answer(msgspec.Struct):
+    """What the process made of a message, or why it is nothing."""
+
+    text: str = ""
+    error: str | None = None
+
+
+def send(stream: IO[bytes], message: object) -> None:
+    body = msgspec.json.encode(message)
+    stream.write(len(body).to_bytes(8, "little") + body)
+    stream.flush()
+
+
+def receive(stream: IO[bytes]) -> bytes | None:
+    """The next message as JSON; None if the other side is gone, or says what is none."""
+    size = stream.read(8)
+    if len(size) < 8:
+        return None
+    if (length := int.from_bytes(size, "little")) > _MAX_MESSAGE:
+        return None
+    body = stream.read(length)
+    return body if len(body) == length else None
+
+
+def limit_this_process(parent: int) -> bool:
+    """End with the parent and take no more than MAX_MEMORY; false if the parent is gone already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    return os.getppid() == parent
+
+
+def limit_processor_time() -> None:
+    """Have this process killed when it has used CPU_S more seconds."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    until = int(used.ru_utime + used.ru_stime) + 1 + CPU_S
+    resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
+
+
+class LimitedProcess:
+    """Runs a module that answers messages. One thread at a time may ask."""
+
+    def __init__(self, module: str, first: object) -> None:
+        """`first` is the message that each new process gets before any other."""
+        self._module = module
+        self._first = first
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, message: object, within_s: float) -> str:
+        """Return the answer; kill the process after `within_s` seconds. Raises Failed."""
+        if self._process is None or self._process.poll() is not None:
+            self.start()
+        return self._ask(message, within_s)
+
+    def start(self) -> None:
+        """Start anew. Raises Failed with what is wrong with the first message."""
+        self.close()
+        self._process = subprocess.Popen(
+            # -P: a folder named as ours where we are started is not ours
+            [sys.executable, "-P", "-m", self._module, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # a terminal's Ctrl-C is for us
+            env={
+                "PYTHONPATH": str(_ROOT),
+                **{name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+            },
+        )
+        self._ask(self._first, START_S)
+
+    def _ask(self, message: object, within_s: float) -> str:
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        took_too_long = threading.Event()
+
+        def stop() -> None:
+            took_too_long.set()
+            process.kill()
+
+        timer = threading.Timer(within_s, stop)
+        timer.start()
+        try:
+            send(process.stdin, message)
+            reply = receive(process.stdout)
+        except BrokenPipeError:
+            reply = None
+        finally:
+            timer.cancel()
+        if reply is None:
+            self.close()
+            raise Failed(
+                f"it takes longer than {within_s:g} s" if took_too_long.is_set() else "it failed"
+            )
+        answer = msgspec.json.decode(reply, type=Answer)
+        if answer.error is not None:
+            raise Failed(answer.error)
+        return answer.text
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None and not stream.closed:
+                with contextlib.suppress(BrokenPipeError):  # what it never read
+                    stream.close()
