@@ -97,7 +97,7 @@ class EngineProcess:
         self._owner: dict[str, bytes] = {}  # the client of each request
         self._durable = Durable(engine, config)
         self._durable_ids: set[str] = set()  # requests that are durable
-        self._compiling = Compiling(engine.constraintss)
+        self._compiling = Compiling(engine.grammars)
         self._time_out: deque[tuple[float, str]] = deque()  # deadline and id, in order of arrival
         self.weight_reload = WeightReload(engine, load, config.weights_note)
         """The change of weights that is under way, if one is."""
