@@ -17,6 +17,7 @@ from srm.engine.scheduler.scheduler import Scheduler
 from srm.engine.steps.batch import Batch, SlotStates, StepResult
 from srm.engine.weights.weights import Weights
 from tests.engines.numpy_runner import TINY, NumpyRunner, check_batch, expanded, tiny_weights
+from tests.models.tiny_tokenizer import tiny_folder
 
 OF_A_REQUEST = {"priority", "precedence", "emit", "stream", "share", "weight", "durable"}
 SMALL: dict[str, int] = {
@@ -52,7 +53,10 @@ def _tiny() -> Weights:
 
 def engine_of(model: Weights | None = None, **settings: Any) -> Engine:
     """engine_of(num_slots=8, …): an engine on the numpy runner, settings as in EngineConfig."""
-    weights, config = model or _tiny(), EngineConfig(**{**SMALL, **settings})
+    weights, config = (
+        model or _tiny(),
+        EngineConfig(**{"model": tiny_folder(), **SMALL, **settings}),
+    )
     runner = NumpyRunner(weights, config.num_slots)
     return Engine(weights.config, runner, config, weights.fingerprint)
 

@@ -1,0 +1,150 @@
+"""Grammars as sequences follow them: what is kept, what is refused, and when a row has its turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from srm.engine.constraints.grammars import MAX_KEPT, Grammars
+from srm.engine.errors import InvalidRequest
+from srm.engine.messages import Request
+from srm.engine.process.compiling import Compiling
+from srm.engine.scheduler.round_robin import MASKED, MASKED_PART
+from srm.engine.steps.batch import Span
+from tests.engines.making import complete, engine_of, ints, request_of, scheduled
+from tests.engines.numpy_runner import TINY
+from tests.engines.run_engine import run
+from tests.engines.run_engine import tokens as tokens_of
+from tests.models.tiny_tokenizer import CHARACTERS, tiny_folder
+
+FEW = LLMatcher.grammar_from_lark("start: /[a-c]{3}/")
+
+
+def ids_of(text: str) -> list[int]:
+    return [2 + CHARACTERS.index(character) for character in text]
+
+
+def text_of(token_ids: list[int]) -> str:
+    return "".join(CHARACTERS[token - 2] for token in token_ids if token > 1)
+
+
+def grammars() -> Grammars:
+    return Grammars(TINY, tiny_folder() / "tokenizer.json")
+
+
+def constrained(name: str = "a", **settings: object) -> Request:
+    return request_of(name, [5, 6], constraint=FEW, ignore_eos=False, max_tokens=9, **settings)
+
+
+def test_the_least_used_grammar_makes_room() -> None:
+    own = grammars()
+    first = own.compile(FEW)
+    for number in range(1, MAX_KEPT):
+        own.compile(LLMatcher.grammar_from_lark(f"start: /a{{{number}}}/"))
+    assert own.compile(FEW) is first
+    own.compile(LLMatcher.grammar_from_lark("start: /b/"))
+    assert own.has(FEW) and not own.has(LLMatcher.grammar_from_lark("start: /a{1}/"))
+
+
+@pytest.mark.parametrize("constraint", ["{", '{"grammars":[]}', LLMatcher.grammar_from_lark("x")])
+def test_what_is_no_constraint_is_refused(constraint: str) -> None:
+    with pytest.raises(InvalidRequest, match="constraint is not taken") as refused:
+        grammars().compile(constraint)
+    assert refused.value.param == "constraint"
+
+
+@pytest.mark.parametrize("content", [None, "{}", '{"model": {}}'])
+def test_a_model_without_a_tokenizer_takes_none(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(InvalidRequest, match="constraint"):
+        Grammars(TINY, tmp_path / "tokenizer.json").compile(FEW)
+
+
+@pytest.mark.parametrize("name", ["ignore_eos", "allowed_token_ids", "bad_words"])
+def test_what_contradicts_a_constraint_is_refused_by_name(name: str) -> None:
+    value = {"ignore_eos": True, "allowed_token_ids": (1, 2), "bad_words": ((3, 4),)}[name]
+    engine = engine_of()
+    settings = {"ignore_eos": False, name: value}
+    with pytest.raises(InvalidRequest) as refused:
+        engine.add(request_of("a", [5], constraint=FEW, **settings))
+    assert refused.value.param == name
+
+
+def test_a_row_waits_for_its_last_token_and_others_do_not() -> None:
+    scheduler = engine_of().scheduler
+    scheduler.add(constrained("a"))
+    scheduler.add(request_of("b", [7], max_tokens=20))
+    scheduler.add(request_of("c", [8], max_tokens=20))
+    scheduler.schedule()  # feeds the first token of "a"
+    first = scheduled(scheduler)
+    second = scheduled(scheduler)  # while the first is under way
+    assert first.num_decode == second.num_decode + 1 == 3
+    complete(scheduler, first, ids_of("b")[0])
+    third = scheduled(scheduler)
+    assert third.num_decode == 3
+    row = int(third.edits.rows[0])
+    start, stop = third.edits.spans[0].reshape(-1, 2)[Span.MASK].tolist()
+    bits = np.unpackbits(third.edits.masks[start:stop].view(np.uint8), bitorder="little")
+    assert np.flatnonzero(bits).tolist() == ids_of("abc")
+    assert third.sequence_ids[row] == first.sequence_ids[first.edits.rows[0]]
+
+
+def test_masked_rows_take_turns_where_others_run() -> None:
+    engine = engine_of(num_slots=400, max_step_rows=400, max_step_tokens=900, max_waiting=400)
+    scheduler = engine.scheduler
+    scheduler.add(request_of("free", [7], n=240, max_tokens=30))
+    scheduler.add(request_of("masked", [5], n=100, max_tokens=30, ignore_eos=False, constraint=FEW))
+    seen: list[int] = []
+    most = max(MASKED, 240 // MASKED_PART)
+    for _ in range(4):
+        batch = scheduled(scheduler)
+        slots = batch.slots[batch.edits.rows].tolist()
+        assert batch.num_decode == 240 + len(slots) and len(slots) <= most
+        complete(scheduler, batch, ids_of("a")[0])
+        seen += slots
+    assert len(seen) == 4 * most > 100 and set(seen) == set(range(240, 340))
+
+
+def test_where_nothing_may_follow_the_sample_ends_with_an_error() -> None:
+    engine = engine_of()
+    nothing = LLMatcher.grammar_from_lark("start: /ab[xyz]/")
+    engine.add(request_of("a", [5], constraint=nothing, ignore_eos=False, max_tokens=9))
+    (last,) = run(engine)
+    assert last.finish_reason == "error" and "constraint" in (last.error or "")
+    assert text_of(ints(last.token_ids)) == "ab"
+
+
+def test_samples_are_the_same_alone_and_among_others() -> None:
+    alone = engine_of()
+    alone.add(constrained(n=3, seed=5, temperature=2.0))
+    expected = {index: ids for (_, index), ids in tokens_of(run(alone)).items()}
+    among = engine_of()
+    among.add(request_of("b", [1, 2, 3], n=4, max_tokens=12))
+    among.add(constrained(n=3, seed=5, temperature=2.0))
+    several = tokens_of(run(among))
+    assert {index: several["a", index] for index in range(3)} == expected
+    assert all(
+        len(text_of(ints(ids))) == 3 and ids[-4:] == b"\1\0\0\0" for ids in expected.values()
+    )
+
+
+def test_requests_wait_for_their_constraints_and_are_forgotten_with_their_client() -> None:
+    own = grammars()
+    compiling = Compiling(own)
+    assert not compiling.start(b"x", request_of("free"))
+    names = ["a", "b", "c"]
+    sources = [LLMatcher.grammar_from_lark(f"start: /{name}{name}/") for name in names]
+    for name, source in zip(names, [*sources[:2], "{"], strict=True):
+        assert compiling.start(b"x" if name != "b" else b"y", request_of(name, constraint=source))
+    assert "b" in compiling and len(compiling) == 3
+    compiling.drop(b"x", "b")  # not its own
+    compiling.drop(b"y")
+    answers = [(request.id, error) for _, request, error in compiling.take_compiled(waits=True)]
+    assert answers[0] == ("a", None) and answers[1][0] == "c" and answers[1][1] is not None
+    assert own.has(sources[0]) and not own.has(sources[1]) and not len(compiling)
+    assert not compiling.start(b"x", request_of("d", constraint=sources[0]))
+    compiling.close()
