@@ -120,27 +120,23 @@ class Matchers:
             self._of.pop(slot, None)
 
     def next_masks(
-        self, sequences: list[tuple[int, Grammar, int]], read: Callable[[int], bytes]
-    ) -> list[I32]:
-        """Return the masks, i32[words], after all tokens so far of some sequences.
+        self, slots: list[int], tokens: list[int], find: Callable[[int], tuple[Grammar, bytes]]
+    ) -> I32:
+        """Return the masks, i32[slots, words], after all tokens of some sequences, at least one.
 
-        Each is a slot, a grammar and the last token, before which its mask was made if its slot is
-        known. `read` returns all tokens, int32, of a slot.
+        `tokens` are the last ones, before which a slot's mask was made if it is known here. `find`
+        returns the grammar and all tokens, int32, of one that is not.
         """
         started = time.perf_counter()
-        matchers, behind = [], []
-        for slot, grammar, token in sequences:
-            matcher = self._of.get(slot)
-            if matcher is None:
-                matcher = self._of[slot] = grammar.start(read(slot))
-            else:
-                behind.append((matcher, token))
-            matchers.append(matcher)
-        if not matchers:
-            return []
+        known = [self._of.get(slot) for slot in slots]
+        behind = [(matcher, token) for matcher, token in zip(known, tokens, strict=True) if matcher]
         if behind:
             consume_token_par(_executor(), behind)
-        masks = list(make_masks(matchers, sequences[0][1].num_words))
+        for slot in [slot for slot, matcher in zip(slots, known, strict=True) if matcher is None]:
+            grammar, token_ids = find(slot)
+            self._of[slot] = grammar.start(token_ids)
+        num_words = find(slots[0])[0].num_words
+        masks = make_masks([self._of[slot] for slot in slots], num_words)
         self.num_masks += len(masks)
         self.seconds += time.perf_counter() - started
         return masks
@@ -150,10 +146,12 @@ def make_masks(matchers: list[LLMatcher], num_words: int) -> I32:
     """Return which tokens each may be given next: i32[matchers, words]. Where nothing may follow,
     since a text reached one of LIMITS, no bit is set."""
     masks = np.zeros((len(matchers), num_words), np.int32)
-    rows = [(matcher, row) for row, matcher in enumerate(matchers)]
-    fill_next_token_bitmask_par(_executor(), rows, masks)
-    for row, matcher in enumerate(matchers):
-        if matcher.is_error():  # its mask says that the text may end
+    fill_next_token_bitmask_par(
+        _executor(), list(zip(matchers, range(len(matchers)), strict=True)), masks
+    )
+    # A matcher that failed allows the end of the text alone; so may one that did not.
+    for row in np.flatnonzero(np.count_nonzero(masks, axis=1) == 1).tolist():
+        if matchers[row].is_error():
             masks[row] = 0
     return masks
 

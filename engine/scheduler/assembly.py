@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from srm.engine.constraints.grammars import Grammar
 from srm.engine.state.sequence import SequenceGroup
 from srm.engine.state.slots import SlotTable
 from srm.engine.steps.batch import (
@@ -24,7 +25,7 @@ from srm.engine.steps.batch import (
     Edits,
     Records,
 )
-from srm.engine.steps.token_edits import EditList
+from srm.engine.steps.token_edits import EditList, add_masks, without_ends
 
 NOTHING: I32 = np.empty(0, np.int32)
 FED, FOLLOWING = np.array([FROM_DEVICE], np.int32), np.array([SAMPLED], np.int32)
@@ -111,11 +112,10 @@ def _scored(table: SlotTable, slots: I64, scored: list[PromptChunk]) -> dict[str
 def _edits(table: SlotTable, slots: I64) -> Edits:
     if not table.edits:
         return NO_EDITS
-    edits = EditList()
+    edits, masked = EditList(), np.flatnonzero(table.is_masked[slots])
+    masks = _masks(table, slots[masked]) if len(masked) else NO_EDITS.masks
     rows = np.flatnonzero(table.is_edited[slots])
     edited = slots[rows]
-    masked = edited[table.is_masked[edited]]
-    masks = _masks(table, masked) if len(masked) else {}
     columns = (rows, edited, table.first_position[edited], table.position[edited])
     for row, slot, first, position in zip(*(column.tolist() for column in columns), strict=True):
         plan, num_sampled = table.edits[slot], position - first
@@ -123,27 +123,26 @@ def _edits(table: SlotTable, slots: I64) -> Edits:
             # The device adds the last token itself: the host may not have it yet.
             reads = plan.reads_history and num_sampled > 1
             known = table.output_tokens.read(slot, first, position - 1) if reads else b""
-            edits.add(row, plan, num_sampled, known, masks.get(slot))
-    return edits.build()
+            edits.add(row, plan, num_sampled, known)
+        if plan.grammar is not None and num_sampled < plan.min_tokens:
+            place = int(np.searchsorted(masked, row))
+            masks[place] = without_ends(masks[place], plan.ends)
+    return add_masks(edits.build(), masked, masks) if len(masked) else edits.build()
 
 
-def _masks(table: SlotTable, slots: I64) -> dict[int, I32]:
-    """Return what these slots may sample, by slot: i32[words], of `Edits.masks`."""
+def _masks(table: SlotTable, slots: I64) -> I32:
+    """Return what each of these slots may sample, i32[slots, words], as `Edits.masks` has it."""
     firsts, positions = table.first_position[slots], table.position[slots]
-    last = table.output_tokens.read_each(slots, np.maximum(positions - 1, 0))  # if it has any
-    masks, begun = {}, []
-    columns = (slots, firsts, positions, last)
-    for slot, first, position, token in zip(*(column.tolist() for column in columns), strict=True):
-        grammar = table.edits[slot].grammar
-        assert grammar is not None
-        if position == first:
-            masks[slot] = grammar.first_mask
-        else:
-            begun.append((slot, grammar, token))
+    is_begun = positions > firsts
+    begun, fresh = slots[is_begun], slots[~is_begun]
+    last = table.output_tokens.read_each(begun, positions[is_begun] - 1)
 
-    def read(slot: int) -> bytes:
-        first, position = table.first_position[slot], table.position[slot]
-        return table.output_tokens.read(slot, int(first), int(position))
+    def find(slot: int) -> tuple[Grammar, bytes]:
+        """Return a slot's grammar, and all tokens of its sequence."""
+        first, position = int(table.first_position[slot]), int(table.position[slot])
+        return table.grammar(slot), table.output_tokens.read(slot, first, position)
 
-    next_masks = table.matchers.next_masks(begun, read)
-    return masks | {slot: mask for (slot, _, _), mask in zip(begun, next_masks, strict=True)}
+    parts = [table.matchers.next_masks(begun.tolist(), last.tolist(), find)] if len(begun) else []
+    parts += [table.grammar(slot).first_mask[None] for slot in fresh.tolist()]
+    order = np.concatenate([np.flatnonzero(is_begun), np.flatnonzero(~is_begun)])
+    return np.concatenate(parts)[np.argsort(order)] if len(fresh) else parts[0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from srm.engine.constraints.grammars import Matchers
+from srm.engine.constraints.grammars import Grammar, Matchers
 from srm.engine.messages import GREEDY_BELOW, LEAST_TOP_P
 from srm.engine.state.parked import Parked
 from srm.engine.state.sequence import SequenceGroup, sample_seeds
@@ -108,8 +108,8 @@ class SlotTable:
         self.stream = np.zeros(num_slots, np.int64)  # i64 its number in Tokens
         self.num_logprobs = np.full(num_slots, NO_LOGPROBS, np.int32)  # i32 alternatives wanted
         self.is_edited = np.zeros(num_slots, np.bool_)  # bool: its logits are edited
-        self.edits: dict[int, EditPlan] = {}  # by slot, where edited
         self.is_masked = np.zeros(num_slots, np.bool_)  # bool: a grammar says what it may sample
+        self.edits: dict[int, EditPlan] = {}  # by slot, where edited or masked
         self.num_masked = 0  # owned slots of which one does
         self.matchers = Matchers()
         # What it has sampled, by the position of the row that sampled it.
@@ -125,6 +125,12 @@ class SlotTable:
     @property
     def num_owned(self) -> int:
         return self.num_slots - self.num_free
+
+    def grammar(self, slot: int) -> Grammar:
+        """Return the grammar of a masked slot."""
+        grammar = self.edits[slot].grammar
+        assert grammar is not None
+        return grammar
 
     def assign_slots(self, group: SequenceGroup, count: int) -> I32:
         """Take slots for a group's next `count` sequences, with all that a first row needs."""
@@ -186,7 +192,7 @@ class SlotTable:
         self.num_logprobs[at] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         self.num_asking += count if params.logprobs else 0
         if group.edits is not None:
-            self.is_edited[at] = True
+            self.is_edited[at] = group.edits.has_own
             self.edits.update(dict.fromkeys(slots.tolist(), group.edits))
             if group.edits.grammar is not None:
                 self.is_masked[at] = True
@@ -204,7 +210,7 @@ class SlotTable:
         if self.num_asking:
             self.num_asking -= int(np.count_nonzero(self.num_logprobs[slots] > 0))
         if self.edits:
-            for slot in slots[self.is_edited[slots]].tolist():
+            for slot in slots[self.is_edited[slots] | self.is_masked[slots]].tolist():
                 del self.edits[slot]
             self.is_edited[slots] = False
         if self.num_masked:

@@ -8,7 +8,7 @@ device does the arithmetic.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -17,7 +17,7 @@ from srm.engine.config import ModelConfig
 from srm.engine.constraints.grammars import Grammar
 from srm.engine.errors import InvalidRequest
 from srm.engine.messages import MAX_BIAS, MAX_PENALTY, REPETITION_PENALTIES, SamplingParams
-from srm.engine.steps.batch import I32, NO_EDITS, Edits, Span
+from srm.engine.steps.batch import I32, I64, NO_EDITS, Edits, Span
 
 NO_PENALTIES = (1.0, 0.0, 0.0)  # repetition, frequency, presence
 
@@ -47,14 +47,15 @@ class EditPlan:
         """Whether it depends on what was sampled before the last token."""
         return self.is_penal or bool(self.longer)
 
+    @property
+    def has_own(self) -> bool:
+        """Whether there is more to it than a grammar."""
+        return self.min_tokens > 0 or self.reads_history or bool(self.lists)
+
     def has_edits(self, num_sampled: int) -> bool:
-        """Whether a row that has sampled so many tokens is to be edited."""
-        return (
-            self.grammar is not None
-            or num_sampled < self.min_tokens
-            or self.reads_history
-            or bool(self.lists)
-        )
+        """Whether a row that has sampled so many tokens is to be edited; masks are not counted."""
+        is_early = num_sampled < self.min_tokens and self.grammar is None
+        return is_early or self.reads_history or bool(self.lists)
 
 
 def plan_edits(
@@ -116,15 +117,11 @@ class EditList:
         self._tokens: list[bytes] = []  # of all other lists
         self._num_tokens = 0
         self._shared: dict[tuple[int, bool], list[int]] = {}  # by plan and whether it is early
-        self._masks: list[I32] = []
-        self._num_words = 0
 
-    def add(
-        self, row: int, plan: EditPlan, num_sampled: int, known: bytes, mask: I32 | None = None
-    ) -> None:
+    def add(self, row: int, plan: EditPlan, num_sampled: int, known: bytes) -> None:
         """Edit a decode row; rows ascend. `known` are the tokens it has sampled but for the last
-        one; `mask`, if its plan has a grammar, is one of `Edits.masks`."""
-        key = (id(plan), mask is None and num_sampled < plan.min_tokens)
+        one."""
+        key = (id(plan), plan.grammar is None and num_sampled < plan.min_tokens)
         spans = self._shared.get(key)
         if spans is None:
             spans = self._shared[key] = self._share(plan, key[1])
@@ -136,12 +133,6 @@ class EditList:
             self._put(spans, Span.PAIRS, b"".join([plan.lists.get(Span.PAIRS, b""), *openings]))
         if plan.is_penal:
             self._put(spans, Span.SAMPLED, known)
-        if mask is not None:
-            if num_sampled < plan.min_tokens:
-                mask = _without_ends(mask, plan.ends)
-            spans[2 * Span.MASK :] = self._num_words, self._num_words + len(mask)
-            self._num_words += len(mask)
-            self._masks.append(mask)
         self._rows.append(row)
         self._spans.append(spans)
         self._penalties.append(plan.penalties)
@@ -158,7 +149,7 @@ class EditList:
             penalties=np.array(self._penalties, np.float32),
             tokens=np.frombuffer(b"".join([*self._biased, *self._tokens]), np.int32),
             biases=np.frombuffer(b"".join(self._biases), np.float32),
-            masks=np.concatenate([NO_EDITS.masks, *self._masks]),
+            masks=NO_EDITS.masks,
         )
 
     def _share(self, plan: EditPlan, is_early: bool) -> list[int]:
@@ -184,16 +175,34 @@ class EditList:
         spans[2 * span : 2 * span + 2] = start, self._num_tokens
 
 
-def _ids(token_ids: Iterable[int]) -> bytes:
-    return np.fromiter(token_ids, "<i4").tobytes()
+def add_masks(edits: Edits, rows: I64, masks: I32) -> Edits:
+    """Return the edits with masks, i32[k, words], of k decode rows, which ascend."""
+    both = np.union1d(edits.rows, rows)
+    edited, masked = np.searchsorted(both, edits.rows), np.searchsorted(both, rows)
+    spans = np.zeros((len(both), 2 * len(Span)), np.int32)
+    penalties = np.tile(np.array(NO_PENALTIES, np.float32), (len(both), 1))
+    spans[edited], penalties[edited] = edits.spans, edits.penalties
+    begins = np.arange(len(rows)) * masks.shape[1]
+    spans[masked, 2 * Span.MASK], spans[masked, 2 * Span.MASK + 1] = begins, begins + masks.shape[1]
+    return replace(
+        edits,
+        rows=both.astype(np.int32),
+        spans=spans,
+        penalties=penalties,
+        masks=masks.reshape(-1),
+    )
 
 
-def _without_ends(mask: I32, ends: bytes) -> I32:
+def without_ends(mask: I32, ends: bytes) -> I32:
     """Return the mask without these tokens, or as it is if it allows no other."""
     ids = np.frombuffer(ends, "<i4")
     without = mask.copy()
     np.bitwise_and.at(without, ids // 32, ~(np.int32(1) << ids % 32))
     return without if without.any() else mask
+
+
+def _ids(token_ids: Iterable[int]) -> bytes:
+    return np.fromiter(token_ids, "<i4").tobytes()
 
 
 def check_ranges(params: SamplingParams, *checks: tuple[str, bool, str]) -> None:
