@@ -80,6 +80,7 @@ BENCHMARKS = {
     "kernels": "bench.engine.kernels",
     "engine": "bench.engine.throughput",
     "prefill": "bench.engine.prefill",
+    "constrained": "bench.engine.constrained",
     "host": "bench.host.host",
     "counted": "bench.gpu.counted",
     "precision": "bench.model.precision",

@@ -54,19 +54,25 @@ def measure_models(config: BenchConfig, measure: Callable[[Path], dict[str, Any]
     """Return `measure` of each model, and the peaks before and after."""
     keep_freed_memory()  # as an engine process does
     gemm = GemmPeak(config.device, config.cache_dir, config.dtypes)
-    record: Record = _peaks_now(gemm, config, "before") | {"models": []}
+    record: Record = _peaks_now(gemm, config, "before") | {"models": measure_each(config, measure)}
+    record |= _peaks_now(gemm, config, "after")
+    record["peak_gflops"] = peaks(record["gemm_before"] + record["gemm_after"])
+    record["peak_gb_per_s"] = memory_peak(record["memory_before"] + record["memory_after"])
+    return record
+
+
+def measure_each(config: BenchConfig, measure: Callable[[Path], dict[str, Any]]) -> list[Record]:
+    """Return `measure` of each model."""
+    models = []
     with tempfile.TemporaryDirectory() as folder:
         paths = {"demo": config.demo_model} if config.demo_model.exists() else {}
         for width in config.random_widths:
             path = paths[f"random d {width}"] = Path(folder) / f"d{width}"
             write_random_model(path, random_shape(width))
         for name, path in paths.items():
-            record["models"].append({"name": name} | measure(path))
+            models.append({"name": name} | measure(path))
             gc.collect()  # a runner's memory, before the next one's
-    record |= _peaks_now(gemm, config, "after")
-    record["peak_gflops"] = peaks(record["gemm_before"] + record["gemm_after"])
-    record["peak_gb_per_s"] = memory_peak(record["memory_before"] + record["memory_after"])
-    return record
+    return models
 
 
 def random_shape(width: int) -> ModelConfig:

@@ -262,14 +262,14 @@ def _taps(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:
 
 
 def _edit(before: list[Array], _: list[Array], after: list[Array]) -> Found:
-    logits, spans, penalties, tokens, biases = before[1], *before[5:]
+    logits, spans, penalties, *lists = before[1], *before[5:]
     rows = looked_at(len(logits))[:8]
     lasts = [
         -1 if token >= 0 else int(before[0][slot])
         for token, slot in zip(*before[2:4], strict=False)
     ]
     edits = (
-        oracle.edit(_wide(logits[row]), lasts[row], spans[row], penalties[row], tokens, biases)
+        oracle.edit(_wide(logits[row]), lasts[row], spans[row], penalties[row], *lists)
         for row in rows
     )
     expected = np.array([*edits])
