@@ -76,10 +76,12 @@ def in_words(error: Exception, whole: str = "") -> str:
     return f"{where} {text}".lstrip()
 
 
-def did_you_mean(name: str, known: Collection[str]) -> str:
+def did_you_mean(name: str, known: Collection[str], cutoff: float = 0.8) -> str:
     """Return the end of a message about a name that is none of those known: the one that it is
-    likely a misspelling of, if any. Less alike is another name, such as `prompt_token_ids`."""
-    close = get_close_matches(name, known, 1, 0.8) if len(name) <= 64 else []
+    likely a misspelling of, if any: first one of the same letters. Less alike is another name, such
+    as `prompt_token_ids`."""
+    close = get_close_matches(name, known, 5, cutoff) if len(name) <= 64 else []
+    close.sort(key=lambda other: sorted(other) != sorted(name))
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

@@ -70,6 +70,8 @@ class Command(NamedTuple):
     """Field that may be given without its flag."""
     short: Mapping[str, str] = {}
     """Further flags, by field."""
+    elsewhere: Mapping[str, str] = {}
+    """Flags of other programs that do the same, with what does it here."""
     presets: Path | None = None
     """Folder of TOML files that may be named without it and `.toml`, and without a flag."""
     variables: Set[str] | None = frozenset()
@@ -182,6 +184,8 @@ def _read_flags(known: Mapping[str, Setting], argv: list[str], command: Command)
     if unknown:
         flag = unknown[0].partition("=")[0]
         near = did_you_mean(flag, [*map(flag_of, known), "--config", "--help"])
+        if here := command.elsewhere.get(flag.replace("_", "-")):
+            near = f"; here it is {here}"
         raise ConfigError(
             f"there is no flag {flag}{near or f'; {command.prog} --help lists them'}"
             if flag.startswith("-")

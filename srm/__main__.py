@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -150,11 +149,11 @@ def check_environment(environ: Mapping[str, str]) -> None:
     known = {f"SRM_{name.upper()}" for name in SETTINGS} | VARIABLES
     for variable in environ:
         if variable.startswith("SRM_") and variable not in known:
-            near = get_close_matches(variable, known, 1, cutoff=0.85)
+            near = did_you_mean(variable, known, cutoff=0.85)
             raise ConfigError(
                 f"environment: {variable} is read by no command: only settings of serve, generate, "
                 "batch and score, and url, api_key_env and output of load tests are variables"
-                + (f"; did you mean {near[0]}?" if near else "; other settings are flags")
+                + (near or "; other settings are flags")
             )
 
 

@@ -85,7 +85,8 @@ OPERATIONS = (
 )  # fmt: skip
 
 
-_AWAY = "the engine does not answer: it is starting, frozen or gone"
+_STARTING = "the engine has not answered yet: it is starting"
+_GONE = "the engine does not answer any more: it is frozen or gone, and is started again"
 
 
 def check_ready(client: EngineClient, stall_s: float) -> Health:
@@ -93,7 +94,7 @@ def check_ready(client: EngineClient, stall_s: float) -> Health:
     not be answered, by any engine."""
     reasons = why_not_ready(client, stall_s)
     if client.status is None:
-        raise EngineUnavailable(next(filter(None, reasons), _AWAY))
+        raise EngineUnavailable(next(filter(None, reasons), _STARTING))
     if all(reasons):
         raise EngineUnavailable(reasons[0])
     states = [reason or "ready" for reason in reasons]
@@ -111,7 +112,7 @@ def _why_not(engine: EngineConnection, stall_s: float) -> str:
     """Return the reason why an engine would not answer; empty if it would."""
     status = engine.status
     if status is None:
-        return _AWAY
+        return _GONE if engine.losses else _STARTING
     if status.state != "ready":
         return f"the engine is {status.state}"
     if engine.silent_s > stall_s:

@@ -47,6 +47,25 @@ _MOST_BY_DEFAULT, _MOST_OF_AN_ENGINE = 8, 4
 """API processes, whatever the number of cores; the larger of both counts."""
 _LONGEST_SOCKET = 107
 """Bytes of the path of a Unix socket, by the kernel."""
+FLAGS_OF_VLLM = {
+    "--max-num-seqs": "--num-slots, sequences that run, and --max-step-rows, those of a step",
+    "--max-num-batched-tokens": "--max-step-tokens",
+    "--gpu-memory-utilization": "--memory-fraction",
+    "--data-parallel-size": "--engines, or --devices",
+    "--tensor-parallel-size": "not needed: a model fits one GPU; --engines uses several",
+    "--pipeline-parallel-size": "not needed: a model fits one GPU; --engines uses several",
+    "--max-model-len": "not a setting: the model's n_ctx",
+    "--enable-prefix-caching": "--prefix-cache, which is on",
+    "--no-enable-prefix-caching": "--prefix-cache=false",
+    "--enable-chunked-prefill": "not a setting: prompts are always fed in chunks",
+    "--api-key": "the variable SRM_API_KEYS, or --api-keys-file",
+    "--api-server-count": "--api-processes",
+    "--enforce-eager": "not a setting: a graph is compiled once and kept in --cache-dir",
+    "--trust-remote-code": "not a setting: no code of a model's folder is run",
+    "--tokenizer": "tokenizer.json in the model's folder",
+    "--uvicorn-log-level": "--log-level",
+}
+"""What does the same here, for who comes from there."""
 _TOUCH_S = 3600.0
 _HEARTBEAT = "heartbeat"
 _MARGIN_S = 5.0
@@ -284,6 +303,7 @@ def load_settings(argv: list[str]) -> tuple[ServerConfig, EngineConfig]:
         "model device dtype host port served_model_name num_slots engines api_keys_file admin_port "
         "data_dir log_level",
         positional="model",
+        elsewhere=FLAGS_OF_VLLM,
         variables=None,
     )
     settings = read_settings((EngineConfig, ServerConfig), argv, command)

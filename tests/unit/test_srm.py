@@ -20,7 +20,8 @@ from tests.serving import ROOT
     ("variable", "value", "says"),
     [
         ("SRM_NUM_SLOT", "7", "read by no command: only settings of serve, generate, batch and"),
-        ("SRM_NUM_SLOT", "7", "are variables; did you mean SRM_NUM_SLOTS?"),
+        ("SRM_NUM_SLOT", "7", "are variables; did you mean 'SRM_NUM_SLOTS'?"),
+        ("SRM_PROT", "7", "are variables; did you mean 'SRM_PORT'?"),
         ("SRM_ROWS", "7", "other settings are flags\n"),  # once a setting of `srm tune`
         ("SRM_RETRY_GRACE_S", "2", "are flags\n"),  # the flag that was named is gone as well
         ("SRM_port", "7", "read by no command"),
@@ -96,6 +97,8 @@ def test_the_usage_names_every_command(argv: list[str], capsys: pytest.CaptureFi
         ),
         ("train grpo --step=3", "srm train: there is no flag --step; did you mean '--steps'?"),
         ("bench kernel", "got 'kernel'; did you mean 'kernels'?"),
+        ("serve --max-num-seqs=9", "there is no flag --max-num-seqs; here it is --num-slots"),
+        ("serve --max_model_len 9", "here it is not a setting: the model's n_ctx"),
     ],
 )
 def test_a_slip_of_the_pen_is_one_line(
@@ -135,7 +138,7 @@ def test_a_slip_of_the_pen_is_one_line(
         (["bench", "prefill", "--repetitions=0"], "repetitions must be at least 1, got 0"),
         (["bench", "prefill", "--step-tokens=9"], "step_tokens must be at least the longest of"),
         (["bench", "counted", "--tflops=0"], "tflops must be above 0, got 0.0"),
-        (["bench"], "measures kernels, engine, prefill, host, "),
+        (["bench"], "measures kernels, engine, prefill, constrained, "),
     ],
 )
 def test_what_a_command_cannot_do_is_said_before_any_work(

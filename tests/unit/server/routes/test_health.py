@@ -50,7 +50,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
 
 
 def test_it_is_not_ready_before_the_first_answer_and_while_it_drains(heard: Heard) -> None:
-    assert "does not answer" in heard.reason()
+    assert "it is starting" in heard.reason()
     assert heard.report(1, state="draining", running=2) == "the engine is draining"
 
 
@@ -103,4 +103,6 @@ def test_one_engine_of_two_that_is_away_is_said(monkeypatch: pytest.MonkeyPatch)
     assert health.summary == "1 of 2 engines"
     assert isinstance(health.engines, list) and health.engines[1] == "ready"
     away, ready = why_not_ready(client, STALL_S)
-    assert "does not answer" in away and not ready
+    assert "it is starting" in away and not ready
+    client.engines[0].losses = 1
+    assert "gone" in why_not_ready(client, STALL_S)[0]
