@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,9 @@ from srm.engine.tokenizer_file import read_tokenizer
 I32 = npt.NDArray[np.int32]
 MAX_KEPT = 256
 """Most compiled grammars that are kept for later requests."""
+
+MAX_MATCHERS = 100_000
+"""Most sequences whose matchers are kept between steps: one of 80 tokens takes about 14 KB."""
 
 
 class Grammar:
@@ -137,6 +141,8 @@ class Matchers:
             self._of[slot] = grammar.start(token_ids)
         num_words = find(slots[0])[0].num_words
         masks = make_masks([self._of[slot] for slot in slots], num_words)
+        for slot in list(islice(self._of, max(0, len(self._of) - MAX_MATCHERS))):
+            del self._of[slot]  # to be made again of its tokens
         self.num_masks += len(masks)
         self.seconds += time.perf_counter() - started
         return masks

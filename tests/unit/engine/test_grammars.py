@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
+from srm.engine.constraints import grammars as matching
 from srm.engine.constraints.grammars import MAX_KEPT, Grammars
 from srm.engine.errors import InvalidRequest
 from srm.engine.messages import Request
@@ -130,6 +131,17 @@ def test_samples_are_the_same_alone_and_among_others() -> None:
     assert all(
         len(text_of(ints(ids))) == 3 and ids[-4:] == b"\1\0\0\0" for ids in expected.values()
     )
+
+
+def test_a_matcher_that_made_room_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = constrained(n=5, seed=1, temperature=2.0)
+    engine = engine_of()
+    engine.add(request)
+    expected = tokens_of(run(engine))
+    monkeypatch.setattr(matching, "MAX_MATCHERS", 2)
+    engine = engine_of(max_step_rows=3)
+    engine.add(request)
+    assert tokens_of(run(engine)) == expected
 
 
 def test_requests_wait_for_their_constraints_and_are_forgotten_with_their_client() -> None:
