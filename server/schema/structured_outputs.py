@@ -69,7 +69,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    json: Raw = _NULL
+    json: Raw = msgspec.field(default_factory=lambda: _NULL)
     """A JSON schema, or one as text."""
     json_object: bool | None = None
     """true: any JSON object."""
