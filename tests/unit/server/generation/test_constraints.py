@@ -76,8 +76,10 @@ def children() -> list[psutil.Process]:
 
 async def test_what_a_request_asks_for_becomes_its_constraint(constraints: Constraints) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    named = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    closed = {**named, "json_schema": {**named["json_schema"], "strict": True}}
+    named, closed = (
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": strict}}
+        for strict in (None, True)
+    )
     asked: list[tuple[dict[str, Any], str, str]] = [
         ({"response_format": named}, '{"a":1,"b":2}', '{"a": 1}'),
         ({"response_format": closed}, '{"a":1}', '{"a":1,"b":2}'),
