@@ -195,8 +195,8 @@ SUCCESSORS = {
 
 def refuse_predecessors(given: Collection[str]) -> None:
     """Raise InvalidRequest for a field that has another name here."""
-    for name in given:
-        if name in SUCCESSORS:
-            raise InvalidRequest(
-                f"{name!r} is not a field of this request; its name is {SUCCESSORS[name]}", name
-            )
+    if not SUCCESSORS.keys().isdisjoint(given):
+        name = next(name for name in given if name in SUCCESSORS)
+        raise InvalidRequest(
+            f"{name!r} is not a field of this request; its name is {SUCCESSORS[name]}", name
+        )

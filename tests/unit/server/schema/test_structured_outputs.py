@@ -15,11 +15,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "grammar"}}, "response_format", "must be an object with type:"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema must be there"),
     ({"response_format": {**SCHEMA, "type": "text"}}, "response_format", "type is text"),
-    ({"response_format": {**SCHEMA, "extra": 1}}, "response_format", "must be an object with"),
+    ({"response_format": {**SCHEMA, "extra": 1}}, "response_format", "extra is not a field"),
     ({"structured_outputs": {}}, "structured_outputs", "exactly one of json"),
     ({"structured_outputs": {**REGEX, "choice": ["a"]}}, "structured_outputs", "got regex, choice"),
     ({"structured_outputs": {"json_object": False}}, "structured_outputs", "json_object: true"),
     ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs", "must be an object"),
+    ({"structured_outputs": {"json": {}, "backend": 1}}, "structured_outputs", "backend is not"),
     (
         {"structured_outputs": {**REGEX, "whitespace_pattern": ""}},
         "structured_outputs",
