@@ -317,10 +317,11 @@ def test_shell_examples_run(server: Server) -> None:
     [
         (API, {"n invalid_request Error code: 400": 1}),
         (["many-samples.md"], {"drawn": 1}),
+        (["structured-outputs.md"], {"item=": 1, "['#### ": 1}),
         (["batches.md"], {"completed ": 1, "question ": 10}),
         (["python.md"], {"of 1000 samples say 42": 1, "boxes: ": 20}),
     ],
-    ids=["api", "many-samples", "batches", "python"],
+    ids=["api", "many-samples", "structured-outputs", "batches", "python"],
 )
 def test_python_examples_run_one_after_the_other(
     server: Server, pages: list[str], expected: dict[str, int]

@@ -40,7 +40,7 @@ SMALL = (
     *("msgspec", "fastapi", "starlette", "uvicorn", "httptools", "pyzmq", "google-re2"),
     *("zstandard", "pydantic", "pydantic-core", "annotated-types", "typing-inspection"),
     *("python-multipart", "opentelemetry-api", "annotated-doc", "typing-extensions", "anyio"),
-    *("h11", "httpx", "httpcore"),
+    *("h11", "httpx", "httpcore", "llguidance"),
 )
 """Packages that calls need, those of the server among them; of others the machine has its own."""
 MAX = ("max", "max-core", "max-shmem-libs", "mojo-compiler", "exceptiongroup", "taskgroup")

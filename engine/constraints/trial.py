@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 LIMITS = LLParserLimits(verbose_errors=False)
 """How large a grammar and its states may become: the library's own limits."""
+_UNMET = "no text of the model's tokens can meet it, or to follow it takes too much"
+_SHOWS_PLACE = re.compile(r"\s*(?:\^*$|[0-9]+ \| |<non-verbose/>)")
 _WALKED = 64
 """Tokens of the walk that shows whether a constraint can be followed."""
 
@@ -54,13 +57,12 @@ def why_not(constraint: str, tokenizer: LLTokenizer) -> str:
         if not going_on:
             if matcher.is_accepting():
                 return ""
-            return _plain(matcher.get_error()) or "no text of the model's tokens can meet it"
+            return _UNMET
         matcher.consume_token(random.choice(going_on))
     return _plain(matcher.get_error()) if matcher.is_error() else ""
 
 
 def _plain(error: str) -> str:
-    """Return the first line of what llguidance says, without its state."""
-    first = error.strip().partition("\n<state>")[0]
-    lines = [line.strip() for line in first.splitlines() if line.strip()]
-    return "; ".join(lines)[:500]
+    """Return what llguidance says, without its state and the lines that show a place."""
+    lines = [line.strip() for line in error.splitlines() if not _SHOWS_PLACE.match(line)]
+    return _UNMET if error.startswith("NoExtension") else "; ".join(lines)[:500]

@@ -69,7 +69,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    json: Raw = _NULL
+    json: Raw = msgspec.field(default_factory=lambda: _NULL)
     """A JSON schema, or one as text."""
     json_object: bool | None = None
     """true: any JSON object."""
@@ -195,8 +195,8 @@ SUCCESSORS = {
 
 def refuse_predecessors(given: Collection[str]) -> None:
     """Raise InvalidRequest for a field that has another name here."""
-    for name in given:
-        if name in SUCCESSORS:
-            raise InvalidRequest(
-                f"{name!r} is not a field of this request; its name is {SUCCESSORS[name]}", name
-            )
+    if not SUCCESSORS.keys().isdisjoint(given):
+        name = next(name for name in given if name in SUCCESSORS)
+        raise InvalidRequest(
+            f"{name!r} is not a field of this request; its name is {SUCCESSORS[name]}", name
+        )

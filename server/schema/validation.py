@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 from msgspec import Raw, inspect
 
-from srm.engine.errors import UNDECODABLE, InvalidRequest, cut, did_you_mean, not_utf8
+from srm.engine.errors import UNDECODABLE, InvalidRequest, cut, did_you_mean, in_words, not_utf8
 from srm.server.schema.json_parts import (
     MAX_FIELDS,
     MAX_VALUE_BYTES,
@@ -159,10 +159,10 @@ def _fields(kind: type[Fields]) -> dict[str, msgspec.structs.FieldInfo]:
     return {field.encode_name: field for field in msgspec.structs.fields(kind)}
 
 
-def refused(kind: type[Fields], name: str, value: Any) -> InvalidRequest:
+def refused(kind: type[Fields], name: str, value: Any, why: str = "") -> InvalidRequest:
     """Return the error for a value that a field of a request may not have."""
-    hint = hints_of(kind)[name]
-    return InvalidRequest(f"{name} must be {allowed(hint)}; got {show(value)}", name)
+    must = f"{name} must be {allowed(hints_of(kind)[name])}; got {show(value)}"
+    return InvalidRequest(f"{must}: {why}" if why else must, name)
 
 
 def _convert(kind: type[Fields], name: str, value: Raw) -> Any:
@@ -173,8 +173,9 @@ def _convert(kind: type[Fields], name: str, value: Raw) -> Any:
         )
     try:
         return decoded(value, hint)
-    except msgspec.ValidationError:
-        raise refused(kind, name, value) from None
+    except msgspec.ValidationError as error:
+        is_unknown = "unknown field" in str(error)
+        raise refused(kind, name, value, in_words(error, name) if is_unknown else "") from None
     except UNDECODABLE as error:
         raise not_json(value, error) from None
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageParam
 
@@ -115,6 +116,21 @@ def test_n_lists_tokens_and_best_of(client: openai.OpenAI) -> None:
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 20)
     choice = answer.choices[0].model_dump()
     assert (len(choice["token_ids"]), choice["prompt_token_ids"]) == (4, [0, 5, 6])
+
+
+class Order(pydantic.BaseModel):
+    item: Literal["pen", "box"]
+    count: Literal[1, 2, 3]
+    note: Literal["a"] | None
+
+
+def test_a_class_is_parsed_from_whole_replies_and_streams(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "response_format": Order}
+    parsed = client.chat.completions.parse(n=5, **asked)
+    assert all(isinstance(choice.message.parsed, Order) for choice in parsed.choices)
+    with client.chat.completions.stream(seed=1, **asked) as stream:
+        last = stream.get_final_completion().choices[0].message.parsed
+    assert isinstance(last, Order)
 
 
 def test_an_id_that_is_taken_is_a_conflict(client: openai.OpenAI) -> None:

@@ -1,0 +1,208 @@
+"""Schemas: what is refused, by which place, and what the grammars of the others allow."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator, FormatChecker
+
+from srm.engine.constraints.constraint import json_constraint
+from srm.engine.constraints.pattern import FORMATS
+from srm.engine.constraints.trial import why_not
+from srm.engine.errors import InvalidRequest
+from tests.engines.matching import accepts, byte_tokenizer
+
+OPEN: dict[str, Any] = {"type": "object"}
+TAGGED = {
+    "oneOf": [
+        {
+            "type": "object",
+            "properties": {"kind": {"const": kind}, "n": {"type": "integer"}},
+            "required": ["kind", "n"],
+        }
+        for kind in ("cat", "dog")
+    ]
+}
+"""As pydantic writes a tagged union."""
+
+REFUSED: list[tuple[Any, str]] = [
+    (3, "the schema: must be an object, true or false; got 3"),
+    (False, "the schema: no JSON text that ends can meet it"),
+    ({"minimun": 3}, "/minimun: this keyword is not supported; did you mean 'minimum'?"),
+    ({"properties": {"a": {"not": {}}}}, "/properties/a/not: this keyword is not supported"),
+    ({"items": [{"if": True}]}, "/items/0/if: this keyword is not supported; write anyOf"),
+    ({"x-guidance": {}}, "/x-guidance: this keyword"),
+    ({"uniqueItems": True}, "/uniqueItems: this keyword"),
+    ({"nullable": True}, '/nullable: this keyword is not supported; write "type" as a list'),
+    ({"properties": {"a/b~": {"contains": {}}}}, "/properties/a~1b~0/contains: this keyword"),
+    ({"contentMediaType": "application/json"}, "/contentMediaType: this keyword"),
+    ({"enum": []}, "/enum: must be a list of at least one value; got []"),
+    ({"enum": list(range(10_001))}, "/enum: enums have more than 10000 values"),
+    ({"const": 2**53 + 1}, "/const: numbers must be from -2**53 to 2**53"),
+    ({"const": float("inf")}, "/const: numbers must be"),
+    ({"const": ["\ud800"]}, "/const: it has half of a surrogate pair"),
+    ({"const": "a\0"}, r"/const: it has the control character '\x00'"),
+    ({"type": "text"}, "/type: must be of null, boolean, integer, number, string, array, object"),
+    ({"type": []}, "/type: must be of"),
+    ({"minimum": 2**60}, "/minimum: must be from -2**53 to 2**53"),
+    ({"minimum": True}, "/minimum: must be a number; got True"),
+    ({"minLength": -1}, "/minLength: must be an integer from 0"),
+    ({"maxItems": 1.5}, "/maxItems: must be an integer from 0"),
+    ({"multipleOf": 0}, "/multipleOf: must be a number above 0"),
+    ({"format": "idn-email"}, "/format: must be of date-time, date, time"),
+    ({"pattern": 3}, "/pattern: must be a string; got 3"),
+    ({"pattern": "[a[b]c]"}, "/pattern: '[a[b]'"),
+    ({"pattern": "a{,3}"}, "/pattern: {, is not supported in a pattern"),
+    ({"patternProperties": {".": {}, r"[^\n\r\u2028\u2029]": {}}}, "/patternProperties: two"),
+    ({"required": "a"}, "/required: must be a list of strings"),
+    ({"properties": []}, "/properties: must be an object; got []"),
+    ({"anyOf": []}, "/anyOf: must be a list of at least one schema"),
+    ({"minProperties": 2}, "/minProperties: more than 1 must be in required"),
+    ({"items": {}, "additionalItems": {}}, "/additionalItems: it has a meaning only beside"),
+    ({"$ref": "http://a/b"}, "/$ref: must be '#' or '#/' and a place in this schema"),
+    ({"$ref": "#/$defs/x"}, "/$ref: '#/$defs/x' is not in this schema"),
+    ({"$ref": "#/enum/0", "enum": [3]}, "/enum/0: must be an object, true or false"),
+    ({"items": {"$id": "a"}}, "/items/$id: only the whole schema may have an id"),
+    ({"$ref": "#"}, "the schema: no JSON text that ends can meet it"),
+    (
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        "the schema: no JSON text that ends can meet it",
+    ),
+    ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "the schema: no JSON text"),
+    ({"type": "object", "required": ["a"], "additionalProperties": False}, "the schema: no JSON"),
+    ({"oneOf": [OPEN, {"type": ["object", "null"]}]}, "/oneOf: its branches 0 and 1 may both"),
+    ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "/oneOf: its branches"),
+    ({"oneOf": [{"enum": [1, 2]}, {"enum": [2.0]}]}, "/oneOf: its branches"),
+]
+
+
+@pytest.mark.parametrize(("schema", "message"), REFUSED)
+def test_what_cannot_be_met_exactly_is_refused_by_its_place(schema: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        json_constraint(schema)
+    assert refusal.value.message.startswith(message)
+
+
+def test_what_nests_too_deep_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(101):
+        schema = {"items": schema}
+    with pytest.raises(InvalidRequest, match="nests deeper than 100"):
+        json_constraint(schema)
+
+
+JUDGED: list[tuple[Any, list[Any]]] = [
+    (OPEN, [{}, {"a": 1, "b": [None]}, [], 3]),
+    (TAGGED, [{"kind": "cat", "n": 1}, {"kind": "cow", "n": 1}, {"kind": "dog"}, {}]),
+    ({"properties": {"a": {"type": "integer"}}}, [{"a": 1}, {"a": "x"}, {"b": "x"}, 3]),
+    ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, ["a", 1, None]),
+    ({"type": "object", "oneOf": TAGGED["oneOf"]}, [{"kind": "cat", "n": 1}, {"kind": "cat"}]),
+    (
+        {"$defs": {"t": {"type": "array", "items": {"$ref": "#/$defs/t"}}}, "$ref": "#/$defs/t"},
+        [[], [[], [[]]], [1], 3],
+    ),
+    ({"definitions": {"a b": {"const": 1}}, "$ref": "#/definitions/a%20b"}, [1, 2]),
+    ({"allOf": [{"minimum": 3}, {"type": "integer", "maximum": 4}]}, [3, 4, 5, 2, "a"]),
+    ({"enum": ["a", 1, None, True, [1], {"x": 1}]}, ["a", 1, None, True, [1], {"x": 1}, False, 2]),
+    ({"maximum": 2**63 - 1, "type": "integer"}, [5, -5, "a"]),
+    ({"multipleOf": 0.01, "type": "number"}, [4.5, 0.005]),
+    ({"minProperties": 2, "required": ["a", "b"]}, [{"a": 1, "b": 1}, {"a": 1}]),
+    ({"uniqueItems": False, "title": "t", "default": 3, "x-order": 1}, [[1, 1], 3]),
+    ({"patternProperties": {"^a": {"type": "integer"}}}, [{"ab": 1}, {"ab": "x"}, {"b": "x"}]),
+    ({"type": "string", "pattern": "^a|b$"}, ["ax", "xb", "cc"]),
+    ({"type": "string", "minLength": 2, "maxLength": 3, "pattern": "é"}, ["éx", "é", "abcd"]),
+    ({"type": "string", "pattern": "^a\\x01b$"}, ["ab", "acb"]),
+    ({"type": "string", "pattern": "^[\\x7f]$"}, [""]),
+    ({"format": "date"}, ["2024-02-29", "2023-02-29", "2000-02-29", "1900-02-29", "0000-01-01"]),
+    ({"format": "date"}, ["2024-04-31", "2024-12-31", "2024-10-10", "x", 3]),
+]
+
+
+@pytest.mark.parametrize(("schema", "values"), JUDGED)
+def test_a_grammar_allows_what_jsonschema_calls_valid(schema: Any, values: list[Any]) -> None:
+    judge = Draft202012Validator(schema, format_checker=FormatChecker())
+    constraint = json_constraint(schema)
+    for value in values:
+        text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+        assert accepts(constraint, text) == judge.is_valid(value), text
+
+
+def test_a_name_has_one_spelling_so_that_none_evades_its_schema() -> None:
+    """llguidance takes "\\u0061" for another name than "a" otherwise."""
+    constraint = json_constraint({"properties": {"a": {"type": "integer"}}})
+    assert accepts(constraint, '{"a":1,"b\\n":"x"}')
+    assert not accepts(constraint, '{"\\u0061":"x"}')
+    assert not accepts(constraint, '{"b":"\\u0061"}')
+
+
+def test_keywords_of_earlier_drafts_mean_what_they_meant() -> None:
+    items = json_constraint({"items": [{"type": "integer"}], "additionalItems": False})
+    assert accepts(items, "[1]") and not accepts(items, "[1,2]") and not accepts(items, '["a"]')
+    above = json_constraint({"type": "integer", "minimum": 3, "exclusiveMinimum": True})
+    assert accepts(above, "4") and not accepts(above, "3")
+    either = json_constraint({"type": "integer", "minimum": 3, "exclusiveMinimum": False})
+    assert accepts(either, "3") and not accepts(either, "2")
+
+
+def test_strict_objects_have_only_the_properties_that_are_named() -> None:
+    inner = {"type": "object", "properties": {"b": OPEN, "m": {"additionalProperties": True}}}
+    schema = {"properties": {"a": {"$ref": "#/$defs/inner"}}, "$defs": {"inner": inner}}
+    for text, is_named in (
+        ('{"a":{"b":{}}}', True),
+        ('{"a":{"m":{"x":1}}}', True),
+        ('{"x":1}', False),
+        ('{"a":{"x":1}}', False),
+        ('{"a":{"b":{"x":1}}}', False),
+    ):
+        assert accepts(json_constraint(schema), text)
+        assert accepts(json_constraint(schema, strict=True), text) == is_named
+    for joined in (
+        {"allOf": [OPEN, OPEN]},
+        {"properties": {}, "$ref": "#/$defs/a", "$defs": {"a": OPEN}},
+    ):
+        with pytest.raises(InvalidRequest, match="with strict, objects have only"):
+            json_constraint(joined, strict=True)
+
+
+def test_whitespace_is_none_or_one_space_after_commas_and_colons() -> None:
+    compact, spaced = json_constraint(OPEN), json_constraint(OPEN, space=" ")
+    assert accepts(compact, '{"a":[1,2],"b":{}}') and accepts(spaced, '{"a": [1, 2], "b": {}}')
+    for text in ('{"a": 1}', '{ "a":1}', '{"a":1 }', '{"a":1}\n', '\n{"a":1}', '{"a":[1 ,2]}'):
+        assert not accepts(compact, text)
+    for text in ('{"a":1}', '{"a":  1}', '{"a": 1 }', '{"a" : 1}', '{"a": [1,2]}'):
+        assert not accepts(spaced, text)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_format_can_be_met_and_is(name: str) -> None:
+    examples = {
+        "date-time": "2024-02-29T12:59:59Z",
+        "date": "2024-02-29",
+        "time": "23:59:59+01:00",
+        "duration": "P1DT2H",
+        "email": "a@b.example",
+        "hostname": "a.example",
+        "ipv4": "127.0.0.1",
+        "ipv6": "::1",
+        "uuid": "2eb8aa08-aa98-11ea-b4aa-73b441d16380",
+        "uri": "http://a.example/b?c#d",
+    }
+    constraint = json_constraint({"type": "string", "format": name})
+    assert accepts(constraint, json.dumps(examples[name]))
+    assert not accepts(constraint, '"-"')
+    with_pattern = json_constraint({"type": "string", "format": name, "pattern": "[:@.-]|P"})
+    assert accepts(with_pattern, json.dumps(examples[name]))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"type": "string"}, {"type": "integer"}]},
+        {"type": "integer", "minimum": 5, "maximum": 4},
+        {"type": "string", "pattern": "a", "maxLength": 0},
+    ],
+)
+def test_what_no_value_can_meet_is_noticed(schema: Any) -> None:
+    assert "nsatisfiable" in why_not(json_constraint(schema), byte_tokenizer())

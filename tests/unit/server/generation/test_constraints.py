@@ -1,0 +1,171 @@
+"""Constraints of requests: made once each, in a process that hostile ones may bring down."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import psutil
+import pytest
+from msgspec import Raw
+
+from srm.engine.errors import InvalidRequest, Overloaded
+from srm.server.generation import constraints as kept
+from srm.server.generation.constraints import Constraints
+from srm.server.schema.structured_outputs import ConstraintSource, Kind
+from srm.server.text.text import Text
+from tests.bodies.refusals import completion
+from tests.engines.matching import accepts
+
+LARGE = {"enum": list(range(100_000))}
+NESTED = {
+    "$defs": {f"{i}": {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(10_000)},
+    "$ref": "#/$defs/0",
+}
+BRANCHES = {
+    "$defs": {
+        **{f"{i}": {"oneOf": [{"$ref": f"#/$defs/{i + 1}"}] * 2} for i in range(40)},
+        "40": {"type": "integer"},
+    },
+    "$ref": "#/$defs/0",
+}
+"""Comparing what these references lead to takes longer than anybody waits."""
+HOSTILE: list[tuple[Kind, bytes, str]] = [
+    ("json", b'{"items":' * 10_000 + b"{}" + b"}" * 10_000, "it nests too deep"),
+    ("json", b"[" * 10_000 + b"]" * 10_000, "it nests too deep"),
+    ("json", b'{"const":' + b"[" * 500 + b"]" * 500 + b"}", "recursion limit exceeded"),
+    ("json", json.dumps(LARGE).encode(), "/enum: enums have more than 10000 values"),
+    ("json", json.dumps(NESTED).encode(), "references lead to more than 1000 schemas"),
+    ("json", json.dumps(BRANCHES).encode(), "it cannot be compiled with 3 s"),
+    ("json", b'{"a": 1, "a": 2}', "an object has 'a' twice"),
+    ("json", b'{"const": 1e999}', "/const: numbers must be"),
+    ("json", b'"{"', "it is not JSON"),
+    ("json", b'"{\\"const\\": NaN}"', "NaN is no JSON"),
+    ("json", b"3", "the schema: must be an object, true or false"),
+    ("json", b"false", "the schema: no JSON text that ends can meet it"),
+    ("regex", b'"((a{1,1000}){1,1000}){1,1000}"', "takes too much"),
+    ("regex", b'"\\ud800"', "it is not JSON"),
+    ("regex", b'"(a"', "unclosed group"),
+    ("choice", b"[]", "at least one"),
+    ("grammar", b'"root ::= x"', "only Lark is taken"),
+    ("grammar", b'"start: \\"a\\" start"', "oo many items"),
+]
+
+
+@pytest.fixture(scope="module")
+def constraints(text: Text) -> Iterator[Constraints]:
+    made = Constraints(text)
+    yield made
+    made.close()
+
+
+def source(kind: Kind, value: bytes) -> ConstraintSource:
+    return ConstraintSource(f"structured_outputs.{kind}", kind, Raw(value))
+
+
+def children() -> list[psutil.Process]:
+    return [
+        child
+        for child in psutil.Process().children()
+        if child.status() != psutil.STATUS_ZOMBIE
+        and "srm.server.text.constraint_process" in child.cmdline()
+    ]
+
+
+async def test_what_a_request_asks_for_becomes_its_constraint(constraints: Constraints) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    named, closed = (
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": strict}}
+        for strict in (None, True)
+    )
+    asked: list[tuple[dict[str, Any], str, str]] = [
+        ({"response_format": named}, '{"a":1,"b":2}', '{"a": 1}'),
+        ({"response_format": closed}, '{"a":1}', '{"a":1,"b":2}'),
+        ({"response_format": {"type": "json_object"}}, '{"b":[]}', "[]"),
+        ({"structured_outputs": {"json": schema, "regex": None}}, '{"a":1,"b":2}', "{}"),
+        ({"structured_outputs": {"json": json.dumps(schema)}}, '{"a":1}', "{}"),
+        (
+            {"structured_outputs": {"json": schema, "disable_additional_properties": True}},
+            '{"a":1}',
+            '{"a":1,"b":2}',
+        ),
+        (
+            {"structured_outputs": {"json_object": True, "whitespace_pattern": " "}},
+            '{"a": 1}',
+            '{"a":1}',
+        ),
+        ({"structured_outputs": {"regex": "a+"}}, "aa", "b"),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "no", "maybe"),
+        ({"structured_outputs": {"grammar": 'start: "a" | "b" start'}}, "bba", "ab"),
+    ]
+    for fields, allowed, forbidden in asked:
+        constraint = await constraints.constraint_of(completion(**fields))
+        assert accepts(constraint, allowed) and not accepts(constraint, forbidden)
+    for free in ({}, {"response_format": {"type": "text"}}):
+        assert await constraints.constraint_of(completion(**free)) == ""
+
+
+@pytest.mark.parametrize(("kind", "value", "message"), HOSTILE)
+async def test_hostile_ones_are_refused_and_the_next_is_made(
+    constraints: Constraints, kind: Kind, value: bytes, message: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        await constraints.make(source(kind, value))
+    assert refusal.value.param == "structured_outputs"
+    assert refusal.value.message.startswith(f"structured_outputs.{kind}: ")
+    assert message in refusal.value.message
+    assert await constraints.make(source("choice", json.dumps(["a", value.hex()[:64]]).encode()))
+
+
+async def test_equal_ones_are_made_once_and_a_killed_process_is_replaced(text: Text) -> None:
+    constraints = Constraints(text)
+    made = await asyncio.gather(*(constraints.make(source("regex", b'"a"')) for _ in range(100)))
+    assert len({id(constraint) for constraint in made}) == 1
+    before = children()
+    for child in before:
+        child.kill()
+        child.wait()
+    assert await constraints.make(source("regex", b'"a"')) == made[0]
+    assert not children(), "what is kept needs no process"
+    assert await constraints.make(source("regex", b'"b"'))
+    assert len(children()) == 1
+    constraints.close()
+    assert not children()
+
+
+async def test_who_waits_gives_up_alone_and_too_many_are_refused(
+    text: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "MAX_WAITING", 2)
+    constraints = Constraints(text)
+    first, second = (asyncio.ensure_future(constraints.make(source("regex", b'"a"'))) for _ in "ab")
+    other = asyncio.ensure_future(constraints.make(source("regex", b'"b"')))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="2 constraints are waiting"):
+        await constraints.make(source("regex", b'"c"'))
+    first.cancel()
+    assert await second and await other
+    assert await constraints.make(source("regex", b'"c"'))
+    constraints.close()
+
+
+async def test_no_more_are_kept_than_there_is_room_for(
+    text: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraints = Constraints(text)
+    monkeypatch.setattr(kept, "MAX_KEPT", 2)
+    made = {
+        name: await constraints.make(source("choice", b'["%b"]' % name)) for name in (b"a", b"b")
+    }
+    assert await constraints.make(source("choice", b'["a"]')) is made[b"a"], "used last"
+    await constraints.make(source("choice", b'["c"]'))
+    assert await constraints.make(source("choice", b'["a"]')) is made[b"a"]
+    assert await constraints.make(source("choice", b'["b"]')) is not made[b"b"]
+    constraints.close()
+
+
+def test_every_kind_has_hostile_ones() -> None:
+    assert {kind for kind, _, _ in HOSTILE} == {*get_args(Kind)}
