@@ -35,6 +35,7 @@ class ChatFormat(Format):
             "stop_reason": part.stop_reason,
             "token_ids": self.token_ids(part, UNSET if is_event else None),
             "matched": UNSET if part.matched is None else part.matched,
+            "score": UNSET if part.score is None else part.score,
         }
         if is_event:
             delta = ChatDelta(role="assistant", content=part.text)

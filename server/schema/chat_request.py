@@ -17,6 +17,7 @@ from srm.server.schema.json_parts import first_byte
 from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
 from srm.server.schema.structured_outputs import refuse_predecessors
 from srm.server.schema.validation import checked, given_fields
+from srm.server.schema.verify import rules_of
 
 MaxTokens = Annotated[int, Meta(ge=1)]
 
@@ -131,4 +132,5 @@ def parse_chat(body: bytes) -> ChatRequest:
     for name, choice in _UNLESS.items():
         if bytes(given.get(choice, b"")) == b'"none"' and first_byte(given.get(name, b"")) == b"[":
             del given[name]  # nothing may be called
-    return checked(ChatRequest, given, {"messages": messages_of(given)}, CHAT_NEUTRAL)
+    converted = {"messages": messages_of(given), **rules_of(given, 1)}
+    return checked(ChatRequest, given, converted, CHAT_NEUTRAL)
