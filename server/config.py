@@ -34,6 +34,8 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
+
 MAX_API_PROCESSES = 256
 MAX_ENGINES = 64
 SPARE_FILES = 16
@@ -109,6 +111,9 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allowed_hosts: tuple[str, ...] = ()
     """Names by which clients may ask a server without keys, besides addresses and localhost;
     *.NAME: all below NAME."""
+    root_path: str = ""
+    """Path below which a proxy has this server, such as /srm, and which it may leave on requests or
+    take off; empty: none."""
     admin_port: int = 0
     """Second port, which alone then has metrics, the page and /v1/admin; 0: none."""
     admin_host: str = "127.0.0.1"
@@ -180,6 +185,11 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not 0 <= self.api_processes <= MAX_API_PROCESSES:
             raise ValueError(
                 f"api_processes must be 0 … {MAX_API_PROCESSES}, got {self.api_processes}"
+            )
+        if not _ROOT_PATH.fullmatch(self.root_path):
+            raise ValueError(
+                "root_path must be empty or a path such as /srm, of letters, digits and . _ ~ -, "
+                f"without a / at its end, got {self.root_path!r}"
             )
         self._check_lists()
 
