@@ -72,6 +72,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Address to listen on; 0.0.0.0 is every IPv4 address of the machine."""
     port: int = 8000
     """TCP port to listen on; 0 takes any free one."""
+    uds: str = ""
+    """Path of a Unix socket to listen on instead of host and port; empty: none."""
     api_processes: int = 0
     """Number of processes that answer requests on the same socket; each takes at most a core. 0:
     one for every four cores, at most 8 or four for each engine."""
@@ -157,7 +159,12 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("port", "admin_port"):
             if not 0 <= getattr(self, name) <= 65_535:
                 raise ValueError(f"{name} must lie in 0 … 65535, got {getattr(self, name)}")
-        if self.admin_port and self.admin_port == self.port:
+        if self.uds and (self.host, self.port) != ("127.0.0.1", 8000):
+            raise ValueError(
+                f"uds = {self.uds!r} is listened on instead of host and port: leave these out, got "
+                f"host = {self.host!r}, port = {self.port}"
+            )
+        if self.admin_port and self.admin_port == self.port and not self.uds:
             raise ValueError(f"admin_port must be another than port, got {self.admin_port}")
         for name, least in _LEAST.items():
             if not getattr(self, name) >= least:
