@@ -50,6 +50,7 @@ VALUES: dict[Parse, dict[str, tuple[list[Any], list[Any]]]] = {
         "skip_special_tokens": ([False], ["no"]),
         "add_special_tokens": ([False], [0]),
         "truncate_prompt_tokens": ([-1, 1], [0, -2, 1.5]),
+        "truncation_side": (["left", "right"], ["both", 1]),
         "priority": ([-1000, 1000], [-1001, 1001, -(2**31) + 1, 0.5]),
         "request_id": (["aZ09._:-" * 16], ["", "a b", "a\n", "x" * 129, 5]),
         "metadata": (
