@@ -80,7 +80,9 @@ class Chat(Endpoint):
             if error.param == "prompt":  # which the messages made
                 error.param = "messages"
             raise
-        return ChatFormat(generation, self._text, self._models.name)
+        form = ChatFormat(generation, self._text, self._models.name)
+        form.echoed = request.echoed
+        return form
 
 
 async def render(template: ChatTemplate | None, chat: Conversation) -> str:

@@ -83,6 +83,7 @@ VALUES: dict[Parse, dict[str, tuple[list[Any], list[Any]]]] = {
         "top_logprobs": ([0], [21, True]),
         "add_generation_prompt": ([True], ["yes"]),
         "continue_final_message": ([True], [1]),
+        "echo": ([True], [1, "a"]),
         "chat_template_kwargs": ([{"mood": 1}], [[], "x"]),
         "n": ([1], [0]),
         "safety_identifier": (["me"], [5]),
@@ -200,6 +201,7 @@ CONFLICTS: dict[Parse, list[tuple[dict[str, Any], str, str]]] = {
     ],
     chat: [
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "two names"),
+        ({"echo": True, **COUNTS}, "echo", "does not go with"),
         ({"top_logprobs": 1}, "top_logprobs", "logprobs = true"),
         ({"top_logprobs": 1, "logprobs": False}, "top_logprobs", "logprobs = true"),
         (
