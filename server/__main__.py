@@ -52,9 +52,10 @@ def serve_api(argv: list[str]) -> int:
     template = template_of(config.model, text, config.chat_template)
     if template is None:
         log.info("%s has no chat template: chats are refused", config.model)
-    listeners = [_listener(config.listen_fd, config.host, config.port)]
+    listeners = [_inherited(config.listen_fd) or launch.listen_as(config)]
     if config.admin_port:
-        listeners.append(_listener(config.admin_fd, config.admin_host, config.admin_port))
+        admin = _inherited(config.admin_fd)
+        listeners.append(admin or launch.listen(config.admin_host, config.admin_port))
     # The engine is not given up while it may still be busy.
     client = EngineClient(
         config.endpoint, engine_timeout_s=max(ENGINE_TIMEOUT_S, 2 * config.stall_s)
@@ -92,8 +93,8 @@ def _reread(keys: Keys, file: str) -> None:
         logging.info("API keys have been read again")
 
 
-def _listener(fd: int, host: str, port: int) -> socket.socket:
-    return socket.socket(fileno=fd) if fd >= 0 else launch.listen(host, port)
+def _inherited(fd: int) -> socket.socket | None:
+    return socket.socket(fileno=fd) if fd >= 0 else None
 
 
 def allow_open_files() -> None:

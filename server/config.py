@@ -34,6 +34,8 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
+
 MAX_API_PROCESSES = 256
 MAX_ENGINES = 64
 SPARE_FILES = 16
@@ -70,6 +72,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Address to listen on; 0.0.0.0 is every IPv4 address of the machine."""
     port: int = 8000
     """TCP port to listen on; 0 takes any free one."""
+    uds: str = ""
+    """Path of a Unix socket to listen on instead of host and port; empty: none."""
     api_processes: int = 0
     """Number of processes that answer requests on the same socket; each takes at most a core. 0:
     one for every four cores, at most 8 or four for each engine."""
@@ -109,6 +113,9 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allowed_hosts: tuple[str, ...] = ()
     """Names by which clients may ask a server without keys, besides addresses and localhost;
     *.NAME: all below NAME."""
+    root_path: str = ""
+    """Path below which a proxy has this server, such as /srm, and which it may leave on requests or
+    take off; empty: none."""
     admin_port: int = 0
     """Second port, which alone then has metrics, the page and /v1/admin; 0: none."""
     admin_host: str = "127.0.0.1"
@@ -152,7 +159,12 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("port", "admin_port"):
             if not 0 <= getattr(self, name) <= 65_535:
                 raise ValueError(f"{name} must lie in 0 … 65535, got {getattr(self, name)}")
-        if self.admin_port and self.admin_port == self.port:
+        if self.uds and (self.host, self.port) != ("127.0.0.1", 8000):
+            raise ValueError(
+                f"uds = {self.uds!r} is listened on instead of host and port: leave these out, got "
+                f"host = {self.host!r}, port = {self.port}"
+            )
+        if self.admin_port and self.admin_port == self.port and not self.uds:
             raise ValueError(f"admin_port must be another than port, got {self.admin_port}")
         for name, least in _LEAST.items():
             if not getattr(self, name) >= least:
@@ -180,6 +192,11 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not 0 <= self.api_processes <= MAX_API_PROCESSES:
             raise ValueError(
                 f"api_processes must be 0 … {MAX_API_PROCESSES}, got {self.api_processes}"
+            )
+        if not _ROOT_PATH.fullmatch(self.root_path):
+            raise ValueError(
+                "root_path must be empty or a path such as /srm, of letters, digits and . _ ~ -, "
+                f"without a / at its end, got {self.root_path!r}"
             )
         self._check_lists()
 

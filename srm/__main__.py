@@ -100,10 +100,11 @@ SETTINGS = """
   max_waiting max_waiting_bytes max_parked_bytes
   request_timeout_s cache_dir graphs_dir overlap step_timeout_s drain_s
   snapshot_dir snapshot_interval_s snapshot_s log_level log_format
-  served_model_name chat_template host port api_processes engines
+  served_model_name chat_template host port uds api_processes engines
   max_body_bytes max_connections max_header_bytes
   receive_timeout_s send_timeout_s stream_max_rate stream_keepalive_s
-  api_keys_file requests_per_minute tokens_per_minute priority_keys cors_origins allowed_hosts
+  api_keys_file requests_per_minute tokens_per_minute priority_keys
+  cors_origins allowed_hosts root_path
   admin_port admin_host weights_dir otlp_endpoint stall_s
   data_dir max_file_bytes max_store_bytes max_batches max_batch_lines
   batch_fsync_s max_batch_lines_in_flight batch_workers batch_worker_key_file

@@ -1,12 +1,13 @@
 """Counts the samples of a prompt that have the same text, without keeping them all.
 
-For each distinct text, or pattern group, the sample of lowest index is kept if choices are wanted,
-else only the text. Knows no wire shapes.
+For each distinct text, pattern group or score, the sample of lowest index is kept if choices are
+wanted, else only the text. Samples of different scores are never the same. Knows no wire shapes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from srm.engine.errors import InvalidRequest
 from srm.server.generation.detokenize import ChoicePart
@@ -19,10 +20,11 @@ _ENTRY_BYTES = 512
 
 @dataclass(slots=True)
 class Tallied:
-    """Samples with the same text, or the same pattern group."""
+    """Samples with the same text, pattern group or score."""
 
     text: str | None
-    """Their text, or their pattern group; None for samples without a group."""
+    """Their text, or their pattern group; None for samples without a group, and by score."""
+    score: float | None
     count: int = 0
     matched: int = 0
     first: ChoicePart | None = None
@@ -49,19 +51,24 @@ class Budget:
 class DedupCounts:
     """Counts one prompt's samples."""
 
-    def __init__(self, by_group: bool, keeps_first: bool, budget: Budget) -> None:
-        self._by_group = by_group
+    def __init__(
+        self, count_by: Literal["text", "group", "score"], keeps_first: bool, budget: Budget
+    ) -> None:
+        self._count_by = count_by
         self._keeps_first = keeps_first
         self._budget = budget
-        self._entries: dict[str | None, Tallied] = {}
+        self._entries: dict[str | tuple[str | None, float] | None, Tallied] = {}
 
     def add(self, sample: ChoicePart) -> None:
         """Count a sample. Raises InvalidRequest when there are too many distinct ones."""
-        text = sample.group if self._by_group else sample.text
-        entry = self._entries.get(text)
+        text = sample.group
+        if self._count_by != "group":
+            text = sample.text if self._count_by == "text" else None
+        key = text if sample.score is None else (text, sample.score)
+        entry = self._entries.get(key)
         if entry is None:
             self._budget.charge(_ENTRY_BYTES + 4 * len(text or ""))
-            entry = self._entries[text] = Tallied(text)
+            entry = self._entries[key] = Tallied(text, sample.score)
         entry.count += 1
         entry.matched += bool(sample.matched)
         if not self._keeps_first:
@@ -71,10 +78,14 @@ class DedupCounts:
             entry.first = sample
 
     def by_count(self) -> list[Tallied]:
-        """Return the most frequent first; ties are ordered by text, None first."""
+        """Return the most frequent first; ties are ordered by text, None first, then by score, the
+        highest first."""
         return sorted(
             self._entries.values(),
-            key=lambda entry: (-entry.count, entry.text is not None, entry.text),
+            key=lambda entry: (
+                *(-entry.count, entry.text is not None, entry.text),
+                -(entry.score or 0),
+            ),
         )
 
     def firsts(self) -> list[ChoicePart]:

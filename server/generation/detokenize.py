@@ -45,6 +45,8 @@ class ChoicePart:
     """For a whole completion: whether its text matches, if that is asked."""
     group: str | None = None
     """Text of the pattern's group, if that is asked."""
+    score: float | None = None
+    """By the rules of `verify`, if that is asked."""
     count: int | None = None
     """How many samples with the same text it stands for, if these are counted."""
 
@@ -90,6 +92,7 @@ class Detokenizer:
         self.is_pending: npt.NDArray[np.bool_] = np.frombuffer(self._is_pending, np.bool_)
         """bool[samples]: whether bytes of each are held back."""
         self._request = request
+        self._makes_text = request.makes_text
         self._prompts = prompts
         self._table = text.table(with_special=not request.skip_special_tokens)
         self._stop_token_ids = stop_token_ids
@@ -143,7 +146,7 @@ class Detokenizer:
                 spoken = token_ids[:-4]
             last = int.from_bytes(token_ids[-4:], "little")
             stop_reason = last if last in self._stop_token_ids else None
-        if not request.return_packed:
+        if self._makes_text:
             added, count = stream.feed(spoken)
             text += added
             if stream.stop_string is not None:

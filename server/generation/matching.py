@@ -7,7 +7,9 @@ large program is searched on a thread, where nobody else waits for it. Knows no 
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple
+import re
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import re2
 
@@ -20,20 +22,24 @@ _MAX_MEMORY = 1 << 20
 _INLINE = 200_000
 """Most instructions x characters searched on the event loop: a millisecond or less."""
 
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
 
 class Mark(NamedTuple):
     """The result of searching a text for a pattern."""
 
     matched: bool
     group: str | None = None
-    """Text of the pattern's first group, if that took part."""
+    """Text of the pattern's first group, if that took part, or without one of all it matched."""
 
 
 class Pattern:
     """A regular expression, compiled."""
 
-    def __init__(self, source: str, wants_group: bool) -> None:
-        """Raises InvalidRequest with the reason if `source` is invalid or too large."""
+    def __init__(self, source: str, wants_group: bool, field: str = "until.match") -> None:
+        """Raises InvalidRequest with the reason if `source`, which is that of `field`, is invalid
+        or too large."""
         options = re2.Options()
         options.max_mem = _MAX_MEMORY
         options.log_errors = False
@@ -41,53 +47,61 @@ class Pattern:
         try:
             compiled = re2.compile(source.encode(), options)
         except UnicodeEncodeError:
-            raise _refused(source, "it is no text in UTF-8") from None
+            raise _refused(field, source, "it is no text in UTF-8") from None
         except re2.error as error:
             reason = error.args[0]
             message = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-            raise _refused(source, message) from None
+            raise _refused(field, source, message) from None
         finally:
             re2.purge()  # it would keep the last 128 with all they remember
-        self._size = max(compiled.programsize, compiled.reverseprogramsize)
-        if self._size > MAX_PROGRAM:
-            raise _refused(
-                source, f"it makes {self._size} instructions of at most {MAX_PROGRAM} allowed"
-            )
-        if wants_group and not compiled.groups:
-            raise InvalidRequest(
-                f'count_by = "group" needs a group in until.match = {source!r}, which has none',
-                "count_by",
-            )
+        self.size = max(compiled.programsize, compiled.reverseprogramsize)
+        """Number of instructions."""
+        if self.size > MAX_PROGRAM:
+            reason = f"it makes {self.size} instructions of at most {MAX_PROGRAM} allowed"
+            raise _refused(field, source, reason)
+        self.has_group = compiled.groups > 0
         self._compiled = compiled
-        self._has_group = wants_group
+        self._group = int(self.has_group) if wants_group else None
 
     def find(self, text: str) -> Mark:
         """Search anywhere in a text."""
         match = self._compiled.search(text.encode())
         if match is None:
             return Mark(matched=False)
-        group = match.group(1) if self._has_group else None
+        group = None if self._group is None else match.group(self._group)
         return Mark(matched=True, group=None if group is None else group.decode(errors="replace"))
 
     async def find_all(self, texts: list[str]) -> list[Mark]:
         """Search each text, without blocking the event loop for long."""
-        marks, begin, work = [], 0, 0
-        for end, text in enumerate(texts, 1):
-            work += self._size * len(text)
-            if work > _INLINE or end == len(texts):
-                part, begin = texts[begin:end], end
-                if work > _INLINE:  # each its own, so that other requests get the threads too
-                    marks += await asyncio.to_thread(self._find_each, part)
-                else:
-                    marks += self._find_each(part)
-                work = 0
-        return marks
-
-    def _find_each(self, texts: list[str]) -> list[Mark]:
-        return [self.find(text) for text in texts]
+        return await in_parts(self.find, texts, lambda text: self.size * len(text))
 
 
-def _refused(source: str, reason: str) -> InvalidRequest:
+async def in_parts(
+    each: Callable[[_Item], _Result], items: list[_Item], work: Callable[[_Item], int]
+) -> list[_Result]:
+    """Return what `each` makes of the items, without blocking the event loop for long. `work` is
+    that of an item, in instructions x characters."""
+    results: list[_Result] = []
+    begin, total = 0, 0
+    for end, item in enumerate(items, 1):
+        total += work(item)
+        if total > _INLINE or end == len(items):
+            part, begin = items[begin:end], end
+            if total > _INLINE:  # each its own, so that other requests get the threads too
+                results += await asyncio.to_thread(_apply, each, part)
+            else:
+                results += _apply(each, part)
+            total = 0
+    return results
+
+
+def _apply(each: Callable[[_Item], _Result], items: list[_Item]) -> list[_Result]:
+    return [each(item) for item in items]
+
+
+def _refused(field: str, source: str, reason: str) -> InvalidRequest:
     shown = source if len(source) <= 80 else source[:80] + "…"
     why = reason if len(reason) <= 160 else reason[:160] + "…"
-    return InvalidRequest(f"until.match = {shown!r} is not taken: {why}", "until")
+    return InvalidRequest(
+        f"{field} = {shown!r} is not taken: {why}", re.split(r"[.\[]", field, maxsplit=1)[0]
+    )

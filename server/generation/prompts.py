@@ -45,9 +45,9 @@ async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
     if not text.has_tokenizer:
         _refuse_text(request)
     strings = [prompt for prompt in request.prompt if isinstance(prompt, str)]
-    last = request.truncate_prompt_tokens
+    length = request.truncate_prompt_tokens
     for prompt in strings:
-        _check_length(prompt, text, is_cut=last is not None)
+        _check_length(prompt, text, is_cut=length is not None)
     if sum(map(len, strings)) > _AT_ONCE:
         prompts = await asyncio.to_thread(text.encode, strings, request.add_special_tokens)
     elif strings:
@@ -60,8 +60,10 @@ async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
                 f"prompt has token id {largest}; ids go from 0 to {text.model.vocab_size - 1}",
                 "prompt",
             )
-    if last is not None:
-        prompts = [prompt[-4 * (limit if last < 0 else last) :] for prompt in prompts]
+    if length is not None:
+        size = 4 * (limit if length < 0 else length)
+        part = slice(size) if request.truncation_side == "right" else slice(-size, None)
+        prompts = [prompt[part] for prompt in prompts]
     for encoded in prompts:
         if not encoded:
             raise InvalidRequest("prompt must have at least one token; got none", "prompt")

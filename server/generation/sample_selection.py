@@ -17,9 +17,11 @@ from typing import Generic, TypeVar
 
 from msgspec import UNSET
 
+from srm.engine.errors import InvalidRequest
 from srm.server.generation.dedup_counts import Budget, DedupCounts
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.matching import Pattern
+from srm.server.generation.verification import Verifier
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.completion_response import Counted, Samples
 
@@ -104,13 +106,22 @@ class SampleSelection:
     """Selects and counts the finished samples of a request."""
 
     def __init__(self, request: CompletionRequest, num_prompts: int) -> None:
-        """Raises InvalidRequest for an invalid pattern."""
+        """Raises InvalidRequest for an invalid pattern or rule."""
         prompts, until = range(num_prompts), request.until
-        by_group = request.count_by == "group"
         self.num_tokens = 0
         """Tokens of the samples that are known to be in the reply so far."""
         self._request = request
-        self._pattern = Pattern(until.match, by_group) if until else None
+        self._pattern: Pattern | None = None
+        if until is not None and until.match is not None:
+            by_group = request.count_by == "group"
+            self._pattern = Pattern(until.match, by_group)
+            if by_group and not self._pattern.has_group:
+                raise InvalidRequest(
+                    f'count_by = "group" needs a group in until.match = {until.match!r}, which has '
+                    "none",
+                    "count_by",
+                )
+        self._verifier = Verifier(request.verify) if request.verify else None
         enough = until.count if until else None
         self._early_stops: list[EarlyStop[ChoicePart]] | None = None
         if enough is not None:
@@ -119,9 +130,11 @@ class SampleSelection:
         self._dedup_counts: list[DedupCounts] = []
         if request.returns != "choices":
             keeps_first, budget = request.returns == "unique", Budget()
-            self._dedup_counts = [DedupCounts(by_group, keeps_first, budget) for _ in prompts]
+            by = request.count_by
+            self._dedup_counts = [DedupCounts(by, keeps_first, budget) for _ in prompts]
         self._drawn = [0] * num_prompts
         self._matched = [0] * num_prompts
+        self._scores: list[Counter[float]] = [Counter() for _ in prompts if self._verifier]
         self._finished_by: list[Counter[str]] = [Counter() for _ in prompts]
 
     async def add_finished(self, finished: list[ChoicePart]) -> list[ChoicePart]:
@@ -129,12 +142,13 @@ class SampleSelection:
 
         Raises InvalidRequest when there are too many distinct ones to count.
         """
+        if self._verifier is not None:
+            await self._add_scores(self._verifier, finished)
         if self._pattern is not None:
             marks = await self._pattern.find_all([sample.text for sample in finished])
-            finished = [
-                replace(sample, matched=mark.matched, group=mark.group)
-                for sample, mark in zip(finished, marks, strict=True)
-            ]
+            for sample, mark in zip(finished, marks, strict=True):
+                sample.matched = mark.matched and sample.matched is not False
+                sample.group = mark.group
         certain = self._certain(finished)
         for sample in certain:
             self._count(sample)
@@ -163,6 +177,14 @@ class SampleSelection:
         """Return the counts of each prompt's samples, so far."""
         return [self._of_prompt(prompt) for prompt in range(len(self._drawn))]
 
+    async def _add_scores(self, verifier: Verifier, finished: list[ChoicePart]) -> None:
+        n, until = self._request.n, self._request.until
+        scores = await verifier.scores([(sample.index // n, sample.text) for sample in finished])
+        for sample, score in zip(finished, scores, strict=True):
+            sample.score = score
+            if until is not None and until.score is not None:
+                sample.matched = score >= until.score
+
     def _certain(self, finished: list[ChoicePart]) -> list[ChoicePart]:
         if self._early_stops is None:
             return finished
@@ -180,6 +202,8 @@ class SampleSelection:
         self.num_tokens += sample.num_tokens
         self._drawn[prompt] += 1
         self._matched[prompt] += bool(sample.matched)
+        if sample.score is not None:
+            self._scores[prompt][sample.score] += 1
         self._finished_by[prompt][str(sample.finish_reason)] += 1
 
     def _of_prompt(self, prompt: int) -> Samples:
@@ -193,6 +217,10 @@ class SampleSelection:
             samples.matched = matched
             if until.count is not None:
                 samples.reached = matched >= until.count
+        if self._scores and samples.drawn:
+            scores = self._scores[prompt].items()  # exact, in whatever order samples have ended
+            total = math.fsum(score * count for score, count in scores)
+            samples.mean_score = total / samples.drawn
         if self._dedup_counts:
             counts = self._dedup_counts[prompt].by_count()
             samples.distinct = len(counts)
@@ -202,6 +230,7 @@ class SampleSelection:
                         text=count.text,
                         count=count.count,
                         matched=UNSET if until is None else count.matched,
+                        score=UNSET if count.score is None else count.score,
                     )
                     for count in counts
                 ]

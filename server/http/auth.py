@@ -101,7 +101,8 @@ class Auth:
         if path in PROBES:
             return ""
         headers = headers_of(scope)
-        is_admin_port = bool(self._admin_port) and scope["server"][1] == self._admin_port
+        _, port = scope["server"] or ("", None)  # a Unix socket has none
+        is_admin_port = bool(self._admin_port) and port == self._admin_port
         is_local = self._is_admin_local if is_admin_port else self._is_local
         is_keyless = not self._keys or (is_admin_port and is_local)
         if is_keyless and (is_local or path != METRICS):  # scraped from elsewhere by any name

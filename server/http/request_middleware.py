@@ -2,7 +2,8 @@
 
 Every reply carries `x-request-id`, the client's own if it sent a sane one. An unforeseen error is
 logged here and answered with 500, so nothing below has to catch it. Never logs bodies. Paths end
-without a slash from here on, and HEAD is GET: the connection leaves the body out.
+without a slash and do not have `root_path` from here on, and HEAD is GET: the connection leaves the
+body out.
 """
 
 from __future__ import annotations
@@ -56,9 +57,10 @@ class _Reply:
 class RequestMiddleware:
     """ASGI middleware around everything else."""
 
-    def __init__(self, app: ASGIApp, tracer: Tracer | None = None) -> None:
+    def __init__(self, app: ASGIApp, tracer: Tracer | None = None, root_path: str = "") -> None:
         self._app = app
         self._tracer = tracer
+        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,7 +76,7 @@ class RequestMiddleware:
             **scope,
             "method": "GET" if asked == "HEAD" else asked,
             IS_HEAD: asked == "HEAD",
-            "path": scope["path"].rstrip("/") or "/",
+            "path": self._below_root(scope["path"].rstrip("/")) or "/",
         }
 
         reply = _Reply(send, entry)
@@ -101,6 +103,13 @@ class RequestMiddleware:
             _record(route, method, status, time.monotonic() - started, entry)
             if self._tracer is not None and route not in _PROBES:
                 self._tracer.record(scope, route, status, started_ns, entry)
+
+    def _below_root(self, path: str) -> str:
+        """Return the path without `root_path`, if it is below it."""
+        root = self._root_path
+        if root and (path == root or path.startswith(f"{root}/")):
+            return path.removeprefix(root)
+        return path
 
 
 def _record(route: str, method: str, status: int, seconds: float, entry: LogEntry) -> None:

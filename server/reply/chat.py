@@ -25,6 +25,8 @@ class ChatFormat(Format):
 
     scores_kind = ChatScores
     may_share_events = True
+    echoed = ""
+    """What each answer begins with."""
     _is_prompt_shown = False
 
     def make_choice(self, part: ChoicePart, is_event: bool) -> ChatChoice | ChunkChoice:
@@ -35,15 +37,18 @@ class ChatFormat(Format):
             "stop_reason": part.stop_reason,
             "token_ids": self.token_ids(part, UNSET if is_event else None),
             "matched": UNSET if part.matched is None else part.matched,
+            "score": UNSET if part.score is None else part.score,
         }
         if is_event:
-            delta = ChatDelta(role="assistant", content=part.text)
+            delta = ChatDelta(role="assistant", content=self.echoed + part.text)
             return ChunkChoice(delta=delta, **fields)
         count = UNSET if part.count is None else part.count
-        return ChatChoice(message=ChatMessage(content=part.text), count=count, **fields)
+        return ChatChoice(
+            message=ChatMessage(content=self.echoed + part.text), count=count, **fields
+        )
 
     def opening(self, parts: list[ChoicePart]) -> list[Any]:
-        delta = ChatDelta(role="assistant", content="")
+        delta = ChatDelta(role="assistant", content=self.echoed)
         return [ChunkChoice(index=part.index, delta=delta) for part in parts if part.is_first]
 
     def events(self, parts: list[ChoicePart]) -> list[list[Any]]:

@@ -22,10 +22,11 @@ class CompletionFormat(Format):
         request = self.request
         choice = Choice(
             index=part.index,
-            text=part.text,
+            text="" if request.return_packed else part.text,
             finish_reason=part.finish_reason,
             stop_reason=part.stop_reason,
             matched=UNSET if part.matched is None else part.matched,
+            score=UNSET if part.score is None else part.score,
             count=UNSET if part.count is None else part.count,
         )
         place = part.index // request.n

@@ -148,7 +148,7 @@ def create_app(
     app.include_router(health.routes(client, config.stall_s, draining))
     app.include_router(admin.routes(admin.Admin(client, config)))
     app.include_router(scrape.routes(config.model_name, update))
-    app.include_router(pages.routes(OPERATIONS))
+    app.include_router(pages.routes(OPERATIONS, config.root_path))
 
     stack = app.build_middleware_stack()
     assert isinstance(stack, ServerErrorMiddleware)  # a bug is answered in our shape, further out
@@ -156,7 +156,7 @@ def create_app(
     allowed: ASGIApp = Auth(routed, config, keys, retry_after_s, draining)
     if config.cors_origins:
         allowed = Cors(allowed, config.cors_origins, OPERATIONS)
-    app.middleware_stack = RequestMiddleware(allowed, tracer)
+    app.middleware_stack = RequestMiddleware(allowed, tracer, config.root_path)
     return app
 
 

@@ -23,6 +23,7 @@ from srm.server.schema.chat_response import (
 from srm.server.schema.completion_response import Counted, Samples
 from srm.server.schema.conversation import Conversation
 from srm.server.schema.openapi import BodySchema, Operation
+from srm.server.schema.verify import VERIFY_FORMS
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
 
@@ -41,7 +42,8 @@ _EXAMPLES = {
 OPERATIONS = (
     Operation("POST", "/v1/chat/completions", "The next message of a chat, whole or as a stream.",
               ChatCompletion, events=ChatChunk,
-              body=BodySchema(ChatRequest, {"messages": MESSAGES_FORMS}, CHAT_NEUTRAL, _EXAMPLES),
+              body=BodySchema(ChatRequest, {"messages": MESSAGES_FORMS, "verify": VERIFY_FORMS},
+                              CHAT_NEUTRAL, _EXAMPLES),
               parts=(ChatChoice, ChunkChoice, Samples, Counted),
               errors=(404, 409, 504)),
 )  # fmt: skip
@@ -78,7 +80,9 @@ class Chat(Endpoint):
             if error.param == "prompt":  # which the messages made
                 error.param = "messages"
             raise
-        return ChatFormat(generation, self._text, self._models.name)
+        form = ChatFormat(generation, self._text, self._models.name)
+        form.echoed = request.echoed
+        return form
 
 
 async def render(template: ChatTemplate | None, chat: Conversation) -> str:

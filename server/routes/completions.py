@@ -27,6 +27,7 @@ from srm.server.schema.completion_response import (
 )
 from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.schema.sampling_fields import NEUTRAL
+from srm.server.schema.verify import VERIFY_FORMS
 from srm.server.text.text import Text
 
 _QUESTION = "Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\nAnswer:"
@@ -47,12 +48,21 @@ _EXAMPLES = {
         "return": "counts",
         "count_by": "group",
     },
+    "A thousand samples, scored": {
+        "prompt": _QUESTION,
+        "max_tokens": 64,
+        "n": 1000,
+        "verify": {"match": r"####\s*([-$0-9.,]*[0-9])", "number": 42},
+        "return": "counts",
+        "count_by": "score",
+    },
     "A stream": {"prompt": _QUESTION, "max_tokens": 64, "stream": True},
 }
 OPERATIONS = (
     Operation("POST", "/v1/completions",
               "Completions of one or many prompts, whole or as a stream.", Completion,
-              body=BodySchema(CompletionRequest, {"prompt": PROMPT_FORMS}, NEUTRAL, _EXAMPLES),
+              body=BodySchema(CompletionRequest, {"prompt": PROMPT_FORMS, "verify": VERIFY_FORMS},
+                              NEUTRAL, _EXAMPLES),
               events=Completion, parts=(Choice, PromptLogprob, Packed, Samples, Counted),
               errors=(404, 409, 504)),
 )  # fmt: skip

@@ -55,12 +55,13 @@ _VERSION = "1"
 """Version of the interface; the server's own is another."""
 
 
-def routes(operations: Iterable[Operation]) -> APIRouter:
-    """The routes of both pages, the second of which documents all operations."""
+def routes(operations: Iterable[Operation], root_path: str = "") -> APIRouter:
+    """The routes of both pages, the second of which documents all operations, below `root_path`."""
     router = APIRouter()
     _serve(router, "/", "/dashboard", FOLDER)
     _serve(router, "/docs", "/docs", _REFERENCE)
-    as_json = msgspec.json.encode(document(operations, _TITLE, _VERSION))
+    whole = document(operations, _TITLE, _VERSION)
+    as_json = msgspec.json.encode(whole | {"servers": [{"url": root_path}]} if root_path else whole)
 
     @router.get("/openapi.json")
     async def openapi() -> Response:

@@ -17,6 +17,7 @@ from srm.server.schema.json_parts import first_byte
 from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
 from srm.server.schema.structured_outputs import refuse_predecessors
 from srm.server.schema.validation import checked, given_fields
+from srm.server.schema.verify import rules_of
 
 MaxTokens = Annotated[int, Meta(ge=1)]
 
@@ -50,6 +51,8 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     """Leave the last message open, so that the model continues it."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the template."""
+    echo: bool = False
+    """Begin the answer with the last message, if that is the assistant's."""
     add_special_tokens: bool = False
     """Add what the tokenizer prepends; most templates write it themselves."""
     safety_identifier: str | None = None
@@ -61,6 +64,12 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     def conversation(self) -> Conversation:
         return Conversation.from_request(self)
 
+    @property
+    def echoed(self) -> str:
+        """The text that the answer begins with, by `echo`."""
+        last = self.messages[-1]
+        return last.text if self.echo and last.role == "assistant" else ""
+
     def check(self) -> None:
         super().check()
         self.conversation.check()
@@ -71,6 +80,8 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
                 "max_tokens",
             )
         self.refuse_shown()
+        if self.says_samples:
+            self.refuse_beside({"echo": self.echo}, self.show_field)
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest(
                 f"top_logprobs = {self.top_logprobs} is allowed only with logprobs = true",
@@ -100,7 +111,6 @@ CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "store": (False,),
     "service_tier": ("auto", "default"),
-    "echo": (False,),
     "documents": ([],),
     "return_prompt_text": (False,),
     "audio": (),
@@ -131,4 +141,5 @@ def parse_chat(body: bytes) -> ChatRequest:
     for name, choice in _UNLESS.items():
         if bytes(given.get(choice, b"")) == b'"none"' and first_byte(given.get(name, b"")) == b"[":
             del given[name]  # nothing may be called
-    return checked(ChatRequest, given, {"messages": messages_of(given)}, CHAT_NEUTRAL)
+    converted = {"messages": messages_of(given), **rules_of(given, 1)}
+    return checked(ChatRequest, given, converted, CHAT_NEUTRAL)

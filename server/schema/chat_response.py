@@ -55,7 +55,9 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     """The stop string or stop token that ended it, if one did."""
     token_ids: list[int] | None = None
     matched: bool | UnsetType = UNSET
-    """Whether its text matches `until.match`."""
+    """Whether it is a match by `until`."""
+    score: float | UnsetType = UNSET
+    """Score by `verify`."""
     count: int | UnsetType = UNSET
     """Number of samples that this choice stands for; only with `return` = "unique"."""
 
@@ -79,7 +81,8 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     prompt_token_ids: TokenIdsJson = field(default_factory=lambda: NULL)
     prompt_logprobs: PromptLogprobsJson = field(default_factory=lambda: NULL)
     samples: list[Samples] | UnsetType = UNSET
-    """Counts of the samples drawn; only with `until`, or another `return` than "choices"."""
+    """Counts of the samples drawn; only with `until`, `verify`, or another `return` than
+    "choices"."""
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
@@ -98,6 +101,7 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
     matched: bool | UnsetType = UNSET
+    score: float | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):
@@ -117,4 +121,4 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobsJson | UnsetType = UNSET
     """Log-probabilities of the prompt's tokens, in the first chunk only."""
     samples: list[Samples] | UnsetType = UNSET
-    """Counts of the samples drawn, in the last chunk only and only with `until`."""
+    """Counts of the samples drawn, in the last chunk only and only with `until` or `verify`."""

@@ -20,6 +20,7 @@ from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingReq
 from srm.server.schema.structured_outputs import refuse_predecessors
 from srm.server.schema.until import MAX_CHOICES
 from srm.server.schema.validation import checked, given_fields, not_json, refused, require, show
+from srm.server.schema.verify import rules_of
 
 PROMPT_FORMS = (
     Annotated[str, Meta(description="a string, token ids, or a list of either; no list empty")],
@@ -61,6 +62,11 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     def num_samples(self) -> int:
         return self.best_of or self.n
 
+    @property
+    def makes_text(self) -> bool:
+        """Whether text is made of the tokens: packed replies have none, but may have scores."""
+        return not self.return_packed or self.says_samples
+
     def check(self) -> None:
         super().check()
         if not (self.max_tokens or self.echo or self.prompt_logprobs is not None):
@@ -81,7 +87,6 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         if self.says_samples:
             beside = {
                 "best_of": self.num_samples > self.n,
-                "return_packed": self.return_packed,
                 "echo": self.echo,
                 "max_tokens": not self.max_tokens,
             }
@@ -89,9 +94,11 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             self.refuse_shown()
 
     def _refuse_text(self) -> None:
-        """Refuse fields about text, since packed replies have none."""
+        """Refuse fields about text, where packed replies need none, and about how it is shown."""
+        is_counted = {"return_packed": self.returns == "counts"}
+        self.refuse_beside(is_counted, 'return = "counts", which has no choices')
         defaults = {field.name: field.default for field in msgspec.structs.fields(type(self))}
-        for name in ABOUT_TEXT:
+        for name in SHOWN_TEXT if self.makes_text else ABOUT_TEXT:
             value = getattr(self, name)
             if value != ([] if name == "stop" else defaults[name]):
                 raise InvalidRequest(
@@ -99,14 +106,10 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
                 )
 
 
-ABOUT_TEXT = (
-    "stop",
-    "echo",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "return_tokens_as_token_ids",
-)
+SHOWN_TEXT = ("echo", "return_tokens_as_token_ids")
 """Fields that mean nothing where replies are packed."""
+ABOUT_TEXT = ("stop", "include_stop_str_in_output", "skip_special_tokens", *SHOWN_TEXT)
+"""The same, where no text is made either."""
 
 
 def parse_completion(body: bytes) -> CompletionRequest:
@@ -119,7 +122,9 @@ def parse_completion(body: bytes) -> CompletionRequest:
             "messages",
         )
     require(given, "prompt", "text, token ids, or a list of either")
-    request = checked(CompletionRequest, given, {"prompt": _prompts(given["prompt"])}, NEUTRAL)
+    prompts = _prompts(given["prompt"])
+    converted = {"prompt": prompts, **rules_of(given, len(prompts))}
+    request = checked(CompletionRequest, given, converted, NEUTRAL)
     longest = request.max_completion_tokens
     if longest is None:
         return request

@@ -76,7 +76,9 @@ class Choice(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobsJson | UnsetType = UNSET
     """Null, then for each further prompt token an object of PromptLogprobs by token id."""
     matched: bool | UnsetType = UNSET
-    """Whether its text matches `until.match`."""
+    """Whether it is a match by `until`."""
+    score: float | UnsetType = UNSET
+    """Score by `verify`."""
     count: int | UnsetType = UNSET
     """Number of samples that this choice stands for; only with `return` = "unique"."""
     packed: Packed | UnsetType = UNSET
@@ -108,10 +110,12 @@ class Counted(msgspec.Struct, kw_only=True):
 
     text: str | None
     """Text of the samples, or with `count_by` = "group" the text of the group; null for those
-    without a group."""
+    without a group, and with `count_by` = "score"."""
     count: int
     matched: int | UnsetType = UNSET
     """Number of these samples that match."""
+    score: float | UnsetType = UNSET
+    """Score of each of these samples by `verify`."""
 
 
 class Samples(msgspec.Struct, kw_only=True):
@@ -125,8 +129,10 @@ class Samples(msgspec.Struct, kw_only=True):
     """Number of drawn samples that match."""
     reached: bool | UnsetType = UNSET
     """Whether `until.count` of them match; if not, all n were drawn."""
+    mean_score: float | UnsetType = UNSET
+    """Mean score of the drawn samples; only with `verify`."""
     distinct: int | UnsetType = UNSET
-    """Number of distinct texts, or of groups; only with `return` = "unique" or "counts"."""
+    """Number of distinct texts, groups or scores; only with `return` = "unique" or "counts"."""
     finished_by: dict[str, int]
     """Number of drawn samples by finish_reason."""
     counts: list[Counted] | UnsetType = UNSET
@@ -152,7 +158,7 @@ class Completion(msgspec.Struct, kw_only=True):
     first_weights_version: int | UnsetType = UNSET
     """Version of the weights that made the first token of a whole reply, if it is another one."""
     samples: list[Samples] | UnsetType = UNSET
-    """Counts of the samples of each prompt; only with `until`, or another `return` than
+    """Counts of the samples of each prompt; only with `until`, `verify`, or another `return` than
     "choices"."""
 
 

@@ -68,6 +68,13 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
 
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content)
+
 
 _decode = msgspec.json.Decoder(Message).decode
 _SHOWN_NAME = 64
@@ -229,11 +236,12 @@ def _check_keys(fields: dict[str, Raw], kind: type[msgspec.Struct]) -> int:
 
 
 def _for_template(message: Message, knows_developer: bool) -> dict[str, Any]:
-    content = message.content
-    if not isinstance(content, str):
-        content = "\n".join(part.text for part in content)
     role = "system" if message.role == "developer" and not knows_developer else message.role
-    template: dict[str, Any] = {**msgspec.to_builtins(message), "role": role, "content": content}
+    template: dict[str, Any] = {
+        **msgspec.to_builtins(message),
+        "role": role,
+        "content": message.text,
+    }
     for call in template.get("tool_calls") or ():
         call["function"]["arguments"] = _arguments(call["function"]["arguments"])
     return template

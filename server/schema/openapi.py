@@ -251,8 +251,9 @@ def _components(kinds: Iterable[type[msgspec.Struct]], is_reply: bool) -> dict[s
     _, schemas = msgspec.json.schema_components(structs, ref_template=_REFERENCE)
     for kind in structs:
         schema = schemas[kind.__name__]
+        names = {field.name: field.encode_name for field in msgspec.structs.fields(kind)}
         for name, meaning in field_docs(kind).items():
-            schema["properties"][name].setdefault("description", meaning)
+            schema["properties"][names[name]].setdefault("description", meaning)
         if not is_reply:
             schema.setdefault("additionalProperties", True)
         else:
@@ -263,14 +264,14 @@ def _components(kinds: Iterable[type[msgspec.Struct]], is_reply: bool) -> dict[s
     return schemas
 
 
-def _structs(hint: Any) -> Iterator[type[msgspec.Struct]]:
-    """Every struct in an annotation, those in its fields included."""
-    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+def _structs(hint: Any, around: tuple[Any, ...] = ()) -> Iterator[type[msgspec.Struct]]:
+    """Every struct in an annotation, those in its fields included; not again those `around` it."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct) and hint not in around:
         yield hint
         for inner in get_type_hints(hint, include_extras=True).values():
-            yield from _structs(inner)
+            yield from _structs(inner, (*around, hint))
     for part in get_args(hint):
-        yield from _structs(part)
+        yield from _structs(part, around)
 
 
 def _request(body: BodySchema) -> dict[str, Schema]:

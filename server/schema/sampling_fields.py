@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -163,7 +163,9 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     ignore_eos: bool = False
     """Do not end at the end-of-text token."""
     truncate_prompt_tokens: TruncatedTo | None = None
-    """Keep only this many last tokens."""
+    """Keep only this many tokens of the prompt, by default the last."""
+    truncation_side: Literal["left", "right"] = "left"
+    """Side that truncate_prompt_tokens cuts: left keeps the last tokens."""
     stream: bool = False
     """Send tokens as server-sent events."""
     stream_options: Annotated[StreamOptions, _STREAM_OPTIONS] | None = None
@@ -230,7 +232,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "early_stopping": (False,),
     "spaces_between_special_tokens": (True, False),
-    "truncation_side": ("left",),
     "watermarking": (False,),
     "thinking_token_budget": (-1,),
     "return_token_offsets": (False,),

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shlex
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -89,7 +90,9 @@ def main(argv: list[str], engine_module: str = "srm.engine") -> int:
     if engine.snapshot_dir:
         check_writable("snapshot_dir", Path(engine.snapshot_dir).expanduser())
     with ExitStack() as opened:
-        listener = opened.enter_context(listen(server.host, server.port))
+        listener = opened.enter_context(listen_as(server))
+        if server.uds:
+            opened.callback(Path(server.uds).unlink, missing_ok=True)
         listeners = [listener]
         if server.admin_port:
             listeners.append(opened.enter_context(listen(server.admin_host, server.admin_port)))
@@ -103,9 +106,10 @@ def main(argv: list[str], engine_module: str = "srm.engine") -> int:
             folder,
         )
         prompt = QUESTION if (server.model / "tokenizer.json").exists() else "[0]"
-        url = url_of(server.host, listener)
+        url = "http://localhost" if server.uds else url_of(server.host, listener)
         page = url_of(server.admin_host, listeners[-1]) if server.admin_port else url
-        meanwhile = partial(_meanwhile, folder, server.model_name, url, page, prompt)
+        say = partial(announce, server.model_name, url, page, prompt, server.uds)
+        meanwhile = partial(_meanwhile, folder, say)
         return asyncio.run(supervisor.run(meanwhile))
 
 
@@ -204,8 +208,8 @@ def touch_all(folder: Path) -> None:
                 os.utime(path)
 
 
-async def _meanwhile(folder: Path, model_name: str, url: str, page: str, prompt: str) -> None:
-    await announce(model_name, url, page, prompt)
+async def _meanwhile(folder: Path, say: Callable[[], Awaitable[None]]) -> None:
+    await say()
     while True:  # or a sweeper of temp folders would take what nobody has written for days
         await asyncio.sleep(_TOUCH_S)
         touch_all(folder)
@@ -323,6 +327,28 @@ def flags(config: msgspec.Struct) -> list[str]:
     ]
 
 
+def listen_as(config: ServerConfig) -> socket.socket:
+    """Open the socket that clients connect to. Raises ConfigError as `listen`."""
+    if not config.uds:
+        return listen(config.host, config.port)
+    path, listener = Path(config.uds), socket.socket(socket.AF_UNIX)
+    try:
+        if path.is_socket() and not _is_listened_on(path):
+            path.unlink()  # of a server that was killed
+        listener.bind(config.uds)
+        listener.listen(2048)
+    except (OSError, ValueError) as error:
+        listener.close()
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"uds = {config.uds!r}: cannot listen: {reason}") from None
+    return listener
+
+
+def _is_listened_on(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Open a listening socket. Raises ConfigError if that fails, as when the port is in use."""
     try:
@@ -352,22 +378,28 @@ def url_of(host: str, listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def announce(model_name: str, url: str, page: str, prompt: str) -> None:
+async def announce(model_name: str, url: str, page: str, prompt: str, uds: str = "") -> None:
     """Print where and how to send a request, once the server is ready."""
-    parts = urlsplit(url)
-    while not await _is_ready(parts.hostname or "", parts.port or 0):
+    while not await _is_ready(url, uds):
         await asyncio.sleep(0.1)
+    to = f"--unix-socket {shlex.quote(uds)} {url}" if uds else url
     sys.stdout.write(
-        f"Serving {model_name} on {url}\n"
-        f"  curl {url}/v1/completions -H 'Content-Type: application/json' "
+        f"Serving {model_name} on {uds or url}\n"
+        f"  curl {to}/v1/completions -H 'Content-Type: application/json' "
         f"""-d '{{"prompt": {prompt}, "max_tokens": 32, "temperature": 0}}'\n"""
-        f"A page to watch and try it: {page}/   what may be asked: {url}/docs\n"
     )
+    if page != url or not uds:  # a browser opens no socket
+        sys.stdout.write(f"A page to watch and try it: {page}/   what may be asked: {url}/docs\n")
     sys.stdout.flush()
 
 
-async def _is_ready(host: str, port: int) -> bool:
-    reader, writer = await asyncio.open_connection(host, port)
+async def _is_ready(url: str, uds: str) -> bool:
+    parts = urlsplit(url)
+    reader, writer = await (
+        asyncio.open_unix_connection(uds)
+        if uds
+        else asyncio.open_connection(parts.hostname or "", parts.port or 0)
+    )
     try:
         writer.write(b"GET /ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         return b" 200 " in await reader.readline()

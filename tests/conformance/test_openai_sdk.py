@@ -297,3 +297,21 @@ def test_events_leave_out_what_is_not_asked_for(client: openai.OpenAI) -> None:
     events = client.completions.create(model="tiny", prompt="the cat", max_tokens=4, stream=True)
     keys = {*(frozenset(choice.to_dict()) for event in events for choice in event.choices)}
     assert keys == {frozenset({"index", "text", "logprobs", "finish_reason", "stop_reason"})}
+
+
+def test_scores_by_a_rule_come_with_the_sdk(client: openai.OpenAI) -> None:
+    body = {"verify": {"match": "[aeiou]"}}
+    fields: dict[str, Any] = {"n": 20, "max_tokens": 4, "seed": 1}
+    completion = client.completions.create(
+        model="tiny", prompt="the cat", extra_body=body, **fields
+    )
+    scores = [choice.score for choice in completion.choices]
+    assert scores == [float(bool(set("aeiou") & set(choice.text))) for choice in completion.choices]
+    chat = client.chat.completions.create(
+        model="tiny",
+        messages=MESSAGES,
+        extra_body={**body, "return": "counts", "count_by": "score"},
+        **fields,
+    )
+    (samples,) = chat.samples
+    assert sum(entry["count"] for entry in samples["counts"]) == 20

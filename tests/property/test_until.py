@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from array import array
 from collections import Counter
@@ -237,6 +238,49 @@ def test_counts_and_unique_are_those_of_all_samples(
             (first, own[first], counts[keys[first]]) for first in firsts
         ]
     assert not left
+
+
+@given(script=scripts(), owner=senders, enough=st.integers(1, 4), data=st.data())
+def test_scores_are_those_of_the_texts_in_whatever_order_samples_end(
+    text: Text, script: Script, owner: RequestOwner, enough: int, data: st.DataObject
+) -> None:
+    weights = {"a": 0.1, "b": 0.2, "c": 0.7}
+    rule = {"sum": [{"match": letter, "weight": own} for letter, own in weights.items()]}
+    rules = data.draw(st.sampled_from([rule, [rule, {"not": rule}][: len(script.samples)]]))
+    count_by = data.draw(st.sampled_from(["text", "score"]))
+    n = len(script.samples[0])
+    until = data.draw(st.sampled_from([{}, {"until": {"score": 0.8, "count": min(enough, n)}}]))
+    packed: dict[str, Any] = {"return_packed": data.draw(st.booleans())}
+    counts: dict[str, Any] = {"return": "counts", "count_by": count_by}
+    shown = data.draw(st.sampled_from([packed, counts]))
+    fields: dict[str, Any] = {"verify": rules, **until, **shown}
+    _, generation, choices = asyncio.run(reply_to(script, text, fields, owner))
+
+    assert isinstance(generation.samples, list)
+    for prompt, samples in enumerate(generation.samples):
+        is_negated = rules is not rule and prompt == 1
+        sums = [
+            math.fsum(own for letter, own in weights.items() if letter in solution)
+            for solution in script.samples[prompt]
+        ]
+        scores = [1 - total if is_negated else total for total in sums]
+        if until:
+            right = [place for place, score in enumerate(scores, 1) if score >= 0.8]
+            scores = scores[: right[enough - 1] if len(right) >= enough else n]
+        assert samples.drawn == len(scores)
+        total = math.fsum(score * count for score, count in Counter(scores).items())
+        assert samples.mean_score == total / len(scores)  # the same bytes in any order
+        if "return" in fields:
+            assert isinstance(samples.counts, list)
+            by_score: Counter[float] = Counter()
+            for entry in samples.counts:
+                assert isinstance(entry.score, float)
+                by_score[entry.score] += entry.count
+            assert by_score == Counter(scores)
+        else:
+            own = [choice for choice in choices if choice.index // n == prompt]
+            own.sort(key=lambda choice: choice.index)
+            assert [choice.score for choice in own] == scores
 
 
 def key_of(text: str, pattern: str, by_group: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""`python -m tests.tools.replies URL FILE` asks a server 726 things and writes what it replied.
+"""`python -m tests.tools.replies URL FILE` asks a server 732 things and writes what it replied.
 
 Two commits answer alike if the files are the same: `diff` shows where not. The server runs
 tests.engines.numpy_engine on the model of `tests.serving.write_text_model`, or any other, on a new
@@ -46,6 +46,7 @@ _HONOURED: list[Fields] = [
     *({"n": 4, "until": {"match": "a"}}, {"n": 8, "until": {"match": "a", "count": 1}}),
     *({"n": 8, "return": "unique"}, {"n": 8, "return": "counts"}),
     {"n": 8, "return": "counts", "until": {"match": "(.)$"}, "count_by": "group"},
+    {"n": 8, "verify": {"match": "[aeiou]"}, "until": {"score": 1, "count": 2}},
     *({"prompt_logprobs": 2}, {"return_tokens_as_token_ids": True, "n": 2}),
 ]
 _COMPLETIONS: list[Fields] = [

@@ -150,6 +150,9 @@ SHAPES: list[dict[str, Any]] = [
     {"until": {"match": "zzzzzz"}, "n": 3},
     {"return": "counts", "n": 20},
     {"return": "unique", "n": 20},
+    {"verify": {"match": "[aeiou]"}, "n": 20, "return": "counts", "count_by": "score"},
+    {"verify": {"match": "[aeiou]"}, "n": 9, "until": {"score": 1, "count": 2}, "logprobs": 1},
+    {"verify": {"match": "[aeiou]"}, "n": 3, "return_packed": True, "stop": ["e"]},
     {"request_id": "mine", "max_tokens": 10_000, "truncate_prompt_tokens": 2},
     {"stop_token_ids": [*range(64)], "min_tokens": 1},
 ]
@@ -159,6 +162,7 @@ CHATS: list[dict[str, Any]] = [
     {"max_completion_tokens": 3, "logprobs": True, "top_logprobs": 20},
     {"prompt_logprobs": 2, "return_token_ids": True},
     {"return": "counts", "n": 5},
+    {"verify": {"match": "[aeiou]"}, "n": 5},
 ]
 
 

@@ -29,8 +29,10 @@ from tests.serving import (
     Server,
     children,
     error_of,
+    free_port,
     is_ready,
     processes,
+    serve_command,
     wait_until,
 )
 
@@ -275,3 +277,33 @@ def test_what_it_cannot_begin_with_ends_it_and_is_named(
         command = [sys.executable, "-m", "srm", "serve", *flags]
         failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert (failed.returncode, message in failed.stderr) == (code, True), failed.stderr
+
+
+def test_a_unix_socket_is_served_and_gone_afterwards(text_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "srm.sock"
+    flags = f"--uds={path}", f"--data-dir={tmp_path}", f"--admin-port={free_port()}"
+    command = serve_command(text_model, "tests.engines.numpy_engine", *SERVER_FLAGS, *flags)
+    output = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().endswith(f" on {path}\n")
+            assert f"curl --unix-socket {path} http://localhost/" in process.stdout.readline()
+            transport = httpx.HTTPTransport(uds=str(path))
+            with httpx.Client(
+                transport=transport, base_url="http://localhost", timeout=600
+            ) as http:
+                fields = {"prompt": "the cat", "n": 500, "max_tokens": 20, "seed": 1}
+                reply = http.post(COMPLETIONS, json=fields)
+                assert len(reply.json()["choices"]) == 500
+                events = http.post(COMPLETIONS, json={**fields, "stream": True}).text
+                assert events.endswith("data: [DONE]\n\n")
+                assert http.get("/metrics").status_code == 404  # on admin_port alone
+                assert http.get("/health", headers={"host": "stranger.example"}).status_code == 200
+                stranger = {"host": "stranger.example"}
+                assert http.get("/v1/models", headers=stranger).status_code in {400, 403}
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate()
+    assert process.returncode == 0
+    assert not path.exists()

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.serving import CHATS, ROOT, TEXT_MODEL, Server, complete
+from tests.serving import CHATS, ROOT, TEXT_MODEL, Server, complete, events_of, parts_of
 
 MESSAGES = [
     {"role": "system", "content": "the cat"},
@@ -51,6 +51,23 @@ def test_a_chat_is_the_completion_of_its_prompt(server: Server) -> None:
     assert chat["id"].startswith("chatcmpl-")
     twice = ask(server, add_special_tokens=True, **fields)["prompt_token_ids"]
     assert twice == [0, *chat["prompt_token_ids"]]
+
+
+def test_an_answer_may_begin_with_the_last_message(server: Server) -> None:
+    last = {"role": "assistant", "content": [{"type": "text", "text": part} for part in "ab"]}
+    fields = {"messages": [*MESSAGES, last], "continue_final_message": True, "seed": 3, "n": 2}
+    bare, echoed = (ask(server, max_tokens=5, echo=echo, **fields) for echo in (False, True))
+    for choice, other in zip(bare["choices"], echoed["choices"], strict=True):
+        assert "a\nb" + choice["message"]["content"] == other["message"]["content"]
+        assert choice["token_ids"] == other["token_ids"]
+    for whole in ({}, {"stream_whole": True}):
+        events = events_of(server, CHATS, max_tokens=5, echo=True, **fields, **whole)
+        for choice in echoed["choices"]:
+            parts = parts_of(events, choice["index"])
+            text = "".join(part["delta"].get("content", "") for part in parts)
+            assert text == choice["message"]["content"]
+    of_the_user = ask(server, echo=True, seed=3, max_tokens=5)
+    assert of_the_user["choices"] == ask(server, seed=3, max_tokens=5)["choices"]
 
 
 def test_without_a_limit_an_answer_may_fill_the_context(server: Server) -> None:

@@ -160,6 +160,19 @@ def test_a_prompt_may_be_cut_to_its_end(
     assert cut["choices"] == complete(server, prompt=[expected, *others], **fields)["choices"]
 
 
+def test_a_prompt_may_be_cut_to_its_beginning(server: Server) -> None:
+    fields = {"max_tokens": 3, "seed": 1, "return_token_ids": True}
+    whole = list(range(2, 300))
+    for length, expected in ((3, whole[:3]), (-1, whole[: TEXT_MODEL.n_ctx])):
+        cut = {"truncate_prompt_tokens": length, "truncation_side": "right"}
+        reply = complete(server, prompt=whole, **cut, **fields)
+        assert reply["choices"] == complete(server, prompt=expected, **fields)["choices"]
+    long = {"prompt": "the cat " * 9, "truncation_side": "right", **fields}
+    ids = complete(server, **long)["choices"][0]["prompt_token_ids"]  # nothing says to cut it
+    (choice,) = complete(server, **long, truncate_prompt_tokens=4)["choices"]
+    assert choice["prompt_token_ids"] == ids[:4]
+
+
 def test_a_clients_id_is_the_completions_and_taken_while_it_runs(server: Server) -> None:
     fields = {"request_id": "mine:7", "max_tokens": 3}
     replies = [*events_of(server, **fields), complete(server, **fields)]

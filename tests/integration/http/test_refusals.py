@@ -24,7 +24,7 @@ EOS = TEXT_MODEL.eos_token_id
 MESSAGES = [{"role": "user", "content": "the cat"}]
 TOKENIZE, DETOKENIZE = "/tokenize", "/v1/detokenize"
 PROMPTS: dict[str, dict[str, Any]] = {COMPLETIONS: {"prompt": "x"}, CHATS: {"messages": MESSAGES}}
-ONLY_WHOLE = {"best_of", "return", "until"}
+ONLY_WHOLE = {"best_of", "return", "until", "verify"}
 """Fields that are refused for something else, or not at all, where `stream` is true."""
 TOO_MANY = f"max_waiting = {MAX_WAITING}"
 MANY_SCORES = f"a reply may have {MAX_SCORES}"
@@ -56,6 +56,9 @@ REFUSED: list[tuple[str, str, str, dict[str, Any]]] = [
     (COMPLETIONS, "until", "", {"until": {"match": "a" * 1_001}}),
     (COMPLETIONS, "until", "", {"until": {"match": "a", "most": 1}}),
     (COMPLETIONS, "until", "", {"until": {"match": "a", "count": 0}}),
+    (COMPLETIONS, "verify", "verify.not.match = '('", {"verify": {"not": {"match": "("}}}),
+    (COMPLETIONS, "verify", "2 rules and the request 1 prompts", {"verify": [{"match": "a"}] * 2}),
+    (CHATS, "verify", "verify.any[0].macth is not a field", {"verify": {"any": [{"macth": "a"}]}}),
     (COMPLETIONS, "return", "", {"return": "all"}),
     (COMPLETIONS, "count_by", "", {"count_by": "group", "return": "counts"}),
     (COMPLETIONS, "best_of", "", {"return": "unique", "best_of": 2}),

@@ -41,6 +41,7 @@ RANDOM_BYTES: dict[str, Any] = {
 """However they are cut, tests/unit/server/text/test_stream.py says."""
 WHOLE: dict[str, Any] = {"stream_whole": True, "n": 200, "max_tokens": 8}
 UNTIL: dict[str, Any] = {"until": {"match": "[aeiou]", "count": 9}}
+SCORED: dict[str, Any] = {"verify": {"sum": [{"match": "[aeiou]", "weight": 0.5}, {"match": "t"}]}}
 CASES: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {}),
     (COMPLETIONS, {**TWO, "logprobs": 0}),
@@ -65,12 +66,15 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     (COMPLETIONS, {**WHOLE, "logprobs": 1, "stop": ["e"], "echo": True}),
     (COMPLETIONS, {**WHOLE, "return_packed": True, "logprobs": 0}),
     (COMPLETIONS, {**WHOLE, **UNTIL}),
+    (COMPLETIONS, {**WHOLE, **SCORED, "until": {"score": 1.5, "count": 5}}),
+    (COMPLETIONS, {**WHOLE, **SCORED, "return_packed": True, "logprobs": 1, "stop": ["e"]}),
     (CHATS, {"n": 4, "return_token_ids": True}),
     (CHATS, {"n": 2, "logprobs": True, "top_logprobs": 2}),
     (CHATS, {**STOPS, "logprobs": True, "return_token_ids": True}),
     (CHATS, {"max_tokens": 1}),
     (CHATS, {"n": 2, "max_tokens": 1, "prompt_logprobs": 2}),
     (CHATS, {**WHOLE, **UNTIL}),
+    (CHATS, {**WHOLE, **SCORED}),
 ]
 OF_STREAMS = {"stream_interval", "stream_whole"}
 OF_THE_PROMPT = ("prompt_token_ids", "prompt_logprobs")
@@ -89,7 +93,7 @@ def test_a_stream_adds_up_to_the_whole(server: Server, path: str, fields: dict[s
     )
     assert last["choices"] == []
     samples = [event["samples"] for event in (*events, last) if "samples" in event]
-    assert samples == ([whole["samples"]] if "until" in fields else [])
+    assert samples == ([whole["samples"]] if {"until", "verify"} & fields.keys() else [])
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         assert last["usage"][name] == whole["usage"][name]
     assert all(event["usage"] is None for event in events if event["choices"])

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from srm.engine.errors import InvalidRequest
 from srm.server.generation.matching import MAX_PROGRAM, Mark, Pattern
+from srm.server.generation.sample_selection import SampleSelection
+from srm.server.schema.completion_request import parse_completion
 
 CATASTROPHIC = (  # for engines that go back
     r"(a+)+$",
@@ -52,9 +54,15 @@ def test_what_is_no_pattern_is_refused_with_the_reason(source: str, reason: str)
 
 
 def test_a_group_that_is_missing_is_refused() -> None:
+    body = b'{"prompt": "a", "until": {"match": "(?:a)"}, "count_by": "group", "return": "counts"}'
     with pytest.raises(InvalidRequest, match="needs a group") as refused:
-        Pattern("(?:a)", wants_group=True)
+        SampleSelection(parse_completion(body), 1)
     assert refused.value.param == "count_by"
+
+
+def test_a_pattern_without_a_group_finds_what_it_matches() -> None:
+    assert Pattern("a.", wants_group=True).find("cabbage") == Mark(matched=True, group="ab")
+    assert Pattern("(z)?a", wants_group=True).find("a") == Mark(matched=True)
 
 
 @pytest.mark.parametrize("source", CATASTROPHIC)

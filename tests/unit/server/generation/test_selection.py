@@ -43,7 +43,7 @@ def test_the_best_by_mean_logprob_come_in_whatever_order_samples_end() -> None:
 @pytest.mark.parametrize("keeps_first", [False, True])
 def test_equal_samples_take_nothing_and_distinct_ones_are_limited(keeps_first: bool) -> None:
     budget = Budget(10_000)
-    counts = [DedupCounts(False, keeps_first, budget) for _ in range(2)]
+    counts = [DedupCounts("text", keeps_first, budget) for _ in range(2)]
     for index in reversed(range(1_000)):
         counts[index % 2].add(sample(index, "same"))
     assert [dedup_counts.by_count()[0].count for dedup_counts in counts] == [500, 500]
@@ -54,7 +54,7 @@ def test_equal_samples_take_nothing_and_distinct_ones_are_limited(keeps_first: b
 
 
 def test_a_kept_sample_counts_with_all_that_is_in_it() -> None:
-    dedup_counts = DedupCounts(by_group=False, keeps_first=True, budget=Budget(3_000))
+    dedup_counts = DedupCounts("text", keeps_first=True, budget=Budget(3_000))
     dedup_counts.add(sample(7, "same", num_tokens=500))
     dedup_counts.add(sample(5, "same", num_tokens=400))  # in its place
     (first,) = dedup_counts.firsts()

@@ -50,6 +50,7 @@ VALUES: dict[Parse, dict[str, tuple[list[Any], list[Any]]]] = {
         "skip_special_tokens": ([False], ["no"]),
         "add_special_tokens": ([False], [0]),
         "truncate_prompt_tokens": ([-1, 1], [0, -2, 1.5]),
+        "truncation_side": (["left", "right"], ["both", 1]),
         "priority": ([-1000, 1000], [-1001, 1001, -(2**31) + 1, 0.5]),
         "request_id": (["aZ09._:-" * 16], ["", "a b", "a\n", "x" * 129, 5]),
         "metadata": (
@@ -82,6 +83,7 @@ VALUES: dict[Parse, dict[str, tuple[list[Any], list[Any]]]] = {
         "top_logprobs": ([0], [21, True]),
         "add_generation_prompt": ([True], ["yes"]),
         "continue_final_message": ([True], [1]),
+        "echo": ([True], [1, "a"]),
         "chat_template_kwargs": ([{"mood": 1}], [[], "x"]),
         "n": ([1], [0]),
         "safety_identifier": (["me"], [5]),
@@ -102,6 +104,14 @@ def test_a_wrong_value_is_named_with_what_is_allowed(parse: Parse, field: str) -
         assert error.param == field
         assert error.message.startswith(f"{field} must be ") and "; got " in error.message
         assert len(error.message) < 400  # a long value is cut
+
+
+def test_what_scores_need_text_for_goes_with_packed_replies() -> None:
+    rule = {"verify": {"match": "a"}}
+    assert completion(return_packed=True, stop=["x"], skip_special_tokens=False, **rule).makes_text
+    assert not completion(return_packed=True).makes_text
+    assert refusal(completion, return_packed=True, stop=["x"]).param == "stop"
+    assert refusal(completion, return_packed=True, echo=True, **rule).param == "echo"
 
 
 def test_one_prompt_is_a_list_and_an_integer_may_be_written_as_a_float() -> None:
@@ -151,6 +161,7 @@ def test_what_is_not_honoured_may_be_neutral_and_nothing_else() -> None:
 
 
 STREAM, COUNTS = {"stream": True}, {"return": "counts"}
+RULE = {"verify": {"match": "a"}}
 TWO_PROMPTS = {"prompt": ["a", "b"]}
 UNFINISHED = {"messages": [USER, {"role": "assistant"}]}
 CONFLICTS: dict[Parse, list[tuple[dict[str, Any], str, str]]] = {
@@ -176,10 +187,21 @@ CONFLICTS: dict[Parse, list[tuple[dict[str, Any], str, str]]] = {
         ({"until": {"match": "x", "count": 2}}, "until", "cannot be reached with n = 1"),
         ({"count_by": "group"}, "count_by", "until is missing"),
         ({"count_by": "group", "until": UNTIL}, "count_by", "unique or counts"),
+        ({"until": {"count": 1}}, "until", "match, score or both"),
+        ({"until": {"score": 1}}, "until", "verify, which is missing"),
+        ({"until": {"score": 1}, **RULE, "count_by": "group", **COUNTS}, "count_by", "until.match"),
+        ({**COUNTS, "count_by": "score"}, "count_by", "verify, which is missing"),
+        ({**RULE, "count_by": "score"}, "count_by", "unique or counts"),
+        ({**RULE, **STREAM}, "verify", "stream_whole"),
+        ({**RULE, "best_of": 2}, "best_of", "does not go with verify"),
+        ({**RULE, "echo": True}, "echo", "does not go with verify"),
+        ({**RULE, "max_tokens": 0, "prompt_logprobs": 0}, "max_tokens", "go with verify"),
+        ({**RULE, **COUNTS, "return_packed": True}, "return_packed", "has no choices"),
         ({"tools": "x"}, "tools", "'tools' is not a field"),
     ],
     chat: [
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "two names"),
+        ({"echo": True, **COUNTS}, "echo", "does not go with"),
         ({"top_logprobs": 1}, "top_logprobs", "logprobs = true"),
         ({"top_logprobs": 1, "logprobs": False}, "top_logprobs", "logprobs = true"),
         (

@@ -18,7 +18,14 @@ from srm.server.http.keys import load_keys
 from srm.server.http.limits import check_limits
 from srm.server.model_identity import model_id
 from srm.server.supervise import launch
-from srm.server.supervise.launch import QUESTION, flags, listen, load_settings, main
+from srm.server.supervise.launch import (
+    QUESTION,
+    flags,
+    listen,
+    listen_as,
+    load_settings,
+    main,
+)
 from srm.server.wiring import ServerWiring
 from tests.serving import ROOT
 
@@ -99,6 +106,25 @@ def test_a_port_in_use_and_a_host_that_is_none_are_said_to_be() -> None:
             listen("127.0.0.1", port)
     with pytest.raises(ConfigError, match=r"host = 'no such host'"):
         listen("no such host", 0)
+
+
+def test_a_unix_socket_takes_the_place_of_one_that_nobody_listens_on(tmp_path: Path) -> None:
+    path = tmp_path / "srm.sock"
+    config = ServerConfig(uds=str(path))
+    in_use = "cannot listen: Address already in use"
+    with listen_as(config), pytest.raises(ConfigError, match=in_use):
+        listen_as(config)
+    assert path.is_socket()  # as after a server that was killed
+    listen_as(config).close()
+    (tmp_path / "file").write_text("of somebody")
+    for other, reason in (("file", "Address already in use"), ("no/folder", "No such file")):
+        with pytest.raises(ConfigError, match=reason):
+            listen_as(ServerConfig(uds=str(tmp_path / other)))
+    assert (tmp_path / "file").read_text() == "of somebody"
+    with pytest.raises(ConfigError, match="too long"):
+        listen_as(ServerConfig(uds="/tmp/" + "x" * 200))
+    with pytest.raises(ValueError, match="instead of host and port"):
+        ServerConfig(uds=str(path), port=0)
 
 
 def test_a_data_folder_that_cannot_be_written_into_is_said_at_the_start(
