@@ -32,8 +32,9 @@ Role = Annotated[str, Meta(min_length=1, max_length=64, extra_json_schema={"enum
 _NAME = re.compile(r"""["'](\w+)["']""")
 _OWN_VARIABLES = {"messages", "add_generation_prompt", "continue_final_message"}
 """Template variables that requests set in fields of their own."""
-_LABELS = {"cache_control", "id", "type"}
-"""Keys beside a text that may have any value: no template shows it."""
+_LABELS = {"cache_control", "id", "parsed", "parsed_arguments", "type"}
+"""Keys beside a text that may have any value: no template shows it. What openai's SDK parsed says
+what content and arguments say."""
 _ASKING = {"partial", "prefix"}
 """Keys that ask other servers to continue a message."""
 
@@ -131,7 +132,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     def _check_results(self) -> None:
         ids = set()
         for i, message in enumerate(self.messages):
-            ids |= {call.id for call in message.tool_calls or ()}
+            for call in message.tool_calls or ():
+                ids.add(call.id)
             if message.tool_call_id is not None and message.tool_call_id not in ids:
                 raise InvalidRequest(
                     f"messages[{i}]: tool_call_id = {show(message.tool_call_id)} is the id of no "

@@ -64,6 +64,8 @@ REPLAYED: tuple[dict[str, Any], ...] = (
     {"content": [{"type": "text", "text": "ho", "cache_control": {"type": "ephemeral"}}]},
     {"content": [{"type": "text", "text": "ho", "annotations": [], "id": "part_1"}]},
     {"tool_calls": [{"id": "1", "index": 0, "function": {**FUNCTION, "parsed": None}}]},
+    {"tool_calls": [{"id": "1", "function": {**FUNCTION, "parsed_arguments": {"x": "y"}}}]},
+    {"parsed": {"x": "y"}},
 )
 
 
