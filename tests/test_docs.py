@@ -34,7 +34,7 @@ from srm.server.generation import dedup_counts, matching
 from srm.server.routes import pages, tokenize
 from srm.server.routes.app import OPERATIONS
 from srm.server.routes.scrape import VLLM_CACHE_CONFIG
-from srm.server.schema import conversation, json_parts, sampling_fields, until
+from srm.server.schema import conversation, json_parts, sampling_fields, tools, until
 from srm.server.supervise import launch
 from srm.server.text import limited_process
 from srm.server.text.chat_template import RENDER_S
@@ -214,6 +214,7 @@ def test_limits_are_what_they_are() -> None:
         f"| {dedup_counts.MAX_DISTINCT_BYTES // 2**20} MiB |",
         "| messages of a chat, parts of a content, tool calls of a message | "
         f"{conversation.MAX_MESSAGES} each, {conversation.MAX_PARTS} together |",
+        f"| `tools`; calls of a reply | {tools.MAX_TOOLS}; {tools.MOST_CALLS} |",
         f"| arguments of a chat's tool calls | {json_parts.MAX_VALUE_BYTES} characters ",
         f"| fields of a body, keys of a message | {json_parts.MAX_FIELDS} |",
         f"| the JSON of any other field | {json_parts.MAX_VALUE_BYTES // 2**20} MiB;",
@@ -318,10 +319,11 @@ def test_shell_examples_run(server: Server) -> None:
         (API, {"n invalid_request Error code: 400": 1}),
         (["many-samples.md"], {"drawn": 1}),
         (["structured-outputs.md"], {"item=": 1, "['#### ": 1}),
+        (["tools.md"], {"add {'x': ": 1}),
         (["batches.md"], {"completed ": 1, "question ": 10}),
         (["python.md"], {"of 1000 samples say 42": 1, "boxes: ": 20}),
     ],
-    ids=["api", "many-samples", "structured-outputs", "batches", "python"],
+    ids=["api", "many-samples", "structured-outputs", "tools", "batches", "python"],
 )
 def test_python_examples_run_one_after_the_other(
     server: Server, pages: list[str], expected: dict[str, int]

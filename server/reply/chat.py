@@ -63,7 +63,11 @@ class ChatFormat(Format):
             for part in parts
             if part.text or (wants_tokens and part.num_tokens)
         ]
-        ends = [
+        return [choices for choices in (contents, self.ends(parts)) if choices]
+
+    def ends(self, parts: list[ChoicePart]) -> list[ChunkChoice]:
+        """Return the choices that end with these parts, without their text."""
+        return [
             ChunkChoice(
                 index=part.index,
                 delta=ChatDelta(),
@@ -73,7 +77,6 @@ class ChatFormat(Format):
             for part in parts
             if part.finish_reason is not None
         ]
-        return [choices for choices in (contents, ends) if choices]
 
     def envelope(self, fields: dict[str, Any], is_event: bool) -> ChatChunk | ChatCompletion:
         return ChatChunk(**fields) if is_event else ChatCompletion(**fields)

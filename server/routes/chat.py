@@ -10,6 +10,7 @@ from srm.server.generation.engine_request import RequestOwner
 from srm.server.http.bodies import parsed
 from srm.server.reply.chat import ChatFormat
 from srm.server.reply.responder import Responder
+from srm.server.reply.tools import ToolFormat
 from srm.server.routes.completions import Completions
 from srm.server.routes.endpoint import Endpoint
 from srm.server.routes.models import Models
@@ -74,12 +75,16 @@ class Chat(Endpoint):
         self._models.check(request.model)
         prompt = await render(self._template, request.conversation)
         completion = request.as_completion(prompt, self._text.model.n_ctx)
+        calls = request.calls
         try:
-            generation = await self._completions.start(id, completion, owner)
+            source = None if calls is None else calls.source
+            generation = await self._completions.start(id, completion, owner, source)
         except RequestError as error:
             if error.param == "prompt":  # which the messages made
                 error.param = "messages"
             raise
+        if calls is not None:
+            return ToolFormat(generation, self._text, self._models.name, calls)
         form = ChatFormat(generation, self._text, self._models.name)
         form.echoed = request.echoed
         return form

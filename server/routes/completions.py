@@ -27,6 +27,7 @@ from srm.server.schema.completion_response import (
 )
 from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.schema.sampling_fields import NEUTRAL
+from srm.server.schema.structured_outputs import ConstraintSource
 from srm.server.schema.verify import VERIFY_FORMS
 from srm.server.text.text import Text
 
@@ -95,8 +96,15 @@ class Completions(Endpoint):
         generation = await self.start(id, await parsed(parse_completion, body), owner)
         return CompletionFormat(generation, self._text, self._models.name)
 
-    async def start(self, id: str, request: CompletionRequest, owner: RequestOwner) -> Generation:
-        """Make a request ready to run. Raises the RequestError to answer with."""
+    async def start(
+        self,
+        id: str,
+        request: CompletionRequest,
+        owner: RequestOwner,
+        source: ConstraintSource | None = None,
+    ) -> Generation:
+        """Make a request ready to run; `source` says what completions are, in place of its fields.
+        Raises the RequestError to answer with."""
         self._models.check(request.model)
         if owner.durable and request.priority:  # it would go ahead of other batches, or of people
             raise InvalidRequest(
@@ -106,7 +114,10 @@ class Completions(Endpoint):
             )
         self._check_fits(request)
         prompts = await encode_prompts(request, self._text)
-        constraint = await self._constraints.constraint_of(request)
+        if source is None:
+            constraint = await self._constraints.constraint_of(request)
+        else:
+            constraint = await self._constraints.make(source)
         return Generation(id, request, prompts, self._text, owner, constraint)
 
     def _check_fits(self, request: CompletionRequest) -> None:

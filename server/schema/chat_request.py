@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
 
 from srm.engine.errors import InvalidRequest
@@ -16,7 +17,8 @@ from srm.server.schema.conversation import MAX_MESSAGES, Conversation, Message, 
 from srm.server.schema.json_parts import first_byte
 from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
 from srm.server.schema.structured_outputs import refuse_predecessors
-from srm.server.schema.validation import checked, given_fields
+from srm.server.schema.tools import Calls, ToolChoice, Tools, required_calls, tools_of
+from srm.server.schema.validation import checked, given_fields, show
 from srm.server.schema.verify import rules_of
 
 MaxTokens = Annotated[int, Meta(ge=1)]
@@ -55,6 +57,12 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     """Begin the answer with the last message, if that is the assistant's."""
     add_special_tokens: bool = False
     """Add what the tokenizer prepends; most templates write it themselves."""
+    tools: Tools = []  # noqa: RUF012 - msgspec copies it
+    """Functions that the model may call."""
+    tool_choice: ToolChoice | None = None
+    """Which of them it calls."""
+    parallel_tool_calls: bool | None = None
+    """With `required`: whether it may make several calls."""
     safety_identifier: str | None = None
     """Accepted and not used."""
     prompt_cache_key: str | None = None
@@ -62,7 +70,13 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
 
     @property
     def conversation(self) -> Conversation:
-        return Conversation.from_request(self)
+        chat = Conversation.from_request(self)
+        return msgspec.structs.replace(chat, tools=self.tools) if self.calls else chat
+
+    @property
+    def calls(self) -> Calls | None:
+        """What the answer must call. Raises InvalidRequest if it cannot be."""
+        return required_calls(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
     def echoed(self) -> str:
@@ -73,6 +87,8 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     def check(self) -> None:
         super().check()
         self.conversation.check()
+        if self.calls:
+            self._refuse_beside_calls()
         if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
             raise InvalidRequest(
                 f"max_tokens = {self.max_tokens} and max_completion_tokens = "
@@ -87,6 +103,17 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
                 f"top_logprobs = {self.top_logprobs} is allowed only with logprobs = true",
                 "top_logprobs",
             )
+
+    def _refuse_beside_calls(self) -> None:
+        beside = {
+            "continue_final_message": self.continue_final_message,
+            "echo": self.echo,
+            "ignore_eos": self.ignore_eos,
+            "response_format": self.constraint_source() and self.response_format,
+            "structured_outputs": self.structured_outputs,
+        }
+        given = {name: bool(value) for name, value in beside.items()}
+        self.refuse_beside(given, f"tool_choice = {show(self.tool_choice)}, which asks for a call")
 
     def as_completion(self, prompt: str, n_ctx: int) -> CompletionRequest:
         """Return the same request of the template's text; `n_ctx` is the model's context."""
@@ -103,9 +130,6 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
 
 CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
     **NEUTRAL,
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -141,5 +165,7 @@ def parse_chat(body: bytes) -> ChatRequest:
     for name, choice in _UNLESS.items():
         if bytes(given.get(choice, b"")) == b'"none"' and first_byte(given.get(name, b"")) == b"[":
             del given[name]  # nothing may be called
-    converted = {"messages": messages_of(given), **rules_of(given, 1)}
+    converted: dict[str, Any] = {"messages": messages_of(given), **rules_of(given, 1)}
+    if "tools" in given:
+        converted["tools"] = tools_of(given)
     return checked(ChatRequest, given, converted, CHAT_NEUTRAL)

@@ -40,10 +40,25 @@ class ChatLogprobs(msgspec.Struct):
     """A model here has no other voice to refuse with."""
 
 
+class CalledFunction(msgspec.Struct):
+    name: str
+    arguments: str
+    """JSON; cut off if the choice ended by its length."""
+
+
+class ToolCall(msgspec.Struct):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class ChatMessage(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    """Null beside tool calls."""
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    """The calls that `tool_choice` asked for."""
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -85,12 +100,29 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     "choices"."""
 
 
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, omit_defaults=True):
+    """The new part of a call; its first has id, type and name, and no arguments."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    """Of the call, in its first chunk only."""
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class ChatDelta(msgspec.Struct, omit_defaults=True):
     """The new part of a message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     """Role of the message, in the first chunk of a choice only."""
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    """Null in the first chunk of a message of calls."""
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True):

@@ -17,6 +17,7 @@ from srm.server.schema.json_parts import (
     has_text,
     items_of,
 )
+from srm.server.schema.tools import CALL_HEAD, Tool
 from srm.server.schema.validation import not_json, not_null, show
 
 MAX_MESSAGES = 4096
@@ -31,8 +32,9 @@ Role = Annotated[str, Meta(min_length=1, max_length=64, extra_json_schema={"enum
 _NAME = re.compile(r"""["'](\w+)["']""")
 _OWN_VARIABLES = {"messages", "add_generation_prompt", "continue_final_message"}
 """Template variables that requests set in fields of their own."""
-_LABELS = {"cache_control", "id", "type"}
-"""Keys beside a text that may have any value: no template shows it."""
+_LABELS = {"cache_control", "id", "parsed", "parsed_arguments", "type"}
+"""Keys beside a text that may have any value: no template shows it. What openai's SDK parsed says
+what content and arguments say."""
 _ASKING = {"partial", "prefix"}
 """Keys that ask other servers to continue a message."""
 
@@ -73,7 +75,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
         """The content as one text."""
         if isinstance(self.content, str):
             return self.content
-        return "\n".join(part.text for part in self.content)
+        return "\n".join(part.text for part in self.content or ())
 
 
 _decode = msgspec.json.Decoder(Message).decode
@@ -96,11 +98,13 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+    tools: list[Tool] = []
+    """What may be called, if a template shows it."""
 
     @classmethod
     def from_request(cls, request: Any) -> Conversation:
-        """Return the chat of a request, which has these fields too."""
-        given = {name: getattr(request, name) for name in cls.__struct_fields__}
+        """Return the chat of a request, which has these fields too, but for tools."""
+        given = {name: getattr(request, name) for name in cls.__struct_fields__ if name != "tools"}
         return cls(**{**given, "chat_template_kwargs": request.chat_template_kwargs or {}})
 
     @property
@@ -123,12 +127,54 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
                 "continue_final_message = true: the last message has no content to continue",
                 "continue_final_message",
             )
+        own = _OWN_VARIABLES | {"tools"} if self.tools else _OWN_VARIABLES
         for name in self.chat_template_kwargs:
-            if name in _OWN_VARIABLES:
+            if name in own:
                 raise InvalidRequest(
                     f"chat_template_kwargs may not have {name!r}, which is a field of its own",
                     "chat_template_kwargs",
                 )
+        self._check_results()
+
+    def _check_results(self) -> None:
+        ids = set()
+        for i, message in enumerate(self.messages):
+            for call in message.tool_calls or ():
+                ids.add(call.id)
+            if message.tool_call_id is not None and message.tool_call_id not in ids:
+                raise InvalidRequest(
+                    f"messages[{i}]: tool_call_id = {show(message.tool_call_id)} is the id of no "
+                    "tool call in the messages before it",
+                    "messages",
+                )
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether its messages have calls of tools or what these returned."""
+        return any(message.tool_calls or message.role == "tool" for message in self.messages)
+
+    def as_text(self) -> Conversation:
+        """The same chat for a template that knows no calls: an assistant's are lines of JSON behind
+        its content, and what tools returned is a message of the user."""
+        names: dict[str, str] = {}
+        messages: list[Message] = []
+        are_results = False
+        for message in self.messages:
+            lines = [text] if (text := message.text) else []
+            role = message.role
+            for call in message.tool_calls or ():
+                name, arguments = call.function.name, call.function.arguments
+                names[call.id or ""] = name
+                lines.append(f"{CALL_HEAD.format(name)}{arguments}}}")
+            if role == "tool":
+                id = message.tool_call_id
+                name = (names[id] if id else message.name) or "the tool"
+                lines, role = [f"Result of {name}: {text}"], "user"
+                if are_results:  # one message, for many a template wants the roles in turns
+                    lines = [messages.pop().text, *lines]
+            are_results = message.role == "tool"
+            messages.append(Message(role, "\n".join(lines), None if are_results else message.name))
+        return msgspec.structs.replace(self, messages=messages)
 
     def for_template(self, names: Collection[str]) -> list[dict[str, Any]]:
         """The messages as a template that has these `names` expects them: content is one text,

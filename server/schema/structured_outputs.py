@@ -15,7 +15,7 @@ from msgspec import Meta, Raw
 from srm.engine.errors import InvalidRequest
 from srm.server.schema.until import WantedSamples
 
-Kind = Literal["json", "regex", "choice", "grammar"]
+Kind = Literal["json", "regex", "choice", "grammar", "calls"]
 
 _NAME = r"^[a-zA-Z0-9_-]{1,64}\Z"
 _KINDS: dict[str, Kind] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
 from srm.engine.errors import CheckpointError, InvalidRequest
@@ -17,6 +18,21 @@ from srm.server.text.limited_process import Failed, LimitedProcess
 
 RENDER_S = 5.0
 """Seconds a template may take for one chat."""
+_WORDS = [f"word{secrets.token_hex(8)}" for _ in range(3)]
+"""Words that no template has: a tool, what it is asked, and what it returns."""
+_QUESTION = {"role": "user", "content": "Hello"}
+_CALLING = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {
+            "id": "abcdefghi",  # of the length that some templates want
+            "type": "function",
+            "function": {"name": _WORDS[0], "arguments": {"x": _WORDS[1]}},
+        }
+    ],
+}
+_RESULT = {"role": "tool", "name": _WORDS[0], "tool_call_id": "abcdefghi", "content": _WORDS[2]}
 
 
 class ChatTemplate:
@@ -46,6 +62,8 @@ class ChatTemplate:
         return await loop.run_in_executor(self._thread, self._rendered, chat)
 
     def _rendered(self, chat: Conversation) -> str:
+        if chat.has_calls and not self._shows_calls:
+            chat = chat.as_text()
         messages = chat.for_template(self._names)
         marker = ""
         if chat.continue_final_message:
@@ -53,19 +71,45 @@ class ChatTemplate:
             # that nobody knows is what the model is to continue.
             marker = f"continue-{secrets.token_hex(16)}"
             messages[-1]["content"] += marker
+        shown = {"tools": chat.tools} if chat.tools and self._shows_tools else {}
         variables: dict[str, Any] = {
-            **self._special_tokens,
-            "tools": None,
-            "documents": None,
             **chat.chat_template_kwargs,
+            **shown,
             "messages": messages,
             "add_generation_prompt": chat.adds_generation_prompt,
         }
         try:
-            text = self._process.ask(variables, self.render_s)
+            text = self._text_of(variables)
         except Failed as error:
             raise InvalidRequest(f"the chat template: {error}", "messages") from None
         return _before(marker, text) if marker else text
+
+    @cached_property
+    def _shows_calls(self) -> bool:
+        """Whether it writes calls of tools, and what they returned. Asked of the template itself:
+        many take any message, and write of it what they know."""
+        text = self._tried(messages=[_QUESTION, _CALLING, _RESULT])
+        return all(word in text for word in _WORDS)
+
+    @cached_property
+    def _shows_tools(self) -> bool:
+        """Whether it writes which tools there are."""
+        parameters = {"type": "object", "properties": {}}
+        function = {"name": _WORDS[0], "description": "", "parameters": parameters}
+        tools = [{"type": "function", "function": function}]
+        return _WORDS[0] in self._tried(messages=[_QUESTION], tools=tools)
+
+    def _tried(self, **variables: Any) -> str:
+        """Return what it makes of these; nothing if it objects."""
+        try:
+            return self._text_of({"add_generation_prompt": False, **variables})
+        except Failed:
+            return ""
+
+    def _text_of(self, variables: dict[str, Any]) -> str:
+        """Return what it makes of these. Raises Failed."""
+        absent = {"tools": None, "documents": None}
+        return self._process.ask({**self._special_tokens, **absent, **variables}, self.render_s)
 
     def close(self) -> None:
         """End the process, whatever it does."""

@@ -32,6 +32,7 @@ from srm.server.text.limited_process import (
     receive,
     send,
 )
+from srm.server.text.tool_calls import call_constraint
 
 _NICE = 10
 _STACK = 2 * 1024 * 1024
@@ -45,6 +46,8 @@ def constraint_of(source: ConstraintSource) -> str:
         if isinstance(schema, str):
             schema = _loads(schema)
         return json_constraint(schema, source.strict, source.space)
+    if source.kind == "calls":
+        return call_constraint(_loads(bytes(source.value)))
     if source.kind == "choice":
         return choice_constraint(msgspec.json.decode(source.value, type=list[str]))
     text = msgspec.json.decode(source.value, type=str)

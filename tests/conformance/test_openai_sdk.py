@@ -256,7 +256,7 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
         ({"prompt": "x", "extra_body": {"nonsense": 1}}, "nonsense", None),
         ({"prompt": "x", "model": "gpt-9"}, None, "model_not_found"),
         ({"messages": []}, "messages", "invalid_request"),
-        ({"messages": MESSAGES, "tools": TOOLS}, "tools", None),
+        ({"messages": MESSAGES, "tools": TOOLS}, "tool_choice", None),
         ({"messages": MESSAGES * 20}, "messages", "context_length_exceeded"),
         ({"messages": MESSAGES, "model": "gpt-9"}, None, "model_not_found"),
     ],

@@ -83,6 +83,7 @@ async def test_a_line_of_a_batch_goes_ahead_of_no_other_batch(text: Text, text_m
     assert error["param"] == "priority" and "priority = -9: lines have" in error["message"]
 
 
+TOOL = {"type": "function", "function": {"name": "f"}}
 MEANT: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETIONS, {"messages": [USER]}, "messages", CHATS),
     (COMPLETIONS, {"messages": [USER], "prompt": "a"}, "messages", CHATS),
@@ -93,7 +94,8 @@ MEANT: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETIONS, {"prompt": "a", "zzz": 1}, "zzz", "'zzz' is not a field of this request"),
     (CHATS, {"messages": [USER], "temprature": 1}, "temprature", "'temperature'?"),
     (CHATS, {"messages": [USER], "tool": []}, "tool", "'tools'?"),
-    (CHATS, {"messages": [USER], "tool_choice": "required", "tools": [{}]}, "tools", "tools ="),
+    (CHATS, {"messages": [USER], "tool_choice": "required", "tools": [{}]}, "tools", "tools[0] m"),
+    (CHATS, {"messages": [USER], "tools": [TOOL]}, "tool_choice", 'tool_choice must be "none", '),
     ("/tokenize", {"promt": "a"}, "promt", "did you mean 'prompt'?"),
     ("/tokenize", {"prompt": "a", "x" * 10**5: 1}, "x" * 63 + "…", "x…' is not a field"),
 ]
@@ -106,7 +108,7 @@ HINTS: list[dict[str, Any]] = [
     {"verbosity": "medium"},
     {"prompt_cache_retention": "24h"},
     {"stream": True, "stream_options": {"include_obfuscation": False}},
-    {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
+    {"tools": [TOOL], "tool_choice": "none"},
     {"functions": [{"name": "f"}], "function_call": "none"},
     {"messages": [USER, {"role": "assistant", "content": "b", "tool_calls": []}, USER]},
 ]

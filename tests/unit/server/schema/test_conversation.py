@@ -20,7 +20,7 @@ TAKEN_MESSAGES = (
     {"role": "assistant"},
     {**ANSWER, "content": None, "refusal": None, "audio": None, "tool_calls": None},
     {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": FUNCTION}]},
-    {"role": "tool", "content": "5", "tool_call_id": "1"},
+    {"role": "tool", "content": "5"},
     {"role": "developer", "content": "x"},
     {"role": "tool", "content": "5", "id": "msg_1", "is_error": False, "index": 0},
 )
@@ -64,6 +64,8 @@ REPLAYED: tuple[dict[str, Any], ...] = (
     {"content": [{"type": "text", "text": "ho", "cache_control": {"type": "ephemeral"}}]},
     {"content": [{"type": "text", "text": "ho", "annotations": [], "id": "part_1"}]},
     {"tool_calls": [{"id": "1", "index": 0, "function": {**FUNCTION, "parsed": None}}]},
+    {"tool_calls": [{"id": "1", "function": {**FUNCTION, "parsed_arguments": {"x": "y"}}}]},
+    {"parsed": {"x": "y"}},
 )
 
 
@@ -87,6 +89,63 @@ def test_a_template_is_told_parts_as_lines_and_arguments_as_objects() -> None:
     assert template[1]["content"] == ""
     arguments = [call["function"]["arguments"] for call in template[1]["tool_calls"]]
     assert arguments == [{"x": 1}, "no json"]
+
+
+def calling(id: str | None, name: str = "f", arguments: str = '{"x": 1}') -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def result(id: str | None, content: Any = "2", **fields: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": id, "content": content, **fields}
+
+
+def test_what_a_tool_returned_names_a_call_before_it() -> None:
+    assistant = {"role": "assistant", "tool_calls": [calling("1"), calling("2", "g")]}
+    for results in ([result("1"), result("2")], [result("2")], [result(None)]):
+        chat(messages=[USER, assistant, *results, USER])
+    wrong: list[tuple[list[dict[str, Any]], int]] = [
+        ([USER, result("1")], 1),
+        ([USER, assistant, result("3")], 2),
+        ([USER, result("1"), assistant], 1),
+        ([USER, {"role": "assistant", "tool_calls": [calling(None)]}, result("")], 2),
+    ]
+    for messages, place in wrong:
+        error = refusal(chat, messages=messages)
+        assert error.param == "messages"
+        assert error.message.startswith(f"messages[{place}]: tool_call_id = ")
+        assert "is the id of no tool call in the messages before it" in error.message
+
+
+def test_calls_and_what_they_returned_are_shown_as_text() -> None:
+    calls = [calling("1"), calling("2", "g", "{}"), calling(None, "h")]
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [
+        {"role": "system", "content": "be kind"},
+        {**USER, "name": "Ava"},
+        {"role": "assistant", "content": "Let me see.", "tool_calls": calls},
+        *(result("2"), result("1", parts), result(None, "4", name="h"), result(None, "5")),
+        {"role": "assistant", "content": None, "tool_calls": calls[:1]},
+        result("1", "6"),
+        USER,
+    ]
+    text = chat(messages=messages).conversation.as_text()
+    assert text.for_template(set()) == [
+        *messages[:2],
+        {
+            "role": "assistant",
+            "content": "Let me see.\n"
+            '{"name":"f","arguments":{"x": 1}}\n'
+            '{"name":"g","arguments":{}}\n'
+            '{"name":"h","arguments":{"x": 1}}',
+        },
+        {
+            "role": "user",
+            "content": "Result of g: 2\nResult of f: a\nb\nResult of h: 4\nResult of the tool: 5",
+        },
+        {"role": "assistant", "content": '{"name":"f","arguments":{"x": 1}}'},
+        {"role": "user", "content": "Result of f: 6"},
+        USER,
+    ]
 
 
 def test_the_prompt_ends_where_the_answer_begins_unless_asked_otherwise() -> None:

@@ -15,8 +15,10 @@ import psutil
 import pytest
 from msgspec import Raw
 
+from srm.engine.config import DEMO_MODEL
 from srm.engine.errors import CheckpointError, ConfigError, InvalidRequest
 from srm.server.schema.conversation import Conversation, messages_of
+from srm.server.schema.tools import Function, Tool
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.tokenizer_files import MAX_BYTES, chat_template, special_tokens
 from tests.serving import ROOT
@@ -150,6 +152,7 @@ async def test_the_process_knows_no_secrets_is_started_again_and_ends(
 def test_the_process_ends_with_its_parent_even_while_it_hangs() -> None:
     program = f"""
 import asyncio
+from srm.server.schema.tools import Function, Tool
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.schema.conversation import Conversation, messages_of
 template = ChatTemplate({HANGS!r}, {{}}, 600)
@@ -199,3 +202,50 @@ def test_special_tokens_are_texts_or_objects(tmp_path: Path) -> None:
         config.write_text(content)
         with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
             special_tokens(tmp_path)
+
+
+KNOWS = {
+    "calls": "{% for call in m.tool_calls or [] %}<{{ call.function.name }} "
+    "{{ call.function.arguments | tojson }}>{% endfor %}",
+    "results": "{% if m.role == 'tool' %}({{ m.content }}){% endif %}",
+}
+CALL = {"id": "1", "function": {"name": "add", "arguments": '{"x": 1}'}}
+CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "1", "content": "2"}
+WRITTEN = 'hi|{"name":"add","arguments":{"x": 1}}|Result of add: 2|'
+"""What becomes of them where a template shows contents alone."""
+
+
+async def test_calls_are_told_as_text_unless_the_template_writes_them(make: Make) -> None:
+    """A template of any messages writes of a call its content, which is empty."""
+    every = "{% for m in messages %}{{ m.content }}|{% endfor %}"
+    both = "{% for m in messages %}" + "".join(KNOWS.values()) + "{% endfor %}"
+    objects = every.replace("|", "|{{ raise_exception('no tool') if m.role == 'tool' }}")
+    only_calls = "{% for m in messages %}" + KNOWS["calls"] + "{{ m.role }}|{% endfor %}"
+    for source, expected in {
+        both: '<add {"x": 1}>(2)',
+        every: WRITTEN,
+        objects: WRITTEN,
+        only_calls: "user|assistant|user|",
+    }.items():
+        assert await make(source).render(chat(USER, CALLING, RESULT)) == expected
+    assert await make(every).render(chat(USER)) == "hi|"
+
+
+async def test_tools_are_shown_where_the_template_writes_them(make: Make) -> None:
+    tool = Tool("function", Function("add", parameters=Raw(b'{"type":"object"}')))
+    shows = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{{ messages[0].content }}"
+    assert await make(shows).render(chat(tools=[tool])) == (
+        '{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}hi'
+    )
+    assert await make(shows).render(chat()) == "hi"
+    refuses = "{{ raise_exception('no tools here') if tools }}" + FIRST
+    assert await make(refuses).render(chat(tools=[tool])) == "hi"
+
+
+async def test_the_demo_models_second_turn_has_what_a_tool_returned(make: Make) -> None:
+    template = make((DEMO_MODEL / "chat_template.jinja").read_text())
+    assert await template.render(chat(USER, CALLING, RESULT, RESULT)) == (
+        '<|begin_of_text|>Question: hi\nAnswer: {"name":"add","arguments":{"x": 1}}'
+        "<|end_of_text|><|begin_of_text|>Question: Result of add: 2\nResult of add: 2\nAnswer:"
+    )

@@ -1,0 +1,133 @@
+"""The reply to a chat whose answer calls tools: as any chat's, with calls in place of a content."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from hashlib import blake2b
+from typing import Any
+
+from msgspec import UNSET
+
+from srm.server.generation.detokenize import ChoicePart
+from srm.server.generation.generation import Generation
+from srm.server.reply.call_reader import CallPart, CallReader
+from srm.server.reply.chat import ChatFormat
+from srm.server.reply.template import TEXT
+from srm.server.schema.chat_response import (
+    CalledFunction,
+    ChatChoice,
+    ChatDelta,
+    ChatMessage,
+    ChunkChoice,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
+)
+from srm.server.schema.tools import Calls
+from srm.server.text.text import Text
+
+
+class ToolFormat(ChatFormat):
+    """A ChatCompletion, or ChatChunks, of calls."""
+
+    def __init__(self, generation: Generation, text: Text, model_name: str, calls: Calls) -> None:
+        super().__init__(generation, text, model_name)
+        self._calls = calls
+        self._readers: defaultdict[int, CallReader] = defaultdict(CallReader)  # of those that run
+
+    def make_choice(self, part: ChoicePart, is_event: bool) -> ChatChoice | ChunkChoice:
+        choice = super().make_choice(part, is_event)
+        self._set_reason(choice)
+        calls: list[ToolCall] = []
+        for name, arguments in self._whole_calls(part):
+            id = self._call_id(part.index, len(calls))
+            calls.append(ToolCall(id, CalledFunction(name, arguments)))
+        if isinstance(choice, ChatChoice):
+            choice.message = ChatMessage(content=None, tool_calls=calls or UNSET)
+        else:
+            deltas = [
+                ToolCallDelta(
+                    place,
+                    FunctionDelta(call.function.arguments, call.function.name),
+                    call.id,
+                    call.type,
+                )
+                for place, call in enumerate(calls)
+            ]
+            choice.delta = ChatDelta("assistant", None, deltas or UNSET)
+        return choice
+
+    def opening(self, parts: list[ChoicePart]) -> list[Any]:
+        choices = super().opening(parts)
+        for choice in choices:
+            choice.delta = ChatDelta("assistant", None)
+            if self._calls.is_one_function:
+                head = CallPart(0, self._calls.functions[0].name, "")
+                choice.delta.tool_calls = [self._delta(choice.index, head)]
+        return choices
+
+    def events(self, parts: list[ChoicePart]) -> list[list[Any]]:
+        contents = [choice for part in parts for choice in self._contents(part)]
+        return [choices for choices in (contents, self.ends(parts)) if choices]
+
+    def ends(self, parts: list[ChoicePart]) -> list[ChunkChoice]:
+        ends = super().ends(parts)
+        for end in ends:
+            self._set_reason(end)
+        return ends
+
+    def _contents(self, part: ChoicePart) -> list[ChunkChoice]:
+        """Return a choice for each piece of a call, the tokens' scores with the first."""
+        deltas = [
+            ChatDelta(tool_calls=[self._delta(part.index, piece)]) for piece in self._pieces(part)
+        ]
+        wants_tokens = self.request.return_token_ids or self.request.logprobs is not None
+        if not deltas and wants_tokens and part.num_tokens:
+            deltas = [ChatDelta()]
+        choices = [ChunkChoice(index=part.index, delta=delta) for delta in deltas]
+        for choice in choices[:1]:
+            choice.logprobs = self.logprobs(part)
+            choice.token_ids = self.token_ids(part, UNSET)
+        return choices
+
+    def _pieces(self, part: ChoicePart) -> list[CallPart]:
+        if self._calls.is_one_function:
+            return [CallPart(0, None, part.text)] if part.text else []
+        if part.text is TEXT:
+            raise ValueError("where arguments begin and end depends on the text before")
+        pieces = self._readers[part.index].read(part.text)
+        if part.finish_reason is not None:
+            del self._readers[part.index]
+        return pieces
+
+    def _whole_calls(self, part: ChoicePart) -> list[tuple[str, str]]:
+        """Return names and arguments of the calls of a whole choice."""
+        if self._calls.is_one_function:
+            return [(self._calls.functions[0].name, part.text)]
+        names: list[str] = []
+        arguments: list[str] = []
+        for piece in self._pieces(part):
+            if piece.name is None:
+                arguments[-1] += piece.arguments
+            else:
+                names.append(piece.name)
+                arguments.append("")
+        return list(zip(names, arguments, strict=True))
+
+    def _delta(self, index: int, piece: CallPart) -> ToolCallDelta:
+        """Return a piece of a call of the choice of that index."""
+        if piece.name is None:
+            return ToolCallDelta(piece.place, FunctionDelta(piece.arguments))
+        id = self._call_id(index, piece.place)
+        return ToolCallDelta(piece.place, FunctionDelta("", piece.name), id, "function")
+
+    def _call_id(self, index: int, place: int) -> str:
+        """Return a call's id: of a request that is made again, the same."""
+        of_call = f"{self.generation.id}-{index}-{place}".encode()
+        return f"call_{blake2b(of_call, digest_size=12).hexdigest()}"
+
+    def _set_reason(self, choice: ChatChoice | ChunkChoice) -> None:
+        """Say as OpenAI does that a call is why it ended, unless the request names the function."""
+        is_whole = choice.finish_reason == "stop" and choice.stop_reason is None
+        if is_whole and not self._calls.is_named:
+            choice.finish_reason = "tool_calls"

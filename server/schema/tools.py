@@ -1,0 +1,178 @@
+"""The tools of a chat: which functions the model may call, and which of them it must.
+
+A call is the constraint of the text, so that any model makes one. `auto`, where a model chooses
+between a call and a text, needs a model and a template that agree on how a call is written, and no
+template says how: it is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from srm.engine.errors import UNDECODABLE, InvalidRequest, cut, in_words
+from srm.server.schema.json_parts import MAX_VALUE_BYTES, fields_of, first_byte, items_of
+from srm.server.schema.structured_outputs import ConstraintSource
+from srm.server.schema.validation import not_json, show
+
+MAX_TOOLS = 128
+"""Most tools of one chat."""
+MOST_CALLS = 16
+"""Most calls of one reply."""
+CALL_HEAD = '{{"name":"{}","arguments":'
+"""What is before the arguments of a call, as text; behind them is one brace."""
+_OBJECT = Raw(b'"object"')
+_SHOWN_FAULT = 160
+"""Most characters of what is wrong, which may repeat a value."""
+
+FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
+
+
+class Function(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What may be called; null is the same as absent."""
+
+    name: FunctionName
+    description: str | None = None
+    """Shown to the model if the chat template shows tools."""
+    parameters: Annotated[Raw, Meta(extra_json_schema={"type": ["object", "null"]})] | UnsetType = (
+        UNSET
+    )
+    """JSON Schema of the arguments, an object; null: it has no arguments."""
+    strict: bool | None = None
+    """Unless false, arguments that `parameters` does not name are not written."""
+
+
+class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A function; tools of other kinds are not called."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: FunctionName
+
+
+class NamedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The choice of the one function that is called."""
+
+    type: Literal["function"]
+    function: _Named
+
+
+TOOL_CHOICES = (
+    '"none", "required", or {"type": "function", "function": {"name": …}} with the name of a tool'
+)
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedFunction,
+    Meta(description=f'{TOOL_CHOICES}; "auto" only without tools'),
+]
+Tools = Annotated[
+    list[Tool], Meta(max_length=MAX_TOOLS, description=f"a list of at most {MAX_TOOLS} functions")
+]
+
+
+class Calls(msgspec.Struct, frozen=True):
+    """What a reply must call."""
+
+    functions: list[Function]
+    """One of these, or some of them."""
+    is_named: bool
+    """Whether the request names the one."""
+    are_several: bool
+    """Whether the reply is a list of calls."""
+
+    @property
+    def source(self) -> ConstraintSource:
+        """What makes a reply these calls."""
+        return ConstraintSource("tools", "calls", Raw(msgspec.json.encode(self)))
+
+    @property
+    def is_one_function(self) -> bool:
+        """Whether the text is the arguments alone, since all else is known."""
+        return len(self.functions) == 1 and not self.are_several
+
+
+def required_calls(
+    tools: list[Tool], choice: str | NamedFunction | None, is_parallel: bool | None
+) -> Calls | None:
+    """Return what a reply must call, or None. Raises InvalidRequest if that cannot be."""
+    functions = [tool.function for tool in tools]
+    is_named = isinstance(choice, NamedFunction)
+    if not functions:
+        if is_named or choice == "required":
+            raise InvalidRequest(
+                f"tool_choice = {show(choice)} needs tools, which are missing", "tool_choice"
+            )
+        return None
+    if choice == "none":
+        return None
+    if isinstance(choice, NamedFunction):
+        functions = [own for own in functions if own.name == choice.function.name]
+        if not functions:
+            names = ", ".join(tool.function.name for tool in tools)
+            raise InvalidRequest(
+                f"tool_choice.function.name = {show(choice.function.name)} is not in tools: "
+                f"{cut(names, _SHOWN_FAULT)}",
+                "tool_choice",
+            )
+    elif choice != "required":
+        raise InvalidRequest(
+            f'tool_choice = "auto"{"" if choice else " (the default with tools)"} is not '
+            "supported, since no chat template says how its model writes a call; tool_choice must "
+            f"be {TOOL_CHOICES}",
+            "tool_choice",
+        )
+    return Calls(functions, is_named, bool(is_parallel) and not is_named)
+
+
+def tools_of(given: dict[str, Raw]) -> list[Tool]:
+    """The field `tools` of a body. Raises InvalidRequest naming the tool at fault."""
+    value = given.get("tools", Raw(b"[]"))
+    may_be = first_byte(value) == b"[" and len(value) <= MAX_VALUE_BYTES
+    items = items_of(value, MAX_TOOLS) if may_be else None
+    if items is None:
+        raise InvalidRequest(
+            f"tools must be a list of at most {MAX_TOOLS} functions, in at most {MAX_VALUE_BYTES} "
+            f"bytes; got {show(value)}",
+            "tools",
+        )
+    tools: list[Tool] = []
+    names: set[str] = set()
+    for i, item in enumerate(items):
+        tools.append(tool := _tool(item, i))
+        if tool.function.name in names:
+            raise InvalidRequest(
+                f"tools[{i}].function.name = {show(tool.function.name)} is the name of a tool "
+                "before it: each must have another",
+                "tools",
+            )
+        names.add(tool.function.name)
+    return tools
+
+
+def _tool(value: Raw, i: int) -> Tool:
+    try:
+        tool = msgspec.json.decode(value, type=Tool)
+        parameters = tool.function.parameters
+        kind = _OBJECT
+        if parameters is not UNSET and bytes(parameters) != b"null":
+            kind = fields_of(parameters).get("type", _OBJECT)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(
+            f'tools[{i}] must be an object with type "function" and function, an object with name '
+            "(1 to 64 of A-Z a-z 0-9 _ -) and at most description, parameters and strict; got "
+            f"{show(value)} ({cut(in_words(error), _SHOWN_FAULT)})",
+            "tools",
+        ) from None
+    except UNDECODABLE as error:
+        raise not_json(value, error) from None
+    if bytes(kind) != bytes(_OBJECT):
+        raise InvalidRequest(
+            f'tools[{i}].function.parameters.type must be "object", since arguments have names; '
+            f"got {show(kind)}",
+            "tools",
+        )
+    return tool

@@ -1,0 +1,134 @@
+"""Calls of tools over HTTP: any model makes them, whole or in pieces, and reads what came of them.
+
+What a reply looks like in each of its events, tests/unit/server/reply/test_tools.py says.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.serving import CHATS, Server, events_of, joined, parts_of
+
+USER = {"role": "user", "content": "sat"}
+
+
+def tool(name: str, *values: Any) -> dict[str, Any]:
+    parameters = {"properties": {"x": {"enum": [*values]}}, "required": ["x"]}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+NOW = {"type": "function", "function": {"name": "now"}}
+TOOLS = [tool("f", 1, 22), tool("g", "}", '"\\'), NOW]
+VALUES: dict[str, list[Any]] = {
+    "f": [{"x": 1}, {"x": 22}],
+    "g": [{"x": "}"}, {"x": '"\\'}],
+    "now": [{}],
+}
+NAMED = {"type": "function", "function": {"name": "g"}}
+CASES: list[tuple[dict[str, Any], str]] = [
+    ({"tool_choice": NAMED}, "stop"),
+    ({"tools": TOOLS[:1], "tool_choice": "required"}, "tool_calls"),
+    ({"tools": [NOW], "tool_choice": "required"}, "tool_calls"),
+    ({"tool_choice": "required"}, "tool_calls"),
+    ({"tool_choice": "required", "parallel_tool_calls": False, "temperature": 0}, "tool_calls"),
+    ({"tool_choice": "required", "parallel_tool_calls": True}, "tool_calls"),
+]
+
+
+def ask(server: Server, **fields: Any) -> dict[str, Any]:
+    body = {"messages": [USER], "tools": TOOLS, "seed": 3, **fields}
+    reply = server.http.post(CHATS, json=body)
+    assert reply.status_code == 200, reply.text
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+@pytest.mark.parametrize(("fields", "reason"), CASES)
+def test_every_call_is_one_that_its_schema_allows(
+    server: Server, fields: dict[str, Any], reason: str
+) -> None:
+    choices = ask(server, n=20, **fields)["choices"]
+    names = set()
+    for choice in choices:
+        calls = choice["message"].get("tool_calls", [])
+        assert choice["message"]["content"] is None
+        assert choice["finish_reason"] in (reason, "length")
+        for call in calls[: None if choice["finish_reason"] == reason else -1]:
+            function = call["function"]
+            assert json.loads(function["arguments"]) in VALUES[function["name"]]
+            names.add(function["name"])
+        assert len(calls) == 1 or fields.get("parallel_tool_calls")
+    given = {own["function"]["name"] for own in fields.get("tools", TOOLS)}
+    assert names <= given
+    assert names == {"g"} or fields["tool_choice"] == "required"
+    assert any(choice["finish_reason"] == reason for choice in choices)
+
+
+@pytest.mark.parametrize("more", [{}, {"n": 3, "logprobs": True}, {"n": 20, "stop": "}}"}])
+@pytest.mark.parametrize(("fields", "reason"), CASES)
+def test_the_pieces_of_a_stream_are_the_whole_reply(
+    server: Server, fields: dict[str, Any], reason: str, more: dict[str, Any]
+) -> None:
+    del reason
+    body = {"messages": [USER], "tools": TOOLS, "seed": 3, "request_id": "same", **fields, **more}
+    whole = ask(server, **body)
+    events = events_of(server, CHATS, **body)
+    for choice in whole["choices"]:
+        parts = parts_of(events, choice["index"])
+        calls: list[dict[str, Any]] = []
+        for part in parts:
+            for own in part["delta"].pop("tool_calls", []):
+                if "id" in own:
+                    calls.append({name: own[name] for name in ("id", "function", "type")})
+                else:
+                    arguments = own["function"]["arguments"]
+                    calls[own["index"]]["function"]["arguments"] += arguments
+        assert calls == choice["message"].pop("tool_calls", [])
+        del choice["message"]["refusal"], choice["token_ids"]
+        assert joined(parts) == {
+            **{name: value for name, value in choice.items() if name != "message"},
+            "delta": choice["message"],
+        }
+
+
+def test_an_answer_follows_what_a_tool_returned(server: Server) -> None:
+    first = ask(server, tool_choice="required")["choices"][0]["message"]
+    [call] = first["tool_calls"]
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "7"}
+    fields = {"tools": None, "max_tokens": 3, "temperature": 0, "return_token_ids": True}
+    second = ask(server, messages=[USER, first, result], **fields)
+    written = f'{{"name":"{call["function"]["name"]}","arguments":{call["function"]["arguments"]}}}'
+    texts = [
+        {"role": "assistant", "content": written},
+        {"role": "user", "content": f"Result of {call['function']['name']}: 7"},
+    ]
+    assert second["choices"] == ask(server, messages=[USER, *texts], **fields)["choices"]
+    assert second["choices"][0]["message"]["content"]
+
+
+def test_calls_may_be_counted_and_enough_of_them_end_a_request(server: Server) -> None:
+    fields = {"tools": TOOLS[:1], "tool_choice": "required", "n": 40}
+    reply = ask(server, **fields, until={"match": '"x":22'}, **{"return": "counts"})
+    [samples] = reply["samples"]
+    assert {entry["text"] for entry in samples["counts"]} == {'{"x":1}', '{"x":22}'}
+    assert 0 < samples["matched"] < 40
+    choices = ask(server, **fields, until={"match": '"x":22', "count": 2})["choices"]
+    calls = [choice["message"]["tool_calls"] for choice in choices if choice["matched"]]
+    assert [own["function"]["arguments"] for [own] in calls] == ['{"x":22}'] * 2
+
+
+def test_a_schema_that_is_not_honoured_is_refused_with_its_place(server: Server) -> None:
+    wrong = {"type": "object", "properties": {"x": {"minimun": 3}}}
+    body = {
+        "messages": [USER],
+        "tools": [NOW, {"type": "function", "function": {"name": "f", "parameters": wrong}}],
+        "tool_choice": "required",
+    }
+    reply = server.http.post(CHATS, json=body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, "tools")
+    place = "tools: parameters of f: /properties/x/minimun: this keyword is not supported"
+    assert error["message"].startswith(place)
