@@ -24,7 +24,7 @@ import srm
 
 MAX_MEMORY = 1024**3
 """Most address space of a process, in bytes."""
-CPU_S = 3
+CPU_S = 1
 """Seconds of processor time that a constraint may take."""
 _MAX_MESSAGE = 256 * 1024 * 1024
 """Most bytes of a message: a chat of the most characters, every one of them escaped, and more."""

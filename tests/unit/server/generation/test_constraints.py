@@ -38,7 +38,7 @@ HOSTILE: list[tuple[Kind, bytes, str]] = [
     ("json", b'{"const":' + b"[" * 500 + b"]" * 500 + b"}", "recursion limit exceeded"),
     ("json", json.dumps(LARGE).encode(), "/enum: enums have more than 10000 values"),
     ("json", json.dumps(NESTED).encode(), "references lead to more than 1000 schemas"),
-    ("json", json.dumps(BRANCHES).encode(), "it cannot be compiled with 3 s"),
+    ("json", json.dumps(BRANCHES).encode(), "it cannot be compiled with 1 s"),
     ("json", b'{"a": 1, "a": 2}', "an object has 'a' twice"),
     ("json", b'{"const": 1e999}', "/const: numbers must be"),
     ("json", b'"{"', "it is not JSON"),
