@@ -19,7 +19,7 @@ _ENGINE = ("engine", "engine.constraints", "engine.steps")
 _SERVES = ("engine", "engine.client", "engine.steps.tokens")
 """What servers see of the engine: its messages and settings, and the client of its process."""
 _EDGE = ("server", "server.schema", "server.http")
-_ANSWERS = (*_EDGE, "server.text", "server.generation", "server.reply")
+_ANSWERS = (*_EDGE, "server.schema.responses", "server.text", "server.generation", "server.reply")
 _MEASURES = ("engine.errors", "engine.settings", "loadtest")
 """What every command of ours says, reads and writes in one way: nothing that serves."""
 _REPORTS = (*_MEASURES, "loadtest.analysis", "loadtest.client")
@@ -36,12 +36,19 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine.python": (*_ENGINE, "engine.weights", "engine.device", "engine.process"),
     "server": (*_SERVES, "engine.process.watchdog"),
     "server.schema": (*_SERVES, "server"),
+    "server.schema.responses": (*_SERVES, "server", "server.schema"),
     "server.http": (*_SERVES, "server", "server.schema"),
     "server.storage": (*_SERVES, *_EDGE),
     "server.text": (*_SERVES, "server", "server.schema", "engine.constraints"),
     "server.supervise": (*_SERVES, *_EDGE, "server.text"),
     "server.generation": (*_SERVES, *_EDGE, "server.text"),
-    "server.reply": (*_SERVES, *_EDGE, "server.text", "server.generation"),
+    "server.reply": (
+        *_SERVES,
+        *_EDGE,
+        "server.text",
+        "server.generation",
+        "server.schema.responses",
+    ),
     "server.routes": (*_SERVES, *_ANSWERS, "server.storage"),
     "server.batch": (*_SERVES, *_ANSWERS, "server.storage", "server.routes"),
     "server.commands": (

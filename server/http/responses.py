@@ -83,10 +83,19 @@ WAITING = b": waiting\n\n"
 """A comment: readers of events pass over it, and proxies see that the connection is in use."""
 
 
+DONE = b"data: [DONE]\n\n"
+"""The last event of most streams."""
+
+
+def frame_error(body: errors.ErrorBody) -> bytes:
+    """Return an error as an event of most streams."""
+    return frame([msgspec.json.encode(body)])
+
+
 class EventStream(Response):
     """Server-sent events, sent in parts of one or more, which `frame` makes.
 
-    It ends with `[DONE]`, whatever ended it.
+    It ends with `last`, whatever ended it.
 
     The status is sent when this is called, so whoever makes it fetches `first` before and lets
     what goes wrong until then be an HTTP error. Always closes `events`.
@@ -95,15 +104,23 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, first: bytes, events: AsyncGenerator[bytes, None], outlet: object = None
+        self,
+        first: bytes,
+        events: AsyncGenerator[bytes, None],
+        outlet: object = None,
+        frame_error: Callable[[errors.ErrorBody], bytes] = frame_error,
+        last: bytes = DONE,
     ) -> None:
         """`outlet` is connected after the first event, where the server has the extension for it;
-        whoever makes `events` may write events there, framed as chunks, while none is asked for."""
+        whoever makes `events` may write events there, framed as chunks, while none is asked for.
+        `frame_error` makes the event for an error that ends them."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._first = first
         self._events = events
         self._outlet = outlet
+        self._frame_error = frame_error
+        self._last = last
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         async with aclosing(self._events) as events:
@@ -115,21 +132,20 @@ class EventStream(Response):
                 async for event in events:
                     await _send(send, event)
             except SRMError as error:
-                await _break_off(send, errors.status_of(error), errors.body_of(error))
+                await self._break_off(send, errors.status_of(error), errors.body_of(error))
             except asyncio.CancelledError:  # by a stop; or the client has left, and hears nothing
                 stopping = errors.stopping()
-                await _break_off(send, errors.status_of(stopping), errors.body_of(stopping))
+                await self._break_off(send, errors.status_of(stopping), errors.body_of(stopping))
             except ClientDisconnect:  # of `send`, behind which nothing can be sent
                 raise
             except Exception:
                 log.exception("stream failed")
-                await _break_off(send, 500, errors.INTERNAL)
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+                await self._break_off(send, 500, errors.INTERNAL)
+        await send({"type": "http.response.body", "body": self._last})
 
-
-async def _break_off(send: Send, status: int, body: errors.ErrorBody) -> None:
-    request_log.note_broken_off(status)
-    await _send(send, frame([msgspec.json.encode(body)]))
+    async def _break_off(self, send: Send, status: int, body: errors.ErrorBody) -> None:
+        request_log.note_broken_off(status)
+        await _send(send, self._frame_error(body))
 
 
 async def _send(send: Send, body: bytes) -> None:

@@ -15,6 +15,7 @@ from srm.server.reply.format import Format
 from srm.server.reply.template import (
     INDEX,
     NO_TEMPLATE,
+    NUMBER,
     OTHER_INDEX,
     SCORES,
     TEXT,
@@ -56,13 +57,15 @@ class ChoiceTemplate:
 
     def in_event(self, index: int, around: Template) -> EventTemplate:
         """Return the template of a choice's events, which have these bytes around the choice."""
-        begin, *end = around.pieces
-        end[0] = self._end + end[0]
+        begin, *behind = around.pieces
+        end = self._end.split(b"%d" % NUMBER)
+        end[-1] += behind[0]
+        end += behind[1:]
         end[-1] += b"\n\n"
         if has_counts := len(end) > 1:
             end = [piece.replace(b"%", b"%%") for piece in end]
         return EventTemplate(
-            b"data: %b%b%d%b" % (begin, self._begin, index, self._between),
+            b"%b%b%b%d%b" % (self._form.begin, begin, self._begin, index, self._between),
             *(self._before_scores, b"%d".join(end), has_counts),
         )
 

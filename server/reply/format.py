@@ -7,14 +7,17 @@ looked up instead of encoded, is for `renderer.py`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Raw, UnsetType
 
+from srm.server.errors import ErrorBody
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.generation import Generation
+from srm.server.http.responses import DONE, frame, frame_error
 from srm.server.reply.prompt import ShownPrompt
 from srm.server.reply.scores import Scores, scores_of
 from srm.server.reply.template import SCORES, TEXT
@@ -35,6 +38,12 @@ class Format(ABC):
     """Whether an event can have several choices."""
     is_one_event: ClassVar[bool] = False
     """Whether a choice's first text, all the others and its end are events of the same shape."""
+    begin: bytes = b"data: "
+    """What stands before the JSON of an event that only adds text to a choice."""
+    has_numbers: ClassVar[bool] = False
+    """Whether NUMBER is in its events."""
+    last_event: ClassVar[bytes] = DONE
+    """What a stream ends with."""
 
     def __init__(self, generation: Generation, text: Text, model_name: str) -> None:
         self.generation = generation
@@ -63,6 +72,19 @@ class Format(ABC):
     def first_fields(self) -> dict[str, Any]:
         """Return fields of a whole reply, and of a stream's first event."""
         return {}
+
+    def frame(self, documents: Sequence[bytes]) -> bytes:
+        """Return JSON documents as events."""
+        return frame(documents)
+
+    def frame_error(self, body: ErrorBody) -> bytes:
+        """Return the event for an error that ends a stream."""
+        return frame_error(body)
+
+    def numbers(self, _text: bytes, _scores: bytes) -> tuple[int, ...]:
+        """Return what goes into NUMBER of an event that is sent with this text and scores, as JSON,
+        without a call of `events`."""
+        return ()
 
     def fields(
         self,

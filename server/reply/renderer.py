@@ -18,7 +18,6 @@ from srm.engine.client.client import EngineClient
 from srm.engine.steps.tokens import Tokens
 from srm.server.generation.detokenize import ChoicePart, join
 from srm.server.generation.generation import AT_ONCE
-from srm.server.http.responses import frame
 from srm.server.reply.choice_template import ChoiceTemplate, EventTemplate
 from srm.server.reply.format import Format, UsageField
 from srm.server.reply.template import (
@@ -49,6 +48,8 @@ class Renderer:
             options and options.include_usage and options.continuous_usage_stats
         )
         """Whether each event says the usage so far."""
+        self.numbers = form.numbers if form.has_numbers else self._counts
+        """Makes the numbers in the holes of an event that is sent with this text and scores."""
         self._client = client
         self._pieces = pieces
         self._usage: UsageField = None if options and options.include_usage else UNSET
@@ -112,12 +113,12 @@ class Renderer:
         joined = (self._join_choices(some, template) for some in tokens.slices(AT_ONCE))
         choices = b",".join(filter(None, joined))
         self.update_counts()
-        return frame(self._encode([choices])) if choices else b""
+        return self.form.frame(self._encode([choices])) if choices else b""
 
     def whole_events(self, parts: list[ChoicePart]) -> bytes:
         """Return the events for whole choices."""
         self.update_counts()
-        return frame(self._encode([self.choice(part, is_event=True) for part in parts]))
+        return self.form.frame(self._encode([self.choice(part, is_event=True) for part in parts]))
 
     def last_events(self) -> bytes:
         """Return the events behind those of all choices; maybe none."""
@@ -126,7 +127,7 @@ class Renderer:
             events.append(self._event([], UNSET, samples))
         if self._usage is None:
             events.append(self._event([], self._usage_now()))
-        return frame(events)
+        return self.form.frame(events)
 
     def row_events(self, row: Tokens) -> bytes:
         """Return the events for one token of a choice that runs; maybe none."""
@@ -149,6 +150,9 @@ class Renderer:
             return None
         self._num_shown = self.generation.completion_tokens
         return self._num_shown, self._num_shown + self._num_prompt_tokens
+
+    def _counts(self, _text: bytes, _scores: bytes) -> tuple[int, ...]:
+        return self.update_counts() or ()
 
     def _join_choices(self, tokens: Tokens, template: ChoiceTemplate) -> bytes:
         """Return the choices with new tokens, with commas. In one pass those that have only whole
@@ -186,7 +190,7 @@ class Renderer:
         self.update_counts()
         for choices in self.form.events(parts):
             events += self._encode(self._encoded(choices))
-        return frame(events)
+        return self.form.frame(events)
 
     def _encoded(self, choices: list[Any]) -> list[bytes]:
         return [encode_json(choice) for choice in choices]

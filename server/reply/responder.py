@@ -61,7 +61,7 @@ class Responder:
             return json_reply(await self.render_whole(form))
         outlet = Outlet(Renderer(form, self._client, self.pieces))
         events = self.events(outlet)
-        return EventStream(await anext(events), events, outlet)
+        return EventStream(await anext(events), events, outlet, form.frame_error, form.last_event)
 
     async def render_whole(self, form: Format) -> bytes:
         """Return the whole reply to a request without `stream`. Raises as `respond`."""

@@ -177,7 +177,7 @@ class StreamWriter:
                     if not (text or scores):
                         continue
                     if has_counts:
-                        end %= outlet.renderer.update_counts()
+                        end %= outlet.renderer.numbers(text, scores)
                     events = b"%b%b%b%b%b" % (begin, text, before_scores, scores, end)
             except Exception as error:  # noqa: BLE001 - its task logs it
                 outlet.fail(error)

@@ -28,8 +28,9 @@ SCORES = Raw(encode_json(secrets.token_hex(16)))
 """Marks a value of any kind."""
 CHOICES = Raw(encode_json({secrets.token_hex(16): 0}))
 """Marks an object."""
-INDEX, OTHER_INDEX, COMPLETION_TOKENS = (_number() for _ in range(3))
-"""Mark numbers. No client or operator can name any of these: they are drawn when this starts."""
+INDEX, OTHER_INDEX, COMPLETION_TOKENS, NUMBER = (_number() for _ in range(4))
+"""Mark numbers; NUMBER is one of which each event has another, behind text and scores. No client or
+operator can name any of these: they are drawn when this starts."""
 
 NO_TEMPLATE = (LookupError, TypeError, ValueError)
 """Errors of a format that cannot encode the example, or has its holes in another order."""

@@ -41,6 +41,7 @@ from srm.server.routes import (
     health,
     models,
     pages,
+    responses,
     scrape,
     tokenize,
     worker,
@@ -57,7 +58,7 @@ from srm.server.wiring import ServerWiring
 log = logging.getLogger(__name__)
 
 _GROUPS = {
-    "Completions and chats": (completions, chat),
+    "Completions and chats": (completions, chat, responses),
     "Files and batches": (files, batches),
     "Tokens": (tokenize,),
     "Models": (models,),
@@ -130,11 +131,12 @@ def create_app(
     # FastAPI's own document says nothing of bodies; a redirect leads nowhere behind a proxy.
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     app.add_exception_handler(HTTPException, errors.framework_error)
-    served, completing, chatting = services(
+    served, completing, chatting, responding = services(
         *(client, text, config.model_name, template),
         *(config.stream_max_rate, config.stream_keepalive_s),
     )
-    generating = [route.route(config.max_body_bytes) for route in (completing, chatting)]
+    endpoints = (completing, chatting, responding)
+    generating = [endpoint.route(config.max_body_bytes) for endpoint in endpoints]
     app.router.routes += generating
     tokenizing = tokenize.Tokenizing(text, served, template)
     app.include_router(tokenize.routes(tokenizing, config.max_body_bytes))

@@ -23,16 +23,13 @@ from srm.engine.messages import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT
 from srm.server.errors import BatchesUnavailable, Conflict
 from srm.server.generation.engine_request import of_current_request
 from srm.server.http.bodies import json_reply, parsed, read_body
-from srm.server.routes import batch_replies as replies
 from srm.server.routes.files import Anchor, Seconds
 from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.schema.sampling_fields import (
-    MAX_METADATA,
-    MAX_METADATA_KEY,
-    MAX_METADATA_VALUE,
     Metadata,
 )
 from srm.server.schema.validation import Fields, checked, from_text, given_fields, refused, require
+from srm.server.storage import batch_replies as replies
 from srm.server.storage.records import WINDOW, BatchRecord, LineError, new_batch_id
 from srm.server.storage.store import Store
 from srm.server.wiring import ServerWiring
@@ -66,17 +63,7 @@ class BatchRequest(Fields, frozen=True, kw_only=True):
         ),
     ]
     """Time after which the batch expires."""
-    metadata: (
-        Annotated[
-            Metadata,
-            Meta(
-                max_length=MAX_METADATA,
-                description=f"an object of at most {MAX_METADATA} strings of at most "
-                f"{MAX_METADATA_VALUE} characters, their names of at most {MAX_METADATA_KEY}",
-            ),
-        ]
-        | None
-    ) = None
+    metadata: Metadata | None = None
     """Returned with the batch."""
     output_expires_after: (
         Annotated[

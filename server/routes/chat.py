@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from srm.engine.errors import InvalidRequest, RequestError
 from srm.server.generation.engine_request import RequestOwner
+from srm.server.generation.generation import Generation
 from srm.server.http.bodies import parsed
 from srm.server.reply.chat import ChatFormat
 from srm.server.reply.responder import Responder
@@ -54,7 +55,7 @@ class Chat(Endpoint):
     """Answers chat requests for one model."""
 
     path = "/v1/chat/completions"
-    id_prefix = "chatcmpl"
+    id_prefix = "chatcmpl-"
 
     def __init__(
         self,
@@ -72,22 +73,26 @@ class Chat(Endpoint):
 
     async def begin(self, body: bytes, id: str, owner: RequestOwner) -> ChatFormat:
         request = await parsed(parse_chat, body)
+        generation = await self.start(id, request, owner)
+        if (calls := request.calls) is not None:
+            return ToolFormat(generation, self._text, self._models.name, calls)
+        form = ChatFormat(generation, self._text, self._models.name)
+        form.echoed = request.echoed
+        return form
+
+    async def start(self, id: str, request: ChatRequest, owner: RequestOwner) -> Generation:
+        """Make a request ready to run. Raises the RequestError to answer with."""
         self._models.check(request.model)
         prompt = await render(self._template, request.conversation)
         completion = request.as_completion(prompt, self._text.model.n_ctx)
         calls = request.calls
         try:
             source = None if calls is None else calls.source
-            generation = await self._completions.start(id, completion, owner, source)
+            return await self._completions.start(id, completion, owner, source)
         except RequestError as error:
             if error.param == "prompt":  # which the messages made
                 error.param = "messages"
             raise
-        if calls is not None:
-            return ToolFormat(generation, self._text, self._models.name, calls)
-        form = ChatFormat(generation, self._text, self._models.name)
-        form.echoed = request.echoed
-        return form
 
 
 async def render(template: ChatTemplate | None, chat: Conversation) -> str:

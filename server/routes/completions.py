@@ -73,7 +73,7 @@ class Completions(Endpoint):
     """Answers completion requests for one model."""
 
     path = "/v1/completions"
-    id_prefix = "cmpl"
+    id_prefix = "cmpl-"
 
     def __init__(
         self,

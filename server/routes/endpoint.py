@@ -34,7 +34,7 @@ class Endpoint(ABC):
 
     async def answer(self, body: bytes) -> Response:
         """Return the reply to a body. Raises the RequestError to answer with."""
-        id = f"{self.id_prefix}-{uuid.uuid4().hex}"
+        id = f"{self.id_prefix}{uuid.uuid4().hex}"
         return await self._responder.respond(await self.begin(body, id, of_current_request()))
 
     async def answer_whole(self, body: bytes, id: str, owner: RequestOwner) -> bytes:

@@ -21,9 +21,9 @@ from srm.engine.errors import InvalidRequest, NotFound
 from srm.server.generation.engine_request import of_current_request
 from srm.server.http.bodies import json_reply
 from srm.server.http.responses import WhileConnected
-from srm.server.routes import batch_replies as replies
 from srm.server.schema.openapi import Operation
 from srm.server.schema.validation import Fields, from_text
+from srm.server.storage import batch_replies as replies
 from srm.server.storage.database import translated
 from srm.server.storage.downloads import Download
 from srm.server.storage.records import FileRecord

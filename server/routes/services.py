@@ -12,17 +12,19 @@ from srm.server.reply.responder import Responder
 from srm.server.routes.chat import Chat
 from srm.server.routes.completions import Completions
 from srm.server.routes.models import Models
+from srm.server.routes.responses import Responses
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
 from srm.server.text.tokenizer_files import chat_template
 
 
 class Services(NamedTuple):
-    """The list of models and the two endpoints that generate, for the model of one folder."""
+    """The list of models and the endpoints that generate, for the model of one folder."""
 
     models: Models
     completions: Completions
     chat: Chat
+    responses: Responses
 
 
 def services(
@@ -40,7 +42,7 @@ def services(
     )
     completions = Completions(client, text, models, responder)
     chat = Chat(text, models, completions, template, responder)
-    return Services(models, completions, chat)
+    return Services(models, completions, chat, Responses(text, models, chat, responder))
 
 
 def template_of(folder: Path, text: Text, file: str = "") -> ChatTemplate | None:
@@ -56,7 +58,8 @@ def answering(
 ) -> Iterator[tuple[Completions, Chat]]:
     """Yield Completions and Chat for the block. Raises what `template_of` does."""
     template = template_of(folder, text, template_file)
-    _, completions, chat = services(client, text, model_name or folder.resolve().name, template)
+    model_name = model_name or folder.resolve().name
+    _, completions, chat, _ = services(client, text, model_name, template)
     try:
         yield completions, chat
     finally:

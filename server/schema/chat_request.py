@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Raw
 
 from srm.engine.errors import InvalidRequest
 from srm.server.schema.completion_request import CompletionRequest
@@ -162,10 +162,15 @@ def parse_chat(body: bytes) -> ChatRequest:
         raise InvalidRequest(
             "prompt is for POST /v1/completions; POST /v1/chat/completions takes messages", "prompt"
         )
+    return chat_of(given, {"messages": messages_of(given), **rules_of(given, 1)})
+
+
+def chat_of(given: dict[str, Raw], converted: dict[str, Any]) -> ChatRequest:
+    """Return the chat of these fields; those in `converted` have been checked already. Raises
+    InvalidRequest naming field and value."""
     for name, choice in _UNLESS.items():
         if bytes(given.get(choice, b"")) == b'"none"' and first_byte(given.get(name, b"")) == b"[":
             del given[name]  # nothing may be called
-    converted: dict[str, Any] = {"messages": messages_of(given), **rules_of(given, 1)}
     if "tools" in given:
-        converted["tools"] = tools_of(given)
+        converted = {**converted, "tools": tools_of(given)}
     return checked(ChatRequest, given, converted, CHAT_NEUTRAL)

@@ -72,8 +72,9 @@ class Operation(msgspec.Struct, frozen=True):
     summary: str
     reply: type[msgspec.Struct] | tuple[str, ...]
     """Struct of the JSON of a 200, or its media types if it has no struct."""
-    events: type[msgspec.Struct] | None = None
-    """Struct of the events, if the same route answers with a stream when asked to."""
+    events: type[msgspec.Struct] | tuple[type[msgspec.Struct], ...] | None = None
+    """Struct of the events, if the same route answers with a stream when asked to; several if each
+    event has a name and there is no `[DONE]`."""
     parts: tuple[type[msgspec.Struct], ...] = ()
     """Further structs that the reply refers to."""
     body: BodySchema | None = None
@@ -102,10 +103,9 @@ def document(operations: Iterable[Operation], title: str, version: str) -> Schem
     schemas = _components([ErrorBody], is_reply=True)
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation)
+        events = operation.events if isinstance(operation.events, tuple) else (operation.events,)
         replies = [
-            kind
-            for kind in (operation.reply, operation.events, *operation.parts)
-            if isinstance(kind, type)
+            kind for kind in (operation.reply, *events, *operation.parts) if isinstance(kind, type)
         ]
         schemas |= _components(replies, is_reply=True)
         if operation.body is not None:
@@ -216,13 +216,19 @@ def _content(operation: Operation) -> Schema:
     return content
 
 
-def _event(kind: type[msgspec.Struct]) -> Schema:
-    """An event of a stream: a line `data: …`, of JSON but for the last."""
+def _event(kinds: type[msgspec.Struct] | tuple[type[msgspec.Struct], ...]) -> Schema:
+    """An event of a stream: a line `data: …`, of JSON but for the last; or one of `event: …` and
+    one of `data: …`."""
+    is_named = isinstance(kinds, tuple)
+    documents = kinds if isinstance(kinds, tuple) else (kinds, ErrorBody)
     json = {
         "type": "string",
         "contentMediaType": _JSON,
-        "contentSchema": {"anyOf": [reference(kind), reference(ErrorBody)]},
+        "contentSchema": {"anyOf": [reference(kind) for kind in documents]},
     }
+    if is_named:
+        named = {"event": {"type": "string"}, "data": json}
+        return {"type": "object", "properties": named, "required": [*named]}
     data = {"anyOf": [json, {"const": "[DONE]"}]}
     return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
@@ -258,7 +264,9 @@ def _components(kinds: Iterable[type[msgspec.Struct]], is_reply: bool) -> dict[s
             schema.setdefault("additionalProperties", True)
         else:
             hints = get_type_hints(kind)
-            schema["required"] = [
+            tag = kind.__struct_config__.tag_field
+            schema["required"] = [] if tag is None else [tag]
+            schema["required"] += [
                 name for name in hints if UnsetType not in {hints[name], *get_args(hints[name])}
             ]
     return schemas

@@ -37,11 +37,32 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 256
 
 Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+Temperature = Annotated[
+    float,
+    Meta(ge=0, le=MAX_TEMPERATURE, description=f"a number from 0 (greedy) to {MAX_TEMPERATURE:g}"),
+]
+Probability = Annotated[float, Meta(ge=0, le=1)]
+TopK = Annotated[int, Meta(ge=-1, description="an integer of at least 0 (0 or -1: all tokens)")]
 Penalty = Annotated[float, Meta(ge=-MAX_PENALTY, le=MAX_PENALTY)]
+RepetitionPenalty = Annotated[float, Meta(ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1])]
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
-Metadata = dict[
-    Annotated[str, Meta(max_length=MAX_METADATA_KEY)],
-    Annotated[str, Meta(max_length=MAX_METADATA_VALUE)],
+Stops = Annotated[
+    Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)],
+    Meta(
+        description=f"a string of 1 to {MAX_STOP_LENGTH} characters, "
+        f"or a list of at most {MAX_STOPS} of them"
+    ),
+]
+Metadata = Annotated[
+    dict[
+        Annotated[str, Meta(max_length=MAX_METADATA_KEY)],
+        Annotated[str, Meta(max_length=MAX_METADATA_VALUE)],
+    ],
+    Meta(
+        max_length=MAX_METADATA,
+        description=f"an object of at most {MAX_METADATA} strings of at most "
+        f"{MAX_METADATA_VALUE} characters, their names of at most {MAX_METADATA_KEY}",
+    ),
 ]
 AllowedTokens = Annotated[
     list[TokenId],
@@ -94,28 +115,19 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     """Name of the served model; others are refused."""
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
     """Completions of each prompt."""
-    temperature: Annotated[
-        float,
-        Meta(
-            ge=0, le=MAX_TEMPERATURE, description=f"a number from 0 (greedy) to {MAX_TEMPERATURE:g}"
-        ),
-    ] = 1.0
+    temperature: Temperature = 1.0
     """Divides the logits; below 0.0001 is greedy."""
-    top_p: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    top_p: Probability = 1.0
     """Keep the fewest likeliest tokens of this total probability, and ties."""
-    top_k: Annotated[
-        int, Meta(ge=-1, description="an integer of at least 0 (0 or -1: all tokens)")
-    ] = 0
+    top_k: TopK = 0
     """Keep this many of the likeliest tokens, and ties."""
-    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    min_p: Probability = 0.0
     """Drop tokens below this fraction of the largest probability."""
     presence_penalty: Penalty = 0.0
     """Subtracted once from the logit of each sampled token."""
     frequency_penalty: Penalty = 0.0
     """Subtracted from a token's logit each time it is sampled."""
-    repetition_penalty: Annotated[
-        float, Meta(ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1])
-    ] = 1.0
+    repetition_penalty: RepetitionPenalty = 1.0
     """Divides positive logits of prompt and sampled tokens, multiplies negative ones."""
     logit_bias: Annotated[
         dict[TokenId, Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]],
@@ -143,13 +155,7 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     """Fewest tokens of a completion."""
     seed: Seed | None = None
     """Makes the samples repeatable."""
-    stop: Annotated[
-        Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)],
-        Meta(
-            description=f"a string of 1 to {MAX_STOP_LENGTH} characters, "
-            f"or a list of at most {MAX_STOPS} of them"
-        ),
-    ] = []
+    stop: Stops = []
     """The text ends before the first of these."""
     stop_token_ids: Annotated[
         list[TokenId],
@@ -182,14 +188,7 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     """The reply's id; 409 while another request has it."""
     user: str | None = None
     """Accepted and not used."""
-    metadata: Annotated[
-        Metadata,
-        Meta(
-            max_length=MAX_METADATA,
-            description=f"an object of at most {MAX_METADATA} strings of at most "
-            f"{MAX_METADATA_VALUE} characters, their names of at most {MAX_METADATA_KEY}",
-        ),
-    ] = {}
+    metadata: Metadata = {}
     """Accepted and not used or returned."""
 
     @property

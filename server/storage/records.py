@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from srm.engine.seal import sealed, unsealed
-from srm.server.schema.sampling_fields import MAX_METADATA, Metadata
+from srm.server.schema.sampling_fields import Metadata
 from srm.server.schema.worker import Url
 
 Purpose = Literal["batch", "batch_output"]
@@ -98,7 +98,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: Count = 0
     output_tokens: Count = 0
     cached_tokens: Count = 0
-    metadata: Annotated[Metadata, Meta(max_length=MAX_METADATA)] | None = None
+    metadata: Metadata | None = None
     errors: list[LineError] | None = None
     model: str | None = None
     """The model name of the server that took it; in older records, set once it runs."""

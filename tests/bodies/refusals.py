@@ -9,6 +9,7 @@ from typing import Any
 from srm.engine.errors import InvalidRequest
 from srm.server.schema.chat_request import ChatRequest, parse_chat
 from srm.server.schema.completion_request import CompletionRequest, parse_completion
+from srm.server.schema.responses.request import ResponseRequest, parse_response
 
 USER = {"role": "user", "content": "hi"}
 
@@ -19,6 +20,10 @@ def completion(**fields: Any) -> CompletionRequest:
 
 def chat(**fields: Any) -> ChatRequest:
     return parse_chat(json.dumps({"messages": [USER], **fields}).encode())
+
+
+def response(**fields: Any) -> ResponseRequest:
+    return parse_response(json.dumps({"input": "x", **fields}).encode())[0]
 
 
 def refusal(parse: Callable[..., Any], *args: Any, **fields: Any) -> InvalidRequest:

@@ -1,4 +1,4 @@
-"""LangChain's LLM in all its ways, and chats of two turns: the reply is sent back as it came."""
+"""LangChain's LLM in all its ways; chats and responses of two turns: replies are sent back."""
 
 from __future__ import annotations
 
@@ -33,3 +33,12 @@ def test_the_second_turn_is_answered(demo: Server, printed: Printed, client: str
     if "streamed" in result:
         assert result["streamed"] == result["answers"][0]
         assert result["usage"]["total_tokens"] > result["usage"]["input_tokens"] > 0
+
+
+def test_openais_responses(demo: Server, printed: Printed) -> None:
+    result = printed("openai_responses", demo.url)
+    assert result["whole"] == result["streamed"] and result["whole"].endswith("#### 42")
+    assert result["kinds"][-1] == "response.completed" and result["second"]
+    for made in (result["parsed"], result["called"]):
+        assert set(made) == {"first", "second"} and all(0 <= made[name] <= 99 for name in made)
+    assert result["refusals"] == ["store", "previous_response_id", "background"]

@@ -107,7 +107,9 @@ def check(case: Case[Any], running: Server, mode: GenerationMode, statuses: Coun
     statuses[reply.status_code] += 1
     case.validate_response(reply, excluded_checks=NOT_PROMISED)
     if reply.headers["content-type"][0].startswith("text/event-stream"):
-        assert reply.text.endswith("\n\ndata: [DONE]\n\n")
+        is_named = isinstance(OPERATION[label].events, tuple)
+        assert reply.text.endswith("\n\n")
+        assert reply.text.endswith("\n\ndata: [DONE]\n\n") != is_named
         statuses[STREAMED] += 1
     if reply.status_code == 400 and mode is GenerationMode.POSITIVE:
         error = reply.json()["error"]

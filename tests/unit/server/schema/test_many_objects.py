@@ -22,12 +22,16 @@ from srm.server.routes.tokenize import parse_detokenize, parse_tokenize
 from srm.server.schema import json_parts
 from srm.server.schema.chat_request import parse_chat
 from srm.server.schema.completion_request import parse_completion
+from srm.server.schema.responses.request import parse_response
 from srm.server.schema.worker import parse_lines
 
 SIZE = 1_500_000
 """Bytes of the large value in a body."""
 PROMPT = b'"prompt": "x", '
 USER = b'"role": "user", "content": "x"'
+
+
+PART = b'{"type": "input_text", "text": "x"}'
 
 
 def many(item: bytes, around: bytes = b"[]") -> bytes:
@@ -66,6 +70,13 @@ REFUSED: dict[str, tuple[Callable[[bytes], Any], bytes, str]] = {
     },
     "fields": (parse_completion, b"{" + PROMPT + names(b"null") + b"}", ""),
     "messages": (parse_chat, b'{"messages": ' + many(b"{" + USER + b"}") + b"}", "messages"),
+    "items": (parse_response, b'{"input": ' + many(b"{" + USER + b"}") + b"}", "input"),
+    "parts of an item": (
+        parse_response,
+        b'{"input": [{"role": "user", "content": ' + many(PART) + b"}]}",
+        "input",
+    ),
+    "functions": (parse_response, b'{"input": "x", "tools": ' + many(b"{}") + b"}", "tools"),
     "tools": (
         parse_chat,
         b'{"messages": [{' + USER + b'}], "tools": ' + many(b"{}") + b"}",

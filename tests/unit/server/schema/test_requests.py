@@ -11,9 +11,10 @@ import pytest
 from srm.server.schema.chat_request import CHAT_NEUTRAL, ChatRequest, parse_chat
 from srm.server.schema.completion_request import ABOUT_TEXT, CompletionRequest, parse_completion
 from srm.server.schema.conversation import MAX_MESSAGES
+from srm.server.schema.responses.request import RESPONSE_NEUTRAL
 from srm.server.schema.sampling_fields import NEUTRAL, StreamOptions
 from srm.server.schema.until import MAX_CHOICES
-from tests.bodies.refusals import USER, chat, completion, refusal
+from tests.bodies.refusals import USER, chat, completion, refusal, response
 
 USAGE = {"include_usage": True}
 UNTIL = {"match": "x"}
@@ -88,6 +89,20 @@ VALUES: dict[Parse, dict[str, tuple[list[Any], list[Any]]]] = {
         "n": ([1], [0]),
         "safety_identifier": (["me"], [5]),
     },
+    response: {
+        "input": ([], [[], {}, 5, [USER] * (MAX_MESSAGES + 1)]),
+        "instructions": (["be"], [5, ["be"]]),
+        "max_output_tokens": ([1], [0, "5"]),
+        "top_logprobs": ([0], [21, True]),
+        "include": ([["message.output_text.logprobs"]], [["logprobs"], "x", 5]),
+        "text": ([], [{"format": "json"}, {"verbosity": "low"}, {"format": {"type": "xml"}}]),
+        "tools": ([], [{}, [{"type": "web_search"}], [{"type": "function"}]]),
+        "tool_choice": (["auto", "none"], ["any", {"type": "function"}, {"type": "mcp"}]),
+        "parallel_tool_calls": ([True, False], [1]),
+        "stream_options": ([], [{"include_usage": 1}, {"other": True}]),
+        "temperature": ([0, 100], [-0.1, 101, "hot"]),
+        "metadata": ([{"a": "b"}], [{"a": 1}, []]),
+    },
 }
 """Values of a field that are taken, at the limits, and those that are refused."""
 
@@ -143,7 +158,10 @@ ASKING: list[tuple[Parse, str, Any, Any]] = [
     (completion, "spaces_between_special_tokens", False, 1),
     *(
         (parse, name, value, other)
-        for parse, neutral in ((completion, NEUTRAL), (chat, CHAT_NEUTRAL))
+        for parse, neutral in (
+            *((completion, NEUTRAL), (chat, CHAT_NEUTRAL)),
+            (response, RESPONSE_NEUTRAL),
+        )
         for name, values in neutral.items()
         for value in (*values, None)
         for other in (True, 7, "asked for", ["x"], {"x": 1})

@@ -1,0 +1,1 @@
+"""Responses on the wire: requests, items, replies and events."""

@@ -1,0 +1,174 @@
+"""The items of responses: what a request says was said before, and what a reply adds.
+
+In a reply text and log-probabilities that are encoded already stand as Raw where these structs,
+which tell who decodes them, have their types.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Raw, field
+
+from srm.engine.errors import UNDECODABLE, InvalidRequest, cut, in_words
+from srm.server.schema.chat_response import TokenLogprob
+from srm.server.schema.completion_response import NULL
+from srm.server.schema.conversation import MAX_MESSAGES, MAX_PARTS
+from srm.server.schema.json_parts import fields_of, first_byte, items_of
+from srm.server.schema.validation import not_json, not_null, show
+
+_SHOWN_FAULT = 160
+"""Most characters of what is wrong, which may repeat a value."""
+
+
+class InputText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A text of a message, or of what a function returned."""
+
+    text: str
+    type: Literal["input_text", "output_text"]
+    annotations: Annotated[Raw, Meta(extra_json_schema={"type": "array"})] = field(
+        default_factory=lambda: NULL
+    )
+    """Passed over, as a reply's text has them; and so are the next."""
+    logprobs: Annotated[Raw, Meta(extra_json_schema={"type": "array"})] = field(
+        default_factory=lambda: NULL
+    )
+
+
+class InputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message, a call of a function, or what it returned; null is the same as absent."""
+
+    type: Literal["message", "function_call", "function_call_output"] = "message"
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    """Of a message."""
+    content: str | list[InputText] | None = None
+    """Of a message: a text, or parts, each a line of its own."""
+    call_id: str | None = None
+    """Of a call, and of what it returned."""
+    name: str | None = None
+    """Of the function that is called."""
+    arguments: str | None = None
+    """Of a call, as JSON."""
+    output: str | list[InputText] | None = None
+    """What a call returned."""
+    id: str | None = None
+    """Passed over, as items of a reply have it; and so is the next."""
+    status: str | None = None
+
+
+_NEEDED = {
+    "message": {"role", "content"},
+    "function_call": {"call_id", "name", "arguments"},
+    "function_call_output": {"call_id", "output"},
+}
+"""Fields that an item of each type has, besides those that are passed over."""
+_decode_item = msgspec.json.Decoder(InputItem).decode
+INPUT_FORMS = (
+    Annotated[str, Meta(description=f"a string, or a list of 1 to {MAX_MESSAGES} items")],
+    Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)],
+)
+"""Types that `input` may have on the wire."""
+
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class OutputText(msgspec.Struct, kw_only=True):
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[str] = []
+    """Empty: nothing is searched here."""
+    logprobs: list[TokenLogprob]
+    """Those that `include` asks for."""
+
+
+class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
+    """What the model says."""
+
+    id: str
+    status: Status
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText]
+
+
+class OutputCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
+    """A call of a function, which the client makes."""
+
+    id: str
+    call_id: str
+    """What the function returns names it."""
+    name: str
+    arguments: str
+    """JSON; cut off if the status is incomplete."""
+    status: Status
+
+
+OutputItem = OutputMessage | OutputCall
+
+
+def items_of_input(value: Raw) -> str | list[InputItem]:
+    """Return the text or the items of a body. Raises InvalidRequest naming the item at fault."""
+    first = first_byte(value)
+    try:
+        if first == b'"':
+            return msgspec.json.decode(value, type=str)
+        items = items_of(value, MAX_MESSAGES) if first == b"[" else None
+    except UNDECODABLE as error:
+        raise not_json(value, error) from None
+    if not items:
+        raise InvalidRequest(
+            f"input must be a string, or a list of 1 to {MAX_MESSAGES} items; got {show(value)}",
+            "input",
+        )
+    results, num_parts = [], 0
+    for i, item in enumerate(items):
+        try:
+            num_parts += _count_parts(item)
+            if num_parts > MAX_PARTS:
+                raise InvalidRequest(
+                    f"input[{i}]: items must have at most {MAX_PARTS} parts together", "input"
+                )
+            results.append(_item(item))
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(
+                f"input[{i}] must be a message (role, and content of text), a function_call "
+                "(call_id, name, arguments) or a function_call_output (call_id, and output of "
+                f"text); got {show(item)} ({cut(in_words(error), _SHOWN_FAULT)})",
+                "input",
+            ) from None
+        except UNDECODABLE as error:
+            raise not_json(item, error) from None
+    return results
+
+
+def _count_parts(value: Raw) -> int:
+    """Return of how many objects an item is made. Raises ValidationError for too many parts."""
+    fields = fields_of(value)
+    lists = [fields[name] for name in ("content", "output") if name in fields]
+    counts = [items_of(parts, MAX_MESSAGES) for parts in lists if first_byte(parts) == b"["]
+    if None in counts:
+        raise msgspec.ValidationError(f"a text may have at most {MAX_MESSAGES} parts")
+    return 1 + sum(len(parts or ()) for parts in counts)
+
+
+def _item(value: Raw) -> InputItem:
+    """Return an item. Raises ValidationError for anything else."""
+    fields = fields_of(value)
+    given = not_null(fields)
+    kind = bytes(given.get("type", b'"message"'))
+    if kind == b'"item_reference"':
+        raise msgspec.ValidationError(
+            "nothing is stored, so there is nothing to refer to: send the item itself, as clients "
+            "do that send store = false"
+        )
+    if kind[1:-1].decode() not in _NEEDED:
+        raise msgspec.ValidationError(f"items of type {show(given['type'])} are not read")
+    item = _decode_item(value if len(given) == len(fields) else msgspec.json.encode(given))
+    needed = _NEEDED[item.type]
+    passed_over = {"type", "id", "status"}
+    if missing := needed - given.keys():
+        raise msgspec.ValidationError(f"`{min(missing)}` is missing")
+    if more := given.keys() - needed - passed_over:
+        raise msgspec.ValidationError(f"`{min(more)}` is not a field of a {item.type}")
+    return item

@@ -1,0 +1,189 @@
+"""The wire shapes of responses: whole, and the events of their streams."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from srm.server.schema.chat_response import TokenLogprob
+from srm.server.schema.openapi import reference
+from srm.server.schema.responses.items import (
+    OutputCall,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    Status,
+)
+from srm.server.schema.responses.request import FunctionChoice, FunctionTool, TextOptions
+
+
+class InputDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+    """Input tokens whose state was kept from an earlier request; they cost nothing."""
+    cache_write_tokens: int = 0
+    """Nothing is written for later requests on demand: states are kept anyway."""
+
+
+class OutputDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int = 0
+    """A model here thinks in its text, if at all."""
+
+
+class ResponseUsage(msgspec.Struct, kw_only=True):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails = OutputDetails()
+    total_tokens: int
+
+
+class IncompleteDetails(msgspec.Struct):
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class ResponseError(msgspec.Struct):
+    code: Literal["server_error"]
+    message: str
+    type: str
+    """That of an error which is a reply of its own."""
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    effort: None = None
+    summary: None = None
+
+
+_ITEMS = {"type": "array", "items": {"anyOf": [reference(OutputMessage), reference(OutputCall)]}}
+
+
+class Response(msgspec.Struct, kw_only=True):
+    """The reply. What the request said is said again, with defaults in place of what it did not."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    """Unix time in seconds."""
+    status: Status
+    error: ResponseError | None = None
+    """Why it failed, which only the last event of a stream says."""
+    incomplete_details: IncompleteDetails | None = None
+    """Why it is incomplete."""
+    instructions: str | None
+    max_output_tokens: int | None
+    model: str
+    output: Annotated[Raw, Meta(extra_json_schema=_ITEMS)]
+    """An OutputMessage, or the OutputCalls that the request asks for."""
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    reasoning: Reasoning = Reasoning()
+    store: bool = False
+    temperature: float
+    text: TextOptions
+    tool_choice: str | FunctionChoice
+    tools: list[FunctionTool]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    background: bool = False
+    service_tier: Literal["default"] = "default"
+    usage: ResponseUsage | None = None
+    """Null until it has ended."""
+    user: str | None
+    safety_identifier: str | None
+    prompt_cache_key: str | None
+    metadata: dict[str, str]
+    system_fingerprint: str | None = None
+    """Fingerprint of the weights of `weights_version`."""
+    weights_version: int | None = None
+    """Version of the weights that made the last token: 1, and one more for each change."""
+    first_weights_version: int | UnsetType = UNSET
+    """Version of the weights that made the first token of a whole reply, if it is another one."""
+
+
+EventType = Literal[
+    "response.created",
+    "response.in_progress",
+    "response.completed",
+    "response.incomplete",
+    "response.failed",
+]
+
+
+class ResponseEvent(msgspec.Struct):
+    """The response as a whole: as it begins, and as it has ended."""
+
+    type: EventType
+    response: Response
+    sequence_number: int = 0
+    """Counts the events of a stream, from 0."""
+
+
+class ItemEvent(msgspec.Struct):
+    """An item begins, or is whole."""
+
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    output_index: int
+    """Index of the item in `output`."""
+    item: OutputItem
+    sequence_number: int = 0
+
+
+class PartEvent(msgspec.Struct):
+    """The text of a message begins, or is whole."""
+
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    item_id: str
+    output_index: int
+    content_index: int
+    part: OutputText
+    sequence_number: int = 0
+
+
+class TextDelta(msgspec.Struct):
+    """More of a text."""
+
+    type: Literal["response.output_text.delta"]
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+    logprobs: list[TokenLogprob]
+    sequence_number: int = 0
+
+
+class TextDone(msgspec.Struct):
+    """The whole text."""
+
+    type: Literal["response.output_text.done"]
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+    logprobs: list[TokenLogprob]
+    sequence_number: int = 0
+
+
+class ArgumentsDelta(msgspec.Struct):
+    """More of a call's arguments."""
+
+    type: Literal["response.function_call_arguments.delta"]
+    item_id: str
+    output_index: int
+    delta: str
+    sequence_number: int = 0
+
+
+class ArgumentsDone(msgspec.Struct):
+    """The whole arguments."""
+
+    type: Literal["response.function_call_arguments.done"]
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str
+    sequence_number: int = 0
+
+
+EVENTS = (ResponseEvent, ItemEvent, PartEvent, TextDelta, TextDone, ArgumentsDelta, ArgumentsDone)
