@@ -43,6 +43,7 @@ OPERATIONS = (
 VLLM_NAMES = {
     "vllm:num_requests_running": "srm_engine_running_sequences",
     "vllm:num_requests_waiting": "srm_engine_waiting_sequences",
+    "vllm:num_requests_waiting_by_reason": "srm_engine_waiting_sequences",
     "vllm:num_requests_swapped": "srm_engine_parked_sequences",
     "vllm:num_preemptions": "srm_engine_parked",
     "vllm:kv_cache_usage_perc": "srm_engine_slot_usage",
@@ -51,6 +52,7 @@ VLLM_NAMES = {
     "vllm:request_success": "srm_engine_sequences",
     "vllm:prefix_cache_queries": "srm_engine_prompt_tokens",
     "vllm:prefix_cache_hits": "srm_engine_cached_tokens",
+    "vllm:prompt_tokens_cached": "srm_engine_cached_tokens",
     "vllm:admission_rejections": "srm_engine_refusals",
     "vllm:iteration_tokens_total": "srm_engine_step_tokens",
     "vllm:time_to_first_token_seconds": "srm_engine_time_to_first_token_seconds",
@@ -72,6 +74,9 @@ VLLM_NAMES = {
 """Our families by their vLLM names, for dashboards made for vLLM. Counters without `_total`."""
 VLLM_LABELS = {"finish_reason": "finished_reason"}
 """Our labels that vLLM names otherwise, with its names."""
+VLLM_OWN_LABELS = {"vllm:num_requests_waiting_by_reason": {"reason": "capacity"}}
+"""Labels that only vLLM has, of what has one value here: all that waits does so for a slot."""
+VLLM_BY_SOURCE = "vllm:prompt_tokens_by_source"
 VLLM_CACHE_CONFIG = "vllm:cache_config_info"
 
 
@@ -182,7 +187,9 @@ def with_vllm_names(families: Iterable[Metric], model_name: str) -> list[Metric]
     metrics = list(by_name.values())
     for name, source in VLLM_NAMES.items():
         if source in by_name:
-            metrics.append(_renamed(by_name[source], name, labels))
+            own = labels | VLLM_OWN_LABELS.get(name, {})
+            metrics.append(_renamed(by_name[source], name, own))
+    metrics += _by_source(by_name, labels)
     slots, contexts = (
         by_name[name].samples if name in by_name else []
         for name in ("srm_engine_num_slots", "srm_engine_context_tokens")
@@ -192,6 +199,25 @@ def with_vllm_names(families: Iterable[Metric], model_name: str) -> list[Metric]
         sizes = {"num_gpu_blocks": f"{slot.value:.0f}", "block_size": f"{context.value:.0f}"}
         config.add_sample(VLLM_CACHE_CONFIG, {**labels, **slot.labels, **sizes}, 1)
     return [*metrics, config] if config.samples else metrics
+
+
+def _by_source(by_name: Mapping[str, Metric], labels: Mapping[str, str]) -> list[Metric]:
+    """Return prompt tokens by where their states come from, of each engine; none if they are not
+    counted."""
+    by_labels: defaultdict[tuple[tuple[str, str], ...], dict[str, float]] = defaultdict(dict)
+    names = ("srm_engine_prompt_tokens", "srm_engine_cached_tokens")
+    for name in names:
+        for sample in by_name[name].samples if name in by_name else ():
+            if sample.name.endswith("_total"):
+                by_labels[tuple(sorted(sample.labels.items()))][name] = sample.value
+    family = Metric(VLLM_BY_SOURCE, "Prompt tokens that were prefilled, and kept ones.", "counter")
+    for own, values in by_labels.items():
+        prompt, cached = (values.get(name, 0.0) for name in names)
+        for source, value in (("local_compute", prompt - cached), ("local_cache_hit", cached)):
+            family.add_sample(
+                f"{VLLM_BY_SOURCE}_total", {**labels, **dict(own), "source": source}, value
+            )
+    return [family] if family.samples else []
 
 
 def _renamed(family: Metric, name: str, labels: Mapping[str, str]) -> Metric:

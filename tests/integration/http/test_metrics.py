@@ -61,7 +61,7 @@ def test_every_name_of_vllm_says_what_ours_says_as_autoscalers_and_dashboards_as
         for text, other in zip(result[theirs].samples, result[ours].samples, strict=True):
             named = {scrape.VLLM_LABELS.get(name, name): v for name, v in other.labels.items()}
             assert (text.name.replace(theirs, ours, 1), text.value) == (other.name, other.value)
-            assert {**text.labels} == LABELS | named
+            assert {**text.labels} == LABELS | named | scrape.VLLM_OWN_LABELS.get(theirs, {})
     for name, sample, growth in (
         ("num_requests_running", "", 0),
         ("num_requests_waiting", "", 0),
@@ -79,6 +79,14 @@ def test_every_name_of_vllm_says_what_ours_says_as_autoscalers_and_dashboards_as
         family = f"vllm:{name}"
         now, then = (value(item, family, family + sample) for item in (result, before))
         assert now - then == growth, name
+    sources = [
+        value(result, scrape.VLLM_BY_SOURCE, f"{scrape.VLLM_BY_SOURCE}_total", source=source)
+        for source in ("local_compute", "local_cache_hit")
+    ]
+    assert sum(sources) == value(result, "vllm:prompt_tokens", "vllm:prompt_tokens_total")
+    assert sources[1] == value(
+        result, "vllm:prompt_tokens_cached", "vllm:prompt_tokens_cached_total"
+    )
     config = {"num_gpu_blocks": str(NUM_SLOTS), "block_size": str(TEXT_MODEL.n_ctx)}
     assert value(result, "vllm:cache_config_info", **LABELS, **config) == 1
 
