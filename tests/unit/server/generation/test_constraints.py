@@ -51,6 +51,11 @@ HOSTILE: list[tuple[Kind, bytes, str]] = [
     ("choice", b"[]", "at least one"),
     ("grammar", b'"root ::= x"', "only Lark is taken"),
     ("grammar", b'"start: \\"a\\" start"', "oo many items"),
+    (
+        "calls",
+        b'{"functions":[{"name":"f","parameters":{"minimun":3}}],"are_several":true}',
+        "parameters of f: /minimun: this keyword is not supported",
+    ),
 ]
 
 
