@@ -62,8 +62,8 @@ def constrained(constraint: str, **fields: Any) -> dict[str, Any]:
     it."""
     if not constraint:
         return fields
-    kept = {name: value for name, value in fields.items() if name not in BESIDE_CONSTRAINTS}
-    return {**kept, "constraint": constraint, "ignore_eos": False}
+    others = {name: value for name, value in fields.items() if name not in BESIDE_CONSTRAINTS}
+    return {**others, "constraint": constraint, "ignore_eos": False}
 
 
 alike = st.builds(
