@@ -67,6 +67,7 @@ class Constraints:
         if making is None:
             if self._waiting >= MAX_WAITING:
                 raise Overloaded(f"{self._waiting} constraints are waiting to be compiled", 1)
+            self._waiting += 1
             making = asyncio.ensure_future(self._ask(key, source))
         self._kept[key] = making
         made = await asyncio.shield(making)  # whoever else waits for it goes on doing so
@@ -75,7 +76,6 @@ class Constraints:
         return made.constraint
 
     async def _ask(self, key: bytes, source: ConstraintSource) -> _Made:
-        self._waiting += 1
         try:
             made = await asyncio.get_running_loop().run_in_executor(
                 self._thread, self._asked, source
@@ -103,6 +103,8 @@ class Constraints:
             if str(error) == "it failed":
                 what = f"{CPU_S} s of processor time and {MAX_MEMORY // 2**30} GiB"
                 return _Made(fault=f"it cannot be compiled with {what}")
+            if str(error).startswith("it takes longer"):  # the machine's fault: not to be kept
+                raise Overloaded(f"a constraint was not compiled in {WITHIN_S:g} s", 1) from None
             return _Made(fault=str(error))
 
     def close(self) -> None:

@@ -148,12 +148,25 @@ async def test_who_waits_gives_up_alone_and_too_many_are_refused(
     first, second = (asyncio.ensure_future(constraints.make(source("regex", b'"a"'))) for _ in "ab")
     other = asyncio.ensure_future(constraints.make(source("regex", b'"b"')))
     await asyncio.sleep(0)
-    await asyncio.sleep(0)
     with pytest.raises(Overloaded, match="2 constraints are waiting"):
         await constraints.make(source("regex", b'"c"'))
     first.cancel()
     assert await second and await other
     assert await constraints.make(source("regex", b'"c"'))
+    constraints.close()
+
+
+async def test_a_machine_that_is_too_slow_is_not_the_constraints_fault(
+    text: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraints = Constraints(text)
+    slow = source("json", json.dumps(BRANCHES).encode())
+    monkeypatch.setattr(kept, "WITHIN_S", 0.05)
+    with pytest.raises(Overloaded, match=r"not compiled in 0\.05 s"):
+        await constraints.make(slow)
+    monkeypatch.undo()
+    with pytest.raises(InvalidRequest, match="cannot be compiled with 1 s"):
+        await constraints.make(slow)
     constraints.close()
 
 
