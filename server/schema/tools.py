@@ -99,16 +99,14 @@ def required_calls(
     tools: list[Tool], choice: str | NamedFunction | None, is_parallel: bool | None
 ) -> Calls | None:
     """Return what a reply must call, or None. Raises InvalidRequest if that cannot be."""
+    if not tools and choice not in (None, "auto", "none"):
+        raise InvalidRequest(
+            f"tool_choice = {show(choice)} needs tools, which are missing", "tool_choice"
+        )
+    if not tools or choice == "none":
+        return None
     functions = [tool.function for tool in tools]
     is_named = isinstance(choice, NamedFunction)
-    if not functions:
-        if is_named or choice == "required":
-            raise InvalidRequest(
-                f"tool_choice = {show(choice)} needs tools, which are missing", "tool_choice"
-            )
-        return None
-    if choice == "none":
-        return None
     if isinstance(choice, NamedFunction):
         functions = [own for own in functions if own.name == choice.function.name]
         if not functions:
