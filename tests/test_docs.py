@@ -34,7 +34,7 @@ from srm.server.generation import dedup_counts, matching
 from srm.server.routes import pages, tokenize
 from srm.server.routes.app import OPERATIONS
 from srm.server.routes.scrape import VLLM_CACHE_CONFIG
-from srm.server.schema import conversation, json_parts, sampling_fields, tools, until
+from srm.server.schema import conversation, json_parts, sampling_fields, tools, verify
 from srm.server.supervise import launch
 from srm.server.text import limited_process
 from srm.server.text.chat_template import RENDER_S
@@ -210,7 +210,7 @@ def test_limits_are_what_they_are() -> None:
     assert limits["MAX_BAD_WORD_LENGTH"] == limits["MAX_STOP_LENGTH"]
     for message in (
         *(f" {limit}" for limit in limits.values()),
-        f"| {until.MAX_PATTERN_LENGTH} characters, {matching.MAX_PROGRAM} instructions |",
+        f"| {verify.MAX_PATTERN_LENGTH} characters, {matching.MAX_PROGRAM} instructions |",
         f"| {dedup_counts.MAX_DISTINCT_BYTES // 2**20} MiB |",
         "| messages of a chat, parts of a content, tool calls of a message | "
         f"{conversation.MAX_MESSAGES} each, {conversation.MAX_PARTS} together |",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,6 +11,8 @@ from typing import NamedTuple
 from srm.engine.constraints.grammars import Grammar, Grammars
 from srm.engine.errors import InvalidRequest
 from srm.engine.messages import Request
+
+logger = logging.getLogger(__name__)
 
 
 class _Waiting(NamedTuple):
@@ -46,12 +49,13 @@ class Compiling:
         it is; with `waits`, of all."""
         while self._waiting and (waits or self._waiting[0].build.done()):
             client, request, build = self._waiting.popleft()
-            try:
+            error = build.exception()
+            if error is None:
                 self._grammars.keep(request.params.constraint, build.result())
-            except InvalidRequest as error:
-                yield client, request, error
-            else:
-                yield client, request, None
+            elif not isinstance(error, InvalidRequest):  # a bug, here or in the library
+                logger.error("a constraint could not be compiled", exc_info=error)
+                error = InvalidRequest(f"constraint cannot be compiled: {error}", "constraint")
+            yield client, request, error
 
     def drop(self, client: bytes, request_id: str | None = None) -> None:
         """Forget a client's request of this id, or all of the client's."""

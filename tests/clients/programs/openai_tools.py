@@ -26,11 +26,11 @@ asked: dict[str, Any] = {
     "tool_choice": "required",
     "temperature": 0,
 }
-parsed = client.chat.completions.parse(**asked).choices[0]
+parsed: Any = client.chat.completions.parse(**asked).choices[0]
 message = parsed.message
 with client.chat.completions.stream(**asked) as stream:
-    streamed = stream.get_final_completion().choices[0]
-result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "5"}
+    streamed: Any = stream.get_final_completion().choices[0]
+result: Any = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "5"}
 answer = client.chat.completions.create(
     model="demo", messages=[*messages, message, result], temperature=0, max_tokens=16
 )

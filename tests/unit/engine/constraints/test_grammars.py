@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from llguidance import LLMatcher
 
 from srm.engine.constraints import grammars as matching
-from srm.engine.constraints.grammars import MAX_KEPT, Grammars
+from srm.engine.constraints.grammars import MAX_KEPT, Grammar, Grammars
 from srm.engine.errors import InvalidRequest
 from srm.engine.messages import Request
 from srm.engine.process.compiling import Compiling
@@ -159,4 +160,41 @@ def test_requests_wait_for_their_constraints_and_are_forgotten_with_their_client
     assert answers[0] == ("a", None) and answers[1][0] == "c" and answers[1][1] is not None
     assert own.has(sources[0]) and not own.has(sources[1]) and not len(compiling)
     assert not compiling.start(b"x", request_of("d", constraint=sources[0]))
+    compiling.close()
+
+
+def test_a_bug_in_a_compile_refuses_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = grammars()
+    compiling = Compiling(own)
+
+    def fail(_: str) -> None:
+        raise ZeroDivisionError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(own, "build", fail)
+        compiling.start(b"x", request_of("a", constraint=FEW))
+        ((_, _, error),) = compiling.take_compiled(waits=True)
+    assert error is not None and "a bug" in error.message and error.param == "constraint"
+    compiling.start(b"x", request_of("b", constraint=FEW))
+    assert [error for _, _, error in compiling.take_compiled(waits=True)] == [None]
+    compiling.close()
+
+
+def test_a_compile_that_hangs_holds_up_no_request_without_a_constraint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own, goes_on = grammars(), threading.Event()
+    build = own.build
+
+    def hang(constraint: str) -> Grammar:
+        goes_on.wait()
+        return build(constraint)
+
+    monkeypatch.setattr(own, "build", hang)
+    compiling = Compiling(own)
+    compiling.start(b"x", request_of("a", constraint=FEW))
+    assert not compiling.start(b"x", request_of("free"))
+    assert list(compiling.take_compiled(waits=False)) == []
+    goes_on.set()
+    assert len(list(compiling.take_compiled(waits=True))) == 1
     compiling.close()
