@@ -52,8 +52,12 @@ class ChatFormat(Format):
         return [ChunkChoice(index=part.index, delta=delta) for part in parts if part.is_first]
 
     def events(self, parts: list[ChoicePart]) -> list[list[Any]]:
+        return [choices for choices in (self.contents(parts), self.ends(parts)) if choices]
+
+    def contents(self, parts: list[ChoicePart]) -> list[ChunkChoice]:
+        """Return the choices that have more text, or tokens where they are asked for."""
         wants_tokens = self.request.return_token_ids or self.request.logprobs is not None
-        contents = [
+        return [
             ChunkChoice(
                 index=part.index,
                 delta=ChatDelta(content=part.text),
@@ -63,7 +67,6 @@ class ChatFormat(Format):
             for part in parts
             if part.text or (wants_tokens and part.num_tokens)
         ]
-        return [choices for choices in (contents, self.ends(parts)) if choices]
 
     def ends(self, parts: list[ChoicePart]) -> list[ChunkChoice]:
         """Return the choices that end with these parts, without their text."""

@@ -180,6 +180,8 @@ class ResponseFormat(Format):
         self._asked = asked
         self._calls = calls
         self._reader = CallReader()
+        self._is_text = None if calls is not None and calls.may_be_text else calls is None
+        """None: not known before there is some."""
         self._id = generation.id.removeprefix("resp_")
         self._items: list[_Item] = []
         self._num_events = 0
@@ -245,13 +247,18 @@ class ResponseFormat(Format):
 
     def _text_events(self, part: ChoicePart) -> list[Any]:
         """Return the events with what is new."""
-        if self._calls is None or self._calls.is_one_function:
-            wants_scores = self._calls is None and self.request.logprobs is not None
-            has_more = part.text or (wants_scores and part.num_tokens)
-            return [self._delta(part.text, self.logprobs(part), part.index)] if has_more else []
-        if part.text is TEXT:
-            raise ValueError("where arguments begin and end depends on the text before")
-        events = []
+        calls = self._calls
+        if part.text is TEXT and calls is not None and not calls.is_one_function:
+            raise ValueError("what a part says depends on the text before")
+        events: list[Any] = []
+        if self._is_text is None and calls is not None and part.text:
+            self._is_text = calls.is_text(part.text)
+            events = self._begin_message() if self._is_text else []
+        if self._is_text or (calls is not None and calls.is_one_function):
+            wants_scores = self._is_text and self.request.logprobs is not None
+            if part.text or (wants_scores and part.num_tokens):
+                events.append(self._delta(part.text, self.logprobs(part), part.index))
+            return events
         for piece in self._reader.read(part.text):
             if piece.name is None:
                 events.append(self._delta(piece.arguments))
@@ -271,10 +278,13 @@ class ResponseFormat(Format):
     def _begin_output(self) -> list[Any]:
         """Begin the one item, if it is known to be the one."""
         if self._calls is None:
-            return self._begin_item(_Message(0, f"msg_{self._id}"))
+            return self._begin_message()
         if self._calls.is_one_function:
             return self._begin_call(self._calls.functions[0].name)
         return []
+
+    def _begin_message(self) -> list[Any]:
+        return self._begin_item(_Message(0, f"msg_{self._id}"))
 
     def _begin_call(self, name: str) -> list[Any]:
         return self._begin_item(_Call(len(self._items), self._id, name))

@@ -34,9 +34,13 @@ class ToolFormat(ChatFormat):
         super().__init__(generation, text, model_name)
         self._calls = calls
         self._readers: defaultdict[int, CallReader] = defaultdict(CallReader)  # of those that run
+        self._texts: dict[int, bool] = {}
+        """Whether a choice that runs is text, from its first text on, where it may be."""
 
     def make_choice(self, part: ChoicePart, is_event: bool) -> ChatChoice | ChunkChoice:
         choice = super().make_choice(part, is_event)
+        if self._calls.is_text(part.text):
+            return choice
         self._set_reason(choice)
         calls: list[ToolCall] = []
         for name, arguments in self._whole_calls(part):
@@ -59,7 +63,7 @@ class ToolFormat(ChatFormat):
 
     def opening(self, parts: list[ChoicePart]) -> list[Any]:
         choices = super().opening(parts)
-        for choice in choices:
+        for choice in [] if self._calls.may_be_text else choices:
             choice.delta = ChatDelta("assistant", None)
             if self._calls.is_one_function:
                 head = CallPart(0, self._calls.functions[0].name, "")
@@ -73,11 +77,16 @@ class ToolFormat(ChatFormat):
     def ends(self, parts: list[ChoicePart]) -> list[ChunkChoice]:
         ends = super().ends(parts)
         for end in ends:
-            self._set_reason(end)
+            if not self._texts.pop(end.index, self._calls.may_be_text):
+                self._set_reason(end)
         return ends
 
     def _contents(self, part: ChoicePart) -> list[ChunkChoice]:
         """Return a choice for each piece of a call, the tokens' scores with the first."""
+        if self._calls.may_be_text and part.text:
+            self._check_encoded(part)
+            if self._texts.setdefault(part.index, self._calls.is_text(part.text)):
+                return self.contents([part])
         deltas = [
             ChatDelta(tool_calls=[self._delta(part.index, piece)]) for piece in self._pieces(part)
         ]
@@ -93,12 +102,16 @@ class ToolFormat(ChatFormat):
     def _pieces(self, part: ChoicePart) -> list[CallPart]:
         if self._calls.is_one_function:
             return [CallPart(0, None, part.text)] if part.text else []
-        if part.text is TEXT:
-            raise ValueError("where arguments begin and end depends on the text before")
+        self._check_encoded(part)
         pieces = self._readers[part.index].read(part.text)
         if part.finish_reason is not None:
             del self._readers[part.index]
         return pieces
+
+    def _check_encoded(self, part: ChoicePart) -> None:
+        """Raise ValueError for an example, which is not sent."""
+        if part.text is TEXT:
+            raise ValueError("what a part says depends on the text before")
 
     def _whole_calls(self, part: ChoicePart) -> list[tuple[str, str]]:
         """Return names and arguments of the calls of a whole choice."""

@@ -71,11 +71,13 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     @property
     def conversation(self) -> Conversation:
         chat = Conversation.from_request(self)
-        return msgspec.structs.replace(chat, tools=self.tools) if self.calls else chat
+        if (calls := self.calls) is None:
+            return chat
+        return msgspec.structs.replace(chat, tools=self.tools, tells_tools=calls.may_be_text)
 
     @property
     def calls(self) -> Calls | None:
-        """What the answer must call. Raises InvalidRequest if it cannot be."""
+        """What the answer must or may call. Raises InvalidRequest if it cannot be."""
         return required_calls(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
@@ -113,7 +115,8 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
             "structured_outputs": self.structured_outputs,
         }
         given = {name: bool(value) for name, value in beside.items()}
-        self.refuse_beside(given, f"tool_choice = {show(self.tool_choice)}, which asks for a call")
+        choice = show(self.tool_choice or "auto")
+        self.refuse_beside(given, f"tool_choice = {choice}, by which tools are called")
 
     def as_completion(self, prompt: str, n_ctx: int) -> CompletionRequest:
         """Return the same request of the template's text; `n_ctx` is the model's context."""

@@ -83,6 +83,7 @@ _SHOWN_NAME = 64
 """Most characters of a key in an error."""
 _SHOWN_FAULT = 160
 """Most characters of what is wrong, which may repeat a value."""
+_TOLD_TOOLS = "To call a function, answer with {} alone. Functions:"
 _INNER: dict[str, type[msgspec.Struct]] = {
     "content": _TextPart,
     "tool_calls": _ToolCall,
@@ -100,11 +101,14 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] = {}
     tools: list[Tool] = []
     """What may be called, if a template shows it."""
+    tells_tools: bool = False
+    """Whether the model is to know them where the template does not show them."""
 
     @classmethod
     def from_request(cls, request: Any) -> Conversation:
         """Return the chat of a request, which has these fields too, but for tools."""
-        given = {name: getattr(request, name) for name in cls.__struct_fields__ if name != "tools"}
+        own = {"tools", "tells_tools"}
+        given = {name: getattr(request, name) for name in {*cls.__struct_fields__} - own}
         return cls(**{**given, "chat_template_kwargs": request.chat_template_kwargs or {}})
 
     @property
@@ -175,6 +179,18 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
             are_results = message.role == "tool"
             messages.append(Message(role, "\n".join(lines), None if are_results else message.name))
         return msgspec.structs.replace(self, messages=messages)
+
+    def with_tools_as_text(self) -> Conversation:
+        """The same chat for a template that shows no tools: a message of the system has them."""
+        lines = [
+            _TOLD_TOOLS.format(CALL_HEAD.format("NAME") + "ARGUMENTS}"),
+            *(msgspec.json.encode(tool.function).decode() for tool in self.tools),
+        ]
+        messages = list(self.messages)
+        if messages[0].role in ("system", "developer"):
+            lines.insert(0, messages.pop(0).text)
+        told = Message("system", "\n".join(lines))
+        return msgspec.structs.replace(self, messages=[told, *messages])
 
     def for_template(self, names: Collection[str]) -> list[dict[str, Any]]:
         """The messages as a template that has these `names` expects them: content is one text,

@@ -62,12 +62,12 @@ class NamedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     function: _Named
 
 
-TOOL_CHOICES = (
-    '"none", "required", or {"type": "function", "function": {"name": …}} with the name of a tool'
-)
 ToolChoice = Annotated[
     Literal["none", "auto", "required"] | NamedFunction,
-    Meta(description=f'{TOOL_CHOICES}; "auto" only without tools'),
+    Meta(
+        description='"none", "auto", "required", or {"type": "function", "function": {"name": …}} '
+        "with the name of a tool"
+    ),
 ]
 Tools = Annotated[
     list[Tool], Meta(max_length=MAX_TOOLS, description=f"a list of at most {MAX_TOOLS} functions")
@@ -75,7 +75,7 @@ Tools = Annotated[
 
 
 class Calls(msgspec.Struct, frozen=True):
-    """What a reply must call."""
+    """What a reply must or may call."""
 
     functions: list[Function]
     """One of these, or some of them."""
@@ -83,6 +83,8 @@ class Calls(msgspec.Struct, frozen=True):
     """Whether the request names the one."""
     are_several: bool
     """Whether the reply is a list of calls."""
+    may_be_text: bool = False
+    """Whether the model may answer with text instead, which does not begin as calls do."""
 
     @property
     def source(self) -> ConstraintSource:
@@ -92,13 +94,17 @@ class Calls(msgspec.Struct, frozen=True):
     @property
     def is_one_function(self) -> bool:
         """Whether the text is the arguments alone, since all else is known."""
-        return len(self.functions) == 1 and not self.are_several
+        return len(self.functions) == 1 and not (self.are_several or self.may_be_text)
+
+    def is_text(self, beginning: str) -> bool:
+        """Whether a reply that begins so is text, and no call."""
+        return self.may_be_text and not beginning.startswith(("{", "["))
 
 
 def required_calls(
     tools: list[Tool], choice: str | NamedFunction | None, is_parallel: bool | None
 ) -> Calls | None:
-    """Return what a reply must call, or None. Raises InvalidRequest if that cannot be."""
+    """Return what a reply must or may call, or None. Raises InvalidRequest if that cannot be."""
     if not tools and choice not in (None, "auto", "none"):
         raise InvalidRequest(
             f"tool_choice = {show(choice)} needs tools, which are missing", "tool_choice"
@@ -116,14 +122,8 @@ def required_calls(
                 f"{cut(names, _SHOWN_FAULT)}",
                 "tool_choice",
             )
-    elif choice != "required":
-        raise InvalidRequest(
-            f'tool_choice = "auto"{"" if choice else " (the default with tools)"} is not '
-            "supported, since no chat template says how its model writes a call; tool_choice must "
-            f"be {TOOL_CHOICES}",
-            "tool_choice",
-        )
-    return Calls(functions, is_named, bool(is_parallel) and not is_named)
+    may_be_text = not is_named and choice != "required"
+    return Calls(functions, is_named, bool(is_parallel) and not is_named, may_be_text)
 
 
 def tools_of(given: dict[str, Raw]) -> list[Tool]:

@@ -64,6 +64,8 @@ class ChatTemplate:
     def _rendered(self, chat: Conversation) -> str:
         if chat.has_calls and not self._shows_calls:
             chat = chat.as_text()
+        if chat.tells_tools and not self._shows_tools:
+            chat = chat.with_tools_as_text()
         messages = chat.for_template(self._names)
         marker = ""
         if chat.continue_final_message:

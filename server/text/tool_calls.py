@@ -2,7 +2,7 @@
 
 A call of the only function is its arguments. A call of one of several, or one of several calls, is
 an object of name and arguments, and all of it but these is fixed. Each schema is a grammar of its
-own, so that its references stay in it.
+own, so that its references stay in it. Text in place of calls begins with no brace or bracket.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def call_constraint(calls: dict[str, Any]) -> str:
     Raises InvalidRequest naming the place in a schema."""
     functions = calls["functions"]
     arguments = [_arguments_constraint(function) for function in functions]
-    if len(functions) == 1 and not calls["are_several"]:
+    may_be_text = calls.get("may_be_text", False)
+    if len(functions) == 1 and not (calls["are_several"] or may_be_text):
         return arguments[0]
     ways = [
         f'{json.dumps(CALL_HEAD.format(function["name"]))} @arguments{i} "}}"'
@@ -30,6 +31,8 @@ def call_constraint(calls: dict[str, Any]) -> str:
     ]
     rest = f'("," call){{0,{MOST_CALLS - 1}}} "]"'
     start = f'"[" call {rest}' if calls["are_several"] else "call"
+    if may_be_text:
+        start = f"(calls | TEXT)?\ncalls: {start}\nTEXT: /[^\\[{{](.|\\n)*/"
     lark = f"start: {start}\ncall: {' | '.join(ways)}\n"
     named = [
         json.loads(own)["grammars"][0] | {"name": f"arguments{i}"}

@@ -181,11 +181,9 @@ SEVERAL_CALLS = ", ".join(
 
 async def called(text: Text, content: str, is_cut: bool = False, **fields: Any) -> list[Any]:
     """The events of a response whose text is this, a character at a time."""
-    served = Served(text)
-    _, completion = form_of(True, tool_choice="required", **fields)
-    asked, chat = parse_response(
-        json.dumps({"input": "x", "tool_choice": "required", **fields}).encode()
-    )
+    served, fields = Served(text), {"tool_choice": "required", **fields}
+    _, completion = form_of(True, **fields)
+    asked, chat = parse_response(json.dumps({"input": "x", **fields}).encode())
     assert chat.calls is not None
     dialect: Any = partial(ResponseFormat, asked=asked, calls=chat.calls)
     reply, task = await served.ask(dialect=dialect, **completion)
@@ -219,6 +217,23 @@ async def test_each_of_several_calls_is_an_item(text: Text) -> None:
         own = [event for event in events if getattr(event, "output_index", None) == index]
         assert own[0].type == "response.output_item.added" and own[-1].item == call
         assert "".join(event.delta for event in own[1:-2]) == own[-2].arguments == call.arguments
+
+
+async def test_by_auto_a_response_is_a_call_or_a_message(text: Text) -> None:
+    content = CALL_HEAD.format("add") + ONE_CALL + "}"
+    events = await called(text, content + "x", tools=[ADD], tool_choice="auto")
+    (call,) = events[-1].response.output
+    assert (call.name, call.arguments, call.status) == ("add", ONE_CALL, "completed")
+    events = await called(text, "no {call}x", tools=[ADD], tool_choice="auto")
+    (message,) = events[-1].response.output
+    assert message.type == "message" and events[-1].response.output_text == "no {call}"
+    assert [event.type for event in events[2:4]] == [
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == "no {call}"
+    assert [event.sequence_number for event in events] == [*range(len(events))]
 
 
 async def test_a_call_that_is_cut_is_incomplete(text: Text) -> None:

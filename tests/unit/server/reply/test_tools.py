@@ -24,6 +24,8 @@ NAMED = Calls([ADD], is_named=True, are_several=False)
 ONLY = Calls([ADD], is_named=False, are_several=False)
 ANY = Calls([ADD, NOW], is_named=False, are_several=False)
 SEVERAL = Calls([ADD, NOW], is_named=False, are_several=True)
+MAYBE = Calls([ADD], is_named=False, are_several=False, may_be_text=True)
+MAYBE_SEVERAL = Calls([ADD, NOW], is_named=False, are_several=True, may_be_text=True)
 ADDING = f'{{"name":"add","arguments":{ARGUMENTS}}}'
 TEXTS = [
     (NAMED, ARGUMENTS, [("add", ARGUMENTS)], "stop"),
@@ -35,6 +37,8 @@ TEXTS = [
         [("add", ARGUMENTS), ("now-2", "{}"), ("add", ARGUMENTS)],
         "tool_calls",
     ),
+    (MAYBE, ADDING, [("add", ARGUMENTS)], "tool_calls"),
+    (MAYBE_SEVERAL, f"[{ADDING}]", [("add", ARGUMENTS)], "tool_calls"),
 ]
 FIELDS: list[dict[str, Any]] = [
     {},
@@ -105,7 +109,11 @@ async def test_a_stream_has_its_calls_in_pieces(
             assert {own["function"]["arguments"] for own in begun} == {""}
             assert ("tool_calls" in deltas[0]) == calls.is_one_function
             assert deltas[-1] == {}
-        assert (deltas[0]["role"], deltas[0]["content"]) == ("assistant", None)
+        begins_empty = calls.may_be_text and "stream_whole" not in fields
+        assert (deltas[0]["role"], deltas[0]["content"]) == (
+            "assistant",
+            "" if begins_empty else None,
+        )
         assert {name for delta in deltas[1:] for name in delta} <= {"tool_calls"}
         assert called(deltas) == expected
         if "logprobs" in fields:
@@ -115,6 +123,28 @@ async def test_a_stream_has_its_calls_in_pieces(
             assert [id for choice in choices for id in choice.get("token_ids", [])] == tokens
     if "stream_options" in fields:
         assert events[-1]["usage"]["completion_tokens"] == n * len(tokens)
+
+
+@pytest.mark.parametrize("fields", FIELDS)
+@pytest.mark.parametrize("calls", [MAYBE, MAYBE_SEVERAL])
+@pytest.mark.parametrize("spoken", ["é is {no} call", ""])
+async def test_a_reply_that_may_be_text_is_that_of_a_chat(
+    text: Text, calls: Calls, spoken: str, fields: dict[str, Any]
+) -> None:
+    events, _ = await stream(text, calls, spoken, **fields)
+    for index in range(fields.get("n", 1)):
+        choices = parts_of(events, index)
+        assert choices[-1]["finish_reason"] == "stop"
+        deltas = [choice["delta"] for choice in choices]
+        assert not called(deltas)
+        assert "".join(delta.get("content") or "" for delta in deltas) == spoken
+        if "return_token_ids" in fields:
+            ids = [id for choice in choices for id in choice.get("token_ids", [])]
+            assert ids == [*tokens_of(text, spoken), 1]
+    whole = await reply_of(text, calls, spoken, n=2)
+    for choice in whole["choices"]:
+        assert choice["message"]["content"] == spoken and "tool_calls" not in choice["message"]
+        assert choice["finish_reason"] == "stop"
 
 
 async def test_arguments_alone_are_written_as_any_text_is(text: Text) -> None:

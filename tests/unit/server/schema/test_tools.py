@@ -20,7 +20,7 @@ def named(name: str) -> dict[str, Any]:
 
 
 ADD = tool(parameters={"type": "object", "properties": {"x": {"type": "integer"}}})
-WAYS = '"none", "required", or {"type": "function", "function": {"name": …}}'
+WAYS = '"none", "auto", "required", or {"type": "function", "function": {"name": …}}'
 
 
 def called(request: ChatRequest) -> tuple[list[str], bool, bool]:
@@ -51,6 +51,18 @@ def test_a_choice_says_which_functions_are_called() -> None:
         for parallel in (None, True, False):
             assert chat(**fields, parallel_tool_calls=parallel).calls is None
     assert chat(tools=[], tool_choice="auto").calls is None
+
+
+def test_by_default_a_reply_may_be_a_call_and_the_model_is_told_of_which() -> None:
+    for fields in ({}, {"tool_choice": "auto"}, {"tool_choice": None}):
+        request = chat(tools=[ADD], **fields)
+        assert request.calls is not None and request.calls.may_be_text
+        assert not request.calls.is_one_function and request.conversation.tells_tools
+        assert request.calls.is_text("3") and request.calls.is_text("")
+        assert not request.calls.is_text('{"na') and not request.calls.is_text("[{")
+    required = chat(tools=[ADD], tool_choice="required")
+    assert required.calls is not None and not required.calls.is_text("3")
+    assert not required.conversation.tells_tools
 
 
 def test_a_template_is_shown_all_tools_and_none_that_may_not_be_called() -> None:
@@ -95,9 +107,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         'tools[1].function.parameters.type must be "object", since arguments have names; got "arr',
     ),
     ({"tools": [ADD, tool("g"), ADD]}, "tools", 'tools[2].function.name = "add" is the name of'),
-    ({"tools": [ADD]}, "tool_choice", '"auto" (the default with tools) is not supported'),
-    ({"tools": [ADD]}, "tool_choice", f"tool_choice must be {WAYS}"),
-    ({"tools": [ADD], "tool_choice": "auto"}, "tool_choice", f"tool_choice must be {WAYS}"),
     ({"tools": [ADD], "tool_choice": "any"}, "tool_choice", f"tool_choice must be {WAYS}"),
     ({"tools": [ADD], "tool_choice": named("sub")}, "tool_choice", '"sub" is not in tools: add'),
     ({"tools": [ADD], "tool_choice": {"type": "function", "name": "add"}}, "tool_choice", WAYS),
@@ -135,7 +144,9 @@ def test_what_a_call_leaves_no_room_for_is_refused(fields: dict[str, Any]) -> No
     (name, *_) = fields
     error = refusal(chat, tools=[ADD], tool_choice="required", **fields)
     assert error.param == name
-    asks = 'tool_choice = "required", which asks for a call'
+    asks = 'tool_choice = "required", by which tools are called'
     assert error.message == f"{name} does not go with {asks}"
+    error = refusal(chat, tools=[ADD], **fields)
+    assert error.param == name and 'tool_choice = "auto"' in error.message
     assert chat(tools=[ADD], tool_choice="none", **fields).calls is None
     assert chat(tools=[ADD], tool_choice="required", response_format={"type": "text"}).calls

@@ -243,6 +243,23 @@ async def test_tools_are_shown_where_the_template_writes_them(make: Make) -> Non
     assert await make(refuses).render(chat(tools=[tool])) == "hi"
 
 
+async def test_a_model_whose_template_shows_no_tools_is_told_of_them(make: Make) -> None:
+    tool = Tool("function", Function("add", "adds", Raw(b'{"type":"object"}')))
+    told = (
+        'To call a function, answer with {"name":"NAME","arguments":ARGUMENTS} alone. Functions:\n'
+        '{"name":"add","description":"adds","parameters":{"type":"object"}}'
+    )
+    each = "{% for m in messages %}{{ m.role }}: {{ m.content }}|{% endfor %}"
+    telling = chat(tools=[tool], tells_tools=True)
+    assert await make(each).render(telling) == f"system: {told}|user: hi|"
+    system = {"role": "system", "content": "Be brief."}
+    asked = chat(system, USER, tools=[tool], tells_tools=True)
+    assert await make(each).render(asked) == f"system: Be brief.\n{told}|user: hi|"
+    assert await make(each).render(chat(tools=[tool])) == "user: hi|"
+    shows = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}" + each
+    assert await make(shows).render(telling) == "adduser: hi|"
+
+
 async def test_the_demo_models_second_turn_has_what_a_tool_returned(make: Make) -> None:
     template = make((DEMO_MODEL / "chat_template.jinja").read_text())
     assert await template.render(chat(USER, CALLING, RESULT, RESULT)) == (

@@ -32,8 +32,12 @@ FUNCTIONS: list[dict[str, Any]] = [
 ]
 
 
-def constraint(*functions: dict[str, Any], are_several: bool = False) -> str:
-    return call_constraint({"functions": functions, "are_several": are_several})
+def constraint(
+    *functions: dict[str, Any], are_several: bool = False, may_be_text: bool = False
+) -> str:
+    return call_constraint(
+        {"functions": functions, "are_several": are_several, "may_be_text": may_be_text}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +95,19 @@ def test_each_function_has_its_own_schema_and_references(tokenizer: LLTokenizer)
         "no",
     ]
     assert not any(is_allowed(tokenizer, either, call) for call in wrong)
+
+
+@pytest.mark.parametrize("are_several", [False, True])
+def test_text_in_place_of_calls_begins_with_no_brace(
+    tokenizer: LLTokenizer, are_several: bool
+) -> None:
+    given = constraint(FUNCTIONS[2], are_several=are_several, may_be_text=True)
+    now = '{"name":"now","arguments":{}}'
+    calls = f"[{now}]" if are_several else now
+    for text in (calls, "", "Hello, {you}\n[1]", "é", " {"):
+        assert is_allowed(tokenizer, given, text), text
+    for text in ("{}", "[]", "{", calls + "x", now if are_several else f"[{now}]"):
+        assert not is_allowed(tokenizer, given, text), text
 
 
 def test_several_calls_are_a_list_of_some(tokenizer: LLTokenizer) -> None:
