@@ -26,9 +26,11 @@ from srm.engine.errors import InvalidRequest, SRMError
 from srm.engine.tokenizer_file import read_tokenizer
 
 I32 = npt.NDArray[np.int32]
-MAX_KEPT = 256
+MAX_KEPT = 64
 """Most compiled grammars that are kept for later requests."""
 
+RENEWED_AFTER = 10_000
+"""Masks after which a grammar that fails is compiled anew: one that fails sooner is not."""
 MAX_MATCHERS = 100_000
 """Most sequences whose matchers are kept between steps: one of 80 tokens takes about 14 KB."""
 
@@ -36,12 +38,21 @@ MAX_MATCHERS = 100_000
 class Grammar:
     """A constraint, compiled."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        self._matcher = matcher
+    def __init__(self, make: Callable[[], LLMatcher], vocab_size: int) -> None:
+        """`make` compiles it. Raises as that."""
+        self._make = make
+        self._matcher = make()
+        self._renewed_at = 0
         self.num_words = -(-vocab_size // 32)
         """Words of a mask."""
         self.first_mask: I32 = make_masks([self.start()], self.num_words)[0]
         """Mask of a text that has no token yet: i32[words]."""
+
+    def renew(self, num_masks: int) -> None:
+        """Compile it anew, if that was long ago by the number of masks made ever. All matchers
+        share what it has learnt of texts, which may reach one of LIMITS by their number."""
+        if num_masks - self._renewed_at >= RENEWED_AFTER:
+            self._matcher, self._renewed_at = self._make(), num_masks
 
     def start(self, token_ids: bytes = b"") -> LLMatcher:
         """Return a matcher for a text of these tokens, int32."""
@@ -80,10 +91,17 @@ class Grammars:
 
     def build(self, constraint: str) -> Grammar:
         """As `compile`, anew; for any thread."""
-        matcher = LLMatcher(self._read_tokenizer(), constraint, log_level=0, limits=LIMITS)
-        if matcher.is_error():
-            raise InvalidRequest(f"constraint is not taken: {matcher.get_error()}", "constraint")
-        return Grammar(matcher, self._model.vocab_size)
+        tokenizer = self._read_tokenizer()
+
+        def make() -> LLMatcher:
+            matcher = LLMatcher(tokenizer, constraint, log_level=0, limits=LIMITS)
+            if matcher.is_error():
+                raise InvalidRequest(
+                    f"constraint is not taken: {matcher.get_error()}", "constraint"
+                )
+            return matcher
+
+        return Grammar(make, self._model.vocab_size)
 
     def keep(self, constraint: str, grammar: Grammar) -> None:
         """Keep it for `compile`; the one that was not used for longest makes room."""
@@ -141,11 +159,21 @@ class Matchers:
             self._of[slot] = grammar.start(token_ids)
         num_words = find(slots[0])[0].num_words
         masks = make_masks([self._of[slot] for slot in slots], num_words)
+        for place in np.flatnonzero(~masks.any(axis=1)).tolist():
+            masks[place] = self._try_again(slots[place], find)
         for slot in list(islice(self._of, max(0, len(self._of) - MAX_MATCHERS))):
             del self._of[slot]  # to be made again of its tokens
         self.num_masks += len(masks)
         self.seconds += time.perf_counter() - started
         return masks
+
+    def _try_again(self, slot: int, find: Callable[[int], tuple[Grammar, bytes]]) -> I32:
+        """Return the mask of a slot whose matcher failed: by a new one, if that may help."""
+        grammar, token_ids = find(slot)
+        grammar.renew(self.num_masks)
+        self._of[slot] = grammar.start(token_ids)
+        mask: I32 = make_masks([self._of[slot]], grammar.num_words)[0]
+        return mask
 
 
 def make_masks(matchers: list[LLMatcher], num_words: int) -> I32:

@@ -40,7 +40,7 @@ _PARTS = re.compile(
 _ESCAPE = re.compile(r"\\.", re.DOTALL)
 _SETS = re.compile(r"(?<!\\)(?:\[|&&|--|~~)")
 """What Rust reads as sets of sets, and JavaScript as characters."""
-_UNKNOWN = re.compile(r"\\[aAzZ<>GQEKXRhHeUNk]|\\[xu]\{|(?<!\\)\{,")
+_UNKNOWN = re.compile(r"\\[aAzZ<>GQEKXRhHeUNk]|\\[xu]\{|(?<!\\)\{,|\(\?(?!:)")
 """What is not the same everywhere, and has another spelling."""
 _CONTROL = re.compile(
     r"\\x(?:0[0-7bBeEfF]|1.|7[fF])|\\u00(?:0[0-7bBeEfF]|1.|7[fF])|\\v|[\x00-\x07\x0b\x0e-\x1f\x7f]",

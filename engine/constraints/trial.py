@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from random import Random
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 LIMITS = LLParserLimits(verbose_errors=False)
@@ -47,18 +48,14 @@ def why_not(constraint: str, tokenizer: LLTokenizer) -> str:
     for _ in range(_WALKED):
         if matcher.is_error():
             return _plain(matcher.get_error())
-        allowed = [
-            8 * place + bit
-            for place, byte in enumerate(matcher.compute_bitmask())
-            for bit in range(8)
-            if byte >> bit & 1
-        ]
-        going_on = [token for token in allowed if token != tokenizer.eos_token]
-        if not going_on:
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+        going_on = allowed[allowed != tokenizer.eos_token]
+        if not len(going_on):
             if matcher.is_accepting():
                 return ""
             return _UNMET
-        matcher.consume_token(random.choice(going_on))
+        matcher.consume_token(int(going_on[random.randrange(len(going_on))]))
     return _plain(matcher.get_error()) if matcher.is_error() else ""
 
 

@@ -97,7 +97,7 @@ class EngineProcess:
         self._owner: dict[str, bytes] = {}  # the client of each request
         self._durable = Durable(engine, config)
         self._durable_ids: set[str] = set()  # requests that are durable
-        self._compiling = Compiling(engine.grammars)
+        self._compiling = Compiling(engine.grammars, config.max_waiting)
         self._time_out: deque[tuple[float, str]] = deque()  # deadline and id, in order of arrival
         self.weight_reload = WeightReload(engine, load, config.weights_note)
         """The change of weights that is under way, if one is."""
@@ -202,8 +202,7 @@ class EngineProcess:
         elif isinstance(message, StopSamples):
             self._stop_samples(client, message)
         elif isinstance(message, Request):
-            if not self._compiling.start(client, message):
-                self._add(client, message)
+            self._add(client, message)
         else:
             self._swap(client, message)
 
@@ -250,18 +249,22 @@ class EngineProcess:
         if client is not None:
             self._send(client, done)
 
-    def _add_compiled(self, waits: bool = False) -> None:
-        """Add the requests whose constraints are compiled; with `waits`, all of them."""
-        for client, request, error in self._compiling.take_compiled(waits):
-            if error is None:
-                self._add(client, request)
-            else:
+    def _add_compiled(self) -> None:
+        """Add the requests whose constraints are compiled now."""
+        for (client, request, stops), error in self._compiling.take_compiled():
+            if error is not None:
                 self._send(client, refusal(request.id, error))
+                continue
+            self._add(client, request)
+            for message in stops:
+                self._stop_samples(client, message)
 
     def _add(self, client: bytes, request: Request) -> None:
         try:
             if self._deadline is not None:
                 raise EngineUnavailable("the engine is draining and takes no new requests")
+            if self._compiling.start(client, request):
+                return
             if request.emit == "tokens":
                 request = self._numbered(client, request)
             self._engine.add(request)
@@ -283,8 +286,8 @@ class EngineProcess:
         return msgspec.structs.replace(request, stream=stream)
 
     def _stop_samples(self, client: bytes, message: StopSamples) -> None:
-        self._add_compiled(waits=message.id in self._compiling)
         if self._owner.get(message.id) != client:
+            self._compiling.stop(client, message)
             return
         whole = len(message.indices) - len(message.indices) % 4
         indices = np.frombuffer(message.indices[:whole], "<i4")
@@ -362,7 +365,7 @@ class EngineProcess:
     def _refuse_all(self, error: SRMError) -> None:
         for request_id in list(self._owner):
             self._refuse(request_id, error)
-        for client, request in self._compiling.drop_all():
+        for client, request, _ in self._compiling.drop_all():
             self._send(client, refusal(request.id, error))
 
     def _refuse(self, request_id: str, error: SRMError) -> None:

@@ -50,16 +50,21 @@ class RoundRobin:
                 slots = self._by_precedence(table, share, slots)
         return slots, True
 
-    def limit_masked(self, table: SlotTable, slots: I64) -> I64:
-        """Return these slots without masked ones whose turn it is not."""
+    def limit_masked(self, table: SlotTable, shares: FairShares, slots: I64, num_fed: int) -> I64:
+        """Return these slots without masked ones whose turn it is not: those of the highest
+        priorities come first, and of these the ones that have not sampled. `num_fed` tokens of
+        prompts are in the same step."""
         is_masked = table.is_masked[slots]
         masked = slots[is_masked]
-        num_others = len(slots) - len(masked)
+        num_others = len(slots) - len(masked) + num_fed
         most = max(MASKED, num_others // MASKED_PART)
         if not num_others or len(masked) <= most:
             return slots
         since = (masked - self._next_masked) % table.num_slots
-        chosen = masked[np.argsort(since)[:most]]
+        priorities = np.asarray(shares.priorities)[table.share[masked]]
+        begun = table.position[masked] > table.first_position[masked]
+        order = np.lexsort((since, begun, -table.precedence[masked].astype(np.int64), -priorities))
+        chosen = masked[order[:most]]
         self._next_masked = int(chosen[-1]) + 1
         return np.sort(np.concatenate([slots[~is_masked], chosen]))
 

@@ -317,11 +317,13 @@ class Scheduler:
         slots, is_partial = self._round_robin.choose_slots(
             self.table, admission.shares, self._decode_room()
         )
+        if self.table.num_masked:  # some may wait until their last token is known
+            fed = min(admission.prefill.num_tokens, self._prefill_step_tokens)
+            limited = self._round_robin.limit_masked(self.table, admission.shares, slots, fed)
+            slots, is_partial = limited, True
         chunks, prefilled = admission.prefill.chunks(self._prefill_step_tokens - len(slots))
         if not len(slots) and not chunks:
             return None
-        if self.table.num_masked:  # some may wait until their last token is known
-            slots, is_partial = self._round_robin.limit_masked(self.table, slots), True
         batch = assemble(self.table, slots, chunks, is_partial)
         new = slots[batch.new["row"]]
         self.table.is_new[new] = False

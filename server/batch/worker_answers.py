@@ -54,6 +54,8 @@ class Expected:
             shown, prompts_shown = request.top_logprobs, request.prompt_logprobs
         self._path = path
         self._expected = request.request_id or id, created, model
+        has_calls = isinstance(request, ChatRequest) and request.calls is not None
+        self._ends = (*_ENDS, "tool_calls") if has_calls else _ENDS
         self._choices = self._prompts * request.n
         self._is_counted = request.returns == "counts"
         self._may_be_fewer = request.ends_early or request.returns != "choices"
@@ -83,8 +85,8 @@ class Expected:
             raise ValueError(f"its choices are not those of 0 to {self._choices - 1}")
         if sorted({*indices} & {*range(self._choices)}) != indices:
             raise ValueError(f"its choices are not of 0 to {self._choices - 1} in order")
-        if any(choice.finish_reason not in _ENDS for choice in choices):
-            raise ValueError(f"the finish_reason of a choice is none of {', '.join(_ENDS)}")
+        if any(choice.finish_reason not in self._ends for choice in choices):
+            raise ValueError(f"the finish_reason of a choice is none of {', '.join(self._ends)}")
         if not isinstance(reply.usage, Usage):
             raise ValueError("it has no usage")
         self._check_usage(reply.usage)

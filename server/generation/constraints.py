@@ -19,7 +19,7 @@ from srm.server.schema.structured_outputs import (
     ConstraintSource,
     Vocabulary,
 )
-from srm.server.text.limited_process import CPU_S, MAX_MEMORY, Failed, LimitedProcess
+from srm.server.text.limited_process import CPU_S, MAX_MEMORY, Died, Failed, LimitedProcess
 from srm.server.text.text import Text
 
 WITHIN_S = 60.0
@@ -99,12 +99,12 @@ class Constraints:
             self._process = LimitedProcess("srm.server.text.constraint_process", vocabulary)
         try:
             return _Made(self._process.ask(source, WITHIN_S))
+        except Died as error:
+            if not error.is_over_limit:  # the machine's fault: not to be kept
+                raise Overloaded(f"a constraint was not compiled: {error}", 1) from None
+            what = f"{CPU_S} s of processor time and {MAX_MEMORY // 2**30} GiB"
+            return _Made(fault=f"it cannot be compiled with {what}")
         except Failed as error:
-            if str(error) == "it failed":
-                what = f"{CPU_S} s of processor time and {MAX_MEMORY // 2**30} GiB"
-                return _Made(fault=f"it cannot be compiled with {what}")
-            if str(error).startswith("it takes longer"):  # the machine's fault: not to be kept
-                raise Overloaded(f"a constraint was not compiled in {WITHIN_S:g} s", 1) from None
             return _Made(fault=str(error))
 
     def close(self) -> None:

@@ -264,7 +264,9 @@ class Generation:
         self.first_version = stream.first_version
         reasons = delivery.tokens.reasons
         if _ERROR in reasons.tobytes():
-            raise NotFinite("the model produced no finite probabilities")
+            is_constrained = bool(self._params.constraint)
+            beside = ", or its constraint became too complex" if is_constrained else ""
+            raise NotFinite(f"the model produced no finite probabilities{beside}")
         for place, output in delivery.scores:
             self.prompts[self._asked[place]].scores.append(output)
         if self.first_output is None and len(reasons):

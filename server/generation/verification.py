@@ -45,8 +45,8 @@ _ABSENT: Final = object()
 """What is not there, since None is JSON's null."""
 _CHECK_WORK = 400
 """Work of a check of a short text, in instructions x characters of a pattern."""
-_JSON_WORK = 20
-"""Work for each character that is read as JSON."""
+_READ_WORK = 20
+"""Work for each character that is read as JSON, or as a number."""
 
 Score = Callable[[str], float]
 Find = Callable[[str], Any]
@@ -134,7 +134,7 @@ class Verifier:
             work += pattern.size
             finds.append(lambda text: _group(pattern, text))
         if rule.pointer is not None:
-            work += _JSON_WORK
+            work += _READ_WORK
             if not _POINTER.fullmatch(rule.pointer):
                 what = "must be empty or a JSON Pointer such as /answer/0"
                 raise _refused(f"{path}.pointer", f"{what}; got {show(rule.pointer)}")
@@ -142,6 +142,8 @@ class Verifier:
                 token.replace("~1", "/").replace("~0", "~") for token in rule.pointer.split("/")[1:]
             ]
             finds.append(lambda text: _resolve(read_json(text), tokens))
+        if rule.number is not None:
+            work += _READ_WORK
         is_right = _condition(rule, path)
 
         def score(text: str) -> float:

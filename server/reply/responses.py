@@ -205,6 +205,8 @@ class ResponseFormat(Format):
         for part in parts:
             events += self._text_events(part)
             if part.finish_reason is not None:
+                if self._is_text is None:  # it is empty
+                    events += self._begin_message()
                 self._is_cut = part.finish_reason == "length"
                 events += self._end_item()
         return [events] if events else []

@@ -14,7 +14,7 @@ from typing import Any
 
 from srm.engine.errors import CheckpointError, InvalidRequest
 from srm.server.schema.conversation import Conversation, names_in
-from srm.server.text.limited_process import Failed, LimitedProcess
+from srm.server.text.limited_process import Died, Failed, LimitedProcess
 
 RENDER_S = 5.0
 """Seconds a template may take for one chat."""
@@ -59,7 +59,10 @@ class ChatTemplate:
     async def render(self, chat: Conversation) -> str:
         """Return the prompt. Raises InvalidRequest with the template's objection."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._rendered, chat)
+        try:
+            return await loop.run_in_executor(self._thread, self._rendered, chat)
+        except Failed as error:
+            raise InvalidRequest(f"the chat template: {error}", "messages") from None
 
     def _rendered(self, chat: Conversation) -> str:
         if chat.has_calls and not self._shows_calls:
@@ -80,10 +83,7 @@ class ChatTemplate:
             "messages": messages,
             "add_generation_prompt": chat.adds_generation_prompt,
         }
-        try:
-            text = self._text_of(variables)
-        except Failed as error:
-            raise InvalidRequest(f"the chat template: {error}", "messages") from None
+        text = self._text_of(variables)
         return _before(marker, text) if marker else text
 
     @cached_property
@@ -105,6 +105,8 @@ class ChatTemplate:
         """Return what it makes of these; nothing if it objects."""
         try:
             return self._text_of({"add_generation_prompt": False, **variables})
+        except Died:  # which says nothing of the template, and is not to be remembered
+            raise
         except Failed:
             return ""
 

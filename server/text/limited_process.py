@@ -40,6 +40,15 @@ class Failed(Exception):
     """The question has no answer, and why."""
 
 
+class Died(Failed):
+    """The process ended, or took too long. The next question may be answered."""
+
+    def __init__(self, why: str, by_signal: int) -> None:
+        super().__init__(why)
+        self.is_over_limit = by_signal in (signal.SIGXCPU, signal.SIGABRT, signal.SIGSEGV)
+        """Whether the question was too much for it, and will always be."""
+
+
 class Answer(msgspec.Struct):
     """What the process made of a message, or why it is nothing."""
 
@@ -130,9 +139,8 @@ class LimitedProcess:
             timer.cancel()
         if reply is None:
             self.close()
-            raise Failed(
-                f"it takes longer than {within_s:g} s" if took_too_long.is_set() else "it failed"
-            )
+            why = f"it takes longer than {within_s:g} s" if took_too_long.is_set() else "it failed"
+            raise Died(why, -process.returncode)
         answer = msgspec.json.decode(reply, type=Answer)
         if answer.error is not None:
             raise Failed(answer.error)

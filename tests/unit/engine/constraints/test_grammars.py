@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits
 
 from srm.engine.constraints import grammars as matching
 from srm.engine.constraints.grammars import MAX_KEPT, Grammar, Grammars
-from srm.engine.errors import InvalidRequest
-from srm.engine.messages import Request
+from srm.engine.errors import InvalidRequest, Overloaded
+from srm.engine.messages import Request, StopSamples
 from srm.engine.process.compiling import Compiling
 from srm.engine.scheduler.round_robin import MASKED, MASKED_PART
 from srm.engine.steps.batch import Span
@@ -145,27 +145,92 @@ def test_a_matcher_that_made_room_is_made_again(monkeypatch: pytest.MonkeyPatch)
     assert tokens_of(run(engine)) == expected
 
 
+def compiled(compiling: Compiling) -> list[tuple[str, InvalidRequest | None]]:
+    """Ids and errors of all that wait, once they need not."""
+    answers: list[tuple[str, InvalidRequest | None]] = []
+    while len(compiling):
+        answers += [(own.request.id, error) for own, error in compiling.take_compiled()]
+    return answers
+
+
+def held(own: Grammars, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[str]]:
+    """Have compiles wait for the event; return it, and the constraints that were begun."""
+    goes_on, begun, build = threading.Event(), list[str](), own.build
+
+    def hang(constraint: str) -> Grammar:
+        begun.append(constraint)
+        goes_on.wait()
+        return build(constraint)
+
+    monkeypatch.setattr(own, "build", hang)
+    return goes_on, begun
+
+
 def test_requests_wait_for_their_constraints_and_are_forgotten_with_their_client() -> None:
     own = grammars()
-    compiling = Compiling(own)
+    compiling = Compiling(own, 100)
     assert not compiling.start(b"x", request_of("free"))
     names = ["a", "b", "c"]
     sources = [LLMatcher.grammar_from_lark(f"start: /{name}{name}/") for name in names]
     for name, source in zip(names, [*sources[:2], "{"], strict=True):
         assert compiling.start(b"x" if name != "b" else b"y", request_of(name, constraint=source))
-    assert "b" in compiling and len(compiling) == 3
+    assert len(compiling) == 3
     compiling.drop(b"x", "b")  # not its own
+    assert len(compiling) == 3
     compiling.drop(b"y")
-    answers = [(request.id, error) for _, request, error in compiling.take_compiled(waits=True)]
-    assert answers[0] == ("a", None) and answers[1][0] == "c" and answers[1][1] is not None
-    assert own.has(sources[0]) and not own.has(sources[1]) and not len(compiling)
+    (first, error), (last, fault) = compiled(compiling)
+    assert (first, error, last) == ("a", None, "c") and fault is not None
+    assert own.has(sources[0]) and not own.has(sources[1])
     assert not compiling.start(b"x", request_of("d", constraint=sources[0]))
+    compiling.close()
+
+
+def test_equal_constraints_are_compiled_once_and_not_for_those_who_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = grammars()
+    goes_on, begun = held(own, monkeypatch)
+    compiling = Compiling(own, 100)
+    other = LLMatcher.grammar_from_lark("start: /b/")
+    for number in range(20):
+        assert compiling.start(b"x", request_of(str(number), constraint=FEW))
+    compiling.start(b"x", request_of("other", constraint=other))
+    compiling.start(b"y", request_of("mine", constraint=FEW))
+    compiling.drop(b"x")
+    goes_on.set()
+    assert compiled(compiling) == [("mine", None)] and begun == [FEW]
+    compiling.close()
+
+
+def test_no_more_sequences_wait_for_constraints_than_may_wait() -> None:
+    own = grammars()
+    compiling = Compiling(own, 5)
+    compiling.start(b"x", request_of("a", constraint=FEW, n=3))
+    with pytest.raises(Overloaded, match="3 sequences wait"):
+        compiling.start(b"x", request_of("b", constraint=FEW, n=3))
+    compiling.start(b"x", request_of("c", constraint=FEW, n=2))
+    assert compiled(compiling) == [("a", None), ("c", None)]
+    compiling.close()
+
+
+def test_a_stop_that_comes_before_the_constraint_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = grammars()
+    goes_on, _ = held(own, monkeypatch)
+    compiling = Compiling(own, 100)
+    compiling.start(b"x", request_of("a", constraint=FEW))
+    stop = StopSamples("a", b"", cut=1)
+    assert not compiling.stop(b"y", stop) and not compiling.stop(b"x", StopSamples("b", b""))
+    assert compiling.stop(b"x", stop)
+    goes_on.set()
+    while not (answers := list(compiling.take_compiled())):
+        pass
+    assert answers[0][0].stops == [stop]
     compiling.close()
 
 
 def test_a_bug_in_a_compile_refuses_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     own = grammars()
-    compiling = Compiling(own)
+    compiling = Compiling(own, 100)
 
     def fail(_: str) -> None:
         raise ZeroDivisionError("a bug")
@@ -173,28 +238,62 @@ def test_a_bug_in_a_compile_refuses_its_request_alone(monkeypatch: pytest.Monkey
     with monkeypatch.context() as patched:
         patched.setattr(own, "build", fail)
         compiling.start(b"x", request_of("a", constraint=FEW))
-        ((_, _, error),) = compiling.take_compiled(waits=True)
+        ((_, error),) = compiled(compiling)
     assert error is not None and "a bug" in error.message and error.param == "constraint"
     compiling.start(b"x", request_of("b", constraint=FEW))
-    assert [error for _, _, error in compiling.take_compiled(waits=True)] == [None]
+    assert compiled(compiling) == [("b", None)]
     compiling.close()
 
 
 def test_a_compile_that_hangs_holds_up_no_request_without_a_constraint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own, goes_on = grammars(), threading.Event()
-    build = own.build
-
-    def hang(constraint: str) -> Grammar:
-        goes_on.wait()
-        return build(constraint)
-
-    monkeypatch.setattr(own, "build", hang)
-    compiling = Compiling(own)
+    own = grammars()
+    goes_on, _ = held(own, monkeypatch)
+    compiling = Compiling(own, 100)
     compiling.start(b"x", request_of("a", constraint=FEW))
     assert not compiling.start(b"x", request_of("free"))
-    assert list(compiling.take_compiled(waits=False)) == []
+    assert list(compiling.take_compiled()) == []
     goes_on.set()
-    assert len(list(compiling.take_compiled(waits=True))) == 1
+    assert compiled(compiling) == [("a", None)]
     compiling.close()
+
+
+def test_masked_rows_of_a_higher_priority_come_first_and_prompts_count_as_others() -> None:
+    settings = {"num_slots": 400, "max_step_rows": 400, "max_step_tokens": 900}
+    engine = engine_of(**settings, max_waiting=400)
+    scheduler = engine.scheduler
+    fields = {"max_tokens": 30, "ignore_eos": False, "constraint": FEW}
+    scheduler.add(request_of("free", [7], n=8, max_tokens=30))
+    scheduler.add(request_of("batch", [5], n=100, priority=-1, **fields))
+    first = scheduled(scheduler)
+    assert len(first.edits.rows) == MASKED
+    scheduler.add(request_of("chat", [6], n=2, **fields))
+    for _ in range(2):
+        batch = scheduled(scheduler)
+        complete(scheduler, batch, ids_of("a")[0])
+        chat = scheduler.registry.by_id["chat"]
+        own = batch.sequence_ids[batch.edits.rows] - chat.first_id
+        assert {0, 1} <= set(own.tolist()) and len(own) == MASKED
+    alone = engine_of(**settings, max_waiting=400).scheduler
+    alone.add(request_of("batch", [5], n=100, **fields))
+    alone.add(request_of("long", [7] * 60, max_tokens=2))
+    assert len(scheduled(alone).edits.rows) == MASKED, "and the prompt is fed"
+
+
+def test_a_grammar_that_has_learnt_too_much_is_compiled_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All texts of a grammar share its states, of which there may be only so many."""
+    hard = LLMatcher.grammar_from_lark("start: /(.*a.{20}|.*b.{19})c/")
+    monkeypatch.setattr(matching, "LIMITS", LLParserLimits(max_lexer_states=300))
+    request = request_of(
+        "a", [5], constraint=hard, ignore_eos=False, max_tokens=30, n=40, temperature=50.0
+    )
+    reasons = []
+    for after in (10**9, 1):
+        monkeypatch.setattr(matching, "RENEWED_AFTER", after)
+        engine = engine_of(num_slots=40, max_step_rows=40, max_step_tokens=99)
+        engine.add(request)
+        reasons.append([output.finish_reason for output in run(engine)])
+    assert reasons[0].count("error") > 30 and reasons[1].count("error") < 5

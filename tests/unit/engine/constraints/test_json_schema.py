@@ -55,6 +55,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"pattern": 3}, "/pattern: must be a string; got 3"),
     ({"pattern": "[a[b]c]"}, "/pattern: '[a[b]'"),
     ({"pattern": "a{,3}"}, "/pattern: {, is not supported in a pattern"),
+    ({"pattern": "(?i)a"}, "/pattern: (? is not supported in a pattern"),
+    ({"pattern": "(?P<x>a)"}, "/pattern: (? is not supported in a pattern"),
     ({"patternProperties": {".": {}, r"[^\n\r\u2028\u2029]": {}}}, "/patternProperties: two"),
     ({"required": "a"}, "/required: must be a list of strings"),
     ({"properties": []}, "/properties: must be an object; got []"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any, get_args
 
@@ -15,6 +16,7 @@ from srm.engine.errors import InvalidRequest, Overloaded
 from srm.server.generation import constraints as kept
 from srm.server.generation.constraints import Constraints
 from srm.server.schema.structured_outputs import ConstraintSource, Kind
+from srm.server.text.limited_process import LimitedProcess
 from srm.server.text.text import Text
 from tests.bodies.refusals import completion
 from tests.engines.matching import accepts
@@ -162,11 +164,31 @@ async def test_a_machine_that_is_too_slow_is_not_the_constraints_fault(
     constraints = Constraints(text)
     slow = source("json", json.dumps(BRANCHES).encode())
     monkeypatch.setattr(kept, "WITHIN_S", 0.05)
-    with pytest.raises(Overloaded, match=r"not compiled in 0\.05 s"):
+    with pytest.raises(Overloaded, match=r"takes longer than 0\.05 s"):
         await constraints.make(slow)
     monkeypatch.undo()
     with pytest.raises(InvalidRequest, match="cannot be compiled with 1 s"):
         await constraints.make(slow)
+    constraints.close()
+
+
+async def test_a_process_that_is_killed_is_not_the_constraints_fault(
+    text: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraints = Constraints(text)
+    await constraints.make(source("regex", b'"a"'))
+    ask = LimitedProcess.ask
+
+    def kill_and_ask(process: LimitedProcess, message: object, within_s: float) -> str:
+        threading.Timer(0.05, children()[0].kill).start()
+        return ask(process, message, within_s)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LimitedProcess, "ask", kill_and_ask)
+        with pytest.raises(Overloaded, match="it failed"):
+            await constraints.make(source("json", json.dumps(BRANCHES).encode()))
+    with pytest.raises(InvalidRequest, match="cannot be compiled with 1 s"):
+        await constraints.make(source("json", json.dumps(BRANCHES).encode()))
     constraints.close()
 
 

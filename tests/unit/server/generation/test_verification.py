@@ -219,11 +219,18 @@ async def test_each_prompt_has_its_own_rule_or_all_have_one() -> None:
         verifier([A, {"pointer": "b"}], ["x", "y"])
 
 
+@pytest.mark.parametrize(
+    ("rule", "scores"),
+    [
+        ({"all": [{"pointer": "/a"}, {"match": "a"}]}, [0, 0, 1]),
+        ({"any": [{"number": number} for number in range(60)]}, [0, 0, 0]),
+    ],
+)
 async def test_long_texts_and_many_rules_are_checked_elsewhere(
-    monkeypatch: pytest.MonkeyPatch,
+    rule: Json, scores: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_here = list[bool]()
-    one = verifier({"all": [{"pointer": "/a"}, {"match": "a"}]})
+    one = verifier(rule)
     check = one._score
 
     def noted(sample: tuple[int, str]) -> float:
@@ -231,7 +238,7 @@ async def test_long_texts_and_many_rules_are_checked_elsewhere(
         return check(sample)
 
     monkeypatch.setattr(one, "_score", noted)
-    assert await one.scores([(0, "a"), (0, "a" * 50_000), (0, '{"a": 1}')]) == [0, 0, 1]
+    assert await one.scores([(0, "a"), (0, "a" * 50_000), (0, '{"a": 1}')]) == scores
     assert is_here == [False, False, True]
 
 

@@ -20,6 +20,7 @@ from srm.engine.errors import CheckpointError, ConfigError, InvalidRequest
 from srm.server.schema.conversation import Conversation, messages_of
 from srm.server.schema.tools import Function, Tool
 from srm.server.text.chat_template import ChatTemplate
+from srm.server.text.limited_process import Died, LimitedProcess
 from srm.server.text.tokenizer_files import MAX_BYTES, chat_template, special_tokens
 from tests.serving import ROOT
 
@@ -266,3 +267,23 @@ async def test_the_demo_models_second_turn_has_what_a_tool_returned(make: Make) 
         '<|begin_of_text|>Question: hi\nAnswer: {"name":"add","arguments":{"x": 1}}'
         "<|end_of_text|><|begin_of_text|>Question: Result of add: 2\nResult of add: 2\nAnswer:"
     )
+
+
+async def test_a_trial_that_took_too_long_says_nothing_of_the_template(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was slow once would write calls otherwise than its siblings, for ever."""
+    both = "{% for m in messages %}{% for call in m.tool_calls or [] %}<{{ call.function.name }} "
+    both += "{{ call.function.arguments | tojson }}>{% endfor %}{% if m.role == 'tool' %}"
+    both += "({{ m.content }}){% endif %}{% endfor %}"
+    template = make(both)
+    ask = LimitedProcess.ask
+
+    def be_late(*_: object) -> str:
+        raise Died("it takes longer than 5 s", 9)
+
+    monkeypatch.setattr(LimitedProcess, "ask", be_late)
+    with pytest.raises(InvalidRequest, match="takes longer"):
+        await template.render(chat(USER, CALLING, RESULT))
+    monkeypatch.setattr(LimitedProcess, "ask", ask)
+    assert await template.render(chat(USER, CALLING, RESULT)) == '<add {"x": 1}>(2)'

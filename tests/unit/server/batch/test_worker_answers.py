@@ -1,0 +1,52 @@
+"""What counts as an answer of another server to a line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from srm.server.batch.worker_answers import Expected
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def answer(message: dict[str, Any], finish_reason: str) -> bytes:
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "refusal": None, **message},
+        "logprobs": None,
+        "finish_reason": finish_reason,
+        "stop_reason": None,
+        "token_ids": None,
+    }
+    usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    return json.dumps(
+        {
+            "id": "a",
+            "object": "chat.completion",
+            "created": 1,
+            "model": "m",
+            "choices": [choice],
+            "usage": usage,
+            "system_fingerprint": None,
+            "weights_version": 1,
+        }
+    ).encode()
+
+
+def expected(**fields: Any) -> Expected:
+    body = {"messages": [{"role": "user", "content": "x"}], **fields}
+    return Expected("/v1/chat/completions", json.dumps(body).encode(), "a", 1, "m", 64)
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_a_call_ends_an_answer_where_tools_may_be_called(choice: str) -> None:
+    called = answer({"content": None, "tool_calls": [CALL]}, "tool_calls")
+    expected(tools=[TOOL], tool_choice=choice).check(called)
+    expected(tools=[TOOL], tool_choice=choice).check(answer({"content": "no"}, "stop"))
+    for fields in ({}, {"tools": [TOOL], "tool_choice": "none"}):
+        with pytest.raises(ValueError, match=r"finish_reason of a choice is none of stop, length$"):
+            expected(**fields).check(called)
