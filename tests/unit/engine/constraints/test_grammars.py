@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -260,7 +261,7 @@ def test_a_compile_that_hangs_holds_up_no_request_without_a_constraint(
 
 
 def test_masked_rows_of_a_higher_priority_come_first_and_prompts_count_as_others() -> None:
-    settings = {"num_slots": 400, "max_step_rows": 400, "max_step_tokens": 900}
+    settings: dict[str, Any] = {"num_slots": 400, "max_step_rows": 400, "max_step_tokens": 900}
     engine = engine_of(**settings, max_waiting=400)
     scheduler = engine.scheduler
     fields = {"max_tokens": 30, "ignore_eos": False, "constraint": FEW}
