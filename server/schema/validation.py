@@ -175,7 +175,8 @@ def _convert(kind: type[Fields], name: str, value: Raw) -> Any:
         return decoded(value, hint)
     except msgspec.ValidationError as error:
         is_unknown = "unknown field" in str(error)
-        raise refused(kind, name, value, in_words(error, name) if is_unknown else "") from None
+        why = cut(in_words(error, name), _SHOWN) if is_unknown else ""
+        raise refused(kind, name, value, why) from None
     except UNDECODABLE as error:
         raise not_json(value, error) from None
 

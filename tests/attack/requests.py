@@ -23,6 +23,7 @@ EXTREMES = (
 )
 """JSON texts, some of them none, for any field."""
 MESSAGES = [{"role": "user", "content": "the cat"}]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
 VALID: dict[str, Sequence[dict[str, Any]]] = {
     "CompletionRequest": (
         {"prompt": "the cat", "max_tokens": 9},
@@ -32,10 +33,19 @@ VALID: dict[str, Sequence[dict[str, Any]]] = {
         {"prompt": "the mat", "max_tokens": 40, "logprobs": 3, "n": 4, "stream": True},
         {"prompt": "the", "max_tokens": 20, "n": 50, "until": {"match": "a", "count": 2}},
         {"prompt": "the cat", "max_tokens": 30, "n": 1000, "ignore_eos": True},
+        {"prompt": "the", "structured_outputs": {"regex": "[a-c]{1,9}"}, "n": 40},
+        {"prompt": "the", "verify": {"match": "a"}, "until": {"score": 1, "count": 2}, "n": 40},
     ),
     "ChatRequest": (
         {"messages": MESSAGES, "max_tokens": 9},
         {"messages": MESSAGES, "max_tokens": 90, "n": 40, "stream": True},
+        {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "n": 9, "stream": True},
+        {"messages": MESSAGES, "tools": TOOLS},
+    ),
+    "ResponseRequest": (
+        {"input": "the cat", "max_output_tokens": 9},
+        {"input": MESSAGES, "max_output_tokens": 90, "stream": True},
+        {"input": "the cat", "tools": [{"type": "function", "name": "f"}]},
     ),
     "TokenizeRequest": ({"prompt": "the cat"}, {"messages": MESSAGES}),
     "DetokenizeRequest": ({"tokens": [1, 2, 3]},),

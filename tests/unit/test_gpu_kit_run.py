@@ -43,6 +43,8 @@ class Kit:
     def pack(self, program: str) -> None:
         source = self.folder.parent / "source"
         (source / "deploy" / "gpu").mkdir(parents=True, exist_ok=True)
+        for folder in ("deploy", "deploy/gpu"):  # else an installed tree's package is found first
+            (source / folder / "__init__.py").touch()
         (source / "deploy" / "gpu" / "run.py").write_text(PROGRAM.replace("IS", repr(program)))
         version = "{}.{}".format(*sys.version_info)
         with tarfile.open(self.folder / f"max-1-python-{version}.tar.xz", "w:xz"):

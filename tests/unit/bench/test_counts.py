@@ -79,7 +79,7 @@ def test_slices_fed_are_those_of_the_logits() -> None:
 
 
 def test_edits_fed_are_those_that_are_counted() -> None:
-    _, logits, _, _, rows, spans, penalties, tokens, biases = Feeds(
+    _, logits, _, _, rows, spans, penalties, tokens, biases, _ = Feeds(
         MODEL, is_narrow=False, narrow_logits=False
     ).edit(5)
     lengths = (spans[:, 1::2] - spans[:, ::2]).sum(1)
