@@ -95,7 +95,12 @@ MEANT: list[tuple[str, dict[str, Any], str, str]] = [
     (CHATS, {"messages": [USER], "temprature": 1}, "temprature", "'temperature'?"),
     (CHATS, {"messages": [USER], "tool": []}, "tool", "'tools'?"),
     (CHATS, {"messages": [USER], "tool_choice": "required", "tools": [{}]}, "tools", "tools[0] m"),
-    (CHATS, {"messages": [USER], "tools": [TOOL]}, "tool_choice", 'tool_choice must be "none", '),
+    (
+        CHATS,
+        {"messages": [USER], "tool_choice": "any"},
+        "tool_choice",
+        'tool_choice must be "none", ',
+    ),
     ("/tokenize", {"promt": "a"}, "promt", "did you mean 'prompt'?"),
     ("/tokenize", {"prompt": "a", "x" * 10**5: 1}, "x" * 63 + "…", "x…' is not a field"),
 ]
