@@ -83,7 +83,7 @@ _SHOWN_NAME = 64
 """Most characters of a key in an error."""
 _SHOWN_FAULT = 160
 """Most characters of what is wrong, which may repeat a value."""
-_TOLD_TOOLS = "To call a function, answer with {} alone. Functions:"
+_CALLING = "To call a function, answer with {} alone. Functions:"
 _INNER: dict[str, type[msgspec.Struct]] = {
     "content": _TextPart,
     "tool_calls": _ToolCall,
@@ -183,14 +183,14 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     def with_tools_as_text(self) -> Conversation:
         """The same chat for a template that shows no tools: a message of the system has them."""
         lines = [
-            _TOLD_TOOLS.format(CALL_HEAD.format("NAME") + "ARGUMENTS}"),
+            _CALLING.format(CALL_HEAD.format("NAME") + "ARGUMENTS}"),
             *(msgspec.json.encode(tool.function).decode() for tool in self.tools),
         ]
         messages = list(self.messages)
         if messages[0].role in ("system", "developer"):
             lines.insert(0, messages.pop(0).text)
-        told = Message("system", "\n".join(lines))
-        return msgspec.structs.replace(self, messages=[told, *messages])
+        message = Message("system", "\n".join(lines))
+        return msgspec.structs.replace(self, messages=[message, *messages])
 
     def for_template(self, names: Collection[str]) -> list[dict[str, Any]]:
         """The messages as a template that has these `names` expects them: content is one text,

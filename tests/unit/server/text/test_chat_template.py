@@ -246,16 +246,16 @@ async def test_tools_are_shown_where_the_template_writes_them(make: Make) -> Non
 
 async def test_a_model_whose_template_shows_no_tools_is_told_of_them(make: Make) -> None:
     tool = Tool("function", Function("add", "adds", Raw(b'{"type":"object"}')))
-    told = (
+    shown = (
         'To call a function, answer with {"name":"NAME","arguments":ARGUMENTS} alone. Functions:\n'
         '{"name":"add","description":"adds","parameters":{"type":"object"}}'
     )
     each = "{% for m in messages %}{{ m.role }}: {{ m.content }}|{% endfor %}"
     telling = chat(tools=[tool], tells_tools=True)
-    assert await make(each).render(telling) == f"system: {told}|user: hi|"
+    assert await make(each).render(telling) == f"system: {shown}|user: hi|"
     system = {"role": "system", "content": "Be brief."}
     asked = chat(system, USER, tools=[tool], tells_tools=True)
-    assert await make(each).render(asked) == f"system: Be brief.\n{told}|user: hi|"
+    assert await make(each).render(asked) == f"system: Be brief.\n{shown}|user: hi|"
     assert await make(each).render(chat(tools=[tool])) == "user: hi|"
     shows = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}" + each
     assert await make(shows).render(telling) == "adduser: hi|"
