@@ -244,9 +244,6 @@ async def test_the_async_client_reads_a_stream_and_leaves_one(
     assert "".join(event.choices[0].text for event in events) == whole.choices[0].text
 
 
-TOOLS = [{"type": "function", "function": {"name": "f"}}]
-
-
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
@@ -256,7 +253,7 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
         ({"prompt": "x", "extra_body": {"nonsense": 1}}, "nonsense", None),
         ({"prompt": "x", "model": "gpt-9"}, None, "model_not_found"),
         ({"messages": []}, "messages", "invalid_request"),
-        ({"messages": MESSAGES, "tools": TOOLS}, "tool_choice", None),
+        ({"messages": MESSAGES, "tool_choice": "required"}, "tool_choice", None),
         ({"messages": MESSAGES * 20}, "messages", "context_length_exceeded"),
         ({"messages": MESSAGES, "model": "gpt-9"}, None, "model_not_found"),
     ],
