@@ -56,6 +56,9 @@ DECODE_TOKENS = Counter("srm_engine_decode_tokens_total", "Tokens sampled.")
 MASKED_ROWS = Counter(
     "srm_engine_masked_rows_total", "Tokens sampled under a mask of their request's grammar."
 )
+TABLED_ROWS = Counter(
+    "srm_engine_table_rows_total", "Tokens sampled under a table of their request's constraint."
+)
 MASK_SECONDS = Counter(
     "srm_engine_mask_seconds_total", "Seconds that making these masks took, beside steps or not."
 )
@@ -101,6 +104,7 @@ SEQUENCES = _labelled(
 )
 RUNNING = _gauge("srm_engine_running_sequences", "Sequences that hold a slot.")
 WAITING = _gauge("srm_engine_waiting_sequences", "Sequences accepted and not yet started.")
+TABLE_BYTES = _gauge("srm_engine_table_bytes", "Bytes of the tables of running constraints.")
 PARKED = _gauge(
     "srm_engine_parked_sequences",
     "Sequences that gave up their slot to others and wait for one to go on in.",

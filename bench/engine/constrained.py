@@ -1,7 +1,8 @@
 """`srm bench constrained`: what constraints cost, by the part of the rows that have one.
 
-Rows under a constraint write a list of objects that does not end, rows without one any text. All
-cases take turns, so that other load on the machine affects all alike.
+Rows under a constraint write a list of objects that does not end so soon, rows without one any
+text. Each case is measured with tables on the device and with masks of the host, which `min_tokens`
+asks for. All cases take turns, so that other load on the machine affects all alike.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from bench.engine.models import BenchConfig, measure_each
 from bench.frame import Record, run, table
 from srm.engine.config import DEMO_MODEL, Dtype, ModelConfig
 from srm.engine.constraints.constraint import json_constraint
+from srm.engine.constraints.grammars import Grammar, Grammars
 from srm.engine.device.libc import keep_freed_memory
 from srm.engine.device.runner import ModelRunner
 from srm.engine.messages import Request, SamplingParams
@@ -28,6 +30,7 @@ from srm.engine.weights.checkpoint import load_checkpoint
 
 SHARES = (0.0, 0.05, 0.5, 1.0)
 """Parts of the rows that have a constraint."""
+WAYS = ("table", "masks")
 
 
 class ConstrainedBenchConfig(BenchConfig, frozen=True, forbid_unknown_fields=True):
@@ -69,69 +72,111 @@ def _measure_engine(
     dtype: Dtype,
     config: ConstrainedBenchConfig,
 ) -> dict[str, Any]:
-    cases: list[dict[str, Any]] = [{"share": 0.0, "constraints": 0}]
-    cases += [{"share": own, "constraints": k} for own in SHARES[1:] for k in config.constraints]
+    cases: list[dict[str, Any]] = [{"share": 0.0, "constraints": 0, "way": ""}]
+    cases += [
+        {"share": share, "constraints": count, "way": way}
+        for share in SHARES[1:]
+        for count in config.constraints
+        for way in WAYS
+    ]
     for case in cases:
         case["raw"] = []
+    started = time.perf_counter()
+    grammars = _compile(Grammars(model, path / "tokenizer.json"), max(config.constraints))
+    taken = time.perf_counter() - started
     for _ in range(config.repetitions):
         for case in cases:
             settings = replace(settings_for(config, dtype, config.rows), model=path)
             engine = Engine(model, runner, settings)
-            case["raw"].append(_rates(engine, model, case, config))
+            _add_requests(engine, model, case, config.rows, grammars)
+            case["raw"].append(_rates(engine, case["way"], config.seconds))
     for case in cases:
-        for name in ("free_per_s", "masked_per_s", "mask_us"):
+        for name in ("free_per_s", "constrained_per_s", "mask_us"):
             case[name] = median(raw[name] for raw in case["raw"])
-    return {"dtype": dtype, "cases": cases}
+    sizes = [grammar.automaton.nbytes for grammar in grammars.values() if grammar.automaton]
+    return {
+        "dtype": dtype,
+        "cases": cases,
+        "compile_ms": 1e3 * taken / len(grammars),
+        "table_bytes": median(sizes),
+    }
 
 
-def _rates(
-    engine: Engine, model: ModelConfig, case: dict[str, Any], config: ConstrainedBenchConfig
-) -> dict[str, float]:
+def _compile(grammars: Grammars, count: int) -> dict[str, Grammar]:
+    """Compile so many constraints."""
+    constraints = map(long_list, range(count))
+    return {constraint: grammars.build(constraint) for constraint in constraints}
+
+
+def _add_requests(
+    engine: Engine,
+    model: ModelConfig,
+    case: dict[str, Any],
+    rows: int,
+    grammars: dict[str, Grammar],
+) -> None:
+    constrained = round(rows * case["share"])
+    if constrained < rows:
+        engine.add(_request("free", rows - constrained, model))
+    kinds = min(case["constraints"], constrained)
+    for number, (constraint, grammar) in enumerate(list(grammars.items())[:kinds]):
+        count = constrained // kinds + (number < constrained % kinds)
+        engine.grammars.keep(constraint, grammar)
+        engine.add(_request(f"{number}", count, model, constraint, case["way"]))
+
+
+def _rates(engine: Engine, way: str, seconds: float) -> dict[str, float]:
     """Return tokens a second of both kinds of rows, and microseconds of the host a mask."""
-    masked = round(config.rows * case["share"])
-    if masked < config.rows:
-        engine.add(_request("free", config.rows - masked, model, ""))
-    kinds = min(case["constraints"], masked)
-    for number in range(kinds):
-        count = masked // kinds + (number < masked % kinds)
-        engine.add(_request(f"masked {number}", count, model, endless_list(number)))
     for _ in range(4):  # the pipeline fills, and every sequence has forked
         engine.step_overlapped()
-    matchers, latencies = engine.scheduler.table.matchers, engine.scheduler.latencies
-    started = time.perf_counter()
-    before = matchers.num_masks, matchers.seconds, latencies.num_sampled
-    while engine.has_work and time.perf_counter() - started < config.seconds:
+    before, started = _counts(engine, way), time.perf_counter()
+    while engine.has_work and time.perf_counter() - started < seconds:
         engine.step_overlapped()
     taken = time.perf_counter() - started
-    masks, seconds = matchers.num_masks - before[0], matchers.seconds - before[1]
-    sampled = latencies.num_sampled - before[2]
+    sampled, constrained, masking = (
+        now - then for now, then in zip(_counts(engine, way), before, strict=True)
+    )
     for request_id in engine.scheduler.request_ids():
         engine.abort(request_id)
     engine.settle()
     return {
-        "free_per_s": (sampled - masks) / taken,
-        "masked_per_s": masks / taken,
-        "mask_us": 1e6 * seconds / max(masks, 1),
+        "free_per_s": (sampled - constrained) / taken,
+        "constrained_per_s": constrained / taken,
+        "mask_us": 1e6 * masking / max(constrained, 1),
     }
 
 
-def endless_list(number: int) -> str:
-    """Return a constraint, another one for each number, that no completion comes to the end of."""
+def _counts(engine: Engine, way: str) -> tuple[int, int, float]:
+    """Count tokens, those of constrained rows, and seconds of making masks, all ever."""
+    scheduler = engine.scheduler
+    matchers = scheduler.table.matchers
+    constrained = scheduler.num_tabled if way == "table" else matchers.num_masks
+    return scheduler.latencies.num_sampled, constrained, matchers.seconds
+
+
+def long_list(number: int) -> str:
+    """Return a constraint, another one for each number, whose shortest completion has some 90
+    tokens: more than are sampled while a case is measured."""
     item = {
         "type": "object",
         "properties": {
-            f"name_{number}": {"type": "string", "maxLength": 20},
+            f"name_{number}": {"type": "string", "maxLength": 8},
             "count": {"type": "integer", "minimum": 0, "maximum": 10_000},
             "kind": {"enum": ["one", "other", "none"]},
         },
         "required": [f"name_{number}", "count", "kind"],
     }
-    return json_constraint({"type": "array", "items": item, "minItems": 10_000}, strict=True)
+    schema = {"type": "array", "items": item, "minItems": 3, "maxItems": 3}
+    return json_constraint(schema, strict=True)
 
 
-def _request(name: str, n: int, model: ModelConfig, constraint: str) -> Request:
+def _request(name: str, n: int, model: ModelConfig, constraint: str = "", way: str = "") -> Request:
     params = SamplingParams(
-        n=n, max_tokens=model.n_ctx, ignore_eos=not constraint, constraint=constraint
+        n=n,
+        max_tokens=model.n_ctx,
+        min_tokens=int(way == "masks"),
+        ignore_eos=not constraint,
+        constraint=constraint,
     )
     return Request(name, np.zeros(1, "<i4").tobytes(), params)
 
@@ -144,20 +189,21 @@ def markdown(record: Record) -> list[str]:
         for own in model["runs"]:
             plain = own["cases"][0]["free_per_s"]
             for case in own["cases"]:
-                together = case["free_per_s"] + case["masked_per_s"]
+                together = case["free_per_s"] + case["constrained_per_s"]
                 lines.append(
                     f"{model['name']} | {own['dtype']} | {case['share']:.0%} | "
-                    f"{case['constraints']} | {case['free_per_s']:,.0f} | "
-                    f"{case['masked_per_s']:,.0f} | {together / plain:.3f} | "
+                    f"{case['constraints']} | {case['way']} | {case['free_per_s']:,.0f} | "
+                    f"{case['constrained_per_s']:,.0f} | {together / plain:.3f} | "
                     f"{case['mask_us']:.1f} µs"
                 )
     return [
-        f"{rows:,} rows, some of them under constraints that allow lists of objects; masks are "
-        "made on the host. Tokens a second are medians of turns; raw numbers are in the JSON file.",
+        f"{rows:,} rows, some of them under constraints that allow lists of objects, by tables on "
+        "the device or by masks of the host. Tokens a second are medians of turns; raw numbers, "
+        "bytes of tables and times of compiling are in the JSON file.",
         "",
         *table(
-            "model | dtype | constrained rows | constraints | free tok/s | constrained tok/s | "
-            "all, of those without constraints | a mask",
+            "model | dtype | constrained rows | constraints | way | free tok/s | "
+            "constrained tok/s | all, of those without constraints | a mask",
             lines,
         ),
     ]

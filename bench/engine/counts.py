@@ -22,6 +22,8 @@ KERNEL_SIZE = 4
 """Neighbouring channels that the measured `taps` mixes."""
 PROMPT = 64
 """Tokens of a prompt in ops that mix prompts."""
+STATES, CLASSES = 400, 80
+"""Of the table that constrained rows have."""
 BIASED, SAMPLED, TOP = 8, 64, 5
 """Per edited row: tokens with a bias, tokens sampled so far; likeliest tokens that are scored."""
 
@@ -78,6 +80,9 @@ def count_op(name: str, model: ModelConfig, dtype: Dtype, device: str, rows: int
         case "edit":  # a bias, or count, product and two sums; ids and biases in, logits changed
             touched = (BIASED + SAMPLED) * (STATE + 2 * logit_size(dtype, device))
             return Count(rows * (BIASED + 4 * SAMPLED), rows * (touched + STATE * BIASED))
+        case "constrain":  # each token's class, and what is banned: nearly all
+            per_class = CLASSES * (2 + 2) + vocab * (2 + logit_size(dtype, device))
+            return Count(rows * (CLASSES + vocab), rows * per_class)
         case "sample" | "sample_top_p":  # largest, scaled, shifted, exponential, sum; read once
             return Count(5 * rows * vocab, logits)
         case "sample_slices":  # two numbers of each slice, and the logits of one

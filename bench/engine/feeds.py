@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.engine.counts import BIASED, KERNEL_SIZE, SAMPLED, TOP
+from bench.engine.counts import BIASED, CLASSES, KERNEL_SIZE, SAMPLED, STATES, TOP
 from srm.engine.config import ModelConfig
 from srm.engine.device.linear import round_bfloat16, widen_bfloat16
 from srm.engine.device.products import SLICE
-from srm.engine.steps.batch import F32, I32, SAMPLING, Span
+from srm.engine.steps.batch import F32, I32, NEW_ROW, SAMPLING, Span
 
 Array = npt.NDArray[Any]
 DISTINCT = 1021
@@ -111,13 +111,29 @@ class Feeds:
             _zeros(1),
         ]
 
+    def constrain(self, rows: int) -> list[Array]:
+        """Return inputs of rows in the states of one table, each of which allows a few classes."""
+        records, vocab = np.zeros(rows, SAMPLING), self._model.vocab_size
+        records["table"], records["last_position"] = 8, self._model.n_ctx
+        records["state"] = ~(1 + np.arange(rows) % (STATES - 1))
+        after = self._rng.integers(STATES, size=(STATES, CLASSES))
+        after[self._rng.random(after.shape) < 0.9] = 0
+        distance = np.append(2**16 - 1, np.zeros(STATES - 1))
+        head = [*[0] * 8, CLASSES, STATES, *[0] * 6]
+        class_of = self._rng.integers(CLASSES, size=-(-vocab // 8) * 8)
+        table = np.concatenate([head, class_of, after.ravel(), distance]).astype(np.uint16)
+        sampling = records.view(np.int32).reshape(rows, SAMPLING.itemsize // 4)
+        where = [self._middle(rows), _slots(rows), table]
+        return [_zeros(rows), sampling, self._logits(rows), *where]
+
     def head(self, rows: int) -> list[Array]:
         """Return inputs of the head that leaves slices; its weight is bound."""
         return [self.stored(rows, self._model.d_model), _sampling(rows), _slots(rows)]
 
     def expand(self, rows: int) -> list[Array]:
         """Return inputs of decode rows of which none is new."""
-        sampling, new = np.zeros((rows, 6), np.int32), np.full((1, 9), -1, np.int32)
+        sampling = np.zeros((rows, SAMPLING.itemsize // 4), np.int32)
+        new = np.full((1, NEW_ROW.itemsize // 4), -1, np.int32)
         prefill = np.array([[0, 0, 0, rows]], np.int32)
         return [sampling, _slots(rows), self._middle(rows), new, prefill, _zeros(1)]
 

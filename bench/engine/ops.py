@@ -189,6 +189,7 @@ class _Dense(NamedTuple):
 _MIXED = "pool layer x rows rows rows bounds scalars scalars scalars decay"
 _SAMPLED = "last_token logits records decode decode"
 _EDITED = "last_token logits tokens rows edited spans penalties edit_tokens biases masks"
+_CONSTRAINED = "last_token records logits decode decode table_entries"
 _TABLE: dict[str, _Dense | tuple[str, Callable[..., Any], Callable[..., list[Array]]]] = {
     "call": ("one", lambda x: x + 1, lambda *_: [np.ones(1, np.float32)]),
     "expand": ("records decode decode new prefill fed", kernels.expand, Feeds.expand),
@@ -204,6 +205,7 @@ _TABLE: dict[str, _Dense | tuple[str, Callable[..., Any], Callable[..., list[Arr
     "head": _Dense(1, 0),
     "sample_slices": (f"{_SAMPLED} slices", kernels.sample, Feeds.sample_slices),
     "edit": (_EDITED, kernels.edit, Feeds.edit),
+    "constrain": (_CONSTRAINED, kernels.constrain, Feeds.constrain),
     "sample": (_SAMPLED, kernels.sample, Feeds.sample),
     "sample_top_p": (_SAMPLED, kernels.sample, partial(Feeds.sample, top_p=0.9)),
     "score": ("logits records decode decode targets scored scored", kernels.score, Feeds.score),
@@ -226,6 +228,7 @@ _TYPES = {
     "beta": "float n_ctx",
     "logits": "logit head vocab",
     "slices": "float head slices 2",
+    "table_entries": "short table_entries",
     "spans": "int edited span_bounds",
     "penalties": "float edited penalties",
     "biases": "float biases",
@@ -265,6 +268,7 @@ class _Maker:
         self.folds = folds_norms(by, model, dtype)
         logit = dtype if on.is_gpu() else FLOAT
         self._dtypes = {"stored": dtype, "logit": logit, "int": I32, "float": FLOAT}
+        self._dtypes |= {"short": DType.uint16}
         self._feeds = Feeds(model, is_narrow=dtype == DType.bfloat16, narrow_logits=on.is_gpu())
         sizes = {"width": model.d_model, "vocab": model.vocab_size, "state": model.state_width}
         sizes |= {"heads": model.num_heads, "n_ctx": model.n_ctx, "kernel_size": KERNEL_SIZE}

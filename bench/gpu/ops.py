@@ -276,6 +276,24 @@ def _edit(before: list[Array], _: list[Array], after: list[Array]) -> Found:
     return _wide(after[1][rows]), expected, 2 * _rounding(logits, expected, expected)
 
 
+def _constrain(before: list[Array], _: list[Array], after: list[Array]) -> Found:
+    last_token, sampling, logits, positions, slots, tables = before
+    rows = looked_at(len(logits))
+    expected, states = [], []
+    for row in rows:
+        slot = slots[row]
+        record = sampling[slot].view(SAMPLING)[0]
+        new, state = oracle.constrain(
+            _wide(logits[row]), record, int(last_token[slot]), int(positions[row]), tables
+        )
+        expected.append(new)
+        states.append(state)
+    if not np.array_equal(after[1][slots[rows]].view(SAMPLING)["state"][:, 0], states):
+        raise ValueError("constrain left other states")
+    got, wanted = (np.maximum(values, -1e9) for values in (_wide(after[2][rows]), expected))
+    return got, wanted, np.full_like(wanted, 1e-9)  # nothing is rounded
+
+
 def _sample(before: list[Array], outputs: list[Array], after: list[Array]) -> Found:
     """Tokens, by where their draws must lie, and log-probabilities; all in units of the limit."""
     _, logits, sampling, positions, slots, *_ = before
@@ -286,7 +304,7 @@ def _sample(before: list[Array], outputs: list[Array], after: list[Array]) -> Fo
     errors = []
     for row in rows:
         values, token = _wide(logits[row]), int(tokens[row])
-        *settings, seed = sampling[slots[row]].view(SAMPLING).item()
+        *settings, seed = sampling[slots[row]].view(SAMPLING).item()[:5]
         ends = oracle.truncated(values, *settings).cumsum()
         drawn = oracle.uniform(seed, int(positions[row]))
         begin = ends[token - 1] if token else 0.0
@@ -329,6 +347,7 @@ CHECKS: dict[str, Callable[[list[Array], list[Array], list[Array]], Found]] = {
     "mix_prompts": _mix,
     "taps": _taps,
     "edit": _edit,
+    "constrain": _constrain,
     "sample": _sample,
     "sample_top_p": _sample,
     "sample_slices": _sample,

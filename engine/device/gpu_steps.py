@@ -64,7 +64,7 @@ class GpuSteps:
         """Enqueue all of a step, and return while it runs or waits for those before it."""
         buffers = self.unused.pop() if self.unused else StepBuffers(self._device)
         inputs = buffers.upload(padded_inputs(batch, self._spare_slot))
-        outputs = model.execute(*self._pool.buffers, *inputs)
+        outputs = model.execute(*self._pool.inputs(batch), *inputs)
         buffers.download(outputs if len(batch.score_rows) else outputs[:2])
         return EnqueuedStep(self, batch, buffers)
 

@@ -28,9 +28,9 @@ def expand(
     """Write out the rows of a step, and remember how the slots of new ones sample.
 
     Args:
-        sampling: i32[S, 6], mutated at the slots of new rows: records of `batch.SAMPLING`.
+        sampling: i32[S, 9], mutated at the slots of new rows: records of `batch.SAMPLING`.
         slots, positions: i32[D].
-        new: i32[N, 9], `batch.NEW_ROW`; a row of -1 is none.
+        new: i32[N, 12], `batch.NEW_ROW`; a row of -1 is none.
         prefill: i32[1 + R - D, 4], `batch.PREFILL_ROW`; the first stands for the decode rows.
         token_ids: i32[1 + T - D], prompts' tokens; the first stands for those of the decode rows.
 
@@ -234,6 +234,38 @@ def edit(
     )
 
 
+def constrain(
+    last_token: BufferValue,
+    sampling: BufferValue,
+    logits: TensorValue,
+    positions: TensorValue,
+    slots: TensorValue,
+    tables: TensorValue,
+    *,
+    slices: TensorValue | None = None,
+) -> None:
+    """Leave decode rows the tokens that the tables of their slots allow, in place, as `edit` does.
+
+    Tables, and what they allow, are in `mojo_kernels/srm/logits/constraints.mojo`. A row's result
+    depends on that row alone.
+
+    Args:
+        last_token: i32[S], read.
+        sampling: i32[S, 9], mutated at the slots: the state of each one's automaton.
+        logits: float[H, V], mutated in the rows of slots that have a table.
+        positions, slots: i32[D], of the decode rows.
+        tables: u16[N]; fewer than 8: no slot has a table.
+        slices: of the logits, `head_with_slices`'s; those of constrained rows are made invalid.
+    """
+    rows = [positions, slots, tables]
+    ops.inplace_custom(
+        "srm_constrain",
+        logits.device,
+        [last_token, sampling, logits, *rows, slots if slices is None else slices],
+        parameters={"has_slices": slices is not None},
+    )
+
+
 def sample(
     last_token: BufferValue,
     logits: TensorValue,
@@ -250,7 +282,7 @@ def sample(
     Args:
         last_token: i32[S], mutated at the slots: the token, or 0 where there is none.
         logits: float[H, V], H >= D, the first D are used.
-        sampling: i32[S, 6], read: how each slot samples, as `expand` left it.
+        sampling: i32[S, 9], read: how each slot samples, as `expand` left it.
         positions, slots: i32[D], of the decode rows; a row writes its slot.
         slices: of the logits, `head_with_slices`'s; rows without truncations are drawn from them.
 
@@ -289,7 +321,7 @@ def score(
 
     Args:
         logits: float[H, V].
-        sampling: i32[S, 6], read; temperature 0 reads as 1.
+        sampling: i32[S, 9], read; temperature 0 reads as 1.
         slots: i32[D], of the decode rows.
         tokens: i32[D], what they sampled.
         targets: i32[1 + H - D], what follows the others; the first stands for the decode rows.

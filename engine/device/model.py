@@ -30,6 +30,7 @@ from max.graph import (
 
 from srm.engine.config import ModelConfig
 from srm.engine.device.kernels import (
+    constrain,
     copy_slots,
     edit,
     embed,
@@ -124,16 +125,17 @@ def build_step_graph(
     """The step of a model of this shape, with weights and activations of this dtype, and on a GPU
     this product, `choose_product`'s. In FLOAT8 they are those of channel mixers, others bfloat16.
 
-    Inputs, in order: states f32[slots, W], last_token i32[slots] and sampling i32[slots, 6], all
-    changed in place; BATCH_INPUTS and EDIT_INPUTS. Outputs: token_ids i32[decode], logprobs
-    f32[decode], and those of `Scores`. `engine.steps.batch` says what each means. The names of the
-    graph and of its weights begin with `scope`, so that graphs of many models can be compiled as
-    one `module`, which takes hardly longer than one of them.
+    Inputs, in order: states f32[slots, W], last_token i32[slots] and sampling i32[slots, 9], all
+    changed in place; tables u16[N]; BATCH_INPUTS and EDIT_INPUTS. Outputs: token_ids
+    i32[decode], logprobs f32[decode], and those of `Scores`. `engine.steps.batch` says what each
+    means. The names of the graph and of its weights begin with `scope`, so that graphs of many
+    models can be compiled as one `module`, which takes hardly longer than one of them.
     """
     on = DeviceRef.from_device(device)
     types = [
         *_pool_types(config.state_width, on),
         BufferType(DType.int32, ["slots", SAMPLING.itemsize // 4], on),
+        TensorType(DType.uint16, ["table_entries"], on),
         *(TensorType(DType.int32, dims, on) for dims in BATCH_INPUTS.values()),
         *(TensorType(dtype, dims, on) for dtype, dims in EDIT_INPUTS.values()),
     ]
@@ -142,7 +144,7 @@ def build_step_graph(
         name, input_types=types, custom_extensions=kernel_libraries(), module=module
     ) as graph:
         states, last_token, sampling = (value.buffer for value in graph.inputs[:3])
-        given = [value.tensor for value in graph.inputs[3:]]
+        tables, *given = (value.tensor for value in graph.inputs[3:])
         edits = given[len(BATCH_INPUTS) :]
         slots, positions, new, prefill, token_ids, targets, *scored = given[: len(BATCH_INPUTS)]
         rows = expand(sampling, slots, positions, new, prefill, token_ids)
@@ -156,6 +158,7 @@ def build_step_graph(
         else:
             logits = _head(weights, stream, rows=head)
         edit(last_token, logits, batch.token_ids, batch.read_slots, *edits, slices=slices)
+        constrain(last_token, sampling, logits, positions, slots, tables, slices=slices)
         tokens, logprobs = sample(last_token, logits, sampling, positions, slots, slices)
         scores = score(logits, sampling, slots, tokens, targets, *scored)
         graph.output(tokens, logprobs, *scores)

@@ -151,7 +151,8 @@ class ModelRunner:
             else self._no_edits
         )
         buffers = [*(_buffer(batch_own_input) for batch_own_input in batch_inputs(batch)), *edits]
-        tokens, logprobs, *scores = self._model.execute(*self._pool.buffers, *buffers)
+        pool = self._pool.inputs(batch)
+        tokens, logprobs, *scores = self._model.execute(*pool, *buffers)
         scored = (
             Scores(*(score.to_numpy() for score in scores)) if len(batch.score_rows) else NO_SCORES
         )

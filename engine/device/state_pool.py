@@ -16,7 +16,8 @@ from srm.engine.device.slot_copies import SlotCopies
 from srm.engine.errors import ConfigError
 from srm.engine.memory import available_memory
 from srm.engine.state.slots import SlotTable
-from srm.engine.steps.batch import I64, SAMPLING, SlotStates
+from srm.engine.state.tables import TABLE_ENTRIES
+from srm.engine.steps.batch import I64, SAMPLING, Batch, SlotStates
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +29,8 @@ GIB = 2**30
 
 class StatePool:
     """Device arrays with an entry for each slot: `states` f32[state_width], `last_token` i32 and
-    `sampling`, a record of SAMPLING as i32[6], which a sequence's first row in the slot sets. Each
-    array is contiguous."""
+    `sampling`, a record of SAMPLING as i32[9], which a sequence's first row in the slot sets. Each
+    array is contiguous. Behind them lie the tables that sequences share."""
 
     def __init__(
         self,
@@ -52,9 +53,18 @@ class StatePool:
                 f"num_slots + prefix_slots = {num_slots} needs {num_bytes / GIB:.1f} GiB of "
                 f"memory on {device}, which is not free: {error}"
             ) from None
-        self.buffers = self.states, self.last_token, self.sampling
-        """The first inputs of a step's graph."""
+        self._tables = _zeros((TABLE_ENTRIES,), np.uint16, DType.uint16, device)
+        self._device = device
         self._copies = copies
+
+    def inputs(self, batch: Batch) -> tuple[Buffer, ...]:
+        """The first inputs of a step's graph; the batch's tables are there from now on."""
+        for start, entries in batch.tables:
+            copied = Buffer.from_numpy(entries).to(self._device)
+            self._tables[start : start + len(entries)].inplace_copy_from(copied)
+            self._device.synchronize()  # a graph need not wait for copies begun before it
+        tables = self._tables if batch.has_tables else self._tables[:1]
+        return self.states, self.last_token, self.sampling, tables
 
     def read(self, slots: I64) -> SlotStates:
         """Copy these slots' states and last tokens to the host."""
@@ -96,7 +106,7 @@ def count_slots(config: EngineConfig, model: ModelConfig, device: Device) -> int
     """Return `num_slots` if it fits, or, if it is 0, as many as `memory_fraction` of memory holds.
 
     A slot counts as if its sequence filled the context; `prefix_slots` come on top of them, and on
-    a GPU the workspaces of two steps, since one is enqueued while the other runs. Raises
+    a GPU tables and the workspaces of two steps, since one is enqueued while the other runs. Raises
     ConfigError if too many are wanted; beside a GPU, too little memory of the host for `num_slots`
     that are set is a warning: what an array takes it takes as it is used.
     """
@@ -106,6 +116,7 @@ def count_slots(config: EngineConfig, model: ModelConfig, device: Device) -> int
         needs = [("memory", on_device + on_host, available_memory() - for_prefixes)]
     else:
         free = int(device.stats["free_memory"]) - 2 * gpu_workspace_bytes(config, model)
+        free -= 2 * TABLE_ENTRIES
         needs = [
             ("device memory", on_device, free - for_prefixes),
             ("host memory", on_host, available_memory()),

@@ -334,6 +334,7 @@ class Engine:
             metrics.CACHED_TOKENS: prefixes.num_cached_tokens,
             metrics.PREFIX_EVICTIONS: prefixes.num_evictions,
             metrics.MASKED_ROWS: matchers.num_masks,
+            metrics.TABLED_ROWS: self.scheduler.num_tabled,
             metrics.MASK_SECONDS: matchers.seconds,
             metrics.PARKINGS: self.scheduler.parking.num_ever_parked,
             metrics.RESUMED: self.scheduler.parking.num_resumed,
@@ -356,6 +357,7 @@ class Engine:
             metrics.PARKED: scheduler.parking.num_parked,
             metrics.FREE_SLOTS: table.num_free,
             metrics.SLOT_USAGE: table.num_owned / table.num_slots,
+            metrics.TABLE_BYTES: table.tables.nbytes,
         }
         if levels != self._levels:
             self._levels = levels

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from srm.engine.config import ModelConfig
+from srm.engine.constraints.automaton import START, TokenAutomaton
 from srm.engine.constraints.grammars import Grammar
 from srm.engine.errors import ContextTooLong, InvalidRequest
 from srm.engine.messages import (
@@ -53,19 +54,36 @@ def accept(
     _check_scoring(request, len(prompt))
     check_ids("stop_token_ids", params.stop_token_ids, model.vocab_size)
     stop_ids = frozenset(params.stop_token_ids)
+    # The last sampled token is not fed, so a full context may still sample one.
+    max_outputs = min(params.max_tokens, model.n_ctx - len(prompt) + 1)
+    # Ends that are not allowed yet are masks' to leave out.
+    automaton = grammar.automaton if grammar and not params.min_tokens else None
+    if automaton is not None:
+        _check_room(automaton, max_outputs)
+        grammar = None
     return SequenceGroup(
         request=request,
         prompt=prompt,
         stop_ids=stop_ids if params.ignore_eos else stop_ids | {model.eos_token_id},
         first_id=first_id,
-        # The last sampled token is not fed, so a full context may still sample one.
-        max_outputs=min(params.max_tokens, model.n_ctx - len(prompt) + 1),
+        max_outputs=max_outputs,
         edits=plan_edits(params, prompt, stop_ids | {model.eos_token_id}, model, grammar),
+        automaton=automaton,
         unfinished=params.n,
         samples=samples,
         to_start=params.n,
         num_bytes=GROUP_BYTES + 2 * len(_encode(request)),  # as it came, and as arrays
     )
+
+
+def _check_room(automaton: TokenAutomaton, max_outputs: int) -> None:
+    least = int(automaton.distance[START])
+    if 0 < max_outputs < least:
+        raise InvalidRequest(
+            f"max_tokens and the context leave room for {max_outputs} tokens; the shortest "
+            f"completion that the constraint allows takes {least}",
+            "max_tokens",
+        )
 
 
 def _samples(request: Request) -> I64 | None:

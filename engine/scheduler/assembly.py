@@ -71,6 +71,8 @@ def assemble(
         token_ids=np.concatenate([FED, *(c.group.prompt[c.start : c.stop] for c in chunks)]),
         scored_ids=np.array([chunk.group.first_id for chunk in scored], np.int64),
         edits=_edits(table, slots),
+        has_tables=len(table.tables) > 0,
+        tables=table.tables.pop_unsent(),
         starting=rows[positions[rows] == table.first_position[slots[rows]]],
         is_partial=is_partial,
         **_scored(table, slots, scored),

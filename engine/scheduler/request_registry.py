@@ -60,3 +60,5 @@ class RequestRegistry:
             self.unreported = {id for id in self.unreported if id not in ids}
         if group.stop_row >= 0:
             self._admission.stop_sets.release(group.stop_ids)
+        if group.table:
+            self._table.tables.release(group.request.params.constraint)

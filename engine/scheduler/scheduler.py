@@ -74,6 +74,8 @@ class Scheduler:
         self._round_robin = RoundRobin()
         self._next_id = 0
         self._num_prompt_tokens = 0  # of all requests accepted
+        self.num_tabled = 0
+        """Decode rows that had a table, ever."""
 
     @property
     def num_waiting(self) -> int:
@@ -142,6 +144,8 @@ class Scheduler:
                 f"requests of {self.waiting_bytes} of at most {limit} bytes are waiting",
                 excess=math.ceil(self.num_waiting * (waiting_bytes - limit) / waiting_bytes),
             )
+        if group.automaton is not None:
+            group.table = self.table.tables.acquire(constraint, group.automaton)
         self._next_id += request.params.n
         group.rank = self._num_prompt_tokens + PATIENCE * len(group.prompt)
         self._num_prompt_tokens += len(group.prompt)
@@ -325,6 +329,8 @@ class Scheduler:
         if not len(slots) and not chunks:
             return None
         batch = assemble(self.table, slots, chunks, is_partial)
+        if batch.has_tables:
+            self.num_tabled += int(np.count_nonzero(self.table.sampling["table"][slots]))
         new = slots[batch.new["row"]]
         self.table.is_new[new] = False
         first_ids = self.table.first_id[new[batch.new["read_slot"] != new]]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from srm.engine.constraints.automaton import TokenAutomaton
 from srm.engine.messages import Request
 from srm.engine.state.fair_share import FairShare
 from srm.engine.state.prefixes import NO_SLOT, Order, Prefix
@@ -39,6 +40,8 @@ class SequenceGroup:
     unfinished: int  # sequences without a terminal Output
     samples: I64 | None = None
     """i64[n] which samples of a request that engines share its sequences are; None: 0, 1, 2, …"""
+    automaton: TokenAutomaton | None = None  # of its constraint, if that has a table
+    table: int = 0  # where that begins, from when it is entered on
     num_bytes: int = 0  # about how many bytes remembering the request takes
     to_start: int = 0
     """Sequences that start anew: all n, but for a cut and for those that were parked."""

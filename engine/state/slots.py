@@ -10,10 +10,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from srm.engine.constraints.automaton import START
 from srm.engine.constraints.grammars import Grammar, Matchers
 from srm.engine.messages import GREEDY_BELOW, LEAST_TOP_P
 from srm.engine.state.parked import Parked
 from srm.engine.state.sequence import SequenceGroup, sample_seeds
+from srm.engine.state.tables import Tables, walk_each
 from srm.engine.steps.batch import F32, FROM_DEVICE, I32, I64, SAMPLING, Bool
 from srm.engine.steps.token_edits import EditPlan
 
@@ -112,6 +114,7 @@ class SlotTable:
         self.edits: dict[int, EditPlan] = {}  # by slot, where edited or masked
         self.num_masked = 0  # owned slots of which one does
         self.matchers = Matchers()
+        self.tables = Tables()
         # What it has sampled, by the position of the row that sampled it.
         self.output_tokens = History(num_slots, n_ctx, np.int32)
         self.output_logprobs: History | None = None  # from the first asker on
@@ -141,6 +144,8 @@ class SlotTable:
         slots = self._assign(group, parked.indices)
         self.position[slots] = parked.positions
         self.first_read[slots], self.first_token[slots] = slots, FROM_DEVICE
+        if group.automaton is not None:
+            self.sampling["state"][slots] = ~walk_each(group.automaton, parked.tokens)
         first = len(group.prompt) - 1
         counts = (parked.positions - first).astype(np.int64)
         # For each token: its sequence's slot, and its place in the sequence.
@@ -182,6 +187,8 @@ class SlotTable:
         own["top_k"], own["min_p"] = params.top_k, params.min_p
         own["top_p"] = max(params.top_p, LEAST_TOP_P)
         own["seed"] = sample_seeds(params.seed, samples)
+        own["table"], own["state"] = group.table, ~START
+        own["last_position"] = first + group.max_outputs - 1
         self.sampling[at] = own
         self.is_new[at] = True
         self.stop_row[at] = group.stop_row

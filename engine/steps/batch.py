@@ -16,6 +16,7 @@ are scored: how likely is the token that follows, and which are the likeliest in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ from srm.engine.messages import MAX_LOGPROBS
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+U16 = npt.NDArray[np.uint16]
 U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]
@@ -41,6 +43,10 @@ SAMPLING = np.dtype(
         ("top_p", "<f4"),  # 1 is off
         ("min_p", "<f4"),  # 0 is off
         ("seed", "<u8"),  # of its random stream; the draw is a function of (seed, position)
+        # What a table of `Tables` lets it sample.
+        ("table", "<i4"),  # where its table begins; 0: anything
+        ("last_position", "<i4"),  # where it samples its last token
+        ("state", "<i4"),  # of the automaton; ~state in a sequence's first row in its slot
     ]
 )
 """How a sequence samples: the record that the device keeps of its slot."""
@@ -106,6 +112,8 @@ class Batch:
     score_rows: I32  # i32[Q] tokens to be scored, ascending: some decode rows, then D … H - 1
     num_top: I32  # i32[Q] likeliest tokens wanted, 0 … MAX_LOGPROBS
     edits: Edits = NO_EDITS
+    has_tables: bool = False  # some sequences have tables, though maybe none of these
+    tables: Sequence[tuple[int, U16]] = ()  # where each begins; to be put there before the step
     # Facts that the device does not need. The step may end after the next one is scheduled.
     # i64[S]: the decode rows that are a sequence's first.
     starting: I64 = field(default_factory=lambda: np.empty(0, np.int64))
@@ -181,7 +189,9 @@ NOTHING_EDITED = Edits(
 """An edit of row 0 that changes no logit."""
 
 
-NO_NEW_ROW = np.array([(-1, 0, 0, (0, 0, 1, 0, 0))], NEW_ROW)
+GREEDY = (0, 0, 1, 0, 0, 0, 0, 0)
+"""A record of SAMPLING."""
+NO_NEW_ROW = np.array([(-1, 0, 0, GREEDY)], NEW_ROW)
 """Says nothing of any row."""
 
 
@@ -201,7 +211,7 @@ def padded(batch: Batch, spare_slot: int) -> Batch:
             batch,
             slots=zero + np.int32(spare_slot),
             positions=zero,
-            new=np.array([(0, spare_slot, 0, (0, 0, 1, 0, 0))], NEW_ROW),  # greedy
+            new=np.array([(0, spare_slot, 0, GREEDY)], NEW_ROW),
             prefill=prefill,
             score_rows=batch.score_rows + np.int32(1),
         )

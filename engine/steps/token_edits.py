@@ -71,7 +71,8 @@ def plan_edits(
     words = params.bad_words
     penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
     lists_tokens = params.logit_bias or params.allowed_token_ids or words
-    if penalties == NO_PENALTIES and not (lists_tokens or params.min_tokens or grammar):
+    has_more = lists_tokens or params.min_tokens or params.constraint
+    if penalties == NO_PENALTIES and not has_more:
         return None
     _check_ranges(params)
     check_ids("logit_bias", params.logit_bias, model.vocab_size)
@@ -92,7 +93,7 @@ def plan_edits(
     for word in words:
         if len(word) > 2:
             longer[_ids(word[:-2])] = longer.get(_ids(word[:-2]), b"") + _ids(word[-2:])
-    return EditPlan(
+    plan = EditPlan(
         penalties=penalties,
         min_tokens=params.min_tokens,
         biases=np.fromiter(params.logit_bias.values(), "<f4").tobytes(),
@@ -102,6 +103,7 @@ def plan_edits(
         openings=tuple(longer),
         grammar=grammar,
     )
+    return plan if plan.has_own or grammar else None
 
 
 class EditList:

@@ -18,9 +18,9 @@ CPU: rows and tokens are split over the cores. GPU: a thread per row and token o
     token_ids    [T]         int32  out
     read_slots, write_slots, positions  [R]  int32  out; R <= T
     row_offsets  [R + 1]     int32  out
-    sampling     [S, 6]      int32  mutated at the slots of new rows
+    sampling     [S, 9]      int32  mutated at the slots of new rows
     slots, decode_positions  [D]  int32  in
-    new          [N, 9]      int32  in: row, read slot, token, record; rows ascend, -1 is none
+    new          [N, 12]     int32  in: row, read slot, token, record; rows ascend, -1 is none
     prefill      [1 + R - D, 4]  int32  in: read slot, write slot, position, end of its tokens
     prompt_tokens  [1 + T - D]  int32  in
 """

@@ -118,7 +118,8 @@ class LateModel:
         self._device, self.run = device, run
         self.inputs: dict[str, LateBuffer] = {}  # of the last step
 
-    def execute(self, *inputs: LateBuffer) -> list[LateBuffer]:
+    def execute(self, launched: Batch, *inputs: LateBuffer) -> list[LateBuffer]:
+        """`launched` stands for the pool, whose tables it says."""
         given = self.inputs = dict(zip([*BATCH_INPUTS, *EDIT_INPUTS], inputs, strict=True))
         decode, scored = given["slots"].shape[0], given["score_rows"].shape[0]
         top = scored, MAX_LOGPROBS
@@ -140,6 +141,8 @@ class LateModel:
                     ends=np.zeros(decode, np.bool_),
                     scored_ids=np.empty(0, np.int64),
                     edits=edits,
+                    has_tables=launched.has_tables,
+                    tables=launched.tables,
                     **arrays,
                 )
             )
@@ -161,7 +164,7 @@ class LateRunner(NumpyRunner):
         super().__init__(weights, num_slots, prefix_slots + 1)
         self.late = LateDevice()
         self.model = LateModel(self.late, self.run_batch)
-        pool = cast(StatePool, type("Pool", (), {"buffers": ()}))
+        pool = cast(StatePool, type("Pool", (), {"inputs": lambda batch: (batch,)}))
         spare = num_slots + prefix_slots
         self.steps = GpuSteps(cast(Device, self.late), pool, spare)
         self._thread = ThreadPoolExecutor(max_workers=1)

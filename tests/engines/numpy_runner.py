@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.messages import MAX_LOGPROBS
+from srm.engine.state.tables import TABLE_ENTRIES
 from srm.engine.steps.batch import (
     F32,
     FROM_DEVICE,
@@ -66,6 +67,7 @@ class NumpyRunner:
         self._last_token = np.full(pool_slots, -9, np.int32)
         # How slots sample, as it was last sent. Rubbish: a host that does not send it is found out.
         self._sampling = np.full((pool_slots, SAMPLING.itemsize // 4), -9, np.int32)
+        self._tables = np.zeros(TABLE_ENTRIES, np.uint16)
         self.num_slots = num_slots
         self._weights = weights
         self._launched: deque[NumpyLaunched] = deque()
@@ -128,6 +130,14 @@ class NumpyRunner:
                 batch.edits.biases,
                 batch.edits.masks,
             )
+        for start, entries in batch.tables:
+            self._tables[start : start + len(entries)] = entries
+        for row in range(batch.num_decode if batch.has_tables else 0):
+            slot, position = int(batch.slots[row]), int(batch.positions[row])
+            logits[row], state = oracle.constrain(
+                logits[row], sampling[row], int(last_token[slot]), position, self._tables
+            )
+            self._sampling.view(SAMPLING)[slot, 0]["state"] = state
         sampled = [
             sample(logits[row], sampling[row], int(batch.positions[row]))
             for row in range(batch.num_decode)
@@ -283,7 +293,7 @@ def expanded(batch: Batch, sampling: I32 | None = None) -> tuple[oracle.Rows, I3
 
 def sample(logits: F64, sampling: np.void, position: int) -> tuple[int, float]:
     """The token drawn, or -1 if there can be none, and its log-probability."""
-    temperature, top_k, top_p, min_p, seed = sampling.item()
+    temperature, top_k, top_p, min_p, seed, *_ = sampling.item()
     drawn = oracle.uniform(seed, position)
     return oracle.sample(logits, temperature, top_k, top_p, min_p, drawn)
 

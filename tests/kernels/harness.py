@@ -154,6 +154,10 @@ def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
         lists = make_type(I32, "edit_tokens"), make_type(F32, "biases"), make_type(I32, "masks")
         return [last_token, make_type(dtype, "head", "vocab"), *ids, spans, penalties, *lists]
 
+    def constrain(dtype: DType) -> Inputs:
+        rows, tables = make_type(I32, "decode"), make_type(DType.uint16, "table_entries")
+        return [last_token, sampling, make_type(dtype, "head", "vocab"), rows, rows, tables]
+
     def product(dtype: DType) -> Inputs:
         weight = make_type(dtype, "panels", "words", PANEL, 4 // dtype.size_in_bytes)
         added = make_type(dtype, "columns"), make_type(dtype, "rows", "columns")
@@ -189,6 +193,12 @@ def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
         "edit": (kernels.edit, edit(F32)),
         "edit_bfloat16": (kernels.edit, edit(BF16)),
         "edit_slices": (_edit_slices, [*edit(F32), make_type(F32, "head", "slices", 2)]),
+        "constrain": (kernels.constrain, constrain(F32)),
+        "constrain_bfloat16": (kernels.constrain, constrain(BF16)),
+        "constrain_slices": (
+            _constrain_slices,
+            [*constrain(F32), make_type(F32, "head", "slices", 2)],
+        ),
         "expand": (kernels.expand, [sampling, decode, decode, *message, make_type(I32, "fed")]),
         "sample": (kernels.sample, [last_token, logits, sampling, decode, decode]),
         "score": (kernels.score, [logits, sampling, *scoring]),
@@ -206,6 +216,10 @@ def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
 
 def _edit_slices(last_token: BufferValue, *given: TensorValue) -> None:
     kernels.edit(last_token, *given[:-1], slices=given[-1])
+
+
+def _constrain_slices(last_token: BufferValue, sampling: BufferValue, *given: TensorValue) -> None:
+    kernels.constrain(last_token, sampling, *given[:-1], slices=given[-1])
 
 
 def _product(

@@ -6,7 +6,7 @@ Written from the definitions in the ops' docstrings and nothing else; slow and o
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ class Rows(NamedTuple):
 def expand(
     sampling: Ints, slots: Ints, positions: Ints, new: Ints, prefill: Ints, token_ids: Ints
 ) -> tuple[Rows, Ints]:
-    """The rows, and sampling i32[S, 6] afterwards."""
+    """The rows, and sampling i32[S, 9] afterwards."""
     after, entries = sampling.copy(), {int(ints[0]): ints for ints in new}
     fed, read = [], []
     for row, slot in enumerate(slots):
@@ -157,6 +157,25 @@ def edit(
     if len(mask := masks[slice(*spans[-2:])]):
         new[~_bits(mask)[: len(new)]] = -np.inf
     return new
+
+
+def constrain(logits: F64, record: Any, last: int, position: int, tables: Array) -> tuple[F64, int]:
+    """A row's new logits f64[V] and state; `record` is its slot's, as a row of SAMPLING."""
+    start = int(record["table"])
+    if not start:
+        return logits, int(record["state"])
+    classes, states = (int(size) for size in tables[start : start + 2])
+    padded = -(-len(logits) // 8) * 8
+    class_of, after, distance = np.split(
+        tables[start + 8 :][: padded + states * (classes + 1)].astype(int),
+        [padded, padded + states * classes],
+    )
+    class_of = class_of[: len(logits)]
+    after, state = after.reshape(states, classes), int(record["state"])
+    state = ~state if state < 0 else int(after[state, class_of[last]])
+    left = int(record["last_position"]) - position + 1
+    limit = left if distance[state] <= left else 65_535
+    return np.where(distance[after[state, class_of]] < limit, logits, -np.inf), state
 
 
 def _bits(words: Array) -> npt.NDArray[np.bool_]:

@@ -142,6 +142,11 @@ class Steps:
         if kind == BF16:
             narrow = self._operand(text, KINDS["u16"])
             return lambda chosen: (narrow(chosen).astype(np.uint32) << 16).view(np.float32)
+        if text.startswith("{"):
+            half = np.dtype(f"u{kind.itemsize // 2}")
+            low, high = (self._operand(name, half) for name in names(text))
+            size = kind.type(8 * half.itemsize)
+            return lambda chosen: low(chosen).astype(kind) | high(chosen).astype(kind) << size
         if text.startswith("%"):
             values = self._register(text)
             if values.dtype.itemsize != kind.itemsize:
@@ -153,7 +158,7 @@ class Steps:
             bits = np.array(int(match[2], 16), f"u{width}")
             constant: Any = (bits.view(f"f{width}") if kind.kind == "f" else bits)[()]
         else:
-            number = self.program.shared[text] if text in self.program.shared else int(text)
+            number = self.program.shared[text] if text in self.program.shared else int(text, 0)
             constant = np.asarray(number).astype(kind)[()]
         return lambda chosen: constant
 

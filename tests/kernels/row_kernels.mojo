@@ -1,6 +1,6 @@
-"""Prints the PTX of the sampler and of the scores over each kind of row that a GPU has.
+"""Prints the PTX of the sampler, of the scores and of constraints over each kind of row that a GPU has.
 
-As `sampler.mojo` and `score.mojo` launch them, with plain pointers for tensors.
+As `sampler.mojo`, `score.mojo` and `constraints.mojo` launch them, with plain pointers for tensors.
 """
 
 from max.gpu import block_idx, thread_idx
@@ -8,11 +8,18 @@ from max.gpu.host import get_gpu_target
 from srm.logits._gpu_block import BLOCK
 from srm.logits._gpu_row import LONG, SHORT, GPURow
 from srm.logits._logit_row import LogitRow
-from srm.logits._sampling import Sampling
+from srm.logits._sampling import FIELDS, Sampling
 from srm.logits._slices import draw, sample_rows
+from srm.logits.constraints import (
+    MAX_CLASSES,
+    TABLE,
+    _Table,
+    _constrain_row,
+)
 from srm.logits.sampler import _sample_row
 from srm.logits.score import _score_row
 from std.compile import compile_info
+from std.memory import AddressSpace, unsafe_stack_allocation
 from std.sys import is_defined
 from std.utils.static_tuple import StaticTuple
 
@@ -138,6 +145,31 @@ def score[
     run(row)
 
 
+def constrain(
+    logits: Out[DType.bfloat16],
+    vocab: Int64,
+    records: Out[DType.int32],
+    lasts: Out[DType.int32],
+    positions: Out[DType.int32],
+    tables: Out[DType.uint16],
+):
+    var allowed = unsafe_stack_allocation[
+        MAX_CLASSES, Int32, address_space=AddressSpace.SHARED
+    ]().unsafe_origin_cast[MutUntrackedOrigin]()
+    var i = block_idx.x
+    var record = records.unsafe_offset(i * FIELDS)
+    _constrain_row[on_gpu=True](
+        logits.unsafe_offset(i * Int(vocab)),
+        _Table(
+            tables.unsafe_offset(Int(record[unsafe_offset=TABLE])), vocab
+        ),
+        allowed,
+        record,
+        Int(lasts[unsafe_offset=i]),
+        Int(positions[unsafe_offset=i]),
+    )
+
+
 def main():
     comptime TARGET = get_gpu_target["sm_90a"]()
     comptime KIND = "object" if is_defined["object"]() else "asm"
@@ -159,6 +191,11 @@ def main():
         ]()
         print("=== score bfloat16", share)
         print(scorer.asm)
+    var constrainer = compile_info[
+        constrain, emission_kind=KIND, target=TARGET
+    ]()
+    print("=== constrain bfloat16")
+    print(constrainer.asm)
     var wide = compile_info[
         sample[F32, LONG, False], emission_kind=KIND, target=TARGET
     ]()

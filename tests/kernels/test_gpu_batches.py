@@ -221,7 +221,7 @@ def test_rows(kernels: dict[str, Kernel], sizes: tuple[int, int, int]) -> None:
 def test_a_row_that_goes_on_takes_few_instructions(kernels: dict[str, Kernel]) -> None:
     count, none = 1024, np.zeros(1, np.int32)
     slots, ends = np.arange(count, dtype=np.int32), np.array([[0, 0, 0, count]], np.int32)
-    nothing_new, sampling = np.full((1, 9), -1, np.int32), np.zeros((count, 6), np.int32)
+    nothing_new, sampling = np.full((1, 12), -1, np.int32), np.zeros((count, 9), np.int32)
     results = [np.zeros(count + (place == 4), np.int32) for place in range(5)]
     given = sampling, slots, slots, nothing_new, ends, none
     ran = kernels["expand"].launch(

@@ -27,11 +27,13 @@ LAYER = {
     ],
 }
 """What is launched for a layer, and what is fused with it."""
-OWN_HEAD = ["srm_head_sm90", "srm_edit has_slices", "srm_sample has_slices"]
+OWN_HEAD = [
+    *("srm_head_sm90", "srm_edit has_slices", "srm_constrain has_slices", "srm_sample has_slices")
+]
 HEAD = {
     "own": OWN_HEAD,
     "float8": OWN_HEAD,
-    "max": ["slice", "matmul transpose_b", "srm_edit", "srm_sample"],
+    "max": ["slice", "matmul transpose_b", "srm_edit", "srm_constrain", "srm_sample"],
 }
 EMBED = {"own": "srm_embed_stream", "float8": "srm_embed", "max": "srm_embed"}
 WEIGHTS = {"own": 12, "float8": 13, "max": 16}

@@ -55,7 +55,7 @@ def records(rows: list[Settings], seeds: npt.NDArray[np.integer[Any]]) -> I32:
     for name, values in zip(Settings._fields, columns(rows), strict=True):
         zeros[name] = values
     zeros["seed"] = seeds.astype(np.uint64)
-    return zeros.view(np.int32).reshape(len(rows), 6)
+    return zeros.view(np.int32).reshape(len(rows), SAMPLING.itemsize // 4)
 
 
 def run(
@@ -256,7 +256,7 @@ def test_odd_rows_under_extreme_settings(ops: Ops, vocab: int) -> None:
 
 def sample_greedily(ops: Ops, last_token: I32, logits: F32, slots: I32) -> I32:
     """The tokens, which are written to slots. There may be more logits than slots."""
-    sampling = untouched((len(last_token), 6), np.int32)  # temperature 0
+    sampling = untouched((len(last_token), SAMPLING.itemsize // 4), np.int32)  # temperature 0
     tokens: I32 = ops.run("sample", last_token, logits, sampling, np.zeros_like(slots), slots)[0]
     return tokens
 

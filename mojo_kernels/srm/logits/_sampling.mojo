@@ -4,8 +4,9 @@ from std.memory import bitcast
 
 from .._values import Values
 
-comptime FIELDS = 6
-"""Of 4 bytes: temperature, top_k, top_p, min_p and a seed, which takes two."""
+comptime FIELDS = 9
+"""Of 4 bytes: temperature, top_k, top_p, min_p, a seed, which takes two, and those of
+`constraints.mojo`."""
 
 
 @fieldwise_init

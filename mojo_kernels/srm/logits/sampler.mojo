@@ -23,7 +23,7 @@ Where the head left slices of the logits (has_slices), rows without truncations 
     logprobs    [D]     float32           out
     last_token  [S]     int32             mutated at the slots
     logits      [H, V]  any float         in, the first D rows are used
-    sampling    [S, 6]  int32             in at the slots; a buffer, because `srm_expand` mutates it
+    sampling    [S, 9]  int32             in at the slots; a buffer, because `srm_expand` mutates it
     positions   [D]     int32             in
     slots       [D]     int32             in
     slices      [H, V / 256, 2]  float32  in, of `srm_head_sm90`; any tensor when has_slices is False

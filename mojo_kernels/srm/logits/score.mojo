@@ -19,7 +19,7 @@ for the largest logit after the one before, so few cost little.
     top_ids       [Q, N]  int32     out
     top_logprobs  [Q, N]  float32   out
     logits        [H, V]  any float in
-    sampling      [S, 6]  int32     in at the slots; a buffer, because `srm_expand` mutates it
+    sampling      [S, 9]  int32     in at the slots; a buffer, because `srm_expand` mutates it
     slots         [D]     int32     in
     tokens        [D]     int32     in; the first D rows of the logits are the decode rows
     targets       [1 + H - D]  int32  in, of the others from 1 on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -46,11 +47,11 @@ def hosts(record: Record) -> None:
 
 def constraints(record: Record) -> None:
     cases = record["models"][0]["runs"][0]["cases"]
-    assert [(case["share"], case["constraints"]) for case in cases] == [
-        (0.0, 0),
-        *((share, count) for share in (0.05, 0.5, 1.0) for count in (1, 3)),
+    assert [(case["share"], case["constraints"], case["way"]) for case in cases] == [
+        (0.0, 0, ""),
+        *itertools.product((0.05, 0.5, 1.0), (1, 3), ("table", "masks")),
     ]
-    assert all((case["masked_per_s"] > 0) == (case["share"] > 0.05) for case in cases)
+    assert all((case["constrained_per_s"] > 0) == (case["share"] > 0.05) for case in cases)
 
 
 def bursts(record: Record) -> None:

@@ -110,7 +110,7 @@ def test_no_input_of_any_graph_is_empty(late: LateRunner) -> None:
     for model in models():
         graph = build_step_graph(model, DType.float32, CPU())
         types = [own_input.type for own_input in graph.inputs]
-        pool, inputs = types[:3], types[3:]
+        pool, inputs = types[:3], types[4:]
         assert all(isinstance(kind, BufferType) for kind in pool)
         for arrays in given:
             for wanted, array in zip(inputs, arrays, strict=True):

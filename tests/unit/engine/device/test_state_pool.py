@@ -28,7 +28,8 @@ from srm.engine.device.state_pool import (
 )
 from srm.engine.errors import ConfigError
 from srm.engine.state.slots import SlotTable
-from srm.engine.steps.batch import SlotStates
+from srm.engine.state.tables import TABLE_ENTRIES
+from srm.engine.steps.batch import Batch, SlotStates
 from tests.engines.numpy_runner import TINY
 
 Available = Callable[[int], None]
@@ -51,12 +52,25 @@ def available(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[int]
 
 def test_a_slot_takes_what_its_arrays_take() -> None:
     pool = StatePool(TINY, 100, CPU())
-    arrays = [buffer.to_numpy() for buffer in pool.buffers]
-    assert sum(array.nbytes for array in arrays) == 100 * slot_bytes(TINY)
+    *arrays, tables = (buffer.to_numpy() for buffer in pool.inputs(with_tables()))
+    assert sum(array.nbytes for array in arrays) == 100 * slot_bytes(TINY) and len(tables) == 1
     table = SlotTable(100, TINY.n_ctx)
     results = [array for array in vars(table).values() if isinstance(array, np.ndarray)]
     assert table.nbytes == sum(array.nbytes for array in results) + 4 * 100 * TINY.n_ctx
     assert table.nbytes == 100 * SlotTable(1, TINY.n_ctx).nbytes
+
+
+def with_tables(*tables: tuple[int, list[int]]) -> Batch:
+    own = [(start, np.array(entries, np.uint16)) for start, entries in tables]
+    return cast(Batch, SimpleNamespace(tables=own, has_tables=bool(tables)))
+
+
+def test_tables_are_there_from_the_step_that_brings_them_on() -> None:
+    pool = StatePool(TINY, 1, CPU())
+    assert pool.inputs(with_tables())[3].shape == (1,)
+    pool.inputs(with_tables((2, [5, 6, 7]), (9, [8])))
+    tables = pool.inputs(with_tables((3, [4])))[3].to_numpy()
+    assert tables[:10].tolist() == [0, 0, 5, 4, 7, 0, 0, 0, 0, 8]
 
 
 def test_as_many_slots_as_fit(available: Available) -> None:
@@ -86,7 +100,7 @@ def test_a_gpu_is_not_limited_by_a_host_that_has_room_for_what_it_keeps_itself(
 ) -> None:
     config = EngineConfig(device="gpu", memory_fraction=1.0, prefix_slots=99)
     for_steps = 2 * gpu_workspace_bytes(config, TINY)
-    memory = 2**30 + for_steps
+    memory = 2**30 + for_steps + 2 * TABLE_ENTRIES
     gpu = cast(Device, SimpleNamespace(is_host=False, stats={"free_memory": memory}))
     on_host = SlotTable(1, TINY.n_ctx).nbytes
     fitting = (2**30 - 100 * slot_bytes(TINY)) // slot_bytes(TINY)  # a spare one besides
