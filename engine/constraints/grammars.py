@@ -2,11 +2,13 @@
 
 llguidance compiles a constraint for a tokenizer and keeps the state of each text. Which tokens may
 follow depends on the constraint and the tokens so far alone. So a sequence that was parked, forked
-or restored needs nothing of its own kept: its matcher is made again of its tokens.
+or restored needs nothing of its own kept: its matcher is made again of its tokens. A constraint
+that is regular and small enough has a table too, which allows the same tokens.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -20,6 +22,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
 
 from srm.engine.config import ModelConfig
+from srm.engine.constraints.automaton import TokenAutomaton, compile_automaton
 from srm.engine.constraints.trial import LIMITS
 from srm.engine.cores import available_cores
 from srm.engine.errors import InvalidRequest, SRMError
@@ -40,6 +43,8 @@ class Grammar:
 
     def __init__(self, make: Callable[[], LLMatcher], vocab_size: int) -> None:
         """`make` compiles it. Raises as that."""
+        self.automaton: TokenAutomaton | None = None
+        """Its table, if it has one."""
         self._make = make
         self._matcher = make()
         self._renewed_at = 0
@@ -70,6 +75,9 @@ class Grammars:
         self._model = model
         self._path = tokenizer
         self._tokenizer: LLTokenizer | None = None
+        self.tokens: list[bytes] = []
+        """The bytes of each token, once a constraint was compiled; those of a special one are
+        empty."""
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
 
     def has(self, constraint: str) -> bool:
@@ -92,16 +100,22 @@ class Grammars:
     def build(self, constraint: str) -> Grammar:
         """As `compile`, anew; for any thread."""
         tokenizer = self._read_tokenizer()
+        vocab_size = self._model.vocab_size
+        written = unforced(constraint)
 
         def make() -> LLMatcher:
-            matcher = LLMatcher(tokenizer, constraint, log_level=0, limits=LIMITS)
+            matcher = LLMatcher(tokenizer, written, log_level=0, limits=LIMITS)
             if matcher.is_error():
                 raise InvalidRequest(
                     f"constraint is not taken: {matcher.get_error()}", "constraint"
                 )
             return matcher
 
-        return Grammar(make, self._model.vocab_size)
+        grammar = Grammar(make, vocab_size)
+        grammar.automaton = compile_automaton(
+            constraint, self.tokens, vocab_size, self._model.eos_token_id
+        )
+        return grammar
 
     def keep(self, constraint: str, grammar: Grammar) -> None:
         """Keep it for `compile`; the one that was not used for longest makes room."""
@@ -123,6 +137,7 @@ class Grammars:
                 )
             except (SRMError, ValueError) as error:
                 raise InvalidRequest(f"constraint cannot be used: {error}", "constraint") from None
+            self.tokens = spell_tokens(self._tokenizer)
         return self._tokenizer
 
 
@@ -174,6 +189,35 @@ class Matchers:
         self._of[slot] = grammar.start(token_ids)
         mask: I32 = make_masks([self._of[slot]], grammar.num_words)[0]
         return mask
+
+
+def unforced(constraint: str) -> str:
+    """Write a constraint so that llguidance allows all tokens that fit.
+
+    Else it allows a single one where the text can only go on in one way: the one that the tokenizer
+    would choose, which depends on the token before. A table knows states alone. Masks also take
+    less time this way.
+    """
+    try:
+        match json.loads(constraint):
+            case {"grammars": [{"json_schema": schema, **others}]} if not others:
+                grammar = f"start: %json {json.dumps(schema)}"
+            case {"grammars": [{"lark_grammar": str(grammar), **others}]} if not others:
+                pass
+            case _:
+                return constraint
+    except ValueError:  # llguidance says what is wrong with it
+        return constraint
+    grammar = f'%llguidance {{"no_forcing": true}}\n{grammar}'
+    return json.dumps({"grammars": [{"lark_grammar": grammar}]}, ensure_ascii=False)
+
+
+def spell_tokens(tokenizer: LLTokenizer) -> list[bytes]:
+    """Return the bytes of each token, by id; those of a special one are empty."""
+    return [
+        b"" if tokenizer.is_special_token(token) else tokenizer.decode_bytes([token])
+        for token in range(tokenizer.vocab_size)
+    ]
 
 
 def make_masks(matchers: list[LLMatcher], num_words: int) -> I32:

@@ -1,0 +1,163 @@
+"""Regexes of JSON's numbers, spelled as llguidance spells them."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from typing import Any
+
+NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+_FRACTION = r"(?:\.[0-9]+)?"
+_NATURAL = "(?:0|[1-9][0-9]*)"
+
+
+def integer_regex(schema: dict[str, Any]) -> str | None:
+    """Return the regex of the integers that a schema allows; None: there are none."""
+    (low, excludes_low), (high, excludes_high) = _bounds(schema)
+    if low is not None:
+        low = low + 1 if excludes_low and low.is_integer() else math.ceil(low)
+    if high is not None:
+        high = high - 1 if excludes_high and high.is_integer() else math.floor(high)
+    if low is None and high is None:
+        return f"-?{_NATURAL}"
+    return _signed(None if low is None else int(low), None if high is None else int(high))
+
+
+def number_regex(schema: dict[str, Any]) -> str | None:
+    """Return the regex of the numbers that a schema allows; None: there are none."""
+    (low, excludes_low), (high, excludes_high) = _bounds(schema)
+    is_point = low == high and (excludes_low or excludes_high)
+    if low is not None and high is not None and (low > high or is_point):
+        return None
+    return _decimal(low, high, not excludes_low, not excludes_high)
+
+
+def spell_number(value: float) -> str:
+    """Spell a number that is one value of a schema."""
+    if isinstance(value, int):
+        return str(value)
+    text = format(Decimal(repr(value)), "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _bounds(schema: dict[str, Any]) -> tuple[tuple[float | None, bool], tuple[float | None, bool]]:
+    """Return the lowest and the highest number, and whether each is left out itself."""
+    low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
+    high, below = schema.get("maximum"), schema.get("exclusiveMaximum")
+    excludes_low = above is not None and (low is None or above >= low)
+    excludes_high = below is not None and (high is None or below <= high)
+    low, high = (above if excludes_low else low), (below if excludes_high else high)
+    return (
+        (None if low is None else float(low), excludes_low),
+        (None if high is None else float(high), excludes_high),
+    )
+
+
+def _signed(low: int | None, high: int | None) -> str | None:
+    if low is not None and high is not None and low > high:
+        return None
+    if low is not None and low >= 0:
+        return _natural(low, high)
+    if high is not None and high < 0:
+        return f"-{_natural(-high, None if low is None else -low)}"
+    # With both bounds, -0 is one of them.
+    least = 1 if low is None or high is None else 0
+    return f"(?:-{_natural(least, None if low is None else -low)}|{_natural(0, high)})"
+
+
+def _natural(low: int, high: int | None) -> str:
+    """Return the regex of the numbers from `low` to `high`, neither below 0."""
+    parts, digits = [], len(str(low))
+    if high is None:
+        parts.append(f"[1-9][0-9]{{{digits},}}")
+        high = 10**digits - 1
+    while digits < len(str(high)):
+        parts.append(_of_one_length(str(low), "9" * digits))
+        low, digits = 10**digits, digits + 1
+    parts.append(_of_one_length(str(low), str(high)))
+    return f"(?:{'|'.join(parts)})"
+
+
+def _of_one_length(low: str, high: str) -> str:
+    if not low:
+        return ""
+    if low[0] == high[0]:
+        return low[0] + _of_one_length(low[1:], high[1:])
+    rest = len(low) - 1
+    parts = [low[0] + _of_one_length(low[1:], "9" * rest)]
+    if int(low[0]) + 1 < int(high[0]):
+        parts.append(f"[{int(low[0]) + 1}-{int(high[0]) - 1}][0-9]{{{rest}}}")
+    parts.append(high[0] + _of_one_length("0" * rest, high[1:]))
+    return f"(?:{'|'.join(parts)})"
+
+
+def _decimal(low: float | None, high: float | None, with_low: bool, with_high: bool) -> str:
+    """Return the regex of the numbers between two, which are none or all of what is meant to be
+    below 0 behind a minus. With a bound, there is no exponent."""
+    if low is None and high is None:
+        return NUMBER
+    if low is not None and low == high:
+        return spell_number(low).replace(".", r"\.")
+    if high is None and low is not None and low >= 0:
+        digits = len(str(int(low)))
+        near = _decimal(low, float(10**digits), with_low, False)
+        return f"(?:{near}|[1-9][0-9]{{{digits},}}{_FRACTION})"
+    if low is not None and high is not None and low >= 0:
+        return _between(spell_number(low), spell_number(high), with_low, with_high)
+    if high is not None and high < 0:
+        return f"-{_decimal(-high, None if low is None else -low, with_high, with_low)}"
+    parts = [f"-{_decimal(0.0, None if low is None else -low, False, with_low)}"]
+    if high is None:
+        parts.append(_decimal(0.0, None, True, False))
+    elif high > 0 or with_high:
+        parts.append(_decimal(0.0, high, True, with_high))
+    return f"(?:{'|'.join(parts)})"
+
+
+def _between(low: str, high: str, with_low: bool, with_high: bool) -> str:
+    """Return the regex of decimals from `low` to `high`, which is larger, neither below 0."""
+    (least, _, low), (most, _, high) = low.partition("."), high.partition(".")
+    if least == most:
+        length = max(len(low), len(high))
+        low, high = low.ljust(length, "0"), high.ljust(length, "0")
+        behind = _fraction_between(low, high, with_low, with_high)
+        return f"{least}(?:\\.{behind})" + ("" if low.strip("0") else "?")
+    parts = []
+    first = int(least)
+    if low or not with_low:
+        parts.append(f"{first}\\.{_fraction_from(low, with_low)}")
+        first += 1
+    if first < int(most):
+        parts.append(f"{_natural(first, int(most) - 1)}{_FRACTION}")
+    if high:
+        parts.append(f"{most}(?:\\.{_fraction_to(high, with_high)})?")
+    elif with_high:
+        parts.append(f"{most}(?:\\.0+)?")
+    return f"(?:{'|'.join(parts)})"
+
+
+def _fraction_from(low: str, inclusive: bool) -> str:
+    parts = [
+        f"{low[:place]}[{int(digit) + 1}-9][0-9]*" for place, digit in enumerate(low) if digit < "9"
+    ]
+    parts.append(low + ("[0-9]*" if inclusive else "[0-9]*[1-9]"))
+    return f"(?:{'|'.join(parts)})"
+
+
+def _fraction_to(high: str, inclusive: bool) -> str:
+    parts = [
+        f"{high[:place]}[0-{int(digit) - 1}][0-9]*"
+        for place, digit in enumerate(high)
+        if digit > "0"
+    ]
+    return f"(?:{'|'.join([*parts, high] if inclusive else parts)})"
+
+
+def _fraction_between(low: str, high: str, with_low: bool, with_high: bool) -> str:
+    place = next(i for i in range(len(low)) if low[i] != high[i])
+    parts = [low[place] + _fraction_from(low[place + 1 :].rstrip("0"), with_low)]
+    if int(low[place]) + 1 < int(high[place]):
+        parts.append(f"[{int(low[place]) + 1}-{int(high[place]) - 1}][0-9]*")
+    if (rest := high[place + 1 :].rstrip("0")) or with_high:
+        parts.append(high[place] + _fraction_to(rest, with_high))
+    return f"{low[:place]}(?:{'|'.join(parts)})"
