@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from srm.engine.config import EngineConfig
+from srm.engine.constraints.constraint import choice_constraint, regex_constraint
 from tests.bodies.edit_strategies import wanted
 from tests.engines.making import request_of
 from tests.engines.numpy_runner import TINY
@@ -52,8 +53,14 @@ constraints = st.sampled_from(
         "start: /./",
         "start: /[xyz]/",  # no token spells it
     ]
-).map(LLMatcher.grammar_from_lark)
-"""For TINY's tokenizer: of one text, of many, without end, and of none."""
+).map(LLMatcher.grammar_from_lark) | st.sampled_from(
+    [
+        *map(regex_constraint, ("[a-c]{2,4}", "(ab|a)*c?", "[0-9]{1,3}(,[0-9]{1,3}){0,4}", ".")),
+        choice_constraint(["a", "ab", "abcabc"]),
+    ]
+)
+"""For TINY's tokenizer: of one text, of many, without end, and of none. Grammars are masked by the
+host, the others have tables."""
 BESIDE_CONSTRAINTS = {"allowed_token_ids", "bad_words", "ignore_eos"}
 
 

@@ -38,7 +38,8 @@ def plain(prompt: list[int], params: SamplingParams, index: int) -> list[int]:
         position = len(prompt) + len(sampled) - 1
         if params.constraint:
             free = edited(logits, replace(params, min_tokens=0), EOS, prompt, sampled)
-            allowed = masked(free, params, sampled)
+            left = min(params.max_tokens - len(sampled), TINY.n_ctx - position)
+            allowed = masked(free, params, sampled, left)
         else:
             allowed = edited(logits, params, EOS, prompt, sampled)
         token, _ = oracle.sample(
@@ -60,10 +61,14 @@ def plain(prompt: list[int], params: SamplingParams, index: int) -> list[int]:
         logits, state = feed(WEIGHTS, token, position + 1, state)
 
 
-def masked(logits: F64, params: SamplingParams, sampled: list[int]) -> F64:
+def masked(logits: F64, params: SamplingParams, sampled: list[int], left: int) -> F64:
     """The logits of the tokens that the constraint allows; before min_tokens the end only where
-    nothing else is."""
-    matcher = GRAMMARS.compile(params.constraint).start(np.array(sampled, "<i4").tobytes())
+    nothing else is. `left` tokens may follow, which a table's texts keep to."""
+    grammar = GRAMMARS.compile(params.constraint)
+    if grammar.automaton and not params.min_tokens:
+        state = grammar.automaton.walk(np.array(sampled, np.int32))
+        return np.where(grammar.automaton.allowed(state, left), logits, -np.inf)
+    matcher = grammar.start(np.array(sampled, "<i4").tobytes())
     bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     is_allowed = np.unpackbits(bits, bitorder="little").astype(bool)[: TINY.vocab_size]
     is_allowed &= not matcher.is_error()

@@ -124,7 +124,9 @@ class EngineMachine(RuleBasedStateMachine):
             none_left = "must leave a token" in error.message
             reasons = {
                 "n": params.n > self.config.max_waiting,
-                "max_tokens": params.prompt_logprobs is None or len(request.prompt_token_ids) == 4,
+                "max_tokens": "leave room" in error.message
+                or params.prompt_logprobs is None
+                or len(request.prompt_token_ids) == 4,
                 "min_tokens": params.min_tokens > params.max_tokens,
                 "logprobs": params.logprobs and request.emit == "final",
                 "ignore_eos": params.constraint and params.ignore_eos,
