@@ -25,6 +25,7 @@ from srm.engine.messages import SamplingParams
 from srm.engine.python.request_output import Completion, Generated
 from srm.engine.settings import build, settings_in
 from srm.engine.weights.convert import parser as convert_parser
+from srm.engine.weights.inspect_model import inspect_parser
 from srm.engine.weights.upstream_config import Constructor, PublishedArgs
 from srm.server import metrics as server_metrics
 from srm.server.commands.score_lines import Score
@@ -253,7 +254,8 @@ def test_a_page_names_nothing_that_does_not_exist(path: Path) -> None:
     assert set(re.findall(r"(?<!from )\bsrm ([a-z]+)(?![\w.])", code)) <= set(COMMANDS)
     fields = chain(*(settings_in(kind) for kind, _ in settings_tables()))
     flags = {"config", "help", "version"} | {field.name.replace("_", "-") for field in fields}
-    flags |= set(re.findall(r"--([a-z][a-z-]*)", convert_parser().format_help()))
+    for parser in (convert_parser(), inspect_parser()):
+        flags |= set(re.findall(r"--([a-z][a-z-]*)", parser.format_help()))
     used = re.findall(r"(?:srm|engine\.device\.precompile) [^`\n]*?--([a-z][a-z-]*)", code)
     assert set(used) <= flags
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):

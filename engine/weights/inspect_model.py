@@ -16,6 +16,7 @@ from srm.engine.errors import ConfigError
 from srm.engine.settings import CommandParser
 from srm.engine.steps.batch import SAMPLING
 from srm.engine.weights.checkpoint import read_model
+from srm.engine.weights.inspect_constraint import inspect_constraint, read_constraint
 from srm.engine.weights.step_bytes import decode_bytes
 from srm.engine.weights.tensors import DECAY_RANGE
 
@@ -120,6 +121,30 @@ def gpu_memory_gib() -> float:
 
 
 def main(argv: list[str]) -> int:
+    given = inspect_parser().parse_args(argv)
+    if given.strict and given.schema is None:
+        raise ConfigError("strict needs schema")
+    rates = (given.device_memory_gib, given.tflops, given.tb_per_s)
+    if given.device == "cpu" and (given.dtype, *rates) != (None,) * 4:
+        raise ConfigError("dtype, device_memory_gib, tflops and tb_per_s need device = gpu")
+    if any(rate is not None and not 0 < rate < math.inf for rate in rates):
+        raise ConfigError("device_memory_gib, tflops and tb_per_s must be above 0")
+    given.model = find_model(given.model)
+    facts = inspect_model(given.model)
+    config = read_model(given.model).config
+    if given.schema is not None or given.regex is not None:
+        constraint = read_constraint(given.schema, given.regex, given.strict)
+        facts |= inspect_constraint(given.model, config, constraint)
+    if given.device == "gpu":
+        memory = given.device_memory_gib or gpu_memory_gib()
+        reached = given.tflops or TFLOPS, given.tb_per_s or TB_PER_S
+        facts |= on_gpu(config, given.dtype or "bfloat16", memory, *reached)
+    for name, value in facts.items():
+        sys.stdout.write(f"{name:<12} {value}\n")
+    return 0
+
+
+def inspect_parser() -> CommandParser:
     made = CommandParser(
         prog="srm inspect",
         description="Say what a model is and what serving it takes.",
@@ -149,19 +174,12 @@ def main(argv: list[str]) -> int:
         type=float,
         help=f"that its memory reaches; else {TB_PER_S:g}, of an H200 (3.35: an H100's data sheet)",
     )
-    given = made.parse_args(argv)
-    rates = (given.device_memory_gib, given.tflops, given.tb_per_s)
-    if given.device == "cpu" and (given.dtype, *rates) != (None,) * 4:
-        raise ConfigError("dtype, device_memory_gib, tflops and tb_per_s need device = gpu")
-    if any(rate is not None and not 0 < rate < math.inf for rate in rates):
-        raise ConfigError("device_memory_gib, tflops and tb_per_s must be above 0")
-    given.model = find_model(given.model)
-    facts = inspect_model(given.model)
-    if given.device == "gpu":
-        config = read_model(given.model).config
-        memory = given.device_memory_gib or gpu_memory_gib()
-        reached = given.tflops or TFLOPS, given.tb_per_s or TB_PER_S
-        facts |= on_gpu(config, given.dtype or "bfloat16", memory, *reached)
-    for name, value in facts.items():
-        sys.stdout.write(f"{name:<12} {value}\n")
-    return 0
+    asked = made.add_mutually_exclusive_group()
+    asked.add_argument(
+        "--schema", type=Path, metavar="FILE", help="say how completions are held to a JSON schema"
+    )
+    asked.add_argument("--regex", help="say how completions are held to a regex")
+    made.add_argument(
+        "--strict", action="store_true", help="with --schema: objects have no other properties"
+    )
+    return made

@@ -1,0 +1,262 @@
+"""Tables of constraints: what has one, how far a text's end is, and what takes too much."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import srm.__main__ as srm
+from srm.engine.config import ModelConfig
+from srm.engine.constraints.automaton import (
+    UNREACHABLE,
+    TokenAutomaton,
+    compile_automaton,
+    make_automaton,
+)
+from srm.engine.constraints.byte_automaton import MAX_WORK, NotCompiled, Work, determinize
+from srm.engine.constraints.byte_table import DEAD, START
+from srm.engine.constraints.constraint import (
+    choice_constraint,
+    json_constraint,
+    lark_constraint,
+    regex_constraint,
+)
+from srm.engine.constraints.grammars import Grammars
+from srm.engine.constraints.pattern import FORMATS
+from srm.engine.constraints.regex_pieces import regex
+from tests.engines.numpy_runner import TINY
+from tests.engines.tables import ALL, DEMO, cover, of_bytes, of_demo
+from tests.models.tiny_tokenizer import tiny_folder
+
+TOKENS = [b"", b"a", b"b", b"ab", b"ba", b"c", b"\xc3", b"\xa9", b"d" * 3]
+EOS = 0
+
+
+def table(regex: str, tokens: list[bytes] = TOKENS) -> TokenAutomaton:
+    made = compile_automaton(regex_constraint(regex), tokens, len(tokens) + 2, EOS)
+    assert made is not None
+    return made
+
+
+def why_none(constraint: str) -> str:
+    with pytest.raises(NotCompiled) as none:
+        make_automaton(constraint, TOKENS, len(TOKENS), EOS)
+    return str(none.value)
+
+
+def ids(*tokens: bytes) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.array([TOKENS.index(token) for token in tokens], np.int32)
+
+
+def allowed(made: TokenAutomaton, state: int, left: int = ALL) -> set[bytes]:
+    return {TOKENS[token] for token in np.flatnonzero(made.allowed(state, left)).tolist()}
+
+
+def test_a_text_is_followed_to_its_end() -> None:
+    made = table("(?:ab)+é?")
+    assert allowed(made, START) == {b"a", b"ab"}
+    whole = made.walk(ids(b"a", b"ba", b"b"))
+    assert allowed(made, whole) == {b"a", b"ab", b"\xc3", b""}
+    part = made.walk(ids(b"ab", b"\xc3"))
+    assert allowed(made, part) == {b"\xa9"}
+    assert made.walk(ids(b"ab", b"c")) == DEAD == made.walk(ids(b"ab", b"c", b"ab"))
+    end = made.walk(np.array([TOKENS.index(b"ab"), EOS], np.int32))
+    assert end == len(made.next_state) - 1 and allowed(made, end) == set()
+    assert made.next_state.dtype == made.class_of.dtype == made.distance.dtype == np.uint16
+    assert made.nbytes == 2 * (made.next_state.size + len(TOKENS) + 2 + len(made.distance))
+
+
+def test_a_whole_text_needs_no_token_for_its_end() -> None:
+    made = table("ab?")
+    assert made.distance[START] == 1
+    assert allowed(made, START, 1) == {b"a", b"ab"}
+    assert allowed(made, START, 0) == set()
+    assert table("a*").distance[START] == 0
+
+
+def test_with_few_tokens_left_only_what_can_end_is_allowed() -> None:
+    made = table("a(?:b|c{5})")
+    after = made.walk(ids(b"a"))
+    assert allowed(made, after, 5) == {b"b", b"c"}
+    assert allowed(made, after, 4) == {b"b"}
+
+
+def test_what_no_tokens_can_end_is_left_out_where_tokens_are_counted() -> None:
+    made = table("a|bx")
+    assert allowed(made, START) == {b"a", b"b"}  # as llguidance, which looks no further
+    assert made.distance[made.walk(ids(b"b"))] == UNREACHABLE
+    assert allowed(made, START, UNREACHABLE) == {b"a"}
+    assert why_none(regex_constraint("x+")) == "no tokens spell a text that meets it"
+    assert compile_automaton(regex_constraint("x+"), TOKENS, len(TOKENS), EOS) is None
+
+
+@pytest.mark.parametrize("pattern", ["(?:ab|c)*d{6}", "a{2,4}b|cab", "(?:a|ba)(?:b|cc)*", "é?[ac]"])
+def test_the_distance_is_that_of_the_shortest_text(pattern: str) -> None:
+    made = table(pattern)
+    spelled = range(1, len(TOKENS))
+    for first in ((), *product(spelled, repeat=1), *product(spelled, repeat=2)):
+        state = made.walk(np.array(first, np.int32))
+        if state == DEAD or made.distance[state] > 3:
+            continue
+        ends = (
+            length
+            for length in range(4)
+            for rest in product(spelled, repeat=length)
+            if made.allowed(made.walk(np.array(rest, np.int32), state), ALL)[EOS]
+        )
+        assert next(ends) == made.distance[state]
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"hostname"}))
+def test_formats_have_tables_that_are_the_same_everywhere(name: str) -> None:
+    constraint = json_constraint({"type": "string", "format": name})
+    made = of_bytes().table(constraint)
+    assert made is not None and cover(of_bytes(), constraint, made) >= len(made.next_state) - 2
+
+
+OBJECT = {"type": "object", "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (True, "it allows any JSON"),
+        ({"type": "object", "properties": {"a": False}}, "/additionalProperties: it allows any"),
+        ({**OBJECT, "properties": {"a": {"type": "array"}}}, "/properties/a/items: it allows any"),
+        (
+            {**OBJECT, "properties": {"a": {"$ref": "#"}}},
+            "/properties/a/$ref/properties/a: it is r",
+        ),
+        ({"anyOf": [{"minimum": 1}]}, "/anyOf/0: it allows any JSON"),
+        ({"allOf": [{"type": "null"}, {"type": "null"}]}, "it has allOf"),
+        ({"type": "null", "anyOf": [{"type": "null"}]}, "it has anyOf beside other keywords"),
+        ({"type": "number", "multipleOf": 0.5}, "it has multipleOf of type number"),
+        ({**OBJECT, "patternProperties": {"a": True}}, "it has patternProperties of type object"),
+        ({"type": "string", "pattern": r"\W"}, r"the regex has \p, which is not known here"),
+    ],
+)
+def test_what_is_not_regular_or_not_known_exactly_has_no_table(schema: Any, reason: str) -> None:
+    assert why_none(json_constraint(schema)).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "reason"),
+    [
+        (lark_constraint('start: "a" start | "b"'), "it is a grammar"),
+        (lark_constraint("start: /a/ /b/"), "it is a grammar"),
+        (lark_constraint(r"start: /\d/"), r"the regex has \d"),  # any digit of Unicode
+        (regex_constraint("(?i)a"), "the regex has a group"),
+        (regex_constraint(r"[a&&b]|\pL"), "the regex has sets of sets"),
+        (regex_constraint("[[:alpha:]]"), "the regex has a class"),
+        ('{"grammars":[{"json_schema":{"type":"null","x-guidance":{}}}]}', "it has options"),
+        ('{"grammars":[{"json_schema":{"type":"null"}}]}', "it is a grammar"),
+    ],
+)
+def test_what_is_not_ours_has_no_table(constraint: str, reason: str) -> None:
+    assert why_none(constraint).startswith(reason)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def doubling(count: int) -> dict[str, Any]:
+    pair = [{"type": "array", "prefixItems": [{"$ref": f"#/x-{n + 1}"}] * 2} for n in range(count)]
+    return {"$ref": "#/x-0", **{f"x-{n}": s for n, s in enumerate([*pair, {"type": "null"}])}}
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        regex_constraint("(0|1)*1(0|1){30}"),
+        regex_constraint("((a{1,100}){1,100}){1,100}"),
+        regex_constraint("((((a{0,9}){0,99999}){0,99999}){0,99999})"),
+        regex_constraint("(?:a?){600}a{600}"),
+        regex_constraint("(" * 9_000 + "a" + ")" * 9_000),
+        regex_constraint("[" * 300 + "a" + "]" * 300),
+        regex_constraint("[^a]{1,30000}"),
+        json_constraint({"type": "string", "maxLength": 1_000_000}),
+        json_constraint({"type": "string", "pattern": "(a|b)*a(a|b){20}", "maxLength": 900}),
+        json_constraint({"type": "string", "minLength": 2**31}),
+        json_constraint({"type": "array", "items": {"type": "null"}, "minItems": 2**31}),
+        json_constraint({"type": "array", "items": {"type": "null"}, "maxItems": 2**31}),
+        json_constraint(nested(40) | {"maxItems": 10**6}),
+        json_constraint(nested(90)),
+        json_constraint(doubling(40)),
+    ],
+)
+def test_what_takes_too_much_is_given_up(constraint: str) -> None:
+    assert re.search("too much work|nests? deeper|class that is not known", why_none(constraint))
+
+
+def test_what_compiling_takes_is_counted_and_the_same_each_time() -> None:
+    spent = []
+    for _ in range(2):
+        work = Work(MAX_WORK)
+        determinize(regex("(?:[a-z]{1,12}[ ,.]){1,20}"), work)
+        spent.append(work.left)
+    assert spent[0] == spent[1] < MAX_WORK
+    with pytest.raises(NotCompiled, match="too much work"):
+        determinize(regex("(?:[a-z]{1,12}[ ,.]){1,20}"), Work(MAX_WORK - spent[0] - 1))
+
+
+@pytest.mark.parametrize("make", [of_bytes, of_demo])
+def test_deep_schemas_and_large_enums_have_tables(make: Callable[[], Any]) -> None:
+    for constraint in (
+        json_constraint(nested(55)),
+        json_constraint({"enum": [f"value {n}" for n in range(5_000)]}),
+        choice_constraint([f"{n * 7919 % 100_003}" for n in range(5_000)]),
+    ):
+        assert make().table(constraint) is not None
+
+
+def test_a_grammar_has_a_table_beside_its_masks() -> None:
+    grammars = Grammars(TINY, tiny_folder() / "tokenizer.json")
+    grammar = grammars.compile(regex_constraint("[a-c]{3}"))
+    made = grammar.automaton
+    assert made is not None and made.distance[START] == 3
+    bits = np.unpackbits(grammar.first_mask.view(np.uint8), bitorder="little")
+    assert np.array_equal(bits[: TINY.vocab_size].astype(bool), made.allowed(START, ALL))
+    assert grammars.compile(lark_constraint('start: "a" start | "b"')).automaton is None
+
+
+def test_masks_leave_the_spelling_to_the_model() -> None:
+    config = ModelConfig(d_model=8, num_layers=1, num_heads=4, n_ctx=16, vocab_size=2_048)
+    grammar = Grammars(config, DEMO).compile(choice_constraint(["hello", "help"]))
+    bits = np.unpackbits(grammar.first_mask.view(np.uint8), bitorder="little")
+    spelled = {of_demo().tokens[token] for token in np.flatnonzero(bits).tolist()}
+    assert spelled == {b"h", b"he"}
+
+
+def test_inspecting_says_which_way_a_constraint_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps({"type": "object", "properties": {"a": {"type": "boolean"}}}))
+    command = ["inspect", str(DEMO.parent), "--schema", str(path)]
+    assert srm.main([*command, "--strict"]) == 0
+    shown = capsys.readouterr().out
+    assert "a table on the device" in shown and "max_tokens   at least 2\n" in shown
+    assert srm.main(command) == 0
+    assert "masks on the host: /additionalProperties: it allows any" in capsys.readouterr().out
+    assert srm.main([*command[:2], "--regex", "a{2}"]) == 0
+    assert " bytes" in capsys.readouterr().out
+    path.write_text('{"not": {}}')
+    for wrong, message in (
+        (command, "schema.json: /not: this keyword is not supported"),
+        ([*command[:2], "--strict"], "strict needs schema"),
+        ([*command[:3], str(tmp_path / "none")], "none: .*No such file"),
+        ([*command[:2], "--regex", "("], "unclosed group"),
+    ):
+        assert srm.main(wrong) != 0
+        assert re.search(message, capsys.readouterr().err)
