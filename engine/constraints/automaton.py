@@ -31,6 +31,8 @@ UNREACHABLE = 65_535
 MAX_BYTES = 8_000_000
 """Most bytes of a table's `next_state`."""
 MAX_STATES = 65_534
+MAX_CLASSES = 8_192
+"""Most classes of tokens: as `mojo_kernels/srm/logits/constraints.mojo` has room for."""
 _MAX_CELLS = 16_000_000
 """Most entries of all columns, those of beginnings of tokens included."""
 _REGEX = re.compile(r"start: /((?:[^/\\\n]|\\[^\n])+)/")
@@ -93,6 +95,8 @@ def make_automaton(
     class_of[eos] = len(columns)
     columns.append(np.where(table.accepting, end, DEAD).astype(np.uint16))
     used, classes = np.unique(class_of, return_inverse=True)
+    if len(used) > MAX_CLASSES:
+        raise NotCompiled(f"its table has {len(used)} classes of tokens, more than {MAX_CLASSES}")
     if (num_bytes := 2 * (end + 1) * len(used)) > MAX_BYTES:
         raise NotCompiled(f"its table has {num_bytes} bytes, more than {MAX_BYTES}")
     next_state = np.zeros((end + 1, len(used)), np.uint16)
