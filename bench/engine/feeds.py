@@ -119,11 +119,11 @@ class Feeds:
         after = self._rng.integers(STATES, size=(STATES, CLASSES))
         after[self._rng.random(after.shape) < 0.9] = 0
         distance = np.append(2**16 - 1, np.zeros(STATES - 1))
-        head = [*[0] * 8, CLASSES, STATES, *[0] * 6]
+        head = np.array([*[0] * 8, CLASSES, STATES, *[0] * 6])
         class_of = self._rng.integers(CLASSES, size=-(-vocab // 8) * 8)
         table = np.concatenate([head, class_of, after.ravel(), distance]).astype(np.uint16)
         sampling = records.view(np.int32).reshape(rows, SAMPLING.itemsize // 4)
-        where = [self._middle(rows), _slots(rows), table]
+        where: list[Array] = [self._middle(rows), _slots(rows), table]
         return [_zeros(rows), sampling, self._logits(rows), *where]
 
     def head(self, rows: int) -> list[Array]:

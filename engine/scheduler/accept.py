@@ -7,7 +7,8 @@ import msgspec
 import numpy as np
 
 from srm.engine.config import ModelConfig
-from srm.engine.constraints.automaton import START, TokenAutomaton
+from srm.engine.constraints.automaton import TokenAutomaton
+from srm.engine.constraints.byte_table import START
 from srm.engine.constraints.grammars import Grammar
 from srm.engine.errors import ContextTooLong, InvalidRequest
 from srm.engine.messages import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from srm.engine.constraints.automaton import START
+from srm.engine.constraints.byte_table import START
 from srm.engine.constraints.grammars import Grammar, Matchers
 from srm.engine.messages import GREEDY_BELOW, LEAST_TOP_P
 from srm.engine.state.parked import Parked

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from srm.engine.constraints.automaton import START, TokenAutomaton
+from srm.engine.constraints.automaton import TokenAutomaton
+from srm.engine.constraints.byte_table import START
 from srm.engine.errors import Overloaded
 from srm.engine.steps.batch import I32, U16
 
