@@ -157,6 +157,16 @@ def test_what_is_not_regular_or_not_known_exactly_has_no_table(schema: Any, reas
         (regex_constraint("[[:alpha:]]"), "the regex has a class"),
         ('{"grammars":[{"json_schema":{"type":"null","x-guidance":{}}}]}', "it has options"),
         ('{"grammars":[{"json_schema":{"type":"null"}}]}', "it is a grammar"),
+        (
+            json_constraint({"type": "array", "items": False}).replace("items", "rows"),
+            "it has rows",
+        ),
+        (
+            json_constraint({"$ref": "#/x-a", "x-a": {"type": "null"}}).replace("/0", "/a"),
+            "it has a reference",
+        ),
+        (lark_constraint('start: CHOICE\nCHOICE: "\\x41"'), "it is a grammar"),
+        ("start: /a/", "it is a grammar"),
     ],
 )
 def test_what_is_not_ours_has_no_table(constraint: str, reason: str) -> None:
