@@ -137,6 +137,8 @@ OBJECT = {"type": "object", "additionalProperties": False}
         ({"anyOf": [{"minimum": 1}]}, "/anyOf/0: it allows any JSON"),
         ({"allOf": [{"type": "null"}, {"type": "null"}]}, "it has allOf"),
         ({"type": "null", "anyOf": [{"type": "null"}]}, "it has anyOf beside other keywords"),
+        ({"type": "number", "maximum": 19312.448886849466}, "it has a number of too many digits"),
+        ({"enum": [0.1, 0.30000000000000004]}, "it has a number of too many digits"),
         ({"type": "number", "multipleOf": 0.5}, "it has multipleOf of type number"),
         ({**OBJECT, "patternProperties": {"a": True}}, "it has patternProperties of type object"),
         ({"type": "string", "pattern": r"\W"}, r"the regex has \p, which is not known here"),
