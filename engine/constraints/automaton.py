@@ -141,11 +141,7 @@ def _columns(
 
 def _read(constraint: str, work: Work) -> Piece:
     """Return the piece of a constraint, which is as `constraint` makes them. Raises NotCompiled."""
-    try:
-        read = json.loads(constraint)
-    except ValueError:
-        raise NotCompiled("it is a grammar") from None
-    match read:
+    match _loads(constraint):
         case {"grammars": [{"json_schema": {"x-guidance": dict(options)} as schema}]}:
             return _read_schema(schema, options, work)
         case {"grammars": [{"lark_grammar": str(grammar)}]}:
@@ -153,8 +149,15 @@ def _read(constraint: str, work: Work) -> Piece:
                 return regex(pattern[1])
             if choices := _CHOICES.fullmatch(grammar):
                 texts = re.findall(_TEXT, choices[1])
-                return any_text([json.loads(text).encode() for text in texts])
+                return any_text([_loads(text).encode() for text in texts])
     raise NotCompiled("it is a grammar")
+
+
+def _loads(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise NotCompiled("it is a grammar") from None
 
 
 def _read_schema(schema: dict[str, Any], options: dict[str, Any], work: Work) -> Piece:

@@ -31,6 +31,8 @@ from srm.engine.tokenizer_file import read_tokenizer
 I32 = npt.NDArray[np.int32]
 MAX_KEPT = 64
 """Most compiled grammars that are kept for later requests."""
+MAX_KEPT_BYTES = 64 * 1024 * 1024
+"""Most bytes of their tables."""
 
 RENEWED_AFTER = 10_000
 """Masks after which a grammar that fails is compiled anew: one that fails sooner is not."""
@@ -118,10 +120,13 @@ class Grammars:
         return grammar
 
     def keep(self, constraint: str, grammar: Grammar) -> None:
-        """Keep it for `compile`; the one that was not used for longest makes room."""
+        """Keep it for `compile`; those that were not used for longest make room."""
         self._kept[constraint] = grammar
-        if len(self._kept) > MAX_KEPT:
-            self._kept.popitem(last=False)
+        tables = [own.automaton for own in self._kept.values()]
+        num_bytes = sum(table.nbytes for table in tables if table)
+        while len(self._kept) > MAX_KEPT or num_bytes > MAX_KEPT_BYTES:
+            _, dropped = self._kept.popitem(last=False)
+            num_bytes -= dropped.automaton.nbytes if dropped.automaton else 0
 
     def _read_tokenizer(self) -> LLTokenizer:
         if self._tokenizer is None:

@@ -6,9 +6,14 @@ import math
 from decimal import Decimal
 from typing import Any
 
+from srm.engine.constraints.byte_automaton import NotCompiled
+
 NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 _FRACTION = r"(?:\.[0-9]+)?"
 _NATURAL = "(?:0|[1-9][0-9]*)"
+_EXACT, _EXACT_EXPONENT = 2**53, 22
+"""Digits as an integer and exponent of ten up to which llguidance reads a decimal as it is; others
+may become a neighbour."""
 
 
 def integer_regex(schema: dict[str, Any]) -> str | None:
@@ -33,9 +38,19 @@ def number_regex(schema: dict[str, Any]) -> str | None:
 
 
 def spell_number(value: float) -> str:
-    """Spell a number that is one value of a schema."""
-    if isinstance(value, int):
-        return str(value)
+    """Spell a number that is one value of a schema. Raises NotCompiled."""
+    _check(value)
+    return _spell(value)
+
+
+def _check(value: float) -> None:
+    if isinstance(value, float):
+        _, digits, exponent = Decimal(repr(value)).as_tuple()
+        if int("".join(map(str, digits))) > _EXACT or abs(int(exponent)) > _EXACT_EXPONENT:
+            raise NotCompiled("it has a number of too many digits")
+
+
+def _spell(value: float) -> str:
     text = format(Decimal(repr(value)), "f")
     return text.rstrip("0").rstrip(".") if "." in text else text
 
@@ -44,6 +59,8 @@ def _bounds(schema: dict[str, Any]) -> tuple[tuple[float | None, bool], tuple[fl
     """Return the lowest and the highest number, and whether each is left out itself."""
     low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
     high, below = schema.get("maximum"), schema.get("exclusiveMaximum")
+    for bound in (low, above, high, below):
+        _check(bound or 0)
     excludes_low = above is not None and (low is None or above >= low)
     excludes_high = below is not None and (high is None or below <= high)
     low, high = (above if excludes_low else low), (below if excludes_high else high)
@@ -81,6 +98,8 @@ def _natural(low: int, high: int | None) -> str:
 def _of_one_length(low: str, high: str) -> str:
     if not low:
         return ""
+    if not low.strip("0") and not high.strip("9"):
+        return f"[0-9]{{{len(low)}}}"
     if low[0] == high[0]:
         return low[0] + _of_one_length(low[1:], high[1:])
     rest = len(low) - 1
@@ -97,13 +116,13 @@ def _decimal(low: float | None, high: float | None, with_low: bool, with_high: b
     if low is None and high is None:
         return NUMBER
     if low is not None and low == high:
-        return spell_number(low).replace(".", r"\.")
+        return _spell(low).replace(".", r"\.")
     if high is None and low is not None and low >= 0:
         digits = len(str(int(low)))
         near = _decimal(low, float(10**digits), with_low, False)
         return f"(?:{near}|[1-9][0-9]{{{digits},}}{_FRACTION})"
     if low is not None and high is not None and low >= 0:
-        return _between(spell_number(low), spell_number(high), with_low, with_high)
+        return _between(_spell(low), _spell(high), with_low, with_high)
     if high is not None and high < 0:
         return f"-{_decimal(-high, None if low is None else -low, with_high, with_low)}"
     parts = [f"-{_decimal(0.0, None if low is None else -low, False, with_low)}"]

@@ -45,6 +45,10 @@ _NOT_TRANSLATED = {
     "object": ("patternProperties", "minProperties", "maxProperties"),
 }
 """Keywords of values of a type that have no table."""
+_TRANSLATED = frozenset(
+    "type $defs minimum maximum exclusiveMinimum exclusiveMaximum minLength maxLength pattern "
+    "format items prefixItems minItems maxItems properties required additionalProperties".split()
+)
 _ALONE = ("enum", "const", "anyOf", "allOf", "$ref")
 
 
@@ -104,6 +108,9 @@ class _Translator:
             return choice([self.translate(branch, keyword, number) for number, branch in branches])
         if "type" not in schema:
             raise NotCompiled("it allows any JSON")
+        for_others = {keyword for keywords in _NOT_TRANSLATED.values() for keyword in keywords}
+        if unknown := sorted(schema.keys() - _TRANSLATED - for_others):
+            raise NotCompiled(f"it has {unknown[0]}")
         types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
         pieces = [self._translate_type(name, schema) for name in types]
         return choice(pieces) if len(pieces) > 1 else pieces[0]
@@ -111,6 +118,8 @@ class _Translator:
     def _follow(self, reference: str) -> Piece:
         if reference in self._references:
             raise NotCompiled("it is recursive")
+        if reference.removeprefix("#/$defs/") not in self._definitions:
+            raise NotCompiled("it has a reference that is not known here")
         self._references.append(reference)
         piece = self.translate(self._definitions[reference.removeprefix("#/$defs/")], "$ref")
         self._references.pop()

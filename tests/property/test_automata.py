@@ -35,9 +35,10 @@ SEEDS = st.integers(0, 2**32)
 VOCABULARIES = st.sampled_from([of_bytes, of_demo])
 SLOW = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
+BOUNDS = st.integers(-1_200, 1_200) | st.integers() | st.floats(-1e9, 1e9)
 LEAVES = st.one_of(
     st.sampled_from([{"type": "string"}, {"type": "boolean"}, {"type": "number"}, False]),
-    st.builds(lambda value: {"const": value}, VALUES),
+    st.builds(lambda value: {"const": value}, VALUES | st.floats(-1e9, 1e9)),
     st.builds(
         lambda values, more: {"enum": values, **more},
         st.lists(VALUES, min_size=1),
@@ -48,11 +49,11 @@ LEAVES = st.one_of(
         FORMATS | st.sampled_from(["date-time", "time", "duration", "ipv6", "uri"]),
     ),
     optional(
-        type=st.just("integer"),
-        minimum=st.integers(-1_200, 1_200) | NUMBERS,
-        maximum=st.integers(-1_200, 1_200),
+        type=st.sampled_from(["integer", "number"]),
+        minimum=BOUNDS | NUMBERS,
+        maximum=BOUNDS,
         exclusiveMinimum=NUMBERS,
-        exclusiveMaximum=NUMBERS,
+        exclusiveMaximum=NUMBERS | BOUNDS,
     ),
     optional(type=st.just("string"), minLength=SIZES, maxLength=SIZES, pattern=PATTERNS),
     st.builds(lambda types: {"type": types}, st.lists(TYPES, min_size=1, max_size=2, unique=True)),

@@ -137,6 +137,8 @@ OBJECT = {"type": "object", "additionalProperties": False}
         ({"anyOf": [{"minimum": 1}]}, "/anyOf/0: it allows any JSON"),
         ({"allOf": [{"type": "null"}, {"type": "null"}]}, "it has allOf"),
         ({"type": "null", "anyOf": [{"type": "null"}]}, "it has anyOf beside other keywords"),
+        ({"type": "number", "maximum": 19312.448886849466}, "it has a number of too many digits"),
+        ({"enum": [0.1, 0.30000000000000004]}, "it has a number of too many digits"),
         ({"type": "number", "multipleOf": 0.5}, "it has multipleOf of type number"),
         ({**OBJECT, "patternProperties": {"a": True}}, "it has patternProperties of type object"),
         ({"type": "string", "pattern": r"\W"}, r"the regex has \p, which is not known here"),
@@ -157,6 +159,16 @@ def test_what_is_not_regular_or_not_known_exactly_has_no_table(schema: Any, reas
         (regex_constraint("[[:alpha:]]"), "the regex has a class"),
         ('{"grammars":[{"json_schema":{"type":"null","x-guidance":{}}}]}', "it has options"),
         ('{"grammars":[{"json_schema":{"type":"null"}}]}', "it is a grammar"),
+        (
+            json_constraint({"type": "array", "items": False}).replace("items", "rows"),
+            "it has rows",
+        ),
+        (
+            json_constraint({"$ref": "#/x-a", "x-a": {"type": "null"}}).replace("/0", "/a"),
+            "it has a reference",
+        ),
+        (lark_constraint('start: CHOICE\nCHOICE: "\\x41"'), "it is a grammar"),
+        ("start: /a/", "it is a grammar"),
     ],
 )
 def test_what_is_not_ours_has_no_table(constraint: str, reason: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from llguidance import LLMatcher, LLParserLimits
 
 from srm.engine.constraints import grammars as matching
+from srm.engine.constraints.constraint import regex_constraint
 from srm.engine.constraints.grammars import MAX_KEPT, Grammar, Grammars
 from srm.engine.errors import InvalidRequest, Overloaded
 from srm.engine.messages import Request, StopSamples
@@ -50,6 +51,18 @@ def test_the_least_used_grammar_makes_room() -> None:
     assert own.compile(FEW) is first
     own.compile(LLMatcher.grammar_from_lark("start: /b/"))
     assert own.has(FEW) and not own.has(LLMatcher.grammar_from_lark("start: /a{1}/"))
+
+
+def test_tables_make_room_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = grammars()
+    words = [regex_constraint(f"[a-j]{{{number}}}") for number in (40, 41, 42)]
+    table = own.compile(words[0]).automaton
+    assert table is not None
+    monkeypatch.setattr(matching, "MAX_KEPT_BYTES", 3 * table.nbytes - 1)
+    own.compile(words[1])
+    assert own.has(words[0])
+    own.compile(words[2])
+    assert [own.has(word) for word in words] == [False, True, True]
 
 
 @pytest.mark.parametrize("constraint", ["{", '{"grammars":[]}', LLMatcher.grammar_from_lark("x")])
