@@ -34,7 +34,7 @@ from srm.training.grpo.asked import questions
 from srm.training.grpo.asking import Asking
 from srm.training.grpo.config import GRPOConfig
 from srm.training.grpo.engine_sampler import engine_sampler
-from srm.training.questions.rewards import load_reward
+from srm.training.questions.reward_process import RewardProcess
 from srm.training.statistics.coverage import (
     Floats,
     Interval,
@@ -166,7 +166,7 @@ def solved(rules: GRPOConfig, model: Path) -> Numbers:
     """
     base = read_model(model).config
     tokenizer = read_tokenizer(model / "tokenizer.json")
-    sampling, reward = rules.sampling, load_reward(rules.data.reward)
+    sampling = rules.sampling
     samples, most = rules.evaluations.evaluation_samples, sampling.max_tokens
     asked = questions(rules.data, rules.evaluations, rules.seed, tokenizer, base.n_ctx, most)
     engine = EngineConfig(
@@ -176,7 +176,10 @@ def solved(rules: GRPOConfig, model: Path) -> Numbers:
         max_waiting=max(100_000, samples),
     )
     weights = load_model(model).state_dict()
-    with closing(engine_sampler(base, weights, engine, 1, sampling.gpu_memory)) as sampler:
+    with (
+        closing(RewardProcess(*rules.data.rewards)) as reward,
+        closing(engine_sampler(base, weights, engine, 1, sampling.gpu_memory)) as sampler,
+    ):
         asking = Asking(sampling, rules.seed, asked, tokenizer, reward, sampler)
         solved_rates = asking.evaluate(0, samples, None)
     return {"right": solved_rates.right, "samples": solved_rates.samples}

@@ -30,7 +30,8 @@ _MAY_CHANGE = {
     *("steps", "epochs", "learning_rate", "warmup_steps", "warmup_share", "decline"),
     *("save_every", "evaluate_every", "tensorboard", "output"),
     *("threads", "device", "shard", "compile", "precision", "micro_batches", "micro_batch_tokens"),
-    *("gpu_memory", "model", "train", "evaluation", "texts", "suffix", "tokenizer"),
+    *("gpu_memory", "reward_limit_s", "model", "train", "evaluation", "texts", "suffix"),
+    "tokenizer",
 }
 MAY_CHANGE = (
     "only steps or epochs, learning_rate, its warm-up and decline, save_every, evaluate_every, "

@@ -5,25 +5,27 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import torch
 from rich.console import Console
 
 from srm.engine.config import EngineConfig, ModelConfig
-from srm.engine.errors import ConfigError
+from srm.engine.errors import ConfigError, SRMError
 from srm.engine.settings import build
 from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import read_model
 from srm.training.checkpoint import copy_text_files, load_model, save_model
 from srm.training.events import check_events
 from srm.training.grpo.asked import questions
-from srm.training.grpo.asking import Asking, RolloutBatch, rows_of
+from srm.training.grpo.asking import Asking, RolloutBatch, rows_of, updates_of
 from srm.training.grpo.config import (
     GRPOConfig,
     ObjectiveSettings,
@@ -38,9 +40,11 @@ from srm.training.grpo.torch_sampler import TorchSampler
 from srm.training.loop import Run, Schedule
 from srm.training.model import SRM
 from srm.training.processes import processes, stop_asked
-from srm.training.questions.rewards import load_reward
+from srm.training.questions.reward_process import RewardProcess
 from srm.training.settings import select_fixed
 from srm.training.text.whole_files import write_whole
+
+Result = TypeVar("Result")
 
 
 class Trained(NamedTuple):
@@ -62,7 +66,7 @@ def grpo(config: GRPOConfig) -> Trained:
     torch.manual_seed(config.seed)
     if config.threads:
         torch.set_num_threads(config.threads)
-    base, reward = read_model(config.model), load_reward(config.data.reward)
+    base = read_model(config.model)
     tokenizer = read_tokenizer(config.model / "tokenizer.json")
     n_ctx, max_tokens = base.config.n_ctx, config.sampling.max_tokens
     asked = questions(config.data, config.evaluations, config.seed, tokenizer, n_ctx, max_tokens)
@@ -77,21 +81,20 @@ def grpo(config: GRPOConfig) -> Trained:
         learner = Learner(
             run,
             reference,
-            _objective(config.objective, config.sampling),
+            _objective(config.objective, config.sampling, config.schedule.updates_per_batch),
             own.device,
             run.precision,
             config.schedule.micro_batch_tokens,
         )
         done = len(run.losses.steps)
-        sampler = _sampler(config, base.config, run, done + 1, own.device)
-        with closing(sampler):
+        _check_steps(config.schedule, done)
+        updates = _updates(config.output / "updates.jsonl", done)
+        with ExitStack() as open_processes:
+            reward = RewardProcess(*config.data.rewards)
+            open_processes.callback(reward.close)
+            sampler = _sampler(config, base.config, run, len(updates) + 1, own.device)
+            open_processes.callback(sampler.close)
             asking = Asking(config.sampling, config.seed, asked, tokenizer, reward, sampler)
-            updates = JsonLinesFile(config.output / "updates.jsonl", Update, done)
-            if len(updates) < done:
-                raise ConfigError(
-                    f"{config.output}/updates.jsonl must have the {done} updates of run.pt, got "
-                    f"{len(updates)}: change output"
-                )
             evaluations = JsonLinesFile(config.output / "evaluations.jsonl", StepEvaluation, done)
             alternate(config, run, learner, asking, updates, evaluations)
         copy_text_files(config.model, config.output)
@@ -110,48 +113,100 @@ def alternate(
     updates: JsonLinesFile[Update],
     evaluations: JsonLinesFile[StepEvaluation],
 ) -> None:
-    """Make the updates that are left, each from rollouts of its own.
+    """Make the updates that are left, those of a batch from rollouts of its own.
 
     In turn, these are sampled by the weights that learn from them. With `ahead`, another thread
-    samples those of the next update meanwhile, and weights change hands when both are done. A
-    signal to stop ends the run after the update under way, with KeyboardInterrupt.
+    samples the next batch meanwhile, and weights change hands when both are done. A signal to stop
+    ends the run after the batch under way, with KeyboardInterrupt.
     """
-    schedule, samples = config.schedule, config.evaluations.evaluation_samples
-    first, say = len(updates), partial(Console(highlight=False).print, soft_wrap=True)
+    schedule = config.schedule
+    first, many = len(run.losses.steps), schedule.updates_per_batch
+    drawn = sum(update.draws for update in updates)
     pending: Future[RolloutBatch] | None = None
     with ThreadPoolExecutor(1, "rollouts") as thread, stop_asked() as asked:
-        for done in range(first, schedule.steps + 1):
+        for done in range(first, schedule.steps + 1, many):
             started = time.monotonic()
-            batch = None if pending is None else pending.result()
+            batch = None if pending is None else _saved_first(run, pending.result)
             taken = time.monotonic()
             if done > first:
                 asking.load(run.weights())
             loaded = time.monotonic()
             if asking.can_evaluate and _is_due(config, evaluations, done):
-                earliest = evaluations[0] if evaluations else None
-                evaluations.add(asking.evaluate(done, samples, earliest))
-                say(_evaluation_line(evaluations[-1]))
-                run.tell("pass@1", evaluations[-1].pass_at["1"])
+                _evaluate(config, run, asking, evaluations)
             if done == schedule.steps:
                 break
             waited = taken - started
             if batch is None:
-                batch, waited = (made := asking.batch(done)), made.seconds
-            if config.sampling.ahead and done + 1 < schedule.steps:
-                pending = thread.submit(asking.batch, done + 1)
+                made = _saved_first(run, partial(asking.batch, drawn))
+                batch, waited = made, made.seconds
+            drawn += batch.draws
+            if config.sampling.ahead and done + many < schedule.steps:
+                pending = thread.submit(asking.batch, drawn)
             began = time.monotonic()
-            sums = learner.learn(rows_of(batch, config.resampling, config.seed, done))
+            sums = _learned(config, learner, batch, done)
             learn_s = time.monotonic() - began
             seconds = {"waited_s": waited, "learn_s": learn_s, "load_s": loaded - taken}
             updates.add(_update(config, run, batch, sums, seconds))
-            say(_update_line(updates[-1], schedule.steps))
+            _say(_update_line(updates[-1], schedule.steps))
             _tell(run, updates[-1])
-            is_last = done + 1 == schedule.steps
-            if (done + 1) % schedule.save_every == 0 or is_last or asked.is_set():
+            is_last = done + many == schedule.steps
+            if (done + many) % schedule.save_every < many or is_last or asked.is_set():
                 run.save()
-                say(f"saved{run.decays}")
+                _say(f"saved{run.decays}")
             if asked.is_set() and not is_last:
                 raise KeyboardInterrupt
+
+
+def _updates(path: Path, done: int) -> JsonLinesFile[Update]:
+    updates = JsonLinesFile(path, Update, done)
+    if (last := updates[-1].step if updates else 0) != done:
+        raise ConfigError(
+            f"{path} must have the {done} updates of run.pt, got {last}: change output"
+        )
+    return updates
+
+
+def _check_steps(schedule: ScheduleSettings, done: int) -> None:
+    many = schedule.updates_per_batch
+    if (schedule.steps - done) % many:
+        raise ConfigError(
+            f"steps must exceed the {done} updates made by a multiple of the {many} of a batch "
+            f"(passes times mini_batches), got {schedule.steps}"
+        )
+
+
+def _learned(config: GRPOConfig, learner: Learner, batch: RolloutBatch, done: int) -> Sums:
+    """Make the updates of a batch; return the sums over all of them."""
+    scale = config.objective.scale_advantages
+    rows, sums = rows_of(batch, config.resampling, scale, config.seed, done), Sums()
+    for some in updates_of(rows, config.schedule, config.seed, done):
+        sums.add(learner.learn(some))
+    return sums
+
+
+def _evaluate(
+    config: GRPOConfig, run: Run, asking: Asking, evaluations: JsonLinesFile[StepEvaluation]
+) -> None:
+    """Evaluate the sampler's weights, which are the run's."""
+    earliest = evaluations[0] if evaluations else None
+    samples, done = config.evaluations.evaluation_samples, len(run.losses.steps)
+    evaluations.add(_saved_first(run, partial(asking.evaluate, done, samples, earliest)))
+    _say(_evaluation_line(evaluations[-1]))
+    run.tell("pass@1", evaluations[-1].pass_at["1"])
+
+
+def _saved_first(run: Run, call: Callable[[], Result]) -> Result:
+    """Return what a call returns that learns nothing; if it fails, save first what was learned."""
+    try:
+        return call()
+    except SRMError:
+        if run.losses.steps:
+            run.save()
+        raise
+
+
+def _say(line: str) -> None:
+    Console(highlight=False).print(line, soft_wrap=True)
 
 
 def _tell(run: Run, update: Update) -> None:
@@ -178,6 +233,8 @@ def _update(
         learned_tokens=sums.tokens,
         rollout_tokens=batch.tokens,
         rollout_s=batch.seconds,
+        draws=batch.draws,
+        each_reward=batch.each_reward.mean(axis=(0, 1)).tolist(),
         **seconds,
     )
 
@@ -239,11 +296,15 @@ def _schedule(settings: ScheduleSettings, tensorboard: bool) -> Schedule:
     return build(Schedule, msgspec.structs.asdict(settings) | derived)
 
 
-def _objective(settings: ObjectiveSettings, sampling: SamplingSettings) -> Objective:
+def _objective(
+    settings: ObjectiveSettings, sampling: SamplingSettings, updates_per_batch: int
+) -> Objective:
     correction = settings.correction
     if correction == "auto":
         correction = "truncate" if sampling.ahead else "none"
+        correction = "clip" if updates_per_batch > 1 else correction
     derived = {"correction": correction, "temperature": sampling.temperature}
+    derived["max_tokens"] = sampling.max_tokens
     return build(Objective, msgspec.structs.asdict(settings) | derived)
 
 
@@ -251,4 +312,5 @@ def _is_due(config: GRPOConfig, evaluations: JsonLinesFile[StepEvaluation], done
     """Whether an evaluation after so many updates is wanted, and not there yet."""
     every, last = config.evaluations.evaluate_every, config.schedule.steps
     is_new = done not in {evaluation.step for evaluation in evaluations}
-    return bool(every) and (done % every == 0 or done == last) and is_new
+    is_time = bool(every) and (done % every < config.schedule.updates_per_batch or done == last)
+    return is_time and is_new

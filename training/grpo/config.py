@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +12,8 @@ from srm.engine.config import DEMO_MODEL, find_model
 from srm.engine.messages import MAX_TEMPERATURE
 from srm.training.grpo.resampling import Resampling
 from srm.training.settings import Precision, check_numbers
+
+LossMean = Literal["completion", "batch", "max_tokens"]
 
 LEAST_TEMPERATURE = 1e-3
 """Least sampling temperature; dividing logits by less overflows."""
@@ -31,13 +34,31 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Files like those of `train` for evaluation; empty: held-out word problems, or no evaluation
     where `train` has files."""
     reward: str = "srm.training.questions.rewards:gsm8k_strict"
-    """Reward function of completion and question, as `module:function` or `file.py:function`; a
-    reward of 1 or more is good."""
+    """Reward function of completion and question, as `module:function` or `file.py:function`, or
+    several with commas, which are added; a reward of 1 or more is good."""
+    reward_weights: tuple[float, ...] = ()
+    """Factors of the rewards in their sum, in the order of `reward`; empty: 1 each."""
+    reward_limit_s: float = 60.0
+    """Most seconds that the reward of a completion may take."""
     questions: int = 8
     """Questions of one update."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, {"questions": 1})
+        check_numbers(self, {"questions": 1, "reward_limit_s": 1})
+        names, weights, _ = self.rewards
+        if len(names) != len(weights):
+            raise ValueError(
+                f"reward_weights must be as many as reward has functions, {len(names)}, got "
+                f"{len(weights)}"
+            )
+        if not all(map(math.isfinite, self.reward_weights)):
+            raise ValueError(f"reward_weights must be finite numbers, got {self.reward_weights}")
+
+    @property
+    def rewards(self) -> tuple[list[str], tuple[float, ...], float]:
+        """The names of the reward functions, their weights and the limit of their time."""
+        names = self.reward.split(",")
+        return names, self.reward_weights or (1.0,) * len(names), self.reward_limit_s
 
 
 class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,6 +72,9 @@ class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Top-p of the sampling."""
     max_tokens: int = 256
     """Longest completion in tokens."""
+    redraws: int = 0
+    """Most times that other questions are asked in place of those whose rollouts all have one
+    reward, which teach nothing (dynamic sampling of DAPO, arXiv 2503.14476)."""
     ahead: bool = False
     """Whether the next update's rollouts are sampled during the current update, by weights one
     update older."""
@@ -62,7 +86,7 @@ class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Fraction of a GPU's free memory that the engine reserves; the rest is for training."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, {"rollouts": 2, "max_tokens": 1})
+        check_numbers(self, {"rollouts": 2, "max_tokens": 1, "redraws": 0})
         if not LEAST_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
             raise ValueError(
                 f"temperature must be {LEAST_TEMPERATURE} … {MAX_TEMPERATURE:g}, got "
@@ -78,22 +102,35 @@ class ObjectiveSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Weight of the KL divergence from the reference (β); 0: no reference."""
     correction: Literal["auto", "none", "truncate", "clip"] = "auto"
     """Correction for rollouts sampled by older weights: none, truncated importance weights of
-    tokens, or PPO's clipped weights. auto: `truncate` with `ahead`, else `none`."""
-    clip_range: float = 0.2
-    """With `correction` = clip, how far a token's importance weight may be from 1."""
+    tokens, or clipped ones (PPO, arXiv 1707.06347). auto: `clip` with several updates a batch,
+    `truncate` with `ahead`, else `none`."""
+    clip_low: float = 0.2
+    """With `correction` = clip, how far a token's importance weight may fall below 1."""
+    clip_high: float = 0.2
+    """With `correction` = clip, how far it may rise above 1; DAPO has 0.28."""
     most_weight: float = 2.0
     """Largest importance weight of a token whose probability has grown since it was sampled."""
+    scale_advantages: bool = True
+    """Whether advantages are divided by the standard deviation of their group's rewards; false as
+    in Dr. GRPO (arXiv 2503.20783)."""
+    loss_mean: LossMean = "completion"
+    """Number of tokens that a completion's loss is divided by: `completion`, its own; `batch`, the
+    mean of the update (DAPO); `max_tokens`, the most it may have (Dr. GRPO)."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, {"kl_weight": 0, "most_weight": 1})
-        _check_shares(self, "clip_range")
+        check_numbers(self, {"kl_weight": 0, "most_weight": 1, "clip_high": 0})
+        _check_shares(self, "clip_low")
 
 
 class ScheduleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many updates there are, and how each is made."""
 
     steps: int = 200
-    """Total updates, including those that a resumed run has made; each has rollouts of its own."""
+    """Total updates, including those that a resumed run has made."""
+    passes: int = 1
+    """Times that each batch of rollouts is learned from (μ of GRPO, arXiv 2402.03300)."""
+    mini_batches: int = 1
+    """Parts of a batch, drawn anew for each pass, that are each an update of their own."""
     learning_rate: float = 2e-5
     """Peak learning rate: reached after the warm-up, then falling to 0 along a cosine."""
     warmup_share: float = 0.1
@@ -112,9 +149,15 @@ class ScheduleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Updates between two saves of the run."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, {"steps": 1, "micro_batch_tokens": 1})
+        least = ("steps", "passes", "mini_batches", "micro_batch_tokens")
+        check_numbers(self, dict.fromkeys(least, 1))
         if not 0 <= self.warmup_share <= 1:
             raise ValueError(f"warmup_share must lie in [0, 1], got {self.warmup_share}")
+
+    @property
+    def updates_per_batch(self) -> int:
+        """Updates that learn from the same rollouts."""
+        return self.passes * self.mini_batches
 
 
 class EvaluationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -164,12 +207,22 @@ class GRPOConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"group_size must be 0 or 2 … {most}, the rollouts it is chosen from, got {size}"
             )
+        if self.schedule.mini_batches > self.rows:
+            raise ValueError(
+                f"mini_batches must be at most the {self.rows} rollouts of a batch, got "
+                f"{self.schedule.mini_batches}"
+            )
+        if self.sampling.redraws and self.resampling.pool:
+            raise ValueError(
+                f"redraws must be 0 with pool, whose group is all questions, got "
+                f"{self.sampling.redraws}"
+            )
         if not (self.evaluations.evaluation_questions or data.evaluation or data.train):
             raise ValueError("evaluation_questions must be at least 1 of generated problems, got 0")
 
     @property
     def rows(self) -> int:
-        """Rollouts that one update learns from."""
+        """Rollouts that are learned from, of each batch."""
         if not self.resampling.group_size:
             return self.sampling.rollouts * self.data.questions
         return self.resampling.group_size * (1 if self.resampling.pool else self.data.questions)

@@ -49,7 +49,7 @@ class Learner:
         Without a reference, rows with advantage 0 count in the mean but are not computed. Raises
         ConfigError if the loss is not finite.
         """
-        count, sums = len(rows), Sums()
+        divisor, sums = self._rules.divisor(rows), Sums()
         if self._reference is None:
             rows = [row for row in rows if row.advantage] or rows[:1]
         parts = _parts(rows, self._micro_batch_tokens)
@@ -60,7 +60,7 @@ class Learner:
                 some, self._run.logits(some.inputs), self._of_reference(some), self._rules
             )
             sums.add(own)
-            return losses / count
+            return losses / divisor
 
         self._run.update(parts, of_part)
         give_back_freed_memory()  # no two parts have rows of one length

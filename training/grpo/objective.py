@@ -2,6 +2,7 @@
 
     mean over rows of the mean over a completion's tokens of  w · A - β · k3
 
+The mean over tokens may have another divisor than the completion's length (`loss_mean`).
 A is the row's advantage, w the token's weight by `correction`, and
 k3 = exp(ref - lp) - (ref - lp) - 1 an estimate, never below 0, of the KL divergence of the policy
 from the reference. Log-probabilities are those after temperature, of the distribution that was
@@ -23,6 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from srm.engine.steps.batch import F32, I32
 from srm.training.data import IGNORED
+from srm.training.grpo.config import LossMean
 
 Correction = Literal["none", "truncate", "clip"]
 
@@ -37,10 +39,25 @@ class Objective(msgspec.Struct, frozen=True):
     correction: Correction
     """`none`: w is 1, and its gradient that of lp: for rows that these weights have sampled.
     `truncate`: w is exp(lp - old) as a constant, at most `most_weight`, times the same.
-    `clip`: w is exp(lp - old), clipped to 1 ± `clip_range` where that makes w · A less (PPO), and
-    at most `most_weight` where A < 0."""
-    clip_range: float
+    `clip`: w is exp(lp - old), clipped to 1 - `clip_low` … 1 + `clip_high` where that makes w · A
+    less (PPO), and at most `most_weight` where A < 0."""
+    clip_low: float
+    clip_high: float
     most_weight: float
+    loss_mean: LossMean
+    """What divides the sum over a completion's tokens: `completion`, their number; `batch`, the
+    mean number of the rows' tokens; `max_tokens`, the constant of that name."""
+    max_tokens: int
+
+    def divisor(self, rows: Sequence[RolloutRow]) -> int:
+        """Return what the losses of these rows, which are all of an update, are divided by."""
+        match self.loss_mean:
+            case "completion":
+                return len(rows)
+            case "batch":
+                return sum(len(row.completion) for row in rows)
+            case "max_tokens":
+                return len(rows) * self.max_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +129,8 @@ class Sums(msgspec.Struct):
 def loss(
     rows: Rows, logits: Tensor, reference: Tensor | None, rules: Objective
 ) -> tuple[Tensor, Sums]:
-    """Return minus the objective, summed over rows; `reference` are log-probabilities f32[B, T]."""
+    """Return minus the objective, summed over rows, to be divided by `rules.divisor`; `reference`
+    are log-probabilities f32[B, T]."""
     is_own = rows.targets != IGNORED
     lp = log_probabilities(logits, rows.targets, rules.temperature)
     gained, is_limited = _weighted(lp, rows, rules)
@@ -126,7 +144,10 @@ def loss(
         gap=float(((lp.detach() - rows.old).abs() * is_own).sum()),
         limited=int((is_limited & is_own).sum()),
     )
-    return (each.sum(1) / is_own.sum(1)).sum(), sums
+    of_rows = each.sum(1)
+    if rules.loss_mean == "completion":
+        of_rows = of_rows / is_own.sum(1)
+    return of_rows.sum(), sums
 
 
 def _weighted(lp: Tensor, rows: Rows, rules: Objective) -> tuple[Tensor, Tensor]:
@@ -142,7 +163,7 @@ def _weighted(lp: Tensor, rows: Rows, rules: Objective) -> tuple[Tensor, Tensor]
             weight = constant * torch.exp(lp - lp.detach())
             is_limited = ratio > rules.most_weight
         case "clip":
-            low, high = 1 - rules.clip_range, 1 + rules.clip_range
+            low, high = 1 - rules.clip_low, 1 + rules.clip_high
             up, down = ratio.clamp(max=high), ratio.clamp(low, rules.most_weight)
             weight = torch.where(advantages < 0, down, up)
             is_limited = weight != ratio

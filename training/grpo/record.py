@@ -23,15 +23,15 @@ class Dated(msgspec.Struct, frozen=True):
     """A record with its place in the run."""
 
     step: int
-    """Number of updates made so far; an Update counts itself."""
+    """Number of updates made so far; an Update counts its own."""
 
 
-class Update(Dated, frozen=True):
-    """One update; times in seconds."""
+class Update(Dated, frozen=True, kw_only=True):
+    """One batch of rollouts and the updates that learned from it; times in seconds."""
 
     weights_version: int
-    """Version of the weights that sampled the rollouts. Without `ahead` it is `step`: the weights
-    before this update."""
+    """Version of the weights that sampled the rollouts. Without `ahead` they are those before the
+    updates of this batch."""
     reward: float
     """Mean reward of all rollouts."""
     mixed: float
@@ -39,6 +39,7 @@ class Update(Dated, frozen=True):
     ended: float
     """Fraction of the rollouts that ended with a token, not at the length limit."""
     loss: float
+    """Loss of its last update."""
     kl: float | None
     """Mean k3 (estimated KL divergence from the reference) of the tokens learned from, in nats;
     None without a reference."""
@@ -56,6 +57,10 @@ class Update(Dated, frozen=True):
     learn_s: float
     load_s: float
     """Seconds to hand the weights to the sampler before this update."""
+    draws: int = 1
+    """Number of times that questions were drawn for it."""
+    each_reward: list[float] = []
+    """Mean of each reward function over all rollouts, unweighted."""
 
 
 class StepEvaluation(Dated, frozen=True):

@@ -55,11 +55,13 @@ def _balanced(is_good: NDArray[np.bool_], size: int, random: np.random.Generator
     return np.concatenate([good[:half], bad[: size - len(good[:half])], good[half:]])[:size]
 
 
-def advantages(rewards: Floats) -> Floats:
-    """Return (r - mean) / (unbiased standard deviation + 1e-4) for a group of two or more; 0 where
-    all rewards are equal."""
-    away = rewards - rewards.mean()
+def advantages(rewards: Floats, scale: bool = True) -> Floats:
+    """Return (r - mean) / (unbiased standard deviation + 1e-4) for a group of two or more; without
+    `scale` not divided; 0 where all rewards are equal."""
+    away: Floats = rewards - rewards.mean()
     if np.ptp(rewards) == 0:
         return np.zeros_like(away)
+    if not scale:
+        return away
     scaled: Floats = away / (rewards.std(ddof=1) + _STEADY)
     return scaled

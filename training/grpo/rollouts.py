@@ -25,7 +25,7 @@ class Rollout:
     is_ended: bool
     """Whether a token ended it, not the length limit."""
     weights_version: int
-    """Number of the weights that sampled it; the start weights have 1, and each update adds 1."""
+    """Number of the weights that sampled it; the start weights have 1, and each batch adds 1."""
 
 
 class RolloutSampling(msgspec.Struct, frozen=True):

@@ -6,6 +6,8 @@ import json
 import math
 import signal
 import string
+from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,16 @@ from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.training.checkpoint import load_model, save_model
 from srm.training.grpo.asked import Questions, questions
+from srm.training.grpo.asking import Asking, rows_of, updates_of
 from srm.training.grpo.command import grpo
-from srm.training.grpo.config import GRPOConfig
+from srm.training.grpo.config import GRPOConfig, ScheduleSettings
 from srm.training.grpo.engine_sampler import EngineSampler, folded
 from srm.training.grpo.record import JsonLinesFile, StepEvaluation, Update, evaluated
 from srm.training.grpo.rollouts import RolloutSampling, Sampler
 from srm.training.grpo.torch_sampler import TorchSampler
 from srm.training.loop import Schedule
 from srm.training.model import SRM
+from srm.training.questions.reward_process import RewardProcess
 from srm.training.text.tokenizer import BEGIN, BEGIN_ID, END, END_ID
 from tests.engines.making import engine_of
 from tests.engines.numpy_runner import SMALL
@@ -202,6 +206,135 @@ def test_rollouts_ahead_are_of_the_weights_before(
     assert any(update.limited for update in made) == (correction == "clip")
 
 
+SEVERAL: dict[str, Any] = {
+    "passes": 2, "mini_batches": 2, "redraws": 1, "loss_mean": "batch", "scale_advantages": False,
+    "save_every": 4,
+}  # fmt: skip
+
+
+def test_several_updates_a_batch_go_on_to_the_same_bits(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the third batch was cut off in its second update, it is drawn and learned again."""
+    grpo(settings(base, tmp_path / "whole", steps=16, **SEVERAL))
+    made = updates(tmp_path / "whole")
+    assert [(update.step, update.weights_version) for update in made] == [
+        (4, 1), (8, 2), (12, 3), (16, 4),
+    ]  # fmt: skip
+    assert any(update.limited for update in made)
+    assert all(update.gap > 1e-4 for update in made), "weights moved away from those that sampled"
+    reached = Schedule.rate
+
+    def stop_at_nine(schedule: Schedule, step: int) -> float:
+        if step == 9:
+            raise KeyboardInterrupt
+        return reached(schedule, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Schedule, "rate", stop_at_nine)
+        with pytest.raises(KeyboardInterrupt):
+            grpo(settings(base, tmp_path / "halves", steps=16, **SEVERAL))
+    assert len(torch.load(tmp_path / "halves" / "run.pt")["losses"]["steps"]) == 8
+    grpo(settings(base, tmp_path / "halves", steps=16, **SEVERAL))
+    whole, halves = (tmp_path / name / "model.safetensors" for name in ("whole", "halves"))
+    assert whole.read_bytes() == halves.read_bytes()
+    with pytest.raises(ConfigError, match=r"exceed the 16 updates made by a multiple of the 4"):
+        grpo(settings(base, tmp_path / "halves", steps=18, **SEVERAL))
+
+
+def test_several_updates_a_batch_learn_too(base: Path, tmp_path: Path) -> None:
+    grpo(settings(base, tmp_path, steps=24, passes=2, loss_mean="max_tokens"))
+    made = updates(tmp_path)
+    assert len(made) == 12
+    assert np.mean([update.reward for update in made[-3:]]) > made[0].reward + 0.3
+
+
+def test_an_update_sees_each_row_once_a_pass() -> None:
+    rows: Any = list(range(7))
+    one, two = (updates_of(rows, ScheduleSettings(passes=2, mini_batches=n), 3, 8) for n in (1, 3))
+    assert list(one) == [rows, rows]
+    parts = [list(part) for part in two]
+    assert [len(part) for part in parts] == [3, 2, 2] * 2
+    assert set(chain(*parts[:3])) == set(chain(*parts[3:])) == set(rows)
+    assert parts[:3] != parts[3:]
+    again = updates_of(rows, ScheduleSettings(passes=2, mini_batches=3), 3, 8)
+    assert [list(part) for part in again] == parts
+
+
+def asking_of(config: GRPOConfig, reward: RewardProcess) -> Asking:
+    model, tokenizer = load_model(config.model), read_tokenizer(config.model / "tokenizer.json")
+    asked = asked_of(config, model.config, tokenizer)
+    sampler = TorchSampler(model, torch.device("cpu"), "float32", 1)
+    return Asking(config.sampling, config.seed, asked, tokenizer, reward, sampler)
+
+
+def test_questions_whose_rollouts_are_all_alike_are_replaced_while_tries_last(
+    base: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "reward.py").write_text(
+        "def wanted(completion, question):\n"
+        "    digits = set('01234') & set(completion)\n"
+        "    return float(question.question in ('0?', '1?') and bool(digits))\n"
+    )
+    config = settings(base, tmp_path, reward=f"{tmp_path}/reward.py:wanted", redraws=3)
+    with closing(RewardProcess(*config.data.rewards)) as reward:
+        asking = asking_of(config, reward)
+        batch = asking.batch(0)  # an epoch has five questions, so three draws have all
+        retained = [batch.asked[place].question.question for place in batch.learnable]
+        assert sorted(retained) == ["0?", "1?"] and 1 <= batch.draws <= 3
+        assert batch.rewards.shape == (2 * batch.draws, 16)
+        able = [asked.question.question in ("0?", "1?") for asked in batch.asked]
+        assert batch.mixed == pytest.approx(np.mean(able))
+        rows = rows_of(batch, config.resampling, True, 0, 0)
+        assert len(rows) == config.rows == 16 and all(row.advantage for row in rows)
+        later = asking.batch(batch.draws)
+        assert later.asked[:2] != batch.asked[:2]
+        # without redraws what comes is learned from, alike or not
+        plain = asking_of(settings(base, tmp_path, reward=config.data.reward), reward).batch(0)
+        assert (plain.draws, plain.learnable.tolist()) == (1, [0, 1])
+        assert plain.rewards.tolist() == batch.rewards[:2].tolist()
+
+
+def test_after_the_last_draw_questions_that_teach_nothing_fill_the_batch(
+    base: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "reward.py").write_text("def wanted(completion, question):\n    return 0.0\n")
+    changes = {"reward": f"{tmp_path}/reward.py:wanted", "redraws": 2, "steps": 2}
+    changes |= {"rollouts": 2, "group_size": 2}
+    grpo(settings(base, tmp_path / "run", sampler="torch", **changes))
+    assert [update.draws for update in updates(tmp_path / "run")] == [3, 3]
+    assert [update.rollout_tokens > 0 for update in updates(tmp_path / "run")] == [True, True]
+
+
+def test_rewards_are_added_by_weight_and_told_apart(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(
+        "def right(completion, question):\n    return 1\n"
+        "def short(completion, question):\n    return 3.0\n"
+    )
+    names = f"{tmp_path}/two.py:right,{tmp_path}/two.py:short"
+    changes = {"reward": names, "reward_weights": (0.5, 0.25), "steps": 1, "sampler": "torch"}
+    grpo(settings(base, tmp_path / "run", **changes))
+    (update,) = updates(tmp_path / "run")
+    assert (update.each_reward, update.reward) == ([1.0, 3.0], 1.25)
+    with pytest.raises(ConfigError, match=r"reward_weights must be as many as .*, 2, got 1"):
+        settings(base, tmp_path, **{**changes, "reward_weights": (1.0,)})
+    with pytest.raises(ConfigError, match="reward_weights must be finite numbers"):
+        settings(base, tmp_path, **{**changes, "reward_weights": (1.0, math.nan)})
+
+
+def test_what_was_learned_is_saved_where_a_reward_fails_later(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(
+        "calls = 0\n"
+        "def reward(completion, question):\n"
+        "    global calls\n    calls += 1\n"
+        "    return 1.0 if calls <= 64 and '0' in completion else 0.0 if calls <= 64 else 1 / 0\n"
+    )
+    changes = {"reward": f"{tmp_path}/fails.py:reward", "save_every": 100, "sampler": "torch"}
+    with pytest.raises(ConfigError, match=r"reward failed for .*ZeroDivisionError"):
+        grpo(settings(base, tmp_path / "run", steps=4, **changes))
+    assert len(torch.load(tmp_path / "run" / "run.pt")["losses"]["steps"]) == 2
+
+
 def torch_model(seed: int) -> SRM:
     torch.manual_seed(seed)
     return SRM(TINY_MODEL)
@@ -337,6 +470,13 @@ def test_lines_of_a_run_that_was_cut_off_are_dropped(tmp_path: Path) -> None:
         ("--kl-weight=-1", "kl_weight must be at least 0, got -1.0"),
         ("--warmup-share=2", r"warmup_share must lie in \[0, 1\], got 2.0"),
         ("--evaluation-questions=0", "evaluation_questions must be at least 1 of generated"),
+        ("--clip-low=0", r"clip_low must lie in \(0, 1\], got 0.0"),
+        ("--clip-high=-1", "clip_high must be at least 0, got -1.0"),
+        ("--passes=0", "passes must be at least 1, got 0"),
+        ("--mini-batches=129", "mini_batches must be at most the 128 rollouts of a batch, got 129"),
+        ("--pool --redraws=1", "redraws must be 0 with pool, whose group is all questions, got 1"),
+        ("--reward-limit-s=0", "reward_limit_s must be at least 1, got 0.0"),
+        ("--loss-mean=some", "'some': allowed are completion, batch, max_tokens"),
         ("--correction=some", "correction = 'some': allowed are auto, none, truncate, clip"),
     ],
 )
@@ -349,13 +489,13 @@ def test_a_file_has_tables_and_one_without_is_told_where_each_setting_stands(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "grpo.toml"
-    argv = [f"--config={file}", "--clip-range=0.5"]
+    argv = [f"--config={file}", "--clip-high=0.5"]
     file.write_text(
-        "seed = 3\n[schedule]\nsteps = 7\n[objective]\nkl_weight = 0\nclip_range = 0.4\n"
+        "seed = 3\n[schedule]\nsteps = 7\n[objective]\nkl_weight = 0\nclip_high = 0.4\n"
     )
     config = load(GRPOConfig, argv, {})
     assert (config.seed, config.schedule.steps) == (3, 7)
-    assert (config.objective.kl_weight, config.objective.clip_range) == (0, 0.5)
+    assert (config.objective.kl_weight, config.objective.clip_high) == (0, 0.5)
     assert build(GRPOConfig, flatten(config)) == config
     for text, message in (
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from srm.training.data import IGNORED
+from srm.training.grpo.config import LossMean
 from srm.training.grpo.learner import Learner
 from srm.training.grpo.objective import (
     Correction,
@@ -78,6 +80,16 @@ def test_advantages_are_rewards_over_their_unbiased_deviation() -> None:
     assert result.tolist() == pytest.approx([expected, -expected, -expected, expected], rel=1e-12)
 
 
+def test_advantages_may_be_left_undivided() -> None:
+    assert advantages(np.array([1.0, 0.0, 0.0, 1.0]), scale=False).tolist() == [
+        0.5,
+        -0.5,
+        -0.5,
+        0.5,
+    ]
+    assert advantages(np.full(3, 0.1), scale=False).tolist() == [0.0] * 3
+
+
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1])
 def test_a_group_of_equal_rewards_teaches_nothing(reward: float) -> None:
     assert advantages(np.full(7, reward)).tolist() == [0.0] * 7
@@ -113,7 +125,7 @@ def _weight(ratio: float, advantage: float, rules: Objective) -> float:
         case "truncate":
             return min(ratio, rules.most_weight)
         case "clip":
-            clipped = min(max(ratio, 1 - rules.clip_range), 1 + rules.clip_range)
+            clipped = min(max(ratio, 1 - rules.clip_low), 1 + rules.clip_high)
             gained = min(ratio * advantage, clipped * advantage)
             if advantage < 0:
                 gained = max(gained, rules.most_weight * advantage)
@@ -123,7 +135,7 @@ def _weight(ratio: float, advantage: float, rules: Objective) -> float:
 def _by_hand(
     policy: NDArray[np.float64], old: list[list[float]], rules: Objective, weigh: Any = None
 ) -> float:
-    """Minus the objective, summed over rows; `weigh` takes the place of the weights."""
+    """Minus the objective; `weigh` takes the place of the weights."""
     lps, refs = _lp(policy, rules.temperature), _lp(_logits(2), rules.temperature)
     total = 0.0
     for row, advantage in enumerate(ADVANTAGES):
@@ -133,41 +145,53 @@ def _by_hand(
             weight = weigh(row, i, lp) if weigh else weight
             k3 = math.exp(ref - lp) - (ref - lp) - 1
             gained.append(weight * advantage - rules.kl_weight * k3)
-        total -= sum(gained) / len(gained)
+        tokens = {"completion": len(gained), "batch": 9 / 3, "max_tokens": rules.max_tokens}
+        total -= sum(gained) / tokens[rules.loss_mean] / 3
     return total
 
 
-def _rules(correction: str) -> Objective:
+def _rules(correction: str, loss_mean: LossMean = "completion") -> Objective:
     return Objective(
         temperature=0.7,
         kl_weight=0.04,
         correction=cast(Correction, correction),
-        clip_range=0.2,
+        clip_low=0.2,
+        clip_high=0.28,
         most_weight=2.0,
+        loss_mean=loss_mean,
+        max_tokens=7,
     )
 
 
-@pytest.mark.parametrize("correction", ["none", "truncate", "clip"])
-def test_loss_and_gradient_are_those_computed_by_hand(correction: str) -> None:
-    rules, policy = _rules(correction), _logits(1)
+def _rows(old: Sequence[Sequence[float]]) -> list[RolloutRow]:
+    return [
+        RolloutRow(prompt, np.array(completion, np.int32), np.array(own, np.float32), advantage)
+        for prompt, completion, own, advantage in zip(
+            PROMPTS, COMPLETIONS, old, ADVANTAGES, strict=True
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("correction", "loss_mean"),
+    [
+        *(("none", "completion"), ("truncate", "completion"), ("clip", "completion")),
+        *(("none", "batch"), ("clip", "batch"), ("none", "max_tokens"), ("clip", "max_tokens")),
+    ],
+)
+def test_loss_and_gradient_are_those_computed_by_hand(correction: str, loss_mean: LossMean) -> None:
+    rules, policy = _rules(correction, loss_mean), _logits(1)
     lps = _lp(policy, rules.temperature)
     # ratios below and above both limits, and between them
     steps = iter([0.0, 0.5, -0.5, 1.5, -1.5, 0.1, -0.1, 0.9, -0.3])
     old = [[lp - next(steps) for lp in own] for own in lps]
-    rows = side_by_side(
-        [
-            RolloutRow(prompt, np.array(completion, np.int32), np.array(own, np.float32), advantage)
-            for prompt, completion, own, advantage in zip(
-                PROMPTS, COMPLETIONS, old, ADVANTAGES, strict=True
-            )
-        ],
-        CPU,
-    )
+    rows = side_by_side(_rows(old), CPU)
     assert rows.inputs.shape == (3, 8)
     assert (rows.targets != IGNORED).sum(1).tolist() == [2, 4, 3]
     logits = torch.tensor(policy, requires_grad=True)
     reference = log_probabilities(torch.tensor(_logits(2)), rows.targets, rules.temperature)
     total, sums = loss(rows, logits, reference, rules)
+    total = total / rules.divisor(_rows(old))
     total.backward()  # type: ignore[no-untyped-call]
     assert float(total.detach()) == pytest.approx(_by_hand(policy, old, rules), rel=1e-6)
     assert sums.tokens == 9
@@ -195,6 +219,24 @@ def test_loss_and_gradient_are_those_computed_by_hand(correction: str) -> None:
         assert float(logits.grad[place]) == pytest.approx(slope, rel=1e-4, abs=1e-7), place
     for silent in [(0, 0), (0, 1), (0, 4), (1, 3), (2, 3)]:  # prompts and padding
         assert not logits.grad[silent].any()
+
+
+def test_the_clipped_objective_of_own_rollouts_has_the_bits_of_the_plain_one() -> None:
+    """As at the first update of a batch, where no probability has moved."""
+    targets = side_by_side(_rows([[0.0] * len(own) for own in COMPLETIONS]), CPU).targets
+    policy = torch.tensor(_logits(1), dtype=torch.float32)
+    lp = log_probabilities(policy, targets, 0.7)
+    old = [own[target != IGNORED].tolist() for own, target in zip(lp, targets, strict=True)]
+    results = []
+    for correction in ("none", "clip"):
+        logits = policy.clone().requires_grad_()
+        total, sums = loss(side_by_side(_rows(old), CPU), logits, None, _rules(correction))
+        total.backward()  # type: ignore[no-untyped-call]
+        assert sums.limited == 0
+        results.append((total.detach(), logits.grad))
+    (plain, of_plain), (clipped, of_clipped) = results
+    assert of_plain is not None and of_clipped is not None and of_plain.any()
+    assert torch.equal(plain, clipped) and torch.equal(of_plain, of_clipped)
 
 
 def test_rows_one_by_one_have_the_loss_of_all_together() -> None:
