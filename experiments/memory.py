@@ -28,8 +28,8 @@ from experiments.harness.settings import ModelSettings
 from srm.engine.config import ModelConfig
 from srm.engine.settings import load
 from srm.engine.weights.tensors import DECAY_RANGE
-from srm.training.loop import LAMBDA
 from srm.training.model import SRM
+from srm.training.schedule import LAMBDA
 
 TREATMENTS: dict[str, dict[str, Any]] = {
     "no decay": {},

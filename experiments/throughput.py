@@ -44,10 +44,11 @@ from experiments.harness.settings import ExperimentSettings
 from srm.engine.config import ModelConfig
 from srm.engine.settings import load
 from srm.training.forms import CHUNK
-from srm.training.loop import Run, Schedule
+from srm.training.loop import Run
 from srm.training.model import SRM, LanguageModel
 from srm.training.precision import choose_precision
 from srm.training.processes import Processes, processes
+from srm.training.schedule import Schedule
 from srm.training.settings import Precision
 
 WARM_UP = 3

@@ -65,18 +65,20 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "training.questions": ("engine", "training.text"),
     "training.problems": (),
     "training.statistics": (),
+    "training.instruments": ("engine", "training.text"),
     "training": (
         *("engine", "engine.steps", "engine.weights", "engine.device", "engine.process"),
         *("training.text", "training.questions", "training.statistics", "training.problems"),
+        "training.instruments",
     ),
     "training.finetuning": (
         *("training", "training.text", "training.questions", "engine", "engine.weights"),
-        *("server.schema", "server.text"),
+        *("training.instruments", "server.schema", "server.text"),
     ),
     "training.grpo": (
         *("training", "training.text", "training.questions", "training.statistics"),
         *("training.problems", "engine", "engine.steps", "engine.weights", "engine.device"),
-        "engine.process",
+        *("engine.process", "training.instruments"),
     ),
     "training.baselines": ("training",),
     "training.passk": (

@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,18 +30,21 @@ from srm.engine.errors import ConfigError
 from srm.engine.progress import show_progress
 from srm.engine.weights.tensors import DECAY_RANGE, is_scalar
 from srm.training.data import IGNORED
-from srm.training.events import Events, events_in
+from srm.training.instruments.log import RunLog
+from srm.training.instruments.peak import measured_peak
+from srm.training.instruments.record import Sample
 from srm.training.model import LanguageModel
 from srm.training.precision import autocast, choose_precision
 from srm.training.processes import Processes, spread, stop_asked
-from srm.training.settings import MAY_CHANGE, Precision
+from srm.training.schedule import LAMBDA, Schedule, count_factors, parameter_groups
+from srm.training.settings import MAY_CHANGE
 from srm.training.text.whole_files import is_sealed, replace_file, seal
 
 log = logging.getLogger(__name__)
 
 Part = TypeVar("Part")
-LAMBDA = "decay_value"
-"""End of the names of the parameters that are λ."""
+_SCALARS = {"λ": LAMBDA, "α": ".weight"}
+"""Those of the mixers' parameters whose range is written, and the ends of their names."""
 _WHOLE = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -48,68 +52,6 @@ class TrainingBatches(Protocol):
     """Yields inputs and targets, int64 [rows, length], of step `index`."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
-
-
-class Schedule(msgspec.Struct, frozen=True):
-    """Length and learning rates of a training run, and how each step is computed."""
-
-    steps: int
-    learning_rate: float
-    warmup_steps: int
-    weight_decay: float
-    save_every: int
-    clip_norm: float = 1.0
-    decline: Literal["linear", "cosine"] = "linear"
-    evaluate_every: int = 0
-    keep_best: bool = False
-    """Whether the run's result is the weights of least evaluation loss instead of the last ones."""
-    micro_batches: int = 1
-    decay_rate_scale: float = 0.02
-    """Learning rate of λ over that of the model. AdamW moves a value by about its learning rate an
-    update, and λ has a range of 0.1: at the model's own rate most λ fall to its lower end."""
-    clip_decays: bool = True
-    """Whether λ are put back into their range after an update. As published, False: one that has
-    left it has no gradient, and stays out."""
-    precision: Precision = "auto"
-    compile: bool = False
-    shard: bool = False
-    tensorboard: bool = False
-    """Whether losses, learning rates and tokens per second are also written for TensorBoard."""
-
-    def rate(self, step: int) -> float:
-        """Return a step's learning rate: linear up over the warm-up, then down to zero."""
-        if step < self.warmup_steps:
-            return self.learning_rate * (step + 1) / self.warmup_steps
-        left = (self.steps - step) / max(1, self.steps - self.warmup_steps)
-        if self.decline == "cosine":
-            left = (1 - math.cos(math.pi * left)) / 2
-        return self.learning_rate * left
-
-
-class ParameterGroup(NamedTuple):
-    """Parameters with a learning rate and a weight decay of their own."""
-
-    parameters: list[nn.Parameter]
-    rate_scale: float
-    weight_decay: float
-
-
-def parameter_groups(model: nn.Module, schedule: Schedule) -> list[ParameterGroup]:
-    """Return the groups that the optimizer updates alike: matrices and embeddings, which alone have
-    weight decay; α, β, δ, norms and biases; λ, at its own rate."""
-    matrices: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
-    decays: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        is_matrix = parameter.ndim > 1 and not is_scalar(name)
-        group = decays if name.endswith(LAMBDA) else matrices if is_matrix else others
-        group.append(parameter)
-    groups = (
-        ParameterGroup(matrices, 1.0, schedule.weight_decay),
-        ParameterGroup(others, 1.0, 0.0),
-        ParameterGroup(decays, schedule.decay_rate_scale, 0.0),
-    )
-    return [group for group in groups if group.parameters]
 
 
 class Losses(msgspec.Struct):
@@ -146,6 +88,7 @@ class Run:
         self._saved = folder / "run.pt"
         self._kept = fixed
         self._source = {**source, "config": msgspec.to_builtins(model.config)}
+        self._factors = count_factors(model)
         self._model = spread(model, own, schedule.shard)
         self._forward = torch.compile(self._model) if schedule.compile else self._model
         self._groups = parameter_groups(self._model, schedule)
@@ -160,13 +103,19 @@ class Run:
         self._scaler = torch.amp.GradScaler(own.device.type, enabled=is_scaled)
         if self._saved.exists():
             self._resume()
-        self._events: Events | None = None
-        if schedule.tensorboard and own.is_first:
-            self._events = events_in(folder, len(self.losses.steps))
+        self._log: RunLog | None = None
+        if own.is_first:
+            self._log = RunLog(folder, len(self.losses.steps), schedule.tensorboard)
 
-    def train(self, batches: TrainingBatches, evaluation: list[tuple[Tensor, Tensor]]) -> None:
+    def train(
+        self,
+        batches: TrainingBatches,
+        evaluation: list[tuple[Tensor, Tensor]],
+        watches: Sequence[Callable[[int], None]] = (),
+    ) -> None:
         """Make the remaining steps; losses are appended as they come.
 
+        After each step the `watches` are called with the number of steps, in all processes.
         The run is saved every `save_every` steps and at the end, and when a signal asks it to stop,
         which raises KeyboardInterrupt. Raises ConfigError if a loss is no number; what was saved
         before stays.
@@ -178,8 +127,7 @@ class Run:
                 started = time.monotonic()
                 inputs, targets = batches[step]
                 loss = self.update(self._parts(inputs, targets), self._mean_over(targets))
-                rate = inputs.numel() / (time.monotonic() - started)
-                self.tell("tokens per second", rate)
+                rate = self.tell_speed(inputs.numel(), time.monotonic() - started)
                 done, is_last = step + 1, step + 1 == schedule.steps
                 message = f"step {done} of {schedule.steps}: loss {loss:.3f}, {rate:,.0f} tok/s"
                 tell(done, message)
@@ -187,6 +135,8 @@ class Run:
                 if evaluation and every and (done % every == 0 or is_last):
                     self._evaluated(done, self.evaluate(evaluation))
                     message += f", evaluation {self.losses.evaluations[-1][1]:.4f}"
+                for watch in watches:
+                    watch(done)
                 is_over = self._own.total(torch.tensor(float(asked.is_set())).to(self._own.device))
                 if done % schedule.save_every == 0 or is_last or is_over:
                     self.save()
@@ -215,7 +165,7 @@ class Run:
         self.losses.evaluations.append((done, result))
         self.tell("evaluation loss", result)
         if self._schedule.keep_best and result < least:
-            self._best = {name: value.clone() for name, value in self._last().items()}
+            self._best = {name: value.clone() for name, value in self.last_weights().items()}
 
     def update(self, parts: Sequence[Part], loss: Callable[[Part], Tensor]) -> float:
         """Make the next step; append and return its loss, the sum of `loss` over the parts of all
@@ -237,7 +187,9 @@ class Run:
             # Gradients are averaged over processes, and each has its part of the sum alone.
             self._scaler.scale(value * own.count).backward()  # type: ignore[no-untyped-call]
         self._scaler.unscale_(self._optimizer)
-        torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._schedule.clip_norm)
+        parameters, most = self._model.parameters(), self._schedule.clip_norm
+        norm = torch.nn.utils.clip_grad_norm_(parameters, most)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         total = own.total(torch.stack(losses).sum())
         self._check(total, f"loss of step {step + 1}")
         self._scaler.step(self._optimizer)
@@ -250,6 +202,7 @@ class Run:
         self.losses.steps.append(total)
         self.tell("loss", total)
         self.tell("learning rate", self._schedule.rate(step))
+        self.tell("gradient norm", float(norm))
         return total
 
     def logits(self, inputs: Tensor) -> Tensor:
@@ -258,10 +211,33 @@ class Run:
             logits: Tensor = self._forward(inputs)
         return logits.float()
 
+    def next_logits(self, ids: Sequence[int]) -> Tensor:
+        """Return f32[vocab] of the token that follows; all processes must call it."""
+        inputs = torch.tensor([ids], device=self._own.device)
+        with torch.no_grad(), autocast(self.precision, inputs.device):
+            logits: Tensor = self._model(inputs)
+        return logits[0, -1].float().cpu()
+
     def tell(self, name: str, value: float) -> None:
-        """Write a value for TensorBoard at the current update, if that is on."""
-        if self._events is not None:
-            self._events.add_scalar(name, value, len(self.losses.steps))
+        """Write a value at the current update into the run's log."""
+        if self._log is not None:
+            self._log.tell(len(self.losses.steps), name, value)
+
+    def tell_speed(self, tokens: int, seconds: float, flop: int = 6) -> float:
+        """Write and return how many tokens a second were computed; `flop` are those of a token and
+        a factor of its products: 2 of a pass forward, 4 of one backward."""
+        rate = tokens / seconds
+        if self._log is not None:
+            peak = measured_peak(self._own.device.type, getattr(torch, self.precision))
+            self.tell("tokens per second", rate)
+            self.tell("FLOP per second", rate * flop * self._factors)
+            self.tell("share of peak", rate * flop * self._factors / (peak * self._own.count))
+        return rate
+
+    def show(self, sample: Sample) -> None:
+        """Write a text of the model into the run's log."""
+        if self._log is not None:
+            self._log.show(len(self.losses.steps), sample)
 
     def _check(self, value: float, which: str) -> None:
         if not math.isfinite(value):
@@ -301,16 +277,7 @@ class Run:
         for weights that are not finite, which the losses so far did not show."""
         model, optimizer = states.get_state_dict(self._model, self._optimizer, options=_WHOLE)
         if self._own.is_first:
-            decays = []
-            for name, tensor in cast(dict[str, Tensor], model).items():
-                if not bool(tensor.isfinite().all()):
-                    self._check(math.nan, f"{name} after step {len(self.losses.steps)}")
-                if name.endswith(LAMBDA):
-                    decays += tensor.flatten().tolist()
-            if decays:
-                self.decays = f", λ {min(decays):.4f} to {max(decays):.4f}"
-                self.tell("least λ", min(decays))
-                self.tell("largest λ", max(decays))
+            self._tell_ranges(self._checked(cast(dict[str, Tensor], model)))
             run: dict[str, Any] = {"settings": self._source, "kept": dict(self._kept)}
             run |= {"model": model, "optimizer": optimizer}
             run |= {"scaler": self._scaler.state_dict(), "losses": msgspec.to_builtins(self.losses)}
@@ -323,8 +290,19 @@ class Run:
                         f"{self._saved} cannot be written, is the disk full? {error}"
                     ) from error
                 seal(partial)
-        if self._events is not None:
-            self._events.flush()
+        if self._log is not None:
+            self._log.flush(len(self.losses.steps) == self._schedule.steps)
+
+    def _tell_ranges(self, weights: Mapping[str, Tensor]) -> None:
+        for symbol, end in _SCALARS.items():
+            named = [name for name in weights if is_scalar(name) and name.endswith(end)]
+            if named:
+                values = torch.cat([weights[name].flatten() for name in named])
+                low, high = float(values.min()), float(values.max())
+                self.tell(f"least {symbol}", low)
+                self.tell(f"largest {symbol}", high)
+                if symbol == "λ":
+                    self.decays = f", λ {low:.4f} to {high:.4f}"
 
     def _resume(self) -> None:
         try:
@@ -373,7 +351,16 @@ class Run:
 
         With `keep_best` they are those of least evaluation loss, else the last ones.
         """
-        return self._last() if self._best is None else self._best
+        return self.last_weights() if self._best is None else self._best
 
-    def _last(self) -> dict[str, Tensor]:
-        return cast(dict[str, Tensor], states.get_model_state_dict(self._model, options=_WHOLE))
+    def last_weights(self) -> dict[str, Tensor]:
+        """Return the whole model's tensors as they are now; all processes must call it. Raises
+        ConfigError for weights that are not finite, which the losses so far did not show."""
+        weights = states.get_model_state_dict(self._model, options=_WHOLE)
+        return self._checked(cast(dict[str, Tensor], weights))
+
+    def _checked(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        for name, tensor in weights.items():
+            if not bool(tensor.isfinite().all()):
+                self._check(math.nan, f"{name} after step {len(self.losses.steps)}")
+        return weights

@@ -17,12 +17,13 @@ from srm.engine.settings import build
 from srm.engine.tokenizer_file import read_byte_level, read_tokenizer
 from srm.training.checkpoint import save_model
 from srm.training.data import ProblemBatches, problem_kinds
-from srm.training.events import check_events
-from srm.training.loop import Losses, Run, Schedule, TrainingBatches
+from srm.training.instruments.events import check_events
+from srm.training.loop import Losses, Run, TrainingBatches
 from srm.training.loss_files import write_losses
 from srm.training.model import SRM
-from srm.training.problems.drawn import examples
+from srm.training.problems.drawn import examples, problems
 from srm.training.processes import processes
+from srm.training.schedule import Schedule
 from srm.training.settings import PretrainConfig, select_fixed
 from srm.training.text.documents import documents, files
 from srm.training.text.packed_batches import PackedBatches
@@ -33,6 +34,7 @@ from srm.training.text.tokenizer import (
     train_tokenizer,
 )
 from srm.training.text.whole_files import write_whole
+from srm.training.watch import ModelSeries, Samples
 
 TOKENIZER_PROBLEMS = 100_000
 
@@ -88,7 +90,12 @@ def pretrain(config: PretrainConfig) -> Losses:
         schedule = build(Schedule, msgspec.structs.asdict(config))
         settings = select_fixed(config) | {"evaluation_share": config.held_out}
         run = Run(model, schedule, config.output, own, {"texts": source}, settings)
-        run.train(batches, evaluation)
+        every = (config.keep_every, own.is_first)
+        series = ModelSeries(run, model.config, config.output, config.output, *every)
+        samples = Samples(
+            run, tokenizer, _prompt(config, tokenizer), config.n_ctx, config.save_every
+        )
+        run.train(batches, evaluation, (series, samples))
         weights = run.weights()
         if own.is_first:
             save_model(model.config, weights, config.output)
@@ -131,6 +138,14 @@ def _tokenizer(config: PretrainConfig, is_first: bool) -> Tokenizer:
     return read_tokenizer(path)
 
 
+def _prompt(config: PretrainConfig, tokenizer: Tokenizer) -> list[int]:
+    """Return what the model is shown to go on with: a problem, or the beginning of a text."""
+    if config.texts:
+        return [special_ids(tokenizer).begin]
+    ids: list[int] = tokenizer.encode(next(problems("held-out", config.seed)).prompt).ids
+    return ids
+
+
 def _batches(
     config: PretrainConfig, tokenizer: Tokenizer
 ) -> tuple[TrainingBatches, list[tuple[Tensor, Tensor]], str]:
@@ -151,9 +166,10 @@ def _batches(
     )
     rows = max(1, config.batch_tokens // config.n_ctx)
     held_out = int(len(ids) * config.held_out)
-    batches = PackedBatches(ids[: len(ids) - held_out], rows, config.n_ctx, config.seed)
+    end = special_ids(tokenizer).end if config.windows == "documents" else None
+    batches = PackedBatches(ids[: len(ids) - held_out], rows, config.n_ctx, config.seed, end)
     if not held_out:
         return batches, [], source
-    others = PackedBatches(ids[len(ids) - held_out :], rows, config.n_ctx, config.seed)
+    others = PackedBatches(ids[len(ids) - held_out :], rows, config.n_ctx, config.seed, end)
     smallest = min(config.evaluation_batches, len(others))
     return batches, [others[index] for index in range(smallest)], source

@@ -28,18 +28,18 @@ computes."""
 _MOST = {"threads": 4_096, "max_vocab_size": MAX_VOCAB_SIZE}
 _MAY_CHANGE = {
     *("steps", "epochs", "learning_rate", "warmup_steps", "warmup_share", "decline"),
-    *("save_every", "evaluate_every", "tensorboard", "output"),
+    *("save_every", "keep_every", "evaluate_every", "tensorboard", "output"),
     *("threads", "device", "shard", "compile", "precision", "micro_batches", "micro_batch_tokens"),
     *("gpu_memory", "reward_limit_s", "model", "train", "evaluation", "texts", "suffix"),
     "tokenizer",
 }
 MAY_CHANGE = (
-    "only steps or epochs, learning_rate, its warm-up and decline, save_every, evaluate_every, "
-    "tensorboard, precision, micro-batches and what it runs on may change"
+    "only steps or epochs, learning_rate, its warm-up and decline, save_every, keep_every, "
+    "evaluate_every, tensorboard, precision, micro-batches and what it runs on may change"
 )
 """`_MAY_CHANGE` in words for error messages, without files, which are compared by content."""
 _LEAST = {"save_every": 1} | dict.fromkeys(
-    "learning_rate weight_decay evaluate_every threads".split(), 0
+    "learning_rate weight_decay evaluate_every keep_every threads".split(), 0
 )
 
 
@@ -87,6 +87,9 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokenizer: str = ""
     """Path of a tokenizer.json, also of another model; empty: a tokenizer is trained on the
     texts."""
+    windows: Literal["packed", "documents"] = "packed"
+    """What rows of texts begin with: `packed`, any token, and none is in two rows; `documents`, a
+    document unless one is longer than a row, and its beginning ends the row before too."""
     evaluation_share: float = 0.01
     """Fraction of the texts' tokens, taken from the end, that is kept for evaluation."""
     evaluate_every: int = 200
@@ -111,6 +114,8 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Largest norm of all gradients together; larger gradients are scaled down to it."""
     save_every: int = 100
     """Updates between two saves of the run."""
+    keep_every: int = 0
+    """Updates between two models that are kept, as `step-100` and so on in `output`; 0: none."""
     precision: Precision = "auto"
     """Precision of the matrix products in training, token mixing included; weights and optimizer
     stay float32. auto: bfloat16, or float32 on a processor without instructions for it."""
@@ -151,6 +156,8 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         least = "steps batch_tokens micro_batches warmup_steps max_vocab_size evaluation_batches"
         check_numbers(self, dict.fromkeys(least.split(), 1))
+        if self.windows == "documents" and not self.texts:
+            raise ValueError("windows must be packed where there are no texts, got documents")
         if not 0 <= self.evaluation_share < 1:
             raise ValueError(f"evaluation_share must lie in [0, 1), got {self.evaluation_share}")
         self.model(MIN_VOCAB_SIZE)  # reports an invalid shape before any work

@@ -25,9 +25,10 @@ from experiments.harness.result_cache import Numbers, cached
 from experiments.harness.settings import ExperimentSettings
 from srm.engine.errors import ConfigError
 from srm.loadtest.records import new_record, settings_of, write_record
-from srm.training.loop import Run, Schedule, TrainingBatches
+from srm.training.loop import Run, TrainingBatches
 from srm.training.model import LanguageModel
 from srm.training.processes import processes
+from srm.training.schedule import Schedule
 from srm.training.text.whole_files import replace_file
 
 NOT_OF_A_RESULT = ("output", "results", "seeds", "kinds", "modes")

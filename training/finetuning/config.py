@@ -49,6 +49,8 @@ class SFTConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Largest norm of all gradients together; larger gradients are scaled down to it."""
     save_every: int = 100
     """Updates between two saves of the run."""
+    keep_every: int = 0
+    """Updates between two models that are kept, as `step-100` and so on in `output`; 0: none."""
     precision: Precision = "auto"
     """Precision of the matrix products in training, token mixing included; weights and optimizer
     stay float32. auto: bfloat16, or float32 on a processor without instructions for it."""

@@ -13,10 +13,10 @@ import torch
 
 from srm.engine.errors import ConfigError
 from srm.engine.settings import build
+from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import read_model
 from srm.server.text.text import Text
 from srm.training.checkpoint import copy_text_files, load_model, save_model
-from srm.training.events import check_events
 from srm.training.finetuning.config import SFTConfig
 from srm.training.finetuning.conversations import Chats, RowText, read
 from srm.training.finetuning.examples import (
@@ -28,10 +28,13 @@ from srm.training.finetuning.examples import (
     in_order,
     with_shots,
 )
-from srm.training.loop import Losses, Run, Schedule
+from srm.training.instruments.events import check_events
+from srm.training.loop import Losses, Run
 from srm.training.loss_files import write_losses
 from srm.training.processes import processes
+from srm.training.schedule import Schedule
 from srm.training.settings import select_fixed
+from srm.training.watch import ModelSeries, Samples
 
 log = logging.getLogger(__name__)
 
@@ -72,9 +75,16 @@ def sft(config: SFTConfig) -> Losses:
         source = {"model": base.fingerprint, "rows": digest(data.train, data.evaluation)}
         model, schedule = load_model(config.model), _schedule(config, data)
         run = Run(model, schedule, config.output, own, source, select_fixed(config))
+        every = (config.keep_every, own.is_first)
+        series = ModelSeries(run, base.config, config.model, config.output, *every)
+        first = data.evaluation[0]
+        prompt = first.ids[: int(first.is_target.argmax())].tolist() or [base.config.bos_token_id]
+        tokenizer = read_tokenizer(config.model / "tokenizer.json")
+        samples = Samples(run, tokenizer, prompt, base.config.n_ctx, config.save_every)
         run.train(
             ExampleBatches(data.train, config.batch_rows, config.seed),
             in_order(data.evaluation, config.batch_rows),
+            (series, samples),
         )
         weights = run.weights()
         if own.is_first:

@@ -20,6 +20,7 @@ from srm.training.grpo.objective import RolloutRow
 from srm.training.grpo.record import StepEvaluation, evaluated
 from srm.training.grpo.resampling import GOOD, Floats, Ints, Resampling, advantages, chosen
 from srm.training.grpo.rollouts import Rollout, RolloutSampling, Sampler
+from srm.training.instruments.record import Sample
 from srm.training.questions.reward_process import RewardProcess
 
 _SAMPLING, _CHOICE, _EVALUATION, _ORDER = 1, 2, 3, 4
@@ -56,6 +57,17 @@ class RolloutBatch:
     def ended(self) -> float:
         """Fraction of the rollouts that ended with a token, not at the length limit."""
         return float(np.mean([rollout.is_ended for own in self.rollouts for rollout in own]))
+
+    @property
+    def entropy(self) -> float:
+        """Mean of -log p over all tokens, in nats."""
+        logprobs = [rollout.logprobs for own in self.rollouts for rollout in own]
+        return -float(np.concatenate(logprobs).mean())
+
+    @property
+    def length(self) -> float:
+        """Mean tokens of a rollout."""
+        return self.tokens / self.rewards.size
 
     @property
     def tokens(self) -> int:
@@ -110,6 +122,16 @@ class Asking:
         rollouts, rewards = self._rewarded(self._asked.evaluation, count, _EVALUATION, 0)
         right = (self._reward.sum(rewards) >= GOOD).sum(axis=1).tolist()
         return evaluated(step, rollouts[0][0].weights_version, count, right, first)
+
+    def examples(self, batch: RolloutBatch) -> list[Sample]:
+        """Return the best and the worst rollout of the first question to learn from."""
+        question = batch.learnable[0]
+        rewards, prompt = batch.rewards[question], batch.asked[question].question.prompt()
+        samples = []
+        for place in (rewards.argmax(), rewards.argmin()):
+            ids = batch.rollouts[question][place].token_ids.tolist()
+            samples.append(Sample(prompt, self._tokenizer.decode(ids), float(rewards[place])))
+        return samples
 
     @property
     def can_evaluate(self) -> bool:

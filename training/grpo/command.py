@@ -1,31 +1,25 @@
-"""`srm train grpo`: samples rollouts with the engine, rewards them and learns from them, in turn or
-at the same time."""
+"""`srm train grpo`: samples rollouts with the engine, rewards them and learns from them."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 import torch
-from rich.console import Console
 
 from srm.engine.config import EngineConfig, ModelConfig
-from srm.engine.errors import ConfigError, SRMError
+from srm.engine.errors import ConfigError
 from srm.engine.settings import build
 from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import read_model
 from srm.training.checkpoint import copy_text_files, load_model, save_model
-from srm.training.events import check_events
+from srm.training.grpo.alternation import Records, alternate
 from srm.training.grpo.asked import questions
-from srm.training.grpo.asking import Asking, RolloutBatch, rows_of, updates_of
+from srm.training.grpo.asking import Asking
 from srm.training.grpo.config import (
     GRPOConfig,
     ObjectiveSettings,
@@ -33,18 +27,19 @@ from srm.training.grpo.config import (
     ScheduleSettings,
 )
 from srm.training.grpo.learner import Learner
-from srm.training.grpo.objective import Objective, Sums
+from srm.training.grpo.objective import Objective
 from srm.training.grpo.record import JsonLinesFile, RunTimes, StepEvaluation, Update, plot, summary
 from srm.training.grpo.rollouts import Sampler
 from srm.training.grpo.torch_sampler import TorchSampler
-from srm.training.loop import Run, Schedule
+from srm.training.instruments.events import check_events
+from srm.training.loop import Run
 from srm.training.model import SRM
-from srm.training.processes import processes, stop_asked
+from srm.training.processes import processes
 from srm.training.questions.reward_process import RewardProcess
+from srm.training.schedule import Schedule
 from srm.training.settings import select_fixed
 from srm.training.text.whole_files import write_whole
-
-Result = TypeVar("Result")
+from srm.training.watch import ModelSeries
 
 
 class Trained(NamedTuple):
@@ -88,15 +83,16 @@ def grpo(config: GRPOConfig) -> Trained:
         )
         done = len(run.losses.steps)
         _check_steps(config.schedule, done)
-        updates = _updates(config.output / "updates.jsonl", done)
+        updates, evaluations = records = _records(config.output, done)
         with ExitStack() as open_processes:
             reward = RewardProcess(*config.data.rewards)
             open_processes.callback(reward.close)
             sampler = _sampler(config, base.config, run, len(updates) + 1, own.device)
             open_processes.callback(sampler.close)
             asking = Asking(config.sampling, config.seed, asked, tokenizer, reward, sampler)
-            evaluations = JsonLinesFile(config.output / "evaluations.jsonl", StepEvaluation, done)
-            alternate(config, run, learner, asking, updates, evaluations)
+            every = config.schedule.keep_every
+            series = ModelSeries(run, base.config, config.model, config.output, every)
+            alternate(config, run, learner, asking, records, series)
         copy_text_files(config.model, config.output)
         save_model(base.config, run.weights(), config.output)
     totals = summary(updates)
@@ -105,65 +101,14 @@ def grpo(config: GRPOConfig) -> Trained:
     return Trained(evaluations, totals)
 
 
-def alternate(
-    config: GRPOConfig,
-    run: Run,
-    learner: Learner,
-    asking: Asking,
-    updates: JsonLinesFile[Update],
-    evaluations: JsonLinesFile[StepEvaluation],
-) -> None:
-    """Make the updates that are left, those of a batch from rollouts of its own.
-
-    In turn, these are sampled by the weights that learn from them. With `ahead`, another thread
-    samples the next batch meanwhile, and weights change hands when both are done. A signal to stop
-    ends the run after the batch under way, with KeyboardInterrupt.
-    """
-    schedule = config.schedule
-    first, many = len(run.losses.steps), schedule.updates_per_batch
-    drawn = sum(update.draws for update in updates)
-    pending: Future[RolloutBatch] | None = None
-    with ThreadPoolExecutor(1, "rollouts") as thread, stop_asked() as asked:
-        for done in range(first, schedule.steps + 1, many):
-            started = time.monotonic()
-            batch = None if pending is None else _saved_first(run, pending.result)
-            taken = time.monotonic()
-            if done > first:
-                asking.load(run.weights())
-            loaded = time.monotonic()
-            if asking.can_evaluate and _is_due(config, evaluations, done):
-                _evaluate(config, run, asking, evaluations)
-            if done == schedule.steps:
-                break
-            waited = taken - started
-            if batch is None:
-                made = _saved_first(run, partial(asking.batch, drawn))
-                batch, waited = made, made.seconds
-            drawn += batch.draws
-            if config.sampling.ahead and done + many < schedule.steps:
-                pending = thread.submit(asking.batch, drawn)
-            began = time.monotonic()
-            sums = _learned(config, learner, batch, done)
-            learn_s = time.monotonic() - began
-            seconds = {"waited_s": waited, "learn_s": learn_s, "load_s": loaded - taken}
-            updates.add(_update(config, run, batch, sums, seconds))
-            _say(_update_line(updates[-1], schedule.steps))
-            _tell(run, updates[-1])
-            is_last = done + many == schedule.steps
-            if (done + many) % schedule.save_every < many or is_last or asked.is_set():
-                run.save()
-                _say(f"saved{run.decays}")
-            if asked.is_set() and not is_last:
-                raise KeyboardInterrupt
-
-
-def _updates(path: Path, done: int) -> JsonLinesFile[Update]:
-    updates = JsonLinesFile(path, Update, done)
+def _records(folder: Path, done: int) -> Records:
+    updates = JsonLinesFile(folder / "updates.jsonl", Update, done)
     if (last := updates[-1].step if updates else 0) != done:
         raise ConfigError(
-            f"{path} must have the {done} updates of run.pt, got {last}: change output"
+            f"{folder}/updates.jsonl must have the {done} updates of run.pt, got {last}: change "
+            "output"
         )
-    return updates
+    return Records(updates, JsonLinesFile(folder / "evaluations.jsonl", StepEvaluation, done))
 
 
 def _check_steps(schedule: ScheduleSettings, done: int) -> None:
@@ -173,92 +118,6 @@ def _check_steps(schedule: ScheduleSettings, done: int) -> None:
             f"steps must exceed the {done} updates made by a multiple of the {many} of a batch "
             f"(passes times mini_batches), got {schedule.steps}"
         )
-
-
-def _learned(config: GRPOConfig, learner: Learner, batch: RolloutBatch, done: int) -> Sums:
-    """Make the updates of a batch; return the sums over all of them."""
-    scale = config.objective.scale_advantages
-    rows, sums = rows_of(batch, config.resampling, scale, config.seed, done), Sums()
-    for some in updates_of(rows, config.schedule, config.seed, done):
-        sums.add(learner.learn(some))
-    return sums
-
-
-def _evaluate(
-    config: GRPOConfig, run: Run, asking: Asking, evaluations: JsonLinesFile[StepEvaluation]
-) -> None:
-    """Evaluate the sampler's weights, which are the run's."""
-    earliest = evaluations[0] if evaluations else None
-    samples, done = config.evaluations.evaluation_samples, len(run.losses.steps)
-    evaluations.add(_saved_first(run, partial(asking.evaluate, done, samples, earliest)))
-    _say(_evaluation_line(evaluations[-1]))
-    run.tell("pass@1", evaluations[-1].pass_at["1"])
-
-
-def _saved_first(run: Run, call: Callable[[], Result]) -> Result:
-    """Return what a call returns that learns nothing; if it fails, save first what was learned."""
-    try:
-        return call()
-    except SRMError:
-        if run.losses.steps:
-            run.save()
-        raise
-
-
-def _say(line: str) -> None:
-    Console(highlight=False).print(line, soft_wrap=True)
-
-
-def _tell(run: Run, update: Update) -> None:
-    """Tell who watches the run's events what an update was like."""
-    for name in ("reward", "mixed", "ended", "kl", "gap", "rollout_s", "waited_s"):
-        if (value := getattr(update, name)) is not None:
-            run.tell(name, value)
-
-
-def _update(
-    config: GRPOConfig, run: Run, batch: RolloutBatch, sums: Sums, seconds: dict[str, float]
-) -> Update:
-    """Return the record of the update that was just made."""
-    return Update(
-        step=len(run.losses.steps),
-        weights_version=batch.weights_version,
-        reward=float(batch.rewards.mean()),
-        mixed=batch.mixed,
-        ended=batch.ended,
-        loss=run.losses.steps[-1],
-        kl=sums.kl / sums.tokens if config.objective.kl_weight else None,
-        gap=sums.gap / sums.tokens,
-        limited=sums.limited / sums.tokens,
-        learned_tokens=sums.tokens,
-        rollout_tokens=batch.tokens,
-        rollout_s=batch.seconds,
-        draws=batch.draws,
-        each_reward=batch.each_reward.mean(axis=(0, 1)).tolist(),
-        **seconds,
-    )
-
-
-def _update_line(update: Update, steps: int) -> str:
-    kl = "" if update.kl is None else f"KL {update.kl:.4f}, "
-    return (
-        f"update {update.step} of {steps}: reward {update.reward:.3f}, "
-        f"{update.mixed:.0%} of questions mixed, {kl}"
-        f"sampled {update.rollout_tokens:,} tokens in {update.rollout_s:.1f} s, "
-        f"waited {update.waited_s:.1f} s, "
-        f"learned {update.learned_tokens:,} in {update.learn_s:.1f} s"
-    )
-
-
-def _evaluation_line(evaluation: StepEvaluation) -> str:
-    *_, most = evaluation.pass_at
-    pass_at_1, pass_at_most = evaluation.pass_at["1"], evaluation.pass_at[most]
-    return (
-        f"after {evaluation.step} updates: "
-        f"pass@1 {pass_at_1:.4f} ± {evaluation.pass_at_1_error:.4f}, "
-        f"gained {evaluation.gain:+.4f} ± {evaluation.gain_error:.4f}, "
-        f"pass@{most} {pass_at_most:.4f}"
-    )
 
 
 def _sampler(
@@ -306,11 +165,3 @@ def _objective(
     derived = {"correction": correction, "temperature": sampling.temperature}
     derived["max_tokens"] = sampling.max_tokens
     return build(Objective, msgspec.structs.asdict(settings) | derived)
-
-
-def _is_due(config: GRPOConfig, evaluations: JsonLinesFile[StepEvaluation], done: int) -> bool:
-    """Whether an evaluation after so many updates is wanted, and not there yet."""
-    every, last = config.evaluations.evaluate_every, config.schedule.steps
-    is_new = done not in {evaluation.step for evaluation in evaluations}
-    is_time = bool(every) and (done % every < config.schedule.updates_per_batch or done == last)
-    return is_time and is_new

@@ -147,6 +147,8 @@ class ScheduleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stay float32. auto: bfloat16, or float32 on a processor without instructions for it."""
     save_every: int = 50
     """Updates between two saves of the run."""
+    keep_every: int = 0
+    """Updates between two models that are kept, as `step-100` and so on in `output`; 0: none."""
 
     def __post_init__(self) -> None:
         least = ("steps", "passes", "mini_batches", "micro_batch_tokens")

@@ -117,6 +117,8 @@ class Sums(msgspec.Struct):
     gap: float = 0.0
     """Sum of abs(lp - old) in nats: how far the trainer's log-probabilities are from the
     sampler's."""
+    inputs: int = 0
+    """Number of positions that were computed, those of prompts and of padding among them."""
     limited: int = 0
     """Number of tokens whose weight `correction` truncated or clipped."""
 
@@ -141,6 +143,7 @@ def loss(
     sums = Sums(
         tokens=int(is_own.sum()),
         kl=float((k3.detach() * is_own).sum()),
+        inputs=rows.inputs.numel(),
         gap=float(((lp.detach() - rows.old).abs() * is_own).sum()),
         limited=int((is_limited & is_own).sum()),
     )

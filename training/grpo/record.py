@@ -61,6 +61,11 @@ class Update(Dated, frozen=True, kw_only=True):
     """Number of times that questions were drawn for it."""
     each_reward: list[float] = []
     """Mean of each reward function over all rollouts, unweighted."""
+    entropy: float | None = None
+    """Mean of -log p over the tokens of all rollouts, in nats: an estimate of the entropy of the
+    policy at its temperature, too low where `top_p` cuts."""
+    length: float | None = None
+    """Mean tokens of a rollout."""
 
 
 class StepEvaluation(Dated, frozen=True):

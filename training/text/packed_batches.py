@@ -7,6 +7,7 @@ several processes agree on it without a word.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,11 +18,15 @@ from srm.training.text.token_file import Ids
 class PackedBatches:
     """Inputs and targets, int64 [rows, length]: ids, and the ids that follow them."""
 
-    def __init__(self, ids: Ids, rows: int, length: int, seed: int) -> None:
-        """Raises ConfigError unless the ids fill a batch."""
+    def __init__(self, ids: Ids, rows: int, length: int, seed: int, end: int | None = None) -> None:
+        """With `end`, the token behind each document, windows begin with documents. Raises
+        ConfigError unless the ids fill a batch."""
         self._ids = ids
         self._rows, self._length, self._seed = rows, length, seed
-        self._windows = (len(ids) - 1) // length
+        self._begins = np.arange((len(ids) - 1) // length) * length
+        if end is not None:
+            self._begins = _document_windows(ids, length, end)
+        self._windows = len(self._begins)
         self._epoch, self._order = -1, np.empty(0, np.int64)
         if self._windows < rows:
             raise ConfigError(
@@ -38,7 +43,19 @@ class PackedBatches:
         if epoch != self._epoch:
             order = np.random.default_rng((self._seed, epoch)).permutation(self._windows)
             self._epoch, self._order = epoch, order
-        begins = self._order[batch * self._rows : (batch + 1) * self._rows] * self._length
+        begins = self._begins[self._order[batch * self._rows : (batch + 1) * self._rows]]
         taken = self._ids[begins[:, None] + np.arange(self._length + 1)]
         ids = torch.from_numpy(taken.astype(np.int64))
         return ids[:, :-1], ids[:, 1:]
+
+
+def _document_windows(ids: Ids, length: int, end: int) -> npt.NDArray[np.int64]:
+    """Return where windows begin that together have every token but for a rest at the end: with the
+    last document that begins in the window before, or where that ends if it is one document."""
+    documents = np.concatenate([[0], np.flatnonzero(ids == end) + 1])
+    begins, place = [], 0
+    while place + length < len(ids):
+        begins.append(place)
+        last = int(documents[np.searchsorted(documents, place + length, "right") - 1])
+        place = last if last > place else place + length
+    return np.array(begins, np.int64)

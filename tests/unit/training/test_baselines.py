@@ -15,9 +15,10 @@ from srm.engine.config import ModelConfig
 from srm.training.baselines.mamba2 import Mamba2, Mamba2Shape, scan
 from srm.training.baselines.masked_mixer import MaskedMixerModel, MaskedMixerShape
 from srm.training.baselines.transformer import Transformer, TransformerShape, rotated
-from srm.training.loop import Run, Schedule
+from srm.training.loop import Run
 from srm.training.model import SRM, LanguageModel
 from srm.training.processes import processes
+from srm.training.schedule import Schedule
 
 VOCAB, LENGTH = 29, 70
 """Longer than a chunk of the scan, and no multiple of it."""

@@ -27,9 +27,9 @@ from srm.training.finetuning.config import SFTConfig
 from srm.training.finetuning.conversations import Chats, RowText, read
 from srm.training.finetuning.examples import ExampleBatches, encode, in_order, with_shots
 from srm.training.finetuning.sft import prepared, sft
-from srm.training.loop import Schedule
 from srm.training.model import SRM
 from srm.training.pretrain import CHAT_TEMPLATE
+from srm.training.schedule import Schedule
 from srm.training.text.tokenizer import BEGIN, BEGIN_ID, END, END_ID, train_tokenizer
 
 PAIRS = [{"prompt": f"{a} + {b} =", "completion": f" {a + b}"} for a in range(8) for b in range(8)]

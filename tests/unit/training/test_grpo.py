@@ -31,9 +31,10 @@ from srm.training.grpo.engine_sampler import EngineSampler, folded
 from srm.training.grpo.record import JsonLinesFile, StepEvaluation, Update, evaluated
 from srm.training.grpo.rollouts import RolloutSampling, Sampler
 from srm.training.grpo.torch_sampler import TorchSampler
-from srm.training.loop import Schedule
+from srm.training.instruments.log import LOG, read_log
 from srm.training.model import SRM
 from srm.training.questions.reward_process import RewardProcess
+from srm.training.schedule import Schedule
 from srm.training.text.tokenizer import BEGIN, BEGIN_ID, END, END_ID
 from tests.engines.making import engine_of
 from tests.engines.numpy_runner import SMALL
@@ -208,7 +209,7 @@ def test_rollouts_ahead_are_of_the_weights_before(
 
 SEVERAL: dict[str, Any] = {
     "passes": 2, "mini_batches": 2, "redraws": 1, "loss_mean": "batch", "scale_advantages": False,
-    "save_every": 4,
+    "save_every": 4, "keep_every": 6,
 }  # fmt: skip
 
 
@@ -221,6 +222,20 @@ def test_several_updates_a_batch_go_on_to_the_same_bits(
     assert [(update.step, update.weights_version) for update in made] == [
         (4, 1), (8, 2), (12, 3), (16, 4),
     ]  # fmt: skip
+    assert sorted(path.name for path in (tmp_path / "whole").glob("step-*")) == [
+        "step-12",
+        "step-8",
+    ]
+    lines = [*read_log(tmp_path / "whole" / LOG)]
+    logged = {line.step: line.values for line in lines if "entropy" in line.values}
+    assert [logged[update.step]["entropy"] for update in made] == [
+        update.entropy for update in made
+    ]
+    assert {len(logged[update.step].keys() & {"mixed", "length", "share of peak", "gradient norm"})
+            for update in made} == {4}  # fmt: skip
+    samples = [line.sample for line in lines if line.sample]
+    assert len(samples) == 8 and samples[0].reward is not None
+    assert samples[0].reward >= (samples[1].reward or 0.0) and samples[0].prompt.endswith("Answer:")
     assert any(update.limited for update in made)
     assert all(update.gap > 1e-4 for update in made), "weights moved away from those that sampled"
     reached = Schedule.rate
@@ -287,6 +302,10 @@ def test_questions_whose_rollouts_are_all_alike_are_replaced_while_tries_last(
         assert batch.mixed == pytest.approx(np.mean(able))
         rows = rows_of(batch, config.resampling, True, 0, 0)
         assert len(rows) == config.rows == 16 and all(row.advantage for row in rows)
+        lengths = [len(rollout.token_ids) for own in batch.rollouts for rollout in own]
+        logprobs = [float(x) for own in batch.rollouts for item in own for x in item.logprobs]
+        assert batch.length == pytest.approx(np.mean(lengths))
+        assert batch.entropy == pytest.approx(-np.mean(logprobs), rel=1e-5)
         later = asking.batch(batch.draws)
         assert later.asked[:2] != batch.asked[:2]
         # without redraws what comes is learned from, alike or not

@@ -27,9 +27,10 @@ from srm.training.grpo.objective import (
     side_by_side,
 )
 from srm.training.grpo.resampling import GOOD, Resampling, advantages, chosen
-from srm.training.loop import Run, Schedule
+from srm.training.loop import Run
 from srm.training.model import SRM
 from srm.training.processes import Processes
+from srm.training.schedule import Schedule
 from tests.engines.numpy_runner import TINY
 
 CPU = torch.device("cpu")

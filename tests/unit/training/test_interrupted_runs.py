@@ -16,10 +16,10 @@ from msgspec import structs
 from srm.engine.errors import ConfigError
 from srm.loadtest.records import ROOT
 from srm.training.__main__ import main
-from srm.training.loop import Schedule
 from srm.training.pretrain import pretrain
 from srm.training.problems.drawn import problems
 from srm.training.processes import stop_asked
+from srm.training.schedule import Schedule
 from srm.training.settings import PretrainConfig
 from srm.training.text.tokenizer import TokenizerConfig, make_tokenizer
 from srm.training.text.whole_files import is_sealed, seal

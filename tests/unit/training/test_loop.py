@@ -15,10 +15,11 @@ from torch import Tensor
 from srm.engine.config import ModelConfig
 from srm.training import precision
 from srm.training.baselines.mamba2 import Mamba2, Mamba2Shape
-from srm.training.loop import ParameterGroup, Run, Schedule, parameter_groups
+from srm.training.loop import Run
 from srm.training.model import SRM, LanguageModel
 from srm.training.precision import choose_precision
 from srm.training.processes import processes
+from srm.training.schedule import ParameterGroup, Schedule, parameter_groups
 from srm.training.settings import Precision
 
 SCHEDULE = Schedule(

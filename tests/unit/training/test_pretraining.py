@@ -23,9 +23,9 @@ from srm.loadtest.records import ROOT
 from srm.training import pretrain as pretraining
 from srm.training.checkpoint import load_model
 from srm.training.data import IGNORED, SHORT, WHOLE_EVERY, ProblemBatches, encode
-from srm.training.loop import Schedule
 from srm.training.pretrain import CHAT_TEMPLATE, pretrain
 from srm.training.problems.drawn import examples, problems
+from srm.training.schedule import Schedule
 from srm.training.settings import PretrainConfig
 from srm.training.text.tokenizer import BEGIN_ID, END_ID, train_tokenizer
 

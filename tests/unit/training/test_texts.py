@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, pre_tokenizers, processors
 
 from srm.engine.errors import ConfigError
 from srm.training.text.documents import documents
-from srm.training.text.packed_batches import PackedBatches
+from srm.training.text.packed_batches import PackedBatches, _document_windows
 from srm.training.text.token_file import token_file
 from srm.training.text.tokenizer import (
     BEGIN_ID,
@@ -252,6 +252,23 @@ def test_a_batch_depends_on_seed_and_index_alone() -> None:
     assert Counter(map(str, expected)) != Counter(
         str(other[index][0].tolist()) for index in range(30)
     )
+
+
+def test_windows_may_begin_with_documents() -> None:
+    """Of 3, 5, 25 and 4 tokens and many of 6, each behind an end token, which is 0."""
+    lengths = [3, 5, 25, 4, *[6] * 10]
+    ids = np.concatenate([[*range(1, length + 1), 0] for length in lengths]).astype(np.uint16)
+    batches = PackedBatches(ids, rows=1, length=10, seed=3, end=0)
+    begins = sorted(int(row[0]) for index in range(len(batches)) for row in batches[index][0])
+    assert [begin for begin in begins if begin != 1] == [11, 21]  # inside the long one
+    windows = _document_windows(ids, 10, 0).tolist()
+    assert windows[:5] == [0, 10, 20, 30, 36]
+    covered = {place for begin in windows for place in range(begin, begin + 10)}
+    assert covered == set(range(windows[-1] + 10)) and len(ids) - len(covered) <= 10
+    for index in range(len(batches)):
+        inputs, targets = batches[index]
+        assert inputs.shape == targets.shape == (1, 10)
+        assert inputs[0, 1:].tolist() == targets[0, :-1].tolist()
 
 
 def test_too_little_text_is_refused() -> None:

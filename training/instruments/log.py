@@ -1,0 +1,92 @@
+"""The log of a run: its values by update and texts of its model, as JSON lines beside it.
+
+A run that goes on drops the lines of updates that it makes again, and those that were cut off or
+damaged: nothing depends on them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from srm.engine.errors import UNDECODABLE, ConfigError
+from srm.training.instruments.events import Events, events_in
+from srm.training.instruments.page import write_page
+from srm.training.instruments.record import LogLine, Sample
+from srm.training.text.whole_files import write_whole
+
+LOG, PAGE = "log.jsonl", "curves.html"
+_LEAST_S = 10.0
+"""Seconds between two pages."""
+_MOST_SHARE = 0.02
+"""Largest share of the time that pages take."""
+
+
+class RunLog:
+    """Writes `log.jsonl`, `curves.html` and, if wanted, events for TensorBoard into a folder."""
+
+    def __init__(self, folder: Path, done: int, tensorboard: bool) -> None:
+        """Go on after `done` updates."""
+        self._folder, self._line, self._due = folder, LogLine(done), 0.0
+        self._events: Events | None = events_in(folder, done) if tensorboard else None
+        retained = [line for line in read_log(folder / LOG) if line.step <= done]
+        write_whole(folder / LOG, b"".join(msgspec.json.encode(line) + b"\n" for line in retained))
+
+    def tell(self, step: int, name: str, value: float) -> None:
+        """Write a value after so many updates. Raises ConfigError if the disk takes no more."""
+        if step != self._line.step:
+            self._write()
+            self._line = LogLine(step)
+        self._line.values[name] = value
+        if self._events is not None:
+            self._events.add_scalar(name, value, step)
+
+    def show(self, step: int, sample: Sample) -> None:
+        """Write a text of the model after so many updates."""
+        self._append(LogLine(step, sample=sample))
+
+    def flush(self, is_last: bool = False) -> None:
+        """Write what is not written yet, and the page if it is due or the run ends."""
+        self._write()
+        if self._events is not None:
+            self._events.flush()
+        if is_last or time.monotonic() >= self._due:
+            self._write_page()
+
+    def _write(self) -> None:
+        if self._line.values:
+            self._append(self._line)
+            self._line = LogLine(self._line.step)
+            if time.monotonic() >= self._due:
+                self._write_page()
+
+    def _write_page(self) -> None:
+        began = time.monotonic()
+        write_page(self._folder.name, list(read_log(self._folder / LOG)), self._folder / PAGE)
+        ended = time.monotonic()
+        self._due = ended + max(_LEAST_S, (ended - began) / _MOST_SHARE)
+
+    def _append(self, line: LogLine) -> None:
+        path, content = self._folder / LOG, msgspec.json.encode(line) + b"\n"
+        try:
+            with path.open("ab", buffering=0) as file:
+                whole = file.write(content) == len(content)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+        if not whole:
+            raise ConfigError(f"{path} cannot be written, is the disk full?")
+
+
+def read_log(path: Path) -> Iterator[LogLine]:
+    """Yield the lines of a log that can be read; none where there is no log."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                yield msgspec.json.decode(line, type=LogLine)
+            except UNDECODABLE:
+                continue
