@@ -85,6 +85,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("engine", "training", "training.text", "training.questions", "training.statistics"),
         *("training.problems", "loadtest"),
     ),
+    "training.harness": (
+        *("engine", "engine.weights", "loadtest", "training.passk", "training.text"),
+    ),
     "experiments.harness": (
         *("engine", "training", "training.text", "training.baselines"),
         "loadtest",

@@ -1,0 +1,106 @@
+"""`srm evaluate harness`: has lm-eval ask a server, and writes a record of what it measured.
+
+lm-eval needs other versions of packages than srm, so it runs as a program of an environment of its
+own. Each task is a process: one whose data cannot be had takes no other along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from srm.engine.errors import ConfigError
+from srm.engine.settings import Command, load
+from srm.engine.tokenizer_file import read_tokenizer
+from srm.engine.weights.checkpoint import read_model
+from srm.loadtest.records import ROOT, new_record, settings_of, write_record
+from srm.training.harness.config import HarnessConfig
+from srm.training.harness.served import served
+from srm.training.harness.tasks import page, run_task
+from srm.training.passk.server import CompletionsServer
+
+COMMAND = Command(
+    "srm evaluate harness",
+    "Run benchmarks of lm-eval against a server or a model folder; write a table of them.",
+    "srm evaluate harness --model runs/mine --tasks arc_easy,hellaswag,lambada_openai",
+    "tasks url model shots limit output",
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run the tasks and write the record; return the exit code, 1 if a task has no result."""
+    config = load(HarnessConfig, argv, prog=COMMAND)
+    program = _program(config)
+    with served(config.model) if config.model else nullcontext(config.url) as url:
+        model = asyncio.run(_model_of(config, url))
+        settings = _model_settings(config, url, model)
+        about = read_model(config.model).fingerprint if config.model else f"{model} at {url}"
+        results = [run_task(config, program, settings, about, task) for task in config.tasks]
+    record = new_record(shlex.join(["srm", "evaluate", "harness", *argv])) | {
+        "settings": settings_of(config),
+        "model": config.model.name if config.model else model,
+        "tasks": msgspec.to_builtins(results),
+    }
+    write_record(record, "harness", page(record["model"], results), config.output)
+    return int(any(result.error for result in results))
+
+
+async def _model_of(config: HarnessConfig, url: str) -> str:
+    name = config.served_model_name
+    async with CompletionsServer(url, name, config.api_key_env, 60.0) as server:
+        return server.model
+
+
+def _program(config: HarnessConfig) -> str:
+    own = ROOT / ".venv-clients" / "bin" / "lm-eval"
+    program = shutil.which(config.program or (own if own.exists() else "lm-eval"))
+    if program is None:
+        raise ConfigError(
+            f"program: there is no {config.program or 'lm-eval'}: call `make .venv-clients/ready` "
+            'in a source tree, or pip install "lm-eval[api]" into an environment of its own and '
+            "give its lm-eval as program"
+        )
+    return program
+
+
+def _model_settings(config: HarnessConfig, url: str, model: str) -> dict[str, Any]:
+    """Return the settings of lm-eval's model, whose tokenizer is written beside the results."""
+    base = url.rstrip("/").removesuffix("/v1")
+    settings: dict[str, Any] = {
+        "model": model,
+        "base_url": f"{base}/v1/completions",
+        "num_concurrent": config.concurrency,
+        "max_retries": 3,
+    }
+    folder = config.tokenizer or config.model
+    if folder is None:
+        return settings | {"tokenizer_backend": "auto"}
+    return settings | _tokenizer_settings(folder, config.output / "tokenizer")
+
+
+def _tokenizer_settings(folder: Path, copy: Path) -> dict[str, Any]:
+    """Copy a model's tokenizer as transformers loads one."""
+    tokenizer = read_tokenizer(folder / "tokenizer.json")
+    try:
+        model = msgspec.json.decode((folder / "config.json").read_bytes())
+        begin, end = (tokenizer.id_to_token(model[f"{name}_token_id"]) for name in ("bos", "eos"))
+        copy.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / "tokenizer.json", copy)
+        written = {"bos_token": begin, "eos_token": end}
+        written["tokenizer_class"] = "PreTrainedTokenizerFast"
+        (copy / "tokenizer_config.json").write_bytes(msgspec.json.encode(written))
+    except (OSError, KeyError, msgspec.DecodeError) as error:
+        raise ConfigError(f"tokenizer: {folder} or output cannot be used: {error!r}") from error
+    adds_begin = tokenizer.encode("a").ids[:1] == [model["bos_token_id"]]
+    return {
+        "tokenizer_backend": "huggingface",
+        "tokenizer": str(copy),
+        "add_bos_token": adds_begin,
+        "max_length": model["n_ctx"],
+    }
