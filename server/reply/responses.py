@@ -10,12 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import msgspec
 from msgspec import UNSET, Raw
 
 from srm.server.errors import ErrorBody
-from srm.server.generation.detokenize import ChoicePart
+from srm.server.generation.detokenize import ChoicePart, join
 from srm.server.generation.generation import Generation
-from srm.server.reply.call_reader import CallReader
+from srm.server.reply.call_reader import CallReader, is_whole
 from srm.server.reply.format import Format
 from srm.server.reply.scores import ChatScores
 from srm.server.reply.template import NUMBER, TEXT, encode_json, escape
@@ -89,6 +90,11 @@ class _Item(ABC):
         """Its text so far, as JSON that stands where the structs have a string."""
         return Raw(b'"%b"' % b"".join(self._texts))
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is whole although the text was cut."""
+        return False
+
     @abstractmethod
     def shown(self) -> OutputItem:
         """Return the item so far; without its content while that grows."""
@@ -140,6 +146,10 @@ class _Call(_Item):
         self._call_id = f"call_{id}_{place}"
         self._name = name
 
+    @property
+    def is_whole(self) -> bool:
+        return is_whole(msgspec.json.decode(self.text, type=str))
+
     def shown(self) -> OutputItem:
         return OutputCall(
             id=self.id,
@@ -182,10 +192,12 @@ class ResponseFormat(Format):
         self._reader = CallReader()
         self._is_text = None if calls is not None and calls.may_be_text else calls is None
         """None: not known before there is some."""
+        self._unknown: list[ChoicePart] = []  # that came before
         self._id = generation.id.removeprefix("resp_")
         self._items: list[_Item] = []
         self._num_events = 0
-        self._is_cut = False  # by the limit of tokens
+        self._is_full = False  # ended by the limit of tokens
+        self._is_cut = False  # by that, or calls by a stop string
 
     def make_choice(self, part: ChoicePart, is_event: bool) -> Any:  # noqa: ARG002
         """Return the items of output."""
@@ -205,9 +217,9 @@ class ResponseFormat(Format):
         for part in parts:
             events += self._text_events(part)
             if part.finish_reason is not None:
-                if self._is_text is None:  # it is empty
-                    events += self._begin_message()
-                self._is_cut = part.finish_reason == "length"
+                self._is_full = part.finish_reason == "length"
+                is_stopped = part.stop_reason is not None and not self._is_text
+                self._is_cut = self._is_full or is_stopped
                 events += self._end_item()
         return [events] if events else []
 
@@ -218,7 +230,7 @@ class ResponseFormat(Format):
         response = self._response(
             "incomplete" if self._is_cut else "completed",
             usage=_usage(fields["usage"]),
-            incomplete_details=IncompleteDetails() if self._is_cut else None,
+            incomplete_details=IncompleteDetails() if self._is_full else None,
             system_fingerprint=fields["system_fingerprint"],
             weights_version=fields["weights_version"],
             first_weights_version=fields.get("first_weights_version", UNSET),
@@ -238,7 +250,7 @@ class ResponseFormat(Format):
     def frame_error(self, body: ErrorBody) -> bytes:
         error = ResponseError("server_error", body.error.message, body.error.type)
         if self._items and self._items[-1].status == "in_progress":
-            self._items[-1].status = "incomplete"
+            self._items[-1].status = "completed" if self._items[-1].is_whole else "incomplete"
         failed = ResponseEvent("response.failed", self._response("failed", error=error))
         return self.frame([encode_json(self._numbered(failed))])
 
@@ -253,7 +265,11 @@ class ResponseFormat(Format):
         if part.text is TEXT and calls is not None and not calls.is_one_function:
             raise ValueError("what a part says depends on the text before")
         events: list[Any] = []
-        if self._is_text is None and calls is not None and part.text:
+        if self._is_text is None and calls is not None:
+            self._unknown.append(part)
+            if not part.text and part.finish_reason is None:
+                return []
+            part = join(self._unknown)
             self._is_text = calls.is_text(part.text)
             events = self._begin_message() if self._is_text else []
         if self._is_text or (calls is not None and calls.is_one_function):
@@ -301,7 +317,7 @@ class ResponseFormat(Format):
         if not self._items or self._items[-1].status != "in_progress":
             return []
         item = self._items[-1]
-        item.status = "incomplete" if self._is_cut else "completed"
+        item.status = "incomplete" if self._is_cut and not item.is_whole else "completed"
         done = ItemEvent("response.output_item.done", item.place, item.shown())
         return [*map(self._numbered, [*item.last_events(), done])]
 
