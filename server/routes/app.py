@@ -131,11 +131,11 @@ def create_app(
     # FastAPI's own document says nothing of bodies; a redirect leads nowhere behind a proxy.
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     app.add_exception_handler(HTTPException, errors.framework_error)
-    served, completing, chatting, responding = services(
+    served, completing, chatting, *others = services(
         *(client, text, config.model_name, template),
         *(config.stream_max_rate, config.stream_keepalive_s),
     )
-    endpoints = (completing, chatting, responding)
+    endpoints = (completing, chatting, *others)
     generating = [endpoint.route(config.max_body_bytes) for endpoint in endpoints]
     app.router.routes += generating
     tokenizing = tokenize.Tokenizing(text, served, template)

@@ -42,6 +42,10 @@ VALID: dict[str, Sequence[dict[str, Any]]] = {
         {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "n": 9, "stream": True},
         {"messages": MESSAGES, "tools": TOOLS},
     ),
+    "ChatsRequest": (
+        {"messages": [MESSAGES] * 3, "max_tokens": 9, "n": 9},
+        {"messages": [MESSAGES], "structured_outputs": {"choice": ["a", "b"]}, "logprobs": True},
+    ),
     "ResponseRequest": (
         {"input": "the cat", "max_output_tokens": 9},
         {"input": MESSAGES, "max_output_tokens": 90, "stream": True},

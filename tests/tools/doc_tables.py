@@ -112,13 +112,15 @@ def _choices(hint: Any) -> str | None:
 
 
 def fields(which: str) -> Table:
-    """Of the request `MODULE.Struct`; with ` but MODULE.Struct` without those of that one."""
+    """Of the request `MODULE.Struct`; with ` but MODULE.Struct` without those of that one, where
+    they are the same."""
     name, _, base = which.partition(" but ")
-    kind, others = struct(name), struct(base).__struct_fields__ if base else ()
+    kind = struct(name)
+    others = get_type_hints(struct(base), include_extras=True) if base else {}
     hints, meanings = get_type_hints(kind, include_extras=True), field_docs(kind)
     rows: list[Row] = []
     for field in msgspec.structs.fields(kind):
-        if field.name not in others:
+        if field.name not in others or others[field.name] != hints[field.name]:
             default = _default(field, is_in_query=name.endswith("Query"))
             allowed, meaning = _described(hints[field.name]), meanings.get(field.name, MISSING)
             rows.append([code(field.encode_name), default, allowed, meaning])

@@ -295,7 +295,7 @@ def _chat(request: ResponseRequest, given: dict[str, Raw]) -> ChatRequest:
         if isinstance(chosen, FunctionChoice):
             chosen = {"type": "function", "function": {"name": chosen.name}}
         fields["tool_choice"] = _raw(chosen)
-    return chat_of(fields, converted)
+    return chat_of(fields, converted, ChatRequest)
 
 
 def _raw(value: Any) -> Raw:
