@@ -11,6 +11,7 @@ from srm.engine.client.client import EngineClient
 from srm.server.reply.responder import Responder
 from srm.server.routes.chat import Chat, Chats
 from srm.server.routes.completions import Completions
+from srm.server.routes.messages import Messages
 from srm.server.routes.models import Models
 from srm.server.routes.responses import Responses
 from srm.server.text.chat_template import ChatTemplate
@@ -26,6 +27,7 @@ class Services(NamedTuple):
     chat: Chat
     chats: Chats
     responses: Responses
+    messages: Messages
 
 
 def services(
@@ -45,7 +47,8 @@ def services(
     chat = Chat(text, models, completions, template, responder)
     chats = Chats(text, models, completions, template, responder)
     responses = Responses(text, models, chat, responder)
-    return Services(models, completions, chat, chats, responses)
+    messages = Messages(text, models, chat, template, responder)
+    return Services(models, completions, chat, chats, responses, messages)
 
 
 def template_of(folder: Path, text: Text, file: str = "") -> ChatTemplate | None:

@@ -51,6 +51,12 @@ VALID: dict[str, Sequence[dict[str, Any]]] = {
         {"input": MESSAGES, "max_output_tokens": 90, "stream": True},
         {"input": "the cat", "tools": [{"type": "function", "name": "f"}]},
     ),
+    "MessageRequest": (
+        {"messages": MESSAGES, "max_tokens": 9},
+        {"messages": MESSAGES, "max_tokens": 90, "stream": True, "system": "sat"},
+        {"messages": MESSAGES, "max_tokens": 9, "tools": [{"name": "f", "input_schema": {}}]},
+    ),
+    "CountRequest": ({"messages": MESSAGES}, {"messages": MESSAGES, "system": "sat"}),
     "TokenizeRequest": ({"prompt": "the cat"}, {"messages": MESSAGES}),
     "DetokenizeRequest": ({"tokens": [1, 2, 3]},),
     "LinesRequest": (

@@ -33,6 +33,7 @@ from srm.server.errors import INTERNAL, body_of, status_of
 from srm.server.routes.app import OPERATIONS
 from srm.server.routes.scrape import VLLM_NAMES
 from srm.server.schema.chat_request import CHAT_NEUTRAL
+from srm.server.schema.messages.request import MESSAGE_NEUTRAL
 from srm.server.schema.responses.request import RESPONSE_NEUTRAL
 from srm.server.schema.sampling_fields import NEUTRAL
 from tests.serving import ROOT
@@ -263,6 +264,7 @@ TABLES: dict[str, Callable[..., Table]] = {
     "neutral": lambda: neutral(NEUTRAL),
     "chat-neutral": lambda: neutral({n: v for n, v in CHAT_NEUTRAL.items() if n not in NEUTRAL}),
     "response-neutral": lambda: neutral(RESPONSE_NEUTRAL),
+    "message-neutral": lambda: neutral(MESSAGE_NEUTRAL),
     "routes": routes,
     "metrics": metrics,
     "vllm-metrics": vllm_metrics,

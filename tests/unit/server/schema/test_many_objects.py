@@ -22,6 +22,7 @@ from srm.server.routes.tokenize import parse_detokenize, parse_tokenize
 from srm.server.schema import json_parts
 from srm.server.schema.chat_request import parse_chat, parse_chats
 from srm.server.schema.completion_request import parse_completion
+from srm.server.schema.messages.request import parse_count
 from srm.server.schema.responses.request import parse_response
 from srm.server.schema.worker import parse_lines
 
@@ -83,6 +84,20 @@ REFUSED: dict[str, tuple[Callable[[bytes], Any], bytes, str]] = {
         parse_response,
         b'{"input": [{"role": "user", "content": ' + many(PART) + b"}]}",
         "input",
+    ),
+    "turns": (parse_count, b'{"messages": ' + many(b"{" + USER + b"}") + b"}", "messages"),
+    "blocks": (
+        parse_count,
+        b'{"messages": [{"role": "user", "content": '
+        + many(b'{"type": "text", "text": "x"}')
+        + b"}]}",
+        "messages",
+    ),
+    "blocks of a result": (
+        parse_count,
+        b'{"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", '
+        b'"content": ' + many(b'{"type": "text", "text": "x"}') + b"}]}]}",
+        "messages",
     ),
     "functions": (parse_response, b'{"input": "x", "tools": ' + many(b"{}") + b"}", "tools"),
     "tools": (
