@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
+import msgspec
+
 from srm.engine import logs
 from srm.engine.device.libc import keep_freed_memory, wait_busily_for_less
 from srm.engine.device.runner import ModelRunner
@@ -12,7 +14,7 @@ from srm.engine.errors import SRMError
 from srm.engine.memory import collect_rarely
 from srm.engine.process.engine import Engine
 from srm.engine.process.process import serve
-from srm.engine.process.weights_note import first_weights
+from srm.engine.process.weights_note import first_weights, started_folder
 from srm.engine.settings import load
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.wiring import EngineWiring
@@ -32,7 +34,8 @@ def main(argv: list[str]) -> int:
         weights, version = first_weights(config, load_checkpoint)
         runner = ModelRunner(weights, config)
         collect_rarely()
-        engine = Engine(weights.config, runner, config, weights.fingerprint, version)
+        own = msgspec.structs.replace(config, model=started_folder(config))
+        engine = Engine(weights.config, runner, own, weights.fingerprint, version)
         return serve(engine, config)
     except SRMError as error:
         logger.error("%s", error.message)

@@ -22,10 +22,23 @@ logger = logging.getLogger(__name__)
 def read_tokenizer(path: Path) -> Tokenizer:
     """Load a tokenizer.json without its truncation, padding and dropout. Raises CheckpointError if
     there is none, or it is damaged."""
+    return parse_tokenizer(read_file(path), path)
+
+
+def read_file(path: Path) -> bytes:
+    """Read a tokenizer.json as it is. Raises CheckpointError if that cannot be."""
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
             raise OSError(errno.EINVAL, "must be a regular file", str(path))
-        spec = msgspec.json.decode(path.read_text(encoding="utf-8-sig"), type=dict[str, Any])
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} is not a tokenizer: {in_words(error)}") from None
+
+
+def parse_tokenizer(data: bytes, path: Path) -> Tokenizer:
+    """As `read_tokenizer`, of what was read there."""
+    try:
+        spec = msgspec.json.decode(data.decode("utf-8-sig"), type=dict[str, Any])
         ignored = {name: spec.pop(name, None) for name in ("truncation", "padding")}
         model = spec.get("model")
         ignored["dropout"] = model.pop("dropout", None) if isinstance(model, dict) else None

@@ -28,6 +28,7 @@ from srm.server.model_identity import as_started
 from srm.server.routes.app import create_app
 from srm.server.routes.services import template_of
 from srm.server.supervise import launch
+from srm.server.supervise.listeners import listen, listen_as
 from srm.server.text.text import Text
 from srm.server.wiring import ServerWiring
 
@@ -52,10 +53,10 @@ def serve_api(argv: list[str]) -> int:
     template = template_of(config.model, text, config.chat_template)
     if template is None:
         log.info("%s has no chat template: chats are refused", config.model)
-    listeners = [_inherited(config.listen_fd) or launch.listen_as(config)]
+    listeners = [_inherited(config.listen_fd) or listen_as(config)]
     if config.admin_port:
         admin = _inherited(config.admin_fd)
-        listeners.append(admin or launch.listen(config.admin_host, config.admin_port))
+        listeners.append(admin or listen(config.admin_host, config.admin_port))
     # The engine is not given up while it may still be busy.
     client = EngineClient(
         config.endpoint, engine_timeout_s=max(ENGINE_TIMEOUT_S, 2 * config.stall_s)

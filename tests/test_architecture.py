@@ -19,7 +19,8 @@ _ENGINE = ("engine", "engine.constraints", "engine.steps")
 _SERVES = ("engine", "engine.client", "engine.steps.tokens")
 """What servers see of the engine: its messages and settings, and the client of its process."""
 _EDGE = ("server", "server.schema", "server.http")
-_ANSWERS = (*_EDGE, "server.schema.responses", "server.text", "server.generation", "server.reply")
+_DIALECTS = ("server.schema.responses", "server.schema.messages")
+_ANSWERS = (*_EDGE, *_DIALECTS, "server.text", "server.generation", "server.reply")
 _MEASURES = ("engine.errors", "engine.settings", "loadtest")
 """What every command of ours says, reads and writes in one way: nothing that serves."""
 _REPORTS = (*_MEASURES, "loadtest.analysis", "loadtest.client")
@@ -37,6 +38,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "server": (*_SERVES, "engine.process.watchdog"),
     "server.schema": (*_SERVES, "server"),
     "server.schema.responses": (*_SERVES, "server", "server.schema"),
+    "server.schema.messages": (*_SERVES, "server", "server.schema"),
     "server.http": (*_SERVES, "server", "server.schema"),
     "server.storage": (*_SERVES, *_EDGE),
     "server.text": (*_SERVES, "server", "server.schema", "engine.constraints"),
@@ -47,7 +49,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *_EDGE,
         "server.text",
         "server.generation",
-        "server.schema.responses",
+        *_DIALECTS,
     ),
     "server.routes": (*_SERVES, *_ANSWERS, "server.storage"),
     "server.batch": (*_SERVES, *_ANSWERS, "server.storage", "server.routes"),

@@ -45,8 +45,8 @@ from tests.tools import doc_tables
 DOCS = ROOT / "docs"
 PAGES = [*doc_tables.PAGES, *sorted(ROOT.glob("*.md"))]
 API = ["api.md", *(f"api/{name}.md" for name in (
-    *("completions", "chats", "responses", "streaming", "sampling", "many-samples", "models"),
-    *("files-and-batches", "administration", "limits"),
+    *("completions", "chats", "responses", "messages", "streaming", "sampling", "many-samples"),
+    *("models", "files-and-batches", "administration", "limits"),
 ))]  # fmt: skip
 """In the order in which their examples go on from each other."""
 FILLED_IN_ELSEWHERE = {"BenchConfig", "ModelConfig", "LoadConfig"}

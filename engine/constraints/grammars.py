@@ -26,7 +26,7 @@ from srm.engine.constraints.automaton import TokenAutomaton, compile_automaton
 from srm.engine.constraints.trial import LIMITS
 from srm.engine.cores import available_cores
 from srm.engine.errors import InvalidRequest, SRMError
-from srm.engine.tokenizer_file import read_tokenizer
+from srm.engine.tokenizer_file import parse_tokenizer, read_file
 
 I32 = npt.NDArray[np.int32]
 MAX_KEPT = 64
@@ -73,9 +73,12 @@ class Grammars:
     """Compiles constraints for one model's tokenizer."""
 
     def __init__(self, model: ModelConfig, tokenizer: Path | None) -> None:
-        """`tokenizer`: a `tokenizer.json`, read when a constraint is first compiled."""
+        """`tokenizer`: a `tokenizer.json`, which is read now, since it may be changed later, and
+        made use of when a constraint is first compiled. Raises CheckpointError if it cannot be
+        read."""
         self._model = model
         self._path = tokenizer
+        self._data = read_file(tokenizer) if tokenizer and tokenizer.exists() else None
         self._tokenizer: LLTokenizer | None = None
         self.tokens: list[bytes] = []
         """The bytes of each token, once a constraint was compiled; those of a special one are
@@ -130,13 +133,13 @@ class Grammars:
 
     def _read_tokenizer(self) -> LLTokenizer:
         if self._tokenizer is None:
-            if self._path is None or not self._path.exists():
+            if self._path is None or self._data is None:
                 raise InvalidRequest(
                     "constraint must be empty: this model has no tokenizer", "constraint"
                 )
             try:
                 self._tokenizer = LLTokenizer(
-                    read_tokenizer(self._path).to_str(),
+                    parse_tokenizer(self._data, self._path).to_str(),
                     n_vocab=self._model.vocab_size,
                     eos_token=self._model.eos_token_id,
                 )

@@ -125,6 +125,12 @@ def first_weights(config: EngineWiring, load: LoadFolder) -> tuple[Weights, int]
                 raise
 
 
+def started_folder(config: EngineWiring) -> Path:
+    """Return the folder of the model that the server was started with: its copy, if it was kept."""
+    first = copies_of(config.weights_note) / FIRST
+    return first if config.weights_note and first.is_dir() else config.model
+
+
 def _claimed(path: Path, note: Note) -> Note:
     """Write the note unless another engine has done so before; return the one that is there."""
     beside = Path(f"{path}.{uuid.uuid4().hex}")

@@ -116,7 +116,8 @@ class Auth:
             raise Overloaded(f"there are more than {self._max_connections} connections")
         key = None
         if self._keys and not _is_open(path, is_admin_port):
-            key = self._check_key(headers.get("authorization", ""), scope["method"])
+            given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
+            key = self._check_key(given, scope["method"])
         if path.startswith(OPERATOR_FOLDER):
             _check_operator(scope, headers, key, is_admin_port)
         if path.startswith(WORKER_FOLDER) and key is not None:

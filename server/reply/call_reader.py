@@ -22,6 +22,12 @@ class CallPart(NamedTuple):
     arguments: str
 
 
+def is_whole(arguments: str) -> bool:
+    """Whether the arguments of a call are a whole object."""
+    reader = CallReader()
+    return bool(reader.read(CALL_HEAD.format("NAME") + arguments)) and not reader.is_within
+
+
 class CallReader:
     """Reads the calls of one sample from its text, as it comes."""
 
@@ -47,6 +53,11 @@ class CallReader:
             parts.append(CallPart(self._place, None, self._unread[:end]))
             self._unread = self._unread[end:]
         return parts
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the arguments of a call go on."""
+        return self._depth > 0
 
     def _skip_arguments(self) -> int:
         """Return how many characters of arguments there are; half an escape is left."""

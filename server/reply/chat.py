@@ -95,3 +95,10 @@ class ChatFormat(Format):
         if self.request.prompt_logprobs is not None:
             fields["prompt_logprobs"] = prompt.logprobs
         return fields
+
+
+class ChatsFormat(ChatFormat):
+    """A ChatCompletion with the answers to several chats, whose prompts it does not show."""
+
+    def first_fields(self) -> dict[str, Any]:
+        return {}

@@ -32,6 +32,7 @@ from srm.server.http.limits import check_limits
 from srm.server.http.request_middleware import RequestMiddleware
 from srm.server.http.traces import Tracer
 from srm.server.loop_turns import show_turns
+from srm.server.reply.endpoint import PastRouter
 from srm.server.routes import (
     admin,
     batches,
@@ -39,6 +40,7 @@ from srm.server.routes import (
     completions,
     files,
     health,
+    messages,
     models,
     pages,
     responses,
@@ -46,7 +48,6 @@ from srm.server.routes import (
     tokenize,
     worker,
 )
-from srm.server.routes.endpoint import PastRouter
 from srm.server.routes.services import services
 from srm.server.schema.openapi import Operation
 from srm.server.storage.records import BatchStatus
@@ -58,7 +59,7 @@ from srm.server.wiring import ServerWiring
 log = logging.getLogger(__name__)
 
 _GROUPS = {
-    "Completions and chats": (completions, chat, responses),
+    "Completions and chats": (completions, chat, responses, messages),
     "Files and batches": (files, batches),
     "Tokens": (tokenize,),
     "Models": (models,),
@@ -131,15 +132,16 @@ def create_app(
     # FastAPI's own document says nothing of bodies; a redirect leads nowhere behind a proxy.
     app = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     app.add_exception_handler(HTTPException, errors.framework_error)
-    served, completing, chatting, responding = services(
+    made = services(
         *(client, text, config.model_name, template),
         *(config.stream_max_rate, config.stream_keepalive_s),
     )
-    endpoints = (completing, chatting, responding)
-    generating = [endpoint.route(config.max_body_bytes) for endpoint in endpoints]
+    served, completing, chatting = made[:3]
+    generating = [endpoint.route(config.max_body_bytes) for endpoint in made[1:]]
     app.router.routes += generating
     tokenizing = tokenize.Tokenizing(text, served, template)
     app.include_router(tokenize.routes(tokenizing, config.max_body_bytes))
+    app.include_router(messages.routes(made.messages, config.max_body_bytes))
     Files = files.Files(store, threads, config.max_file_bytes, config.max_store_bytes)
     jobs = batches.Batches(store, threads, config, has_chats=template is not None)
     app.include_router(files.routes(Files))

@@ -1,30 +1,43 @@
-"""POST /v1/chat/completions: messages through the chat template, and a completion as a message.
+"""POST /v1/chat/completions, and /batch below it: messages through the chat template, and a
+completion as a message.
 
 All but the prompt and the shape of the reply is shared with completions.
 """
 
 from __future__ import annotations
 
+import msgspec
+
 from srm.engine.errors import InvalidRequest, RequestError
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.generation import Generation
 from srm.server.http.bodies import parsed
-from srm.server.reply.chat import ChatFormat
+from srm.server.reply.chat import ChatFormat, ChatsFormat
+from srm.server.reply.endpoint import Endpoint
 from srm.server.reply.responder import Responder
 from srm.server.reply.tools import ToolFormat
 from srm.server.routes.completions import Completions
-from srm.server.routes.endpoint import Endpoint
 from srm.server.routes.models import Models
-from srm.server.schema.chat_request import CHAT_NEUTRAL, MESSAGES_FORMS, ChatRequest, parse_chat
+from srm.server.schema.chat_request import (
+    CHAT_NEUTRAL,
+    CHATS_FORMS,
+    MESSAGES_FORMS,
+    ChatRequest,
+    ChatsRequest,
+    parse_chat,
+    parse_chats,
+)
 from srm.server.schema.chat_response import (
     ChatChoice,
     ChatChunk,
     ChatCompletion,
     ChunkChoice,
 )
+from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.completion_response import Counted, Samples
-from srm.server.schema.conversation import Conversation
+from srm.server.schema.conversation import Conversation, naming_chat
 from srm.server.schema.openapi import BodySchema, Operation
+from srm.server.schema.structured_outputs import ConstraintSource
 from srm.server.schema.verify import VERIFY_FORMS
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
@@ -47,6 +60,12 @@ OPERATIONS = (
               body=BodySchema(ChatRequest, {"messages": MESSAGES_FORMS, "verify": VERIFY_FORMS},
                               CHAT_NEUTRAL, _EXAMPLES),
               parts=(ChatChoice, ChunkChoice, Samples, Counted),
+              errors=(404, 409, 504)),
+    Operation("POST", "/v1/chat/completions/batch", "The next message of each of several chats.",
+              ChatCompletion,
+              body=BodySchema(ChatsRequest, {"messages": CHATS_FORMS, "verify": VERIFY_FORMS},
+                              CHAT_NEUTRAL, {"Two answers": {"messages": [_MESSAGES] * 2}}),
+              parts=(ChatChoice, Samples, Counted),
               errors=(404, 409, 504)),
 )  # fmt: skip
 
@@ -86,13 +105,41 @@ class Chat(Endpoint):
         prompt = await render(self._template, request.conversation)
         completion = request.as_completion(prompt, self._text.model.n_ctx)
         calls = request.calls
+        source = None if calls is None else calls.source
+        return await self._start(id, completion, owner, source)
+
+    async def _start(
+        self,
+        id: str,
+        completion: CompletionRequest,
+        owner: RequestOwner,
+        source: ConstraintSource | None = None,
+    ) -> Generation:
         try:
-            source = None if calls is None else calls.source
             return await self._completions.start(id, completion, owner, source)
         except RequestError as error:
             if error.param == "prompt":  # which the messages made
                 error.param = "messages"
             raise
+
+
+class Chats(Chat):
+    """Answers requests of several chats, in the shape of vLLM."""
+
+    path = "/v1/chat/completions/batch"
+
+    async def begin(self, body: bytes, id: str, owner: RequestOwner) -> ChatFormat:
+        request = await parsed(parse_chats, body)
+        self._models.check(request.model)
+        prompts = []
+        for i, chat in enumerate(request.conversations):
+            with naming_chat(i):
+                prompts.append(await render(self._template, chat))
+        first = request.first.as_completion(prompts[0], self._text.model.n_ctx)
+        completion = msgspec.structs.replace(first, prompt=prompts)
+        completion.check()
+        generation = await self._start(id, completion, owner)
+        return ChatsFormat(generation, self._text, self._models.name)
 
 
 async def render(template: ChatTemplate | None, chat: Conversation) -> str:

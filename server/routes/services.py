@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from srm.engine.client.client import EngineClient
 from srm.server.reply.responder import Responder
-from srm.server.routes.chat import Chat
+from srm.server.routes.chat import Chat, Chats
 from srm.server.routes.completions import Completions
+from srm.server.routes.messages import Messages
 from srm.server.routes.models import Models
 from srm.server.routes.responses import Responses
 from srm.server.text.chat_template import ChatTemplate
@@ -24,7 +25,9 @@ class Services(NamedTuple):
     models: Models
     completions: Completions
     chat: Chat
+    chats: Chats
     responses: Responses
+    messages: Messages
 
 
 def services(
@@ -42,7 +45,10 @@ def services(
     )
     completions = Completions(client, text, models, responder)
     chat = Chat(text, models, completions, template, responder)
-    return Services(models, completions, chat, Responses(text, models, chat, responder))
+    chats = Chats(text, models, completions, template, responder)
+    responses = Responses(text, models, chat, responder)
+    messages = Messages(text, models, chat, template, responder)
+    return Services(models, completions, chat, chats, responses, messages)
 
 
 def template_of(folder: Path, text: Text, file: str = "") -> ChatTemplate | None:
@@ -59,7 +65,7 @@ def answering(
     """Yield Completions and Chat for the block. Raises what `template_of` does."""
     template = template_of(folder, text, template_file)
     model_name = model_name or folder.resolve().name
-    _, completions, chat, _ = services(client, text, model_name, template)
+    _, completions, chat, *_ = services(client, text, model_name, template)
     try:
         yield completions, chat
     finally:

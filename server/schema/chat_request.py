@@ -6,14 +6,22 @@ A chat completion is a completion of the one prompt that the chat template makes
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw
 
 from srm.engine.errors import InvalidRequest
 from srm.server.schema.completion_request import CompletionRequest
-from srm.server.schema.conversation import MAX_MESSAGES, Conversation, Message, messages_of
+from srm.server.schema.conversation import (
+    MAX_CHATS,
+    MAX_MESSAGES,
+    Conversation,
+    Message,
+    chats_of,
+    messages_of,
+    naming_chat,
+)
 from srm.server.schema.json_parts import first_byte
 from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
 from srm.server.schema.structured_outputs import refuse_predecessors
@@ -131,6 +139,53 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
         )
 
 
+CHATS_FORMS = (
+    Annotated[
+        list[Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]],
+        Meta(
+            min_length=1,
+            max_length=MAX_CHATS,
+            description=f"a list of 1 to {MAX_CHATS} lists of messages",
+        ),
+    ],
+)
+"""Types that `messages` may have on the wire, of several chats."""
+
+
+class ChatsRequest(ChatRequest, frozen=True, kw_only=True):
+    """Body of POST /v1/chat/completions/batch, checked: several chats, each answered by itself."""
+
+    messages: list[list[Message]]  # type: ignore[assignment]  # of each chat
+    """The chats so far."""
+
+    @property
+    def first(self) -> ChatRequest:
+        """The first chat as a request of its own."""
+        given = {name: getattr(self, name) for name in ChatRequest.__struct_fields__}
+        return ChatRequest(**{**given, "messages": self.messages[0]})
+
+    @property
+    def conversations(self) -> list[Conversation]:
+        """All chats."""
+        first = self.first.conversation
+        return [msgspec.structs.replace(first, messages=messages) for messages in self.messages]
+
+    def check(self) -> None:
+        beside = {
+            "stream": self.stream,
+            "echo": self.echo,
+            "prompt_logprobs": self.prompt_logprobs is not None,
+            "tools": self.calls is not None,
+        }
+        self.refuse_beside(beside, "several chats in one request")
+        for i, chat in enumerate(self.conversations):
+            with naming_chat(i):
+                chat.check()
+        self.first.check()
+
+
+_Asked = TypeVar("_Asked", bound=ChatRequest)
+
 CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
     **NEUTRAL,
     "functions": ([],),
@@ -159,21 +214,33 @@ _UNLESS = {"tools": "tool_choice", "functions": "function_call"}
 
 def parse_chat(body: bytes) -> ChatRequest:
     """Check the body of POST /v1/chat/completions. Raises InvalidRequest naming field and value."""
+    given = _fields_of(body)
+    return chat_of(given, {"messages": messages_of(given), **rules_of(given, 1)}, ChatRequest)
+
+
+def parse_chats(body: bytes) -> ChatsRequest:
+    """Check the body of POST /v1/chat/completions/batch. Raises as `parse_chat`."""
+    given = _fields_of(body)
+    chats = chats_of(given)
+    return chat_of(given, {"messages": chats, **rules_of(given, len(chats))}, ChatsRequest)
+
+
+def chat_of(given: dict[str, Raw], converted: dict[str, Any], kind: type[_Asked]) -> _Asked:
+    """Return the request of these fields, which is one of chats; those in `converted` have been
+    checked already. Raises InvalidRequest naming field and value."""
+    for name, choice in _UNLESS.items():
+        if bytes(given.get(choice, b"")) == b'"none"' and first_byte(given.get(name, b"")) == b"[":
+            del given[name]  # nothing may be called
+    if "tools" in given:
+        converted = {**converted, "tools": tools_of(given)}
+    return checked(kind, given, converted, CHAT_NEUTRAL)
+
+
+def _fields_of(body: bytes) -> dict[str, Raw]:
     given = given_fields(body)
     refuse_predecessors(given)
     if "prompt" in given:
         raise InvalidRequest(
             "prompt is for POST /v1/completions; POST /v1/chat/completions takes messages", "prompt"
         )
-    return chat_of(given, {"messages": messages_of(given), **rules_of(given, 1)})
-
-
-def chat_of(given: dict[str, Raw], converted: dict[str, Any]) -> ChatRequest:
-    """Return the chat of these fields; those in `converted` have been checked already. Raises
-    InvalidRequest naming field and value."""
-    for name, choice in _UNLESS.items():
-        if bytes(given.get(choice, b"")) == b'"none"' and first_byte(given.get(name, b"")) == b"[":
-            del given[name]  # nothing may be called
-    if "tools" in given:
-        converted = {**converted, "tools": tools_of(given)}
-    return checked(ChatRequest, given, converted, CHAT_NEUTRAL)
+    return given

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Raw
 
-from srm.engine.errors import UNDECODABLE, InvalidRequest, cut, in_words
+from srm.engine.errors import UNDECODABLE, InvalidRequest, RequestError, cut, in_words
 from srm.server.schema.json_parts import (
     MAX_VALUE_BYTES,
     fields_of,
@@ -22,8 +23,10 @@ from srm.server.schema.validation import not_json, not_null, show
 
 MAX_MESSAGES = 4096
 """Most messages of one chat."""
+MAX_CHATS = 4096
+"""Most chats of one request."""
 MAX_PARTS = 65_536
-"""Most messages, parts of their contents and tool calls of one chat."""
+"""Most messages, parts of their contents and tool calls of one request."""
 
 ROLES = ("developer", "system", "user", "assistant", "tool")
 """Roles that any template may be given; its own are those that it names."""
@@ -78,6 +81,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
         return "\n".join(part.text for part in self.content or ())
 
 
+_ABSENT = Raw(b"null")
 _decode = msgspec.json.Decoder(Message).decode
 _SHOWN_NAME = 64
 """Most characters of a key in an error."""
@@ -215,26 +219,61 @@ def names_in(template: str) -> set[str]:
 
 def messages_of(given: dict[str, Raw]) -> list[Message]:
     """The field `messages` of a body. Raises InvalidRequest naming the message at fault."""
-    value = given.get("messages", Raw(b"null"))
-    items = items_of(value, MAX_MESSAGES) if first_byte(value) == b"[" else None
+    return _messages(given.get("messages", _ABSENT), _Sizes())
+
+
+def chats_of(given: dict[str, Raw]) -> list[list[Message]]:
+    """The field `messages` of a body with several chats. Raises as `messages_of`."""
+    sizes, chats = _Sizes(), []
+    for i, item in enumerate(_items(given.get("messages", _ABSENT), MAX_CHATS, "lists of ")):
+        with naming_chat(i):
+            chats.append(_messages(item, sizes))
+    return chats
+
+
+@contextmanager
+def naming_chat(i: int) -> Iterator[None]:
+    """Have an error about one of several chats say which."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param is not None:
+            rest = error.message.removeprefix("messages")
+            error.message = f"messages[{i}]{': ' * (rest == error.message)}{rest}"
+        raise
+
+
+class _Sizes:
+    """How much all messages of a request have together."""
+
+    parts = 0
+    argument_bytes = 0
+
+
+def _items(value: Raw, most: int, lists: str = "") -> list[Raw]:
+    items = items_of(value, most) if first_byte(value) == b"[" else None
     if not items:
         raise InvalidRequest(
-            f"messages must be a list of 1 to {MAX_MESSAGES} messages; got {show(value)}",
-            "messages",
+            f"messages must be a list of 1 to {most} {lists}messages; got {show(value)}", "messages"
         )
-    messages, parts, argument_bytes = [], 0, 0
-    for i, item in enumerate(items):
+    return items
+
+
+def _messages(value: Raw, sizes: _Sizes) -> list[Message]:
+    messages = []
+    for i, item in enumerate(_items(value, MAX_MESSAGES)):
         message, num_parts = _message(item, i)
         messages.append(message)
-        parts += num_parts
-        argument_bytes += sum(len(call.function.arguments) for call in message.tool_calls or ())
-        if parts > MAX_PARTS:
+        sizes.parts += num_parts
+        arguments = [call.function.arguments for call in message.tool_calls or ()]
+        sizes.argument_bytes += sum(map(len, arguments))
+        if sizes.parts > MAX_PARTS:
             raise InvalidRequest(
                 f"messages[{i}]: messages must have at most {MAX_PARTS} parts and tool calls "
                 "together",
                 "messages",
             )
-        if argument_bytes > MAX_VALUE_BYTES:
+        if sizes.argument_bytes > MAX_VALUE_BYTES:
             raise InvalidRequest(
                 f"messages[{i}]: the arguments of tool calls must have at most {MAX_VALUE_BYTES} "
                 "characters together",

@@ -19,7 +19,7 @@ from srm.engine.messages import (
 from srm.server.schema.json_parts import TokenId
 from srm.server.schema.structured_outputs import ConstrainedRequest
 from srm.server.schema.until import MAX_CHOICES
-from srm.server.schema.validation import refused
+from srm.server.schema.validation import SCORES_OF_ANY, refused
 
 MAX_SCORES = 2_000_000
 """Most log-probabilities of one reply, besides those of the tokens sampled."""
@@ -36,7 +36,15 @@ MAX_ALLOWED = 2**20
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 256
 
-Alternatives = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+Alternatives = Annotated[
+    int,
+    Meta(
+        le=MAX_LOGPROBS,
+        description=f"an integer from 0 to {MAX_LOGPROBS}",
+        extra_json_schema={"minimum": 0},
+    ),
+]
+"""Less is refused with what there is instead: -1 means all tokens elsewhere."""
 Temperature = Annotated[
     float,
     Meta(ge=0, le=MAX_TEMPERATURE, description=f"a number from 0 (greedy) to {MAX_TEMPERATURE:g}"),
@@ -209,6 +217,9 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
                 self.refuse_beside({name: is_asked}, 'return = "counts", which has no choices')
 
     def check(self) -> None:
+        for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+            if (getattr(self, name, None) or 0) < 0:
+                raise refused(type(self), name, getattr(self, name), SCORES_OF_ANY)
         self.check_wanted(self.n, self.stream)
         if self.constraint_source() is not None and self.ignore_eos:
             self.refuse_beside({"ignore_eos": True}, "structured_outputs and response_format")

@@ -30,6 +30,12 @@ from srm.server.schema.json_parts import (
 _NULL = b"null"
 _SHOWN = 80
 """Most characters of a value in a message."""
+SCORES_OF_ANY = (
+    "POST /v1/completions with max_tokens = 0 and prompt_logprobs = 0 scores the token that a "
+    "prompt ends with, whichever it is"
+)
+_INSTEAD = {"logprob_token_ids": SCORES_OF_ANY}
+"""What does the same as a field of other servers."""
 _LONGEST_NAME = 64
 """Most characters of an unknown field's name that known ones are compared with."""
 
@@ -141,9 +147,8 @@ def require(given: dict[str, Raw], name: str, meaning: str = "") -> None:
 
 def _unknown(name: str, known: list[str]) -> InvalidRequest:
     shown = cut(name, _LONGEST_NAME)
-    return InvalidRequest(
-        f"{shown!r} is not a field of this request{did_you_mean(name, known)}", shown
-    )
+    way = f"; {_INSTEAD[name]}" if name in _INSTEAD else did_you_mean(name, known)
+    return InvalidRequest(f"{shown!r} is not a field of this request{way}", shown)
 
 
 @cache

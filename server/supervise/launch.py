@@ -8,7 +8,6 @@ from any folder.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import shlex
 import socket
@@ -36,6 +35,7 @@ from srm.server.http.keys import VARIABLE, load_keys, read_key
 from srm.server.http.limits import check_limits, memory
 from srm.server.loop_turns import LOOP_TIMEOUT_S
 from srm.server.model_identity import model_id
+from srm.server.supervise.listeners import listen, listen_as, remove_same, url_of
 from srm.server.supervise.own_folder import NOTE, keep_first, own_folder
 from srm.server.supervise.supervisor import Child, PrivateFolder, Supervisor
 from srm.server.text.text import read_model_config
@@ -64,6 +64,7 @@ FLAGS_OF_VLLM = {
     "--enforce-eager": "not a setting: a graph is compiled once and kept in --cache-dir",
     "--trust-remote-code": "not a setting: no code of a model's folder is run",
     "--tokenizer": "tokenizer.json in the model's folder",
+    "--max-logprobs": "not a setting: a token has at most 20 alternatives",
     "--uvicorn-log-level": "--log-level",
 }
 """What does the same here, for who comes from there."""
@@ -92,7 +93,7 @@ def main(argv: list[str], engine_module: str = "srm.engine") -> int:
     with ExitStack() as opened:
         listener = opened.enter_context(listen_as(server))
         if server.uds:
-            opened.callback(Path(server.uds).unlink, missing_ok=True)
+            opened.callback(remove_same, Path(server.uds), Path(server.uds).stat())
         listeners = [listener]
         if server.admin_port:
             listeners.append(opened.enter_context(listen(server.admin_host, server.admin_port)))
@@ -327,41 +328,6 @@ def flags(config: msgspec.Struct) -> list[str]:
     ]
 
 
-def listen_as(config: ServerConfig) -> socket.socket:
-    """Open the socket that clients connect to. Raises ConfigError as `listen`."""
-    if not config.uds:
-        return listen(config.host, config.port)
-    path, listener = Path(config.uds), socket.socket(socket.AF_UNIX)
-    try:
-        if path.is_socket() and not _is_listened_on(path):
-            path.unlink()  # of a server that was killed
-        listener.bind(config.uds)
-        listener.listen(2048)
-    except (OSError, ValueError) as error:
-        listener.close()
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"uds = {config.uds!r}: cannot listen: {reason}") from None
-    return listener
-
-
-def _is_listened_on(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(str(path)) == 0
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket. Raises ConfigError if that fails, as when the port is in use."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        if error.errno == errno.EADDRINUSE:
-            other = port + 10 if port < 60_000 else port - 10  # the next one may be admin_port
-            reason += f"; take another, with --port {other} or PORT={other} make serve"
-        raise ConfigError(f"host = {host!r}, port = {port}: cannot listen: {reason}") from None
-
-
 def check_writable(name: str, folder: Path) -> None:
     """Raise ConfigError if the folder cannot be written into, or cannot be made."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -369,13 +335,6 @@ def check_writable(name: str, folder: Path) -> None:
         raise ConfigError(f"{name} = {folder}: {there} is no folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise ConfigError(f"{name} = {folder}: {there} cannot be written into")
-
-
-def url_of(host: str, listener: socket.socket) -> str:
-    """Return the URL at which programs on this machine reach a socket that listens on `host`."""
-    port = listener.getsockname()[1]
-    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def announce(model_name: str, url: str, page: str, prompt: str, uds: str = "") -> None:

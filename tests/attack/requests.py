@@ -42,11 +42,21 @@ VALID: dict[str, Sequence[dict[str, Any]]] = {
         {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "n": 9, "stream": True},
         {"messages": MESSAGES, "tools": TOOLS},
     ),
+    "ChatsRequest": (
+        {"messages": [MESSAGES] * 3, "max_tokens": 9, "n": 9},
+        {"messages": [MESSAGES], "structured_outputs": {"choice": ["a", "b"]}, "logprobs": True},
+    ),
     "ResponseRequest": (
         {"input": "the cat", "max_output_tokens": 9},
         {"input": MESSAGES, "max_output_tokens": 90, "stream": True},
         {"input": "the cat", "tools": [{"type": "function", "name": "f"}]},
     ),
+    "MessageRequest": (
+        {"messages": MESSAGES, "max_tokens": 9},
+        {"messages": MESSAGES, "max_tokens": 90, "stream": True, "system": "sat"},
+        {"messages": MESSAGES, "max_tokens": 9, "tools": [{"name": "f", "input_schema": {}}]},
+    ),
+    "CountRequest": ({"messages": MESSAGES}, {"messages": MESSAGES, "system": "sat"}),
     "TokenizeRequest": ({"prompt": "the cat"}, {"messages": MESSAGES}),
     "DetokenizeRequest": ({"tokens": [1, 2, 3]},),
     "LinesRequest": (

@@ -14,7 +14,7 @@ from srm.engine.config import ModelConfig
 from srm.engine.errors import UNDECODABLE, CheckpointError, SRMError
 from srm.engine.process.engine import Engine
 from srm.engine.process.process import serve
-from srm.engine.process.weights_note import first_weights
+from srm.engine.process.weights_note import first_weights, started_folder
 from srm.engine.settings import load as load_config
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.weights import Weights
@@ -43,7 +43,8 @@ def main(
         config = load_config(EngineWiring, argv, prog="python -m tests.engines.numpy_engine")
         weights, version = first_weights(config, load)
         runner = make_runner(weights, config.num_slots or config.max_slots)
-        engine = make_engine(weights.config, runner, config, weights.fingerprint, version)
+        own = msgspec.structs.replace(config, model=started_folder(config))
+        engine = make_engine(weights.config, runner, own, weights.fingerprint, version)
         return serve(engine, config, load)
     except SRMError as error:
         print(error.message, file=sys.stderr)

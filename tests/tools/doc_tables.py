@@ -33,6 +33,7 @@ from srm.server.errors import INTERNAL, body_of, status_of
 from srm.server.routes.app import OPERATIONS
 from srm.server.routes.scrape import VLLM_NAMES
 from srm.server.schema.chat_request import CHAT_NEUTRAL
+from srm.server.schema.messages.request import MESSAGE_NEUTRAL
 from srm.server.schema.responses.request import RESPONSE_NEUTRAL
 from srm.server.schema.sampling_fields import NEUTRAL
 from tests.serving import ROOT
@@ -112,13 +113,15 @@ def _choices(hint: Any) -> str | None:
 
 
 def fields(which: str) -> Table:
-    """Of the request `MODULE.Struct`; with ` but MODULE.Struct` without those of that one."""
+    """Of the request `MODULE.Struct`; with ` but MODULE.Struct` without those of that one, where
+    they are the same."""
     name, _, base = which.partition(" but ")
-    kind, others = struct(name), struct(base).__struct_fields__ if base else ()
+    kind = struct(name)
+    others = get_type_hints(struct(base), include_extras=True) if base else {}
     hints, meanings = get_type_hints(kind, include_extras=True), field_docs(kind)
     rows: list[Row] = []
     for field in msgspec.structs.fields(kind):
-        if field.name not in others:
+        if field.name not in others or others[field.name] != hints[field.name]:
             default = _default(field, is_in_query=name.endswith("Query"))
             allowed, meaning = _described(hints[field.name]), meanings.get(field.name, MISSING)
             rows.append([code(field.encode_name), default, allowed, meaning])
@@ -261,6 +264,7 @@ TABLES: dict[str, Callable[..., Table]] = {
     "neutral": lambda: neutral(NEUTRAL),
     "chat-neutral": lambda: neutral({n: v for n, v in CHAT_NEUTRAL.items() if n not in NEUTRAL}),
     "response-neutral": lambda: neutral(RESPONSE_NEUTRAL),
+    "message-neutral": lambda: neutral(MESSAGE_NEUTRAL),
     "routes": routes,
     "metrics": metrics,
     "vllm-metrics": vllm_metrics,

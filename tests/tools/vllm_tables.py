@@ -36,7 +36,8 @@ _OF_CHATS = """
 """.split()
 VLLM_CHATS = [*_OF_CHATS, *_SHARED]
 VLLM_ROUTES = """
-    /v1/completions /v1/chat/completions /v1/models /health /ping /version /metrics /tokenize
+    /v1/completions /v1/chat/completions /v1/chat/completions/batch /v1/models /health /ping
+    /version /metrics /tokenize
     /detokenize /tokenizer_info /get_world_size /v1/responses /v1/messages /v1/embeddings
     /v1/audio/transcriptions /v1/audio/translations /v1/realtime /classify /pooling /score /rerank
     /inference/v1/generate /v1/completions/render /v1/chat/completions/render /server_info /load

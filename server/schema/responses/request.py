@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from srm.engine.errors import InvalidRequest, RequestError
 from srm.server.schema.chat_request import ChatRequest, chat_of
 from srm.server.schema.completion_response import NULL
-from srm.server.schema.conversation import messages_of
+from srm.server.schema.conversation import Message, messages_of
 from srm.server.schema.responses.items import InputItem, InputText, items_of_input
 from srm.server.schema.sampling_fields import (
     Alternatives,
@@ -275,7 +275,10 @@ def _chat(request: ResponseRequest, given: dict[str, Raw]) -> ChatRequest:
     """Return the chat of a response. Raises InvalidRequest naming its fields."""
     same = given.keys() & ({*ChatRequest.__struct_fields__} & {*request.__struct_fields__})
     fields = {name: given[name] for name in same - {"tools", "tool_choice", "top_logprobs"}}
-    converted: dict[str, Any] = {"messages": messages_of({"messages": _messages(request)})}
+    messages = messages_of({"messages": _messages(request)})
+    if request.instructions:
+        messages.insert(0, Message("system", request.instructions))
+    converted: dict[str, Any] = {"messages": messages}
     if request.stream:
         converted["stream_options"] = StreamOptions(include_usage=True)
     if request.max_output_tokens is not None:
@@ -292,7 +295,7 @@ def _chat(request: ResponseRequest, given: dict[str, Raw]) -> ChatRequest:
         if isinstance(chosen, FunctionChoice):
             chosen = {"type": "function", "function": {"name": chosen.name}}
         fields["tool_choice"] = _raw(chosen)
-    return chat_of(fields, converted)
+    return chat_of(fields, converted, ChatRequest)
 
 
 def _raw(value: Any) -> Raw:
@@ -318,12 +321,10 @@ def _tool(tool: FunctionTool) -> dict[str, Any]:
 
 
 def _messages(request: ResponseRequest) -> Raw:
-    """Return the messages of the chat; calls are part of the assistant's message before them."""
-    messages: list[dict[str, Any]] = []
-    if request.instructions:
-        messages.append({"role": "system", "content": request.instructions})
+    """Return the messages of the items; calls are part of the assistant's message before them."""
     if isinstance(request.input, str):
-        return _raw([*messages, {"role": "user", "content": request.input}])
+        return _raw([{"role": "user", "content": request.input}])
+    messages: list[dict[str, Any]] = []
     call_ids = set()
     for i, item in enumerate(request.input):
         if item.type == "message":

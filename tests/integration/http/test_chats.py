@@ -10,7 +10,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.serving import CHATS, ROOT, TEXT_MODEL, Server, complete, events_of, parts_of
+from tests.serving import (
+    CHATS,
+    ROOT,
+    TEXT_MODEL,
+    Server,
+    complete,
+    error_of,
+    events_of,
+    parts_of,
+)
 
 MESSAGES = [
     {"role": "system", "content": "the cat"},
@@ -68,6 +77,41 @@ def test_an_answer_may_begin_with_the_last_message(server: Server) -> None:
             assert text == choice["message"]["content"]
     of_the_user = ask(server, echo=True, seed=3, max_tokens=5)
     assert of_the_user["choices"] == ask(server, seed=3, max_tokens=5)["choices"]
+
+
+BATCH = f"{CHATS}/batch"
+
+
+def test_several_chats_are_answered_each_by_itself(server: Server) -> None:
+    chats = [MESSAGES, MESSAGES[1:], [{"role": "user", "content": "cat"}]]
+    fields = {"n": 2, "seed": 3, "max_tokens": 9, "logprobs": True, "return_token_ids": True}
+    rules = [{"match": "a"}, {"match": "e"}, {"not": {"match": "a"}}]
+    body = {"messages": chats, "verify": rules, **fields}
+    reply = server.http.post(BATCH, json=body).json()
+    assert [choice["index"] for choice in reply["choices"]] == [*range(6)]
+    for i, (chat, rule) in enumerate(zip(chats, rules, strict=True)):
+        alone = ask(server, **{**fields, "messages": chat, "verify": rule})
+        for choice, expected in zip(reply["choices"][2 * i :], alone["choices"], strict=False):
+            assert choice | {"index": 0} == expected | {"index": 0}
+        assert reply["samples"][i] == alone["samples"][0]
+    assert reply["object"] == "chat.completion" and reply["prompt_token_ids"] is None
+
+
+def test_several_chats_are_refused_with_the_one_at_fault(server: Server) -> None:
+    faults: list[tuple[dict[str, Any], str, str]] = [
+        ({"messages": MESSAGES}, "messages", "messages[0] must be a list of 1 to"),
+        ({"messages": []}, "messages", "messages must be a list of 1 to 4096 lists of messages"),
+        ({"messages": [MESSAGES, [{"role": "user"}]]}, "messages", "messages[1][0] must be"),
+        ({"messages": [MESSAGES], "stream": True}, "stream", "several chats in one request"),
+        ({"messages": [MESSAGES], "echo": True}, "echo", "several chats"),
+        ({"messages": [MESSAGES], "prompt_logprobs": 0}, "prompt_logprobs", "several chats"),
+        ({"messages": [MESSAGES] * 2, "n": 1_501}, "n", "1501 of 2 prompts"),
+        ({"messages": [MESSAGES], "max_tokens": 0}, "max_tokens", "at least 1"),
+    ]
+    for body, param, message in faults:
+        error = error_of(server.http.post(BATCH, json=body))
+        assert error["param"] == param
+        assert message in error["message"]
 
 
 def test_without_a_limit_an_answer_may_fill_the_context(server: Server) -> None:

@@ -62,11 +62,13 @@ VARIED = [
     and not (mode is GenerationMode.NEGATIVE and label in FORMS | ALIASES)
 ]
 QUICK, MANY = 16, 400
-"""Cases of an operation and a mode; three times as many where there are streams too."""
+"""Cases of an operation and a mode, times 3; times 6 where there are streams."""
+CHAT, SEVERAL = "POST /v1/chat/completions", "POST /v1/chat/completions/batch"
+"""Requests of the second one are drawn as those of the first: lists of lists take minutes."""
 GENERATING = {label for label in OPERATION if "/completions" in label}
 LOOSE = {
     *("verify", "until", "return", "count_by", "echo", "prompt_logprobs", "top_logprobs"),
-    *("response_format", "structured_outputs", "tools", "tool_choice", "stream_whole"),
+    *("response_format", "structured_outputs", "tools", "tool_choice", "stream", "stream_whole"),
 }
 """Fields of completions and chats that go with others, or have a form, as the document cannot say:
 half of what is drawn goes without them, or nothing would be answered."""
@@ -105,6 +107,8 @@ def check(case: Case[Any], running: Server, mode: GenerationMode, statuses: Coun
     if is_drawn and label in GENERATING and sum(statuses.values()) % 4 < 2:
         assert isinstance(case.body, dict)
         case.body = {name: value for name, value in case.body.items() if name not in LOOSE}
+        if label == SEVERAL:  # of few drawn chats all messages are right
+            case.body["messages"] = [[{"role": "user", "content": "a"}]] * 2
     if mode is GenerationMode.POSITIVE and OPERATION[label].events is not None:
         assert isinstance(case.body, dict)
         # Drawn at random, few requests would be streams that go well.
@@ -127,6 +131,14 @@ def check(case: Case[Any], running: Server, mode: GenerationMode, statuses: Coun
         assert error["param"] in fields_of(label), error
 
 
+def several(case: Case[Any]) -> Case[Any]:
+    """A request of two equal chats."""
+    body = case.body
+    if isinstance(body, dict) and "messages" in body:
+        body = {**body, "messages": [body["messages"]] * 2}
+    return CALLS[SEVERAL].Case(body=body, media_type=case.media_type)
+
+
 def check_operation(running: Server, label: str, mode: GenerationMode, num_cases: int) -> None:
     """Try so many cases; raises for the first that breaks a promise."""
     statuses: Counter[int] = Counter()
@@ -139,9 +151,9 @@ def check_operation(running: Server, label: str, mode: GenerationMode, num_cases
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(CALLS[label].as_strategy(generation_mode=mode))
+    @given(CALLS[CHAT if label == SEVERAL else label].as_strategy(generation_mode=mode))
     def run(case: Case[Any]) -> None:
-        check(case, running, mode, statuses)
+        check(several(case) if label == SEVERAL else case, running, mode, statuses)
 
     run()
     running.wait_until_idle()

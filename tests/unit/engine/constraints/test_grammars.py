@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,17 @@ def test_a_model_without_a_tokenizer_takes_none(tmp_path: Path, content: str | N
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(InvalidRequest, match="constraint"):
         Grammars(TINY, tmp_path / "tokenizer.json").compile(FEW)
+
+
+@pytest.mark.parametrize("content", [None, "{}"])
+def test_a_tokenizer_is_that_of_the_start(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "tokenizer.json"
+    shutil.copy(tiny_folder() / "tokenizer.json", path)
+    own = Grammars(TINY, path)
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    assert (own.compile(FEW).first_mask == grammars().compile(FEW).first_mask).all()
 
 
 @pytest.mark.parametrize("name", ["ignore_eos", "allowed_token_ids", "bad_words"])

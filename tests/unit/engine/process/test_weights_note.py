@@ -23,7 +23,7 @@ from srm.engine.messages import LoadWeights
 from srm.engine.process import weights_note
 from srm.engine.process.engine import Engine
 from srm.engine.process.weight_reload import WeightReload
-from srm.engine.process.weights_note import Note, first_weights, read_note
+from srm.engine.process.weights_note import Note, first_weights, read_note, started_folder
 from srm.engine.seal import unsealed
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.random_model import write_random_model
@@ -100,9 +100,11 @@ def test_engines_begin_with_the_same_model(config: EngineWiring) -> None:
     with pytest.raises(CheckpointError, match=r"version 1.*were tiny-0, and .*m has tiny-7 now"):
         begun(config)
     model_folder(config.model, 0)
+    assert started_folder(config) == config.model
     hold_model(config.model, copies_of(config.weights_note) / FIRST)
     rewrite(config.model)
     assert begun(config) == ("tiny-0", 1)
+    assert (started_folder(config) / "seed").read_text() == "0"
 
 
 def test_a_model_that_is_held_open_outlives_its_folder(tmp_path: Path) -> None:

@@ -108,6 +108,13 @@ async def test_what_changes_the_server_takes_the_operators_key_or_a_program_here
             refused(reply)
 
 
+async def test_a_key_may_be_sent_as_anthropics_clients_send_it() -> None:
+    for key, status in ((BOB, 200), (BOB + "x", 401), ("", 401)):
+        reply = await ask(keys=KEYS, headers={"x-api-key": key})
+        assert reply.status_code == status
+    assert (await ask(keys=KEYS, key=BOB + "x", headers={"x-api-key": BOB})).status_code == 401
+
+
 @pytest.mark.parametrize("port", [8000, 9000])
 async def test_a_web_page_of_another_origin_cannot_use_the_server(port: int) -> None:
     routes = {(operation.method, operation.path) for operation in OPERATIONS} - {

@@ -106,7 +106,18 @@ MEANT: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 MEANT += [
     (COMPLETIONS, {"prompt": "a", name: [1]}, name, f"{name!r} is not a field of this request")
-    for name in ("logprob_token_ids", "prompt_token_ids", "required_prefix_token_ids")
+    for name in ("prompt_token_ids", "required_prefix_token_ids")
+]
+SCORED = "prompt_logprobs = 0 scores the token that a prompt ends with"
+MEANT += [
+    (COMPLETIONS, {"prompt": "a", "logprob_token_ids": [1]}, "logprob_token_ids", SCORED),
+    (
+        COMPLETIONS,
+        {"prompt": "a", "logprobs": -1},
+        "logprobs",
+        "20; got -1: POST",
+    ),
+    (CHATS, {"messages": [USER], "logprobs": True, "top_logprobs": -1}, "top_logprobs", SCORED),
 ]
 HINTS: list[dict[str, Any]] = [
     {"reasoning_effort": "none"},

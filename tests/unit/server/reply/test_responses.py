@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from pydantic import TypeAdapter
 from srm.server.errors import INTERNAL
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.reply.responses import ResponseFormat
+from srm.server.schema.conversation import MAX_MESSAGES, Message
 from srm.server.schema.responses.request import parse_response
 from srm.server.schema.tools import CALL_HEAD
 from srm.server.text.text import Text
@@ -23,6 +25,7 @@ from tests.unit.server.reply.test_stream_writer import (
     LENGTH,
     MAT,
     REST,
+    SPECIAL,
     STOP,
     THE,
     Served,
@@ -30,7 +33,7 @@ from tests.unit.server.reply.test_stream_writer import (
 )
 
 EVENT: Any = TypeAdapter(ResponseStreamEvent)
-SCORES = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+SCORES: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 TEXT = " the catéthe mat"
 """What TOKENS read as; each of them is an event, but for the two bytes of é."""
 TOKENS = (THE, CAT, CUT, REST, THE, MAT)
@@ -43,20 +46,24 @@ def form_of(is_stream: bool, /, **fields: Any) -> Any:
     completion = {"prompt": [5], "max_tokens": 99, "stream": is_stream}
     if chat.logprobs:
         completion["logprobs"] = chat.top_logprobs
+    if chat.stops:
+        completion["stop"] = chat.stops
     if is_stream:
         completion["stream_options"] = {"include_usage": True}
-    return partial(ResponseFormat, asked=asked), completion
+    return partial(ResponseFormat, asked=asked, calls=chat.calls), completion
 
 
-async def stream(text: Text, /, reason: int = STOP, **fields: Any) -> tuple[list[Any], int]:
+async def stream(
+    text: Text, /, reason: int = STOP, tokens: Sequence[int] = TOKENS, **fields: Any
+) -> tuple[list[Any], int]:
     """The events of a stream as the SDK has them, and how many its task did not send."""
     served = Served(text)
     dialect, completion = form_of(True, **fields)
     reply, task = await served.ask(dialect=dialect, **completion)
-    for token in TOKENS[:-1]:
+    for token in tokens[:-1]:
         served.say({(0, 0): token})
         await turns()
-    served.say({(0, 0): TOKENS[-1]}, ends={(0, 0)}, reason=reason)
+    served.say({(0, 0): tokens[-1]}, ends={(0, 0)}, reason=reason)
     await task
     return events_of(b"".join(reply.sent)), reply.num_written
 
@@ -181,19 +188,10 @@ SEVERAL_CALLS = ", ".join(
 
 async def called(text: Text, content: str, is_cut: bool = False, **fields: Any) -> list[Any]:
     """The events of a response whose text is this, a character at a time."""
-    served, fields = Served(text), {"tool_choice": "required", **fields}
-    _, completion = form_of(True, **fields)
-    asked, chat = parse_response(json.dumps({"input": "x", **fields}).encode())
-    assert chat.calls is not None
-    dialect: Any = partial(ResponseFormat, asked=asked, calls=chat.calls)
-    reply, task = await served.ask(dialect=dialect, **completion)
     tokens = [int.from_bytes(text.encode([character])[0][-4:], "little") for character in content]
-    for token in tokens[:-1]:
-        served.say({(0, 0): token})
-        await turns()
-    served.say({(0, 0): tokens[-1]}, ends={(0, 0)}, reason=LENGTH if is_cut else STOP)
-    await task
-    return events_of(b"".join(reply.sent))
+    reason, fields = LENGTH if is_cut else STOP, {"tool_choice": "required", **fields}
+    events, _ = await stream(text, reason, tokens, **fields)
+    return events
 
 
 async def test_the_one_function_is_called_with_the_text(text: Text) -> None:
@@ -241,3 +239,41 @@ async def test_a_call_that_is_cut_is_incomplete(text: Text) -> None:
     assert events[-1].type == "response.incomplete"
     (call,) = events[-1].response.output
     assert (call.arguments, call.status) == (ONE_CALL[:4], "incomplete")
+
+
+async def test_a_whole_call_is_completed_where_the_next_one_is_cut(text: Text) -> None:
+    for end in (', {"na', "", ', {"name":"add","arguments":{'):
+        content = f"[{SEVERAL_CALLS.partition(', ')[0]}{end}"
+        events = await called(text, content, True, tools=[ADD, FIND], parallel_tool_calls=True)
+        response = events[-1].response
+        assert response.status == "incomplete" and response.output[0].status == "completed"
+        assert response.output[0].arguments == ARGUMENTS[0]
+        assert [call.status for call in response.output[1:]] == ["incomplete"] * (len(end) > 9)
+        items = [event.item for event in events if event.type == "response.output_item.done"]
+        assert items == response.output
+
+
+async def test_a_call_that_a_stop_string_cuts_is_incomplete(text: Text) -> None:
+    events = await called(text, ONE_CALL[:5], True, tools=[ADD], stop=":")
+    response = events[-1].response
+    assert response.status == response.output[0].status == "incomplete"
+    assert response.output[0].arguments == ONE_CALL[:4] and response.incomplete_details is None
+    events = await called(text, "a:", True, tools=[ADD], tool_choice="auto", stop=":")
+    assert events[-1].response.output_text == "a"
+    assert events[-1].response.status == events[-1].response.output[0].status == "completed"
+
+
+@pytest.mark.parametrize("tokens", [(CUT, REST, THE), (SPECIAL, THE), (SPECIAL,)])
+async def test_scores_of_what_is_no_text_yet_are_kept(text: Text, tokens: Sequence[int]) -> None:
+    expected, _ = await stream(text, tokens=tokens, **SCORES)
+    events, _ = await stream(text, tokens=tokens, tools=[ADD], **SCORES)
+    (message,) = events[-1].response.output
+    assert [message] == expected[-1].response.output
+    assert len(message.content[0].logprobs) == len(tokens)
+
+
+def test_instructions_stand_before_as_many_items_as_there_may_be() -> None:
+    items = [{"role": "user", "content": str(i)} for i in range(MAX_MESSAGES)]
+    _, chat = parse_response(json.dumps({"input": items, "instructions": "sit"}).encode())
+    assert chat.messages[0] == Message("system", "sit")
+    assert [message.content for message in chat.messages[1:]] == [*map(str, range(MAX_MESSAGES))]

@@ -20,8 +20,9 @@ from srm.server.http.bodies import parsed
 from srm.server.routes.batches import parse_batch
 from srm.server.routes.tokenize import parse_detokenize, parse_tokenize
 from srm.server.schema import json_parts
-from srm.server.schema.chat_request import parse_chat
+from srm.server.schema.chat_request import parse_chat, parse_chats
 from srm.server.schema.completion_request import parse_completion
+from srm.server.schema.messages.request import parse_count
 from srm.server.schema.responses.request import parse_response
 from srm.server.schema.worker import parse_lines
 
@@ -70,11 +71,33 @@ REFUSED: dict[str, tuple[Callable[[bytes], Any], bytes, str]] = {
     },
     "fields": (parse_completion, b"{" + PROMPT + names(b"null") + b"}", ""),
     "messages": (parse_chat, b'{"messages": ' + many(b"{" + USER + b"}") + b"}", "messages"),
+    "chats": (parse_chats, b'{"messages": ' + many(b"[{" + USER + b"}]") + b"}", "messages"),
+    "chats of parts": (
+        parse_chats,
+        b'{"messages": '
+        + many(b'[{"role": "user", "content": [' + b",".join([b'{"text": ""}'] * 4_000) + b"]}]")
+        + b"}",
+        "messages",
+    ),
     "items": (parse_response, b'{"input": ' + many(b"{" + USER + b"}") + b"}", "input"),
     "parts of an item": (
         parse_response,
         b'{"input": [{"role": "user", "content": ' + many(PART) + b"}]}",
         "input",
+    ),
+    "turns": (parse_count, b'{"messages": ' + many(b"{" + USER + b"}") + b"}", "messages"),
+    "blocks": (
+        parse_count,
+        b'{"messages": [{"role": "user", "content": '
+        + many(b'{"type": "text", "text": "x"}')
+        + b"}]}",
+        "messages",
+    ),
+    "blocks of a result": (
+        parse_count,
+        b'{"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", '
+        b'"content": ' + many(b'{"type": "text", "text": "x"}') + b"}]}]}",
+        "messages",
     ),
     "functions": (parse_response, b'{"input": "x", "tools": ' + many(b"{}") + b"}", "tools"),
     "tools": (

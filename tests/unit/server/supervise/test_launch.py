@@ -18,14 +18,8 @@ from srm.server.http.keys import load_keys
 from srm.server.http.limits import check_limits
 from srm.server.model_identity import model_id
 from srm.server.supervise import launch
-from srm.server.supervise.launch import (
-    QUESTION,
-    flags,
-    listen,
-    listen_as,
-    load_settings,
-    main,
-)
+from srm.server.supervise.launch import QUESTION, flags, load_settings, main
+from srm.server.supervise.listeners import listen, listen_as, remove_same, url_of
 from srm.server.wiring import ServerWiring
 from tests.serving import ROOT
 
@@ -116,6 +110,14 @@ def test_a_unix_socket_takes_the_place_of_one_that_nobody_listens_on(tmp_path: P
         listen_as(config)
     assert path.is_socket()  # as after a server that was killed
     listen_as(config).close()
+    made = path.stat()
+    path.rename(tmp_path / "elsewhere")
+    with listen_as(config):  # a successor, whose predecessor ends late
+        remove_same(path, made)
+        assert path.is_socket()
+        remove_same(path, path.stat())
+    assert not path.exists()
+    remove_same(path, made)
     (tmp_path / "file").write_text("of somebody")
     for other, reason in (("file", "Address already in use"), ("no/folder", "No such file")):
         with pytest.raises(ConfigError, match=reason):
@@ -208,8 +210,8 @@ async def test_the_page_is_said_to_be_where_it_is(
     """With an admin_port the page is there alone, and the line named the other."""
     monkeypatch.setattr(launch, "_is_ready", AsyncMock(return_value=True))
     with listen(host, 0) as public, listen("127.0.0.1", 0) as admin:
-        page = launch.url_of("127.0.0.1", admin)
-        await launch.announce("m", launch.url_of(host, public), page, QUESTION)
+        page = url_of("127.0.0.1", admin)
+        await launch.announce("m", url_of(host, public), page, QUESTION)
         out = capsys.readouterr().out
         assert f'"prompt": {QUESTION},' in out
         assert f'"prompt": {QUESTION},' in (ROOT / "README.md").read_text(), "asks what it knows"

@@ -1,0 +1,109 @@
+"""POST /v1/messages and /count_tokens below it: a chat in the form of Anthropic's clients."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from srm.engine.errors import InvalidRequest
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.http.bodies import parsed, read_body
+from srm.server.http.responses import WhileConnected
+from srm.server.reply.endpoint import Endpoint
+from srm.server.reply.messages import MessageFormat
+from srm.server.reply.responder import Responder
+from srm.server.routes.chat import Chat, render
+from srm.server.routes.models import Models
+from srm.server.routes.tokenize import MAX_CHARACTERS
+from srm.server.schema.messages.reply import (
+    EVENTS,
+    MessageReply,
+    TextBlock,
+    TokenCount,
+    ToolUseBlock,
+)
+from srm.server.schema.messages.request import (
+    MESSAGE_NEUTRAL,
+    TURNS_FORMS,
+    CountRequest,
+    MessageRequest,
+    naming_as_here,
+    parse_count,
+    parse_message,
+)
+from srm.server.schema.openapi import BodySchema, Operation
+from srm.server.text.chat_template import ChatTemplate
+from srm.server.text.text import Text
+
+_TURNS = [{"role": "user", "content": "Ava has 3 boxes with 4 pens each. How many pens?"}]
+_EXAMPLES = {
+    "One answer": {"messages": _TURNS, "max_tokens": 64, "temperature": 0},
+    "A stream": {"system": "Count.", "messages": _TURNS, "max_tokens": 64, "stream": True},
+}
+_COUNT = "/v1/messages/count_tokens"
+OPERATIONS = (
+    Operation("POST", "/v1/messages", "An answer in Anthropic's form, whole or as a stream.",
+              MessageReply, events=EVENTS,
+              body=BodySchema(MessageRequest, {"messages": TURNS_FORMS}, MESSAGE_NEUTRAL,
+                              _EXAMPLES),
+              parts=(TextBlock, ToolUseBlock), errors=(404, 504)),
+    Operation("POST", _COUNT, "How many tokens the same request would begin with.", TokenCount,
+              body=BodySchema(CountRequest, {"messages": TURNS_FORMS}, MESSAGE_NEUTRAL,
+                              {"One question": {"messages": _TURNS}}),
+              errors=(404, 504)),
+)  # fmt: skip
+
+
+class Messages(Endpoint):
+    """Answers message requests for one model."""
+
+    path = "/v1/messages"
+    id_prefix = "msg_"
+
+    def __init__(
+        self,
+        text: Text,
+        models: Models,
+        chat: Chat,
+        template: ChatTemplate | None,
+        responder: Responder,
+    ) -> None:
+        super().__init__(responder)
+        self._text = text
+        self._models = models
+        self._chat = chat
+        self._template = template
+
+    async def begin(self, body: bytes, id: str, owner: RequestOwner) -> MessageFormat:
+        request = await parsed(parse_message, body)
+        with naming_as_here():
+            generation = await self._chat.start(id, request, owner)
+        return MessageFormat(generation, self._text, self._models.name, request.calls)
+
+    async def count(self, body: bytes) -> TokenCount:
+        """Return how many tokens a request begins with. Raises the RequestError to answer with."""
+        request = await parsed(parse_count, body)
+        self._models.check(request.model)
+        with naming_as_here():
+            prompt = await render(self._template, request.conversation)
+        if len(prompt) > MAX_CHARACTERS:
+            raise InvalidRequest(
+                f"messages have {len(prompt)} characters; at most {MAX_CHARACTERS} are counted",
+                "messages",
+            )
+        (ids,) = await asyncio.to_thread(self._text.encode, [prompt], False)
+        return TokenCount(len(ids) // 4)
+
+
+def routes(messages: Messages, max_body_bytes: int) -> APIRouter:
+    """The routes of this module that do not generate."""
+    router = APIRouter()
+
+    @router.post(_COUNT)
+    async def count_tokens(request: Request) -> Response:
+        body = await read_body(request, max_body_bytes)
+        return WhileConnected(lambda: messages.count(body))
+
+    return router
