@@ -121,6 +121,8 @@ def _columns(
     after: dict[tuple[int, int], int] = {}
     class_of = np.zeros(vocab_size, np.int64)
     for token, text in enumerate(tokens):
+        if token % 32 == 0:
+            work.spend(16)
         number = 1 if text else 0
         for byte in text:
             if number == 0:
@@ -146,7 +148,7 @@ def _read(constraint: str, work: Work) -> Piece:
             return _read_schema(schema, options, work)
         case {"grammars": [{"lark_grammar": str(grammar)}]}:
             if pattern := _REGEX.fullmatch(grammar):
-                return regex(pattern[1])
+                return regex(pattern[1], work)
             if choices := _CHOICES.fullmatch(grammar):
                 texts = re.findall(_TEXT, choices[1])
                 return any_text([_loads(text).encode() for text in texts])

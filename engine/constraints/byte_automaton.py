@@ -41,7 +41,11 @@ class Work:
             raise NotCompiled("it takes too much work to compile")
         if self._paused_at - self.left > _PAUSED_EVERY:
             self._paused_at = self.left
-            time.sleep(_PAUSE_SECONDS)
+            self.pause()
+
+    def pause(self) -> None:
+        """Let other threads have their turn."""
+        time.sleep(_PAUSE_SECONDS)
 
 
 class Nfa:
@@ -119,15 +123,16 @@ def any_text(texts: Sequence[bytes]) -> Piece:
     """Reads one of these texts; common beginnings are read together."""
 
     def build(nfa: Nfa, node: int) -> int:
-        end = nfa.add()
-        nodes = {b"": nfa.add()}
-        nfa.skip(node, nodes[b""])
+        end, start = nfa.add(), nfa.add()
+        nfa.skip(node, start)
+        after: dict[tuple[int, int], int] = {}
         for text in texts:
-            for length in range(1, len(text) + 1):
-                if text[:length] not in nodes:
-                    before = nodes[text[: length - 1]]
-                    nodes[text[:length]] = nfa.read(before, 1 << text[length - 1])
-            nfa.skip(nodes[text], end)
+            last = start
+            for byte in text:
+                if (last, byte) not in after:
+                    after[last, byte] = nfa.read(last, 1 << byte)
+                last = after[last, byte]
+            nfa.skip(last, end)
         return end
 
     return build

@@ -13,6 +13,7 @@ from srm.engine.constraints.byte_automaton import (
     Nfa,
     NotCompiled,
     Piece,
+    Work,
     choice,
     repeat,
     sequence,
@@ -38,19 +39,22 @@ _ESCAPED = frozenset(" !\"#$%&'()*+,-./:;=?@[\\]^_`{|}~")
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}
 
 
-def regex(pattern: str) -> Piece:
+def regex(pattern: str, work: Work) -> Piece:
     """Reads a text that the regex matches from the first to the last character."""
+    work.spend(len(pattern))
     return _Parser(pattern, _Ends(), False).parse()
 
 
-def regex_in_string(pattern: str) -> Piece:
+def regex_in_string(pattern: str, work: Work) -> Piece:
     """As `regex`, as a string of JSON has such a text, without its quotes."""
+    work.spend(len(pattern))
     return _Parser(pattern, _Ends(), True).parse()
 
 
-def search_in_string(pattern: str) -> Piece:
+def search_in_string(pattern: str, work: Work) -> Piece:
     """Reads a text in which the regex matches anywhere, as a string of JSON has it, without its
     quotes."""
+    work.spend(len(pattern))
     ends = _Ends()
     inner = _Parser(pattern, ends, True, is_search=True).parse()
     loop = repeat(characters(ANY, True), 0, None)

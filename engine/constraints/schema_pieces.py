@@ -66,7 +66,10 @@ class _Translator:
         self._work = work
         self._references: list[str] = []
         """Those that lead to what is being translated."""
+        self._followed: dict[str, tuple[Piece, int]] = {}
+        """Pieces by reference, and how deep schemas nest in each."""
         self._num_nested = 0
+        self._deepest = 0
 
     def translate(self, schema: Schema, *place: str | int) -> Piece:
         """Return the piece of a schema, which is there in the one around. Raises NotCompiled."""
@@ -83,8 +86,7 @@ class _Translator:
         if schema is False:
             return nothing
         self._num_nested += 1
-        if self._num_nested > MAX_NESTED:
-            raise NotCompiled(f"its schemas nest deeper than {MAX_NESTED}")
+        self._check_depth(self._num_nested)
         piece = self._translate_object(schema)
         self._num_nested -= 1
         return piece
@@ -115,13 +117,25 @@ class _Translator:
         pieces = [self._translate_type(name, schema) for name in types]
         return choice(pieces) if len(pieces) > 1 else pieces[0]
 
+    def _check_depth(self, depth: int) -> None:
+        self._deepest = max(self._deepest, depth)
+        if depth > MAX_NESTED:
+            raise NotCompiled(f"its schemas nest deeper than {MAX_NESTED}")
+
     def _follow(self, reference: str) -> Piece:
+        if reference in self._followed:
+            piece, depth = self._followed[reference]
+            self._check_depth(self._num_nested + depth)
+            return piece
         if reference in self._references:
             raise NotCompiled("it is recursive")
         if reference.removeprefix("#/$defs/") not in self._definitions:
             raise NotCompiled("it has a reference that is not known here")
         self._references.append(reference)
+        deepest, self._deepest = self._deepest, self._num_nested
         piece = self.translate(self._definitions[reference.removeprefix("#/$defs/")], "$ref")
+        self._followed[reference] = piece, self._deepest - self._num_nested
+        self._deepest = max(deepest, self._deepest)
         self._references.pop()
         return piece
 
@@ -136,7 +150,7 @@ class _Translator:
                 return any_text((b"true", b"false"))
             case "integer" | "number":
                 spelled = (integer_regex if name == "integer" else number_regex)(schema)
-                return nothing if spelled is None else regex(spelled)
+                return nothing if spelled is None else regex(spelled, self._work)
             case "string":
                 return self._translate_string(schema)
             case "array":
@@ -180,9 +194,9 @@ class _Translator:
         least, most = schema.get("minLength", 0), schema.get("maxLength")
         pieces = []
         if (pattern := schema.get("pattern")) is not None:
-            pieces.append(search_in_string(pattern))
+            pieces.append(search_in_string(pattern, self._work))
         if (name := schema.get("format")) is not None:
-            pieces.append(regex_in_string(FORMAT_REGEXES[name]))
+            pieces.append(regex_in_string(FORMAT_REGEXES[name], self._work))
         if least or most is not None or not pieces:
             pieces.append(repeat(characters(ANY, True), least, most))
         if len(pieces) > 1:
@@ -225,9 +239,10 @@ class _Translator:
         named: dict[str, Schema] = schema.get("properties", {})
         required = schema.get("required", [])
         further: Schema = schema.get("additionalProperties", True)
+        wanted = frozenset(required)
         others = [name for name in required if name not in named]
         items = [
-            (self._pair(_quote(name), schema, "properties", name), name in required)
+            (self._pair(_quote(name), schema, "properties", name), name in wanted)
             for name, schema in {**named, **dict.fromkeys(others, further)}.items()
         ]
         if further is not False:

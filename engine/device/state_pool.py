@@ -59,6 +59,8 @@ class StatePool:
 
     def inputs(self, batch: Batch) -> tuple[Buffer, ...]:
         """The first inputs of a step's graph; the batch's tables are there from now on."""
+        if batch.tables:
+            self._device.synchronize()  # steps before may read what was there
         for start, entries in batch.tables:
             copied = Buffer.from_numpy(entries).to(self._device)
             self._tables[start : start + len(entries)].inplace_copy_from(copied)

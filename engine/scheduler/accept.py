@@ -60,7 +60,7 @@ def accept(
     # Ends that are not allowed yet are masks' to leave out.
     automaton = grammar.automaton if grammar and not params.min_tokens else None
     if automaton is not None:
-        _check_room(automaton, max_outputs)
+        _check_room(automaton, params.max_tokens, max_outputs)
         grammar = None
     return SequenceGroup(
         request=request,
@@ -77,13 +77,16 @@ def accept(
     )
 
 
-def _check_room(automaton: TokenAutomaton, max_outputs: int) -> None:
+def _check_room(automaton: TokenAutomaton, max_tokens: int, max_outputs: int) -> None:
     least = int(automaton.distance[START])
     if 0 < max_outputs < least:
+        name, limit = "max_tokens", "max_tokens"
+        if max_outputs < max_tokens:
+            name, limit = "prompt_token_ids", "the prompt leaves room in the context for"
         raise InvalidRequest(
-            f"max_tokens and the context leave room for {max_outputs} tokens; the shortest "
-            f"completion that the constraint allows takes {least}",
-            "max_tokens",
+            f"{limit} {'= ' if name == limit else ''}{max_outputs} tokens; the shortest completion "
+            f"that the constraint allows takes {least}",
+            name,
         )
 
 

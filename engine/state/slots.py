@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from srm.engine.constraints.automaton import UNREACHABLE
 from srm.engine.constraints.byte_table import START
 from srm.engine.constraints.grammars import Grammar, Matchers
 from srm.engine.messages import GREEDY_BELOW, LEAST_TOP_P
@@ -188,7 +189,7 @@ class SlotTable:
         own["top_p"] = max(params.top_p, LEAST_TOP_P)
         own["seed"] = sample_seeds(params.seed, samples)
         own["table"], own["state"] = group.table, ~START
-        own["last_position"] = first + group.max_outputs - 1
+        own["last_position"] = first + min(group.max_outputs, UNREACHABLE) - 1
         self.sampling[at] = own
         self.is_new[at] = True
         self.stop_row[at] = group.stop_row

@@ -63,6 +63,7 @@ class Tables:
         table.users -= 1
         if not table.users:
             del self._by_constraint[constraint]
+            self._unsent = [own for own in self._unsent if own[0] != table.start]
             self.nbytes -= 2 * table.size
 
     def pop_unsent(self) -> list[tuple[int, U16]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -14,13 +15,21 @@ import pytest
 
 import srm.__main__ as srm
 from srm.engine.config import ModelConfig
+from srm.engine.constraints import schema_pieces
 from srm.engine.constraints.automaton import (
     UNREACHABLE,
     TokenAutomaton,
     compile_automaton,
     make_automaton,
 )
-from srm.engine.constraints.byte_automaton import MAX_WORK, NotCompiled, Work, determinize
+from srm.engine.constraints.byte_automaton import (
+    MAX_WORK,
+    NotCompiled,
+    Piece,
+    Work,
+    any_text,
+    determinize,
+)
 from srm.engine.constraints.byte_table import DEAD, START
 from srm.engine.constraints.constraint import (
     choice_constraint,
@@ -215,11 +224,51 @@ def test_what_compiling_takes_is_counted_and_the_same_each_time() -> None:
     spent = []
     for _ in range(2):
         work = Work(MAX_WORK)
-        determinize(regex("(?:[a-z]{1,12}[ ,.]){1,20}"), work)
+        determinize(regex("(?:[a-z]{1,12}[ ,.]){1,20}", work), work)
         spent.append(work.left)
     assert spent[0] == spent[1] < MAX_WORK
     with pytest.raises(NotCompiled, match="too much work"):
-        determinize(regex("(?:[a-z]{1,12}[ ,.]){1,20}"), Work(MAX_WORK - spent[0] - 1))
+        short = Work(MAX_WORK - spent[0] - 1)
+        determinize(regex("(?:[a-z]{1,12}[ ,.]){1,20}", short), short)
+
+
+def test_what_many_references_lead_to_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 2**18 ways; all that is built of it is counted."""
+    read, search = [], schema_pieces.search_in_string
+
+    def count(pattern: str, work: Work) -> Piece:
+        read.append(pattern)
+        return search(pattern, work)
+
+    monkeypatch.setattr(schema_pieces, "search_in_string", count)
+    leaf = {"type": "string", "pattern": "[a-zé-ü]" * 600}
+    pairs = {f"d{n + 1}": {"anyOf": [{"$ref": f"#/$defs/d{n}"}] * 2} for n in range(18)}
+    schema = {"$ref": "#/$defs/d18", "$defs": {"d0": leaf, **pairs}}
+    assert "too much work" in why_none(json_constraint(schema))
+    assert len(read) == 1
+
+
+def test_references_nest_where_they_are_used_again() -> None:
+    levels = {
+        f"d{n}": {"type": "array", "items": {"$ref": f"#/$defs/d{n - 1}"}} for n in range(1, 70)
+    }
+    names = [f"d{n}" for n in range(70)]
+    schema = {
+        "type": "object",
+        "properties": {name: {"$ref": f"#/$defs/{name}"} for name in names},
+        "required": names,
+        "$defs": {"d0": {"type": "null"}, **levels},
+    }
+    assert "nest deeper" in why_none(json_constraint(schema, strict=True))
+
+
+def test_a_long_text_takes_memory_by_its_length() -> None:
+    work = Work(MAX_WORK)
+    tracemalloc.start()
+    determinize(any_text([b"x" * 10_000]), work)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20_000_000
 
 
 @pytest.mark.parametrize("make", [of_bytes, of_demo])

@@ -40,6 +40,9 @@ def test_equal_constraints_share_a_table_until_the_last_is_released() -> None:
     assert len(tables) == 1 and tables.nbytes == 2 * size_of(own)
     tables.release("a")
     assert len(tables) == 0 and tables.nbytes == 0
+    tables.acquire("b", own)
+    tables.release("b")
+    assert tables.pop_unsent() == [], "nobody has it"
 
 
 def test_tables_lie_apart_and_gaps_are_filled() -> None:
