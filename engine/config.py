@@ -150,12 +150,15 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ""
 
 
-_OF_HUGGING_FACE = {"architectures", "auto_map", "dtype", "model_type", "torch_dtype"} | {
-    "transformers_version",
-    "_name_or_path",
-    "use_cache",
+_OF_TRANSFORMERS = {
+    *("architectures", "auto_map", "dtype", "model_type", "torch_dtype", "transformers_version"),
+    *("_name_or_path", "chunk_size_feed_forward", "id2label", "label2id", "num_labels"),
+    *("output_attentions", "output_hidden_states", "pad_token_id", "problem_type", "return_dict"),
+    *("use_cache", "_attn_implementation", "_attn_implementation_autoset"),
 }
-"""Fields that Hugging Face's library adds to a config.json, which say nothing of the model."""
+"""Fields that `transformers` adds to a config.json, which say nothing of the model."""
+_ALWAYS_FALSE = ("is_encoder_decoder", "tie_word_embeddings")
+"""Fields of `transformers` that may only say what an SRM is not."""
 
 
 def check_utf8(name: str, text: str) -> None:
@@ -173,7 +176,10 @@ def parse_model_config(path: Path, data: bytes) -> ModelConfig:
         given = msgspec.json.decode(data.removeprefix(BOM_UTF8), type=dict[str, Any])
         if (kind := given.get("model_type", "srm")) != "srm":
             raise ValueError(f"this is no SRM model, but one of model_type = {kind!r}")
-        own = {name: value for name, value in given.items() if name not in _OF_HUGGING_FACE}
+        for name in _ALWAYS_FALSE:
+            if (value := given.pop(name, False)) is not False:
+                raise ValueError(f"{name} must be false, got {value!r}")
+        own = {name: value for name, value in given.items() if name not in _OF_TRANSFORMERS}
         return msgspec.json.decode(msgspec.json.encode(own), type=ModelConfig)
     except (*UNDECODABLE, ValueError) as error:
         raise CheckpointError(f"{path}: {in_words(error)}") from None

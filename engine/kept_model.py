@@ -11,15 +11,24 @@ import fcntl
 import os
 import shutil
 import time
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from srm.engine.errors import CheckpointError, EngineUnavailable, StoreError, StoreFull
+import msgspec
+
+from srm.engine.errors import (
+    UNDECODABLE,
+    CheckpointError,
+    EngineUnavailable,
+    StoreError,
+    StoreFull,
+)
 
 FIRST = "first"
 """Name of the copy of the model that the server was started with, which `srm serve` makes."""
-WEIGHTS = "model.safetensors"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SMALL_BYTES = 64 * 1024**2
 """Most bytes of another file that belongs to a model: its configuration, tokenizer, template."""
 SPARE_BYTES = 64 * 1024**2
@@ -29,6 +38,12 @@ _POLL_S = 0.02
 _FICLONE = 0x40049409
 
 IsWanted = Callable[[], bool]
+
+
+class ShardIndex(msgspec.Struct):
+    """The index of weights that are in several files: each tensor's file."""
+
+    weight_map: dict[str, str]
 
 
 def copies_of(note: str | Path) -> Path:
@@ -71,9 +86,10 @@ def hold_model(folder: Path, place: Path) -> None:
     and else open in this process, so that they outlive that they are removed, but not that they
     are written in place. Raises OSError."""
     place.mkdir()
+    weights = weight_names(folder)
     for file in model_files(folder):
         if not _reflink(file, place / file.name):
-            if file.name != WEIGHTS:
+            if file.name not in weights:
                 shutil.copyfile(file, place / file.name)
             else:
                 held = os.open(file, os.O_RDONLY | os.O_CLOEXEC)  # until this process ends
@@ -85,11 +101,23 @@ def model_files(folder: Path) -> list[Path]:
     """Return the files of a model's folder. Raises CheckpointError if it cannot be read."""
     try:
         files = [file for file in sorted(folder.iterdir()) if file.is_file()]
+        weights = weight_names(folder)
         return [
-            file for file in files if file.name == WEIGHTS or file.stat().st_size <= SMALL_BYTES
+            file for file in files if file.name in weights or file.stat().st_size <= SMALL_BYTES
         ]
     except OSError as error:
         raise CheckpointError(f"cannot read {folder}: {error.strerror}") from None
+
+
+def weight_names(folder: Path) -> set[str]:
+    """Return the names of the files in a folder that hold the weights: of one, or where that is not
+    there, of the shards in its index. Whoever loads them says what is wrong with an index."""
+    index = folder / INDEX
+    if not (folder / WEIGHTS).exists() and index.is_file():
+        with suppress(OSError, *UNDECODABLE):
+            shards = msgspec.json.decode(index.read_bytes().removeprefix(BOM_UTF8), type=ShardIndex)
+            return {name for name in shards.weight_map.values() if Path(name).name == name}
+    return {WEIGHTS}
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import logging
 from hashlib import blake2b
 from pathlib import Path
 
-from srm.engine.kept_model import WEIGHTS
+from srm.engine.kept_model import weight_names
 
 log = logging.getLogger(__name__)
 
@@ -16,14 +16,14 @@ _HEAD = 64 * 1024
 
 def model_parts(folder: Path) -> list[bytes]:
     """Return the bytes that tell models apart. Raises OSError if there is no model."""
-    weights = folder / WEIGHTS
-    ends = [b""]
-    if weights.exists():
-        with weights.open("rb") as file:
-            ends = [file.read(_HEAD), str(weights.stat().st_size).encode()]
-            file.seek(max(0, weights.stat().st_size - _HEAD))
-            ends.append(file.read())
-    return [(folder / "config.json").read_bytes(), *ends]
+    ends: list[bytes] = []
+    for weights in (folder / name for name in sorted(weight_names(folder))):
+        if weights.exists():
+            with weights.open("rb") as file:
+                ends += [file.read(_HEAD), str(weights.stat().st_size).encode()]
+                file.seek(max(0, weights.stat().st_size - _HEAD))
+                ends.append(file.read())
+    return [(folder / "config.json").read_bytes(), *(ends or [b""])]
 
 
 def model_id(folder: Path) -> str:
@@ -40,15 +40,17 @@ def model_id(folder: Path) -> str:
 def as_started(model: Path, message: str) -> Path:
     """Return the model's folder, or its copy from the server's start where a small file of the
     folder is not the same any more. Blocks."""
-    if not message or all(_is_same(file, model) for file in Path(message).iterdir()):
+    if not message:
+        return model
+    weights = weight_names(Path(message))  # an engine's
+    small = (file for file in Path(message).iterdir() if file.name not in weights)
+    if all(_is_same(file, model) for file in small):
         return model
     log.warning("%s has changed since the server started: going on as it was", model)
     return Path(message)
 
 
 def _is_same(file: Path, folder: Path) -> bool:
-    if file.name == WEIGHTS:  # an engine's
-        return True
     try:
         return file.read_bytes() == (folder / file.name).read_bytes()
     except OSError:

@@ -36,7 +36,7 @@ A running server:
 
 Models:
   inspect   what a model is and what serving it takes
-  convert   make a model folder out of weights of the published code
+  convert   make a model folder out of weights of the published code, or for transformers
   train     pretrain, sft, grpo, tokenizer
   evaluate  greedy accuracy and pass@k on held-out problems; `srm evaluate passk`: pass@k of any
             OpenAI-compatible server; `srm evaluate harness`: benchmarks of lm-eval

@@ -49,8 +49,8 @@ API = ["api.md", *(f"api/{name}.md" for name in (
     *("models", "files-and-batches", "administration", "limits"),
 ))]  # fmt: skip
 """In the order in which their examples go on from each other."""
-FILLED_IN_ELSEWHERE = {"BenchConfig", "ModelConfig", "LoadConfig"}
-"""Structs that are named as settings are, and are those of no command by themselves."""
+FILLED_IN_ELSEWHERE = {"BenchConfig", "ModelConfig", "LoadConfig", "SRMConfig"}
+"""What is named as settings are, and is that of no command by itself."""
 CHECKED_LATER = {"GenerateConfig", "BatchConfig", "EvaluateConfig"}
 """Settings that become others, of a request or of the engine, which check them."""
 UNCHECKED = {("HostBenchConfig", "seconds")}

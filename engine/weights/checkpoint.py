@@ -1,6 +1,6 @@
-"""Read a model folder: `config.json` and `model.safetensors`.
+"""Read a model folder: `config.json` and `model.safetensors`, or its shards and their index.
 
-A file holds exactly the tensors of its config (`tensors.tensor_shapes`), finite, in float32,
+It holds exactly the tensors of its config (`tensors.tensor_shapes`), finite, in float32,
 float16 or bfloat16; whatever is wrong with it is a CheckpointError that names it.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from srm.engine.config import ModelConfig, parse_model_config
 from srm.engine.steps.batch import F32
-from srm.engine.weights.tensor_file import checked, read_file, stored_tensors
+from srm.engine.weights.tensor_file import checked, read_file, read_tensors, weights_path
 from srm.engine.weights.tensors import tensor_shapes
 from srm.engine.weights.weights import Weights, fold
 
@@ -23,23 +23,23 @@ class ModelFiles:
 
     config: ModelConfig
     tensors: dict[str, F32]
-    dtypes: dict[str, str]  # how the file stores each tensor: F32, BF16, …
+    dtypes: dict[str, str]  # how the files store each tensor: F32, BF16, …
     fingerprint: str
 
 
 def read_model(folder: Path) -> ModelFiles:
     """Read and check the files in `folder`. Raises CheckpointError naming the file, and the field
     or tensor, that is missing, unknown, of the wrong shape or not finite."""
-    config_path, tensor_path = folder / "config.json", folder / "model.safetensors"
+    config_path, tensor_path = folder / "config.json", weights_path(folder)
     config_bytes = read_file(config_path)
     config = parse_model_config(config_path, config_bytes)
-    tensor_bytes = read_file(tensor_path)
-    stored = stored_tensors(tensor_path, tensor_bytes)
+    hasher = hashlib.sha256(config_bytes)
+    stored = read_tensors(tensor_path, hasher.update)
     return ModelFiles(
         config=config,
         tensors=checked(tensor_path, stored, tensor_shapes(config), "config.json"),
         dtypes={name: tensor.dtype for name, tensor in stored.items()},
-        fingerprint=hashlib.sha256(config_bytes + tensor_bytes).hexdigest()[:16],
+        fingerprint=hasher.hexdigest()[:16],
     )
 
 

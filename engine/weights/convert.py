@@ -1,4 +1,4 @@
-"""`srm convert`: make a model folder from weights that the published code saved.
+"""`srm convert`: make a model folder of weights that the published code saved, or of another one.
 
 Undoes what differs between versions of that code and between ways to save: wrappers' prefixes, the
 index of a matrix behind a Dropout, projections that are stored but unused. Says all it decided.
@@ -9,27 +9,31 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal, get_args
 
 import msgspec
 import numpy as np
 from safetensors.numpy import save_file
 
-from srm.engine.config import ModelConfig
+from srm.engine.config import ModelConfig, find_model
 from srm.engine.errors import CheckpointError, ConfigError
+from srm.engine.kept_model import INDEX, WEIGHTS
 from srm.engine.settings import CommandParser
 from srm.engine.steps.batch import F32
 from srm.engine.tokenizer_file import read_byte_level
+from srm.engine.weights.checkpoint import read_model
 from srm.engine.weights.tensor_file import (
-    FILE,
-    INDEX,
     StoredTensor,
     checked,
     read_file,
     read_tensors,
+    weights_path,
 )
 from srm.engine.weights.tensors import DECAY_RANGE, is_scalar, tensor_shapes
+from srm.engine.weights.transformers_folder import TEXT_FILES, transformers_files
 from srm.engine.weights.upstream_config import Constructor, model_config, read_args
 
 Stored = dict[str, StoredTensor]
@@ -40,40 +44,86 @@ AFTER_DROPOUT = re.compile(
     r"((?:channel_mixing_layer|token_mixing_layer|mixer_heads\.\d+)\.)3(\.(?:weight|bias))$"
 )
 """Old versions had a Dropout before the second matrix, which counts as one layer."""
-TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-"""What a model folder may have besides weights and config.json."""
 AUTOENCODER = {"wte", "encoderblocks", "decoderblocks", "lm_head", "projection"}
 _KNOWN = "|".join(["input_layer", "mixer_blocks", "output_layer", "reward_head", *AUTOENCODER])
 _BEFORE = re.compile(rf"^(?:.*?\.)??(?=(?:{_KNOWN})\.)")
 """Matches the names of surrounding modules in front of a tensor's own name."""
 
 
-def convert(weights: Path, args: Path, output: Path, tokenizer: Path | None = None) -> list[str]:
+Form = Literal["srm", "transformers"]
+"""Who is to read the folder: this project, or `transformers` too."""
+
+
+def convert(
+    weights: Path,
+    args: Path | None,
+    output: Path,
+    tokenizer: Path | None = None,
+    form: Form = "srm",
+) -> list[str]:
     """Write `config.json`, `model.safetensors` and the tokenizer, if any; return what was decided,
     line by line. Raises ConfigError for arguments and CheckpointError for tensors that do not make
-    a model; then nothing is written."""
+    a model; then nothing is written. Without `args`, `weights` is a model folder."""
     notes: list[str] = []
-    published = read_args(args)
+    texts: dict[str, bytes] = {}
+    folder = weights
     if weights.is_dir():
-        has_file, has_index = ((weights / name).exists() for name in (FILE, INDEX))
-        weights /= INDEX if has_index and not has_file else FILE
-        if has_index and has_file:  # as Hugging Face's libraries take them
-            notes.append(f"read {FILE}, and not {INDEX} beside it")
-    stored = _renamed(weights, read_tensors(weights), notes)
-    config = model_config(published, args, stored.keys(), notes)
-    _check_length(weights, stored, config)
-    stored = _reconciled(weights, stored, config, published.constructor, notes)
-    tensors = checked(weights, stored, tensor_shapes(config), str(args))
-    if others := sorted({tensor.dtype for tensor in stored.values()} - {"F32"}):
-        notes.append(f"{' and '.join(others)} became F32")
-    _clip_decays(tensors, notes)
+        weights = weights_path(folder)
+        if weights.name == WEIGHTS and (folder / INDEX).exists():
+            notes.append(f"read {WEIGHTS}, and not {INDEX} beside it")
+    if args is not None:
+        config, tensors = _published(weights, args, notes)
+    elif tokenizer is not None:
+        raise ConfigError(
+            "tokenizer needs args: a model folder has a tokenizer of its own, or none"
+        )
+    else:
+        config, tensors = _read_folder(folder, notes)
+        paths = [folder / name for name in TEXT_FILES if (folder / name).exists()]
+        texts = {path.name: read_file(path) for path in paths}
+        tokenizer = next((path for path in paths if path.name == "tokenizer.json"), None)
     notes.append(
         f"texts begin with token {config.bos_token_id} and end with token {config.eos_token_id}"
     )
     if tokenizer is None:
         notes.append("no tokenizer: the model takes and gives token ids")
-    _write(output, weights, config, tensors, _tokenizer(tokenizer, config))
+    else:
+        texts["tokenizer.json"] = _tokenizer(tokenizer, config)
+    if form == "transformers":
+        texts |= transformers_files(config, texts, tokenizer)
+        notes.append("for transformers: AutoModelForCausalLM with trust_remote_code")
+    else:
+        text = msgspec.json.format(msgspec.json.encode(config), indent=2)
+        texts["config.json"] = text + b"\n"
+    _write(output, weights, tensors, texts)
     return [_summary(config), *notes]
+
+
+def _read_folder(folder: Path, notes: list[str]) -> tuple[ModelConfig, dict[str, F32]]:
+    if not (folder / "config.json").exists():
+        raise ConfigError(
+            f"args must be given, as {folder} is no model folder: it has no config.json"
+        )
+    files = read_model(folder)
+    _note_dtypes(files.dtypes.values(), notes)
+    return files.config, files.tensors
+
+
+def _published(weights: Path, args: Path, notes: list[str]) -> tuple[ModelConfig, dict[str, F32]]:
+    published = read_args(args)
+    stored = _renamed(weights, read_tensors(weights), notes)
+    config = model_config(published, args, stored.keys(), notes)
+    _check_length(weights, stored, config)
+    stored = _reconciled(weights, stored, config, published.constructor, notes)
+    tensors = checked(weights, stored, tensor_shapes(config), str(args))
+    _note_dtypes((tensor.dtype for tensor in stored.values()), notes)
+    _clip_decays(tensors, notes)
+    return config, tensors
+
+
+def _note_dtypes(dtypes: Iterable[str], notes: list[str]) -> None:
+    if others := sorted({*dtypes} - {"F32"}):
+        notes.append(f"{' and '.join(others)} became F32")
 
 
 def _renamed(path: Path, stored: Stored, notes: list[str]) -> Stored:
@@ -157,11 +207,9 @@ def _clip_decays(tensors: dict[str, F32], notes: list[str]) -> None:
         notes.append(f"clipped {outside} of {total} decays to {DECAY_RANGE[0]} … {DECAY_RANGE[1]}")
 
 
-def _tokenizer(path: Path | None, config: ModelConfig) -> bytes | None:
-    """The content, if any. Raises CheckpointError if no server reads it, or its tokens do not fit
-    the model."""
-    if path is None:
-        return None
+def _tokenizer(path: Path, config: ModelConfig) -> bytes:
+    """The content. Raises CheckpointError if no server reads it, or its tokens do not fit the
+    model."""
     content = read_file(path)
     largest = max(read_byte_level(path).get_vocab().values(), default=-1)
     if largest >= config.vocab_size:
@@ -171,20 +219,13 @@ def _tokenizer(path: Path | None, config: ModelConfig) -> bytes | None:
     return content
 
 
-def _write(
-    output: Path,
-    weights: Path,
-    config: ModelConfig,
-    tensors: dict[str, F32],
-    tokenizer: bytes | None,
-) -> None:
+def _write(output: Path, weights: Path, tensors: dict[str, F32], texts: dict[str, bytes]) -> None:
     """Write whole files or none; `config.json` comes last."""
-    target = output / FILE
+    target = output / WEIGHTS
     source = output / weights.name if weights.suffix == ".json" else target
     if source.exists() and source.samefile(weights):
         raise ConfigError(f"--output {output} is the folder of {weights}, which stays as it is")
-    own = {"tokenizer.json"} if tokenizer is not None else set()
-    others = [name for name in TEXT_FILES if name not in own and (output / name).exists()]
+    others = [name for name in TEXT_FILES if name not in texts and (output / name).exists()]
     if others:
         raise ConfigError(
             f"--output {output} has {', '.join(others)} of another model, which would stay beside "
@@ -198,10 +239,8 @@ def _write(
         save_file(tensors, partial, metadata={"format": "pt"})
         partial.chmod(mode)  # as the user's umask says; safetensors lets nobody else read
         partial.replace(target)
-        if tokenizer is not None:
-            (output / "tokenizer.json").write_bytes(tokenizer)
-        text = msgspec.json.format(msgspec.json.encode(config), indent=2)
-        (output / "config.json").write_bytes(text + b"\n")
+        for name in sorted(texts, key=lambda name: name == "config.json"):
+            (output / name).write_bytes(texts[name])
     except OSError as error:
         raise ConfigError(f"cannot write {output}: {error.strerror}") from None
 
@@ -223,7 +262,8 @@ def parser() -> CommandParser:
     """Make the command-line parser."""
     made = CommandParser(
         prog="srm convert",
-        description="Make a model folder out of weights that the published code saved.",
+        description="Make a model folder out of weights that the published code saved, or of "
+        "another model folder one that transformers reads.",
         epilog="example: srm convert runs/theirs --args args.json --output models/mine",
         allow_abbrev=False,
     )
@@ -231,21 +271,30 @@ def parser() -> CommandParser:
         "weights",
         type=Path,
         metavar="WEIGHTS",
-        help=f"the {FILE} it saved, the {INDEX} of shards, or the folder of either",
+        help=f"the {WEIGHTS} it saved, the {INDEX} of shards, or the folder of either; without "
+        "--args a model folder, or demo",
     )
     made.add_argument(
         "--args",
         type=Path,
-        required=True,
         help="JSON: the arguments of its constructor, and what they do not tell",
     )
     made.add_argument("--output", type=Path, required=True, help="folder of the model to write")
-    made.add_argument("--tokenizer", type=Path, help="a tokenizer.json; none without it")
+    made.add_argument(
+        "--tokenizer", type=Path, help="a tokenizer.json; else that of the model folder, or none"
+    )
+    made.add_argument(
+        "--to",
+        choices=get_args(Form),
+        default="srm",
+        help="transformers: write what its Auto classes and the server both read",
+    )
     return made
 
 
 def main(argv: list[str]) -> int:
     given = parser().parse_args(argv)
-    lines = convert(given.weights, given.args, given.output, given.tokenizer)
+    weights = given.weights if given.args else find_model(given.weights)
+    lines = convert(weights, given.args, given.output, given.tokenizer, given.to)
     sys.stdout.write("\n".join([f"{given.output}: {lines[0]}", *(f"  {x}" for x in lines[1:]), ""]))
     return 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +16,11 @@ import numpy as np
 import safetensors
 
 from srm.engine.errors import UNDECODABLE, CheckpointError, cut, in_words
+from srm.engine.kept_model import INDEX, WEIGHTS, ShardIndex
 from srm.engine.memory import available_memory
 from srm.engine.steps.batch import F32
 from srm.engine.weights.tensors import Shapes
 
-FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _SHARD = re.compile(r"-\d+-of-0*(?!1\.)([1-9]\d*)\.safetensors$")
 _LONGEST_NAME = 255
 _OURS = re.compile(r"(^|\.)(input_layer|mixer_blocks|output_layer)\.")
@@ -42,10 +42,9 @@ def read_file(path: Path) -> bytes:
             raise MemoryError
         return path.read_bytes()
     except OSError as error:
-        others = path.parent.glob("*") if path.name == FILE and not path.exists() else ()
+        others = path.parent.glob("*") if path.name == WEIGHTS and not path.exists() else ()
         names = [file.name for file in others if _WEIGHTS.search(file.name)]
         hint = f", but {path.parent} has {_first(names)}" if names else ""
-        hint += "; `srm convert` makes one file of shards" if INDEX in names else ""
         hint += f" and no {INDEX}{_absent(path.parent)}" if any(map(_SHARD.search, names)) else ""
         raise CheckpointError(f"cannot read {path}: {error.strerror}{hint}") from None
     except MemoryError:
@@ -62,21 +61,34 @@ def _absent(folder: Path) -> str:
     )
 
 
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
+def weights_path(folder: Path) -> Path:
+    """Return the file of a folder that `read_tensors` is for: as Hugging Face's libraries take
+    them, the index of shards only where all is not in one file."""
+    is_whole = (folder / WEIGHTS).exists() or not (folder / INDEX).exists()
+    return folder / (WEIGHTS if is_whole else INDEX)
 
 
-def read_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a file, or of the shards that an index names."""
+def read_tensors(
+    path: Path, note: Callable[[bytes], None] | None = None
+) -> dict[str, StoredTensor]:
+    """Return the tensors of a file, or of the shards that an index names; `note` is called with
+    what is in each file."""
+
+    def read(file: Path) -> bytes:
+        content = read_file(file)
+        if note is not None:
+            note(content)
+        return content
+
     if shard := _SHARD.search(path.name):
         raise CheckpointError(
             f"{path} is one of {shard[1]} shards: name their index, {INDEX}{_absent(path.parent)}"
         )
     if path.suffix != ".json":
-        return stored_tensors(path, read_file(path))
+        return stored_tensors(path, read(path))
     try:
-        index = read_file(path).removeprefix(BOM_UTF8)
-        shards = msgspec.json.decode(index, type=_Index).weight_map
+        index = read(path).removeprefix(BOM_UTF8)
+        shards = msgspec.json.decode(index, type=ShardIndex).weight_map
     except UNDECODABLE as error:
         raise CheckpointError(f"{path} is no index of shards: {in_words(error)}") from None
     stored: dict[str, StoredTensor] = {}
@@ -84,7 +96,7 @@ def read_tensors(path: Path) -> dict[str, StoredTensor]:
         if not 0 < len(file) <= _LONGEST_NAME or "\0" in file or Path(file).name != file:
             raise CheckpointError(f"{path}: shard {cut(file, 64)!r} is no name of a file beside it")
         own = {name for name, shard in shards.items() if shard == file}
-        some = stored_tensors(path.parent / file, read_file(path.parent / file), own)
+        some = stored_tensors(path.parent / file, read(path.parent / file), own)
         stored |= {name: some[name] for name in some if shards.get(name, file) == file}
     for name in sorted(shards.keys() - stored.keys()):
         raise CheckpointError(f"{path}: tensor {name} is not in {shards[name]}")

@@ -20,12 +20,13 @@ from starlette.responses import Response
 from srm.engine.client.client import EngineClient
 from srm.engine.errors import CheckpointError, EngineUnavailable, InvalidRequest, SwapInProgress
 from srm.engine.messages import Done, Running
+from srm.engine.tokenizer_file import read_tokenizer
 from srm.server.config import ServerConfig
 from srm.server.http.bodies import json_reply, read_body
 from srm.server.http.responses import WhileConnected
 from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.schema.validation import Fields, checked, given_fields, require, show
-from srm.server.text.tokenizer_files import chat_template, regular, special_tokens
+from srm.server.text.tokenizer_files import chat_template, special_tokens
 
 MAX_BODY_BYTES = 64 * 1024
 _CHOICES = ", ".join(f'"{arg}"' for arg in get_args(Running))
@@ -166,7 +167,7 @@ class Admin:
         except (CheckpointError, OSError) as error:
             raise InvalidRequest(f"path = {show(path)}: {error}", "path") from None
         for name, value in text.items():
-            if value is not None and value != self._served[name]:
+            if value and value != self._served.get(name, value):
                 raise InvalidRequest(
                     f"path = {show(path)}: its {name} is not the one of the model that is served; "
                     "text would be read otherwise than it is written",
@@ -190,18 +191,17 @@ def resolved(path: str, allowed: str) -> Path:
     return folder
 
 
-def _text_of(folder: Path, has_own_template: bool) -> dict[str, object]:
-    """Return what API processes read from the folder, by its name in errors; None if it is missing.
+def _text_of(folder: Path, has_own_template: bool) -> dict[str, str]:
+    """Return what API processes read from the folder, by its name in errors; empty if it is absent.
 
-    A server that was given a chat template of its own ignores the folder's.
+    A server that was given a chat template of its own ignores the folder's. Trainers write a
+    tokenizer anew, with other spaces and their padding, and name special tokens that it had before.
     """
     tokenizer = folder / "tokenizer.json"
-    return {
-        "tokenizer.json": sha256(regular(tokenizer).read_bytes()).digest()
-        if tokenizer.exists()
-        else None,
-        "chat template": None if has_own_template else chat_template(folder),
-        "list of special tokens": special_tokens(folder) or None,
+    text = read_tokenizer(tokenizer).to_str() if tokenizer.exists() else ""
+    return special_tokens(folder) | {
+        "tokenizer.json": sha256(text.encode()).hexdigest() if text else "",
+        "chat template": "" if has_own_template else chat_template(folder) or "",
     }
 
 

@@ -20,7 +20,8 @@ import pytest
 from srm.engine.config import DEMO_MODEL
 from tests.serving import ROOT, Server
 
-BIN = ROOT / ".venv-clients" / "bin"
+BIN = Path(os.environ.get("CLIENTS_VENV", ROOT / ".venv-clients")) / "bin"
+"""CLIENTS_VENV runs them with other versions, as tests of transformers do with its oldest."""
 PROGRAMS = Path(__file__).parent / "programs"
 OFFLINE = (
     *("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"),

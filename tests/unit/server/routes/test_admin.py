@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from tokenizers import Tokenizer
 
 from srm.engine.errors import CheckpointError, SwapInProgress
 from srm.engine.messages import Done
@@ -44,6 +45,33 @@ def test_what_is_no_path_is_refused(path: str) -> None:
 
 def body(folder: Path) -> bytes:
     return json.dumps({"path": str(folder)}).encode()
+
+
+def test_a_tokenizer_that_was_only_written_anew_is_the_same(
+    text_model: Path, tmp_path: Path
+) -> None:
+    """Trainers save it with other spaces and their padding: such a folder was refused."""
+    folder = shutil.copytree(text_model, tmp_path / "model")
+    admin = Admin(Mock(), ServerConfig(model=text_model))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    (folder / "tokenizer_config.json").write_text('{"pad_token": "<|end_of_text|>"}')
+    assert admin.check_folder(str(folder)) == folder
+    tokenizer.add_tokens(["another"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert "its tokenizer.json is not" in refusal(admin.check_folder, str(folder)).message
+
+
+def test_a_special_token_that_both_name_must_be_the_same(text_model: Path, tmp_path: Path) -> None:
+    served, folder = (shutil.copytree(text_model, tmp_path / name) for name in ("served", "model"))
+    (served / "tokenizer_config.json").write_text('{"eos_token": "the"}')
+    admin = Admin(Mock(), ServerConfig(model=served))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "the", "pad_token": "cat"}')
+    assert admin.check_folder(str(folder)) == folder
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "cat"}')
+    assert "its eos_token is not the one" in refusal(admin.check_folder, str(folder)).message
 
 
 async def test_while_a_folder_on_a_dead_disk_is_read_other_changes_are_refused(

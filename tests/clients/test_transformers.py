@@ -1,0 +1,204 @@
+"""`transformers` loads, runs, trains and saves our models by the classes beside them.
+
+`CLIENTS_VENV=FOLDER pytest -m clients tests/clients/test_transformers.py` runs this with any
+version that is installed there.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import islice, product
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from torch.nn import functional as F
+
+from srm.engine.config import DEMO_MODEL, Mixer, ModelConfig
+from srm.engine.weights.checkpoint import read_model
+from srm.engine.weights.convert import convert
+from srm.engine.weights.random_model import write_random_model
+from srm.engine.weights.tensors import is_scalar
+from srm.training.checkpoint import load_model
+from srm.training.model import SRM
+from srm.training.problems.drawn import problems
+from tests.clients.conftest import Printed
+from tests.models.forms import CONFIGS, LENGTHS, TOLERANCE
+from tests.serving import ROOT
+
+SMALL = ModelConfig(d_model=16, num_layers=2, num_heads=4, n_ctx=32, vocab_size=23)
+STEPS = 20
+
+
+def for_transformers(model: Path, folder: Path) -> Path:
+    convert(model, None, folder, form="transformers")
+    return folder
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    write_random_model(tmp_path / "small", SMALL)
+    return for_transformers(tmp_path / "small", tmp_path / "model")
+
+
+def test_every_variant_is_the_same_function_however_its_rows_are_padded(
+    tmp_path: Path, printed: Printed
+) -> None:
+    for name, config in (CONFIGS | {"mixed_512": LENGTHS["mixed_512"]}).items():
+        write_random_model(tmp_path / "ours" / name, config)
+        folder = for_transformers(tmp_path / "ours" / name, tmp_path / "theirs" / name)
+        rng = np.random.default_rng(1)
+        ids = rng.integers(0, config.vocab_size, (3, config.n_ctx))
+        with torch.no_grad():
+            logits = load_model(folder).double()(torch.from_numpy(ids)).numpy()
+        expected = {"ids": ids, "logits": logits.astype(np.float32)}
+        save_file(expected, folder / "expected.safetensors")
+    measured = printed("transformers_forms", str(tmp_path / "theirs"))
+    assert measured.keys() == CONFIGS.keys() | {"mixed_512"}
+    for name, errors in measured.items():
+        assert 1e-5 < errors.pop("bfloat16") < 0.5, name
+        assert len(errors) == 10 and max(errors.values()) <= TOLERANCE, (name, errors)
+
+
+def greedy(prompt: list[int]) -> list[int]:
+    """What our recurrent form continues a prompt with, up to the end."""
+    model = load_model(DEMO_MODEL)
+    state, ids = model.empty_state(1), list(prompt)
+    with torch.no_grad():
+        for position in range(len(prompt) + 11):
+            logits, state = model.step(torch.tensor([ids[position]]), state, position)
+            if position >= len(prompt) - 1:
+                ids.append(int(logits.argmax()))
+                if ids[-1] == model.config.eos_token_id:
+                    break
+    return ids[len(prompt) :]
+
+
+def test_generation_is_that_of_the_recurrent_form(tmp_path: Path, printed: Printed) -> None:
+    prompts = [problem.prompt for problem in islice(problems("held-out", 5), 4)]
+    prompts[1] = "Question:"
+    folder = for_transformers(DEMO_MODEL, tmp_path / "demo")
+    fields = [
+        {"mixer": mixer, "d_model": 12, "num_heads": heads, "use_projections": is_projected}
+        | {"decay": decay, "kernel_size": size, "combined_row_quirk": quirk}
+        for mixer, heads, is_projected, decay, size, quirk in product(
+            get_args(Mixer), (1, 2, 3, 8), (True, False), (True, False), (1, 2), (True, False)
+        )
+    ]
+    fields += [{name: 0} for name in ("d_model", "num_layers", "num_heads", "n_ctx")]
+    configs = tmp_path / "configs.json"
+    configs.write_text(json.dumps([*fields, {"mixer": "serial"}, {"tie_word_embeddings": True}]))
+    arguments = str(folder), json.dumps(prompts), str(ROOT), str(configs)
+    reply = printed("transformers_generate", *arguments)
+    expected = [greedy(ids) for ids in reply["token_ids"]]
+    assert len({len(ids) for ids in reply["token_ids"]}) > 1 and reply["text"] == prompts[0]
+    assert all(ids[0] == 0 for ids in reply["token_ids"])
+    assert reply["alone"] == expected
+    width = max(map(len, expected))
+    filled = [row + [1] * (width - len(row)) for row in expected]
+    assert reply["left"] == reply["right"] == filled
+    assert reply["from a state"] == [expected[0]] * 2
+    assert reply["beams"] == reply["beams without states"]
+    assert reply["samples"] == reply["samples without states"]
+    assert len({tuple(row) for row in reply["samples"]}) > 2
+    assert reply["installed"]
+    check_refusals(reply["refusals"])
+    for given, message in zip(fields, reply["configs"], strict=False):
+        assert bool(message) == (not is_model(given)), (given, message)
+    assert "mixer must be one of column" in reply["configs"][-2]
+    assert "tie_word_embeddings must be false" in reply["configs"][-1]
+    model = SRM(ModelConfig(d_model=256, num_layers=1, num_heads=4, n_ctx=512, vocab_size=2048))
+    drawn = {name: value.detach() for name, value in model.named_parameters()}
+    assert reply["drawn"].keys() == drawn.keys()
+    for name, (mean, deviation) in reply["drawn"].items():
+        assert deviation == pytest.approx(float(drawn[name].std(unbiased=False)), rel=0.2), name
+        if name.endswith("decay_value"):
+            assert mean == pytest.approx(float(drawn[name].mean()))
+
+
+def is_model(fields: dict[str, Any]) -> bool:
+    sizes = {"d_model": 12, "num_layers": 1, "num_heads": 4, "n_ctx": 8, "vocab_size": 9}
+    try:
+        ModelConfig(**sizes | fields)
+    except ValueError:
+        return False
+    return True
+
+
+def check_refusals(refusals: dict[str, str]) -> None:
+    for name, message in {
+        "length": "a sequence of 513 tokens is longer than n_ctx = 512",
+        "length of a state": "a sequence of 513 tokens is longer than n_ctx = 512",
+        "mask": "attention_mask must be 0 or 1",
+        "mask of four dimensions": "attention_mask must be [1, 8], got [1, 1, 1, 8]",
+        "no token": "attention_mask leaves no token",
+        "positions": "position_ids must count the tokens of each sequence from 0 on",
+        "packed with a state": "position_ids must count",
+        "rows that go on": "position_ids must count",
+        "seq_idx": "the model reads no seq_idx",
+        "another cache": "must be an SRMCache, got a object",
+    }.items():
+        assert message in refusals.pop(name)
+    assert not refusals
+
+
+def test_twenty_steps_of_trainer_are_those_of_a_plain_loop(
+    small: Path, tmp_path: Path, printed: Printed
+) -> None:
+    ids = np.random.default_rng(2).integers(2, SMALL.vocab_size, (STEPS, 4, SMALL.n_ctx))
+    save_file({"ids": ids}, tmp_path / "ids.safetensors")
+    output = tmp_path / "saved"
+    reply = printed(
+        "transformers_train", str(small), str(tmp_path / "ids.safetensors"), str(output)
+    )
+    model, losses = load_model(small), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    for batch in torch.from_numpy(ids):
+        loss = loss_of(model, batch)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert reply["trainer"] == pytest.approx(losses, abs=2e-4)  # which it rounds to four digits
+    assert reply["checkpointed"] == pytest.approx(losses, abs=2e-4)
+    trained = {name: value.detach().numpy() for name, value in model.named_parameters()}
+    for name in ("trainer", "checkpointed"):
+        saved = read_model(output / name)
+        assert saved.config == SMALL
+        assert saved.tensors.keys() == trained.keys()
+        for tensor, values in saved.tensors.items():
+            assert np.abs(values - trained[tensor]).mean() < 1e-4, tensor
+    check_saved(small, output, reply["dtypes"])
+    with torch.no_grad():
+        plain, rows = load_model(small), torch.from_numpy(ids[0, :2])
+        counts = torch.tensor([SMALL.n_ctx - 1, 4.0])
+        each = torch.stack([loss_of(plain, rows[:1]), loss_of(plain, rows[1:, :5])])
+        expected = float((each * counts).sum() / counts.sum())
+    assert reply["losses"] == pytest.approx({"left": expected, "packed": expected}, rel=1e-5)
+
+
+def loss_of(model: SRM, ids: torch.Tensor) -> torch.Tensor:
+    logits = model(ids)[:, :-1]
+    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+def check_saved(model: Path, output: Path, dtypes: dict[str, str]) -> None:
+    """Shards of 8 KB are the tensors that were loaded; a bfloat16 model keeps its scalars exact."""
+    original = load_file(model / "model.safetensors")
+    assert len(list((output / "shards").glob("model-*.safetensors"))) > 2
+    assert {path.name for path in model.glob("*.py")} <= {
+        path.name for path in (output / "shards").iterdir()
+    }
+    shards, half = read_model(output / "shards"), read_model(output / "half")
+    assert shards.config == half.config == SMALL
+    assert shards.tensors.keys() == half.tensors.keys() == original.keys()
+    for name, values in original.items():
+        assert np.array_equal(shards.tensors[name], values)
+        exact = "float32" if is_scalar(name) else "bfloat16"
+        assert dtypes[name] == f"torch.{exact}", name
+        assert half.dtypes[name] == {"float32": "F32", "bfloat16": "BF16"}[exact]
+        rounded = torch.from_numpy(values).to(getattr(torch, exact)).float().numpy()
+        assert np.array_equal(half.tensors[name], rounded)
