@@ -16,7 +16,6 @@ from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.conversation import MAX_MESSAGES, Conversation, Message, messages_of
 from srm.server.schema.json_parts import first_byte
 from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
-from srm.server.schema.structured_outputs import refuse_predecessors
 from srm.server.schema.tools import Calls, ToolChoice, Tools, required_calls, tools_of
 from srm.server.schema.validation import checked, given_fields, show
 from srm.server.schema.verify import rules_of
@@ -160,12 +159,14 @@ _UNLESS = {"tools": "tool_choice", "functions": "function_call"}
 def parse_chat(body: bytes) -> ChatRequest:
     """Check the body of POST /v1/chat/completions. Raises InvalidRequest naming field and value."""
     given = given_fields(body)
-    refuse_predecessors(given)
     if "prompt" in given:
         raise InvalidRequest(
             "prompt is for POST /v1/completions; POST /v1/chat/completions takes messages", "prompt"
         )
-    return chat_of(given, {"messages": messages_of(given), **rules_of(given, 1)})
+    converted: dict[str, Any] = {"messages": messages_of(given)}
+    if "verify" in given:
+        converted["verify"] = rules_of(given["verify"], 1)
+    return chat_of(given, converted)
 
 
 def chat_of(given: dict[str, Raw], converted: dict[str, Any]) -> ChatRequest:
