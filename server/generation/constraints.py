@@ -15,7 +15,7 @@ import msgspec
 
 from srm.engine.errors import InvalidRequest, Overloaded
 from srm.server.schema.structured_outputs import ConstraintSource, Vocabulary
-from srm.server.text.limited_process import CPU_S, MAX_MEMORY, Died, Failed, LimitedProcess
+from srm.server.text.limited_process import CPU_S, MAX_MEMORY, Died, LimitedProcess, ProcessFailed
 from srm.server.text.text import Text
 
 WITHIN_S = 60.0
@@ -93,7 +93,7 @@ class Constraints:
                 raise Overloaded(f"a constraint was not compiled: {error}", 1) from None
             what = f"{CPU_S} s of processor time and {MAX_MEMORY // 2**30} GiB"
             return _Made(fault=f"it cannot be compiled with {what}")
-        except Failed as error:
+        except ProcessFailed as error:
             return _Made(fault=str(error))
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.generation import Generation
 from srm.server.http.responses import DONE, frame, frame_error
 from srm.server.reply.prompt import ShownPrompt
-from srm.server.reply.scores import Scores, scores_of
+from srm.server.reply.scores import ScoreWriter, scores_of
 from srm.server.reply.template import SCORES, TEXT
 from srm.server.schema.completion_response import Samples, Usage
 from srm.server.text.text import Text
@@ -32,7 +32,7 @@ UsageField = Usage | UnsetType | None
 class Format(ABC):
     """Writes the replies to one request as structs."""
 
-    scores_kind: ClassVar[type[Scores]]
+    scores_kind: ClassVar[type[ScoreWriter]]
     """How its choices say scores."""
     may_share_events: ClassVar[bool] = False
     """Whether an event can have several choices."""

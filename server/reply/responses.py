@@ -160,7 +160,7 @@ class _Call(_Item):
         return [ArgumentsDone("response.function_call_arguments.done", *at, self._name, self.text)]
 
 
-class ResponseFormat(Format):
+class ResponsesFormat(Format):
     """A Response, or its events."""
 
     scores_kind = ResponseScores

@@ -75,7 +75,7 @@ class _Remembered(dict[int, bytes]):
         return made
 
 
-class Scores(ABC):
+class ScoreWriter(ABC):
     """Writes the scores of one kind of reply. An entry is what is written of one token."""
 
     def __init__(self, text: Text, as_ids: bool) -> None:
@@ -143,7 +143,7 @@ class Scores(ABC):
         """Return the same of one entry, several times as fast."""
 
 
-class CompletionScores(Scores):
+class CompletionScores(ScoreWriter):
     """Writes a `Logprobs`; an entry is a token's name, its number and the likeliest ones."""
 
     def entries_of_prompt(self, first: int, rest: Scored, num_top: int) -> list[Any]:
@@ -208,7 +208,7 @@ class CompletionScores(Scores):
         )
 
 
-class ChatScores(Scores):
+class ChatScores(ScoreWriter):
     """Writes a `ChatLogprobs`; an entry is a `TokenLogprob`."""
 
     def __init__(self, text: Text, as_ids: bool) -> None:
@@ -250,7 +250,7 @@ class ChatScores(Scores):
 
 
 @lru_cache(maxsize=8)
-def scores_of(kind: type[Scores], text: Text, as_ids: bool) -> Scores:
+def scores_of(kind: type[ScoreWriter], text: Text, as_ids: bool) -> ScoreWriter:
     """Return the one that all requests of a model share."""
     return kind(text, as_ids)
 

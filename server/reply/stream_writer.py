@@ -22,7 +22,7 @@ from srm.engine.steps.tokens import Tokens, step_tokens
 from srm.server import metrics
 from srm.server.reply.choice_template import EventTemplate
 from srm.server.reply.renderer import Renderer
-from srm.server.reply.scores import Scores
+from srm.server.reply.scores import ScoreWriter
 from srm.server.reply.template import Pieces, escape
 from srm.server.text.stream import CLEAN, TextStream
 
@@ -189,7 +189,7 @@ class StreamWriter:
     def _scores(self, tokens: Tokens) -> dict[int, bytes | None]:
         """Return the scores, as JSON, of rows of streams that ask for some; None where they could
         not be rendered together with others."""
-        alike: defaultdict[tuple[Scores, int], dict[int, int]] = defaultdict(dict)
+        alike: defaultdict[tuple[ScoreWriter, int], dict[int, int]] = defaultdict(dict)
         for at, number in enumerate(tokens.owners.tolist()):
             choice = self._choices[number]
             if choice.template is not None and choice.scores is not None:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from srm.server.errors import INTERNAL
 from srm.server.generation.engine_request import RequestOwner
-from srm.server.reply.responses import ResponseFormat
+from srm.server.reply.responses import ResponsesFormat
 from srm.server.schema.responses.request import parse_response
 from srm.server.schema.tools import CALL_HEAD
 from srm.server.text.text import Text
@@ -45,7 +45,7 @@ def form_of(is_stream: bool, /, **fields: Any) -> Any:
         completion["logprobs"] = chat.top_logprobs
     if is_stream:
         completion["stream_options"] = {"include_usage": True}
-    return partial(ResponseFormat, asked=asked), completion
+    return partial(ResponsesFormat, asked=asked), completion
 
 
 async def stream(text: Text, /, reason: int = STOP, **fields: Any) -> tuple[list[Any], int]:
@@ -185,7 +185,7 @@ async def called(text: Text, content: str, is_cut: bool = False, **fields: Any) 
     _, completion = form_of(True, **fields)
     asked, chat = parse_response(json.dumps({"input": "x", **fields}).encode())
     assert chat.calls is not None
-    dialect: Any = partial(ResponseFormat, asked=asked, calls=chat.calls)
+    dialect: Any = partial(ResponsesFormat, asked=asked, calls=chat.calls)
     reply, task = await served.ask(dialect=dialect, **completion)
     tokens = [int.from_bytes(text.encode([character])[0][-4:], "little") for character in content]
     for token in tokens[:-1]:
