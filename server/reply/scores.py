@@ -211,6 +211,11 @@ class CompletionScores(ScoreWriter):
 class ChatScores(ScoreWriter):
     """Writes a `ChatLogprobs`; an entry is a `TokenLogprob`."""
 
+    _around = b'{"content":[%b],"refusal":null}'
+    """What the entries are in."""
+    _no_bytes = b"null"
+    """The bytes of a token that has none."""
+
     def __init__(self, text: Text, as_ids: bool) -> None:
         super().__init__(text, as_ids)
         self._end = _Remembered(self._behind)
@@ -219,8 +224,8 @@ class ChatScores(ScoreWriter):
         return b'{"token":%b,"logprob":' % msgspec.json.encode(self.name(token))
 
     def _behind(self, token: int) -> bytes:
-        piece = list(self._text.pieces(token.to_bytes(4, "little"))[0]) or None
-        return b',"bytes":%b}' % msgspec.json.encode(piece)
+        piece = list(self._text.pieces(token.to_bytes(4, "little"))[0])
+        return b',"bytes":%b}' % (msgspec.json.encode(piece) if piece else self._no_bytes)
 
     def _entries(
         self,
@@ -243,10 +248,10 @@ class ChatScores(ScoreWriter):
         return entries
 
     def _join(self, entries: Sequence[bytes], _offsets: Sequence[int]) -> bytes:
-        return b'{"content":[%b],"refusal":null}' % b",".join(entries)
+        return self._around % b",".join(entries)
 
     def _join_one(self, entry: bytes, _offset: int) -> bytes:
-        return b'{"content":[%b],"refusal":null}' % entry
+        return self._around % entry
 
 
 @lru_cache(maxsize=8)
