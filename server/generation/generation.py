@@ -67,6 +67,7 @@ class Generation:
         not meet outputs of the earlier request that are still on their way."""
         self.request = request
         self.prompts = [Prompt(prompt) for prompt in prompts]
+        self.num_prompt_tokens = sum(map(len, prompts)) // 4
         self.owner = owner
         self.created_unix = int(time.time()) if owner.created_unix is None else owner.created_unix
         self.started = time.monotonic()
@@ -84,6 +85,7 @@ class Generation:
         """The engine's output, once it is asked."""
         self._id = id
         self._table = table
+        self._ends_early, self._says_samples = request.ends_early, request.says_samples
         self._ranking = (
             Ranking(request.n, request.num_samples) if request.num_samples > request.n else None
         )
@@ -100,7 +102,7 @@ class Generation:
     @property
     def completion_tokens(self) -> int:
         """Tokens so far; with `until.count`, only those of samples in the reply."""
-        if self.request.ends_early:
+        if self._ends_early:
             return self._selection.num_tokens
         return self.detokenizer.num_tokens
 
@@ -128,19 +130,19 @@ class Generation:
 
         A durable request gives the same reply each time, so its usage lacks what depends on timing.
         """
-        prompt_tokens = sum(prompt.num_tokens for prompt in self.prompts)
-        usage = Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
+        total_tokens = self.num_prompt_tokens + completion_tokens
+        usage = Usage(self.num_prompt_tokens, completion_tokens, total_tokens)
         if not self.owner.durable:
             cached = sum(self.stream.cached_tokens) if self.stream else 0
             usage.prompt_tokens_details = PromptTokensDetails(cached)
-            if self.request.ends_early:
+            if self._ends_early:
                 usage.discarded_tokens = self.discarded_tokens
         return usage
 
     @property
     def samples(self) -> list[Samples] | UnsetType:
         """Counts of the samples drawn, if the reply has them."""
-        return self._selection.samples() if self.request.says_samples else UNSET
+        return self._selection.samples() if self._says_samples else UNSET
 
     async def run(
         self, client: EngineClient, at_once: int = AT_ONCE, attach: Attach | None = None
@@ -166,7 +168,7 @@ class Generation:
                 source = self._read(stream, go_on, wants_whole(self.request))
             else:  # whether or not somebody takes what comes
                 self._watch = StopStringWatch(self._table, self.stops, len(requests) * stream.n)
-                only_whole = not (self.request.stream or self.request.ends_early)
+                only_whole = not (self.request.stream or self._ends_early)
                 source = read_ahead(self._read(stream), _join, go_on, only_whole)
             async with aclosing(source) as deliveries:
                 async for delivery in deliveries:

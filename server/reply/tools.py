@@ -33,6 +33,9 @@ class ToolFormat(ChatFormat):
     def __init__(self, generation: Generation, text: Text, model_name: str, calls: Calls) -> None:
         super().__init__(generation, text, model_name)
         self._calls = calls
+        self._heads: list[CallPart] = []  # of the call whose arguments alone are text
+        if calls.is_one_function:
+            self._heads.append(CallPart(0, calls.functions[0].name, ""))
         self._readers: defaultdict[int, CallReader] = defaultdict(CallReader)  # of those that run
         self._texts: dict[int, bool] = {}
         """Whether a choice that runs is text, from its first text on, where it may be."""
@@ -42,32 +45,27 @@ class ToolFormat(ChatFormat):
         if self._calls.is_text(part.text):
             return choice
         self._set_reason(choice)
-        calls: list[ToolCall] = []
-        for name, arguments in self._whole_calls(part):
-            id = self._call_id(part.index, len(calls))
-            calls.append(ToolCall(id, CalledFunction(name, arguments)))
-        if isinstance(choice, ChatChoice):
-            choice.message = ChatMessage(content=None, tool_calls=calls or UNSET)
-        else:
-            deltas = [
-                ToolCallDelta(
-                    place,
-                    FunctionDelta(call.function.arguments, call.function.name),
-                    call.id,
-                    call.type,
-                )
-                for place, call in enumerate(calls)
-            ]
-            choice.delta = ChatDelta("assistant", None, deltas or UNSET)
+        calls: list[Any] = []
+        for piece in [*self._heads, *self._pieces(part)]:
+            if piece.name is None:
+                calls[-1].function.arguments += piece.arguments
+            else:
+                calls.append(self._delta(part.index, piece))
+        if isinstance(choice, ChunkChoice):
+            choice.delta = ChatDelta("assistant", None, calls or UNSET)
+            return choice
+        for place, call in enumerate(calls):
+            called = CalledFunction(call.function.name, call.function.arguments)
+            calls[place] = ToolCall(call.id, called)
+        choice.message = ChatMessage(content=None, tool_calls=calls or UNSET)
         return choice
 
     def opening(self, parts: list[ChoicePart]) -> list[Any]:
         choices = super().opening(parts)
         for choice in [] if self._calls.may_be_text else choices:
             choice.delta = ChatDelta("assistant", None)
-            if self._calls.is_one_function:
-                head = CallPart(0, self._calls.functions[0].name, "")
-                choice.delta.tool_calls = [self._delta(choice.index, head)]
+            if self._heads:
+                choice.delta.tool_calls = [self._delta(choice.index, self._heads[0])]
         return choices
 
     def events(self, parts: list[ChoicePart]) -> list[list[Any]]:
@@ -100,7 +98,7 @@ class ToolFormat(ChatFormat):
         return choices
 
     def _pieces(self, part: ChoicePart) -> list[CallPart]:
-        if self._calls.is_one_function:
+        if self._heads:
             return [CallPart(0, None, part.text)] if part.text else []
         self._check_encoded(part)
         pieces = self._readers[part.index].read(part.text)
@@ -112,20 +110,6 @@ class ToolFormat(ChatFormat):
         """Raise ValueError for an example, which is not sent."""
         if part.text is TEXT:
             raise ValueError("what a part says depends on the text before")
-
-    def _whole_calls(self, part: ChoicePart) -> list[tuple[str, str]]:
-        """Return names and arguments of the calls of a whole choice."""
-        if self._calls.is_one_function:
-            return [(self._calls.functions[0].name, part.text)]
-        names: list[str] = []
-        arguments: list[str] = []
-        for piece in self._pieces(part):
-            if piece.name is None:
-                arguments[-1] += piece.arguments
-            else:
-                names.append(piece.name)
-                arguments.append("")
-        return list(zip(names, arguments, strict=True))
 
     def _delta(self, index: int, piece: CallPart) -> ToolCallDelta:
         """Return a piece of a call of the choice of that index."""
