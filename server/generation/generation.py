@@ -68,6 +68,7 @@ class Generation:
         self.request = request
         self.prompts = [Prompt(prompt) for prompt in prompts]
         self.num_prompt_tokens = sum(map(len, prompts)) // 4
+        self.num_choices = len(prompts) * request.n
         self.owner = owner
         self.created_unix = int(time.time()) if owner.created_unix is None else owner.created_unix
         self.started = time.monotonic()
@@ -98,6 +99,8 @@ class Generation:
             for i, prompt in enumerate(self.prompts)
             if self._params.max_tokens or (is_scored and prompt.num_tokens > 1)
         ]
+        self.asks_for_all = len(self._asked) == len(prompts)
+        """Whether every prompt needs the engine."""
 
     @property
     def completion_tokens(self) -> int:
@@ -115,15 +118,6 @@ class Generation:
     def is_awaited(self) -> bool:
         """Whether the engine was asked, and more comes of it."""
         return self.stream is not None and self.stream.unfinished > 0
-
-    @property
-    def asks_for_all(self) -> bool:
-        """Whether every prompt needs the engine."""
-        return len(self._asked) == len(self.prompts)
-
-    @property
-    def num_choices(self) -> int:
-        return len(self.prompts) * self.request.n
 
     def usage_of(self, completion_tokens: int) -> Usage:
         """Return the usage at so many completion tokens.
@@ -177,13 +171,9 @@ class Generation:
                         yield part
                         await asyncio.sleep(0)  # other requests get their turn
 
-    def read_choices(self, tokens: Tokens) -> list[ChoicePart]:
-        """Return the text and scores of new tokens, one part for each sample that has some."""
-        return self.detokenizer.decode(tokens)
-
     def feed_row(self, row: Tokens) -> list[ChoicePart]:
-        """Return the same of one token of a sample, which still runs, that `run` does not yield;
-        ends the sample at a stop string."""
+        """Return the text and scores of one token of a sample, which still runs, that `run` does
+        not yield; ends the sample at a stop string."""
         parts = self.detokenizer.decode(row)
         for part in parts:
             if part.finish_reason is not None:
@@ -208,10 +198,12 @@ class Generation:
         Raises InvalidRequest when there are too many distinct ones to count.
         """
         finished: list[ChoicePart] = []
-        for part in self.read_choices(tokens):
+        for part in self.detokenizer.decode(tokens):
             self._parts.setdefault(part.index, []).append(part)
             if part.finish_reason is not None:
-                finished += self._choices(join(self._parts.pop(part.index)))
+                whole = join(self._parts.pop(part.index))
+                # With `best_of` the last sample of a prompt decides its choices.
+                finished += [whole] if self._ranking is None else self._ranking.choices(whole)
         if not finished:
             return []
         certain = await self._selection.add_finished(finished)
@@ -221,11 +213,6 @@ class Generation:
     def rest(self) -> list[ChoicePart]:
         """Return the choices that are certain only when all samples have finished."""
         return self._selection.rest()
-
-    def _choices(self, finished: ChoicePart) -> list[ChoicePart]:
-        """Return the choices that a finished sample decides: itself, or with `best_of` all those of
-        its prompt once the prompt's last sample has finished."""
-        return [finished] if self._ranking is None else self._ranking.choices(finished)
 
     def _stop_others(self) -> None:
         """End the samples that are known not to be in the reply."""

@@ -107,7 +107,7 @@ class Renderer:
     def events(self, tokens: Tokens) -> bytes:
         """Return the events for new tokens, as they are sent; maybe none."""
         if (template := self._joined) is None:
-            return self._events_for(self.generation.read_choices(tokens))
+            return self._events_for(self.generation.detokenizer.decode(tokens))
         # Part by part: what is made on the way takes many times the memory of the bytes.
         joined = (self._join_choices(some, template) for some in tokens.slices(AT_ONCE))
         choices = b",".join(filter(None, joined))
