@@ -68,9 +68,8 @@ class ToolFormat(ChatFormat):
                 choice.delta.tool_calls = [self._delta(choice.index, self._heads[0])]
         return choices
 
-    def events(self, parts: list[ChoicePart]) -> list[list[Any]]:
-        contents = [choice for part in parts for choice in self._contents(part)]
-        return [choices for choices in (contents, self.ends(parts)) if choices]
+    def contents(self, parts: list[ChoicePart]) -> list[ChunkChoice]:
+        return [choice for part in parts for choice in self._contents(part)]
 
     def ends(self, parts: list[ChoicePart]) -> list[ChunkChoice]:
         ends = super().ends(parts)
@@ -81,10 +80,11 @@ class ToolFormat(ChatFormat):
 
     def _contents(self, part: ChoicePart) -> list[ChunkChoice]:
         """Return a choice for each piece of a call, the tokens' scores with the first."""
-        if self._calls.may_be_text and part.text:
-            self._check_encoded(part)
-            if self._texts.setdefault(part.index, self._calls.is_text(part.text)):
-                return self.contents([part])
+        if part.text is TEXT and not self._heads:  # an example, which is not sent
+            raise ValueError("what a part says depends on the text before")
+        may_be_text, is_text = self._calls.may_be_text, self._calls.is_text
+        if may_be_text and part.text and self._texts.setdefault(part.index, is_text(part.text)):
+            return super().contents([part])
         deltas = [
             ChatDelta(tool_calls=[self._delta(part.index, piece)]) for piece in self._pieces(part)
         ]
@@ -100,28 +100,19 @@ class ToolFormat(ChatFormat):
     def _pieces(self, part: ChoicePart) -> list[CallPart]:
         if self._heads:
             return [CallPart(0, None, part.text)] if part.text else []
-        self._check_encoded(part)
         pieces = self._readers[part.index].read(part.text)
         if part.finish_reason is not None:
             del self._readers[part.index]
         return pieces
 
-    def _check_encoded(self, part: ChoicePart) -> None:
-        """Raise ValueError for an example, which is not sent."""
-        if part.text is TEXT:
-            raise ValueError("what a part says depends on the text before")
-
     def _delta(self, index: int, piece: CallPart) -> ToolCallDelta:
-        """Return a piece of a call of the choice of that index."""
+        """Return a piece of a call of the choice of that index. A call's id is the same where its
+        request is made again."""
         if piece.name is None:
             return ToolCallDelta(piece.place, FunctionDelta(piece.arguments))
-        id = self._call_id(index, piece.place)
+        of_call = f"{self.generation.id}-{index}-{piece.place}".encode()
+        id = f"call_{blake2b(of_call, digest_size=12).hexdigest()}"
         return ToolCallDelta(piece.place, FunctionDelta("", piece.name), id, "function")
-
-    def _call_id(self, index: int, place: int) -> str:
-        """Return a call's id: of a request that is made again, the same."""
-        of_call = f"{self.generation.id}-{index}-{place}".encode()
-        return f"call_{blake2b(of_call, digest_size=12).hexdigest()}"
 
     def _set_reason(self, choice: ChatChoice | ChunkChoice) -> None:
         """Say as OpenAI does that a call is why it ended, unless the request names the function."""
