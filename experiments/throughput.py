@@ -298,14 +298,6 @@ def page(config: ThroughputConfig, results: Results) -> list[str]:
     peak = mean(result["flops_per_s"] for result in results[PEAK])
     by_mode = [(kind, mode) for mode in config.modes for kind in config.kinds]
     heads = ["model", *(f"d {width:,}" for width in config.widths)]
-    counts = []
-    for kind in config.kinds:
-        paper = PAPER_MILLIONS.get(kind, {})
-        cases = [results[case(kind, d, config.modes[0])] for d in config.widths]
-        sizes = [seeds[0]["parameters"] / 1e6 for seeds in cases]
-        counts.append([kind, *(f"{size:.2f}" for size in sizes)])
-        if paper and (config.num_layers, config.n_ctx, config.vocab_size) == PAPER_SIZES:
-            counts.append(["the paper's", *(number(paper.get(d), 2) for d in config.widths)])
     lines = [
         f"Whole updates of {config.rows} sequences of {config.n_ctx} tokens on random ids, with "
         f"{config.num_layers} blocks and {config.vocab_size:,} ids: "
@@ -313,7 +305,7 @@ def page(config: ThroughputConfig, results: Results) -> list[str]:
         "",
         "Parameters in millions:",
         "",
-        *table(heads, counts),
+        *table(heads, _size_rows(config, results)),
         "",
     ]
 
@@ -340,18 +332,29 @@ def page(config: ThroughputConfig, results: Results) -> list[str]:
             for kind, mode in by_mode
         )
         lines += [f"{title}:", "", *table(heads, rows), ""]
+    memory = (
+        "torch's allocator gave out on the GPU" if config.device == "gpu" else "the process gained"
+    )
     lines += [
         f"Operations are {PASSES} times those of the matrix products of a forward pass, as torch "
         "counts them: 6 a token for each weight of a matrix but the embedding's, and those of "
         "token mixing, triangular matrices as full ones; a matrix of SRM spans "
-        f"{min(CHUNK, config.n_ctx)} tokens. Memory is "
-        + (
-            "what torch's allocator gave out on the GPU."
-            if config.device == "gpu"
-            else "what the process gained."
-        )
+        f"{min(CHUNK, config.n_ctx)} tokens. Memory is what {memory}."
     ]
     return lines
+
+
+def _size_rows(config: ThroughputConfig, results: Results) -> list[list[str]]:
+    """Return rows of parameters in millions, beside the paper's where it has the same sizes."""
+    rows = []
+    for kind in config.kinds:
+        paper = PAPER_MILLIONS.get(kind, {})
+        cases = [results[case(kind, d, config.modes[0])] for d in config.widths]
+        sizes = [seeds[0]["parameters"] / 1e6 for seeds in cases]
+        rows.append([kind, *(f"{size:.2f}" for size in sizes)])
+        if paper and (config.num_layers, config.n_ctx, config.vocab_size) == PAPER_SIZES:
+            rows.append(["the paper's", *(number(paper.get(d), 2) for d in config.widths)])
+    return rows
 
 
 def _label(kind: str, mode: str) -> str:

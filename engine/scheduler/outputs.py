@@ -60,8 +60,7 @@ def make_outputs(
 ) -> list[Output]:
     """Make the Outputs of these rows' sequences: their new tokens, or all of them at their end.
 
-    They end or go on for these `reasons`. Groups are by first id. Sequences in `unreported` get all
-    their tokens.
+    They end or go on for these `reasons`. Groups are by first id. `unreported` ones get all tokens.
     """
     slots, positions = rows.slots, rows.positions
     sequence_ids, is_delta = table.sequence_id[slots], table.emit[slots] == DELTA

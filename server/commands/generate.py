@@ -154,7 +154,7 @@ async def _print_text(completions: Completions, client: EngineClient, body: dict
     turn = 0
     async with aclosing(generation.run(client)) as arriving:
         async for tokens in arriving:
-            for part in generation.read_choices(tokens):
+            for part in generation.detokenizer.decode(tokens):
                 texts[part.index] += part.text
                 if part.finish_reason is not None:
                     ended.add(part.index)

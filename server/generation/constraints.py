@@ -14,12 +14,8 @@ from typing import NamedTuple
 import msgspec
 
 from srm.engine.errors import InvalidRequest, Overloaded
-from srm.server.schema.structured_outputs import (
-    ConstrainedRequest,
-    ConstraintSource,
-    Vocabulary,
-)
-from srm.server.text.limited_process import CPU_S, MAX_MEMORY, Died, Failed, LimitedProcess
+from srm.server.schema.structured_outputs import ConstraintSource, Vocabulary
+from srm.server.text.limited_process import CPU_S, MAX_MEMORY, Died, LimitedProcess, ProcessFailed
 from srm.server.text.text import Text
 
 WITHIN_S = 60.0
@@ -47,16 +43,9 @@ class Constraints:
         self._process: LimitedProcess | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="constraints")
 
-    async def constraint_of(self, request: ConstrainedRequest) -> str:
-        """Return `SamplingParams.constraint`, or "" where the request asks for none. Raises
-        InvalidRequest with what is wrong with it, and Overloaded."""
-        if request.response_format is None and request.structured_outputs is None:
-            return ""
-        source = request.constraint_source()
-        return "" if source is None else await self.make(source)
-
     async def make(self, source: ConstraintSource) -> str:
-        """Return the constraint. Raises as `constraint_of`."""
+        """Return `SamplingParams.constraint`. Raises InvalidRequest with what is wrong with the
+        source, and Overloaded."""
         param = source.field.partition(".")[0]
         if not self._text.has_tokenizer:
             raise InvalidRequest(
@@ -104,7 +93,7 @@ class Constraints:
                 raise Overloaded(f"a constraint was not compiled: {error}", 1) from None
             what = f"{CPU_S} s of processor time and {MAX_MEMORY // 2**30} GiB"
             return _Made(fault=f"it cannot be compiled with {what}")
-        except Failed as error:
+        except ProcessFailed as error:
             return _Made(fault=str(error))
 
     def close(self) -> None:

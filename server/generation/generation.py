@@ -67,6 +67,8 @@ class Generation:
         not meet outputs of the earlier request that are still on their way."""
         self.request = request
         self.prompts = [Prompt(prompt) for prompt in prompts]
+        self.num_prompt_tokens = sum(map(len, prompts)) // 4
+        self.num_choices = len(prompts) * request.n
         self.owner = owner
         self.created_unix = int(time.time()) if owner.created_unix is None else owner.created_unix
         self.started = time.monotonic()
@@ -84,6 +86,7 @@ class Generation:
         """The engine's output, once it is asked."""
         self._id = id
         self._table = table
+        self._ends_early, self._says_samples = request.ends_early, request.says_samples
         self._ranking = (
             Ranking(request.n, request.num_samples) if request.num_samples > request.n else None
         )
@@ -96,11 +99,13 @@ class Generation:
             for i, prompt in enumerate(self.prompts)
             if self._params.max_tokens or (is_scored and prompt.num_tokens > 1)
         ]
+        self.asks_for_all = len(self._asked) == len(prompts)
+        """Whether every prompt needs the engine."""
 
     @property
     def completion_tokens(self) -> int:
         """Tokens so far; with `until.count`, only those of samples in the reply."""
-        if self.request.ends_early:
+        if self._ends_early:
             return self._selection.num_tokens
         return self.detokenizer.num_tokens
 
@@ -114,33 +119,24 @@ class Generation:
         """Whether the engine was asked, and more comes of it."""
         return self.stream is not None and self.stream.unfinished > 0
 
-    @property
-    def asks_for_all(self) -> bool:
-        """Whether every prompt needs the engine."""
-        return len(self._asked) == len(self.prompts)
-
-    @property
-    def num_choices(self) -> int:
-        return len(self.prompts) * self.request.n
-
     def usage_of(self, completion_tokens: int) -> Usage:
         """Return the usage at so many completion tokens.
 
         A durable request gives the same reply each time, so its usage lacks what depends on timing.
         """
-        prompt_tokens = sum(prompt.num_tokens for prompt in self.prompts)
-        usage = Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
+        total_tokens = self.num_prompt_tokens + completion_tokens
+        usage = Usage(self.num_prompt_tokens, completion_tokens, total_tokens)
         if not self.owner.durable:
             cached = sum(self.stream.cached_tokens) if self.stream else 0
             usage.prompt_tokens_details = PromptTokensDetails(cached)
-            if self.request.ends_early:
+            if self._ends_early:
                 usage.discarded_tokens = self.discarded_tokens
         return usage
 
     @property
     def samples(self) -> list[Samples] | UnsetType:
         """Counts of the samples drawn, if the reply has them."""
-        return self._selection.samples() if self.request.says_samples else UNSET
+        return self._selection.samples() if self._says_samples else UNSET
 
     async def run(
         self, client: EngineClient, at_once: int = AT_ONCE, attach: Attach | None = None
@@ -166,7 +162,7 @@ class Generation:
                 source = self._read(stream, go_on, wants_whole(self.request))
             else:  # whether or not somebody takes what comes
                 self._watch = StopStringWatch(self._table, self.stops, len(requests) * stream.n)
-                only_whole = not (self.request.stream or self.request.ends_early)
+                only_whole = not (self.request.stream or self._ends_early)
                 source = read_ahead(self._read(stream), _join, go_on, only_whole)
             async with aclosing(source) as deliveries:
                 async for delivery in deliveries:
@@ -175,13 +171,9 @@ class Generation:
                         yield part
                         await asyncio.sleep(0)  # other requests get their turn
 
-    def read_choices(self, tokens: Tokens) -> list[ChoicePart]:
-        """Return the text and scores of new tokens, one part for each sample that has some."""
-        return self.detokenizer.decode(tokens)
-
     def feed_row(self, row: Tokens) -> list[ChoicePart]:
-        """Return the same of one token of a sample, which still runs, that `run` does not yield;
-        ends the sample at a stop string."""
+        """Return the text and scores of one token of a sample, which still runs, that `run` does
+        not yield; ends the sample at a stop string."""
         parts = self.detokenizer.decode(row)
         for part in parts:
             if part.finish_reason is not None:
@@ -206,10 +198,12 @@ class Generation:
         Raises InvalidRequest when there are too many distinct ones to count.
         """
         finished: list[ChoicePart] = []
-        for part in self.read_choices(tokens):
+        for part in self.detokenizer.decode(tokens):
             self._parts.setdefault(part.index, []).append(part)
             if part.finish_reason is not None:
-                finished += self._choices(join(self._parts.pop(part.index)))
+                whole = join(self._parts.pop(part.index))
+                # With `best_of` the last sample of a prompt decides its choices.
+                finished += [whole] if self._ranking is None else self._ranking.choices(whole)
         if not finished:
             return []
         certain = await self._selection.add_finished(finished)
@@ -219,11 +213,6 @@ class Generation:
     def rest(self) -> list[ChoicePart]:
         """Return the choices that are certain only when all samples have finished."""
         return self._selection.rest()
-
-    def _choices(self, finished: ChoicePart) -> list[ChoicePart]:
-        """Return the choices that a finished sample decides: itself, or with `best_of` all those of
-        its prompt once the prompt's last sample has finished."""
-        return [finished] if self._ranking is None else self._ranking.choices(finished)
 
     def _stop_others(self) -> None:
         """End the samples that are known not to be in the reply."""

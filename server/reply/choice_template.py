@@ -58,7 +58,7 @@ class ChoiceTemplate:
     def in_event(self, index: int, around: Template) -> EventTemplate:
         """Return the template of a choice's events, which have these bytes around the choice."""
         begin, *behind = around.pieces
-        end = self._end.split(b"%d" % NUMBER)
+        end = [*Template(self._end, *[NUMBER] * self._form.has_numbers).pieces]
         end[-1] += behind[0]
         end += behind[1:]
         end[-1] += b"\n\n"

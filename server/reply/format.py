@@ -7,19 +7,17 @@ looked up instead of encoded, is for `renderer.py`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Raw, UnsetType
 
-from srm.server.errors import ErrorBody
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.generation import Generation
 from srm.server.http.responses import DONE, frame, frame_error
 from srm.server.reply.prompt import ShownPrompt
-from srm.server.reply.scores import Scores, scores_of
+from srm.server.reply.scores import ScoreWriter, scores_of
 from srm.server.reply.template import SCORES, TEXT
 from srm.server.schema.completion_response import Samples, Usage
 from srm.server.text.text import Text
@@ -32,7 +30,7 @@ UsageField = Usage | UnsetType | None
 class Format(ABC):
     """Writes the replies to one request as structs."""
 
-    scores_kind: ClassVar[type[Scores]]
+    scores_kind: ClassVar[type[ScoreWriter]]
     """How its choices say scores."""
     may_share_events: ClassVar[bool] = False
     """Whether an event can have several choices."""
@@ -44,6 +42,9 @@ class Format(ABC):
     """Whether NUMBER is in its events."""
     last_event: ClassVar[bytes] = DONE
     """What a stream ends with."""
+    frame = staticmethod(frame)
+    frame_error = staticmethod(frame_error)
+    """Make events of JSON documents, and one of an error that ends a stream."""
 
     def __init__(self, generation: Generation, text: Text, model_name: str) -> None:
         self.generation = generation
@@ -72,14 +73,6 @@ class Format(ABC):
     def first_fields(self) -> dict[str, Any]:
         """Return fields of a whole reply, and of a stream's first event."""
         return {}
-
-    def frame(self, documents: Sequence[bytes]) -> bytes:
-        """Return JSON documents as events."""
-        return frame(documents)
-
-    def frame_error(self, body: ErrorBody) -> bytes:
-        """Return the event for an error that ends a stream."""
-        return frame_error(body)
 
     def numbers(self, _text: bytes, _scores: bytes) -> tuple[int, ...]:
         """Return what goes into NUMBER of an event that is sent with this text and scores, as JSON,

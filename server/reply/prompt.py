@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import UNSET, Raw
 
 from srm.server.generation.prompts import Prompt
-from srm.server.reply.scores import CompletionScores, Scores, render_prompt
+from srm.server.reply.scores import CompletionScores, ScoreWriter, render_prompt
 from srm.server.reply.template import encode_json
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.completion_response import Packed
@@ -23,7 +23,7 @@ _NAN = struct.pack("<f", math.nan)
 class ShownPrompt:
     """One prompt; its scores are there before any of its choices."""
 
-    def __init__(self, prompt: Prompt, request: CompletionRequest, scores: Scores) -> None:
+    def __init__(self, prompt: Prompt, request: CompletionRequest, scores: ScoreWriter) -> None:
         self._prompt = prompt
         self._request = request
         self._scores = scores

@@ -54,7 +54,6 @@ class Renderer:
         self._pieces = pieces
         self._usage: UsageField = None if options and options.include_usage else UNSET
         self._num_shown = 0  # tokens, where usage says them
-        self._num_prompt_tokens = sum(prompt.num_tokens for prompt in generation.prompts)
         self._frames: dict[UsageField, Template | None] = {}
         self._version: int | None = None  # of the weights in the frames
         self._is_few = generation.num_choices <= MOST_ALONE or not form.may_share_events
@@ -108,7 +107,7 @@ class Renderer:
     def events(self, tokens: Tokens) -> bytes:
         """Return the events for new tokens, as they are sent; maybe none."""
         if (template := self._joined) is None:
-            return self._events_for(self.generation.read_choices(tokens))
+            return self._events_for(self.generation.detokenizer.decode(tokens))
         # Part by part: what is made on the way takes many times the memory of the bytes.
         joined = (self._join_choices(some, template) for some in tokens.slices(AT_ONCE))
         choices = b",".join(filter(None, joined))
@@ -149,7 +148,7 @@ class Renderer:
         if not self.is_continuous:
             return None
         self._num_shown = self.generation.completion_tokens
-        return self._num_shown, self._num_shown + self._num_prompt_tokens
+        return self._num_shown, self._num_shown + self.generation.num_prompt_tokens
 
     def _counts(self, _text: bytes, _scores: bytes) -> tuple[int, ...]:
         return self.update_counts() or ()
@@ -175,9 +174,8 @@ class Renderer:
             if part.text or part.finish_reason:
                 end = template.end(part.finish_reason, part.stop_reason)
                 if end is None:
-                    joined += [
-                        data for own in self.form.events([part]) for data in self._encoded(own)
-                    ]
+                    for choices in self.form.events([part]):
+                        joined += map(encode_json, choices)
                 else:
                     joined.append(b"%b%b%b" % (heads[part.index][1:], escape(part.text), end))
         return b",".join(filter(None, joined))
@@ -186,14 +184,11 @@ class Renderer:
         parts = self._pacing.release(parts)
         if not parts:
             return b""
-        events = self._encode(self._encoded(self.form.opening(parts)))
+        events = self._encode([*map(encode_json, self.form.opening(parts))])
         self.update_counts()
         for choices in self.form.events(parts):
-            events += self._encode(self._encoded(choices))
+            events += self._encode([*map(encode_json, choices)])
         return self.form.frame(events)
-
-    def _encoded(self, choices: list[Any]) -> list[bytes]:
-        return [encode_json(choice) for choice in choices]
 
     def _encode(self, choices: Sequence[bytes]) -> list[bytes]:
         """Return the events of these choices: one each, or one for all."""

@@ -48,22 +48,20 @@ from srm.server.schema.responses.request import ResponseRequest, TextOptions
 from srm.server.schema.tools import Calls
 from srm.server.text.text import Text
 
-_TYPE = b'{"type":"'
-"""What the JSON of every event begins with."""
-
 
 class ResponseScores(ChatScores):
     """Writes a list of `TokenLogprob`s."""
 
-    def _behind(self, token: int) -> bytes:
-        piece = list(self._text.pieces(token.to_bytes(4, "little"))[0])
-        return b',"bytes":%b}' % encode_json(piece)
+    _around, _no_bytes = b"[%b]", b"[]"
 
-    def _join(self, entries: Sequence[bytes], _offsets: Sequence[int]) -> bytes:
-        return b"[%b]" % b",".join(entries)
 
-    def _join_one(self, entry: bytes, _offset: int) -> bytes:
-        return b"[%b]" % entry
+class _Event(msgspec.Struct):
+    """What every event has."""
+
+    type: str
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
 
 
 class Item(ABC):
@@ -235,11 +233,9 @@ class ItemFormat(Format):
         return [events] if events else []
 
     def frame(self, documents: Sequence[bytes]) -> bytes:
-        events = []
-        for document in map(escape_line_ends, documents):
-            name = document[len(_TYPE) : document.index(b'"', len(_TYPE))]
-            events.append(b"event: %b\ndata: %b\n\n" % (name, document))
-        return b"".join(events)
+        names = [_decode_event(document).type.encode() for document in documents]
+        events = zip(names, map(escape_line_ends, documents), strict=True)
+        return b"".join(b"event: %b\ndata: %b\n\n" % event for event in events)
 
     def numbered(self, event: Any) -> Any:
         """Return an event that is sent next, with its number if events have any."""
@@ -302,7 +298,7 @@ class ItemFormat(Format):
         return [*map(self.numbered, item.last_events())]
 
 
-class ResponseFormat(ItemFormat):
+class ResponsesFormat(ItemFormat):
     """A Response, or its events."""
 
     message_kind, call_kind = _Message, _Call

@@ -27,6 +27,8 @@ _NOBODY = -1
 """Fills the place of a token where the vocabulary has no more."""
 
 Name = Callable[[int], str]
+Columns = tuple[Sequence[int], Sequence[float], Sequence[int], Sequence[float]]
+"""What Scored has, as numbers."""
 
 
 class Scored(Protocol):
@@ -44,6 +46,16 @@ class Scored(Protocol):
 
     @property
     def top_logprobs(self) -> bytes: ...
+
+
+def _unpack(scored: Scored) -> Columns:
+    ids, logprobs = array("i", scored.token_ids), array("f", scored.logprobs)
+    return ids, logprobs, array("i", scored.top_ids), array("f", scored.top_logprobs)
+
+
+def _width(scored: Columns) -> int:
+    """Return how many alternatives each token has."""
+    return len(scored[2]) // max(len(scored[0]), 1)
 
 
 def naming(text: Text, as_ids: bool) -> Name:
@@ -75,7 +87,7 @@ class _Remembered(dict[int, bytes]):
         return made
 
 
-class Scores(ABC):
+class ScoreWriter(ABC):
     """Writes the scores of one kind of reply. An entry is what is written of one token."""
 
     def __init__(self, text: Text, as_ids: bool) -> None:
@@ -97,38 +109,16 @@ class Scores(ABC):
 
     def entries(self, scored: Scored, num_top: int) -> list[Any]:
         """Return the entry of each token."""
-        token_ids, top_ids = array("i", scored.token_ids), array("i", scored.top_ids)
-        logprobs, top_logprobs = array("f", scored.logprobs), array("f", scored.top_logprobs)
-        width = len(top_ids) // max(len(token_ids), 1)  # of each token
-        num_top = min(num_top, width)
-        return self._entries(token_ids, logprobs, top_ids, top_logprobs, width, num_top)
+        return self._entries(columns := _unpack(scored), min(num_top, _width(columns)))
 
-    def render_each(
-        self,
-        token_ids: list[int],
-        logprobs: list[float],
-        top_ids: list[int],
-        top_logprobs: list[float],
-        offsets: Iterable[int],
-    ) -> list[bytes]:
+    def render_each(self, scored: Columns, offsets: Iterable[int]) -> list[bytes]:
         """Return the scores of one token each of many choices, which ask for as many likeliest
-        ones; those of all are one list."""
-        width = len(top_ids) // max(len(token_ids), 1)
-        entries = self._entries(token_ids, logprobs, top_ids, top_logprobs, width, width)
-        return [*map(self._join_one, entries, offsets)]
+        ones."""
+        return [*map(self._join_one, self._entries(scored, _width(scored)), offsets)]
 
     @abstractmethod
-    def _entries(
-        self,
-        token_ids: Sequence[int],
-        logprobs: Sequence[float],
-        top_ids: Sequence[int],
-        top_logprobs: Sequence[float],
-        width: int,
-        num_top: int,
-    ) -> list[Any]:
-        """Return the entry of each token; it has `width` likeliest ones, of which `num_top` are
-        shown."""
+    def _entries(self, scored: Columns, num_top: int) -> list[Any]:
+        """Return the entry of each token, of whose likeliest ones `num_top` are shown."""
 
     @abstractmethod
     def _before(self, token: int) -> bytes:
@@ -143,7 +133,7 @@ class Scores(ABC):
         """Return the same of one entry, several times as fast."""
 
 
-class CompletionScores(Scores):
+class CompletionScores(ScoreWriter):
     """Writes a `Logprobs`; an entry is a token's name, its number and the likeliest ones."""
 
     def entries_of_prompt(self, first: int, rest: Scored, num_top: int) -> list[Any]:
@@ -153,16 +143,9 @@ class CompletionScores(Scores):
     def _before(self, token: int) -> bytes:
         return msgspec.json.encode(self.name(token)) + b":"
 
-    def _entries(
-        self,
-        token_ids: Sequence[int],
-        logprobs: Sequence[float],
-        top_ids: Sequence[int],
-        top_logprobs: Sequence[float],
-        width: int,
-        num_top: int,
-    ) -> list[tuple[bytes, bytes, bytes]]:
-        begin, is_shared = self._begin, self._is_shared
+    def _entries(self, scored: Columns, num_top: int) -> list[tuple[bytes, bytes, bytes]]:
+        token_ids, logprobs, top_ids, top_logprobs = scored
+        begin, is_shared, width = self._begin, self._is_shared, _width(scored)
         numbers, top_numbers = encode_numbers(logprobs), encode_numbers(top_logprobs)
         own = [*map(add, map(begin.__getitem__, token_ids), numbers)]
         tops = [b"{%b}" % pair for pair in own]
@@ -208,8 +191,13 @@ class CompletionScores(Scores):
         )
 
 
-class ChatScores(Scores):
+class ChatScores(ScoreWriter):
     """Writes a `ChatLogprobs`; an entry is a `TokenLogprob`."""
+
+    _around = b'{"content":[%b],"refusal":null}'
+    """What the entries are in."""
+    _no_bytes = b"null"
+    """The bytes of a token that has none."""
 
     def __init__(self, text: Text, as_ids: bool) -> None:
         super().__init__(text, as_ids)
@@ -219,23 +207,16 @@ class ChatScores(Scores):
         return b'{"token":%b,"logprob":' % msgspec.json.encode(self.name(token))
 
     def _behind(self, token: int) -> bytes:
-        piece = list(self._text.pieces(token.to_bytes(4, "little"))[0]) or None
-        return b',"bytes":%b}' % msgspec.json.encode(piece)
+        piece = list(self._text.pieces(token.to_bytes(4, "little"))[0])
+        return b',"bytes":%b}' % (msgspec.json.encode(piece) if piece else self._no_bytes)
 
-    def _entries(
-        self,
-        token_ids: Sequence[int],
-        logprobs: Sequence[float],
-        top_ids: Sequence[int],
-        top_logprobs: Sequence[float],
-        width: int,
-        num_top: int,
-    ) -> list[bytes]:
-        begin, end = self._begin, self._end
+    def _entries(self, scored: Columns, num_top: int) -> list[bytes]:
+        token_ids, logprobs, top_ids, top_logprobs = scored
+        begin, end, width = self._begin, self._end, _width(scored)
         numbers, top_numbers = encode_numbers(logprobs), encode_numbers(top_logprobs)
         entries = []
         for place, (token, number) in enumerate(zip(token_ids, numbers, strict=True)):
-            at = slice(place * width, place * width + min(width, num_top))
+            at = slice(place * width, place * width + num_top)
             pairs = zip(top_ids[at], top_numbers[at], strict=True)
             shown = [begin[other] + p + end[other] for other, p in pairs if other != _NOBODY]
             own = begin[token] + number + end[token][:-1]
@@ -243,24 +224,25 @@ class ChatScores(Scores):
         return entries
 
     def _join(self, entries: Sequence[bytes], _offsets: Sequence[int]) -> bytes:
-        return b'{"content":[%b],"refusal":null}' % b",".join(entries)
+        return self._around % b",".join(entries)
 
     def _join_one(self, entry: bytes, _offset: int) -> bytes:
-        return b'{"content":[%b],"refusal":null}' % entry
+        return self._around % entry
 
 
 @lru_cache(maxsize=8)
-def scores_of(kind: type[Scores], text: Text, as_ids: bool) -> Scores:
+def scores_of(kind: type[ScoreWriter], text: Text, as_ids: bool) -> ScoreWriter:
     """Return the one that all requests of a model share."""
     return kind(text, as_ids)
 
 
 def render_prompt(ranks: bytes, scored: Scored, num_top: int, name: Name) -> Raw:
     """Return a prompt's scores: null for its first token, then objects by token id."""
-    token_ids, top_ids = array("i", scored.token_ids), array("i", scored.top_ids)
-    numbers = [max(value, LOWEST) for value in array("f", scored.logprobs)]
-    top_numbers = [max(value, LOWEST) for value in array("f", scored.top_logprobs)]
-    width = len(top_ids) // max(len(token_ids), 1)
+    token_ids, logprobs, top_ids, top_logprobs = columns = _unpack(scored)
+    numbers, top_numbers = (
+        [max(value, LOWEST) for value in values] for values in (logprobs, top_logprobs)
+    )
+    width = _width(columns)
     entries: list[dict[str, PromptLogprob] | None] = [None]
     for place, (token, number, rank) in enumerate(
         zip(token_ids, numbers, array("i", ranks), strict=True)

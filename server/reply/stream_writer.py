@@ -22,7 +22,7 @@ from srm.engine.steps.tokens import Tokens, step_tokens
 from srm.server import metrics
 from srm.server.reply.choice_template import EventTemplate
 from srm.server.reply.renderer import Renderer
-from srm.server.reply.scores import Scores
+from srm.server.reply.scores import Columns, ScoreWriter
 from srm.server.reply.template import Pieces, escape
 from srm.server.text.stream import CLEAN, TextStream
 
@@ -189,7 +189,7 @@ class StreamWriter:
     def _scores(self, tokens: Tokens) -> dict[int, bytes | None]:
         """Return the scores, as JSON, of rows of streams that ask for some; None where they could
         not be rendered together with others."""
-        alike: defaultdict[tuple[Scores, int], dict[int, int]] = defaultdict(dict)
+        alike: defaultdict[tuple[ScoreWriter, int], dict[int, int]] = defaultdict(dict)
         for at, number in enumerate(tokens.owners.tolist()):
             choice = self._choices[number]
             if choice.template is not None and choice.scores is not None:
@@ -197,18 +197,13 @@ class StreamWriter:
         entries: dict[int, bytes | None] = {}
         for (scores, num_top), offsets in alike.items():
             own = np.array([*offsets])
-            token_ids, logprobs = tokens.token_ids[own].tolist(), tokens.logprobs[own].tolist()
-            top_ids, top_logprobs = [], []
+            columns: Columns = tokens.token_ids[own].tolist(), tokens.logprobs[own].tolist(), [], []
             if num_top:
-                top_ids = tokens.top_ids[own, :num_top].ravel().tolist()
-                top_logprobs = tokens.top_logprobs[own, :num_top].ravel().tolist()
+                top = tokens.top_ids[own, :num_top], tokens.top_logprobs[own, :num_top]
+                columns = *columns[:2], top[0].ravel().tolist(), top[1].ravel().tolist()
             rendered: list[bytes | None]
             try:
-                rendered = [
-                    *scores.render_each(
-                        token_ids, logprobs, top_ids, top_logprobs, offsets.values()
-                    )
-                ]
+                rendered = [*scores.render_each(columns, offsets.values())]
             except Exception:  # whose it is shows when each row is rendered alone
                 log.exception("scores could not be rendered together")
                 rendered = [None] * len(own)

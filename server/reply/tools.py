@@ -33,6 +33,9 @@ class ToolFormat(ChatFormat):
     def __init__(self, generation: Generation, text: Text, model_name: str, calls: Calls) -> None:
         super().__init__(generation, text, model_name)
         self._calls = calls
+        self._heads: list[CallPart] = []  # of the call whose arguments alone are text
+        if calls.is_one_function:
+            self._heads.append(CallPart(0, calls.functions[0].name, ""))
         self._readers: defaultdict[int, CallReader] = defaultdict(CallReader)  # of those that run
         self._texts: dict[int, bool] = {}
         """Whether a choice that runs is text, from its first text on, where it may be."""
@@ -42,37 +45,31 @@ class ToolFormat(ChatFormat):
         if self._calls.is_text(part.text):
             return choice
         self._set_reason(choice)
-        calls: list[ToolCall] = []
-        for name, arguments in self._whole_calls(part):
-            id = self._call_id(part.index, len(calls))
-            calls.append(ToolCall(id, CalledFunction(name, arguments)))
-        if isinstance(choice, ChatChoice):
-            choice.message = ChatMessage(content=None, tool_calls=calls or UNSET)
-        else:
-            deltas = [
-                ToolCallDelta(
-                    place,
-                    FunctionDelta(call.function.arguments, call.function.name),
-                    call.id,
-                    call.type,
-                )
-                for place, call in enumerate(calls)
-            ]
-            choice.delta = ChatDelta("assistant", None, deltas or UNSET)
+        calls: list[Any] = []
+        for piece in [*self._heads, *self._pieces(part)]:
+            if piece.name is None:
+                calls[-1].function.arguments += piece.arguments
+            else:
+                calls.append(self._delta(part.index, piece))
+        if isinstance(choice, ChunkChoice):
+            choice.delta = ChatDelta("assistant", None, calls or UNSET)
+            return choice
+        for place, call in enumerate(calls):
+            called = CalledFunction(call.function.name, call.function.arguments)
+            calls[place] = ToolCall(call.id, called)
+        choice.message = ChatMessage(content=None, tool_calls=calls or UNSET)
         return choice
 
     def opening(self, parts: list[ChoicePart]) -> list[Any]:
         choices = super().opening(parts)
         for choice in [] if self._calls.may_be_text else choices:
             choice.delta = ChatDelta("assistant", None)
-            if self._calls.is_one_function:
-                head = CallPart(0, self._calls.functions[0].name, "")
-                choice.delta.tool_calls = [self._delta(choice.index, head)]
+            if self._heads:
+                choice.delta.tool_calls = [self._delta(choice.index, self._heads[0])]
         return choices
 
-    def events(self, parts: list[ChoicePart]) -> list[list[Any]]:
-        contents = [choice for part in parts for choice in self._contents(part)]
-        return [choices for choices in (contents, self.ends(parts)) if choices]
+    def contents(self, parts: list[ChoicePart]) -> list[ChunkChoice]:
+        return [choice for part in parts for choice in self._contents(part)]
 
     def ends(self, parts: list[ChoicePart]) -> list[ChunkChoice]:
         ends = super().ends(parts)
@@ -83,10 +80,11 @@ class ToolFormat(ChatFormat):
 
     def _contents(self, part: ChoicePart) -> list[ChunkChoice]:
         """Return a choice for each piece of a call, the tokens' scores with the first."""
-        if self._calls.may_be_text and part.text:
-            self._check_encoded(part)
-            if self._texts.setdefault(part.index, self._calls.is_text(part.text)):
-                return self.contents([part])
+        if part.text is TEXT and not self._heads:  # an example, which is not sent
+            raise ValueError("what a part says depends on the text before")
+        may_be_text, is_text = self._calls.may_be_text, self._calls.is_text
+        if may_be_text and part.text and self._texts.setdefault(part.index, is_text(part.text)):
+            return super().contents([part])
         deltas = [
             ChatDelta(tool_calls=[self._delta(part.index, piece)]) for piece in self._pieces(part)
         ]
@@ -100,44 +98,21 @@ class ToolFormat(ChatFormat):
         return choices
 
     def _pieces(self, part: ChoicePart) -> list[CallPart]:
-        if self._calls.is_one_function:
+        if self._heads:
             return [CallPart(0, None, part.text)] if part.text else []
-        self._check_encoded(part)
         pieces = self._readers[part.index].read(part.text)
         if part.finish_reason is not None:
             del self._readers[part.index]
         return pieces
 
-    def _check_encoded(self, part: ChoicePart) -> None:
-        """Raise ValueError for an example, which is not sent."""
-        if part.text is TEXT:
-            raise ValueError("what a part says depends on the text before")
-
-    def _whole_calls(self, part: ChoicePart) -> list[tuple[str, str]]:
-        """Return names and arguments of the calls of a whole choice."""
-        if self._calls.is_one_function:
-            return [(self._calls.functions[0].name, part.text)]
-        names: list[str] = []
-        arguments: list[str] = []
-        for piece in self._pieces(part):
-            if piece.name is None:
-                arguments[-1] += piece.arguments
-            else:
-                names.append(piece.name)
-                arguments.append("")
-        return list(zip(names, arguments, strict=True))
-
     def _delta(self, index: int, piece: CallPart) -> ToolCallDelta:
-        """Return a piece of a call of the choice of that index."""
+        """Return a piece of a call of the choice of that index. A call's id is the same where its
+        request is made again."""
         if piece.name is None:
             return ToolCallDelta(piece.place, FunctionDelta(piece.arguments))
-        id = self._call_id(index, piece.place)
+        of_call = f"{self.generation.id}-{index}-{piece.place}".encode()
+        id = f"call_{blake2b(of_call, digest_size=12).hexdigest()}"
         return ToolCallDelta(piece.place, FunctionDelta("", piece.name), id, "function")
-
-    def _call_id(self, index: int, place: int) -> str:
-        """Return a call's id: of a request that is made again, the same."""
-        of_call = f"{self.generation.id}-{index}-{place}".encode()
-        return f"call_{blake2b(of_call, digest_size=12).hexdigest()}"
 
     def _set_reason(self, choice: ChatChoice | ChunkChoice) -> None:
         """Say as OpenAI does that a call is why it ended, unless the request names the function."""

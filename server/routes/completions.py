@@ -114,10 +114,9 @@ class Completions(Endpoint):
             )
         self._check_fits(request)
         prompts = await encode_prompts(request, self._text)
-        if source is None:
-            constraint = await self._constraints.constraint_of(request)
-        else:
-            constraint = await self._constraints.make(source)
+        if source is None and (request.response_format or request.structured_outputs):
+            source = request.constraint_source()
+        constraint = "" if source is None else await self._constraints.make(source)
         return Generation(id, request, prompts, self._text, owner, constraint)
 
     def _check_fits(self, request: CompletionRequest) -> None:

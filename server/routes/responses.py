@@ -7,7 +7,7 @@ from srm.server.generation.engine_request import RequestOwner
 from srm.server.http.bodies import parsed
 from srm.server.reply.endpoint import Endpoint
 from srm.server.reply.responder import Responder
-from srm.server.reply.responses import ResponseFormat
+from srm.server.reply.responses import ResponsesFormat
 from srm.server.routes.chat import Chat
 from srm.server.routes.models import Models
 from srm.server.schema.openapi import BodySchema, Operation
@@ -51,11 +51,11 @@ class Responses(Endpoint):
         self._models = models
         self._chat = chat
 
-    async def begin(self, body: bytes, id: str, owner: RequestOwner) -> ResponseFormat:
+    async def begin(self, body: bytes, id: str, owner: RequestOwner) -> ResponsesFormat:
         asked, request = await parsed(parse_response, body)
         try:
             generation = await self._chat.start(id, request, owner)
         except RequestError as error:
             name_as_here(error)
             raise
-        return ResponseFormat(generation, self._text, self._models.name, asked, request.calls)
+        return ResponsesFormat(generation, self._text, self._models.name, asked, request.calls)

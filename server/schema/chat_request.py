@@ -24,7 +24,6 @@ from srm.server.schema.conversation import (
 )
 from srm.server.schema.json_parts import first_byte
 from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
-from srm.server.schema.structured_outputs import refuse_predecessors
 from srm.server.schema.tools import Calls, ToolChoice, Tools, required_calls, tools_of
 from srm.server.schema.validation import checked, given_fields, show
 from srm.server.schema.verify import rules_of
@@ -215,14 +214,14 @@ _UNLESS = {"tools": "tool_choice", "functions": "function_call"}
 def parse_chat(body: bytes) -> ChatRequest:
     """Check the body of POST /v1/chat/completions. Raises InvalidRequest naming field and value."""
     given = _fields_of(body)
-    return chat_of(given, {"messages": messages_of(given), **rules_of(given, 1)}, ChatRequest)
+    return chat_of(given, _converted(given, messages_of(given), 1), ChatRequest)
 
 
 def parse_chats(body: bytes) -> ChatsRequest:
     """Check the body of POST /v1/chat/completions/batch. Raises as `parse_chat`."""
     given = _fields_of(body)
     chats = chats_of(given)
-    return chat_of(given, {"messages": chats, **rules_of(given, len(chats))}, ChatsRequest)
+    return chat_of(given, _converted(given, chats, len(chats)), ChatsRequest)
 
 
 def chat_of(given: dict[str, Raw], converted: dict[str, Any], kind: type[_Asked]) -> _Asked:
@@ -236,9 +235,13 @@ def chat_of(given: dict[str, Raw], converted: dict[str, Any], kind: type[_Asked]
     return checked(kind, given, converted, CHAT_NEUTRAL)
 
 
+def _converted(given: dict[str, Raw], messages: list[Any], num_chats: int) -> dict[str, Any]:
+    rules = {"verify": rules_of(given["verify"], num_chats)} if "verify" in given else {}
+    return {"messages": messages, **rules}
+
+
 def _fields_of(body: bytes) -> dict[str, Raw]:
     given = given_fields(body)
-    refuse_predecessors(given)
     if "prompt" in given:
         raise InvalidRequest(
             "prompt is for POST /v1/completions; POST /v1/chat/completions takes messages", "prompt"

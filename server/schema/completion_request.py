@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw
@@ -17,7 +17,6 @@ from srm.server.schema.json_parts import (
     token_lists,
 )
 from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
-from srm.server.schema.structured_outputs import refuse_predecessors
 from srm.server.schema.until import MAX_CHOICES
 from srm.server.schema.validation import checked, given_fields, not_json, refused, require, show
 from srm.server.schema.verify import rules_of
@@ -115,15 +114,15 @@ ABOUT_TEXT = ("stop", "include_stop_str_in_output", "skip_special_tokens", *SHOW
 def parse_completion(body: bytes) -> CompletionRequest:
     """Check the body of POST /v1/completions. Raises InvalidRequest naming field and value."""
     given = given_fields(body)
-    refuse_predecessors(given)
     if "messages" in given:
         raise InvalidRequest(
             "messages are for POST /v1/chat/completions; POST /v1/completions takes a prompt",
             "messages",
         )
     require(given, "prompt", "text, token ids, or a list of either")
-    prompts = _prompts(given["prompt"])
-    converted = {"prompt": prompts, **rules_of(given, len(prompts))}
+    converted: dict[str, Any] = {"prompt": _prompts(given["prompt"])}
+    if "verify" in given:
+        converted["verify"] = rules_of(given["verify"], len(converted["prompt"]))
     request = checked(CompletionRequest, given, converted, NEUTRAL)
     longest = request.max_completion_tokens
     if longest is None:

@@ -141,8 +141,33 @@ def _operation(operation: Operation) -> Schema:
             },
         },
     }
+    if parameters := _parameters(operation):
+        described["parameters"] = parameters
+    content: dict[str, Schema] = {}
+    if operation.body is not None:
+        content[_JSON] = {"schema": reference(operation.body.kind)}
+        if operation.body.examples:
+            content[_JSON]["examples"] = {
+                asked: {"value": value} for asked, value in operation.body.examples.items()
+            }
+    if operation.form is not None:
+        fields = msgspec.structs.fields(operation.form)
+        whole = {
+            "type": "object",
+            "properties": _fields(operation.form),
+            "required": [field.encode_name for field in fields if field.required],
+            "additionalProperties": False,
+        }
+        content["multipart/form-data"] = {"schema": whole}
+    if content:
+        described["requestBody"] = {"required": True, "content": content}
+    return described
+
+
+def _parameters(operation: Operation) -> list[Schema]:
+    """Return what an operation takes in its path and query."""
     text = {"type": "string", "minLength": 1}
-    parameters = [
+    parameters: list[Schema] = [
         {"name": name, "in": "path", "required": True, "description": meaning, "schema": text}
         for name, meaning in operation.parameters.items()
     ]
@@ -155,26 +180,7 @@ def _operation(operation: Operation) -> Schema:
     for field, schema in query.items():
         meaning = schema.pop("description")
         parameters.append({"name": field, "in": "query", "description": meaning, "schema": schema})
-    if parameters:
-        described["parameters"] = parameters
-    if operation.body is not None:
-        content = {_JSON: {"schema": reference(operation.body.kind)}}
-        if operation.body.examples:
-            content[_JSON]["examples"] = {
-                asked: {"value": value} for asked, value in operation.body.examples.items()
-            }
-        described["requestBody"] = {"required": True, "content": content}
-    if operation.form is not None:
-        fields = msgspec.structs.fields(operation.form)
-        whole = {
-            "type": "object",
-            "properties": _fields(operation.form),
-            "required": [field.encode_name for field in fields if field.required],
-            "additionalProperties": False,
-        }
-        content = {"multipart/form-data": {"schema": whole}}
-        described["requestBody"] = {"required": True, "content": content}
-    return described
+    return parameters
 
 
 def _fields(kind: type[msgspec.Struct]) -> dict[str, Schema]:

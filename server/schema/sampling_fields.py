@@ -221,7 +221,8 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
             if (getattr(self, name, None) or 0) < 0:
                 raise refused(type(self), name, getattr(self, name), SCORES_OF_ANY)
         self.check_wanted(self.n, self.stream)
-        if self.constraint_source() is not None and self.ignore_eos:
+        is_constrained = self.response_format or self.structured_outputs
+        if is_constrained and self.constraint_source() and self.ignore_eos:
             self.refuse_beside({"ignore_eos": True}, "structured_outputs and response_format")
         if self.stream_whole and self.stream_interval is not None:
             self.refuse_beside({"stream_interval": True}, "stream_whole, which sends whole choices")

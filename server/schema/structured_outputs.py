@@ -6,8 +6,7 @@ Schemas stay JSON here: `server.text.constraint_process` reads them, which may b
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Raw
@@ -26,7 +25,7 @@ _KINDS: dict[str, Kind] = {
     "grammar": "grammar",
 }
 _NULL = Raw(b"null")
-_OBJECT = Raw(b'{"type":"object"}')
+_OBJECT = Raw(msgspec.json.encode({"type": "object"}))
 
 
 class ConstraintSource(msgspec.Struct, frozen=True):
@@ -88,9 +87,25 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     structural_tag: None = None
 
 
+SUCCESSORS = {
+    "guided_json": "structured_outputs.json",
+    "guided_regex": "structured_outputs.regex",
+    "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.grammar",
+    "guided_whitespace_pattern": "structured_outputs.whitespace_pattern",
+    "guided_decoding_backend": "no other: there is one way",
+    "json_schema": "structured_outputs.json, or response_format",
+    "regex": "structured_outputs.regex",
+    "ebnf": "structured_outputs.grammar, in Lark's notation",
+    "grammar": "structured_outputs.grammar",
+}
+"""Fields of earlier vLLM, SGLang and llama.cpp, with what says the same here."""
+
+
 class ConstrainedRequest(WantedSamples, frozen=True, kw_only=True):
     """The fields of requests about the form of completions."""
 
+    successors: ClassVar[dict[str, str]] = SUCCESSORS
     response_format: (
         Annotated[
             ResponseFormat,
@@ -176,27 +191,3 @@ def _of_outputs(outputs: StructuredOutputs) -> ConstraintSource:
         strict=bool(outputs.disable_additional_properties),
         space=outputs.whitespace_pattern or "",
     )
-
-
-SUCCESSORS = {
-    "guided_json": "structured_outputs.json",
-    "guided_regex": "structured_outputs.regex",
-    "guided_choice": "structured_outputs.choice",
-    "guided_grammar": "structured_outputs.grammar",
-    "guided_whitespace_pattern": "structured_outputs.whitespace_pattern",
-    "guided_decoding_backend": "no other: there is one way",
-    "json_schema": "structured_outputs.json, or response_format",
-    "regex": "structured_outputs.regex",
-    "ebnf": "structured_outputs.grammar, in Lark's notation",
-    "grammar": "structured_outputs.grammar",
-}
-"""Fields of earlier vLLM, SGLang and llama.cpp, with what says the same here."""
-
-
-def refuse_predecessors(given: Collection[str]) -> None:
-    """Raise InvalidRequest for a field that has another name here."""
-    if not SUCCESSORS.keys().isdisjoint(given):
-        name = next(name for name in given if name in SUCCESSORS)
-        raise InvalidRequest(
-            f"{name!r} is not a field of this request; its name is {SUCCESSORS[name]}", name
-        )

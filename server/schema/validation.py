@@ -8,10 +8,10 @@ be, so what is refused is never made.
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import Raw, inspect
@@ -42,6 +42,9 @@ _LONGEST_NAME = 64
 
 class Fields(msgspec.Struct, frozen=True, kw_only=True):
     """A request's body, checked. The description of a field is what it allows."""
+
+    successors: ClassVar[Mapping[str, str]] = {}
+    """Fields of other servers, with what says the same here."""
 
     def check(self) -> None:
         """Raise InvalidRequest for fields that do not go together."""
@@ -102,7 +105,7 @@ def checked(
         if name in hints:
             fields[name] = _convert(kind, name, value)
         elif name not in neutral:
-            raise _unknown(name, [*hints, *neutral])
+            raise _unknown(name, [*hints, *neutral], kind.successors)
     for name, values in neutral.items():  # in this order: the first says most
         if name in given:
             _check_neutral(name, given[name], values)
@@ -141,13 +144,15 @@ def require(given: dict[str, Raw], name: str, meaning: str = "") -> None:
         for other in get_close_matches(
             name, [raw for raw in given if len(raw) <= _LONGEST_NAME], 1
         ):
-            raise _unknown(other, [name])
+            raise _unknown(other, [name], {})
         raise InvalidRequest(f"{name} is required{meaning and f': {meaning}'}", name)
 
 
-def _unknown(name: str, known: list[str]) -> InvalidRequest:
+def _unknown(name: str, known: list[str], successors: Mapping[str, str]) -> InvalidRequest:
     shown = cut(name, _LONGEST_NAME)
     way = f"; {_INSTEAD[name]}" if name in _INSTEAD else did_you_mean(name, known)
+    if own := successors.get(name):
+        way = f"; its name is {own}"
     return InvalidRequest(f"{shown!r} is not a field of this request{way}", shown)
 
 

@@ -5,7 +5,7 @@ What they mean, and all that msgspec does not check, is in `server.generation.ve
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
@@ -64,12 +64,9 @@ VERIFY_FORMS = (
 """Types that `verify` may have on the wire."""
 
 
-def rules_of(given: dict[str, Raw], num_prompts: int) -> dict[str, Any]:
-    """Return the field `verify` as rules, one for all prompts or one for each; nothing if it is not
-    given. Raises InvalidRequest naming the place of what is wrong."""
-    if "verify" not in given:
-        return {}
-    value = given["verify"]
+def rules_of(value: Raw, num_prompts: int) -> list[Rule]:
+    """Return the rules of `verify`, one for all prompts or one for each. Raises InvalidRequest
+    naming the place of what is wrong."""
     if len(value) > MAX_VALUE_BYTES:
         raise InvalidRequest(
             f"verify must be in at most {MAX_VALUE_BYTES} bytes; got {show(value)}", "verify"
@@ -77,7 +74,7 @@ def rules_of(given: dict[str, Raw], num_prompts: int) -> dict[str, Any]:
     rules: list[Rule]
     try:
         if first_byte(value) != b"[":
-            return {"verify": [msgspec.json.decode(value, type=Rule)]}
+            return [msgspec.json.decode(value, type=Rule)]
         rules = msgspec.json.decode(value, type=list[Rule])
     except msgspec.ValidationError as error:
         raise InvalidRequest(cut(in_words(error, "verify"), _SHOWN), "verify") from None
@@ -89,4 +86,4 @@ def rules_of(given: dict[str, Raw], num_prompts: int) -> dict[str, Any]:
             "for each, or one that is in no list for all",
             "verify",
         )
-    return {"verify": rules}
+    return rules

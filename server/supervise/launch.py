@@ -165,9 +165,7 @@ def _supervisor(
 
     child = partial(_child, server, private)
     return Supervisor(
-        engines=_engines(
-            engine, engine_module, endpoints, without_keys, private, of_engines, server.stall_s
-        ),
+        engines=_engines(server, engine, engine_module, without_keys, private, of_engines),
         apis=[
             child("api", f"api {number}", environment, region, listeners=listeners, fds=limits)
             for number, region in enumerate(of_apis)
@@ -247,25 +245,24 @@ def _child(
 
 
 def _engines(
+    server: ServerWiring,
     config: EngineWiring,
     module: str,
-    endpoints: list[str],
     environment: dict[str, str],
     private: PrivateFolder,
     regions: list[Region],
-    stall_s: float,
 ) -> list[Child]:
     """Return the engines, which all have the same weights, and the same note of them."""
     # The engine detects a hanging step itself, first, and says where.
     silence_s = config.step_timeout_s and config.step_timeout_s + _MARGIN_S
-    engines = []
+    engines, endpoints = [], server.endpoint.split(",")
     for number, (endpoint, metrics) in enumerate(zip(endpoints, regions, strict=True)):
         name = "engine" if len(endpoints) == 1 else f"engine {number}"
         heartbeat = private.path / f"{_HEARTBEAT}{number or ''}"
         own = {"endpoint": endpoint, "heartbeat": str(heartbeat)}
         settings = msgspec.structs.replace(config, **_part(config, number, len(endpoints)), **own)
         engine = Child(name, python_module(module, settings), environment, metrics)
-        engine.heartbeat, engine.silence_s, engine.stall_s = heartbeat, silence_s, stall_s
+        engine.heartbeat, engine.silence_s, engine.stall_s = heartbeat, silence_s, server.stall_s
         engine.private = private
         engine.folders = (private.path, Path(config.snapshot_dir).expanduser())
         engines.append(engine)

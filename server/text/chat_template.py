@@ -14,7 +14,7 @@ from typing import Any
 
 from srm.engine.errors import CheckpointError, InvalidRequest
 from srm.server.schema.conversation import Conversation, names_in
-from srm.server.text.limited_process import Died, Failed, LimitedProcess
+from srm.server.text.limited_process import Died, LimitedProcess, ProcessFailed
 
 RENDER_S = 5.0
 """Seconds a template may take for one chat."""
@@ -52,7 +52,7 @@ class ChatTemplate:
         """One thread, so one chat at a time has the process; it waits instead of the event loop."""
         try:
             self._process.start()
-        except Failed as error:
+        except ProcessFailed as error:
             self.close()
             raise CheckpointError(f"the chat template is not one: {error}") from None
 
@@ -61,7 +61,7 @@ class ChatTemplate:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._thread, self._rendered, chat)
-        except Failed as error:
+        except ProcessFailed as error:
             raise InvalidRequest(f"the chat template: {error}", "messages") from None
 
     def _rendered(self, chat: Conversation) -> str:
@@ -107,11 +107,11 @@ class ChatTemplate:
             return self._text_of({"add_generation_prompt": False, **variables})
         except Died:  # which says nothing of the template, and is not to be remembered
             raise
-        except Failed:
+        except ProcessFailed:
             return ""
 
     def _text_of(self, variables: dict[str, Any]) -> str:
-        """Return what it makes of these. Raises Failed."""
+        """Return what it makes of these. Raises ProcessFailed."""
         absent = {"tools": None, "documents": None}
         return self._process.ask({**self._special_tokens, **absent, **variables}, self.render_s)
 

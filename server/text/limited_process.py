@@ -36,11 +36,11 @@ _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "TZ")
 """The environment variables that the process gets; others may hold API keys."""
 
 
-class Failed(Exception):
+class ProcessFailed(Exception):
     """The question has no answer, and why."""
 
 
-class Died(Failed):
+class Died(ProcessFailed):
     """The process ended, or took too long. The next question may be answered."""
 
     def __init__(self, why: str, by_signal: int) -> None:
@@ -98,13 +98,13 @@ class LimitedProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, message: object, within_s: float) -> str:
-        """Return the answer; kill the process after `within_s` seconds. Raises Failed."""
+        """Return the answer; kill the process after `within_s` seconds. Raises ProcessFailed."""
         if self._process is None or self._process.poll() is not None:
             self.start()
         return self._ask(message, within_s)
 
     def start(self) -> None:
-        """Start anew. Raises Failed with what is wrong with the first message."""
+        """Start anew. Raises ProcessFailed with what is wrong with the first message."""
         self.close()
         self._process = subprocess.Popen(
             # -P: a folder named as ours where we are started is not ours
@@ -143,7 +143,7 @@ class LimitedProcess:
             raise Died(why, -process.returncode)
         answer = msgspec.json.decode(reply, type=Answer)
         if answer.error is not None:
-            raise Failed(answer.error)
+            raise ProcessFailed(answer.error)
         return answer.text
 
     def close(self) -> None:

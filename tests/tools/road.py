@@ -98,7 +98,7 @@ async def _settle() -> None:
 def _ours(frame: FrameType) -> str:
     """The file of a function of ours that is counted."""
     name = frame.f_code.co_filename
-    file = name.removeprefix(ROOT)
+    file = name.removeprefix(ROOT).removeprefix("srm/")
     if file == name or file.startswith(("tests/", ".venv/")):
         return ""
     return "" if file.startswith(CARRIERS) and file != ENGINE else file

@@ -59,7 +59,7 @@ class Countdown:
 
 
 @dataclass(frozen=True)
-class Solved:
+class SolvedPuzzles:
     """Problems of one size with a solution each."""
 
     numbers: Ints
@@ -69,8 +69,8 @@ class Solved:
     steps: Ints
     """[problems, size - 1, 4]: first number, sign (0 … 3), second number, result."""
 
-    def where(self, chosen: NDArray[np.bool_]) -> Solved:
-        return Solved(self.numbers[chosen], self.target[chosen], self.steps[chosen])
+    def where(self, chosen: NDArray[np.bool_]) -> SolvedPuzzles:
+        return SolvedPuzzles(self.numbers[chosen], self.target[chosen], self.steps[chosen])
 
 
 def held_out(numbers: Ints, target: Ints) -> NDArray[np.bool_]:
@@ -84,14 +84,14 @@ def held_out(numbers: Ints, target: Ints) -> NDArray[np.bool_]:
     return is_held_out
 
 
-def draw(random: np.random.Generator, count: int, size: int, is_chain: bool) -> Solved:
+def draw(random: np.random.Generator, count: int, size: int, is_chain: bool) -> SolvedPuzzles:
     """Draw `count` problems and combine their numbers at random; return those that come out at a
     target in bounds. In a chain each step goes on with the result of the last."""
     numbers = random.integers(1, LARGEST_GIVEN + 1, (count, size))
     return combine(random, numbers, is_chain)
 
 
-def combine(random: np.random.Generator, numbers: Ints, is_chain: bool) -> Solved:
+def combine(random: np.random.Generator, numbers: Ints, is_chain: bool) -> SolvedPuzzles:
     """Combine the numbers [problems, size] at random; return those with a target in bounds."""
     count, size = numbers.shape
     rows, left = np.arange(count), random.permuted(numbers, axis=1)
@@ -116,10 +116,10 @@ def combine(random: np.random.Generator, numbers: Ints, is_chain: bool) -> Solve
             left[:, 0] = result
     target = steps[:, -1, 3]
     is_valid = (steps[:, :, 3] > 0).all(1) & (target >= LEAST_TARGET)
-    return Solved(numbers, target, steps).where(is_valid)
+    return SolvedPuzzles(numbers, target, steps).where(is_valid)
 
 
-def write(solved: Solved, form: Form) -> tuple[Ints, int, Ints]:
+def write(solved: SolvedPuzzles, form: Form) -> tuple[Ints, int, Ints]:
     """Return ids [problems, length] of prompts and answers, behind which stand end tokens; the
     length of the prompts; and that of each problem's answer with its end token."""
     count, size = solved.numbers.shape

@@ -6,16 +6,23 @@ import numpy as np
 import pytest
 
 from srm.training.problems import countdown
-from srm.training.problems.countdown import EOS, VOCABULARY, Countdown, Form, Solved, is_solved
+from srm.training.problems.countdown import (
+    EOS,
+    VOCABULARY,
+    Countdown,
+    Form,
+    SolvedPuzzles,
+    is_solved,
+)
 
 GIVEN = Countdown((25, 3, 7, 4), 64)
 
 
-def _drawn(seed: int, size: int, is_chain: bool) -> Solved:
+def _drawn(seed: int, size: int, is_chain: bool) -> SolvedPuzzles:
     return countdown.draw(np.random.default_rng(seed), 300, size, is_chain)
 
 
-def _problems(solved: Solved) -> list[Countdown]:
+def _problems(solved: SolvedPuzzles) -> list[Countdown]:
     pairs = zip(solved.numbers.tolist(), solved.target.tolist(), strict=True)
     return [Countdown(tuple(numbers), target) for numbers, target in pairs]
 

@@ -108,10 +108,12 @@ async def test_what_a_request_asks_for_becomes_its_constraint(constraints: Const
         ({"structured_outputs": {"grammar": 'start: "a" | "b" start'}}, "bba", "ab"),
     ]
     for fields, allowed, forbidden in asked:
-        constraint = await constraints.constraint_of(completion(**fields))
+        asked_source = completion(**fields).constraint_source()
+        assert asked_source is not None
+        constraint = await constraints.make(asked_source)
         assert accepts(constraint, allowed) and not accepts(constraint, forbidden)
     for free in ({}, {"response_format": {"type": "text"}}):
-        assert await constraints.constraint_of(completion(**free)) == ""
+        assert completion(**free).constraint_source() is None
 
 
 @pytest.mark.parametrize(("kind", "value", "message"), HOSTILE)

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from srm.server.errors import INTERNAL
 from srm.server.generation.engine_request import RequestOwner
-from srm.server.reply.responses import ResponseFormat
+from srm.server.reply.responses import ResponsesFormat
 from srm.server.schema.conversation import MAX_MESSAGES, Message
 from srm.server.schema.responses.request import parse_response
 from srm.server.schema.tools import CALL_HEAD
@@ -50,7 +50,7 @@ def form_of(is_stream: bool, /, **fields: Any) -> Any:
         completion["stop"] = chat.stops
     if is_stream:
         completion["stream_options"] = {"include_usage": True}
-    return partial(ResponseFormat, asked=asked, calls=chat.calls), completion
+    return partial(ResponsesFormat, asked=asked, calls=chat.calls), completion
 
 
 async def stream(

@@ -115,10 +115,8 @@ def test_they_read_as_objects_do(text: Text, as_ids: bool, rows: list[Any], num_
     scored = output([*ids], [*values], all_top, all_top_values)
     rendered = (bytes(item.render(scored, num_top, [*offsets])) for item in (completions, chats))
     assert tuple(rendered) == expected(rows, num_top)
-    each = [
-        item.render_each([*ids], [*values], all_top, all_top_values, offsets)
-        for item in (completions, chats)
-    ]
+    columns = [*ids], [*values], all_top, all_top_values
+    each = [item.render_each(columns, offsets) for item in (completions, chats)]
     assert [*zip(*each, strict=True)] == [expected([row], len(row[3])) for row in rows]
 
 

@@ -24,7 +24,7 @@ from srm.server.reply.chat import ChatFormat
 from srm.server.reply.format import Format
 from srm.server.reply.renderer import Renderer
 from srm.server.reply.responder import Responder
-from srm.server.reply.scores import Scores
+from srm.server.reply.scores import ScoreWriter
 from srm.server.reply.stream_writer import Outlet
 from srm.server.routes.completions import Completions
 from srm.server.routes.models import Models
@@ -455,7 +455,7 @@ async def test_scores_that_cannot_be_rendered_together_are_rendered_one_by_one(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reply, _ = await begun(served, logprobs=0)
-    monkeypatch.setattr(Scores, "render_each", broken)
+    monkeypatch.setattr(ScoreWriter, "render_each", broken)
     served.say_each(CAT)
     assert reply.events[-1]["choices"][0]["logprobs"]["tokens"] == [" cat"]
 
