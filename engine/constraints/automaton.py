@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from srm.engine.constraints.byte_automaton import NotCompiled, Piece, Work, any_text, determinize
-from srm.engine.constraints.byte_table import DEAD, FAR, START, ByteTable, count_steps, smallest
+from srm.engine.constraints.byte_table import DEAD, FAR, START, ByteDfa, count_steps, smallest
 from srm.engine.constraints.regex_pieces import regex
 from srm.engine.constraints.schema_pieces import schema_piece
 
@@ -109,7 +109,7 @@ def make_automaton(
 
 
 def _columns(
-    table: ByteTable, tokens: Sequence[bytes], vocab_size: int, work: Work
+    table: ByteDfa, tokens: Sequence[bytes], vocab_size: int, work: Work
 ) -> tuple[list[U16], npt.NDArray[np.int64]]:
     """Return different columns, [states] each, and which one is each token's."""
     by_class = np.ascontiguousarray(table.next_state.T.astype(np.uint16))

@@ -18,7 +18,7 @@ FAR = 2**31 - 1
 
 
 @dataclass(frozen=True, eq=False)
-class ByteTable:
+class ByteDfa:
     """The smallest automaton of a constraint, over classes of bytes that it does not tell apart."""
 
     next_state: I32
@@ -29,7 +29,7 @@ class ByteTable:
     """[states]"""
 
 
-def smallest(dfa: Dfa, work: Work) -> ByteTable:
+def smallest(dfa: Dfa, work: Work) -> ByteDfa:
     """Make states one that no text tells apart. Raises NotCompiled."""
     sets = list(dict.fromkeys(byte_set for arcs in dfa.arcs for byte_set, _ in arcs))
     raw = b"".join(byte_set.to_bytes(32, "little") for byte_set in sets)
@@ -57,7 +57,7 @@ def smallest(dfa: Dfa, work: Work) -> ByteTable:
     if group[START] == group[DEAD]:
         raise NotCompiled("nothing meets it")
     first = np.unique(group, return_index=True)[1]
-    return ByteTable(group[table[first]], class_of, accepting[first])
+    return ByteDfa(group[table[first]], class_of, accepting[first])
 
 
 def _group(table: I32, accepting: Bool, work: Work) -> I32:

@@ -22,6 +22,13 @@ class RequestRegistry:
         self._admission = admission
         self._table, self._latencies = admission.table, admission.latencies
 
+    def acquire_table(self, group: SequenceGroup) -> None:
+        """Give a group's automaton room, until it is forgotten. Raises Overloaded if there is none.
+        The group must be entered next."""
+        if group.automaton is not None:
+            constraint = group.request.params.constraint
+            group.table = self._table.tables.acquire(constraint, group.automaton)
+
     def enter(self, group: SequenceGroup) -> None:
         """Add an accepted request."""
         self.by_id[group.request.id] = self.by_first_id[group.first_id] = group

@@ -144,8 +144,7 @@ class Scheduler:
                 f"requests of {self.waiting_bytes} of at most {limit} bytes are waiting",
                 excess=math.ceil(self.num_waiting * (waiting_bytes - limit) / waiting_bytes),
             )
-        if group.automaton is not None:
-            group.table = self.table.tables.acquire(constraint, group.automaton)
+        self.registry.acquire_table(group)
         self._next_id += request.params.n
         group.rank = self._num_prompt_tokens + PATIENCE * len(group.prompt)
         self._num_prompt_tokens += len(group.prompt)
@@ -330,6 +329,7 @@ class Scheduler:
             return None
         batch = assemble(self.table, slots, chunks, is_partial)
         if batch.has_tables:
+            self.table.tables.unsent = []
             self.num_tabled += int(np.count_nonzero(self.table.sampling["table"][slots]))
         new = slots[batch.new["row"]]
         self.table.is_new[new] = False

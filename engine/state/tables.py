@@ -35,12 +35,10 @@ class Tables:
     def __init__(self, num_entries: int = TABLE_ENTRIES) -> None:
         self._num_entries = num_entries
         self._by_constraint: dict[str, _Table] = {}  # by where they begin, ascending
-        self._unsent: list[tuple[int, U16]] = []
+        self.unsent: list[tuple[int, U16]] = []
+        """Tables that the device does not have yet, and where they begin."""
         self.nbytes = 0
         """Bytes of all tables."""
-
-    def __len__(self) -> int:
-        return len(self._by_constraint)
 
     def acquire(self, constraint: str, automaton: TokenAutomaton) -> int:
         """Return where the constraint's table begins, which is there until as many `release` as
@@ -53,7 +51,7 @@ class Tables:
             self._by_constraint = dict(
                 sorted(self._by_constraint.items(), key=lambda item: item[1].start)
             )
-            self._unsent.append((table.start, entries))
+            self.unsent.append((table.start, entries))
             self.nbytes += entries.nbytes
         table.users += 1
         return table.start
@@ -63,13 +61,8 @@ class Tables:
         table.users -= 1
         if not table.users:
             del self._by_constraint[constraint]
-            self._unsent = [own for own in self._unsent if own[0] != table.start]
+            self.unsent = [own for own in self.unsent if own[0] != table.start]
             self.nbytes -= 2 * table.size
-
-    def pop_unsent(self) -> list[tuple[int, U16]]:
-        """Return the tables that the device does not have yet, and where they begin."""
-        unsent, self._unsent = self._unsent, []
-        return unsent
 
     def _find_room(self, size: int) -> int:
         start = TURN

@@ -35,7 +35,8 @@ def test_only_the_first_row_says_how_its_sequence_samples() -> None:
     forks = next_batch(scheduler)
     assert list_new_rows(forks) == [(1, prefix, 6), (2, prefix, 6)]
     seeds = sample_seeds(3, forks.sequence_ids[1:] - 1).tolist()
-    assert forks.new["sampling"].tolist() == [(0.5, 7, 0.25, 0.125, seed) for seed in seeds]
+    sampling = [how[:5] for how in forks.new["sampling"].tolist()]
+    assert sampling == [(0.5, 7, 0.25, 0.125, seed) for seed in seeds]
     for _ in range(3):
         batch = next_batch(scheduler)
         assert (batch.num_decode, len(batch.new)) == (3, 0)

@@ -133,7 +133,7 @@ def test_a_model_is_described_by_one_line_for_each_fact(
     result, tensors = inspect_model(tmp_path), load_file(tmp_path / "model.safetensors")
     assert result["variant"] == variant
     assert result["state"] == f"{state} bytes a sequence, in float32"
-    assert result["slots"] == f"{10**9 // (state + 4 + 24):,} per GB (10^9 bytes)"
+    assert result["slots"] == f"{10**9 // (state + 4 + 36):,} per GB (10^9 bytes)"
     assert result["parameters"] == f"{sum(value.size for value in tensors.values()):,}"
     assert result["work"] == f"{config.flops_per_token:,} FLOP a token"
     assert result["stored as"] == f"F32 {len(tensors)}"
@@ -154,7 +154,7 @@ def test_what_a_gpu_holds_and_can_reach_is_counted(
     given = ["inspect", str(tmp_path), "--device=gpu"]
     assert srm.main([*given, "--device-memory-gib=1", "--tflops=100", "--tb-per-s=2"]) == 0
     out = capsys.readouterr().out
-    slot, weights = 4 * 513 + 24, 2 * (10 * 512**2 + 512 * 8192)
+    slot, weights = 4 * 513 + 36, 2 * (10 * 512**2 + 512 * 8192)
     assert f"GPU slots    {int(0.9 * (2**30 - weights - 1024 * slot)) // slot:,} in 1 GiB" in out
     rows = 2**23 // 512  # of a step
     a_token = weights / rows + 2 * 512 + 2 * 4 * 512 + 2 * 2 * 8192
