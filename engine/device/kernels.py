@@ -238,10 +238,7 @@ def constrain(
     last_token: BufferValue,
     sampling: BufferValue,
     logits: TensorValue,
-    positions: TensorValue,
-    slots: TensorValue,
-    tables: TensorValue,
-    *,
+    *rows: TensorValue,
     slices: TensorValue | None = None,
 ) -> None:
     """Leave decode rows the tokens that the tables of their slots allow, in place, as `edit` does.
@@ -253,15 +250,14 @@ def constrain(
         last_token: i32[S], read.
         sampling: i32[S, 9], mutated at the slots: the state of each one's automaton.
         logits: float[H, V], mutated in the rows of slots that have a table.
-        positions, slots: i32[D], of the decode rows.
-        tables: u16[N]; fewer than 8: no slot has a table.
+        rows: positions and slots i32[D] of the decode rows; tables u16[N], of fewer than 8 entries
+            if no slot has one.
         slices: of the logits, `head_with_slices`'s; those of constrained rows are made invalid.
     """
-    rows = [positions, slots, tables]
     ops.inplace_custom(
         "srm_constrain",
         logits.device,
-        [last_token, sampling, logits, *rows, slots if slices is None else slices],
+        [last_token, sampling, logits, *rows, rows[1] if slices is None else slices],
         parameters={"has_slices": slices is not None},
     )
 
