@@ -23,7 +23,7 @@ from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
 
 from srm.engine.config import ModelConfig
 from srm.engine.constraints.automaton import TokenAutomaton, compile_automaton
-from srm.engine.constraints.trial import LIMITS
+from srm.engine.constraints.trial import LIMITS, tokenizer_of
 from srm.engine.cores import available_cores
 from srm.engine.errors import InvalidRequest, SRMError
 from srm.engine.tokenizer_file import parse_tokenizer, read_file
@@ -146,6 +146,8 @@ class Grammars:
             except (SRMError, ValueError) as error:
                 raise InvalidRequest(f"constraint cannot be used: {error}", "constraint") from None
             self.tokens = spell_tokens(self._tokenizer)
+            if self.tokens[self._model.eos_token_id]:  # else it would be allowed within a string
+                self._tokenizer = tokenizer_of(self.tokens, self._model.eos_token_id)
         return self._tokenizer
 
 

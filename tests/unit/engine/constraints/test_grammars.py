@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 from llguidance import LLMatcher, LLParserLimits
 
 from srm.engine.constraints import grammars as matching
-from srm.engine.constraints.constraint import regex_constraint
-from srm.engine.constraints.grammars import MAX_KEPT, Grammar, Grammars
+from srm.engine.constraints.constraint import json_constraint, regex_constraint
+from srm.engine.constraints.grammars import MAX_KEPT, Grammar, Grammars, make_masks
 from srm.engine.errors import InvalidRequest, Overloaded
 from srm.engine.messages import Request, StopSamples
 from srm.engine.process.compiling import Compiling
@@ -135,6 +136,28 @@ def test_masked_rows_take_turns_where_others_run() -> None:
         complete(scheduler, batch, ids_of("a")[0])
         seen += slots
     assert len(seen) == 4 * most > 100 and set(seen) == set(range(240, 340))
+
+
+@pytest.mark.parametrize("is_added", [True, False])
+def test_an_end_of_text_that_has_a_text_ends_none_within_a_string(
+    tmp_path: Path, is_added: bool
+) -> None:
+    written = (tiny_folder() / "tokenizer.json").read_text()
+    spec = json.loads(written.replace("</s>", "end"))
+    spec["added_tokens"][1]["special"] = False
+    if not is_added:
+        del spec["added_tokens"][1]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    own = Grammars(TINY, tmp_path / "tokenizer.json")
+    grammar = own.compile(json_constraint({"type": "string"}))
+    assert own.tokens[1] == b"end" and grammar.automaton is not None
+    for text in ("", '"', '"a', '"a"'):
+        token_ids = np.array(ids_of(text), np.int32)
+        mask = make_masks([grammar.start(token_ids.tobytes())], grammar.num_words)
+        allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").astype(bool)
+        assert allowed[1] == (text == '"a"')
+        tabled = grammar.automaton.allowed(grammar.automaton.walk(token_ids), 99)
+        assert np.array_equal(allowed, tabled)
 
 
 def test_where_nothing_may_follow_the_sample_ends_with_an_error() -> None:
