@@ -72,21 +72,21 @@ class TokenAutomaton:
 
 
 def compile_automaton(
-    constraint: str, tokens: Sequence[bytes], vocab_size: int, eos: int
+    constraint: str, tokens: Sequence[bytes], vocab_size: int, eos: int, work: Work | None = None
 ) -> TokenAutomaton | None:
     """Make the table of a constraint that llguidance has taken; None if it has none. `tokens` are
     their bytes by id, empty where one has no text."""
     try:
-        return make_automaton(constraint, tokens, vocab_size, eos)
+        return make_automaton(constraint, tokens, vocab_size, eos, work)
     except NotCompiled:
         return None
 
 
 def make_automaton(
-    constraint: str, tokens: Sequence[bytes], vocab_size: int, eos: int
+    constraint: str, tokens: Sequence[bytes], vocab_size: int, eos: int, work: Work | None = None
 ) -> TokenAutomaton:
     """As `compile_automaton`, but raises NotCompiled, which says why."""
-    work = Work()
+    work = work or Work()
     table = smallest(determinize(_read(constraint, work), work), work)
     if len(table.next_state) > MAX_STATES:
         raise NotCompiled(f"it has more than {MAX_STATES} states")

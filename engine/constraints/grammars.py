@@ -23,6 +23,7 @@ from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
 
 from srm.engine.config import ModelConfig
 from srm.engine.constraints.automaton import TokenAutomaton, compile_automaton
+from srm.engine.constraints.byte_automaton import Work
 from srm.engine.constraints.trial import LIMITS, tokenizer_of
 from srm.engine.cores import available_cores
 from srm.engine.errors import InvalidRequest, SRMError
@@ -102,8 +103,8 @@ class Grammars:
         self._kept.move_to_end(constraint)
         return grammar
 
-    def build(self, constraint: str) -> Grammar:
-        """As `compile`, anew; for any thread."""
+    def build(self, constraint: str, work: Work | None = None) -> Grammar:
+        """As `compile`, anew; for any thread. `work`: what its table may take."""
         tokenizer = self._read_tokenizer()
         vocab_size = self._model.vocab_size
         written = unforced(constraint)
@@ -118,7 +119,7 @@ class Grammars:
 
         grammar = Grammar(make, vocab_size)
         grammar.automaton = compile_automaton(
-            constraint, self.tokens, vocab_size, self._model.eos_token_id
+            constraint, self.tokens, vocab_size, self._model.eos_token_id, work
         )
         return grammar
 

@@ -6,13 +6,17 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from llguidance import LLMatcher, LLParserLimits
 
+from srm.engine.constraints import byte_automaton
 from srm.engine.constraints import grammars as matching
+from srm.engine.constraints.byte_automaton import Work
 from srm.engine.constraints.constraint import json_constraint, regex_constraint
 from srm.engine.constraints.grammars import MAX_KEPT, Grammar, Grammars, make_masks
 from srm.engine.errors import InvalidRequest, Overloaded
@@ -206,17 +210,20 @@ def held(own: Grammars, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Even
     """Have compiles wait for the event; return it, and the constraints that were begun."""
     goes_on, begun, build = threading.Event(), list[str](), own.build
 
-    def hang(constraint: str) -> Grammar:
+    def hang(constraint: str, work: Work) -> Grammar:
         begun.append(constraint)
         goes_on.wait()
-        return build(constraint)
+        return build(constraint, work)
 
     monkeypatch.setattr(own, "build", hang)
     return goes_on, begun
 
 
-def test_requests_wait_for_their_constraints_and_are_forgotten_with_their_client() -> None:
+def test_requests_wait_for_their_constraints_and_are_forgotten_with_their_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     own = grammars()
+    goes_on, _ = held(own, monkeypatch)
     compiling = Compiling(own, 100)
     assert not compiling.start(b"x", request_of("free"))
     names = ["a", "b", "c"]
@@ -227,6 +234,7 @@ def test_requests_wait_for_their_constraints_and_are_forgotten_with_their_client
     compiling.drop(b"x", "b")  # not its own
     assert len(compiling) == 3
     compiling.drop(b"y")
+    goes_on.set()
     (first, error), (last, fault) = compiled(compiling)
     assert (first, error, last) == ("a", None, "c") and fault is not None
     assert own.has(sources[0]) and not own.has(sources[1])
@@ -249,6 +257,39 @@ def test_equal_constraints_are_compiled_once_and_not_for_those_who_left(
     goes_on.set()
     assert compiled(compiling) == [("mine", None)] and begun == [FEW]
     compiling.close()
+
+
+def test_what_is_being_compiled_is_kept_for_those_who_come_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = grammars()
+    goes_on, begun = held(own, monkeypatch)
+    compiling = Compiling(own, 100)
+    compiling.start(b"x", request_of("left", constraint=FEW))
+    while not begun:
+        pass
+    compiling.drop(b"x")
+    compiling.start(b"x", request_of("again", constraint=FEW))
+    goes_on.set()
+    assert compiled(compiling) == [("again", None)] and begun == [FEW]
+    compiling.close()
+
+
+def test_an_exit_waits_for_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, begun, goes_on = grammars(), threading.Event(), threading.Event()
+
+    def pause(_: float) -> None:
+        begun.set()
+        goes_on.wait()
+
+    monkeypatch.setattr(byte_automaton, "time", SimpleNamespace(sleep=pause))
+    compiling, made, build = Compiling(own, 100), Queue[Grammar](), own.build
+    monkeypatch.setattr(own, "build", lambda *given: made.put(build(*given)))
+    compiling.start(b"x", request_of("a", constraint=regex_constraint("[a-j]{99}")))
+    begun.wait()
+    compiling.close()
+    goes_on.set()
+    assert made.get().automaton is None
 
 
 def test_no_more_sequences_wait_for_constraints_than_may_wait() -> None:
@@ -281,7 +322,7 @@ def test_a_bug_in_a_compile_refuses_its_request_alone(monkeypatch: pytest.Monkey
     own = grammars()
     compiling = Compiling(own, 100)
 
-    def fail(_: str) -> None:
+    def fail(_: str, work: Work) -> None:
         raise ZeroDivisionError("a bug")
 
     with monkeypatch.context() as patched:
