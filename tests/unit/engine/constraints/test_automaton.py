@@ -15,7 +15,7 @@ import pytest
 
 import srm.__main__ as srm
 from srm.engine.config import ModelConfig
-from srm.engine.constraints import schema_pieces
+from srm.engine.constraints import automaton, schema_pieces
 from srm.engine.constraints.automaton import (
     UNREACHABLE,
     TokenAutomaton,
@@ -194,6 +194,20 @@ def nested(depth: int) -> dict[str, Any]:
 def doubling(count: int) -> dict[str, Any]:
     pair = [{"type": "array", "prefixItems": [{"$ref": f"#/x-{n + 1}"}] * 2} for n in range(count)]
     return {"$ref": "#/x-0", **{f"x-{n}": s for n, s in enumerate([*pair, {"type": "null"}])}}
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, MemoryError, RecursionError])
+def test_a_bug_costs_the_table_alone(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(automaton, "determinize", fail)
+    assert compile_automaton(regex_constraint("a"), TOKENS, len(TOKENS), EOS) is None
+    assert [record.levelname for record in caplog.records] == ["ERROR"] and caplog.records[
+        0
+    ].exc_info
 
 
 @pytest.mark.parametrize(
