@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -209,18 +210,19 @@ def unforced(constraint: str) -> str:
     would choose, which depends on the token before. A table knows states alone. Masks also take
     less time this way.
     """
+    rest: list[Any] = []
     try:
         match json.loads(constraint):
             case {"grammars": [{"json_schema": schema, **others}]} if not others:
                 grammar = f"start: %json {json.dumps(schema)}"
-            case {"grammars": [{"lark_grammar": str(grammar), **others}]} if not others:
+            case {"grammars": [{"lark_grammar": str(grammar), **others}, *rest]} if not others:
                 pass
             case _:
                 return constraint
     except ValueError:  # llguidance says what is wrong with it
         return constraint
     grammar = f'%llguidance {{"no_forcing": true}}\n{grammar}'
-    return json.dumps({"grammars": [{"lark_grammar": grammar}]}, ensure_ascii=False)
+    return json.dumps({"grammars": [{"lark_grammar": grammar}, *rest]}, ensure_ascii=False)
 
 
 def spell_tokens(tokenizer: LLTokenizer) -> list[bytes]:

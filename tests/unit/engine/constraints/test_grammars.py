@@ -28,6 +28,7 @@ from tests.engines.making import complete, engine_of, ints, request_of, schedule
 from tests.engines.numpy_runner import TINY
 from tests.engines.run_engine import run
 from tests.engines.run_engine import tokens as tokens_of
+from tests.engines.tables import of_demo
 from tests.models.tiny_tokenizer import CHARACTERS, tiny_folder
 
 FEW = LLMatcher.grammar_from_lark("start: /[a-c]{3}/")
@@ -140,6 +141,20 @@ def test_masked_rows_take_turns_where_others_run() -> None:
         complete(scheduler, batch, ids_of("a")[0])
         seen += slots
     assert len(seen) == 4 * most > 100 and set(seen) == set(range(240, 340))
+
+
+def test_where_several_grammars_go_on_in_one_way_all_tokens_that_fit_are_allowed() -> None:
+    demo = of_demo()
+    inner = json.loads(json_constraint({"const": "name"}))["grammars"][0] | {"name": "inner"}
+    outer = {"lark_grammar": 'start: "name" @inner'}
+    matcher = demo.matcher(json.dumps({"grammars": [outer, inner]}))
+    text, most = b'name"name"', 0
+    for place, byte in enumerate(text):
+        fitting = [i for i, own in enumerate(demo.tokens) if own and text.startswith(own, place)]
+        assert np.flatnonzero(demo.mask(matcher)).tolist() == fitting
+        assert matcher.consume_token(demo.tokens.index(bytes([byte])))
+        most = max(most, len(fitting))
+    assert matcher.is_accepting() and most > 1
 
 
 @pytest.mark.parametrize("is_added", [True, False])
