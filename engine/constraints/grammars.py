@@ -31,6 +31,8 @@ from srm.engine.errors import InvalidRequest, SRMError
 from srm.engine.tokenizer_file import parse_tokenizer, read_file
 
 I32 = npt.NDArray[np.int32]
+MakeTable = Callable[[str, list[bytes], int, int, Work | None], TokenAutomaton | None]
+"""As `compile_automaton`."""
 MAX_KEPT = 64
 """Most compiled grammars that are kept for later requests."""
 MAX_KEPT_BYTES = 64 * 1024 * 1024
@@ -104,8 +106,11 @@ class Grammars:
         self._kept.move_to_end(constraint)
         return grammar
 
-    def build(self, constraint: str, work: Work | None = None) -> Grammar:
-        """As `compile`, anew; for any thread. `work`: what its table may take."""
+    def build(
+        self, constraint: str, work: Work | None = None, make_table: MakeTable = compile_automaton
+    ) -> Grammar:
+        """As `compile`, anew; for any thread. `work`: what its table may take. Raises what
+        `make_table` does."""
         tokenizer = self._read_tokenizer()
         vocab_size = self._model.vocab_size
         written = unforced(constraint)
@@ -119,7 +124,7 @@ class Grammars:
             return matcher
 
         grammar = Grammar(make, vocab_size)
-        grammar.automaton = compile_automaton(
+        grammar.automaton = make_table(
             constraint, self.tokens, vocab_size, self._model.eos_token_id, work
         )
         return grammar

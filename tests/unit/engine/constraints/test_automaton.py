@@ -326,6 +326,14 @@ def test_inspecting_says_which_way_a_constraint_goes(
     assert "masks on the host: /additionalProperties: it allows any" in capsys.readouterr().out
     assert srm.main([*command[:2], "--regex", "a{2}"]) == 0
     assert " bytes" in capsys.readouterr().out
+    for text, message in (
+        ('{"type": "null", "type": "string"}', "schema.json: an object has 'type' twice"),
+        ('{"const": NaN}', "schema.json: NaN is no JSON"),
+        ('{"const": ', "schema.json: Expecting value"),
+    ):
+        path.write_text(text)
+        assert srm.main(command) != 0
+        assert message in capsys.readouterr().err
     path.write_text('{"not": {}}')
     for wrong, message in (
         (command, "schema.json: /not: this keyword is not supported"),
