@@ -10,6 +10,7 @@ on it and on the tokenizer alone.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from srm.engine.constraints.byte_table import DEAD, FAR, START, ByteDfa, count_s
 from srm.engine.constraints.regex_pieces import regex
 from srm.engine.constraints.schema_pieces import schema_piece
 
+logger = logging.getLogger(__name__)
 U16 = npt.NDArray[np.uint16]
 I32 = npt.NDArray[np.int32]
 Bool = npt.NDArray[np.bool_]
@@ -72,21 +74,28 @@ class TokenAutomaton:
 
 
 def compile_automaton(
-    constraint: str, tokens: Sequence[bytes], vocab_size: int, eos: int
+    constraint: str, tokens: Sequence[bytes], vocab_size: int, eos: int, work: Work | None = None
 ) -> TokenAutomaton | None:
     """Make the table of a constraint that llguidance has taken; None if it has none. `tokens` are
-    their bytes by id, empty where one has no text."""
+    their bytes by id, empty where one has no text.
+
+    A bug is logged, and so is MemoryError or RecursionError; there is no table then. Masks allow
+    the same tokens, so only the end at `max_tokens` differs: better than no completion.
+    """
     try:
-        return make_automaton(constraint, tokens, vocab_size, eos)
+        return make_automaton(constraint, tokens, vocab_size, eos, work)
     except NotCompiled:
+        return None
+    except Exception:
+        logger.exception("a constraint is masked on the host: its table could not be made")
         return None
 
 
 def make_automaton(
-    constraint: str, tokens: Sequence[bytes], vocab_size: int, eos: int
+    constraint: str, tokens: Sequence[bytes], vocab_size: int, eos: int, work: Work | None = None
 ) -> TokenAutomaton:
     """As `compile_automaton`, but raises NotCompiled, which says why."""
-    work = Work()
+    work = work or Work()
     table = smallest(determinize(_read(constraint, work), work), work)
     if len(table.next_state) > MAX_STATES:
         raise NotCompiled(f"it has more than {MAX_STATES} states")

@@ -6,6 +6,7 @@ much is refused on every machine alike.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,12 +31,14 @@ class NotCompiled(Exception):
 class Work:
     """What compiling one constraint may still take."""
 
-    def __init__(self, left: int = MAX_WORK) -> None:
+    def __init__(self, left: int = MAX_WORK, ended: threading.Event | None = None) -> None:
+        """`ended`: set by another thread once nobody waits for it."""
         self.left = left
+        self._ended = ended
         self._paused_at = left
 
     def spend(self, units: int) -> None:
-        """Count these units. Raises NotCompiled if they are too many."""
+        """Count these units. Raises NotCompiled if they are too many, or as `pause`."""
         self.left -= units
         if self.left < 0:
             raise NotCompiled("it takes too much work to compile")
@@ -44,8 +47,10 @@ class Work:
             self.pause()
 
     def pause(self) -> None:
-        """Let other threads have their turn."""
+        """Let other threads have their turn. Raises NotCompiled if nobody waits for this one."""
         time.sleep(_PAUSE_SECONDS)
+        if self._ended is not None and self._ended.is_set():
+            raise NotCompiled("nobody waits for it")
 
 
 class Nfa:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from llguidance import regex_to_lark
 
@@ -25,6 +25,25 @@ _ESCAPES = 'nrbtf\\"'
 another one that evades its schema."""
 _UNHONOURED = re.compile(r"%json\b|%llguidance\b|\[[^\]\n]*\b(?:temperature|stop_capture)\b")
 """What a Lark grammar of llguidance may have and is not honoured here."""
+
+
+def read_json(text: bytes | str) -> Any:
+    """Return what the JSON says. Raises InvalidRequest for a key that an object has twice and for
+    NaN, ValueError for what is no JSON, and RecursionError."""
+    return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequest(f"an object has {twice!r:.80} twice")
+    return fields
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise InvalidRequest(f"{name} is no JSON")
 
 
 def json_constraint(schema: dict[str, Any] | bool, strict: bool = False, space: str = "") -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +24,15 @@ from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
 
 from srm.engine.config import ModelConfig
 from srm.engine.constraints.automaton import TokenAutomaton, compile_automaton
-from srm.engine.constraints.trial import LIMITS
+from srm.engine.constraints.byte_automaton import Work
+from srm.engine.constraints.trial import LIMITS, tokenizer_of
 from srm.engine.cores import available_cores
 from srm.engine.errors import InvalidRequest, SRMError
 from srm.engine.tokenizer_file import parse_tokenizer, read_file
 
 I32 = npt.NDArray[np.int32]
+MakeTable = Callable[[str, list[bytes], int, int, Work | None], TokenAutomaton | None]
+"""As `compile_automaton`."""
 MAX_KEPT = 64
 """Most compiled grammars that are kept for later requests."""
 MAX_KEPT_BYTES = 64 * 1024 * 1024
@@ -102,8 +106,11 @@ class Grammars:
         self._kept.move_to_end(constraint)
         return grammar
 
-    def build(self, constraint: str) -> Grammar:
-        """As `compile`, anew; for any thread."""
+    def build(
+        self, constraint: str, work: Work | None = None, make_table: MakeTable = compile_automaton
+    ) -> Grammar:
+        """As `compile`, anew; for any thread. `work`: what its table may take. Raises what
+        `make_table` does."""
         tokenizer = self._read_tokenizer()
         vocab_size = self._model.vocab_size
         written = unforced(constraint)
@@ -117,8 +124,8 @@ class Grammars:
             return matcher
 
         grammar = Grammar(make, vocab_size)
-        grammar.automaton = compile_automaton(
-            constraint, self.tokens, vocab_size, self._model.eos_token_id
+        grammar.automaton = make_table(
+            constraint, self.tokens, vocab_size, self._model.eos_token_id, work
         )
         return grammar
 
@@ -146,6 +153,8 @@ class Grammars:
             except (SRMError, ValueError) as error:
                 raise InvalidRequest(f"constraint cannot be used: {error}", "constraint") from None
             self.tokens = spell_tokens(self._tokenizer)
+            if self.tokens[self._model.eos_token_id]:  # else it would be allowed within a string
+                self._tokenizer = tokenizer_of(self.tokens, self._model.eos_token_id)
         return self._tokenizer
 
 
@@ -206,18 +215,19 @@ def unforced(constraint: str) -> str:
     would choose, which depends on the token before. A table knows states alone. Masks also take
     less time this way.
     """
+    rest: list[Any] = []
     try:
         match json.loads(constraint):
             case {"grammars": [{"json_schema": schema, **others}]} if not others:
                 grammar = f"start: %json {json.dumps(schema)}"
-            case {"grammars": [{"lark_grammar": str(grammar), **others}]} if not others:
+            case {"grammars": [{"lark_grammar": str(grammar), **others}, *rest]} if not others:
                 pass
             case _:
                 return constraint
     except ValueError:  # llguidance says what is wrong with it
         return constraint
     grammar = f'%llguidance {{"no_forcing": true}}\n{grammar}'
-    return json.dumps({"grammars": [{"lark_grammar": grammar}]}, ensure_ascii=False)
+    return json.dumps({"grammars": [{"lark_grammar": grammar}, *rest]}, ensure_ascii=False)
 
 
 def spell_tokens(tokenizer: LLTokenizer) -> list[bytes]:

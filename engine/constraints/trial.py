@@ -34,7 +34,9 @@ class _Vocabulary:
 
 
 def tokenizer_of(tokens: list[bytes], eos_token_id: int) -> LLTokenizer:
-    """Make the tokenizer of these tokens, by id; those without bytes are special."""
+    """Make the tokenizer of these tokens, by id. Those without bytes are special, and so is the one
+    that ends a text, whatever its bytes."""
+    tokens = [*tokens[:eos_token_id], b"", *tokens[eos_token_id + 1 :]]
     wrapped = TokenizerWrapper(_Vocabulary(tokens, eos_token_id))
     return LLTokenizer(wrapped, n_vocab=len(tokens), eos_token=eos_token_id)
 

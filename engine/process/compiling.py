@@ -6,8 +6,10 @@ import logging
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import Event
 from typing import NamedTuple
 
+from srm.engine.constraints.byte_automaton import Work
 from srm.engine.constraints.grammars import Grammar, Grammars
 from srm.engine.errors import InvalidRequest, Overloaded
 from srm.engine.messages import Request, StopSamples
@@ -37,6 +39,7 @@ class Compiling:
         self._grammars = grammars
         self._max_waiting = max_waiting
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compile")
+        self._ended = Event()
         self._builds: dict[str, _Build] = {}  # by constraint, in the order in which they came
 
     def __len__(self) -> int:
@@ -54,7 +57,8 @@ class Compiling:
             raise Overloaded(f"{count} sequences wait for their constraints", excess=count)
         build = self._builds.get(constraint)
         if build is None:
-            future = self._thread.submit(self._grammars.build, constraint)
+            work = Work(ended=self._ended)
+            future = self._thread.submit(self._grammars.build, constraint, work)
             build = self._builds[constraint] = _Build(future)
         build.waiting.append(Waiting(client, request, []))
         return True
@@ -82,15 +86,15 @@ class Compiling:
                 yield waiting, error
 
     def drop(self, client: bytes, request_id: str | None = None) -> None:
-        """Forget a client's request of this id, or all of the client's."""
+        """Forget a client's request of this id, or all of the client's. What is being compiled is
+        kept for those who come later."""
         for constraint, build in list(self._builds.items()):
             build.waiting = [
                 own
                 for own in build.waiting
                 if own.client != client or request_id not in {None, own.request.id}
             ]
-            if not build.waiting:
-                build.future.cancel()
+            if not build.waiting and build.future.cancel():
                 del self._builds[constraint]
 
     def drop_all(self) -> list[Waiting]:
@@ -102,5 +106,7 @@ class Compiling:
         return dropped
 
     def close(self) -> None:
-        """End the thread once it has compiled what it is at."""
+        """End the thread, which the process's exit waits for: soon, but for what llguidance is at,
+        whose own limits end that within seconds."""
+        self._ended.set()
         self._thread.shutdown(wait=False, cancel_futures=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from srm.engine.config import ModelConfig
 from srm.engine.constraints.automaton import make_automaton
 from srm.engine.constraints.byte_automaton import NotCompiled
 from srm.engine.constraints.byte_table import START
-from srm.engine.constraints.constraint import json_constraint, regex_constraint
+from srm.engine.constraints.constraint import json_constraint, read_json, regex_constraint
 from srm.engine.constraints.grammars import Grammars
 from srm.engine.errors import ConfigError, InvalidRequest
 
@@ -17,11 +16,11 @@ from srm.engine.errors import ConfigError, InvalidRequest
 def inspect_constraint(folder: Path, config: ModelConfig, constraint: str) -> dict[str, str]:
     """Facts about a constraint by name. Raises InvalidRequest for one that is not taken."""
     grammars = Grammars(config, folder / "tokenizer.json")
-    grammars.build(constraint)
     try:
-        table = make_automaton(constraint, grammars.tokens, config.vocab_size, config.eos_token_id)
+        table = grammars.build(constraint, make_table=make_automaton).automaton
     except NotCompiled as error:
         return {"constraint": f"masks on the host: {error}"}
+    assert table is not None
     states, classes = table.next_state.shape
     return {
         "constraint": "a table on the device",
@@ -36,7 +35,7 @@ def read_constraint(schema: Path | None, regex: str | None, strict: bool) -> str
     try:
         if schema is None:
             return regex_constraint(regex or "")
-        return json_constraint(json.loads(schema.read_text(encoding="utf-8-sig")), strict)
+        return json_constraint(read_json(schema.read_text(encoding="utf-8-sig")), strict)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{name}{path}: {error}") from None
     except InvalidRequest as error:

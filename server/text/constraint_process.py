@@ -7,11 +7,9 @@ the others are what requests say; each answer is the constraint, or what is wron
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
-from typing import Any, NoReturn
 
 import msgspec
 from llguidance import LLTokenizer
@@ -20,6 +18,7 @@ from srm.engine.constraints.constraint import (
     choice_constraint,
     json_constraint,
     lark_constraint,
+    read_json,
     regex_constraint,
 )
 from srm.engine.constraints.trial import tokenizer_of, why_not
@@ -42,33 +41,16 @@ _STACK = 2 * 1024 * 1024
 def constraint_of(source: ConstraintSource) -> str:
     """Return the constraint. Raises InvalidRequest, and UNDECODABLE for what is no JSON."""
     if source.kind == "json":
-        schema = _loads(bytes(source.value))
+        schema = read_json(bytes(source.value))
         if isinstance(schema, str):
-            schema = _loads(schema)
+            schema = read_json(schema)
         return json_constraint(schema, source.strict, source.space)
     if source.kind == "calls":
-        return call_constraint(_loads(bytes(source.value)))
+        return call_constraint(read_json(bytes(source.value)))
     if source.kind == "choice":
         return choice_constraint(msgspec.json.decode(source.value, type=list[str]))
     text = msgspec.json.decode(source.value, type=str)
     return (regex_constraint if source.kind == "regex" else lark_constraint)(text)
-
-
-def _loads(text: bytes | str) -> Any:
-    return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidRequest(f"an object has {twice!r:.80} twice")
-    return fields
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise InvalidRequest(f"{name} is no JSON")
 
 
 def answer(message: bytes, tokenizer: LLTokenizer) -> Answer:

@@ -15,7 +15,7 @@ import pytest
 
 import srm.__main__ as srm
 from srm.engine.config import ModelConfig
-from srm.engine.constraints import schema_pieces
+from srm.engine.constraints import automaton, schema_pieces
 from srm.engine.constraints.automaton import (
     UNREACHABLE,
     TokenAutomaton,
@@ -196,6 +196,20 @@ def doubling(count: int) -> dict[str, Any]:
     return {"$ref": "#/x-0", **{f"x-{n}": s for n, s in enumerate([*pair, {"type": "null"}])}}
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError, MemoryError, RecursionError])
+def test_a_bug_costs_the_table_alone(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(automaton, "determinize", fail)
+    assert compile_automaton(regex_constraint("a"), TOKENS, len(TOKENS), EOS) is None
+    assert [record.levelname for record in caplog.records] == ["ERROR"] and caplog.records[
+        0
+    ].exc_info
+
+
 @pytest.mark.parametrize(
     "constraint",
     [
@@ -312,6 +326,14 @@ def test_inspecting_says_which_way_a_constraint_goes(
     assert "masks on the host: /additionalProperties: it allows any" in capsys.readouterr().out
     assert srm.main([*command[:2], "--regex", "a{2}"]) == 0
     assert " bytes" in capsys.readouterr().out
+    for text, message in (
+        ('{"type": "null", "type": "string"}', "schema.json: an object has 'type' twice"),
+        ('{"const": NaN}', "schema.json: NaN is no JSON"),
+        ('{"const": ', "schema.json: Expecting value"),
+    ):
+        path.write_text(text)
+        assert srm.main(command) != 0
+        assert message in capsys.readouterr().err
     path.write_text('{"not": {}}')
     for wrong, message in (
         (command, "schema.json: /not: this keyword is not supported"),

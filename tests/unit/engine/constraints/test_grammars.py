@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from llguidance import LLMatcher, LLParserLimits
 
+from srm.engine.constraints import byte_automaton
 from srm.engine.constraints import grammars as matching
-from srm.engine.constraints.constraint import regex_constraint
-from srm.engine.constraints.grammars import MAX_KEPT, Grammar, Grammars
+from srm.engine.constraints.byte_automaton import Work
+from srm.engine.constraints.constraint import json_constraint, regex_constraint
+from srm.engine.constraints.grammars import MAX_KEPT, Grammar, Grammars, make_masks
 from srm.engine.errors import InvalidRequest, Overloaded
 from srm.engine.messages import Request, StopSamples
 from srm.engine.process.compiling import Compiling
@@ -23,6 +28,7 @@ from tests.engines.making import complete, engine_of, ints, request_of, schedule
 from tests.engines.numpy_runner import TINY
 from tests.engines.run_engine import run
 from tests.engines.run_engine import tokens as tokens_of
+from tests.engines.tables import of_demo
 from tests.models.tiny_tokenizer import CHARACTERS, tiny_folder
 
 FEW = LLMatcher.grammar_from_lark("start: /[a-c]{3}/")
@@ -137,6 +143,42 @@ def test_masked_rows_take_turns_where_others_run() -> None:
     assert len(seen) == 4 * most > 100 and set(seen) == set(range(240, 340))
 
 
+def test_where_several_grammars_go_on_in_one_way_all_tokens_that_fit_are_allowed() -> None:
+    demo = of_demo()
+    inner = json.loads(json_constraint({"const": "name"}))["grammars"][0] | {"name": "inner"}
+    outer = {"lark_grammar": 'start: "name" @inner'}
+    matcher = demo.matcher(json.dumps({"grammars": [outer, inner]}))
+    text, most = b'name"name"', 0
+    for place, byte in enumerate(text):
+        fitting = [i for i, own in enumerate(demo.tokens) if own and text.startswith(own, place)]
+        assert np.flatnonzero(demo.mask(matcher)).tolist() == fitting
+        assert matcher.consume_token(demo.tokens.index(bytes([byte])))
+        most = max(most, len(fitting))
+    assert matcher.is_accepting() and most > 1
+
+
+@pytest.mark.parametrize("is_added", [True, False])
+def test_an_end_of_text_that_has_a_text_ends_none_within_a_string(
+    tmp_path: Path, is_added: bool
+) -> None:
+    written = (tiny_folder() / "tokenizer.json").read_text()
+    spec = json.loads(written.replace("</s>", "end"))
+    spec["added_tokens"][1]["special"] = False
+    if not is_added:
+        del spec["added_tokens"][1]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    own = Grammars(TINY, tmp_path / "tokenizer.json")
+    grammar = own.compile(json_constraint({"type": "string"}))
+    assert own.tokens[1] == b"end" and grammar.automaton is not None
+    for text in ("", '"', '"a', '"a"'):
+        token_ids = np.array(ids_of(text), np.int32)
+        mask = make_masks([grammar.start(token_ids.tobytes())], grammar.num_words)
+        allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").astype(bool)
+        assert allowed[1] == (text == '"a"')
+        tabled = grammar.automaton.allowed(grammar.automaton.walk(token_ids), 99)
+        assert np.array_equal(allowed, tabled)
+
+
 def test_where_nothing_may_follow_the_sample_ends_with_an_error() -> None:
     engine = engine_of()
     nothing = LLMatcher.grammar_from_lark("start: /ab[xyz]/")
@@ -183,17 +225,20 @@ def held(own: Grammars, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Even
     """Have compiles wait for the event; return it, and the constraints that were begun."""
     goes_on, begun, build = threading.Event(), list[str](), own.build
 
-    def hang(constraint: str) -> Grammar:
+    def hang(constraint: str, work: Work) -> Grammar:
         begun.append(constraint)
         goes_on.wait()
-        return build(constraint)
+        return build(constraint, work)
 
     monkeypatch.setattr(own, "build", hang)
     return goes_on, begun
 
 
-def test_requests_wait_for_their_constraints_and_are_forgotten_with_their_client() -> None:
+def test_requests_wait_for_their_constraints_and_are_forgotten_with_their_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     own = grammars()
+    goes_on, _ = held(own, monkeypatch)
     compiling = Compiling(own, 100)
     assert not compiling.start(b"x", request_of("free"))
     names = ["a", "b", "c"]
@@ -204,6 +249,7 @@ def test_requests_wait_for_their_constraints_and_are_forgotten_with_their_client
     compiling.drop(b"x", "b")  # not its own
     assert len(compiling) == 3
     compiling.drop(b"y")
+    goes_on.set()
     (first, error), (last, fault) = compiled(compiling)
     assert (first, error, last) == ("a", None, "c") and fault is not None
     assert own.has(sources[0]) and not own.has(sources[1])
@@ -226,6 +272,39 @@ def test_equal_constraints_are_compiled_once_and_not_for_those_who_left(
     goes_on.set()
     assert compiled(compiling) == [("mine", None)] and begun == [FEW]
     compiling.close()
+
+
+def test_what_is_being_compiled_is_kept_for_those_who_come_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = grammars()
+    goes_on, begun = held(own, monkeypatch)
+    compiling = Compiling(own, 100)
+    compiling.start(b"x", request_of("left", constraint=FEW))
+    while not begun:
+        pass
+    compiling.drop(b"x")
+    compiling.start(b"x", request_of("again", constraint=FEW))
+    goes_on.set()
+    assert compiled(compiling) == [("again", None)] and begun == [FEW]
+    compiling.close()
+
+
+def test_an_exit_waits_for_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, begun, goes_on = grammars(), threading.Event(), threading.Event()
+
+    def pause(_: float) -> None:
+        begun.set()
+        goes_on.wait()
+
+    monkeypatch.setattr(byte_automaton, "time", SimpleNamespace(sleep=pause))
+    compiling, made, build = Compiling(own, 100), Queue[Grammar](), own.build
+    monkeypatch.setattr(own, "build", lambda *given: made.put(build(*given)))
+    compiling.start(b"x", request_of("a", constraint=regex_constraint("[a-j]{99}")))
+    begun.wait()
+    compiling.close()
+    goes_on.set()
+    assert made.get().automaton is None
 
 
 def test_no_more_sequences_wait_for_constraints_than_may_wait() -> None:
@@ -258,7 +337,7 @@ def test_a_bug_in_a_compile_refuses_its_request_alone(monkeypatch: pytest.Monkey
     own = grammars()
     compiling = Compiling(own, 100)
 
-    def fail(_: str) -> None:
+    def fail(_: str, work: Work) -> None:
         raise ZeroDivisionError("a bug")
 
     with monkeypatch.context() as patched:
