@@ -12,7 +12,7 @@ import pytest
 
 from srm.engine.config import DEMO_MODEL
 from srm.training.problems.drawn import problems
-from tests.clients.conftest import Run, write_tokenizer
+from tests.clients.conftest import Noted, Run, write_tokenizer
 from tests.clients.expected import TOLERANCE, greedy, scores, tokenizer
 from tests.serving import Server
 
@@ -66,7 +66,9 @@ def arguments(sample: dict[str, Any]) -> tuple[str, Any]:
 @pytest.mark.parametrize(
     ("backend", "has_bos"), [(OWN, True), (OF_THE_SERVER, False)], ids=["own", "of-the-server"]
 )
-def test_scores_and_texts_are_torchs(evaluate: Evaluate, backend: str, has_bos: bool) -> None:
+def test_scores_and_texts_are_torchs(
+    evaluate: Evaluate, noted: Noted, backend: str, has_bos: bool
+) -> None:
     samples = evaluate(
         "local-completions",
         "/v1/completions",
@@ -93,11 +95,15 @@ def test_scores_and_texts_are_torchs(evaluate: Evaluate, backend: str, has_bos: 
     entries = {arguments(sample)[0]: sample["resps"][0][0] for sample in samples["srm_generation"]}
     assert len(entries) == NUM_PROBLEMS
     assert entries == {context: greedy(ids_of(context), NUM_TOKENS, STOPS) for context in entries}
+    noted(
+        "lm-eval", f"`local-completions`, the tokenizer {'its own' if has_bos else 'of the server'}"
+    )
 
 
-def test_chats(evaluate: Evaluate) -> None:
+def test_chats(evaluate: Evaluate, noted: Noted) -> None:
     kind, path = "local-chat-completions", "/v1/chat/completions"
     flags = ("--apply_chat_template", "--limit", "4")
     ((_, samples),) = evaluate(kind, path, "", "srm_generation", *flags).items()
     assert len(samples) == 4
     assert all(sample["resps"][0][0] for sample in samples)
+    noted("lm-eval", "`local-chat-completions`")
