@@ -90,17 +90,23 @@ mutants: .venv/dev  ## changes COUNT=60 single tokens, drawn with SEED=14, one a
 attack: .venv/dev  ## half an hour of random requests, kills, full disks, flipped bits and clock jumps; needs root
 	$(BIN)/python -m tests.attack.run
 
-.venv-clients/ready: requirements-clients.lock requirements-litellm.lock requirements-torch.lock
+.venv-clients/ready: requirements-clients.lock requirements-torch.lock
 	$(PYTHON) -m venv .venv-clients
 	@echo "Installing other people's clients (about 0.6 GB to download with torch for a CPU, once) ..."
 	.venv-clients/bin/pip install --progress-bar on --no-deps --require-hashes -r requirements-clients.lock
 	.venv-clients/bin/pip install --progress-bar on -r requirements-torch.lock
-	@echo "LiteLLM, which asks for older versions than the others and runs with these ..."
-	.venv-clients/bin/pip install --no-deps --require-hashes -r requirements-litellm.lock
 	@touch $@
 
-test-clients: .venv/dev .venv-clients/ready  ## lm-eval, TRL, guidellm, LangChain and LiteLLM against a server, in a venv of their own
-	$(BIN)/python -m pytest -m clients
+.venv-agents/ready: requirements-agents.lock tests/clients/programs/package-lock.json
+	$(PYTHON) -m venv .venv-agents
+	@echo "Installing agents and makers of typed outputs, whose versions do not go with those (0.2 GB, once) ..."
+	.venv-agents/bin/pip install --progress-bar on --no-deps --require-hashes -r requirements-agents.lock
+	mkdir -p .venv-agents/node && cp tests/clients/programs/package*.json .venv-agents/node
+	! command -v npm || npm ci --no-audit --no-fund --prefix .venv-agents/node
+	@touch $@
+
+test-clients: .venv/dev .venv-clients/ready .venv-agents/ready  ## other people's clients against a server, in venvs of their own; writes the table of docs/clients.md
+	CLIENTS_TABLE=1 $(BIN)/python -m pytest -m clients
 
 kernels: .venv/dev  ## compiles every op for an H100 or H200, without one, and shows registers and spills
 	$(BIN)/python -m tests.kernels.compile_for_gpu
@@ -195,4 +201,4 @@ wheel: .venv/dev graphs  ## the wheel with the bundled model's graphs, in dist/
 check: lint types docs test kernels  ## what CI runs: lint, types, docs, tests, kernels
 
 clean:  ## removes environments, builds and caches
-	rm -rf .venv .venv-clients .venv-docs .venv-locks .venv-deploy .venv-image .venv-storage build dist graphs site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-clients .venv-agents .venv-docs .venv-locks .venv-deploy .venv-image .venv-storage build dist graphs site .pytest_cache .mypy_cache .ruff_cache

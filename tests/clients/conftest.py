@@ -1,7 +1,8 @@
 """The demo model served by the real engine, and programs of other people's clients to ask it.
 
-They run under the Python of `.venv-clients`, which `make test-clients` makes: what they need does
-not have to agree with what we need. Nothing is fetched: they are told that they are offline.
+They run in `.venv-clients` and, those of agents, in `.venv-agents`. `make test-clients` makes both:
+what they need does not have to agree with what we need. Nothing is fetched: they are told that they
+are offline.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from typing import Any
 import pytest
 
 from srm.engine.config import DEMO_MODEL
-from tests.serving import ROOT, Server
+from tests.clients import table
+from tests.clients.table import Row
+from tests.serving import Server
 
-BIN = Path(os.environ.get("CLIENTS_VENV", ROOT / ".venv-clients")) / "bin"
+BIN = Path(os.environ.get("CLIENTS_VENV", table.CLIENTS)) / "bin"
 """CLIENTS_VENV runs them with other versions, as tests of transformers do with its oldest."""
+AGENTS_PYTHON = str(table.AGENTS / "bin" / "python")
 PROGRAMS = Path(__file__).parent / "programs"
 OFFLINE = (
     *("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"),
@@ -30,6 +34,8 @@ OFFLINE = (
 
 Run = Callable[..., str]
 Printed = Callable[..., Any]
+Noted = Callable[..., None]
+ROWS: list[Row] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,6 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here):
             item.add_marker("clients")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Write the table of docs/clients.md if `make test-clients` asks for it and all has passed."""
+    if "CLIENTS_TABLE" in os.environ and exitstatus == 0 and shutil.which("node"):
+        table.write(ROWS)
 
 
 def write_tokenizer(model: Path, folder: Path) -> None:
@@ -66,22 +78,57 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def printed(run: Run) -> Printed:
-    """printed("trl_chat", URL, …): the last line, as JSON, of what a program of ours prints."""
+    """printed("trl_client", URL, …): the last line, as JSON, of what a program of ours prints."""
 
     def last_line(program: str, *arguments: str) -> Any:
-        ran = run("python", str(PROGRAMS / f"{program}.py"), *arguments)
-        return json.loads(ran.splitlines()[-1])
+        [path] = PROGRAMS.rglob(f"{program}.py")
+        python = AGENTS_PYTHON if path.parent.name == "agents" else "python"
+        return json.loads(run(python, str(path), *arguments).splitlines()[-1])
 
     return last_line
 
 
-def run_client(folder: Path, program: str, *arguments: str, **variables: str) -> str:
-    """Run a program of .venv-clients in a folder, which must succeed; return what it prints.
+@pytest.fixture
+def printed_by_node(tmp_path: Path) -> Printed:
+    """The same of a program for Node; the test is skipped where there is none."""
+    if shutil.which("node") is None:
+        pytest.skip("there is no node here")
 
-    `bash` is the system's, and finds those programs.
+    def last_line(program: str, *arguments: str) -> Any:
+        text = (PROGRAMS / f"{program}.mjs").read_text()
+        done = subprocess.run(
+            ["node", "--input-type=module", "-", *arguments],
+            cwd=table.NODE,  # where imports are looked for
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-3_000:] + done.stderr[-5_000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return last_line
+
+
+@pytest.fixture
+def noted() -> Noted:
+    """noted("openai", "`models.list()`"): a row of the table, behind the assertions about it."""
+
+    def add(package: str, *calls: str, result: str = "works") -> None:
+        ROWS.extend(Row(package, called, result) for called in calls)
+
+    return add
+
+
+def run_client(folder: Path, program: str, *arguments: str, **variables: str) -> str:
+    """Run a program of .venv-clients, or at a path, in a folder; return what it prints.
+
+    It must succeed. `bash` is the system's, and finds the programs of .venv-clients.
     """
     environment = {**os.environ, **dict.fromkeys(OFFLINE, "1"), **variables}
     environment |= {"OPENAI_API_KEY": "none", "HF_HOME": str(folder / "hf"), "PYTHONPATH": ""}
+    environment["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
     environment["PATH"] = f"{BIN}:{environment['PATH']}"
     done = subprocess.run(
         [program if program == "bash" else str(BIN / program), *arguments],

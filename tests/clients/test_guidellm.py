@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from srm.training.problems.drawn import problems
+from tests.clients.conftest import Noted
 from tests.clients.figures import guidellm
 from tests.serving import Server
 
@@ -15,7 +16,7 @@ NUM_REQUESTS, NUM_TOKENS = 24, 16
 
 
 @pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions"])
-def test_all_requests_are_counted(demo: Server, tmp_path: Path, route: str) -> None:
+def test_all_requests_are_counted(demo: Server, tmp_path: Path, noted: Noted, route: str) -> None:
     prompts = [problem.prompt for problem in islice(problems("held-out", 6), NUM_REQUESTS)]
     lines = [{"prompt": prompt, "output_tokens_count": NUM_TOKENS} for prompt in prompts]
     before = demo.metric("srm_completion_tokens_total")
@@ -30,3 +31,4 @@ def test_all_requests_are_counted(demo: Server, tmp_path: Path, route: str) -> N
         assert all(request["prompt_tokens"] > 10 for request in result["requests"]["successful"])
         grown = demo.metric("srm_completion_tokens_total") - before
         assert grown == NUM_REQUESTS * NUM_TOKENS
+    noted("guidellm", f"`run`, `{route}`")

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from tests.clients.conftest import Printed
+from tests.clients.conftest import Noted, Printed
+from tests.clients.test_structured import CUT
 from tests.serving import Server
 
 
-def test_openais_sdk_parses_calls(demo: Server, printed: Printed) -> None:
+def test_openais_sdk_parses_calls(demo: Server, printed: Printed, noted: Noted) -> None:
     result = printed("openai_tools", demo.url)
+    parsed = result["parsed"]
+    assert {parsed["left"], parsed["right"]} <= {2, 3} and parsed["operator"] in "+-"
+    noted("openai", "`chat.completions.parse(response_format=…)`")
     [call] = result["calls"]
     assert {call["left"], call["right"]} <= {2, 3} and call["operator"] in "+-"
     assert result["streamed"] == result["calls"]
     assert result["reasons"] == ["tool_calls", "tool_calls"]
     assert result["answer"]
+    noted("openai", "`chat.completions.parse(tools=…)`, `.stream(tools=…)`")
 
 
-def test_langchain_calls_bound_tools(demo: Server, printed: Printed) -> None:
+def test_langchain_calls_bound_tools(demo: Server, printed: Printed, noted: Noted) -> None:
     result = printed("langchain_tools", demo.url)
-    assert result["structured"].keys() == {"left", "right"}
+    for method, made in result["structured"].items():
+        assert {made["left"], made["right"]} <= {2, 3}
+        noted("langchain-openai", f"`with_structured_output(…, method={method!r})`")
+    assert result["free"] == "cut"
+    noted("langchain-openai", "`with_structured_output(…, method='json_mode')`", result=CUT)
     assert result["named"] == ["add"]
     [[name, arguments]] = result["calls"]
     assert name in {"add", "subtract"} and {*arguments.values()} <= {2, 3}
     assert result["streamed"] == result["calls"]
     assert result["answer"]
+    noted("langchain-openai", "`bind_tools(…)` with `invoke`, `stream`")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import islice
 
 import pytest
 
 from srm.training.problems.drawn import problems
-from tests.clients.conftest import Printed
-from tests.clients.expected import TOLERANCE, scores
+from tests.clients.conftest import Noted, Printed
+from tests.clients.expected import TOLERANCE, scores, tokenizer
 from tests.serving import Server
 
 
-def test_generation_scores_and_chats(demo: Server, printed: Printed) -> None:
+def test_generation_scores_and_chats(demo: Server, printed: Printed, noted: Noted) -> None:
     prompts = [problem.prompt for problem in islice(problems("held-out", 5), 6)]
     result = printed("trl_client", demo.url, json.dumps(prompts))
     assert (result["model"], result["world_size"]) == ("demo", 1)
@@ -42,3 +43,9 @@ def test_generation_scores_and_chats(demo: Server, printed: Printed) -> None:
     for completion, logprobs, ids in message:
         assert [own_id[0] for own_id in ids] == completion
         assert all(logprob[0] <= 0 for logprob in logprobs)
+    noted("trl", "`VLLMClient.generate`", "`.chat`", "`.get_sequence_logprobs`")
+    texts = tokenizer().decode_batch(result["by_regex"])
+    assert len(texts) == 8 and all(re.fullmatch(r"#### \d{1,3}", text) for text in texts)
+    noted("trl", "`.generate(structured_outputs_regex=…)`", "`.chat(structured_outputs_regex=…)`")
+    assert result["with_tools"] == chats  # tool_choice is none, and the template shows no tools
+    noted("trl", "`.chat(tools=…)`")

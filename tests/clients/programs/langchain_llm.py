@@ -14,7 +14,7 @@ question = f"Question: {asked}\nAnswer:"
 chain = PromptTemplate.from_template("Question: {question}\nAnswer:") | llm.bind(stop=["\n####"])
 several = OpenAI(
     **common,
-    **{"temperature": 0.8, "top_p": 0.95, "n": 3, "best_of": 3, "seed": 7, "max_tokens": 16},
+    **{"temperature": 2, "top_p": 0.95, "n": 3, "best_of": 3, "seed": 7, "max_tokens": 16},
     **{"presence_penalty": 0, "frequency_penalty": 0},
     extra_body={"top_k": 40, "min_p": 0.01},
 ).generate([question, question])

@@ -1,4 +1,4 @@
-"""LangChain: a structured output, calls of bound tools, as a stream too, and an answer to a result.
+"""LangChain: structured outputs, calls of bound tools, as a stream too, and an answer to a result.
 
 Prints JSON. Argument: the URL.
 """
@@ -9,6 +9,7 @@ import json
 import sys
 from typing import Any, Literal
 
+import openai
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -20,7 +21,7 @@ chat = ChatOpenAI(
 question = HumanMessage("How many are 2 hats and 3 hats?")
 
 
-class Step(BaseModel):
+class Step(BaseModel, extra="forbid"):
     """A sum of two numbers."""
 
     left: Literal[2, 3]
@@ -39,7 +40,14 @@ def subtract(left: Literal[2, 3], right: Literal[2, 3]) -> int:
     return left - right
 
 
-structured = chat.with_structured_output(Step, method="function_calling").invoke([question])
+structured: dict[str, Any] = {}
+for method in ("function_calling", "json_schema"):
+    structured[method] = chat.with_structured_output(Step, method=method).invoke([question])
+free = "whole"
+try:
+    chat.with_structured_output(Step, method="json_mode").invoke([question])
+except openai.LengthFinishReasonError:
+    free = "cut"
 tools = {"add": add, "subtract": subtract}
 bound = chat.bind_tools([*tools.values()], tool_choice="any")
 message = bound.invoke([question])
@@ -50,7 +58,8 @@ results = [tools[call["name"]].invoke(call) for call in message.tool_calls]
 print(
     json.dumps(
         {
-            "structured": structured.model_dump(),
+            "structured": {method: made.model_dump() for method, made in structured.items()},
+            "free": free,
             "named": [
                 call["name"]
                 for call in chat.bind_tools([*tools.values()], tool_choice="add")

@@ -1,4 +1,4 @@
-"""OpenAI's SDK: a call that is parsed into a class, as a stream too, and the answer to its result.
+"""OpenAI's SDK: a class from a reply and from a call, streamed too, and the answer to its result.
 
 Prints JSON. Argument: the URL.
 """
@@ -22,9 +22,13 @@ messages: list[Any] = [{"role": "user", "content": "How many are 2 hats and 3 ha
 asked: dict[str, Any] = {
     "model": "demo",
     "messages": messages,
+    "temperature": 0,
+    "max_tokens": 64,
+}
+reply: Any = client.chat.completions.parse(**asked, response_format=Step).choices[0].message
+asked |= {
     "tools": [openai.pydantic_function_tool(Step)],
     "tool_choice": "required",
-    "temperature": 0,
 }
 parsed: Any = client.chat.completions.parse(**asked).choices[0]
 message = parsed.message
@@ -37,6 +41,7 @@ answer = client.chat.completions.create(
 print(
     json.dumps(
         {
+            "parsed": reply.parsed.model_dump(),
             "calls": [call.function.parsed_arguments.model_dump() for call in message.tool_calls],
             "streamed": [
                 call.function.parsed_arguments.model_dump() for call in streamed.message.tool_calls

@@ -1,4 +1,4 @@
-"""TRL's client of vLLM servers: it generates, scores and chats; prints what it returned as JSON.
+"""TRL's client of vLLM servers: it generates, by a regex too, scores and chats; prints JSON.
 
 TRL refuses to make a client where vLLM is not installed, though the client only speaks HTTP: that
 one check is answered here. Arguments: the URL, and prompts as JSON.
@@ -26,6 +26,19 @@ chats = [
         {"role": "user", "content": "How many are 5 hats and 6 hats?"},
     ],
 ]
+
+
+def add(left: int, right: int) -> int:
+    """Add two numbers.
+
+    Args:
+        left: A number.
+        right: Another.
+    """
+    return left + right
+
+
+by_regex = {"structured_outputs_regex": r"#### \d{1,3}", "max_tokens": 16, "n": 2}
 reply = {
     "model": client.model,
     "world_size": client.get_world_size(),
@@ -35,5 +48,8 @@ reply = {
         completed, list(map(len, prompt_ids)), top_logprobs=5, chunk_size=2
     ),
     "chats": client.chat(chats, n=2, max_tokens=16, **seeded),
+    "by_regex": client.generate(prompts[:2], **by_regex)["completion_ids"]
+    + client.chat(chats, **by_regex)["completion_ids"],
+    "with_tools": client.chat(chats, n=2, max_tokens=16, tools=[add], **seeded),
 }
 print(json.dumps(reply))

@@ -39,7 +39,7 @@ from srm.engine.constraints.constraint import (
 )
 from srm.engine.constraints.grammars import Grammars
 from srm.engine.constraints.pattern import FORMATS
-from srm.engine.constraints.regex_pieces import regex
+from srm.engine.constraints.regex_pieces import regex, search_in_string
 from tests.engines.numpy_runner import TINY
 from tests.engines.tables import ALL, DEMO, cover, of_bytes, of_demo
 from tests.models.tiny_tokenizer import tiny_folder
@@ -248,7 +248,7 @@ def test_what_compiling_takes_is_counted_and_the_same_each_time() -> None:
 
 def test_what_many_references_lead_to_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """In 2**18 ways; all that is built of it is counted."""
-    read, search = [], schema_pieces.search_in_string
+    read, search = [], search_in_string
 
     def count(pattern: str, work: Work) -> Piece:
         read.append(pattern)
