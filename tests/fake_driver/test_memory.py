@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from srm.engine.state.tables import TABLE_ENTRIES
 from tests.fake_driver.driver import FakeDriver, calls_of, launches_of, parts, read_log, words
 
 GIB = 2**30
@@ -19,7 +20,8 @@ def test_a_pool_of_64_gib_is_one_fill_and_its_highest_slots_are_copied(
     assert ran["same"]
     lines = parts(read_log(log))
     fills = calls_of(lines["pool"], "cuMemsetD8Async")
-    assert [fill["bytes"] for fill in fills] == [SLOTS * 4 * n for n in (ran["width"], 1, 6)]
+    of_slots = [SLOTS * 4 * n for n in (ran["width"], 1, 9)]
+    assert [fill["bytes"] for fill in fills] == [*of_slots, 2 * TABLE_ENTRIES]
     assert fills[0]["bytes"] == 64 * GIB
     assert sum(call["bytes"] for call in calls_of(lines["pool"], "cuMemCreate")) >= 64 * GIB
     for name, copy in (("write", "up"), ("read", "down")):

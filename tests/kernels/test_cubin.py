@@ -18,6 +18,7 @@ LIMITS = {
     **dict.fromkeys((f"{SMALL}{kind}" for kind in KINDS), PRODUCT),
     **dict.fromkeys(("sample", "sample_slices"), (256, 2, 40_000)),
     "score": (256, 2, 2_000),
+    "constrain": (256, 7, 2**15),
     "mix": (256, 5, 0),
     "mix_all": (256, 3, 0),
     "taps": (256, 5, 0),
