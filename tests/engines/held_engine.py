@@ -23,11 +23,12 @@ _FILE = "hold"
 
 
 class HeldEngine(Engine):
-    """Its model's folder says whether it is held."""
+    """The folder of its flag `model`, which it may have a copy of, says whether it is held."""
 
     def __init__(self, model: Any, runner: Any, config: EngineConfig, *more: Any) -> None:
         super().__init__(model, runner, config, *more)
-        self._hold = Path(config.model) / _FILE
+        (folder,) = (flag[8:] for flag in sys.argv if flag.startswith("--model="))
+        self._hold = Path(folder) / _FILE
         self._made = 0  # steps since it is held
 
     def step_overlapped(self) -> list[Output]:
