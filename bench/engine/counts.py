@@ -23,7 +23,7 @@ KERNEL_SIZE = 4
 PROMPT = 64
 """Tokens of a prompt in ops that mix prompts."""
 STATES, CLASSES = 400, 80
-"""Of the table that constrained rows have."""
+"""Sizes of the table that constrained rows follow."""
 BIASED, SAMPLED, TOP = 8, 64, 5
 """Per edited row: tokens with a bias, tokens sampled so far; likeliest tokens that are scored."""
 

@@ -29,7 +29,7 @@ class NotCompiled(Exception):
 
 
 class Work:
-    """What compiling one constraint may still take."""
+    """Counts the work that is left for compiling a constraint."""
 
     def __init__(self, left: int = MAX_WORK, ended: threading.Event | None = None) -> None:
         """`ended`: set by another thread once nobody waits for it."""
@@ -175,7 +175,7 @@ class Dfa:
     """A deterministic automaton; it begins in state 0."""
 
     arcs: list[list[tuple[int, int]]]
-    """Of each state sets of bytes, which have none in common, and where they lead."""
+    """[states]: sets of bytes, disjoint in each state, and the states they lead to."""
     accepting: list[bool]
 
     def piece(self, nfa: Nfa, node: int) -> int:

@@ -56,7 +56,7 @@ class ResponseScores(ChatScores):
 
 
 class _Event(msgspec.Struct):
-    """What every event has."""
+    """The field that names an event."""
 
     type: str
 
