@@ -23,12 +23,12 @@ _FILE = "hold"
 
 
 class HeldEngine(Engine):
-    """The folder of its flag `model`, which it may have a copy of, says whether it is held."""
+    """The model's folder says whether it is held: a process has a copy of that of its flag."""
 
     def __init__(self, model: Any, runner: Any, config: EngineConfig, *more: Any) -> None:
         super().__init__(model, runner, config, *more)
-        (folder,) = (flag[8:] for flag in sys.argv if flag.startswith("--model="))
-        self._hold = Path(folder) / _FILE
+        flags = (flag[8:] for flag in sys.argv if flag.startswith("--model="))
+        self._hold = Path(next(flags, config.model)) / _FILE
         self._made = 0  # steps since it is held
 
     def step_overlapped(self) -> list[Output]:
