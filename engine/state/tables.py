@@ -15,8 +15,8 @@ from srm.engine.constraints.byte_table import START
 from srm.engine.errors import Overloaded
 from srm.engine.steps.batch import I32, U16
 
-TABLE_ENTRIES = 2**25
-"""Entries of the array, all uint16: 64 MiB."""
+TABLE_ENTRIES = 2**26
+"""Entries of the array, all uint16: 128 MiB, which a thousand objects of three properties fit."""
 TURN = 8
 """Entries that are read together. Each table begins at a multiple of it, the first at TURN: 0
 stands for none."""
