@@ -87,6 +87,7 @@ BENCHMARKS = {
     "streams": "bench.server.streams",
     "scale": "bench.server.scale",
     "against": "bench.server.against",
+    "validity": "bench.server.validity",
     "table": "bench.records.table",
 }
 """`srm bench NAME` and the module whose `main` it is."""
