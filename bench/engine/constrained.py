@@ -129,9 +129,11 @@ def _rates(engine: Engine, way: str, seconds: float) -> dict[str, float]:
     """Return tokens a second of both kinds of rows, and microseconds of the host a mask."""
     for _ in range(4):  # the pipeline fills, and every sequence has forked
         engine.step_overlapped()
+    engine.settle()  # or masks would be counted whose tokens are not
     before, started = _counts(engine, way), time.perf_counter()
     while engine.has_work and time.perf_counter() - started < seconds:
         engine.step_overlapped()
+    engine.settle()
     taken = time.perf_counter() - started
     sampled, constrained, masking = (
         now - then for now, then in zip(_counts(engine, way), before, strict=True)
