@@ -91,7 +91,7 @@ def _measure_engine(
             _add_requests(engine, model, case, config.rows, grammars)
             case["raw"].append(_rates(engine, case["way"], config.seconds))
     for case in cases:
-        for name in ("free_per_s", "constrained_per_s", "mask_us"):
+        for name in ("free_per_s", "constrained_per_s", "core_us", "mask_us"):
             case[name] = median(raw[name] for raw in case["raw"])
     sizes = [grammar.automaton.nbytes for grammar in grammars.values() if grammar.automaton]
     return {
@@ -126,15 +126,16 @@ def _add_requests(
 
 
 def _rates(engine: Engine, way: str, seconds: float) -> dict[str, float]:
-    """Return tokens a second of both kinds of rows, and microseconds of the host a mask."""
+    """Return tokens a second of both kinds of rows, microseconds of all cores a token, which other
+    load on the machine changes least, and microseconds of the host a mask."""
     for _ in range(4):  # the pipeline fills, and every sequence has forked
         engine.step_overlapped()
     engine.settle()  # or masks would be counted whose tokens are not
-    before, started = _counts(engine, way), time.perf_counter()
+    before, started, worked = _counts(engine, way), time.perf_counter(), time.process_time()
     while engine.has_work and time.perf_counter() - started < seconds:
         engine.step_overlapped()
     engine.settle()
-    taken = time.perf_counter() - started
+    taken, worked = time.perf_counter() - started, time.process_time() - worked
     sampled, constrained, masking = (
         now - then for now, then in zip(_counts(engine, way), before, strict=True)
     )
@@ -144,6 +145,7 @@ def _rates(engine: Engine, way: str, seconds: float) -> dict[str, float]:
     return {
         "free_per_s": (sampled - constrained) / taken,
         "constrained_per_s": constrained / taken,
+        "core_us": 1e6 * worked / max(sampled, 1),
         "mask_us": 1e6 * masking / max(constrained, 1),
     }
 
@@ -189,13 +191,14 @@ def markdown(record: Record) -> list[str]:
     lines = []
     for model in record["models"]:
         for own in model["runs"]:
-            plain = own["cases"][0]["free_per_s"]
+            plain, core_us = (own["cases"][0][name] for name in ("free_per_s", "core_us"))
             for case in own["cases"]:
                 together = case["free_per_s"] + case["constrained_per_s"]
                 lines.append(
                     f"{model['name']} | {own['dtype']} | {case['share']:.0%} | "
                     f"{case['constraints']} | {case['way']} | {case['free_per_s']:,.0f} | "
                     f"{case['constrained_per_s']:,.0f} | {together / plain:.3f} | "
+                    f"{case['core_us']:.0f} µs | {case['core_us'] / core_us:.3f} | "
                     f"{case['mask_us']:.1f} µs"
                 )
     return [
@@ -205,7 +208,8 @@ def markdown(record: Record) -> list[str]:
         "",
         *table(
             "model | dtype | constrained rows | constraints | way | free tok/s | "
-            "constrained tok/s | all, of those without constraints | a mask",
+            "constrained tok/s | all, of those without constraints | cores a token | of those "
+            "without constraints | a mask",
             lines,
         ),
     ]
