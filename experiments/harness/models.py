@@ -1,4 +1,4 @@
-"""The models that are compared: variants of SRM, Transformer, masked mixer, Mamba 2."""
+"""The models that are compared: variants of SRM, Transformer, masked mixer, Mamba 2, RWKV-4."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from srm.engine.config import ModelConfig
 from srm.training.baselines.mamba2 import Mamba2, Mamba2Shape
 from srm.training.baselines.masked_mixer import MaskedMixerModel, MaskedMixerShape
+from srm.training.baselines.rwkv4 import RWKV4, RWKV4Shape
 from srm.training.baselines.transformer import Transformer, TransformerShape
 from srm.training.model import SRM, LanguageModel
 
@@ -17,6 +18,9 @@ HEADS = 4
 """Heads of attention and mixers. As in the paper, Mamba 2 has twice as many, each with its own B
 and C, and a state of half its width: its 14 d² parameters a block are those that the paper counts.
 """
+IN_FLOAT32 = ("RWKV-4",)
+"""Models whose products are in float32 whatever the machine has: the paper found this one unstable
+in half precision."""
 MULTIPLE = 2 * HEADS
 """Number that the width of every model is a multiple of."""
 SRMS: dict[str, dict[str, Any]] = {
@@ -49,6 +53,7 @@ def model_makers(layers: int, n: int, vocab_size: int) -> dict[str, MakeModel]:
         "Mamba 2": lambda d: Mamba2(
             Mamba2Shape(d, layers, 2 * HEADS, 2 * HEADS, d // 2, vocab_size)
         ),
+        "RWKV-4": lambda d: RWKV4(RWKV4Shape(d, layers, vocab_size)),
     }
 
 
