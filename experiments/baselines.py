@@ -173,14 +173,14 @@ def crossings(parameters: Results, steps: int) -> list[str]:
         if name == REFERENCE:
             continue
         by_time = np.interp(ends * seconds[REFERENCE], ends * seconds[name], curve)
-        said = []
+        places = []
         for what, other in (("as many updates", curve), ("as much processor time", by_time)):
             place = overtaken(reference, list(other))
             where = "stays above it" if place is None else "is below it from the beginning"
             if place:
                 where = f"is below it from update {round(steps * place / len(reference)):,} on"
-            said.append(f"after {what} it {where}")
-        lines.append(f"- {name}: {', '.join(said)}.")
+            places.append(f"after {what} it {where}")
+        lines.append(f"- {name}: {', '.join(places)}.")
     return lines
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
 from srm.engine.config import ModelConfig
 from srm.training.baselines.mamba2 import Mamba2, Mamba2Shape
 from srm.training.baselines.masked_mixer import MaskedMixerModel, MaskedMixerShape
@@ -37,6 +41,9 @@ SRMS: dict[str, dict[str, Any]] = {
 """The variants of SRM, as settings of ModelConfig: without decay where it is not named, and
 projected with heads."""
 
+PASSES = 3
+"""Products of a forward and a backward pass, in those of the forward pass."""
+
 MakeModel = Callable[[int], LanguageModel]
 """Function from a width to a new model."""
 
@@ -65,3 +72,13 @@ def make_variant(variant: str, width: int, layers: int, n: int, vocab_size: int)
     fixed = {"decay": False, "use_projections": not is_headless}
     sizes = (width, layers, 1 if is_headless else HEADS, n, vocab_size)
     return SRM(ModelConfig(*sizes, **(fixed | SRMS[variant])))
+
+
+def count_flops(model: LanguageModel, length: int) -> int:
+    """Return the operations of the products of a forward and a backward pass over one sequence, as
+    torch counts them."""
+    ids = torch.zeros(1, length, dtype=torch.int64, device=next(model.parameters()).device)
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # all products are counted
+        model(ids)
+    return PASSES * counter.get_total_flops()
