@@ -107,7 +107,9 @@ def _nearest(matrices: Matrices, row: float | None, column: float | None) -> Mat
     column_sums = (matrices * by_column).sum(2)
     share = by_row * by_column / np.where(row_squares > 0, row_squares, 1)
     left = np.diag(column_squares) - share @ (by_row * by_column).T
-    read = (column_sums - row_sums @ share.T) @ np.linalg.pinv(left, rcond=1e-10, hermitian=True)
+    # torch's, which keeps to the threads that are set: numpy takes all cores for small matrices
+    inverse = torch.linalg.pinv(torch.from_numpy(left), rtol=1e-10, hermitian=True).numpy()
+    read = (column_sums - row_sums @ share.T) @ inverse
     written = (row_sums - read @ (by_row * by_column)) / np.where(row_squares > 0, row_squares, 1)
     nearest: Matrices = written[:, None, :] * by_row + read[:, :, None] * by_column
     return nearest
