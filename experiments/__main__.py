@@ -10,8 +10,8 @@ from srm.engine.logs import configure_command
 from srm.server.commands.standard_output import INTERRUPTED
 
 EXPERIMENTS = (
-    *("mixers", "baselines", "forms", "throughput", "copying", "memory", "information"),
-    *("finetuning", "grpo", "rollouts"),
+    *("mixers", "baselines", "matrices", "scaling", "forms", "throughput"),
+    *("copying", "capacity", "memory", "information", "finetuning", "grpo", "rollouts"),
 )
 """Modules beside this one, each imported only when asked for: some need MAX and others do not."""
 

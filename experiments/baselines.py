@@ -1,10 +1,13 @@
-"""`python -m experiments baselines`: SRM, Transformer, masked mixer and Mamba 2, trained alike.
+"""`python -m experiments baselines`: SRM, and what the paper compares it with, trained alike.
 
 They are trained once with as many parameters as SRM has, and once more for as much processor time.
 Each model takes the learning rate, of several, that gives it the least loss with the first seed:
 what suits one is too much for another. Where that is the least or the largest of them, rates beyond
 it are tried too. The paper measured its losses on FineWeb-edu, at widths near ours in proportion,
-and on FineMath 4+ at equal compute.
+and on FineMath 4+ at equal compute; of RWKV-4 it has none, since that was unstable.
+
+The losses along training say when one model overtakes another: the paper's Transformer learns more
+slowly at first and ends below SRM's loss.
 """
 
 from __future__ import annotations
@@ -12,12 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, median
 
+import numpy as np
 import torch
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
 from experiments.harness.corpus import Corpus, standard_library
-from experiments.harness.models import MULTIPLE, REFERENCE, MakeModel, model_makers
+from experiments.harness.models import IN_FLOAT32, MULTIPLE, REFERENCE, MakeModel, model_makers
 from experiments.harness.ordering import ordering
-from experiments.harness.report import beside, number, spread, table
+from experiments.harness.report import number, points, spread, table
 from experiments.harness.result_cache import Numbers
 from experiments.harness.runner import Results, fit, publish, run_cases, values_of
 from experiments.harness.settings import ModelSettings
@@ -27,6 +33,8 @@ FINEWEB = {"SRM": 2.80, "Transformer": 2.573, "masked mixer": 2.628, "Mamba 2": 
 """The paper's losses at d 1,024, 512, 1,024 and 512."""
 FINEMATH = {"SRM": 1.614, "Transformer": 1.391, "masked mixer": 1.483, "Mamba 2": 2.989}
 """The paper's losses at equal compute."""
+PARTS = 16
+"""Parts of a training run; of each the mean loss is shown."""
 
 
 class BaselinesConfig(ModelSettings, frozen=True):
@@ -78,6 +86,11 @@ class Trials:
             name: width_of(make, wanted, 2 * config.d_model) for name, make in self._make.items()
         }
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the models."""
+        return list(self._make)
+
     def run(
         self, of: Mapping[str, tuple[float, int]], seeds: Sequence[int] = ()
     ) -> dict[str, list[Numbers]]:
@@ -93,7 +106,8 @@ class Trials:
 
         def measure(seed: int) -> Numbers:
             batches = corpus.batches(config.rows, config.n_ctx, seed)
-            run, _, took = fit(lambda: self._make[name](width), batches, seed, steps, rate)
+            full = {"precision": "float32"} if name in IN_FLOAT32 else {}
+            run, _, took = fit(lambda: self._make[name](width), batches, seed, steps, rate, **full)
             loss = run.evaluate(corpus.evaluation(config.rows, config.n_ctx))
             return {"loss": loss, "width": width, "learning_rate": rate, "steps": steps, **took}
 
@@ -102,7 +116,7 @@ class Trials:
 
 def try_rates(config: BaselinesConfig, trials: Trials) -> dict[str, dict[float, Numbers]]:
     """Train each model with all learning rates and the first seed; return its results by rate."""
-    tried: dict[str, dict[float, Numbers]] = {name: {} for name in FINEWEB}
+    tried: dict[str, dict[float, Numbers]] = {name: {} for name in trials.names}
 
     def run(rates: Mapping[str, float]) -> None:
         of = {name: (rate, config.steps) for name, rate in rates.items()}
@@ -137,6 +151,39 @@ def equal_time(results: Results, steps: int) -> dict[str, int]:
     return {name: max(1, round(steps * seconds[REFERENCE] / seconds[name])) for name in results}
 
 
+def along(runs: Sequence[Numbers]) -> list[float]:
+    """Return the mean training loss of each part of a run, over seeds."""
+    losses = np.mean([run["training_losses"] for run in runs], axis=0)
+    return [float(part.mean()) for part in np.array_split(losses, min(PARTS, len(losses)))]
+
+
+def overtaken(first: Sequence[float], other: Sequence[float]) -> int | None:
+    """Return from which point on `other` stays below `first`; None where it ends above."""
+    above = [i for i, loss in enumerate(first) if other[i] >= loss]
+    return None if above[-1:] == [len(first) - 1] else above[-1] + 1 if above else 0
+
+
+def crossings(parameters: Results, steps: int) -> list[str]:
+    """Say which models overtake the reference along training, by updates and by processor time."""
+    curves = {name: along(runs) for name, runs in parameters.items()}
+    seconds = {n: median(of) for n, of in values_of(parameters, "processor_seconds").items()}
+    reference, lines = curves[REFERENCE], []
+    ends = (np.arange(len(reference)) + 1) / len(reference)
+    for name, curve in curves.items():
+        if name == REFERENCE:
+            continue
+        by_time = np.interp(ends * seconds[REFERENCE], ends * seconds[name], curve)
+        places = []
+        for what, other in (("as many updates", curve), ("as much processor time", by_time)):
+            place = overtaken(reference, list(other))
+            where = "stays above it" if place is None else "is below it from the beginning"
+            if place:
+                where = f"is below it from update {round(steps * place / len(reference)):,} on"
+            places.append(f"after {what} it {where}")
+        lines.append(f"- {name}: {', '.join(places)}.")
+    return lines
+
+
 def page(
     tried: Mapping[str, Mapping[float, Numbers]], parameters: Results, time: Results
 ) -> list[str]:
@@ -161,13 +208,45 @@ def page(
                 f"{figures['learning_rate']:g}",
             ]
             took = [str(figures["steps"]), f"{mean(seconds[name]):.0f}", spread(ours[name])]
-            rows.append([name, *sizes, *took, number(FINEWEB[name]), number(FINEMATH[name])])
+            rows.append(
+                [name, *sizes, *took, number(FINEWEB.get(name)), number(FINEMATH.get(name))]
+            )
         heads = ["model", "d", "parameters", "rate", "steps", "processor s", "loss"]
         heads += ["the paper's, FineWeb", "FineMath"]
         lines += [f"Equal {title}:", "", *table(heads, rows), ""]
         for text, paper in (("FineWeb", FINEWEB), ("FineMath", FINEMATH)):
             lines += [f"Against {text}: {ordering(ours, paper).sentence()}", ""]
-    return lines[:-1]
+    steps = parameters[REFERENCE][0]["steps"]
+    curves = {name: along(runs) for name, runs in parameters.items()}
+    shown = [len(curves[REFERENCE]) * quarter // 4 - 1 for quarter in (1, 2, 3, 4)]
+    heads = ["model", *(f"to {round(steps * (i + 1) / len(curves[REFERENCE])):,}" for i in shown)]
+    rows = [[name, *(number(curve[i]) for i in shown)] for name, curve in curves.items()]
+    lines += [
+        f"Training losses at equal parameters, each the mean of 1/{len(curves[REFERENCE])} of the "
+        f"{steps:,} updates, up to the one named:",
+        "",
+        *table(heads, rows),
+        "",
+        f"Beside {REFERENCE}'s:",
+        "",
+        *crossings(parameters, steps),
+    ]
+    return lines
+
+
+def drawn(parameters: Results, time: Results) -> Figure:
+    """Plot losses beside the paper's, and losses along training by processor time."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5))
+    points(left, values_of(time, "loss"), FINEMATH, "loss (nats per token), equal time")
+    for name, runs in parameters.items():
+        curve = along(runs)
+        seconds = mean(run["processor_seconds"] for run in runs)
+        ends = (np.arange(len(curve)) + 1) * seconds / len(curve)
+        right.plot(ends, curve, marker=".", label=name)
+    right.set(xscale="log", xlabel="processor seconds", ylabel="training loss, equal parameters")
+    right.grid(linewidth=0.3)
+    right.legend(fontsize=7)
+    return figure
 
 
 def main(argv: list[str]) -> int:
@@ -186,6 +265,6 @@ def main(argv: list[str]) -> int:
     }
     results |= {f"{name}, equal parameters": losses for name, losses in parameters.items()}
     results |= {f"{name}, equal time": losses for name, losses in time.items()}
-    figure = beside(values_of(time, "loss"), FINEMATH, "loss (nats per token), equal time")
-    publish("baselines", argv, config, results, page(tried, parameters, time), figure)
+    lines = page(tried, parameters, time)
+    publish("baselines", argv, config, results, lines, drawn(parameters, time))
     return 0

@@ -27,10 +27,15 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
-from experiments.harness.models import HEADS, MULTIPLE, REFERENCE, model_makers
+from experiments.harness.models import (
+    HEADS,
+    MULTIPLE,
+    PASSES,
+    REFERENCE,
+    count_flops,
+    model_makers,
+)
 from experiments.harness.report import number, table
 from experiments.harness.result_cache import Numbers
 from experiments.harness.runner import (
@@ -55,8 +60,6 @@ WARM_UP = 3
 """Updates before those that are timed: kernels are loaded, moments made."""
 WINDOWS = 5
 """Parts that the seconds of a case are divided into, each of whole updates."""
-PASSES = 3
-"""Products of a forward and a backward pass, in those of the forward pass."""
 PEAK = "matrix product"
 """Case of the product that others are compared with."""
 PEAK_SIDE = {"cpu": 2_048, "gpu": 8_192}
@@ -197,9 +200,7 @@ def _timed(config: ThroughputConfig, kind: str, width: int, mode: str, own: Proc
         def loss(batch: Tensor) -> Tensor:
             return F.cross_entropy(run.logits(batch).flatten(0, 1), targets)
 
-        counter = FlopCounterMode(display=False)
-        with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # all products are counted
-            model(inputs[:1])
+        flops = config.rows * count_flops(model, config.n_ctx)
         started = time.monotonic()
         for _ in range(WARM_UP):
             run.update([inputs], loss)
@@ -210,7 +211,7 @@ def _timed(config: ThroughputConfig, kind: str, width: int, mode: str, own: Proc
             windows.append(_window(run, inputs, loss, steps))
     is_gpu = config.device == "gpu"
     return {
-        "flops": PASSES * config.rows * counter.get_total_flops(),
+        "flops": flops,
         "precision": run.precision,
         "warm_up_s": warm_up_s,
         "updates_of_a_window": steps,

@@ -21,7 +21,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from srm.training.problems.drawn import examples
-from srm.training.text.tokenizer import special_ids
 
 Item = TypeVar("Item")
 
@@ -35,8 +34,9 @@ IGNORED = -100
 class ProblemBatches:
     """Batches of about `tokens` tokens: inputs and targets, int64 [rows, length]."""
 
-    def __init__(self, tokenizer: Tokenizer, seed: int, tokens: int, n_ctx: int) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, end: int, seed: int, tokens: int, n_ctx: int) -> None:
+        """`end` is the token behind each problem."""
+        self._tokenizer, self._end = tokenizer, end
         self._seed = seed
         self._tokens = tokens
         self._n_ctx = n_ctx
@@ -61,7 +61,7 @@ class ProblemBatches:
     def _encoded(self, seed: int) -> Iterator[tuple[list[int], list[int]]]:
         stream = examples(seed)
         while True:
-            yield from encode(self._tokenizer, list(islice(stream, 64)))
+            yield from encode(self._tokenizer, list(islice(stream, 64)), self._end)
 
 
 class EpochBatches(Generic[Item]):
@@ -93,10 +93,11 @@ def problem_kinds(steps: int) -> dict[str, Sequence[int]]:
     }
 
 
-def encode(tokenizer: Tokenizer, batch: list[tuple[str, str]]) -> list[tuple[list[int], list[int]]]:
+def encode(
+    tokenizer: Tokenizer, batch: list[tuple[str, str]], end: int
+) -> list[tuple[list[int], list[int]]]:
     """Encode prompts, from the begin token, and solutions, to the end token."""
     prompts, solutions = zip(*batch, strict=True)
     begun = tokenizer.encode_batch(prompts)
     ended = tokenizer.encode_batch(solutions, add_special_tokens=False)
-    end = special_ids(tokenizer).end
     return [(start.ids, [*other.ids, end]) for start, other in zip(begun, ended, strict=True)]

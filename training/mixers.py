@@ -13,7 +13,7 @@ from srm.engine.weights.tensors import (
     projection_prefixes,
     scalar_prefixes,
 )
-from srm.training.forms import CHUNK, Form, Parallel, Recurrent, TorchMixerUnit
+from srm.training.forms import CHUNK, Documents, Form, Parallel, Recurrent, TorchMixerUnit
 
 
 class TokenMixer(nn.Module):
@@ -35,9 +35,9 @@ class TokenMixer(nn.Module):
                 module = module.get_submodule(part)
             module.register_parameter(leaf, nn.Parameter(_initial(name, shape, config)))
 
-    def forward(self, x: Tensor, chunk: int = CHUNK) -> Tensor:
+    def forward(self, x: Tensor, chunk: int = CHUNK, documents: Documents | None = None) -> Tensor:
         """Mix x [batch, length, d] to [batch, length, d], length ≤ n_ctx."""
-        return self._run(x, Parallel(x.shape[1], chunk))
+        return self._run(x, Parallel(x.shape[1], chunk, documents))
 
     def step(self, x: Tensor, state: Tensor, position: int) -> tuple[Tensor, Tensor]:
         """Mix x [batch, d] with state [units, batch, d]; return output [batch, d] and new state."""

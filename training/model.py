@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from srm.engine.config import ModelConfig
-from srm.training.forms import CHUNK
+from srm.training.forms import CHUNK, Documents, split_documents
 from srm.training.mixers import TokenMixer
 
 
@@ -77,9 +77,9 @@ class Block(nn.Module):
         self.token_norm = nn.LayerNorm(width)
         self.token_mixing_layer = TokenMixer(config)
 
-    def forward(self, x: Tensor, chunk: int) -> Tensor:
+    def forward(self, x: Tensor, chunk: int, documents: Documents | None = None) -> Tensor:
         x = x + self.channel_mixing_layer(self.channel_norm(x))
-        mixed: Tensor = self.token_mixing_layer(self.token_norm(x), chunk)
+        mixed: Tensor = self.token_mixing_layer(self.token_norm(x), chunk, documents)
         return x + mixed
 
     def step(self, x: Tensor, state: Tensor, position: int) -> tuple[Tensor, Tensor]:
@@ -92,6 +92,9 @@ class SRM(BlockModel):
     """ids -> embedding -> blocks -> logits. No final norm, tied weights or position encoding."""
 
     config: ModelConfig
+    separator: int | None = None
+    """Token that begins a document, each of which `forward` computes as if it stood alone; None: a
+    row is one."""
 
     def __init__(self, config: ModelConfig) -> None:
         blocks = (Block(config) for _ in range(config.num_layers))
@@ -105,8 +108,9 @@ class SRM(BlockModel):
         form, whose time and memory grow with length² (paper eq. 1-4).
         """
         x = self.input_layer(ids)
+        documents = None if self.separator is None else split_documents(ids == self.separator)
         for block in self.mixer_blocks:
-            x = block(x, chunk)
+            x = block(x, chunk, documents)
         return F.linear(x, self.output_layer.weight)
 
     def step(self, ids: Tensor, state: Tensor, position: int) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from srm.engine.errors import ConfigError
 from srm.engine.settings import build
 from srm.engine.tokenizer_file import read_byte_level, read_tokenizer
 from srm.training.checkpoint import save_model
-from srm.training.data import ProblemBatches, problem_kinds
+from srm.training.data import IGNORED, ProblemBatches, problem_kinds
 from srm.training.instruments.events import check_events
 from srm.training.loop import Losses, Run, TrainingBatches
 from srm.training.loss_files import write_losses
@@ -26,10 +26,14 @@ from srm.training.processes import processes
 from srm.training.schedule import Schedule
 from srm.training.settings import PretrainConfig, select_fixed
 from srm.training.text.documents import documents, files
+from srm.training.text.mixed_batches import MixedBatches
 from srm.training.text.packed_batches import PackedBatches
 from srm.training.text.token_file import token_file
 from srm.training.text.tokenizer import (
+    DESCRIPTIONS,
+    SpecialIds,
     count_entries,
+    prepend_begin,
     special_ids,
     train_tokenizer,
 )
@@ -85,15 +89,18 @@ def pretrain(config: PretrainConfig) -> Losses:
     with processes(config.device) as own, own.alone_in(config.output):
         with own.first_alone():
             tokenizer = _tokenizer(config, own.is_first)
-            batches, evaluation, source = _batches(config, tokenizer)
-        model = SRM(config.model(count_entries(tokenizer), special_ids(tokenizer)))
+            ids = special_ids(tokenizer, config.output)
+            batches, evaluation, source = _batches(config, tokenizer, ids)
+        model = SRM(config.model(count_entries(tokenizer), ids))
+        if config.separate_documents:
+            model.separator = ids.begin
         schedule = build(Schedule, msgspec.structs.asdict(config))
         settings = select_fixed(config) | {"evaluation_share": config.held_out}
         run = Run(model, schedule, config.output, own, {"texts": source}, settings)
         every = (config.keep_every, own.is_first)
         series = ModelSeries(run, model.config, config.output, config.output, *every)
         samples = Samples(
-            run, tokenizer, _prompt(config, tokenizer), config.n_ctx, config.save_every
+            run, tokenizer, _prompt(config, tokenizer, ids), config.n_ctx, config.save_every
         )
         run.train(batches, evaluation, (series, samples))
         weights = run.weights()
@@ -112,8 +119,7 @@ def _tokenizer(config: PretrainConfig, is_first: bool) -> Tokenizer:
     """
     path, saved = config.output / "tokenizer.json", config.output / "run.pt"
     if config.tokenizer:
-        wanted = read_byte_level(Path(config.tokenizer))
-        special_ids(wanted)  # before any work
+        wanted, described = _given_tokenizer(Path(config.tokenizer))
         content = wanted.to_str(pretty=True).encode()
         if saved.exists() and path.read_bytes() != content:
             raise ConfigError(
@@ -121,6 +127,8 @@ def _tokenizer(config: PretrainConfig, is_first: bool) -> Tokenizer:
                 "leave it out or change output"
             )
         write_whole(path, content)
+        for name, description in described.items():
+            write_whole(config.output / name, description)
     elif is_first and not (path.exists() and saved.exists()):
         if config.texts:
             texts = documents(config.texts, config.suffix, config.text_member)
@@ -138,38 +146,107 @@ def _tokenizer(config: PretrainConfig, is_first: bool) -> Tokenizer:
     return read_tokenizer(path)
 
 
-def _prompt(config: PretrainConfig, tokenizer: Tokenizer) -> list[int]:
+def _given_tokenizer(given: Path) -> tuple[Tokenizer, dict[str, bytes]]:
+    """Return a tokenizer from a file or a folder, and by name the folder's files that describe
+    it."""
+    if not given.is_dir():
+        tokenizer = read_byte_level(given)
+        special_ids(tokenizer)  # before any work
+        return tokenizer, {}
+    tokenizer = read_byte_level(given / "tokenizer.json")
+    prepend_begin(tokenizer, given)
+    special_ids(tokenizer, given)
+    files = [path for name in DESCRIPTIONS if (path := given / name).is_file()]
+    return tokenizer, {path.name: path.read_bytes() for path in files}
+
+
+def _prompt(config: PretrainConfig, tokenizer: Tokenizer, ids: SpecialIds) -> list[int]:
     """Return what the model is shown to go on with: a problem, or the beginning of a text."""
     if config.texts:
-        return [special_ids(tokenizer).begin]
-    ids: list[int] = tokenizer.encode(next(problems("held-out", config.seed)).prompt).ids
-    return ids
+        return [ids.begin]
+    prompt: list[int] = tokenizer.encode(next(problems("held-out", config.seed)).prompt).ids
+    return prompt
+
+
+class _WithoutTarget:
+    """Batches whose loss leaves out a token."""
+
+    def __init__(self, batches: TrainingBatches, token: int) -> None:
+        self._batches, self._token = batches, token
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = self._batches[index]
+        return inputs, targets.masked_fill(targets == self._token, IGNORED)
 
 
 def _batches(
-    config: PretrainConfig, tokenizer: Tokenizer
+    config: PretrainConfig, tokenizer: Tokenizer, ids: SpecialIds
 ) -> tuple[TrainingBatches, list[tuple[Tensor, Tensor]], str]:
     """Return the batches for training, those for evaluation, and a description of their source."""
-    if not config.texts:
-        made = ProblemBatches(tokenizer, config.seed, config.batch_tokens, config.n_ctx)
-        return made, [], "problems"
-    paths = files(config.texts, config.suffix)
+    batches: TrainingBatches
+    held_out: TrainingBatches | None = None
+    count, source = 0, "problems"
+    if config.texts:
+        batches, others, source = _text_batches(config, tokenizer, ids.end)
+        if others is not None:
+            held_out, count = others, min(config.evaluation_batches, len(others))
+    else:
+        sizes = config.batch_tokens, config.n_ctx
+        batches = ProblemBatches(tokenizer, ids.end, config.seed, *sizes)
+    # The end of one document does not say how the next begins. Where one token is both, it is the
+    # end that is learned.
+    if config.separate_documents and ids.begin != ids.end:
+        batches = _WithoutTarget(batches, ids.begin)
+        held_out = None if held_out is None else _WithoutTarget(held_out, ids.begin)
+    evaluation = [] if held_out is None else [held_out[index] for index in range(count)]
+    return batches, evaluation, source
+
+
+TextBatches = PackedBatches | MixedBatches
+
+
+def _text_batches(
+    config: PretrainConfig, tokenizer: Tokenizer, end: int
+) -> tuple[TextBatches, TextBatches | None, str]:
+    """Return batches of the texts, batches of what is held out of them, and a hash of the texts
+    and the tokenizer."""
+    rows, weights = max(1, config.batch_tokens // config.n_ctx), config.text_weights
+    if not weights:
+        return _batches_of(config, tokenizer, end, config.texts, "tokens", rows)
+    parts = [
+        _batches_of(config, tokenizer, end, (texts,), f"tokens-{number}", 1)
+        for number, texts in enumerate(config.texts)
+    ]
+    training, held_out, sources = zip(*parts, strict=True)
+    others = [batches for batches in held_out if batches is not None]
+    return (
+        MixedBatches(training, weights, rows, config.seed),
+        MixedBatches(others, weights, rows, config.seed) if others else None,
+        hashlib.sha256("".join(sources).encode()).hexdigest(),
+    )
+
+
+def _batches_of(
+    config: PretrainConfig,
+    tokenizer: Tokenizer,
+    end: int,
+    texts: tuple[Path, ...],
+    name: str,
+    rows: int,
+) -> tuple[PackedBatches, PackedBatches | None, str]:
+    """Do so for some texts, whose tokens are kept under that name."""
+    paths = files(texts, config.suffix)
     sizes = "".join(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}\n" for path in paths)
     described = f"{sizes}{config.text_member}\n{tokenizer.to_str()}"
     source = hashlib.sha256(described.encode()).hexdigest()
     _, ids = token_file(
-        config.output / "tokens",
+        config.output / name,
         source,
         lambda: documents(paths, member=config.text_member),
         tokenizer,
-        special_ids(tokenizer).end,
+        end,
     )
-    rows = max(1, config.batch_tokens // config.n_ctx)
-    held_out = int(len(ids) * config.held_out)
-    end = special_ids(tokenizer).end if config.windows == "documents" else None
-    batches = PackedBatches(ids[: len(ids) - held_out], rows, config.n_ctx, config.seed, end)
-    if not held_out:
-        return batches, [], source
-    others = PackedBatches(ids[len(ids) - held_out :], rows, config.n_ctx, config.seed, end)
-    smallest = min(config.evaluation_batches, len(others))
-    return batches, [others[index] for index in range(smallest)], source
+    shape = rows, config.n_ctx, config.seed, end if config.windows == "documents" else None
+    trained = len(ids) - int(len(ids) * config.held_out)
+    batches = PackedBatches(ids[:trained], *shape)
+    return batches, PackedBatches(ids[trained:], *shape) if trained < len(ids) else None, source

@@ -66,6 +66,10 @@ def check_numbers(config: msgspec.Struct, least: Mapping[str, float]) -> None:
             raise ValueError(f"clip_norm must be above 0, got {value}")
 
 
+def _is_weight(value: float) -> bool:
+    return 1 / MOST_FLOAT <= value <= MOST_FLOAT
+
+
 def select_fixed(config: msgspec.Struct) -> dict[str, Any]:
     """Return the settings that may not change when a run is resumed."""
     fixed: dict[str, Any] = msgspec.to_builtins(flatten(config), enc_hook=str)
@@ -80,16 +84,21 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     texts: tuple[Path, ...] = ()
     """Files and folders of text: .jsonl, .parquet; any other file is one text. Empty: generated
     word problems."""
+    text_weights: tuple[float, ...] = ()
+    """Share of the rows for each of `texts`, times any number; empty: as many as they have."""
     suffix: str = ""
     """End of the names of the files that are read in folders of `texts`; empty: all."""
     text_member: str = "text"
     """Name of the .jsonl member or .parquet column that has the text."""
     tokenizer: str = ""
-    """Path of a tokenizer.json, also of another model; empty: a tokenizer is trained on the
-    texts."""
+    """Path of a tokenizer.json, also of another model, or of a folder that has one; empty: a
+    tokenizer is trained on the texts."""
     windows: Literal["packed", "documents"] = "packed"
     """What rows of texts begin with: `packed`, any token, and none is in two rows; `documents`, a
     document unless one is longer than a row, and its beginning ends the row before too."""
+    separate_documents: bool = False
+    """Whether each document of a row is computed as if it stood alone: states and positions begin
+    anew with it, and the loss leaves out its begin token."""
     evaluation_share: float = 0.01
     """Fraction of the texts' tokens, taken from the end, that is kept for evaluation."""
     evaluate_every: int = 200
@@ -158,6 +167,12 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check_numbers(self, dict.fromkeys(least.split(), 1))
         if self.windows == "documents" and not self.texts:
             raise ValueError("windows must be packed where there are no texts, got documents")
+        weights = self.text_weights
+        if weights and (len(weights) != len(self.texts) or not all(map(_is_weight, weights))):
+            raise ValueError(
+                f"text_weights must be a number of {1 / MOST_FLOAT:g} … {MOST_FLOAT:g} for each of "
+                f"the {len(self.texts)} texts, got {weights}"
+            )
         if not 0 <= self.evaluation_share < 1:
             raise ValueError(f"evaluation_share must lie in [0, 1), got {self.evaluation_share}")
         self.model(MIN_VOCAB_SIZE)  # reports an invalid shape before any work

@@ -36,6 +36,7 @@ from srm.training.data import encode
 from srm.training.mixers import TokenMixer
 from srm.training.model import Block
 from srm.training.problems.drawn import problems
+from srm.training.text.tokenizer import special_ids
 
 DEPTH = 32
 """Products of float8 that a tensor core adds at a time."""
@@ -135,7 +136,7 @@ def _solved_problems(folder: Path, count: int, seed: int) -> Tensor:
     tokenizer, ids = read_tokenizer(folder / "tokenizer.json"), list[int]()
     while len(ids) < count * size:
         drawn = [(problem.prompt, problem.solution) for problem in islice(stream, 64)]
-        for prompt, solution in encode(tokenizer, drawn):
+        for prompt, solution in encode(tokenizer, drawn, special_ids(tokenizer).end):
             ids += prompt + solution
     return torch.tensor(ids[: count * size]).view(count, size)
 

@@ -1,13 +1,18 @@
-"""The models that are compared: variants of SRM, Transformer, masked mixer, Mamba 2."""
+"""The models that are compared: variants of SRM, Transformer, masked mixer, Mamba 2, RWKV-4."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
 from srm.engine.config import ModelConfig
 from srm.training.baselines.mamba2 import Mamba2, Mamba2Shape
 from srm.training.baselines.masked_mixer import MaskedMixerModel, MaskedMixerShape
+from srm.training.baselines.rwkv4 import RWKV4, RWKV4Shape
 from srm.training.baselines.transformer import Transformer, TransformerShape
 from srm.training.model import SRM, LanguageModel
 
@@ -17,6 +22,9 @@ HEADS = 4
 """Heads of attention and mixers. As in the paper, Mamba 2 has twice as many, each with its own B
 and C, and a state of half its width: its 14 d² parameters a block are those that the paper counts.
 """
+IN_FLOAT32 = ("RWKV-4",)
+"""Models whose products are in float32 whatever the machine has: the paper found this one unstable
+in half precision."""
 MULTIPLE = 2 * HEADS
 """Number that the width of every model is a multiple of."""
 SRMS: dict[str, dict[str, Any]] = {
@@ -32,6 +40,9 @@ SRMS: dict[str, dict[str, Any]] = {
 }
 """The variants of SRM, as settings of ModelConfig: without decay where it is not named, and
 projected with heads."""
+
+PASSES = 3
+"""Products of a forward and a backward pass, in those of the forward pass."""
 
 MakeModel = Callable[[int], LanguageModel]
 """Function from a width to a new model."""
@@ -49,6 +60,7 @@ def model_makers(layers: int, n: int, vocab_size: int) -> dict[str, MakeModel]:
         "Mamba 2": lambda d: Mamba2(
             Mamba2Shape(d, layers, 2 * HEADS, 2 * HEADS, d // 2, vocab_size)
         ),
+        "RWKV-4": lambda d: RWKV4(RWKV4Shape(d, layers, vocab_size)),
     }
 
 
@@ -60,3 +72,13 @@ def make_variant(variant: str, width: int, layers: int, n: int, vocab_size: int)
     fixed = {"decay": False, "use_projections": not is_headless}
     sizes = (width, layers, 1 if is_headless else HEADS, n, vocab_size)
     return SRM(ModelConfig(*sizes, **(fixed | SRMS[variant])))
+
+
+def count_flops(model: LanguageModel, length: int) -> int:
+    """Return the operations of the products of a forward and a backward pass over one sequence, as
+    torch counts them."""
+    ids = torch.zeros(1, length, dtype=torch.int64, device=next(model.parameters()).device)
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # all products are counted
+        model(ids)
+    return PASSES * counter.get_total_flops()

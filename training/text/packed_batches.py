@@ -26,24 +26,42 @@ class PackedBatches:
         self._begins = np.arange((len(ids) - 1) // length) * length
         if end is not None:
             self._begins = _document_windows(ids, length, end)
-        self._windows = len(self._begins)
+        self.windows = len(self._begins)
+        """Number of windows, each once an epoch."""
         self._epoch, self._order = -1, np.empty(0, np.int64)
-        if self._windows < rows:
+        if self.windows < rows:
             raise ConfigError(
-                f"texts: {len(ids):,} tokens make {self._windows} windows of {length}, and a batch "
+                f"texts: {len(ids):,} tokens make {self.windows} windows of {length}, and a batch "
                 f"takes {rows}: give more text, or lower batch_tokens or n_ctx"
             )
 
     def __len__(self) -> int:
         """Return how many whole batches an epoch has."""
-        return self._windows // self._rows
+        return self.windows // self._rows
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         epoch, batch = divmod(index, len(self))
+        order = self._order_of(epoch)
+        return self._rows_of(order[batch * self._rows : (batch + 1) * self._rows])
+
+    def following(self, first: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return `count` rows behind the first `first` ones, of as many epochs as that takes."""
+        places = np.arange(first, first + count)
+        epochs = places // self.windows
+        windows = np.empty(count, np.int64)
+        for epoch in np.unique(epochs):
+            is_its = epochs == epoch
+            windows[is_its] = self._order_of(int(epoch))[places[is_its] % self.windows]
+        return self._rows_of(windows)
+
+    def _order_of(self, epoch: int) -> npt.NDArray[np.int64]:
         if epoch != self._epoch:
-            order = np.random.default_rng((self._seed, epoch)).permutation(self._windows)
+            order = np.random.default_rng((self._seed, epoch)).permutation(self.windows)
             self._epoch, self._order = epoch, order
-        begins = self._begins[self._order[batch * self._rows : (batch + 1) * self._rows]]
+        return self._order
+
+    def _rows_of(self, windows: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        begins = self._begins[windows]
         taken = self._ids[begins[:, None] + np.arange(self._length + 1)]
         ids = torch.from_numpy(taken.astype(np.int64))
         return ids[:, :-1], ids[:, 1:]

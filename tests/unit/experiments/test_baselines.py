@@ -8,7 +8,10 @@ from experiments.baselines import (
     FINEMATH,
     FINEWEB,
     BaselinesConfig,
+    along,
+    crossings,
     equal_time,
+    overtaken,
     page,
     rate_beyond,
     width_of,
@@ -17,7 +20,7 @@ from experiments.harness.models import model_makers
 from experiments.harness.result_cache import Numbers
 from tests.unit.experiments.conftest import Experiment
 
-NAMES = ["SRM", "Transformer", "masked mixer", "Mamba 2"]
+NAMES = ["SRM", "Transformer", "masked mixer", "Mamba 2", "RWKV-4"]
 
 
 def test_all_models_are_trained_and_shown(run_tiny: Experiment) -> None:
@@ -42,6 +45,8 @@ def test_all_models_are_trained_and_shown(run_tiny: Experiment) -> None:
         assert {item["steps"] for item in same} == {2}
         assert len(as_long[0]["training_losses"]) == as_long[0]["steps"] >= 1
         assert f"<!-- {name} -->" in picture
+        wants = "float32" if name == "RWKV-4" else as_long[0]["precision"]
+        assert {item["precision"] for item in same} == {wants}
     assert text.count("of 6 pairs of cases stand in the paper's order") == 4
     assert results["SRM, equal time"] == results["SRM, equal parameters"]
 
@@ -72,8 +77,10 @@ def test_the_best_rate_is_looked_for_beyond_those_that_are_given() -> None:
 
 
 def result(loss: float, seconds: float) -> Numbers:
+    losses = [loss + 1 / (i + 1) for i in range(100)]
     sizes = {"width": 8, "parameters": 1_000, "learning_rate": 0.006, "steps": 100}
-    return {"loss": loss, "processor_seconds": seconds, **sizes}
+    took = {"processor_seconds": seconds, "training_losses": losses}
+    return {"loss": loss, **took, **sizes}
 
 
 def test_steps_of_equal_time_go_by_the_median_processor_time() -> None:
@@ -97,4 +104,19 @@ def test_the_page_has_both_comparisons() -> None:
     first, second = text.split("Equal processor time:")
     assert "Against FineMath: 6 of 6 pairs" in first and "Against FineWeb: 5 of 6 pairs" in first
     assert "Against FineMath: 0 of 6 pairs" in second
-    assert list(FINEWEB) == list(FINEMATH) == NAMES
+    assert list(FINEWEB) == list(FINEMATH) == NAMES[:-1]  # the paper has no loss of RWKV-4
+
+
+def test_curves_say_who_overtakes_whom() -> None:
+    """One that begins above and ends below in updates, and has twice the time for each."""
+    falling, later = [3.0 - i / 100 for i in range(64)], [3.5 - i / 50 for i in range(64)]
+    runs: dict[str, list[Numbers]] = {
+        name: [{"training_losses": losses, "processor_seconds": seconds} for _ in range(2)]
+        for name, losses, seconds in (("SRM", falling, 1.0), ("late", later, 2.0))
+    }
+    assert along(runs["SRM"])[0] == pytest.approx(3.0 - 1.5 / 100) and len(along(runs["SRM"])) == 16
+    (line,) = crossings(runs, 64)
+    assert line.startswith("- late: after as many updates it is below it from update 52 on")
+    assert line.endswith("after as much processor time it stays above it.")
+    assert overtaken([2, 2, 2], [1, 3, 1]) == 2 and overtaken([2, 2], [1, 1]) == 0
+    assert overtaken([2, 2], [1, 2]) is None

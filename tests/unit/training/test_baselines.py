@@ -14,6 +14,7 @@ from experiments.harness.models import model_makers
 from srm.engine.config import ModelConfig
 from srm.training.baselines.mamba2 import Mamba2, Mamba2Shape, scan
 from srm.training.baselines.masked_mixer import MaskedMixerModel, MaskedMixerShape
+from srm.training.baselines.rwkv4 import RWKV4, RWKV4Shape, weighted_mean
 from srm.training.baselines.transformer import Transformer, TransformerShape, rotated
 from srm.training.loop import Run
 from srm.training.model import SRM, LanguageModel
@@ -39,7 +40,17 @@ def models() -> dict[str, LanguageModel]:
         "transformer": Transformer(TransformerShape(hidden=40, **shape)),
         "masked mixer": MaskedMixerModel(MaskedMixerShape(n_ctx=LENGTH, **shape)),
         "mamba 2": Mamba2(Mamba2Shape(d_state=5, num_groups=3, **shape)),
+        "rwkv 4": trained_rwkv4(),
     }
+
+
+def trained_rwkv4() -> RWKV4:
+    """With weights where it begins with zeros, which nothing would pass."""
+    model = RWKV4(RWKV4Shape(24, 2, VOCAB))
+    for parameter in model.parameters():
+        if not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.2)
+    return model
 
 
 def random_ids(rows: int = 2) -> Tensor:
@@ -70,6 +81,7 @@ def test_a_model_has_the_parameters_that_its_shape_says(name: str) -> None:
         "masked mixer": 2 * (4 * d + 8 * d * d + 5 * d + 2 * (d * d + d) + heads * (n * n + n)),
         "mamba 2": d
         + 2 * (d + d * (inner + convolved + heads) + 5 * convolved + 3 * heads + inner + inner * d),
+        "rwkv 4": 4 * d + 2 * (4 * d + 7 * d + 4 * d * d + 9 * d * d),
     }
     total = sum(parameter.numel() for parameter in models()[name].parameters())
     assert total == expected[name] + 2 * v * d
@@ -164,6 +176,68 @@ def test_the_scan_is_its_recurrence(chunk: int, groups: int) -> None:
     both = [torch.autograd.grad(item.square().sum(), (x, rate, b, c)) for item in (result, wanted)]
     for gradient, other in zip(*both, strict=True):
         torch.testing.assert_close(gradient, other)
+
+
+@pytest.mark.parametrize("scale", [1, 100])
+@pytest.mark.parametrize("length", [1, 2, 13, 64])
+def test_the_weighted_mean_is_its_recurrence(length: int, scale: float) -> None:
+    """Token by token, gradients too; e^100 is far beyond float32, and so is e^-100."""
+    generator = torch.Generator().manual_seed(3)
+    keys, values, fall, bonus = (
+        torch.randn(*shape, 5, dtype=torch.float64, generator=generator)
+        for shape in ((2, length), (2, length), (), ())
+    )
+    inputs = (scale * keys, values, fall.exp(), bonus)
+    inputs = tuple(x.detach().requires_grad_() for x in inputs)
+    keys, values, fall, bonus = inputs
+    numerator = denominator = torch.zeros(2, 5, dtype=torch.float64)
+    expected = []
+    for t in range(length):
+        now = (bonus + keys[:, t]).exp()
+        expected.append((numerator + now * values[:, t]) / (denominator + now))
+        kept_share, weight = (-fall).exp(), keys[:, t].exp()
+        numerator = kept_share * numerator + weight * values[:, t]
+        denominator = kept_share * denominator + weight
+    result, wanted = weighted_mean(*inputs), torch.stack(expected, 1)
+    torch.testing.assert_close(result, wanted)
+    both = [torch.autograd.grad(item.square().sum(), inputs, allow_unused=length == 1) for item in
+            (result, wanted)]  # fmt: skip
+    for gradient, other in zip(*both, strict=True):
+        torch.testing.assert_close(gradient, other)
+    single = weighted_mean(*(x.detach().float() for x in inputs))
+    torch.testing.assert_close(single.double(), wanted.detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_rwkv_4_is_what_its_equations_say_token_by_token() -> None:
+    """The whole model, in float64, with a state of two tokens and two sums a layer."""
+    model, ids = trained_rwkv4().double(), random_ids()
+    with torch.no_grad():
+        result, x = model(ids), model.input_layer(ids)
+        for block in model.mixer_blocks:
+            x = block.embedded_norm(x)
+            time, channel = block.time_mixing, block.channel_mixing
+            last = last_mixed = torch.zeros(2, 24, dtype=torch.float64)
+            up = down = torch.zeros(2, 24, dtype=torch.float64)
+            rows = []
+            for t in range(LENGTH):
+                seen = block.time_norm(x[:, t])
+                mix = {name: share * seen + (1 - share) * last
+                       for name, share in time.shifts.shares.items()}  # fmt: skip
+                last = seen
+                key, value = time.key(mix["key"]), time.value(mix["value"])
+                now = (time.bonus + key).exp()
+                mean = (up + now * value) / (down + now)
+                fall = (-time.log_fall.exp()).exp()
+                up, down = fall * up + key.exp() * value, fall * down + key.exp()
+                y = x[:, t] + time.out(torch.sigmoid(time.receptance(mix["receptance"])) * mean)
+                seen = block.channel_norm(y)
+                mix = {name: share * seen + (1 - share) * last_mixed
+                       for name, share in channel.shifts.shares.items()}  # fmt: skip
+                last_mixed = seen
+                inner = channel.value(channel.key(mix["key"]).clamp(min=0) ** 2)
+                rows.append(y + torch.sigmoid(channel.receptance(mix["receptance"])) * inner)
+            x = torch.stack(rows, 1)
+        torch.testing.assert_close(result, model.output_layer(model.norm(x)))
 
 
 @pytest.mark.parametrize(

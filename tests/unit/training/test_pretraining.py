@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from torch.nn import functional as F
 
 from srm.engine.config import DEMO_MODEL
 from srm.engine.errors import CheckpointError, ConfigError
@@ -23,10 +24,12 @@ from srm.loadtest.records import ROOT
 from srm.training import pretrain as pretraining
 from srm.training.checkpoint import load_model
 from srm.training.data import IGNORED, SHORT, WHOLE_EVERY, ProblemBatches, encode
+from srm.training.model import SRM
 from srm.training.pretrain import CHAT_TEMPLATE, pretrain
 from srm.training.problems.drawn import examples, problems
 from srm.training.schedule import Schedule
 from srm.training.settings import PretrainConfig
+from srm.training.text.packed_batches import PackedBatches
 from srm.training.text.tokenizer import BEGIN_ID, END_ID, train_tokenizer
 
 SIZES: dict[str, Any] = {"d_model": 16, "num_layers": 2, "num_heads": 2, "n_ctx": 64}
@@ -64,7 +67,9 @@ def test_every_digit_is_a_token(tokenizer: Tokenizer) -> None:
 
 def test_targets_are_the_next_tokens_and_of_short_rows_only_answers(tokenizer: Tokenizer) -> None:
     """And batches are a function of seed and index."""
-    batches, same = (ProblemBatches(tokenizer, seed=1, tokens=512, n_ctx=256) for _ in range(2))
+    batches, same = (
+        ProblemBatches(tokenizer, END_ID, seed=1, tokens=512, n_ctx=256) for _ in range(2)
+    )
     assert not torch.equal(batches[1][0][:2, :20], batches[2][0][:2, :20])
     for index in (0, WHOLE_EVERY - 1):
         for first, again in zip(batches[index], same[index], strict=True):
@@ -87,7 +92,9 @@ def test_targets_are_the_next_tokens_and_of_short_rows_only_answers(tokenizer: T
 
 def test_prompt_and_solution_are_the_tokens_of_their_text(tokenizer: Tokenizer) -> None:
     batch = list(islice(examples(0), 200))
-    for (prompt, solution), (begun, ended) in zip(batch, encode(tokenizer, batch), strict=True):
+    for (prompt, solution), (begun, ended) in zip(
+        batch, encode(tokenizer, batch, END_ID), strict=True
+    ):
         assert [*tokenizer.encode(prompt + solution).ids, END_ID] == begun + ended
 
 
@@ -152,6 +159,80 @@ def test_texts_are_trained_on_and_others_kept_for_evaluation(texts: Path, tmp_pa
         pretrain(config)
 
 
+def test_texts_are_mixed_by_weight(texts: Path, tmp_path: Path) -> None:
+    """And the weights are a part of the run."""
+    files = (texts / "0.txt", texts / "1.txt")
+    config = msgspec.structs.replace(
+        TINY, output=tmp_path / "run", texts=files, text_weights=(0.75, 0.25), **ON_TEXTS
+    )
+    losses = pretrain(config)
+    assert [steps for steps, _ in losses.evaluations] == [4, 8]
+    assert {path.name for path in config.output.glob("tokens*.bin")} == {
+        "tokens-0.bin",
+        "tokens-1.bin",
+    }
+    assert pretrain(config).steps == losses.steps
+    with pytest.raises(ConfigError, match="another text_weights"):
+        pretrain(msgspec.structs.replace(config, text_weights=(0.5, 0.5)))
+
+
+@pytest.mark.parametrize(
+    "weights", [(1.0,), (1.0, 0.0), (1.0, -1.0), (1.0, math.nan), (1.0, math.inf), (1.0, 1e-19)]
+)
+def test_weights_that_fit_no_texts_are_refused(weights: tuple[float, ...]) -> None:
+    with pytest.raises(
+        ValueError, match="text_weights must be a number of 1e-18 … 1e\\+18 for each"
+    ):
+        msgspec.structs.replace(TINY, texts=(Path("a"), Path("b")), text_weights=weights)
+    with pytest.raises(ValueError, match=r"for each of the 0 texts"):
+        msgspec.structs.replace(TINY, text_weights=(1.0,))
+
+
+@pytest.mark.parametrize("windows", ["packed", "documents"])
+def test_documents_of_a_row_are_trained_on_as_if_each_stood_alone(
+    tmp_path: Path, windows: str
+) -> None:
+    """The loss of the first update and of the evaluation is that of each document by itself."""
+    lines = [{"text": p.prompt + p.solution} for p in islice(problems("train", 0), 300)]
+    file = tmp_path / "texts.jsonl"
+    file.write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
+    changes: dict[str, Any] = {"texts": (file,), "precision": "float32", "learning_rate": 0.0}
+    changes |= {"evaluation_share": 0.2, "evaluate_every": 1, "evaluation_batches": 2, "steps": 1}
+    config = msgspec.structs.replace(
+        TINY, output=tmp_path / "run", separate_documents=True, windows=windows, **changes
+    )
+    losses = pretrain(config)
+    torch.manual_seed(config.seed)
+    model = SRM(read_model(config.output).config)
+    tokens = np.fromfile(config.output / "tokens.bin", "<u2")
+    trained = len(tokens) - int(len(tokens) * 0.2)
+    end = END_ID if windows == "documents" else None
+    for ids, count, loss in (
+        (tokens[:trained], 1, losses.steps[0]),
+        (tokens[trained:], 2, losses.evaluations[0][1]),
+    ):
+        batches = PackedBatches(ids, 4, 64, config.seed, end)
+        each = [batches[index] for index in range(count)]
+        rows = torch.cat([torch.cat([inputs, last[:, -1:]], 1) for inputs, last in each])
+        total, targets, documents = 0.0, 0, 0
+        for row in rows:
+            begins = [0, *(i for i in range(1, 65) if row[i] == BEGIN_ID), 65]
+            pieces = [row[begin:stop] for begin, stop in pairwise(begins)]
+            for piece in (piece for piece in pieces if len(piece) > 1):
+                logits = model(piece[None, :-1])[0]
+                total += float(F.cross_entropy(logits.detach(), piece[1:], reduction="sum"))
+                targets, documents = targets + len(piece) - 1, documents + 1
+        assert documents > len(rows)
+        assert loss == pytest.approx(total / targets, rel=1e-5)
+
+
+def test_problems_are_trained_on_one_by_one_too(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"steps": 4, "precision": "float32", "n_ctx": 128}
+    together = _run(tmp_path / "together", **sizes)
+    apart = _run(tmp_path / "apart", separate_documents=True, **sizes)
+    assert together[0] != apart[0] and len(apart) == 4
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and no more", b"\x80\x02."])
 def test_a_damaged_run_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "run.pt").write_bytes(content)
@@ -203,6 +284,72 @@ def test_tokenizers_of_other_models_were_refused(
     tokens = np.fromfile(next((tmp_path / "run").glob("tokens*.bin")), "<u2")
     assert tokens[-1] == 300 and (tokens[0] == 301) == bool(begin)
     _run(tmp_path / "problems", steps=1, tokenizer=str(given))
+
+
+def hugging_face_folder(folder: Path, **described: object) -> Path:
+    """A tokenizer of bytes, whose special tokens have names of its own."""
+    folder.mkdir()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    other = Tokenizer(models.BPE({character: i for i, character in enumerate(alphabet)}, []))
+    other.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    other.post_processor = processors.ByteLevel()
+    other.decoder = decoders.ByteLevel()
+    other.add_special_tokens(["<begin>", "<|endoftext|>", "<|im_end|>", "<pad>"])  # 256 … 259
+    other.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_bytes(msgspec.json.encode(described))
+    return folder
+
+
+BOTH = {"eos_token": "<|im_end|>", "bos_token": "<begin>"}
+
+
+@pytest.mark.parametrize(
+    ("described", "ids", "first"),
+    [
+        ({"eos_token": "<|im_end|>", "pad_token": "<pad>"}, (258, 258), None),
+        ({"eos_token": {"content": "<|im_end|>", "lstrip": False}}, (258, 258), None),
+        ({**BOTH, "add_bos_token": True}, (256, 258), 256),
+        ({**BOTH, "add_bos_token": False}, (258, 258), None),
+        ({"eos_token": None}, (257, 257), None),
+    ],
+    ids=["eos", "as AddedToken", "adds bos", "bos is not added", "by its name"],
+)
+def test_a_tokenizer_folder_says_which_tokens_end_and_begin(
+    tmp_path: Path, described: dict[str, object], ids: tuple[int, int], first: int | None
+) -> None:
+    folder = hugging_face_folder(tmp_path / "given", **described)
+    texts = tmp_path / "texts.txt"
+    texts.write_text("some words, " * 200)
+    run = {"texts": (texts,), "evaluate_every": 0, "separate_documents": True}
+    for _ in range(2):  # the second time it goes on
+        _run(tmp_path / "run", steps=2, tokenizer=str(folder), **run)
+    _run(tmp_path / "run", steps=3, **run)  # with what the run has
+    config = read_model(tmp_path / "run").config
+    assert (config.bos_token_id, config.eos_token_id, config.vocab_size) == (*ids, 260)
+    tokens = np.fromfile(tmp_path / "run" / "tokens.bin", "<u2")
+    assert tokens[-1] == ids[1] and (first is None or tokens[0] == first)
+    assert (tokens >= 256).sum() == 1 + (first is not None)
+    saved = (tmp_path / "run" / "tokenizer_config.json").read_bytes()
+    assert saved == (folder / "tokenizer_config.json").read_bytes()
+    _run(tmp_path / "problems", steps=1, tokenizer=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("described", "message"),
+    [
+        ({"eos_token": "</end>"}, "has the end token '</end>', tokenizer.json not"),
+        ({"add_bos_token": True}, "adds a begin token, None, that it has not"),
+        ({"add_bos_token": True, "bos_token": "<s>"}, "adds a begin token, '<s>', that it has not"),
+        ({"eos_token": 3}, r"tokenizer_config\.json: "),
+    ],
+)
+def test_a_tokenizer_folder_that_contradicts_itself_is_refused(
+    tmp_path: Path, described: dict[str, object], message: str
+) -> None:
+    folder = hugging_face_folder(tmp_path / "given", **described)
+    with pytest.raises(ConfigError, match=message):
+        _run(tmp_path / "run", steps=1, tokenizer=str(folder))
+    assert not (tmp_path / "run" / "tokenizer.json").exists()
 
 
 @pytest.mark.parametrize("mixer", ["diagonal", "combined", "kernel"])

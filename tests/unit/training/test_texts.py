@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, pre_tokenizers, processors
 
 from srm.engine.errors import ConfigError
 from srm.training.text.documents import documents
+from srm.training.text.mixed_batches import MixedBatches
 from srm.training.text.packed_batches import PackedBatches, _document_windows
 from srm.training.text.token_file import token_file
 from srm.training.text.tokenizer import (
@@ -293,3 +294,38 @@ def test_a_run_of_letters_without_a_break_made_training_quadratic(
     train_tokenizer([text, "short"], 300)
     assert "".join(passed) == text + "short" and passed[-1] == "short"
     assert max(len(run) for part in passed for run in re.findall(r"\S+|\s+", part)) == 512
+
+
+def numbered(begin: int, windows: int, seed: int = 0) -> PackedBatches:
+    """Windows of four tokens, from `begin` on without a repetition."""
+    return PackedBatches(np.arange(begin, begin + 4 * windows + 1, dtype=np.uint32), 1, 4, seed)
+
+
+def test_rows_follow_each_other_through_epochs() -> None:
+    batches, other = numbered(0, 5), numbered(0, 5)
+    rows = [batches.following(first, count)[0] for first, count in ((0, 3), (3, 9), (12, 0))]
+    begins = np.concatenate([row[:, 0].numpy() for row in rows])
+    assert begins.tolist() == [int(other[index][0][0, 0]) for index in range(12)]
+    assert sorted(begins[:5]) == sorted(begins[5:10]) == [0, 4, 8, 12, 16]
+
+
+def test_mixed_rows_have_their_shares_and_every_window_once_an_epoch() -> None:
+    windows, weights = (900, 300, 7), (6.0, 3.0, 1.0)
+
+    def mixed(seed: int = 3) -> MixedBatches:
+        sources = [numbered(100_000 * i, count) for i, count in enumerate(windows)]
+        return MixedBatches(sources, weights, 8, seed)
+
+    batches = mixed()
+    assert len(batches) == 8  # of the seven windows, of which there is one in ten rows
+    rows = [batches[index] for index in range(1_100)]  # more than are drawn at once
+    begins = np.concatenate([inputs[:, 0].numpy() for inputs, _ in rows])
+    assert all((targets == inputs + 1).all() for inputs, targets in rows)
+    for number, (count, weight) in enumerate(zip(windows, weights, strict=True)):
+        own = begins[begins // 100_000 == number] % 100_000 // 4
+        assert len(own) / len(begins) == pytest.approx(weight / 10, abs=0.02)
+        for epoch in range(len(own) // count):
+            assert sorted(own[epoch * count : (epoch + 1) * count]) == list(range(count))
+    for index in (1_090, 1_030, 3):  # of any order, and of a run that goes on
+        assert (mixed()[index][0] == rows[index][0]).all()
+    assert (mixed(4)[3][0] != rows[3][0]).any()

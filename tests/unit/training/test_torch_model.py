@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,31 @@ def test_all_forms_have_the_same_logits_and_gradients(
         for name, gradient in gradients(model, logits).items():
             largest = float(expected[name].abs().max())
             assert (gradient - expected[name]).abs().max() <= TOLERANCE * max(1, largest), name
+
+
+@variants
+@given(config=configs(max_n_ctx=25), seed=st.integers(0, 99), chunk=st.integers(2, 9))
+def test_documents_of_a_row_are_computed_as_if_each_stood_alone(
+    config: ModelConfig, seed: int, chunk: int
+) -> None:
+    """In the chunked form and the published one, gradients too; alone also token by token."""
+    model, ids = randomized(config, seed), random_ids(config, seed)
+    alone = []
+    for row in ids:
+        begins = [0, *(i for i in range(1, config.n_ctx) if row[i] == 0), config.n_ctx]
+        pieces = [row[None, begin:end] for begin, end in pairwise(begins)]
+        for form in (model, lambda piece: recurrent(model, piece)):
+            alone.append(torch.cat([form(piece) for piece in pieces], 1))
+    expected, token_by_token = (torch.cat(alone[form::2]) for form in (0, 1))
+    assert error(token_by_token, expected) < TOLERANCE
+    wanted = gradients(model, expected)
+    model.separator = 0
+    for length in (chunk, 256):
+        logits = model(ids, chunk=length)
+        assert error(logits, expected) < TOLERANCE
+        for name, gradient in gradients(model, logits).items():
+            largest = float(wanted[name].abs().max())
+            assert (gradient - wanted[name]).abs().max() <= TOLERANCE * max(1, largest), name
 
 
 def test_memory_of_training_is_linear_in_length() -> None:
