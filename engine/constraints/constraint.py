@@ -20,6 +20,8 @@ MAX_REGEX = 20_000
 """Most characters of a regex."""
 MAX_GRAMMAR = 100_000
 """Most characters of a Lark grammar, and of all choices together."""
+_MAX_DIGITS = 1_000
+"""Most digits of a number in a schema."""
 _ESCAPES = 'nrbtf\\"'
 """Escapes of strings: without \\uXXXX each text has one spelling, so no name of a property has
 another one that evades its schema."""
@@ -30,7 +32,9 @@ _UNHONOURED = re.compile(r"%json\b|%llguidance\b|\[[^\]\n]*\b(?:temperature|stop
 def read_json(text: bytes | str) -> Any:
     """Return what the JSON says. Raises InvalidRequest for a key that an object has twice and for
     NaN, ValueError for what is no JSON, and RecursionError."""
-    return json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+    return json.loads(
+        text, object_pairs_hook=_object, parse_int=_int, parse_constant=_refuse_constant
+    )
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -40,6 +44,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidRequest(f"an object has {twice!r:.80} twice")
     return fields
+
+
+def _int(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise InvalidRequest(f"a number has {len(digits)} digits; at most {_MAX_DIGITS} are read")
+    return int(digits)
 
 
 def _refuse_constant(name: str) -> NoReturn:

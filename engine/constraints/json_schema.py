@@ -212,7 +212,7 @@ class _Writer:
                     raise _fault(at, f"must be a string; got {_show(value)}")
                 return _pattern(value, at)
             case "format":
-                if value not in FORMATS:
+                if not isinstance(value, str) or value not in FORMATS:
                     raise _fault(at, f"must be of {', '.join(FORMATS)}; got {_show(value)}")
             case "multipleOf":
                 if not _is_number(value) or not 0 < value <= LARGEST:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -75,6 +76,8 @@ class Messages(Endpoint):
         self._models = models
         self._chat = chat
         self._template = template
+        self._counting = ThreadPoolExecutor(1, thread_name_prefix="counts")
+        """One thread: long texts take much memory."""
 
     async def begin(self, body: bytes, id: str, owner: RequestOwner) -> MessageFormat:
         request = await parsed(parse_message, body)
@@ -86,6 +89,8 @@ class Messages(Endpoint):
         """Return how many tokens a request begins with. Raises the RequestError to answer with."""
         request = await parsed(parse_count, body)
         self._models.check(request.model)
+        if not self._text.has_tokenizer:
+            raise InvalidRequest("messages cannot be counted: this model has no tokenizer")
         with naming_as_here():
             prompt = await render(self._template, request.conversation)
         if len(prompt) > MAX_CHARACTERS:
@@ -93,7 +98,8 @@ class Messages(Endpoint):
                 f"messages have {len(prompt)} characters; at most {MAX_CHARACTERS} are counted",
                 "messages",
             )
-        (ids,) = await asyncio.to_thread(self._text.encode, [prompt], False)
+        loop = asyncio.get_running_loop()
+        (ids,) = await loop.run_in_executor(self._counting, self._text.encode, [prompt], False)
         return TokenCount(len(ids) // 4)
 
 

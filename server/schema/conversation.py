@@ -130,11 +130,14 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
                 "= true leave it out or send false",
                 "add_generation_prompt",
             )
-        if self.continue_final_message and not self.messages[-1].content:
-            raise InvalidRequest(
-                "continue_final_message = true: the last message has no content to continue",
-                "continue_final_message",
-            )
+        if self.continue_final_message:
+            last = self.messages[-1]
+            fault = "has tool calls, behind which no text goes on" if last.tool_calls else ""
+            if fault := fault or "has no content to continue" * (not last.text):
+                raise InvalidRequest(
+                    f"continue_final_message = true: the last message {fault}",
+                    "continue_final_message",
+                )
         own = _OWN_VARIABLES | {"tools"} if self.tools else _OWN_VARIABLES
         for name in self.chat_template_kwargs:
             if name in own:

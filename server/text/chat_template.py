@@ -63,6 +63,10 @@ class ChatTemplate:
             return await loop.run_in_executor(self._thread, self._rendered, chat)
         except ProcessFailed as error:
             raise InvalidRequest(f"the chat template: {error}", "messages") from None
+        except RecursionError:
+            raise InvalidRequest(
+                "messages: the arguments of a tool call nest too deep", "messages"
+            ) from None
 
     def _rendered(self, chat: Conversation) -> str:
         if chat.has_calls and not self._shows_calls:

@@ -82,7 +82,11 @@ def _serve() -> None:
     send(outbox, Answer())
     while (message := receive(inbox)) is not None:
         limit_processor_time()
-        send(outbox, answer(message, tokenizer))
+        answered = answer(message, tokenizer)
+        if answered.error is not None:  # which may quote half of a surrogate pair
+            shown = answered.error.encode(errors="backslashreplace").decode()
+            answered = Answer(error=shown)
+        send(outbox, answered)
 
 
 def main(argv: list[str]) -> int:

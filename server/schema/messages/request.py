@@ -140,7 +140,7 @@ class CountRequest(Fields, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    """Whether a tool is called, and which; several only with any and `false`."""
+    """Whether a tool is called, and which; several only with any or auto, and `false`."""
     output_config: (
         Annotated[
             OutputParam,
@@ -337,7 +337,9 @@ def _turns_of(given: dict[str, Raw]) -> list[Turn]:
         raise InvalidRequest(
             f"messages must be a list of 1 to {MAX_MESSAGES} turns; got {show(value)}", "messages"
         )
-    turns, num_parts = [], 0
+    turns: list[Turn] = []
+    calls: set[str | None] = set()
+    num_parts = num_messages = 0
     for i, item in enumerate(items):
         try:
             num_parts += _count_parts(item)
@@ -348,6 +350,13 @@ def _turns_of(given: dict[str, Raw]) -> list[Turn]:
                 )
             turn = _decode_turn(item)
             _check(turn)
+            num_messages += 1 + _check_results(turn, i, calls)
+            if num_messages > MAX_MESSAGES:
+                raise InvalidRequest(
+                    f"messages[{i}]: messages must have at most {MAX_MESSAGES} turns and "
+                    "tool_results together",
+                    "messages",
+                )
             turns.append(turn)
         except msgspec.ValidationError as error:
             raise InvalidRequest(
@@ -359,6 +368,22 @@ def _turns_of(given: dict[str, Raw]) -> list[Turn]:
         except UNDECODABLE as error:
             raise not_json(item, error) from None
     return turns
+
+
+def _check_results(turn: Turn, i: int, calls: set[str | None]) -> int:
+    """Return the number of results of the turn, and add its calls to the ids of `calls`.
+
+    Raises InvalidRequest for a result of none of these."""
+    blocks = [] if isinstance(turn.content, str) else turn.content
+    calls |= {block.id for block in blocks if block.type == "tool_use"}
+    results = [block.tool_use_id for block in blocks if block.type == "tool_result"]
+    for id in results:
+        if id not in calls:
+            raise InvalidRequest(
+                f"messages[{i}]: tool_use_id = {show(id)} is the id of no tool_use before it",
+                "messages",
+            )
+    return len(results)
 
 
 def _count_parts(value: Raw, depth: int = 2) -> int:

@@ -15,6 +15,8 @@ SYSTEM, QUESTION = (message["content"] for message in MESSAGES)
 USER = {"role": "user", "content": QUESTION}
 TOOL = {"name": "f", "input_schema": {"properties": {"x": {"enum": [1, 22]}}, "required": ["x"]}}
 ANY = {"tool_choice": {"type": "any"}}
+CALL = {"type": "tool_use", "id": "abcdefghi", "name": "f", "input": {"a": 1}}
+RESULT = {"type": "tool_result", "tool_use_id": "abcdefghi"}
 
 
 def send(server: Server, path: str = PATH, **fields: Any) -> Any:
@@ -96,6 +98,27 @@ def test_a_schema_is_the_form_of_the_text(server: Server) -> None:
         (
             {"messages": [USER, {"role": "assistant", "content": ""}]},
             *("messages", "no content to continue"),
+        ),
+        (
+            {"messages": [USER, {"role": "assistant", "content": [{"type": "text", "text": ""}]}]},
+            *("messages", "no content to continue"),
+        ),
+        (
+            {"messages": [USER, {"role": "assistant", "content": [CALL]}]},
+            *("messages", "has tool calls"),
+        ),
+        (
+            {"messages": [USER, {"role": "user", "content": [RESULT]}], "system": "a"},
+            *("messages", 'messages[1]: tool_use_id = "abcdefghi" is the id of no tool_use'),
+        ),
+        (
+            {
+                "messages": [
+                    *(USER, {"role": "assistant", "content": [CALL]}),
+                    {"role": "user", "content": [RESULT] * 4094},
+                ]
+            },
+            *("messages", "messages[2]: messages must have at most 4096 turns and tool_results"),
         ),
         ({"tools": [{"type": "web_search_1", "name": "w"}]}, "tools", 'type, if any, is "custom"'),
         (ANY, "tool_choice", "needs tools"),

@@ -233,6 +233,20 @@ async def test_calls_are_told_as_text_unless_the_template_writes_them(make: Make
     assert await make(every).render(chat(USER)) == "hi|"
 
 
+async def test_arguments_of_any_depth_are_shown_or_refused(make: Make) -> None:
+    template = make("{% for m in messages %}" + "".join(KNOWS.values()) + "{% endfor %}")
+    refused = 0
+    for depth in (1, *range(970, 1_010, 3), 100_000):
+        function = {"name": "a", "arguments": f'{{"x":{"[" * depth}{"]" * depth}}}'}
+        calling = {**CALLING, "tool_calls": [{**CALL, "function": function}]}
+        try:
+            assert "[" * depth in await template.render(chat(USER, calling, RESULT))
+        except InvalidRequest as error:
+            assert "nest" in error.message or "recursion" in error.message, error.message
+            refused += 1
+    assert refused
+
+
 async def test_tools_are_shown_where_the_template_writes_them(make: Make) -> None:
     tool = Tool("function", Function("add", parameters=Raw(b'{"type":"object"}')))
     shows = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{{ messages[0].content }}"
