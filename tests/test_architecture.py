@@ -64,8 +64,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "loadtest.report": _REPORTS,
     "loadtest.commands": (*_REPORTS, "loadtest.workload", "loadtest.report"),
     "training.text": ("engine",),
-    "training.questions": ("engine", "training.text"),
     "training.problems": (),
+    "training.questions": ("engine", "training.text", "training.problems"),
     "training.statistics": (),
     "training.instruments": ("engine", "training.text"),
     "training": (
@@ -93,12 +93,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "experiments.harness": (
         *("engine", "training", "training.text", "training.baselines"),
-        "loadtest",
+        *("training.problems", "training.grpo", "loadtest"),
     ),
     "experiments": (
         *("engine", "engine.weights", "training", "training.text", "experiments.harness"),
         *("training.questions", "training.statistics", "training.finetuning", "training.grpo"),
-        "training.baselines",
+        *("training.baselines", "training.problems"),
     ),
     "deploy": ("server", "server.supervise", "engine"),
     "deploy.ray": (

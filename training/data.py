@@ -20,6 +20,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from srm.training.problems import countdown
 from srm.training.problems.drawn import examples
 
 Item = TypeVar("Item")
@@ -62,6 +63,36 @@ class ProblemBatches:
         stream = examples(seed)
         while True:
             yield from encode(self._tokenizer, list(islice(stream, 64)), self._end)
+
+
+class CountdownBatches:
+    """Batches of about `tokens` tokens, a countdown puzzle a row and all of one size, of which the
+    answers are learned: inputs and targets, int64 [rows, length]. None is held out."""
+
+    def __init__(self, seed: int, tokens: int, form: countdown.Form) -> None:
+        self._seed, self._tokens, self._form = seed, tokens, form
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.batch((self._seed, index), index % len(countdown.SIZES), is_held_out=False)
+
+    def evaluation(self, count: int) -> list[tuple[Tensor, Tensor]]:
+        """Return batches of held-out puzzles, the same ones for every model of this form."""
+        return [
+            self.batch((1, index), index % len(countdown.SIZES), is_held_out=True)
+            for index in range(count)
+        ]
+
+    def batch(self, seed: tuple[int, int], at: int, is_held_out: bool) -> tuple[Tensor, Tensor]:
+        """Return puzzles of the size that is `at` that place."""
+        size = countdown.SIZES[at]
+        random, rows = np.random.default_rng(seed), max(1, self._tokens // (4 * size + 4))
+        is_chain = self._form == "chain"
+        solved = countdown.draw_split(random, rows, size, is_chain, is_held_out)
+        ids, start, lengths = countdown.write(solved, self._form)
+        written = torch.from_numpy(ids[:, : start + int(lengths.max())])
+        places = torch.arange(written.shape[1])
+        is_answer = (places >= start) & (places < start + torch.from_numpy(lengths)[:, None])
+        return written[:, :-1], written.where(is_answer, IGNORED)[:, 1:]
 
 
 class EpochBatches(Generic[Item]):

@@ -16,11 +16,13 @@ from srm.engine.errors import ConfigError
 from srm.engine.settings import build
 from srm.engine.tokenizer_file import read_byte_level, read_tokenizer
 from srm.training.checkpoint import save_model
-from srm.training.data import IGNORED, ProblemBatches, problem_kinds
+from srm.training.data import IGNORED, CountdownBatches, ProblemBatches, problem_kinds
 from srm.training.instruments.events import check_events
 from srm.training.loop import Losses, Run, TrainingBatches
 from srm.training.loss_files import write_losses
 from srm.training.model import SRM
+from srm.training.problems.countdown import Countdown
+from srm.training.problems.countdown_tokenizer import countdown_tokenizer
 from srm.training.problems.drawn import examples, problems
 from srm.training.processes import processes
 from srm.training.schedule import Schedule
@@ -41,6 +43,8 @@ from srm.training.text.whole_files import write_whole
 from srm.training.watch import ModelSeries, Samples
 
 TOKENIZER_PROBLEMS = 100_000
+EXAMPLE = Countdown((3, 5, 97, 12), 482)
+"""The countdown puzzle that a model is shown while it learns."""
 
 CHAT_TEMPLATE = r"""{%- set asked = namespace(system='', is_new=false, is_open=false) -%}
 {%- for message in messages -%}
@@ -106,7 +110,8 @@ def pretrain(config: PretrainConfig) -> Losses:
         weights = run.weights()
         if own.is_first:
             save_model(model.config, weights, config.output)
-            kinds = {} if config.texts else problem_kinds(len(run.losses.steps))
+            are_words = not config.texts and config.problems == "words"
+            kinds = problem_kinds(len(run.losses.steps)) if are_words else {}
             write_losses(run.losses, config.output, kinds)
     return run.losses
 
@@ -129,6 +134,8 @@ def _tokenizer(config: PretrainConfig, is_first: bool) -> Tokenizer:
         write_whole(path, content)
         for name, description in described.items():
             write_whole(config.output / name, description)
+    elif is_first and config.problems == "countdown":
+        write_whole(path, countdown_tokenizer().to_str(pretty=True).encode())
     elif is_first and not (path.exists() and saved.exists()):
         if config.texts:
             texts = documents(config.texts, config.suffix, config.text_member)
@@ -164,7 +171,9 @@ def _prompt(config: PretrainConfig, tokenizer: Tokenizer, ids: SpecialIds) -> li
     """Return what the model is shown to go on with: a problem, or the beginning of a text."""
     if config.texts:
         return [ids.begin]
-    prompt: list[int] = tokenizer.encode(next(problems("held-out", config.seed)).prompt).ids
+    is_countdown = config.problems == "countdown"
+    drawn = EXAMPLE if is_countdown else next(problems("held-out", config.seed))
+    prompt: list[int] = tokenizer.encode(drawn.prompt).ids
     return prompt
 
 
@@ -190,6 +199,9 @@ def _batches(
         batches, others, source = _text_batches(config, tokenizer, ids.end)
         if others is not None:
             held_out, count = others, min(config.evaluation_batches, len(others))
+    elif config.problems == "countdown":
+        puzzles = CountdownBatches(config.seed, config.batch_tokens, "direct")
+        return puzzles, puzzles.evaluation(config.evaluation_batches), source
     else:
         sizes = config.batch_tokens, config.n_ctx
         batches = ProblemBatches(tokenizer, ids.end, config.seed, *sizes)

@@ -13,6 +13,7 @@ import msgspec
 from srm.engine.config import DEMO_MODEL, Mixer, ModelConfig, find_model
 from srm.engine.messages import MAX_TEMPERATURE
 from srm.engine.settings import flatten
+from srm.training.problems.countdown import LONGEST
 from srm.training.text.tokenizer import MAX_VOCAB_SIZE, MIN_VOCAB_SIZE, OWN_IDS, SpecialIds
 
 Precision = Literal["auto", "bfloat16", "float16", "float32"]
@@ -83,9 +84,12 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Folder of the run and of the model; an existing run is resumed."""
     texts: tuple[Path, ...] = ()
     """Files and folders of text: .jsonl, .parquet; any other file is one text. Empty: generated
-    word problems."""
+    problems."""
     text_weights: tuple[float, ...] = ()
     """Share of the rows for each of `texts`, times any number; empty: as many as they have."""
+    problems: Literal["words", "countdown"] = "words"
+    """Problems that are generated where there are no texts: `words`, ten kinds of word problems, or
+    `countdown`, puzzles that combine numbers to a target, with a tokenizer of their own."""
     suffix: str = ""
     """End of the names of the files that are read in folders of `texts`; empty: all."""
     text_member: str = "text"
@@ -173,6 +177,15 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"text_weights must be a number of {1 / MOST_FLOAT:g} … {MOST_FLOAT:g} for each of "
                 f"the {len(self.texts)} texts, got {weights}"
             )
+        if self.problems == "countdown":
+            if self.texts or self.tokenizer:
+                name = "texts" if self.texts else "tokenizer"
+                raise ValueError(f"problems must be words where {name} is given, got countdown")
+            if self.n_ctx < LONGEST:
+                raise ValueError(
+                    f"n_ctx must be at least {LONGEST} where problems is countdown, got "
+                    f"{self.n_ctx}"
+                )
         if not 0 <= self.evaluation_share < 1:
             raise ValueError(f"evaluation_share must lie in [0, 1), got {self.evaluation_share}")
         self.model(MIN_VOCAB_SIZE)  # reports an invalid shape before any work

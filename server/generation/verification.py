@@ -11,11 +11,13 @@ import math
 import re
 from collections.abc import Callable
 from decimal import Context, Decimal
+from fractions import Fraction
 from typing import Any, Final, NamedTuple
 
 from msgspec import UNSET, Raw
 
 from srm.engine.errors import InvalidRequest
+from srm.server.generation.arithmetic import evaluate
 from srm.server.generation.matching import MAX_PROGRAM, Pattern, in_parts
 from srm.server.schema.json_parts import first_byte
 from srm.server.schema.validation import show
@@ -170,7 +172,7 @@ class Verifier:
         return self._patterns[source]
 
 
-_CHECKED = ("match", "pointer", "equals", "number", "tolerance", "relative_tolerance")
+_CHECKED = ("match", "pointer", "equals", "number", "tolerance", "relative_tolerance", "using")
 
 
 def _of(rule: Rule, name: str) -> Any:
@@ -194,7 +196,7 @@ def _combined(name: str, scores: list[Score], weights: list[float]) -> Score:
 def _condition(rule: Rule, path: str) -> Callable[[Any], bool]:
     """Return how what the rule looks at must be."""
     if rule.number is UNSET:
-        for name in ("tolerance", "relative_tolerance"):
+        for name in ("tolerance", "relative_tolerance", "using"):
             if _of(rule, name) is not None:
                 raise _refused(f"{path}.{name}", "is allowed only with number")
     elif rule.equals is not UNSET:
@@ -203,6 +205,8 @@ def _condition(rule: Rule, path: str) -> Callable[[Any], bool]:
         low, high = _bounds(
             rule.number, rule.tolerance or 0.0, rule.relative_tolerance or 0.0, path
         )
+        if rule.using is not None:
+            return _is_expression(rule.using, Fraction(low), Fraction(high))
 
         def is_near(value: Any) -> bool:
             number = as_number(value) if isinstance(value, str) else value
@@ -213,6 +217,16 @@ def _condition(rule: Rule, path: str) -> Callable[[Any], bool]:
         return lambda _: True
     expected = _expected(rule.equals, path, rule.pointer is not None)
     return lambda value: _is_same(value, expected)
+
+
+def _is_expression(using: list[int], low: Fraction, high: Fraction) -> Callable[[Any], bool]:
+    """Return whether a value is an expression of these numbers whose value is near enough."""
+
+    def is_near(value: Any) -> bool:
+        number = evaluate(value, using) if isinstance(value, str) else None
+        return number is not None and low <= number <= high
+
+    return is_near
 
 
 def _expected(raw: Raw, path: str, may_be_json: bool) -> Any:

@@ -20,10 +20,15 @@ MAX_POINTER_LENGTH = 1_000
 MAX_RULES = 64
 """Most rules in a list."""
 MAX_WEIGHT = 1e6
+MAX_USED = 10**9
+"""Largest number that an expression must use."""
 _SHOWN = 200
 """Most characters of what is wrong, which may repeat a name."""
 
 _Tolerance = Annotated[float, Meta(ge=0)]
+_Used = Annotated[
+    list[Annotated[int, Meta(ge=0, le=MAX_USED)]], Meta(min_length=1, max_length=MAX_RULES)
+]
 _Rules = Annotated[list["Rule"], Meta(min_length=1, max_length=MAX_RULES)]
 
 
@@ -45,6 +50,9 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """It may be so far from number."""
     relative_tolerance: _Tolerance | None = None
     """It may be so many times the size of number from it, if that is further."""
+    using: _Used | None = None
+    """Whole numbers. What is checked must be an expression of them by + - * / and brackets that
+    uses each once, and its value must be number."""
     any: _Rules | None = None
     """The highest score of these."""
     all: _Rules | None = None

@@ -57,15 +57,17 @@ class Attention(nn.Module):
         return mixed
 
 
-def rotated(x: Tensor) -> Tensor:
+def rotated(x: Tensor, begin: int = 0) -> Tensor:
     """Rotate channel i and e / 2 + i of x [..., length, e] by the position times base^(-2i / e).
 
     So the product of a rotated query and a rotated key depends on the gap between them alone.
+    Positions count from `begin`.
     """
     length, width = x.shape[-2:]
     half = torch.arange(width // 2, dtype=torch.float64, device=x.device)
     speeds = ROTATION_BASE ** (-2 * half / width)
-    angles = torch.arange(length, dtype=torch.float64, device=x.device)[:, None] * speeds
+    positions = torch.arange(begin, begin + length, dtype=torch.float64, device=x.device)
+    angles = positions[:, None] * speeds
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)

@@ -33,6 +33,8 @@ class PassKConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     of the training split, only where `input` is None too."""
     shots: int = 0
     """Number of solved examples before every question."""
+    prompt: str = ""
+    """Text to complete, in which `{question}` stands for the question; empty: that of GSM8K."""
     reward: str = "srm.training.questions.rewards:gsm8k_strict"
     """Reward function of completion and question, as `module:function` or `file.py:function`; a
     reward of 1 or more is right."""
@@ -83,6 +85,8 @@ class PassKConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} must be {ends}, got {value}")
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url must begin with http:// or https://, got {self.url!r}")
+        if self.prompt and "{question}" not in self.prompt:
+            raise ValueError(f"prompt must have {{question}} in it, got {self.prompt!r}")
         if self.match and not self.until:
             raise ValueError(f"match = {self.match!r} ends nothing where until is 0")
         if self.shots and self.input is not None and self.examples is None:

@@ -11,7 +11,7 @@ import msgspec
 from srm.engine.errors import ConfigError
 from srm.training.passk.config import PassKConfig
 from srm.training.problems.drawn import Split, problems
-from srm.training.questions.questions import Question, read_questions
+from srm.training.questions.questions import PROMPT, Question, read_questions
 
 
 class PromptProblem(msgspec.Struct, frozen=True):
@@ -24,10 +24,11 @@ class PromptProblem(msgspec.Struct, frozen=True):
 def read_problems(config: PassKConfig) -> list[PromptProblem]:
     """Return the problems that the settings ask for. Raises ConfigError for unreadable files and
     for too few problems."""
+    form = config.prompt or PROMPT
     examples = _first("shots", config.shots, config.examples, "train", config.seed)
-    before = "".join(f"{example.prompt()} {example.answer.strip()}\n\n" for example in examples)
+    before = "".join(f"{example.prompt(form)} {example.answer.strip()}\n\n" for example in examples)
     questions = _first("problems", config.problems, config.input, "held-out", config.seed)
-    return [PromptProblem(before + question.prompt(), question) for question in questions]
+    return [PromptProblem(before + question.prompt(form), question) for question in questions]
 
 
 def digest(results: list[PromptProblem]) -> str:

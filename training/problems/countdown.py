@@ -39,7 +39,11 @@ PLUS, MINUS, TIMES, OVER, EQUALS, OPEN, CLOSE, COLON, SEMICOLON, MAKE, OF, BOS, 
 VOCABULARY = (*map(str, range(LARGEST + 1)), *WORDS)
 HELD_OUT_SHARE = 64
 """One problem in this many is held out."""
-_TOKENS = re.compile(r"\d+|[^\d\s]")
+LONGEST = 1 + 6 * SIZES[-1]
+"""Most tokens of a problem with its answer in any form but a pool, begin and end token included."""
+_TOKENS = re.compile(r"\d+|[a-z]+|\S")
+_IDS = {word: token for token, word in enumerate(VOCABULARY)}
+_PROMPT = re.compile(r"make (\d+) of (\d+(?: \d+)*) :")
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,12 @@ class SolvedPuzzles:
     steps: Ints
     """[problems, size - 1, 4]: first number, sign (0 … 3), second number, result."""
 
+    @property
+    def problems(self) -> list[Countdown]:
+        """The problems without their solutions."""
+        pairs = zip(self.numbers.tolist(), self.target.tolist(), strict=True)
+        return [Countdown(tuple(numbers), target) for numbers, target in pairs]
+
     def where(self, chosen: NDArray[np.bool_]) -> SolvedPuzzles:
         return SolvedPuzzles(self.numbers[chosen], self.target[chosen], self.steps[chosen])
 
@@ -89,6 +99,31 @@ def draw(random: np.random.Generator, count: int, size: int, is_chain: bool) -> 
     target in bounds. In a chain each step goes on with the result of the last."""
     numbers = random.integers(1, LARGEST_GIVEN + 1, (count, size))
     return combine(random, numbers, is_chain)
+
+
+def draw_split(
+    random: np.random.Generator, count: int, size: int, is_chain: bool, is_held_out: bool = False
+) -> SolvedPuzzles:
+    """Draw exactly `count` problems that are, or are not, held out."""
+    parts: list[SolvedPuzzles] = []
+    left = count
+    while left > 0:
+        some = draw(random, 4 * count, size, is_chain)
+        parts.append(some.where(held_out(some.numbers, some.target) == is_held_out))
+        left -= len(parts[-1].target)
+    numbers, target, steps = (
+        np.concatenate([getattr(part, name) for part in parts])[:count]
+        for name in ("numbers", "target", "steps")
+    )
+    return SolvedPuzzles(numbers, target, steps)
+
+
+def parse_prompt(prompt: str) -> Countdown:
+    """Read a problem's prompt. Raises ValueError for what is none."""
+    match = _PROMPT.fullmatch(prompt.strip())
+    if match is None:
+        raise ValueError(f"no countdown problem: {prompt!r:.100}")
+    return Countdown(tuple(map(int, match[2].split())), int(match[1]))
 
 
 def combine(random: np.random.Generator, numbers: Ints, is_chain: bool) -> SolvedPuzzles:
@@ -161,7 +196,7 @@ def _without(numbers: Ints, removed: Ints) -> Ints:
 
 def parse_ids(text: str) -> list[int]:
     """Return the ids of the numbers and signs of an expression."""
-    return [VOCABULARY.index(token) for token in _TOKENS.findall(text)]
+    return [_IDS[token] for token in _TOKENS.findall(text)]
 
 
 def expression_of(steps: Sequence[Sequence[int]]) -> str:

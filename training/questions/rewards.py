@@ -1,7 +1,7 @@
 """Rewards of completions: any function of a completion and its question, named by settings.
 
 The two of GSM8K compare values, so that 1,000 is 1000 and 18.00 is 18. They read a completion up to
-where it begins a question of its own.
+where it begins a question of its own. That of countdown reads the puzzle in the question.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from decimal import Decimal, InvalidOperation
 from importlib import import_module
 
 from srm.engine.errors import ConfigError
+from srm.training.problems.countdown import is_solved, parse_prompt
 from srm.training.questions.questions import Question
 
 Reward = Callable[[str, Question], float]
@@ -32,6 +33,12 @@ def gsm8k_lenient(completion: str, question: Question) -> float:
     """Return 1.0 if the last number, wherever it is, is the answer's, else 0.0."""
     numbers, wanted = _NUMBER.findall(_own(completion)), _answer(question)
     return float(bool(numbers) and _value(numbers[-1]) == wanted)
+
+
+def countdown(completion: str, question: Question) -> float:
+    """Return 1.0 if an expression, or steps, make the target of "make 64 of 25 3 7 4 :" with each
+    of its numbers used once, else 0.0."""
+    return float(is_solved(parse_prompt(question.question), completion))
 
 
 def load_reward(name: str) -> Reward:

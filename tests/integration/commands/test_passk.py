@@ -88,6 +88,14 @@ def test_any_other_server_is_asked_for_choices(foreign: Foreign, url: str, folde
     assert (body["model"], body["top_p"], body["max_tokens"]) == ("other", 0.9, 9)
 
 
+def test_the_prompt_is_what_is_asked_for(foreign: Foreign, url: str, folder: Path) -> None:
+    assert run(url, folder, prompt="{question}, or {question}?") == 0
+    assert {body["prompt"] for body in foreign.bodies} == {
+        f"{question}, or {question}?" for question in ("a cat", "a mat")
+    }
+    assert run(url, folder, prompt="question?", output=folder / "other") == 2
+
+
 def test_samples_behind_the_last_right_one_are_left_out(
     foreign: Foreign, url: str, folder: Path
 ) -> None:

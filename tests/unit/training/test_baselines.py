@@ -16,6 +16,7 @@ from srm.training.baselines.mamba2 import Mamba2, Mamba2Shape, scan
 from srm.training.baselines.masked_mixer import MaskedMixerModel, MaskedMixerShape
 from srm.training.baselines.rwkv4 import RWKV4, RWKV4Shape, weighted_mean
 from srm.training.baselines.transformer import Transformer, TransformerShape, rotated
+from srm.training.baselines.transformer_sampler import TransformerSampler
 from srm.training.loop import Run
 from srm.training.model import SRM, LanguageModel
 from srm.training.processes import processes
@@ -253,3 +254,27 @@ def test_heads_that_do_not_fit_are_refused(shape: object, message: str) -> None:
     assert callable(shape)
     with pytest.raises(ValueError, match=message):
         shape()
+
+
+def test_a_transformer_samples_what_it_would_compute_anew() -> None:
+    """Each drawn token is as likely as the whole model says, though rows end at different times."""
+    model = models()["transformer"]
+    assert isinstance(model, Transformer)
+    for parameter in model.parameters():
+        parameter.data *= 6  # so that next tokens differ
+    end, prompt, most = 3, [5, 6, 7], 6
+    random = torch.Generator().manual_seed(1)
+    drawn = TransformerSampler(model, torch.float32).sample(prompt, 6_000, most, end, random)
+    assert {len(ids) for ids in drawn} == set(range(1, most + 1))
+    assert all(end not in ids[:-1] and (ids[-1] == end or len(ids) == most) for ids in drawn)
+    with torch.no_grad():
+        first = model(torch.tensor([prompt]))[0, -1].softmax(-1)
+    for token in first.topk(3).indices.tolist():
+        share = sum(ids[0] == token for ids in drawn) / len(drawn)
+        assert share == pytest.approx(float(first[token]), abs=0.03)
+        begun = [ids for ids in drawn if ids[0] == token and token != end]
+        if len(begun) > 500:
+            with torch.no_grad():
+                then = model(torch.tensor([[*prompt, token]]))[0, -1].softmax(-1)
+            share = sum(ids[1] == int(then.argmax()) for ids in begun) / len(begun)
+            assert share == pytest.approx(float(then.max()), abs=0.08)

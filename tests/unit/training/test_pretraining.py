@@ -21,6 +21,7 @@ from srm.engine.config import DEMO_MODEL
 from srm.engine.errors import CheckpointError, ConfigError
 from srm.engine.weights.checkpoint import load_checkpoint, read_model
 from srm.loadtest.records import ROOT
+from srm.server.text.text import Text
 from srm.training import pretrain as pretraining
 from srm.training.checkpoint import load_model
 from srm.training.data import IGNORED, SHORT, WHOLE_EVERY, ProblemBatches, encode
@@ -411,3 +412,32 @@ def test_learning_rate_warms_up_and_decays_to_zero() -> None:
     assert max(rates) == pytest.approx(1.0)
     assert rates[-1] == pytest.approx(1 / 90)
     assert all(a > b for a, b in pairwise(rates[10:]))
+
+
+def test_countdown_is_learned_with_a_tokenizer_of_its_own(tmp_path: Path) -> None:
+    """And the run goes on where it stopped."""
+    countdown: dict[str, Any] = {"problems": "countdown", "evaluate_every": 20}
+    changes = countdown | {"learning_rate": 1e-2, "evaluation_batches": 3, "save_every": 20}
+    losses = _run(tmp_path, steps=40, **changes)
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    assert _run(tmp_path, steps=41, **changes)[:40] == losses
+    assert not (tmp_path / "chat_template.jinja").exists()
+    config, text = read_model(tmp_path).config, Text(tmp_path)
+    assert (config.bos_token_id, config.eos_token_id, config.vocab_size) == (1011, 1012, 1014)
+    (ids,) = text.encode(["make 64 of 25 3 7 4 :"])
+    assert text.decode(ids) == b" make 64 of 25 3 7 4 :"
+    with pytest.raises(ConfigError, match="another problems, 'countdown' and not 'words'"):
+        _run(tmp_path, steps=42, **{**changes, "problems": "words"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"n_ctx": 36}, "n_ctx must be at least 37 where problems is countdown, got 36"),
+        ({"texts": (Path("a"),)}, "problems must be words where texts is given, got countdown"),
+        ({"tokenizer": "a"}, "problems must be words where tokenizer is given, got countdown"),
+    ],
+)
+def test_what_does_not_go_with_countdown_is_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        PretrainConfig(problems="countdown", **changes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 import threading
 from fractions import Fraction
 from typing import Any
@@ -26,6 +27,7 @@ from srm.server.generation.verification import (
 )
 from srm.server.schema.completion_request import CompletionRequest, parse_completion
 from srm.server.schema.verify import MAX_RULES
+from srm.training.problems.countdown import evaluate
 from srm.training.questions.questions import Question
 from srm.training.questions.rewards import gsm8k_strict
 
@@ -79,6 +81,16 @@ RIGHT: list[tuple[Json, str]] = [
     ({"number": 200, "relative_tolerance": 0.01}, "198"),
     ({"number": -200, "relative_tolerance": 0.01, "tolerance": 3}, "-203"),
     ({"number": 1, "tolerance": 1e300}, "-1e299"),
+    # Expressions.
+    ({"number": 64, "using": [25, 3, 7, 4]}, " 25 * 3 - 7 - 4"),
+    ({"number": 64, "using": [4, 7, 3, 25]}, "((25*3)-(7+4))"),
+    ({"number": 2, "using": [8, 4, 2, 2]}, "8/4/2*2"),
+    ({"number": 0.5, "using": [1, 3, 6]}, "3/6*1"),
+    ({"number": 0.333, "tolerance": 0.001, "using": [1, 3]}, "1/3"),
+    ({"number": -2, "using": [0, 2]}, "0-2"),
+    ({"number": 5, "using": [5]}, "(5)"),
+    ({"match": "= (.*)", "number": 6, "using": [2, 3]}, "x = 2 * 3"),
+    ({"pointer": "/e", "number": 6, "using": [2, 3]}, '{"e": "2*3"}'),
     # JSON.
     ({"pointer": ""}, " [] "),
     ({"pointer": "", "equals": "a"}, '"a"'),
@@ -105,6 +117,34 @@ WRONG: list[tuple[Json, str]] = [
     *(({"number": 0}, text) for text in ("", "NaN", "Infinity", "0x0", "٠", "0_0", "0%", "1e")),
     ({"number": 1}, "1 2"),  # 12
     ({"number": BIG}, str(BIG + 1)),
+    *(
+        ({"number": 64, "using": [25, 3, 7, 4]}, text)
+        for text in (
+            *(
+                "",
+                "64",
+                "25*3-7",
+                "25*3-7-4-0",
+                "25*3-7-4-4",
+                "25*3-7-4=64",
+                "25 3 7 4",
+                "25*3-4-7-",
+            ),
+            *("-25*3-7-4", "25*3-(7-4", "25*3)-7-4", "25(*3)-7-4", "()25*3-7-4", "25*(3-7)-4"),
+            *(
+                "(" * 9_999,
+                "25*3-7-4" + ")" * 9_999,
+                "25*03-7-4",
+                "٢٥*3-7-4",
+                "²5*3-7-4",
+                "25//3-7-4",
+            ),
+            *("25**3-7-4", "2_5*3-7-4", "0" * 9_999 + "25*3-7-4", "25*3-7-4 so"),
+        )
+    ),
+    ({"number": 0, "using": [1, 0]}, "1/0"),
+    ({"number": 0.333, "using": [1, 3]}, "1/3"),
+    ({"pointer": "/e", "number": 6, "using": [6]}, '{"e": 6}'),
     ({"number": 0.1}, "0.1000000000000000055511151231257827021181583404541015625"),
     ({"number": 0, "tolerance": 1e308}, "1e400"),
     ({"number": 0.3, "tolerance": 0.1}, "0.4000001"),
@@ -181,6 +221,12 @@ FAULTS: list[tuple[Any, str]] = [
     ({"number": 1, "tolerance": -1}, "verify.tolerance must be a number >= 0"),
     ({"match": "a", "relative_tolerance": 1}, "verify.relative_tolerance is allowed only with"),
     ({"tolerance": 1}, "verify.tolerance is allowed only with number"),
+    ({"using": [1]}, "verify.using is allowed only with number"),
+    ({"number": 1, "using": []}, "verify.using must be a list of length >= 1"),
+    ({"number": 1, "using": [1] * (MAX_RULES + 1)}, f"must be a list of length <= {MAX_RULES}"),
+    ({"number": 1, "using": [-1]}, "verify.using[0] must be an integer >= 0"),
+    ({"number": 1, "using": [1, 10**10]}, "verify.using[1] must be an integer <= 1000000000"),
+    ({"number": 1, "using": [1.5]}, "verify.using[0] must be an integer"),
     ({**A, "weight": 1}, "verify.weight is only for a rule in a list of sum"),
     ({"sum": [{"not": {**A, "weight": 1}}]}, "verify.sum[0].not.weight is only"),
     ({"sum": [{**A, "weight": 1e7}]}, "verify.sum[0].weight must be a number <= 1"),
@@ -267,6 +313,34 @@ def test_the_reward_of_gsm8k_is_a_rule(answer: str, text: str, mark: str) -> Non
     rule = {"match": ANSWER, "number": answer}
     for completion in (f"6 + 7\n{mark}{text}", f"{mark}{answer}", f"{mark}{text}{mark}{answer}"):
         assert score(rule, completion) == gsm8k_strict(completion, Question("?", f"#### {answer}"))
+
+
+expressions = st.recursive(
+    st.integers(0, 12).map(str),
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from("+-*/"), inner).map("".join),
+        inner.map("({})".format),
+        st.tuples(inner, st.sampled_from(["", " ", ")", "(", "+", "x"])).map("".join),
+    ),
+    max_leaves=6,
+)
+
+
+@given(expressions, st.integers(-5, 30))
+def test_an_expression_has_the_value_that_the_reader_of_countdown_finds(
+    text: str, other: int
+) -> None:
+    tokens = re.findall(r"\d+|\S", text)
+    used = [int(token) for token in tokens if token.isdigit()]
+    try:
+        value = evaluate(tokens)
+    except (ValueError, ZeroDivisionError):
+        assert score({"number": other, "using": used}, text) == 0
+        return
+    assert score({"number": other, "using": used}, text) == float(value == other)
+    near = {"number": float(value), "tolerance": 1e-6, "using": used}
+    assert score(near, text) == 1
+    assert score({**near, "using": [*used, other % 7]}, text) == 0
 
 
 values = st.recursive(

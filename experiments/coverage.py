@@ -1,0 +1,397 @@
+"""`python -m experiments coverage`: problems solved for the same compute, SRM and a Transformer.
+
+Both learn countdown puzzles for the same processor time, each at the best of several learning
+rates, which are tried for a part of it. Then both answer puzzles that neither was trained on, many
+times: pass@k stands over samples, over operations and over seconds of the processor. Beside them
+are random combinations of the numbers, which need no model. SRM is sampled by our engine in this
+process, the Transformer by a loop in torch with keys and values kept: no other engine has it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from statistics import mean
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from experiments.finetuning import law, powers, rates
+from experiments.harness.models import HEADS, MULTIPLE, REFERENCE
+from experiments.harness.report import spread, table
+from experiments.harness.result_cache import Numbers
+from experiments.harness.runner import Results, check_writable, fit, publish, run_cases
+from experiments.harness.settings import ExperimentSettings
+from experiments.harness.solving import draw_random, draw_srm, draw_transformer
+from srm.engine.config import ModelConfig
+from srm.engine.errors import ConfigError
+from srm.engine.settings import load
+from srm.training.baselines.transformer import Transformer, TransformerShape
+from srm.training.data import CountdownBatches
+from srm.training.model import SRM
+from srm.training.problems.countdown import (
+    BOS,
+    EOS,
+    LONGEST,
+    SIZES,
+    VOCABULARY,
+    Countdown,
+    draw_split,
+    parse_prompt,
+)
+from srm.training.questions.questions import read_questions
+from srm.training.schedule import count_factors
+from srm.training.statistics import power_law
+from srm.training.statistics.coverage import Floats, intervals, resampled_means, spaced
+from srm.training.text.whole_files import replace_file
+
+TRANSFORMER, RANDOM = "Transformer", "random"
+MODELS = (REFERENCE, TRANSFORMER)
+TIMED = 12
+"""Updates that are timed to find how many fit the minutes."""
+EVALUATION_BATCHES = 6
+RESAMPLED = 1_000
+"""Bootstrap resamples of the problems for the intervals."""
+
+
+class CoverageConfig(ExperimentSettings, frozen=True):
+    """Settings of `python -m experiments coverage`."""
+
+    LEAST_SEEDS: ClassVar[int] = 1
+    minutes: float = 20.0
+    """Processor minutes that each model is trained for."""
+    search_minutes: float = 2.0
+    """Processor minutes that each learning rate of a model is tried for, with the first seed."""
+    learning_rates: tuple[float, ...] = (5e-4, 1e-3, 3e-3)
+    """Peak learning rates to try: reached after a tenth of the updates, then falling to 0."""
+    form: Literal["direct", "steps", "chain"] = "direct"
+    """How answers are written: `direct`, one expression; `steps`, any two of the numbers left;
+    `chain`, each step going on with the last result."""
+    d_model: int = 128
+    """Width of SRM."""
+    transformer_width: int = 256
+    """Width of the Transformer; its gated layers have twice as many channels."""
+    num_layers: int = 4
+    """Number of blocks of both."""
+    batch_tokens: int = 8_192
+    """Approximate tokens of one update."""
+    input: Path | None = None
+    """File .jsonl or .parquet of puzzles, whose `question` reads "make 64 of 25 3 7 4 :"; None:
+    held-out ones are drawn, of four, five and six numbers in turn."""
+    problems: int = 200
+    """Number of puzzles to answer, the first ones."""
+    samples: int = 10_000
+    """Answers to each puzzle; the largest k."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("minutes", "search_minutes"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("d_model", "transformer_width"):
+            if getattr(self, name) % MULTIPLE:
+                raise ValueError(
+                    f"{name} must be a multiple of {MULTIPLE}, got {getattr(self, name)}"
+                )
+
+    def make(self, kind: str) -> SRM | Transformer:
+        """Make a model of a kind."""
+        if kind == TRANSFORMER:
+            width = self.transformer_width
+            shape = (width, self.num_layers, HEADS, 2 * width, len(VOCABULARY))
+            return Transformer(TransformerShape(*shape))
+        sizes = (self.d_model, self.num_layers, HEADS, LONGEST + 1, len(VOCABULARY))
+        return SRM(ModelConfig(*sizes, bos_token_id=BOS, eos_token_id=EOS))
+
+    def weights(self, kind: str, seed: int) -> Path:
+        """Return the file of a trained model's weights."""
+        return self.results / "coverage" / f"model-{kind}-{seed}.pt"
+
+
+def read_puzzles(config: CoverageConfig) -> list[Countdown]:
+    """Return the puzzles to answer. Raises ConfigError for a file without so many, or with one that
+    models are trained on."""
+    if config.input is None:
+        random, each = np.random.default_rng(0), -(-config.problems // len(SIZES))
+        by_size = (draw_split(random, each, size, False, True).problems for size in SIZES)
+        return list(chain.from_iterable(zip(*by_size, strict=True)))[: config.problems]
+    questions = read_questions(config.input)
+    if config.problems > len(questions):
+        raise ConfigError(f"problems = {config.problems}, but {config.input} has {len(questions)}")
+    puzzles = []
+    for question in questions[: config.problems]:
+        try:
+            puzzles.append(parse_prompt(question.question))
+        except ValueError as error:
+            raise ConfigError(f"input: {config.input}: {error}") from None
+        if not puzzles[-1].is_held_out:
+            raise ConfigError(
+                f"input: {config.input}: models are trained on {question.question!r}: leave it out"
+            )
+    return puzzles
+
+
+def learned(
+    config: CoverageConfig, kind: str, rate: float, minutes: float, is_kept: bool, seed: int
+) -> Numbers:
+    """Train a model for some processor minutes; return its loss on held-out puzzles."""
+    batches = CountdownBatches(seed, config.batch_tokens, config.form)
+    train = partial(fit, partial(config.make, kind), batches, seed, learning_rate=rate)
+    _, _, trial = train(TIMED)
+    steps = max(1, round(60 * minutes * TIMED / trial["processor_seconds"]))
+    run, model, took = train(steps)
+    if is_kept:
+        with replace_file(config.weights(kind, seed)) as partial_file:
+            torch.save(model.state_dict(), partial_file)
+    factors = count_factors(model)
+    tokens = mean(batches[step][0].numel() for step in range(len(SIZES))) * steps
+    figures = {"rate": rate, "steps": steps, "factors": factors, "training_tokens": tokens}
+    return {"loss": run.evaluate(batches.evaluation(EVALUATION_BATCHES)), **figures, **took}
+
+
+def solved(config: CoverageConfig, kind: str, puzzles: Sequence[Countdown], seed: int) -> Numbers:
+    """Answer the puzzles with a trained model; return the right answers of each."""
+    model = config.make(kind)
+    path = config.weights(kind, seed)
+    try:
+        model.load_state_dict(torch.load(path, weights_only=True))
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"results: {path} is no model: remove {path.parent}: {error}") from None
+    if isinstance(model, SRM):
+        return draw_srm(model, puzzles, config.samples, seed)
+    return draw_transformer(model, puzzles, config.samples, seed)
+
+
+def run_all(config: CoverageConfig, puzzles: Sequence[Countdown]) -> Results:
+    """Search the rates, train, and answer; or read from disk what was done before."""
+    check_writable("results", config.results / "coverage")
+    prompts = "\n".join(puzzle.prompt for puzzle in puzzles)
+    made_of = {"puzzles": hashlib.sha256(prompts.encode()).hexdigest()}
+    cases: dict[str, Callable[[int], Numbers]] = {
+        searching(kind, rate): partial(learned, config, kind, rate, config.search_minutes, False)
+        for kind in MODELS
+        for rate in config.learning_rates
+    }
+    searched = run_cases("coverage", config, cases, made_of, config.seeds[:1])
+    cases = {}
+    for kind in MODELS:
+        rate = best_rate(config, searched, kind)
+        cases[training(kind)] = partial(learned, config, kind, rate, config.minutes, True)
+        cases[kind] = partial(solved, config, kind, puzzles)
+    cases[RANDOM] = lambda seed: {
+        "right": draw_random(puzzles, config.samples, seed),
+        "samples": config.samples,
+    }
+    return searched | run_cases("coverage", config, cases, made_of)
+
+
+def searching(kind: str, rate: float) -> str:
+    """Return the name of the case that tries a rate."""
+    return f"search {kind} {rate:g}"
+
+
+def training(kind: str) -> str:
+    """Return the name of the case that trains a model."""
+    return f"train {kind}"
+
+
+def best_rate(config: CoverageConfig, results: Results, kind: str) -> float:
+    """Return the learning rate with the least loss."""
+    return min(config.learning_rates, key=lambda rate: results[searching(kind, rate)][0]["loss"])
+
+
+def costs(results: Results, kind: str) -> dict[str, float]:
+    """Return what one answer costs, mean over puzzles and seeds: processor seconds, and operations
+    of products with weights, two for each weight and token."""
+    seeds = results[kind]
+    answers = sum(len(seed["right"]) * seed["samples"] for seed in seeds)
+    tokens = sum(seed["tokens"] for seed in seeds) / answers
+    factors = results[training(kind)][0]["factors"]
+    return {
+        "seconds": sum(seed["processor_seconds"] for seed in seeds) / answers,
+        "FLOP": 2 * factors * tokens,
+        "tokens": tokens,
+    }
+
+
+def at_budget(solved_rates: Floats, ks: Sequence[int], budget: float) -> float:
+    """Return pass@k where `budget` answers can be paid, between the nearest k on a log scale; NaN
+    below one answer and beyond the samples."""
+    if not 1 <= budget <= ks[-1]:
+        return float("nan")
+    return float(np.interp(np.log(budget), np.log(ks), solved_rates))
+
+
+def page(config: CoverageConfig, results: Results) -> list[str]:
+    """Return the record's text: what came out, pass@k over samples, operations and seconds, and
+    what training took."""
+    ks, few = spaced(config.samples), powers(config.samples)
+    curves = {case: rates(results[case], ks).mean(axis=0) for case in (*MODELS, RANDOM)}
+    cost = {kind: costs(results, kind) for kind in MODELS}
+    at_few = {case: rates(results[case], few) for case in curves}
+    hard = hardest(results)
+    lines = [
+        verdict(config, results),
+        "",
+        f"{len(results[RANDOM][0]['right'])} puzzles that neither model was trained on, "
+        f"{config.samples:,} answers to each at temperature 1, with {len(config.seeds)} seed(s). "
+        f"Hard puzzles are the {hard.sum()} that random combinations solve most seldom.",
+        "",
+        *table(
+            ["pass@k", *(f"k = {k:,}" for k in few)],
+            [
+                [f"{case}{title}", *(f"{value:.4f}" for value in of.mean(axis=0))]
+                for title, which in (("", slice(None)), (", hard", hard))
+                for case, whole in at_few.items()
+                for of in [whole[which]]
+            ],
+        ),
+        "",
+        *(f"{case}: {law(results[case], config.samples)}" for case in MODELS),
+        "",
+        "For the same processor seconds, and for the same operations, as so many answers of the "
+        "Transformer; a dash stands where more answers than were drawn, or less than one, could be "
+        "paid:",
+        "",
+    ]
+    heads = ["answers of the Transformer", "its pass@k", "SRM, same seconds", "SRM, same FLOP"]
+    rows = []
+    for k in few:
+        paid = [
+            at_budget(curves[REFERENCE], ks, k * cost[TRANSFORMER][of] / cost[REFERENCE][of])
+            for of in ("seconds", "FLOP")
+        ]
+        own = at_budget(curves[TRANSFORMER], ks, k)
+        rows.append([f"{k:,}", f"{own:.4f}", *("–" if np.isnan(x) else f"{x:.4f}" for x in paid)])
+    lines += [*table(heads, rows), "", *_took(config, results, cost)]
+    return lines
+
+
+def _took(
+    config: CoverageConfig, results: Results, cost: Mapping[str, Mapping[str, float]]
+) -> list[str]:
+    """Return a table of training, and of what an answer costs."""
+    rows = []
+    for kind in MODELS:
+        seeds = results[training(kind)]
+        seconds = mean(seed["processor_seconds"] for seed in seeds)
+        tokens = mean(seed["training_tokens"] for seed in seeds)
+        losses = [seed["loss"] for seed in seeds]
+        loss = spread(losses) if len(losses) > 1 else f"{losses[0]:.3f}"
+        row = [kind, f"{seeds[0]['parameters']:,}", f"{best_rate(config, results, kind):g}"]
+        row += [f"{seeds[0]['steps']:,}", f"{tokens / 1e6:.1f}", f"{seconds / 60:.1f}", loss]
+        drawn_tokens = sum(seed["tokens"] for seed in results[kind])
+        drawn_seconds = sum(seed["processor_seconds"] for seed in results[kind])
+        row += [f"{cost[kind]['FLOP'] / 1e6:.1f}", f"{1e6 * cost[kind]['seconds']:.0f}"]
+        rows.append([*row, f"{drawn_tokens / drawn_seconds:,.0f}"])
+    heads = ["model", "parameters", "rate", "updates", "M tokens", "processor min", "loss"]
+    heads += ["MFLOP an answer", "µs of a core an answer", "tokens a core second"]
+    tried = (
+        f"{kind} "
+        + ", ".join(
+            f"{rate:g}: {results[searching(kind, rate)][0]['loss']:.3f}"
+            for rate in config.learning_rates
+        )
+        for kind in MODELS
+    )
+    return [
+        "Training, and what an answer cost:",
+        "",
+        *table(heads, rows),
+        "",
+        f"Losses in nats a token by learning rate, after {config.search_minutes:g} minutes: "
+        f"{'; '.join(tried)}.",
+        "",
+        "SRM was sampled by the engine of `srm serve` in the experiment's process, the Transformer "
+        "by a loop in torch with keys and values kept. Operations are two for each weight of a "
+        "product and token; those of attention and of the state are left out.",
+    ]
+
+
+def hardest(results: Results) -> np.ndarray:
+    """Return which third of the puzzles random combinations solve most seldom."""
+    right = np.sum([seed["right"] for seed in results[RANDOM]], axis=0)
+    is_hard = np.zeros(len(right), bool)
+    is_hard[np.argsort(right, kind="stable")[: max(1, len(right) // 3)]] = True
+    return is_hard
+
+
+def verdict(config: CoverageConfig, results: Results) -> str:
+    """Say at the largest budget of seconds that both were drawn for whether the claim holds."""
+    ks = spaced(config.samples)
+    cost = {kind: costs(results, kind)["seconds"] for kind in MODELS}
+    seconds = config.samples * min(cost.values())
+    tables = {kind: rates(results[kind], ks) for kind in MODELS}
+    reached = {
+        kind: at_budget(tables[kind].mean(axis=0), ks, max(1.0, seconds / cost[kind]))
+        for kind in MODELS
+    }
+    gaps = np.array(
+        [
+            at_budget(means, ks, max(1.0, seconds / cost[REFERENCE]))
+            - at_budget(other, ks, max(1.0, seconds / cost[TRANSFORMER]))
+            for means, other in zip(
+                resampled_means(tables[REFERENCE], RESAMPLED, 0),
+                resampled_means(tables[TRANSFORMER], RESAMPLED, 0),  # the same puzzles
+                strict=True,
+            )
+        ]
+    )
+    (of_gap,) = intervals(gaps[:, None])
+    gap = reached[REFERENCE] - reached[TRANSFORMER]
+    claim = "The paper's claim, more problems solved for the same compute,"
+    if of_gap.low > 0:
+        outcome = f"{claim} holds here"
+    elif of_gap.high < 0:
+        outcome = f"{claim} does not hold here"
+    else:
+        outcome = f"{claim} is not decided here"
+    return (
+        f"{outcome}: in {seconds:.3g} processor seconds a puzzle SRM solves "
+        f"{reached[REFERENCE]:.3f} of the puzzles and the Transformer "
+        f"{reached[TRANSFORMER]:.3f}, a difference of "
+        f"{gap:+.3f} ({of_gap.low:+.3f} … {of_gap.high:+.3f}, 95 % over puzzles)."
+    )
+
+
+def drawn(config: CoverageConfig, results: Results) -> Figure:
+    """Plot pass@k over samples, operations and seconds, and the power laws beyond the samples."""
+    figure, panels = plt.subplots(1, 3, figsize=(13, 4.5), sharey=True)
+    ks = spaced(config.samples)
+    beyond = [k * config.samples for k in spaced(100)]
+    for axes, member, label in (
+        (panels[0], "", "answers to a puzzle, k"),
+        (panels[1], "FLOP", "FLOP a puzzle"),
+        (panels[2], "seconds", "processor seconds a puzzle"),
+    ):
+        for case, colour in zip((*MODELS, RANDOM), ("C0", "C1", "C7"), strict=True):
+            if case == RANDOM and member:
+                continue  # it has no model, so no price
+            unit = costs(results, case)[member] if member else 1.0
+            solved_rates = rates(results[case], ks)
+            over = np.array(intervals(resampled_means(solved_rates, RESAMPLED, 0)))
+            means = solved_rates.mean(axis=0)
+            axes.plot(unit * np.array(ks), means, color=colour, label=case)
+            axes.fill_between(unit * np.array(ks), *over.T, color=colour, alpha=0.2)
+            fitted = power_law.fit(ks, means)
+            if fitted is not None and case != RANDOM:
+                axes.plot(unit * np.array(beyond), fitted.coverage(beyond), ":", color=colour)
+        axes.set(xlabel=label, xscale="log", ylim=(0, 1.02))
+        axes.grid(linewidth=0.3)
+    panels[0].set(ylabel="pass@k")
+    panels[0].legend()
+    return figure
+
+
+def main(argv: list[str]) -> int:
+    """Run all cases and write the record."""
+    config = load(CoverageConfig, argv, prog="python -m experiments coverage")
+    results = run_all(config, read_puzzles(config))
+    publish("coverage", argv, config, results, page(config, results), drawn(config, results))
+    return 0

@@ -1,0 +1,160 @@
+"""Coverage at equal compute: both models are trained, drawn from and set side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from experiments import coverage
+from experiments.__main__ import main
+from experiments.coverage import MODELS, RANDOM, CoverageConfig, at_budget, hardest, verdict
+from experiments.harness import solving
+from experiments.harness.result_cache import Numbers
+from experiments.harness.solving import draw_random, is_right, prompt_ids
+from srm.engine.config import EngineConfig, ModelConfig
+from srm.engine.errors import ConfigError
+from srm.training.grpo.engine_sampler import EngineSampler, folded
+from srm.training.problems.countdown import EOS, Countdown, draw_split, parse_ids
+from tests.engines.making import engine_of
+
+TINY = (
+    "--minutes=0.002 --search-minutes=0.001 --d-model=8 --transformer-width=8 --num-layers=1 "
+    "--batch-tokens=200 --learning-rates=0.001,0.01 --problems=3 --samples=20 --seeds=0,1"
+).split()
+GIVEN = Countdown((25, 3, 7, 4), 64)
+
+
+@pytest.fixture
+def puzzles(tmp_path: Path) -> Path:
+    """A file of held-out puzzles."""
+    path = tmp_path / "puzzles.jsonl"
+    solved = draw_split(np.random.default_rng(0), 4, 4, False, is_held_out=True)
+    lines = [{"question": problem.prompt, "answer": ""} for problem in solved.problems]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def numpy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sampler(
+        config: ModelConfig, tensors: Mapping[str, Tensor], _: EngineConfig, version: int, __: float
+    ) -> EngineSampler:
+        engine = engine_of(folded(config, tensors, version), max_waiting=1_000)
+        return EngineSampler(engine, lambda: None)
+
+    monkeypatch.setattr(solving, "engine_sampler", sampler)
+
+
+def test_both_are_trained_for_the_same_time_and_set_side_by_side(
+    puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [f"--output={tmp_path / 'output'}", f"--results={tmp_path / 'results'}"]
+    argv = ["coverage", *TINY, *places, f"--input={puzzles}"]
+    assert main(argv) == 0
+    (page,) = (tmp_path / "output").glob("*-experiment-coverage.md")
+    first = page.read_text()
+    for done in ("learned", "solved", "draw_random"):  # nothing is done again
+        monkeypatch.setattr(coverage, done, None)
+    monkeypatch.setattr(coverage, "partial", lambda *_: None)
+    assert main(argv) == 0 and page.read_text() == first
+    results = json.loads(page.with_suffix(".json").read_text())["results"]
+    for kind in MODELS:
+        assert len(results[f"search {kind} 0.01"]) == 1
+        assert [seed["seed"] for seed in results[f"train {kind}"]] == [0, 1]
+        for seed in results[kind]:
+            assert len(seed["right"]) == 3 and seed["samples"] == 20
+            assert 60 <= seed["tokens"] <= 60 * 28
+            assert seed["processor_seconds"] > 0
+    assert first.count("\n| SRM | ") == 2 and "| Transformer, hard |" in first
+    assert "The paper's claim, more problems solved for the same compute," in first
+    assert "<!-- FLOP a puzzle -->" in page.with_suffix(".svg").read_text()
+
+
+def test_puzzles_are_drawn_where_there_is_no_file() -> None:
+    drawn = coverage.read_puzzles(CoverageConfig(problems=8))
+    assert [len(puzzle.numbers) for puzzle in drawn] == [4, 5, 6, 4, 5, 6, 4, 5]
+    assert all(puzzle.is_held_out for puzzle in drawn)
+
+
+def test_right_answers_have_ended() -> None:
+    ids = parse_ids("25*3-7-4")
+    assert is_right(GIVEN, [*ids, EOS])
+    assert not is_right(GIVEN, ids) and not is_right(GIVEN, []) and not is_right(GIVEN, [EOS])
+    assert not is_right(GIVEN, [*parse_ids("25*3-7+4"), EOS])
+    assert prompt_ids(GIVEN)[1:] == parse_ids(GIVEN.prompt)
+
+
+def test_random_combinations_solve_some_puzzles() -> None:
+    solved = draw_split(np.random.default_rng(0), 5, 4, False)
+    right = draw_random(solved.problems, 20_000, 0)
+    assert all(0 < count < 20_000 for count in right)
+    assert draw_random([Countdown((1, 1, 1, 1), 999)], 1_000, 0) == [0]
+
+
+def test_a_budget_is_read_between_the_ks_and_not_beyond() -> None:
+    rates, ks = np.array([0.1, 0.3, 0.5]), [1, 10, 100]
+    assert at_budget(rates, ks, 10) == pytest.approx(0.3)
+    assert at_budget(rates, ks, 10**0.5) == pytest.approx(0.2)
+    assert np.isnan(at_budget(rates, ks, 101)) and np.isnan(at_budget(rates, ks, 0.9))
+
+
+def _results(srm: list[int], other: list[int], slower: float) -> dict[str, list[Numbers]]:
+    def drawn(right: list[int], seconds: float) -> list[Numbers]:
+        total = 100 * len(right)
+        figures = {"samples": 100, "tokens": 10 * total, "processor_seconds": seconds * total}
+        return [{"right": right, **figures}]
+
+    trained: list[Numbers] = [{"factors": 5}]
+    return {
+        "SRM": drawn(srm, 1.0),
+        "Transformer": drawn(other, slower),
+        "train SRM": trained,
+        "train Transformer": trained,
+        RANDOM: [{"right": [5, 0, 3], "samples": 100}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("srm", "other", "slower", "outcome"),
+    [
+        ([30] * 9, [30] * 9, 50.0, "holds here: in 100 processor seconds"),
+        ([0] * 9, [30] * 9, 1.0, "does not hold here: in 100 processor seconds"),
+        ([0, 50] * 5, [50, 0] * 5, 1.0, "is not decided here"),
+    ],
+)
+def test_the_verdict_is_by_seconds(
+    srm: list[int], other: list[int], slower: float, outcome: str
+) -> None:
+    assert outcome in verdict(CoverageConfig(samples=100), _results(srm, other, slower))
+
+
+def test_the_hardest_third_is_what_random_combinations_solve_least() -> None:
+    assert hardest(_results([1], [1], 1)).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--minutes=0"], "minutes must be above 0, got 0"),
+        (["--search-minutes=nan"], "search_minutes must be a finite number, got nan"),
+        (["--d-model=12"], "d_model must be a multiple of 8, got 12"),
+        (["--transformer-width=9"], "transformer_width must be a multiple of 8, got 9"),
+        (["--form=pool"], "form = 'pool': allowed are direct, steps, chain"),
+        (["--problems=5"], "problems = 5, but .* has 4"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(puzzles: Path, flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        main(["coverage", f"--input={puzzles}", *flags])
+
+
+def test_puzzles_that_are_trained_on_or_are_none_are_refused(puzzles: Path) -> None:
+    for question, reason in (("make 64 of 25 3 7 4 :", "are trained on"), ("64?", "no countdown")):
+        puzzles.write_text(json.dumps({"question": question, "answer": ""}))
+        with pytest.raises(ConfigError, match=reason):
+            main(["coverage", f"--input={puzzles}", "--problems=1"])
