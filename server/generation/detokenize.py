@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from srm.engine.messages import REASONS, FinishReason
+from srm.engine.messages import REASONS, FinishReason, Output
+from srm.engine.messages import join as join_outputs
 from srm.engine.steps.tokens import Tokens
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.text.stream import StopStrings, TextStream
@@ -22,20 +23,14 @@ _ENDED, _CUT = 1, 2
 
 @dataclass(slots=True)
 class ChoicePart:
-    """Text of a choice, and its tokens as they came."""
+    """Text of a choice, and its tokens as they came, without those behind a stop string."""
 
     index: int
     """Index of the choice."""
     is_first: bool
     text: str
-    token_ids: bytes
-    """int32 little-endian."""
-    logprobs: bytes
-    """float32 little-endian, one per token, or none."""
-    top_ids: bytes
-    """int32 little-endian, equally many for each token, or none."""
-    top_logprobs: bytes
-    """float32 little-endian, those of `top_ids`."""
+    tokens: Output
+    """Its tokens, and what scores of them are asked for."""
     text_offset: list[int]
     """Characters before each token, those of an echoed prompt included; empty if not wanted."""
     finish_reason: FinishReason | None
@@ -51,8 +46,13 @@ class ChoicePart:
     """How many samples with the same text it stands for, if these are counted."""
 
     @property
+    def token_ids(self) -> bytes:
+        """int32 little-endian."""
+        return self.tokens.token_ids
+
+    @property
     def num_tokens(self) -> int:
-        return len(self.token_ids) // 4
+        return len(self.tokens.token_ids) // 4
 
 
 def join(parts: list[ChoicePart]) -> ChoicePart:
@@ -63,10 +63,7 @@ def join(parts: list[ChoicePart]) -> ChoicePart:
         index=parts[0].index,
         is_first=parts[0].is_first,
         text="".join(part.text for part in parts),
-        token_ids=b"".join(part.token_ids for part in parts),
-        logprobs=b"".join(part.logprobs for part in parts),
-        top_ids=b"".join(part.top_ids for part in parts),
-        top_logprobs=b"".join(part.top_logprobs for part in parts),
+        tokens=join_outputs([part.tokens for part in parts]),
         text_offset=[offset for part in parts for offset in part.text_offset],
         finish_reason=parts[-1].finish_reason,
         stop_reason=parts[-1].stop_reason,
@@ -112,10 +109,10 @@ class Detokenizer:
                 continue
             part = self._feed(index, token_ids[4 * begin : 4 * end], REASONS[reason])
             end = begin + part.num_tokens  # noqa: PLW2901 - behind a stop string there is nothing
-            part.logprobs = logprobs[4 * begin : 4 * end]
-            if width:
-                part.top_ids = top_ids[4 * width * begin : 4 * width * end]
-                part.top_logprobs = top_logprobs[4 * width * begin : 4 * width * end]
+            if logprobs:
+                tops = slice(4 * width * begin, 4 * width * end)
+                own = part.token_ids, logprobs[4 * begin : 4 * end], b""
+                part.tokens = Output("", index, *own, top_ids[tops], top_logprobs[tops])
             parts.append(part)
         return parts
 
@@ -161,5 +158,5 @@ class Detokenizer:
         has_offsets = request.logprobs is not None and not request.return_packed
         offsets = stream.offsets(echo + token_ids) if has_offsets else []
         return ChoicePart(
-            *(index, is_first, text, token_ids, b"", b"", b"", offsets, reason, stop_reason)
+            index, is_first, text, Output("", index, token_ids), offsets, reason, stop_reason
         )

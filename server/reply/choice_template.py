@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from srm.engine.messages import FinishReason
+from srm.engine.messages import FinishReason, Output
 from srm.engine.steps.tokens import Tokens
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.reply.format import Format
@@ -120,7 +120,7 @@ class ChoiceTemplate:
     def _example(
         self, index: int, token_ids: bytes, reasons: tuple[FinishReason | None, str | int | None]
     ) -> bytes:
-        part = ChoicePart(index, False, TEXT, token_ids, b"", b"", b"", [], *reasons)
+        part = ChoicePart(index, False, TEXT, Output("", index, token_ids), [], *reasons)
         [[choice]] = self._form.events([part])
         return encode_json(choice)
 

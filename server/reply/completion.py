@@ -33,9 +33,9 @@ class CompletionFormat(Format):
         if request.return_packed:
             choice.packed = Packed(
                 token_ids=part.token_ids,
-                logprobs=UNSET if request.logprobs is None else part.logprobs,
-                top_token_ids=part.top_ids if request.logprobs else UNSET,
-                top_logprobs=part.top_logprobs if request.logprobs else UNSET,
+                logprobs=UNSET if request.logprobs is None else part.tokens.logprobs,
+                top_token_ids=part.tokens.top_ids if request.logprobs else UNSET,
+                top_logprobs=part.tokens.top_logprobs if request.logprobs else UNSET,
             )
             if part.is_first and (request.return_token_ids or request.prompt_logprobs is not None):
                 choice.packed_prompt = self.prompts[place].packed

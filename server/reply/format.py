@@ -112,7 +112,9 @@ class Format(ABC):
             return None
         if part.text is TEXT:
             return SCORES
-        return self.scores.render(part, self.request.logprobs, part.text_offset, before or ())
+        return self.scores.render(
+            part.tokens, self.request.logprobs, part.text_offset, before or ()
+        )
 
     def token_ids(self, part: ChoicePart, unasked: _Unasked) -> list[int] | _Unasked:
         """Return the token ids of a choice, or `unasked` if they are not asked for."""
