@@ -64,6 +64,11 @@ class _Event(msgspec.Struct):
 _decode_event = msgspec.json.Decoder(_Event).decode
 
 
+def type_of(document: bytes) -> str:
+    """Return what an event is called."""
+    return _decode_event(document).type
+
+
 class Item(ABC):
     """An item of output that grows."""
 
@@ -233,7 +238,7 @@ class ItemFormat(Format):
         return [events] if events else []
 
     def frame(self, documents: Sequence[bytes]) -> bytes:
-        names = [_decode_event(document).type.encode() for document in documents]
+        names = [type_of(document).encode() for document in documents]
         events = zip(names, map(escape_line_ends, documents), strict=True)
         return b"".join(b"event: %b\ndata: %b\n\n" % event for event in events)
 
