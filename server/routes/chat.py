@@ -123,7 +123,7 @@ class Chat(Endpoint):
             raise
 
 
-class Chats(Chat):
+class ManyChats(Chat):
     """Answers requests of several chats, in the shape of vLLM."""
 
     path = "/v1/chat/completions/batch"
