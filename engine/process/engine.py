@@ -23,7 +23,7 @@ from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.constraints.grammars import Grammars
 from srm.engine.errors import Overloaded, RequestError
 from srm.engine.messages import REASONS, Output, Request, SamplingParams, Status, join
-from srm.engine.scheduler.outputs import StepTokens
+from srm.engine.scheduler.completion import StepTokens
 from srm.engine.scheduler.parking import merge_writes, parkable
 from srm.engine.scheduler.scheduler import Scheduler
 from srm.engine.scheduler.wait_queues import QueueRate
