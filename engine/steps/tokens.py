@@ -139,7 +139,8 @@ def from_outputs(outputs: Sequence[tuple[int, Output]]) -> Tokens:
 
 def join(parts: Sequence[Tokens]) -> Tokens:
     """Join tables of one request, which came in this order, into one with ascending owners."""
-    parts = [part for part in parts if len(part)] or parts[:1]
+    if len(parts) > 1:
+        parts = [part for part in parts if len(part.owners)] or parts[:1]
     if len(parts) == 1:
         return parts[0]
     return _join_alike(parts) if _are_alike(parts) else _join(parts)

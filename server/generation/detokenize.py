@@ -94,7 +94,8 @@ class Detokenizer:
         self._table = text.table(with_special=not request.skip_special_tokens)
         self._stop_token_ids = stop_token_ids
         self._stops = stops
-        self._streams: dict[int, TextStream] = {}
+        self.streams: dict[int, TextStream] = {}
+        """The text of each sample that runs and has begun."""
         self._is_over = bytearray(size)  # by sample; 0: it is not
 
     def decode(self, tokens: Tokens) -> list[ChoicePart]:
@@ -108,32 +109,28 @@ class Detokenizer:
                 self.num_tokens += (end - begin) * (self._is_over[index] == _CUT)
                 continue
             part = self._feed(index, token_ids[4 * begin : 4 * end], REASONS[reason])
-            end = begin + part.num_tokens  # noqa: PLW2901 - behind a stop string there is nothing
             if logprobs:
-                tops = slice(4 * width * begin, 4 * width * end)
-                own = part.token_ids, logprobs[4 * begin : 4 * end], b""
+                size, at = len(part.tokens.token_ids), 4 * begin  # up to a stop string
+                tops = slice(width * at, width * (at + size))
+                own = part.tokens.token_ids, logprobs[at : at + size], b""
                 part.tokens = Output("", index, *own, top_ids[tops], top_logprobs[tops])
             parts.append(part)
         return parts
-
-    def text_stream(self, index: int) -> TextStream | None:
-        """Return the text of a sample that runs and has begun; else None."""
-        return self._streams.get(index)
 
     def cut(self, begin: int, end: int, unread: int) -> None:
         """Drop samples begin … end - 1; `unread` of their tokens had come and were not fed."""
         self.num_tokens += unread
         self._is_over[begin:end] = bytes([_CUT]) * (end - begin)
         for index in range(begin, end):
-            self._streams.pop(index, None)
+            self.streams.pop(index, None)
 
     def _feed(self, index: int, token_ids: bytes, reason: FinishReason | None) -> ChoicePart:
-        request, stream, text = self._request, self._streams.get(index), ""
+        request, stream, text = self._request, self.streams.get(index), ""
         echo, is_first = b"", stream is None
         stop_reason: str | int | None = None
         if stream is None:
             stream = TextStream(self._table, self._stops, request.include_stop_str_in_output)
-            self._streams[index] = stream
+            self.streams[index] = stream
             if request.echo:
                 echo = self._prompts[index // request.num_samples]
                 text = stream.echo(echo)
@@ -153,7 +150,7 @@ class Detokenizer:
         self.num_tokens += len(token_ids) // 4
         if reason is not None:
             self._is_over[index] = _ENDED
-            del self._streams[index]
+            del self.streams[index]
         self._is_pending[index] = stream.is_pending
         has_offsets = request.logprobs is not None and not request.return_packed
         offsets = stream.offsets(echo + token_ids) if has_offsets else []

@@ -20,7 +20,6 @@ from srm.engine.errors import SRMError
 from srm.server import errors
 from srm.server.http import request_log
 from srm.server.http.bodies import json_reply
-from srm.server.schema.json_parts import escape_line_ends
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +70,15 @@ async def until_gone(receive: Receive) -> None:
     """Return when the client has left; passes over what else it sends."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def escape_line_ends(data: bytes) -> bytes:
+    """Return JSON without characters that it allows in strings, but `str.splitlines` takes for ends
+    of lines."""
+    if b"\xe2\x80" in data or b"\xc2\x85" in data:
+        for character in ("\x85", "\u2028", "\u2029"):
+            data = data.replace(character.encode(), b"\\u%04x" % ord(character))
+    return data
 
 
 def frame(documents: Sequence[bytes]) -> bytes:

@@ -16,12 +16,11 @@ from msgspec import UNSET, Raw
 from srm.server.errors import ErrorBody
 from srm.server.generation.detokenize import ChoicePart, join
 from srm.server.generation.generation import Generation
+from srm.server.http.responses import escape_line_ends
 from srm.server.reply.call_reader import CallReader, is_whole
-from srm.server.reply.format import Format
+from srm.server.reply.format import NUMBER, TEXT, Format, encode_json, escape
 from srm.server.reply.scores import ChatScores
-from srm.server.reply.template import NUMBER, TEXT, encode_json, escape
 from srm.server.schema.completion_response import Usage
-from srm.server.schema.json_parts import escape_line_ends
 from srm.server.schema.responses.items import (
     OutputCall,
     OutputItem,

@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Raw
 
 from srm.engine.messages import Output
+from srm.server.http.responses import escape_line_ends
 from srm.server.schema.completion_response import PromptLogprob
-from srm.server.schema.json_parts import escape_line_ends
 from srm.server.text.text import Text
 
 LOWEST = -9999.0

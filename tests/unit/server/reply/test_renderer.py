@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from srm.engine.messages import FinishReason, Output
 from srm.server.generation.detokenize import ChoicePart, join
 from srm.server.http.responses import frame
+from srm.server.reply.format import encode_json, escape
 from srm.server.reply.renderer import Pacing
-from srm.server.reply.template import encode_json, escape
 
 sizes = st.lists(st.integers(0, 4), min_size=1, max_size=20)
 
