@@ -254,7 +254,10 @@ class Stream(AbstractContextManager["Stream"]):
         lost: an engine that is still there goes on with them, and so does the successor of one that
         drains."""
         runs = (self._state == RUNS).reshape(-1, self.n).any(axis=1)
-        self._streams.forget(self)
+        for part in chain(*self.parts):
+            self._streams.take_back(part)
+        del self._streams.by_number[self.number]
+        self._table.close(self.number)
         is_lost = self._is_durable and isinstance(self._error, EngineError)
         for place in np.flatnonzero(runs & (not is_lost)).tolist():
             for part in self.parts[place]:
@@ -269,7 +272,7 @@ class Streams:
         self._sends = sends
         self.spread = Spread(len(sends))
         self.table = TokenTable(counts=len(sends) > 1)
-        self._streams: dict[int, Stream] = {}
+        self.by_number: dict[int, Stream] = {}
         self._places: dict[str, tuple[Stream, Part]] = {}  # by the id that an engine knows
         self._write: Write | None = None
 
@@ -288,7 +291,7 @@ class Streams:
         """Send requests of the same n, whose ids are not in use; the caller closes the stream.
         Raises InvalidRequest or Overloaded when there are too many completions at once."""
         stream = Stream(self, requests)
-        self._streams[stream.number] = stream
+        self.by_number[stream.number] = stream
         for part in chain(*stream.parts):
             self.submit(stream, part)
         return stream
@@ -304,13 +307,6 @@ class Streams:
         del self._places[part.request.id]
         self.spread.given[part.engine] -= part.request.params.n
 
-    def forget(self, stream: Stream) -> None:
-        """Remove a stream that nobody reads any more."""
-        for part in chain(*stream.parts):
-            self.take_back(part)
-        del self._streams[stream.number]
-        self.table.close(stream.number)
-
     def receive(self, message: Outputs | Refusal) -> None:
         """Divide a step's tokens among the streams; what nobody reads any more is dropped."""
         if isinstance(message, Refusal):
@@ -324,7 +320,7 @@ class Streams:
                 stream.add_output(part, output, version)
                 stream.set_direct(False)  # what comes behind it is taken behind it
         for number, count in message.cached:
-            if (reader := self._streams.get(number >> INDEX_BITS)) is not None:
+            if (reader := self.by_number.get(number >> INDEX_BITS)) is not None:
                 reader.cached_tokens[(number & INDEX) // reader.n] = count
         if message.tokens is not None:
             direct = self.table.put(from_wire(message.tokens), version)
@@ -342,5 +338,5 @@ class Streams:
     def lose(self, engine: int, make: Callable[[], SRMError]) -> None:
         """Note that an engine has gone; streams that end by that get an error each."""
         self.spread.note_status(engine, None)
-        for stream in list(self._streams.values()):
+        for stream in list(self.by_number.values()):
             stream.lose(engine, make())

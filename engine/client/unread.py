@@ -101,7 +101,8 @@ class UnreadTokens:
             return NO_TOKENS
         if only_ended:
             return self._read_ended()
-        tokens = self._join(self._parts) if self._num_over else join(self._parts)
+        is_one = len(self._parts) == 1 and not self._num_over
+        tokens = self._parts[0] if is_one else self._join(self._parts)
         self._parts, self._most_parts, self._num_over = [], MORE_PARTS, 0
         if self._has_ends:
             self._has_ends = False

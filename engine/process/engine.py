@@ -285,8 +285,9 @@ class Engine:
     def _launch(self) -> _Step | None:
         started = self.scheduler.latencies.now = time.monotonic()
         batch = self.scheduler.schedule()
-        for slots, states in merge_writes(self.scheduler.take_resumed(), READ_SLOTS):
-            self.runner.write_slots(slots, states)
+        if resumed := self.scheduler.take_resumed():
+            for slots, states in merge_writes(resumed, READ_SLOTS):
+                self.runner.write_slots(slots, states)
         return None if batch is None else _Step(batch, self.runner.launch(batch), started)
 
     def _complete(self, step: _Step | None) -> list[Output]:

@@ -65,7 +65,7 @@ class Tokens:
 
     def slices(self, size: int) -> Iterator[Tokens]:
         """Yield the same in parts of at most `size` rows, at least one."""
-        for begin in range(0, max(len(self), 1), size):
+        for begin in range(0, max(len(self.owners), 1), size):
             rows, offsets = slice(begin, begin + size), self.offsets[begin : begin + size + 1]
             tokens = slice(offsets[0], offsets[-1])
             yield Tokens(

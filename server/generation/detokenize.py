@@ -100,22 +100,55 @@ class Detokenizer:
 
     def decode(self, tokens: Tokens) -> list[ChoicePart]:
         """Return what new tokens add to each sample; samples that are over are skipped."""
-        token_ids, logprobs = tokens.token_ids.tobytes(), tokens.logprobs.tobytes()
+        all_ids, logprobs = tokens.token_ids.tobytes(), tokens.logprobs.tobytes()
         top_ids, top_logprobs = tokens.top_ids.tobytes(), tokens.top_logprobs.tobytes()
-        width = tokens.top_ids.shape[1]
-        parts = []
-        for index, begin, end, reason in tokens.rows():
+        request, width, parts = self._request, tokens.top_ids.shape[1], []
+        has_offsets = request.logprobs is not None and not request.return_packed
+        for index, begin, end, number in tokens.rows():
             if self._is_over[index]:  # ended at a stop string before this came, or not needed
                 self.num_tokens += (end - begin) * (self._is_over[index] == _CUT)
                 continue
-            part = self._feed(index, token_ids[4 * begin : 4 * end], REASONS[reason])
+            if begin == end and not number and index in self.streams:  # nothing is new
+                continue
+            spoken = token_ids = all_ids[4 * begin : 4 * end]
+            reason, text, echo, stop_reason = REASONS[number], "", b"", None
+            if is_first := (stream := self.streams.get(index)) is None:
+                stream, echo, text = self._begin(index)
+            if reason == "stop":
+                if not request.include_stop_str_in_output:  # the token that stopped it is not text
+                    spoken = token_ids[:-4]
+                last = int.from_bytes(token_ids[-4:], "little")
+                stop_reason = last if last in self._stop_token_ids else None
+            if self._makes_text:
+                added, count = stream.feed(spoken)
+                text += added
+                if stream.stop_string is not None:
+                    token_ids, reason = token_ids[: 4 * count], "stop"
+                    stop_reason = stream.stop_string
+                elif reason is not None:
+                    text += stream.flush()
+            at, size = 4 * begin, len(token_ids)
+            self.num_tokens += size // 4
+            if reason is not None:
+                self._is_over[index] = _ENDED
+                del self.streams[index]
+            self._is_pending[index] = stream.is_pending
+            offsets = stream.offsets(echo + token_ids) if has_offsets else []
+            output = Output("", index, token_ids)
             if logprobs:
-                size, at = len(part.tokens.token_ids), 4 * begin  # up to a stop string
+                own = token_ids, logprobs[at : at + size], b""
                 tops = slice(width * at, width * (at + size))
-                own = part.tokens.token_ids, logprobs[at : at + size], b""
-                part.tokens = Output("", index, *own, top_ids[tops], top_logprobs[tops])
-            parts.append(part)
+                output = Output("", index, *own, top_ids[tops], top_logprobs[tops])
+            parts.append(ChoicePart(index, is_first, text, output, offsets, reason, stop_reason))
         return parts
+
+    def _begin(self, index: int) -> tuple[TextStream, bytes, str]:
+        """Begin the text of a sample; return it, and the tokens and text of an echoed prompt."""
+        request = self._request
+        stream = TextStream(self._table, self._stops, request.include_stop_str_in_output)
+        self.streams[index] = stream
+        echo = self._prompts[index // request.num_samples] if request.echo else b""
+        return stream, echo, stream.echo(echo) if echo else ""
 
     def cut(self, begin: int, end: int, unread: int) -> None:
         """Drop samples begin … end - 1; `unread` of their tokens had come and were not fed."""
@@ -123,37 +156,3 @@ class Detokenizer:
         self._is_over[begin:end] = bytes([_CUT]) * (end - begin)
         for index in range(begin, end):
             self.streams.pop(index, None)
-
-    def _feed(self, index: int, token_ids: bytes, reason: FinishReason | None) -> ChoicePart:
-        request, stream, text = self._request, self.streams.get(index), ""
-        echo, is_first = b"", stream is None
-        stop_reason: str | int | None = None
-        if stream is None:
-            stream = TextStream(self._table, self._stops, request.include_stop_str_in_output)
-            self.streams[index] = stream
-            if request.echo:
-                echo = self._prompts[index // request.num_samples]
-                text = stream.echo(echo)
-        spoken = token_ids
-        if reason == "stop":
-            if not request.include_stop_str_in_output:  # the token that stopped it is not text
-                spoken = token_ids[:-4]
-            last = int.from_bytes(token_ids[-4:], "little")
-            stop_reason = last if last in self._stop_token_ids else None
-        if self._makes_text:
-            added, count = stream.feed(spoken)
-            text += added
-            if stream.stop_string is not None:
-                token_ids, reason, stop_reason = token_ids[: 4 * count], "stop", stream.stop_string
-            elif reason is not None:
-                text += stream.flush()
-        self.num_tokens += len(token_ids) // 4
-        if reason is not None:
-            self._is_over[index] = _ENDED
-            del self.streams[index]
-        self._is_pending[index] = stream.is_pending
-        has_offsets = request.logprobs is not None and not request.return_packed
-        offsets = stream.offsets(echo + token_ids) if has_offsets else []
-        return ChoicePart(
-            index, is_first, text, Output("", index, token_ids), offsets, reason, stop_reason
-        )

@@ -105,15 +105,14 @@ class EventStream(Response):
 
     It ends with `last`, whatever ended it.
 
-    The status is sent when this is called, so whoever makes it fetches `first` before and lets
-    what goes wrong until then be an HTTP error. Always closes `events`.
+    The status is sent when the first event is there: what goes wrong until then is an HTTP error.
+    Always closes `events`.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
-        first: bytes,
         events: AsyncGenerator[bytes, None],
         outlet: object = None,
         frame_error: Callable[[errors.ErrorBody], bytes] = frame_error,
@@ -124,7 +123,6 @@ class EventStream(Response):
         `frame_error` makes the event for an error that ends them."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._first = first
         self._events = events
         self._outlet = outlet
         self._frame_error = frame_error
@@ -132,8 +130,9 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         async with aclosing(self._events) as events:
+            first = await anext(events)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await _send(send, self._first)
+            await _send(send, first)
             if self._outlet is not None and CONNECT in scope.get("extensions", ()):
                 scope["extensions"][CONNECT](self._outlet)
             try:

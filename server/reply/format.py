@@ -229,26 +229,24 @@ class ChoiceTemplate:
     def _pieces(
         self, finish_reason: FinishReason | None, stop_reason: str | int | None
     ) -> tuple[bytes, ...]:
-        reasons = finish_reason, stop_reason
-        example = self._example(INDEX, bytes(4), reasons)
         has_scores = self._form.request.logprobs is not None
-        if (key := (type(self._form), has_scores, example)) not in self._known:
-            scores = (SCORES,) if has_scores else ()
-            pieces = Template(example, INDEX, TEXT, *scores).pieces
-            other = self._example(OTHER_INDEX, b"", reasons)
-            if Template(other, OTHER_INDEX, TEXT, *scores).pieces != pieces:
+        scores, known = (SCORES,) if has_scores else (), None
+        for index, token_ids in ((INDEX, bytes(4)), (OTHER_INDEX, b"")):
+            tokens = Output("", index, token_ids)
+            part = ChoicePart(index, False, TEXT, tokens, [], finish_reason, stop_reason)
+            [[choice]] = self._form.events([part])
+            example = encode_json(choice)
+            if known is None:
+                key = type(self._form), has_scores, example
+                if key in self._known:
+                    return self._known[key]
+                known = Template(example, INDEX, TEXT, *scores).pieces
+            elif Template(example, index, TEXT, *scores).pieces != known:
                 raise ValueError("choices differ in more than index, text and scores")
-            if len(self._known) == MOST_KNOWN:
-                self._known.clear()
-            self._known[key] = pieces
-        return self._known[key]
-
-    def _example(
-        self, index: int, token_ids: bytes, reasons: tuple[FinishReason | None, str | int | None]
-    ) -> bytes:
-        part = ChoicePart(index, False, TEXT, Output("", index, token_ids), [], *reasons)
-        [[choice]] = self._form.events([part])
-        return encode_json(choice)
+        if len(self._known) == MOST_KNOWN:
+            self._known.clear()
+        self._known[key] = known
+        return known
 
 
 @lru_cache(maxsize=32)

@@ -7,10 +7,10 @@ requests of at most MOST_ALONE choices, since many clients read only the first c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import repeat
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ class Renderer:
         self._frames: dict[UsageField, Template | None] = {}
         self._version: int | None = None  # of the weights in the frames
         self._is_few = generation.num_choices <= MOST_ALONE or not form.may_share_events
-        self._pacing = Pacing(interval)
+        self._pacing = Pacing(interval) if interval > 1 else None
         is_text = request.skip_special_tokens and not request.return_token_ids
         # All between a choice's first tokens and its last is text, sent as it comes, and scores.
         self._is_text = is_text and not request.return_packed and interval == 1
@@ -109,19 +109,31 @@ class Renderer:
             fields["first_weights_version"] = first
         return encode_json(self.form.envelope(fields | self.form.first_fields(), is_event=False))
 
-    def events(self, tokens: Tokens) -> bytes:
-        """Return the events for new tokens, as they are sent; maybe none."""
-        if (template := self._joined) is None:
-            return self._events_for(self.generation.detokenizer.decode(tokens))
-        # Part by part: what is made on the way takes many times the memory of the bytes.
-        joined = (self._join_choices(some, template) for some in tokens.slices(AT_ONCE))
-        choices = b",".join(filter(None, joined))
+    def events(
+        self, tokens: Tokens, decode: Callable[[Tokens], list[ChoicePart]] | None = None
+    ) -> bytes:
+        """Return the events for new tokens, as they are sent; maybe none. `decode` makes parts of
+        them in place of the generation's detokenizer."""
+        if decode is None and self._joined is not None:
+            return self._join_events(tokens, self._joined)
+        parts = (decode or self.generation.detokenizer.decode)(tokens)
+        if self._pacing is not None:
+            parts = self._pacing.release(parts)
+        if not parts:
+            return b""
+        events = []
+        if opening := self.form.opening(parts):
+            events += self._encode([*map(encode_json, opening)])
         if self.is_continuous:
             self.update_counts()
-        return self.form.frame(self._encode([choices])) if choices else b""
+        for choices in self.form.events(parts):
+            events += self._encode([*map(encode_json, choices)])
+        return self.form.frame(events)
 
     def whole_events(self, parts: list[ChoicePart]) -> bytes:
-        """Return the events for whole choices."""
+        """Return the events for whole choices; maybe none."""
+        if not parts:
+            return b""
         if self.is_continuous:
             self.update_counts()
         return self.form.frame(self._encode([self.choice(part, is_event=True) for part in parts]))
@@ -130,14 +142,14 @@ class Renderer:
         """Return the events behind those of all choices; maybe none."""
         events, samples = [], self.generation.samples
         if samples is not UNSET:
-            events.append(self._event([], UNSET, samples))
+            events += self._encode([], UNSET, samples)
         if self._usage is None:
-            events.append(self._event([], self._usage_now()))
+            events += self._encode([], self._usage_now())
         return self.form.frame(events)
 
     def row_events(self, row: Tokens) -> bytes:
         """Return the events for one token of a choice that runs; maybe none."""
-        return self._events_for(self.generation.feed_row(row))
+        return self.events(row, self.generation.feed_row)
 
     def template(self, index: int) -> EventTemplate | None:
         """Return what an event of a choice has around a token's text and scores; None if it may
@@ -162,6 +174,15 @@ class Renderer:
 
     def _counts(self, _text: bytes, _scores: bytes) -> tuple[int, ...]:
         return self.update_counts()
+
+    def _join_events(self, tokens: Tokens, template: ChoiceTemplate) -> bytes:
+        """Return the event for new tokens of many choices."""
+        # Part by part: what is made on the way takes many times the memory of the bytes.
+        joined = (self._join_choices(some, template) for some in tokens.slices(AT_ONCE))
+        choices = b",".join(filter(None, joined))
+        if self.is_continuous:
+            self.update_counts()
+        return self.form.frame(self._encode([choices])) if choices else b""
 
     def _join_choices(self, tokens: Tokens, template: ChoiceTemplate) -> bytes:
         """Return the choices with new tokens, with commas. In one pass those that have only whole
@@ -190,38 +211,27 @@ class Renderer:
                     joined.append(b"%b%b%b" % (heads[part.index][1:], escape(part.text), end))
         return b",".join(filter(None, joined))
 
-    def _events_for(self, parts: list[ChoicePart]) -> bytes:
-        parts = self._pacing.release(parts)
-        if not parts:
-            return b""
-        events = self._encode([*map(encode_json, self.form.opening(parts))])
-        if self.is_continuous:
-            self.update_counts()
-        for choices in self.form.events(parts):
-            events += self._encode([*map(encode_json, choices)])
-        return self.form.frame(events)
-
-    def _encode(self, choices: Sequence[bytes]) -> list[bytes]:
-        """Return the events of these choices: one each, or one for all."""
-        if not choices:
-            return []
-        usage = self.generation.usage_of(self._num_shown) if self.is_continuous else self._usage
-        events = zip(choices) if self._is_few else (choices,)
-        return [*map(self._event, events, repeat(usage))]
-
-    def _event(
+    def _encode(
         self,
         choices: Sequence[bytes],
-        usage: UsageField,
+        usage: UsageField | EllipsisType = ...,
         samples: list[Samples] | UnsetType = UNSET,
-    ) -> bytes:
-        first = self.form.first_fields()
-        is_alike = not (first or isinstance(usage, Usage)) and samples is UNSET
-        if not is_alike or (around := self._frame(usage)) is None:
-            fields = self._fields([*map(Raw, choices)], usage, samples)
-            return encode_json(self.form.envelope(fields | first, is_event=True))
-        begin, end = around.pieces
-        return b"%b%b%b" % (begin, b",".join(choices), end)
+    ) -> list[bytes]:
+        """Return the events of these choices, one each or one for all; or one without any. Each
+        says the usage that all do, unless another one is given."""
+        if usage is ...:
+            usage = self.generation.usage_of(self._num_shown) if self.is_continuous else self._usage
+        events = []
+        for own in zip(choices) if self._is_few and choices else (choices,):
+            first = self.form.first_fields()
+            is_alike = not (first or isinstance(usage, Usage)) and samples is UNSET
+            if not is_alike or (around := self._frame(usage)) is None:
+                fields = self._fields([*map(Raw, own)], usage, samples)
+                events.append(encode_json(self.form.envelope(fields | first, is_event=True)))
+            else:
+                begin, end = around.pieces
+                events.append(b"%b%b%b" % (begin, b",".join(own), end))
+        return events
 
     def _frame(self, usage: UsageField, *counts: int) -> Template | None:
         """Return the template of an event around its choices, with holes for these counts of its
@@ -297,10 +307,6 @@ class Pacing:
         """Return what may be sent now, joined with what was held back before it."""
         ready = []
         for part in parts:
-            if self._min_tokens == 1:
-                if part.tokens.token_ids or part.is_first or part.finish_reason:
-                    ready.append(part)
-                continue
             held = self._held.setdefault(part.index, [])
             held.append(part)
             count = self._num_held.get(part.index, 0) + part.num_tokens

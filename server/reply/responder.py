@@ -11,7 +11,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -60,15 +60,15 @@ class Responder:
         self._ids_in_use: set[str] = set()
 
     async def respond(self, form: Format) -> Response:
-        """Return the reply, or a stream whose first event, or comment, is there.
+        """Return the reply, or a stream.
 
-        Raises what the engine refuses with, and IdInUse if a request of this id is running.
+        Raises what the engine refuses with, and IdInUse if a request of this id is running; so does
+        the stream until its first event, or comment, is there.
         """
         if not form.request.stream:
             return json_reply(await self.render_whole(form))
         outlet = Outlet(Renderer(form, self._client, self.pieces))
-        events = self.events(outlet)
-        return EventStream(await anext(events), events, outlet, form.frame_error, form.last_event)
+        return EventStream(self.events(outlet), outlet, form.frame_error, form.last_event)
 
     async def render_whole(self, form: Format) -> bytes:
         """Return the whole reply to a request without `stream`. Raises as `respond`."""
@@ -100,7 +100,8 @@ class Responder:
                 attach = partial(self._writer.writing, outlet)
             source = generation.run(self._client, renderer.at_once, attach)
             render = renderer.events
-        with self._claimed(generation), self._waking(outlet):
+        waking = self._waking(outlet) if self._keepalive_s else nullcontext()
+        with self._claimed(generation), waking:
             async with aclosing(source) as arriving:
                 async for arrived in arriving:
                     if not (events := render(arrived)):
@@ -141,9 +142,6 @@ class Responder:
     @contextmanager
     def _waking(self, outlet: Outlet) -> Iterator[None]:
         """Wake the task of a stream whenever it was sent nothing for `stream_keepalive_s`."""
-        if not self._keepalive_s:
-            yield
-            return
         call_later = asyncio.get_running_loop().call_later
         timer: asyncio.TimerHandle
 

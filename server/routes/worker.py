@@ -98,8 +98,7 @@ class LineWorker:
         ours = self._identity.now(self._ready())
         if different := differences(ours, asked.identity):
             raise InvalidRequest(f"identity: {different}", "identity")
-        events = self._events(asked)
-        return EventStream(await anext(events), events)
+        return EventStream(self._events(asked))
 
     def _ready(self) -> Status:
         status = self._client.status
