@@ -104,8 +104,9 @@ def from_wire(wire: Sequence[bytes]) -> Tokens:
     """Return what `to_wire` made bytes of. Raises ValueError if that was not it."""
     owners, token_ids, reasons, logprobs, width, top_ids, top_logprobs = wire
     shape = -1, width[0] or 1
-    return step_tokens(
-        *(np.frombuffer(owners, "<i8"), np.frombuffer(token_ids, "<i4")),
+    numbers = np.frombuffer(owners, "<i8")
+    return Tokens(
+        *(numbers, np.arange(len(numbers) + 1), np.frombuffer(token_ids, "<i4")),
         *(np.frombuffer(reasons, np.uint8), np.frombuffer(logprobs, "<f4")),
         *(
             np.frombuffer(top_ids, "<i4").reshape(shape),

@@ -111,7 +111,8 @@ class Detokenizer:
             if begin == end and not number and index in self.streams:  # nothing is new
                 continue
             spoken = token_ids = all_ids[4 * begin : 4 * end]
-            reason, text, echo, stop_reason = REASONS[number], "", b"", None
+            reason, text, echo = REASONS[number], "", b""
+            stop_reason: str | int | None = None
             if is_first := (stream := self.streams.get(index)) is None:
                 stream, echo, text = self._begin(index)
             if reason == "stop":

@@ -100,6 +100,9 @@ def frame_error(body: errors.ErrorBody) -> bytes:
     return frame([msgspec.json.encode(body)])
 
 
+_PART = {"type": "http.response.body", "more_body": True}
+
+
 class EventStream(Response):
     """Server-sent events, sent in parts of one or more, which `frame` makes.
 
@@ -132,12 +135,12 @@ class EventStream(Response):
         async with aclosing(self._events) as events:
             first = await anext(events)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await _send(send, first)
+            await send(_PART | {"body": first})
             if self._outlet is not None and CONNECT in scope.get("extensions", ()):
                 scope["extensions"][CONNECT](self._outlet)
             try:
                 async for event in events:
-                    await _send(send, event)
+                    await send(_PART | {"body": event})
             except SRMError as error:
                 await self._break_off(send, errors.status_of(error), errors.body_of(error))
             except asyncio.CancelledError:  # by a stop; or the client has left, and hears nothing
@@ -152,8 +155,4 @@ class EventStream(Response):
 
     async def _break_off(self, send: Send, status: int, body: errors.ErrorBody) -> None:
         request_log.note_broken_off(status)
-        await _send(send, self._frame_error(body))
-
-
-async def _send(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send(_PART | {"body": self._frame_error(body)})

@@ -243,6 +243,7 @@ class ChoiceTemplate:
                 known = Template(example, INDEX, TEXT, *scores).pieces
             elif Template(example, index, TEXT, *scores).pieces != known:
                 raise ValueError("choices differ in more than index, text and scores")
+        assert known is not None
         if len(self._known) == MOST_KNOWN:
             self._known.clear()
         self._known[key] = known

@@ -92,6 +92,7 @@ class Responder:
         generation = renderer.generation
         source: AsyncGenerator[Any, None]
         render: Callable[[Any], bytes]
+        arrived: Any
         if generation.request.stream_whole:
             source, render = self._whole_choices(generation), renderer.whole_events
         else:

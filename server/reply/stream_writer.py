@@ -90,13 +90,6 @@ class _Choice:
         self.scores = None if form.request.logprobs is None else form.scores
         self.template = None
 
-    def renew(self) -> None:
-        """Make the template of what comes next."""
-        renderer = self.outlet.renderer
-        self.template = renderer.template(self.index)
-        if (text := self.detokenizer.streams.get(self.index)) is not None:
-            self.text = text
-
 
 class StreamWriter:
     """Writes for one API process."""
@@ -147,7 +140,9 @@ class StreamWriter:
         while self._outdated:
             choice = self._outdated.pop()
             try:
-                choice.renew()
+                choice.template = choice.outlet.renderer.template(choice.index)
+                if (text_stream := choice.detokenizer.streams.get(choice.index)) is not None:
+                    choice.text = text_stream
             except Exception as error:  # noqa: BLE001 - its task logs it
                 choice.outlet.fail(error)
         choices, token_ids = self._choices, tokens.token_ids.tolist()

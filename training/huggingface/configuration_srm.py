@@ -23,6 +23,8 @@ DEFAULTS: dict[str, Any] = {
     **{"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None, "tie_word_embeddings": False},
     **{"mixer": "mixed", "kernel_size": 1, "combined_row_quirk": False},
 }
+SET_BY_TRANSFORMERS = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")
+"""Fields that its own configuration has too, with other defaults."""
 
 
 class SRMConfig(PreTrainedConfig):
@@ -40,9 +42,11 @@ class SRMConfig(PreTrainedConfig):
     def __init__(self, **given: Any) -> None:
         """Raises ValueError for what is no model."""
         own = {name: given.pop(name, default) for name, default in DEFAULTS.items()}
-        vars(self).update(own)
+        for name, value in own.items():
+            setattr(self, name, value)
         super().__init__(**given)
-        vars(self).update(own)  # some of which transformers has just set
+        for name in SET_BY_TRANSFORMERS:
+            setattr(self, name, own[name])
         self._check()
 
     def _check(self) -> None:
