@@ -36,6 +36,8 @@ _SIZES = struct.Struct("<q")
 
 
 Kind = Literal["counter", "gauge", "histogram", "summary"]
+_Described = tuple[Kind, str, str, Sequence[str], Sequence[str], str]
+"""Of a value: its kind, family and name, the names and values of its labels, and its help text."""
 Name = Annotated[str, msgspec.Meta(pattern="^[a-zA-Z_:][a-zA-Z0-9_:]*$")]
 
 
@@ -183,17 +185,10 @@ class JoinedRegion:
         self.lock = threading.Lock()
 
     def new_value(
-        self,
-        kind: Kind,
-        family: str,
-        name: str,
-        label_names: Sequence[str],
-        label_values: Sequence[str],
-        meaning: str,
-        multiprocess_mode: str = "",
-        **_: object,
+        self, *described: *_Described, multiprocess_mode: str = "", **_: object
     ) -> _Value:
-        """What the library asks for each value with."""
+        """Return the place of a value; called by the library, for each."""
+        kind, family, name, label_names, label_values, meaning = described
         labels = tuple(sorted(zip(label_names, label_values, strict=True)))
         key = Key(kind, multiprocess_mode, family, name, labels, meaning)
         with self.lock:

@@ -6,15 +6,11 @@ sets. `server.routes.scrape` shows them, with the engine's.
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
 from prometheus_client import Counter, Gauge, Histogram
 
 from srm.engine import metrics_memory
 
 metrics_memory.join()
-
-F64 = npt.NDArray[np.float64]
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 _FIRST_TOKEN_SECONDS = (
@@ -119,12 +115,3 @@ BUILD_INFO = Gauge(
     ("version", "commit", "python", "max"),
     multiprocess_mode="mostrecent",
 )
-
-
-def observe_all(histogram: Histogram, values: F64) -> None:
-    """Observe many values at once."""
-    bounds, buckets = histogram._upper_bounds, histogram._buckets
-    for bucket, count in enumerate(np.bincount(np.searchsorted(bounds, values)).tolist()):
-        if count:
-            buckets[bucket].inc(count)
-    histogram._sum.inc(float(values.sum()))

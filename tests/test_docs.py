@@ -28,7 +28,7 @@ from srm.engine.weights.convert import parser as convert_parser
 from srm.engine.weights.inspect_model import inspect_parser
 from srm.engine.weights.upstream_config import Constructor, PublishedArgs
 from srm.server import metrics as server_metrics
-from srm.server.commands.score_lines import Score
+from srm.server.commands.score_lines import LineScore
 from srm.server.config import ServerConfig
 from srm.server.errors import ErrorDetail
 from srm.server.generation import dedup_counts, matching
@@ -159,7 +159,7 @@ def struct_names() -> Iterator[tuple[str, str, tuple[str, ...]]]:
         "models.md#config.json": ModelConfig,
         "models.md#ARGS.json": PublishedArgs,
         "models.md#Constructor arguments": Constructor,
-        "configuration/commands.md#Results of scoring": Score,
+        "configuration/commands.md#Results of scoring": LineScore,
         "api.md#Errors": ErrorDetail,
         "api/streaming.md#Streaming": sampling_fields.StreamOptions,
     }.items():

@@ -26,7 +26,7 @@ class Process(NamedTuple):
     rss_bytes: int
 
 
-class Sample(NamedTuple):
+class ProcessSample(NamedTuple):
     """One sample of the machine's processes."""
 
     time: float
@@ -43,7 +43,7 @@ class Watch:
     """Samples twice a second while the `with` block runs."""
 
     def __init__(self) -> None:
-        self.samples: list[Sample] = []
+        self.samples: list[ProcessSample] = []
         self.pid = 0
         """The process whose memory is summed up, with its descendants; 0: none."""
         self._stop = threading.Event()
@@ -78,7 +78,7 @@ class Watch:
             table, busy = processes(), busy_s()
             own = sum(table[pid].cpu_s for pid in below(os.getpid(), table))
             rss_bytes = sum(table[pid].rss_bytes for pid in below(self.pid, table))
-            self.samples.append(Sample(time.monotonic(), busy, own, rss_bytes))
+            self.samples.append(ProcessSample(time.monotonic(), busy, own, rss_bytes))
 
 
 def processes() -> dict[int, Process]:

@@ -10,8 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 
 import msgspec
@@ -25,14 +24,12 @@ from srm.engine.messages import (
     HoldWeights,
     LoadWeights,
     Output,
-    Outputs,
     PutWeights,
-    Refusal,
     Request,
     Running,
     Status,
     TakeSnapshot,
-    error_of,
+    ToEngine,
 )
 from srm.engine.tasks import Fail, beside, end_process, task_group
 
@@ -62,10 +59,11 @@ class EngineClient:
     ) -> None:
         """`endpoint` has that of each engine, with commas between them."""
         endpoints = endpoint.split(",")
+        self.streams = Streams(*(partial(self._send, number) for number in range(len(endpoints))))
         self.engines = [
             EngineConnection(
                 *(endpoint, heartbeat_s, engine_timeout_s),
-                *(self._receive, partial(self._change, engine_index), len(endpoints) > 1),
+                *(self.streams.receive, partial(self._change, engine_index), len(endpoints) > 1),
             )
             for engine_index, endpoint in enumerate(endpoints)
         ]
@@ -79,18 +77,14 @@ class EngineClient:
         start until all have answered, or until ENGINE_TIMEOUT_S after the first answer."""
         self._heard_at: float | None = None  # when the first engine answered
         self._has_begun = False
-        self._fingerprints: dict[int, str] = {}  # by weights_version
+        self.fingerprints: dict[int, str] = {}
+        """By weights_version: those of versions that the engines use or have used."""
         self._has_status = asyncio.Event()
-        self.streams = Streams(*(engine.send for engine in self.engines))
 
     @property
     def losses(self) -> int:
         """How often an engine became unreachable."""
         return sum(engine.losses for engine in self.engines)
-
-    def fingerprint(self, weights_version: int) -> str | None:
-        """Return the fingerprint of a version that the engines use or have used; else None."""
-        return self._fingerprints.get(weights_version)
 
     async def connect(self, fail: Fail = end_process) -> None:
         """Start talking to the engines, which need not be there yet. `fail` is called if that
@@ -133,9 +127,9 @@ class EngineClient:
                 for _, output in stream.take_outputs():
                     yield output
 
-    @contextmanager
-    def open(self, requests: Sequence[Request]) -> Iterator[Stream]:
-        """Run requests that have the same n, until each completion has ended or the block is left.
+    def open(self, requests: Sequence[Request]) -> Stream:
+        """Run requests that have the same n, until each completion has ended or the block of the
+        stream is left.
 
         Raises EngineUnavailable where there is no engine; the stream's `wait` raises all else.
         """
@@ -144,11 +138,7 @@ class EngineClient:
         for request in requests:
             if self.streams.has_request(request.id):
                 raise InvalidRequest(f"id {request.id!r} is in use by a running request", "id")
-        stream = self.streams.open(requests)
-        try:
-            yield stream
-        finally:
-            stream.close()
+        return self.streams.open(requests)
 
     def set_writer(self, write: Write) -> None:
         """See `Streams.set_writer`."""
@@ -240,11 +230,8 @@ class EngineClient:
             tasks = [group.create_task(engine.ask(message)) for engine in self.engines]
         return [task.result() for task in tasks]
 
-    def _receive(self, message: Outputs | Refusal) -> None:
-        if isinstance(message, Outputs):
-            self.streams.receive(message)
-        else:
-            self.streams.refuse(message.id, error_of(message))
+    def _send(self, engine_index: int, message: ToEngine) -> None:
+        self.engines[engine_index].send(message)
 
     def _change(self, engine_index: int, why: str) -> None:
         """Take in a status, or the reason why an engine is lost."""
@@ -252,7 +239,7 @@ class EngineClient:
         self.streams.spread.note_status(engine_index, None if self.is_closed else status)
         engines = [engine.status for engine in self.engines if engine.status is not None]
         if status is not None:
-            self._fingerprints[status.weights_version] = status.fingerprint
+            self.fingerprints[status.weights_version] = status.fingerprint
             self._has_begun = self._has_begun or self._may_begin(len(engines))
         self.status = _sum(engines) if engines and self._has_begun else None
         if self.status is not None:

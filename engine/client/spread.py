@@ -67,19 +67,16 @@ class Spread:
         """Last Status of each engine; None while it cannot be reached."""
         self.is_away = [False] * count
         """Whether an engine has been unreachable for so long that nothing waits for it."""
-        self._given = [0] * count  # samples of streams that are open here
+        self.given = [0] * count
+        """Samples of streams that are open here, for which each engine is waited for."""
         self._others = [0] * count  # samples beyond these that an engine has, by its last Status
 
     def note_status(self, engine: int, status: Status | None) -> None:
         """Note what an engine says of itself, or that it is not to be given anything."""
         self.statuses[engine] = status
         self.is_away[engine] &= status is None
-        own = self._given[engine]
+        own = self.given[engine]
         self._others[engine] = 0 if status is None else status.running + status.waiting - own
-
-    def count_given(self, part: Part, sign: int) -> None:
-        """Note that an engine was given a part (1), or that nobody waits for it any more (-1)."""
-        self._given[part.engine] += sign * part.request.params.n
 
     def parts(self, request: Request, place: int) -> list[Part]:
         """Divide a request.
@@ -135,7 +132,7 @@ class Spread:
 
     def _load(self, engine: int, status: Status) -> float:
         """Return the sequences that an engine has to run, by slot."""
-        return (self._given[engine] + max(0, self._others[engine])) / status.num_slots
+        return (self.given[engine] + max(0, self._others[engine])) / status.num_slots
 
 
 def _only(request: Request, name: str, samples: I64) -> Request:

@@ -8,7 +8,8 @@ engine runs what is for `Spread` to say; what an engine that is lost had, anothe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from itertools import chain
 from typing import NamedTuple
 
@@ -30,9 +31,11 @@ from srm.engine.messages import (
     Abort,
     Output,
     Outputs,
+    Refusal,
     Request,
     StopSamples,
     ToEngine,
+    error_of,
     without_first,
 )
 from srm.engine.steps.batch import I64
@@ -53,8 +56,9 @@ class Delivery(NamedTuple):
     """Version of the weights that made the last of these tokens."""
 
 
-class Stream:
-    """Requests of one caller with the same n, until each completion has ended, or `close`."""
+class Stream(AbstractContextManager["Stream"]):
+    """Requests of one caller with the same n, until each completion has ended, or the block of this
+    is left."""
 
     def __init__(self, streams: Streams, requests: Sequence[Request]) -> None:
         params = requests[0].params
@@ -75,22 +79,18 @@ class Stream:
         self._ends = [self.n] * len(requests)  # completions of each from which on all were cut
         self._outputs: list[tuple[int, Output]] = []
         self._error: Exception | None = None
-        self._parts: list[list[Part]] = []  # by place of their request
+        self.parts: list[list[Part]] = []
+        """All that engines were given of it, by place of its request."""
         for place, request in enumerate(requests):
             if request.emit == "tokens":
                 number = self._first + place * self.n
                 request = msgspec.structs.replace(request, stream=number)  # noqa: PLW2901
-            self._parts.append(streams.spread.parts(request, place))
+            self.parts.append(streams.spread.parts(request, place))
 
     @property
     def first_version(self) -> int:
         """Oldest weights version that made anything received so far; 0 if nothing was received."""
         return self._unread.first_version
-
-    @property
-    def parts(self) -> Iterator[Part]:
-        """All that engines were given of it."""
-        return chain.from_iterable(self._parts)
 
     @property
     def numbers(self) -> range:
@@ -127,7 +127,8 @@ class Stream:
         tokens = self._unread.read(only_ended)
         self.unfinished -= int(np.count_nonzero(tokens.reasons))
         scores: list[tuple[int, Output]] = []
-        if outputs := self.take_outputs():
+        if self._outputs:
+            outputs = self.take_outputs()
             scores = [(place, output) for place, output in outputs if output.index == PROMPT]
             samples = [(p * self.n + out.index, out) for p, out in outputs if out.index != PROMPT]
             if samples:
@@ -149,7 +150,7 @@ class Stream:
         n, running = self.n, indices[self._state[indices] == RUNS]
         for place in np.unique(running // n).tolist():
             own = running[running // n == place] - place * n
-            for part in self._parts[place]:
+            for part in self.parts[place]:
                 if len(local := part.local(own)):
                     message = StopSamples(part.request.id, local.astype("<i4").tobytes())
                     self._streams.send(part.engine, message)
@@ -174,7 +175,7 @@ class Stream:
                 self._outputs.append((at, output))
         states = self._state[indices]
         if (states == RUNS).any():
-            for part in self._parts[place]:
+            for part in self.parts[place]:
                 if (cut := part.first_from(end)) < part.request.params.n:
                     message = StopSamples(part.request.id, b"", cut=cut)
                     self._streams.send(part.engine, message)
@@ -207,7 +208,7 @@ class Stream:
 
     def lose(self, engine: int, error: SRMError) -> None:
         """Have another engine run what is left of what this one had, or end with the error."""
-        for part in [part for part in self.parts if part.engine == engine]:
+        for part in [part for part in chain(*self.parts) if part.engine == engine]:
             if not self.run_again(part):
                 self.fail(error)
 
@@ -229,7 +230,7 @@ class Stream:
             self._unread, np.append(first + left, len(self._state) + part.place)
         )
         again = part.again(left, engine[0])
-        own = self._parts[part.place]
+        own = self.parts[part.place]
         own[own.index(part)] = again
         streams.take_back(part)
         streams.submit(self, again)
@@ -248,15 +249,18 @@ class Stream:
         num_come[at] += count - skipped
         return msgspec.structs.replace(without_first(output, skipped), index=index)
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Forget the requests; those that still run are aborted, but for durable ones that were
         lost: an engine that is still there goes on with them, and so does the successor of one that
         drains."""
         runs = (self._state == RUNS).reshape(-1, self.n).any(axis=1)
-        self._streams.forget(self)
+        for part in chain(*self.parts):
+            self._streams.take_back(part)
+        del self._streams.by_number[self.number]
+        self._table.close(self.number)
         is_lost = self._is_durable and isinstance(self._error, EngineError)
         for place in np.flatnonzero(runs & (not is_lost)).tolist():
-            for part in self._parts[place]:
+            for part in self.parts[place]:
                 self._streams.send(part.engine, Abort(part.request.id))
 
 
@@ -268,7 +272,7 @@ class Streams:
         self._sends = sends
         self.spread = Spread(len(sends))
         self.table = TokenTable(counts=len(sends) > 1)
-        self._streams: dict[int, Stream] = {}
+        self.by_number: dict[int, Stream] = {}
         self._places: dict[str, tuple[Stream, Part]] = {}  # by the id that an engine knows
         self._write: Write | None = None
 
@@ -287,31 +291,27 @@ class Streams:
         """Send requests of the same n, whose ids are not in use; the caller closes the stream.
         Raises InvalidRequest or Overloaded when there are too many completions at once."""
         stream = Stream(self, requests)
-        self._streams[stream.number] = stream
-        for part in stream.parts:
+        self.by_number[stream.number] = stream
+        for part in chain(*stream.parts):
             self.submit(stream, part)
         return stream
 
     def submit(self, stream: Stream, part: Part) -> None:
         """Have an engine run this."""
         self._places[part.request.id] = stream, part
-        self.spread.count_given(part, 1)
+        self.spread.given[part.engine] += part.request.params.n
         self.send(part.engine, part.request)
 
     def take_back(self, part: Part) -> None:
         """Wait no more for what an engine was given."""
         del self._places[part.request.id]
-        self.spread.count_given(part, -1)
+        self.spread.given[part.engine] -= part.request.params.n
 
-    def forget(self, stream: Stream) -> None:
-        """Remove a stream that nobody reads any more."""
-        for part in stream.parts:
-            self.take_back(part)
-        del self._streams[stream.number]
-        self.table.close(stream.number)
-
-    def receive(self, message: Outputs) -> None:
+    def receive(self, message: Outputs | Refusal) -> None:
         """Divide a step's tokens among the streams; what nobody reads any more is dropped."""
+        if isinstance(message, Refusal):
+            self.refuse(message.id, error_of(message))
+            return
         version = message.weights_version
         for output in message.outputs:
             waiting = self._places.get(output.id)
@@ -320,7 +320,7 @@ class Streams:
                 stream.add_output(part, output, version)
                 stream.set_direct(False)  # what comes behind it is taken behind it
         for number, count in message.cached:
-            if (reader := self._streams.get(number >> INDEX_BITS)) is not None:
+            if (reader := self.by_number.get(number >> INDEX_BITS)) is not None:
                 reader.cached_tokens[(number & INDEX) // reader.n] = count
         if message.tokens is not None:
             direct = self.table.put(from_wire(message.tokens), version)
@@ -338,5 +338,5 @@ class Streams:
     def lose(self, engine: int, make: Callable[[], SRMError]) -> None:
         """Note that an engine has gone; streams that end by that get an error each."""
         self.spread.note_status(engine, None)
-        for stream in list(self._streams.values()):
+        for stream in list(self.by_number.values()):
             stream.lose(engine, make())

@@ -101,7 +101,8 @@ class UnreadTokens:
             return NO_TOKENS
         if only_ended:
             return self._read_ended()
-        tokens = self._join(self._parts)
+        is_one = len(self._parts) == 1 and not self._num_over
+        tokens = self._parts[0] if is_one else self._join(self._parts)
         self._parts, self._most_parts, self._num_over = [], MORE_PARTS, 0
         if self._has_ends:
             self._has_ends = False
@@ -209,7 +210,7 @@ class TokenTable:
         is_direct[numbers[(tokens.reasons != 0) | (tokens.token_ids < 0)]] = False
         is_handed_out = is_direct[numbers]
         if is_handed_out.all():
-            return tokens if len(tokens) else None
+            return tokens if len(numbers) else None
         if not is_handed_out.any():
             self._divide(tokens)
             return None
@@ -274,10 +275,10 @@ class TokenTable:
             own_logprobs = NO_LOGPROBS if num_top is None else logprobs[rows]
             own = indices[rows], tokens.offsets[: end - begin + 1], token_ids[rows], reasons[rows]
             reader.add(Tokens(*own, own_logprobs, *top), self.version)
-        at = np.flatnonzero(reasons)
-        for reader, begin, end in self._rows(owners[at]):
-            reader.add_ends(indices[at[begin:end]])
-            self.flags[IS_FILTERED, reader.number] = True
+        if len(at := np.flatnonzero(reasons)):
+            for reader, begin, end in self._rows(owners[at]):
+                reader.add_ends(indices[at[begin:end]])
+                self.flags[IS_FILTERED, reader.number] = True
 
     def _rows(self, owners: I64) -> Iterator[tuple[UnreadTokens, int, int]]:
         """Yield which of these rows, whose owners ascend, are of each reader."""

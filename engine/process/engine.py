@@ -23,7 +23,7 @@ from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.constraints.grammars import Grammars
 from srm.engine.errors import Overloaded, RequestError
 from srm.engine.messages import REASONS, Output, Request, SamplingParams, Status, join
-from srm.engine.scheduler.outputs import StepTokens
+from srm.engine.scheduler.completion import StepTokens
 from srm.engine.scheduler.parking import merge_writes, parkable
 from srm.engine.scheduler.scheduler import Scheduler
 from srm.engine.scheduler.wait_queues import QueueRate
@@ -285,8 +285,9 @@ class Engine:
     def _launch(self) -> _Step | None:
         started = self.scheduler.latencies.now = time.monotonic()
         batch = self.scheduler.schedule()
-        for slots, states in merge_writes(self.scheduler.take_resumed(), READ_SLOTS):
-            self.runner.write_slots(slots, states)
+        if resumed := self.scheduler.take_resumed():
+            for slots, states in merge_writes(resumed, READ_SLOTS):
+                self.runner.write_slots(slots, states)
         return None if batch is None else _Step(batch, self.runner.launch(batch), started)
 
     def _complete(self, step: _Step | None) -> list[Output]:

@@ -25,14 +25,12 @@ from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.constraints.grammars import Grammars
 from srm.engine.errors import InvalidRequest, Overloaded
 from srm.engine.messages import Output, Request
-from srm.engine.scheduler.accept import accept
+from srm.engine.scheduler.accept import RequestRegistry, accept
 from srm.engine.scheduler.admission import Admission
 from srm.engine.scheduler.assembly import assemble
-from srm.engine.scheduler.completion import StepCompletion
-from srm.engine.scheduler.outputs import StepTokens
+from srm.engine.scheduler.completion import StepCompletion, StepTokens
 from srm.engine.scheduler.parking import Parking, check_fits, collect_states
 from srm.engine.scheduler.preemption import choose_preempted
-from srm.engine.scheduler.request_registry import RequestRegistry
 from srm.engine.scheduler.round_robin import RoundRobin
 from srm.engine.state.latency import Latencies
 from srm.engine.state.parked import Parked

@@ -65,7 +65,7 @@ class Tokens:
 
     def slices(self, size: int) -> Iterator[Tokens]:
         """Yield the same in parts of at most `size` rows, at least one."""
-        for begin in range(0, max(len(self), 1), size):
+        for begin in range(0, max(len(self.owners), 1), size):
             rows, offsets = slice(begin, begin + size), self.offsets[begin : begin + size + 1]
             tokens = slice(offsets[0], offsets[-1])
             yield Tokens(
@@ -104,8 +104,9 @@ def from_wire(wire: Sequence[bytes]) -> Tokens:
     """Return what `to_wire` made bytes of. Raises ValueError if that was not it."""
     owners, token_ids, reasons, logprobs, width, top_ids, top_logprobs = wire
     shape = -1, width[0] or 1
-    return step_tokens(
-        *(np.frombuffer(owners, "<i8"), np.frombuffer(token_ids, "<i4")),
+    numbers = np.frombuffer(owners, "<i8")
+    return Tokens(
+        *(numbers, np.arange(len(numbers) + 1), np.frombuffer(token_ids, "<i4")),
         *(np.frombuffer(reasons, np.uint8), np.frombuffer(logprobs, "<f4")),
         *(
             np.frombuffer(top_ids, "<i4").reshape(shape),
@@ -139,7 +140,8 @@ def from_outputs(outputs: Sequence[tuple[int, Output]]) -> Tokens:
 
 def join(parts: Sequence[Tokens]) -> Tokens:
     """Join tables of one request, which came in this order, into one with ascending owners."""
-    parts = [part for part in parts if len(part)] or parts[:1]
+    if len(parts) > 1:
+        parts = [part for part in parts if len(part.owners)] or parts[:1]
     if len(parts) == 1:
         return parts[0]
     return _join_alike(parts) if _are_alike(parts) else _join(parts)

@@ -27,7 +27,8 @@ from srm.engine.errors import (
 )
 from srm.server.errors import INTERNAL, body_of, status_of
 from srm.server.generation.engine_request import RequestOwner
-from srm.server.schema.json_parts import count_items, escape_line_ends
+from srm.server.http.responses import escape_line_ends
+from srm.server.schema.json_parts import count_items
 from srm.server.storage.records import LineError
 
 URLS = ("/v1/completions", "/v1/chat/completions")

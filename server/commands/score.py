@@ -24,7 +24,7 @@ from srm.engine.errors import ConfigError, RequestError
 from srm.engine.progress import Tell, show_progress
 from srm.engine.settings import Command
 from srm.engine.tasks import task_group
-from srm.server.commands.score_lines import Failure, Score, failure, next_line, parse, score
+from srm.server.commands.score_lines import Failure, LineScore, failure, next_line, parse, score
 from srm.server.commands.standard_output import INTERRUPTED
 from srm.server.supervise.embedded_engine import PRIVATE, command_settings, with_engine
 from srm.server.text.text import Text
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 _STANDARD = Path("-")
 _WINDOW = 1_024
 """Most lines in flight."""
-_Landed = tuple[int, Score | Failure]
+_Landed = tuple[int, LineScore | Failure]
 """The bytes of a line that has ended, and its result."""
 
 

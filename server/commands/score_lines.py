@@ -34,7 +34,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     id: str | int | float | None = None
 
 
-class Score(msgspec.Struct):
+class LineScore(msgspec.Struct):
     """The result of a line. Log-probabilities are under the model at temperature 1."""
 
     id: str | int | float
@@ -114,7 +114,7 @@ def _encode(name: str, value: str | list[int], text: Text) -> bytes:
     return text.encode([value], adds_special=name == "prompt")[0]
 
 
-async def score(client: EngineClient, scoring: Scoring, number: int, text: Text) -> Score:
+async def score(client: EngineClient, scoring: Scoring, number: int, text: Text) -> LineScore:
     """Score a line. Raises the RequestError with which the engine refuses it, or EngineError."""
     outputs = [Output("", 0)]
     if len(scoring.token_ids) > 4:
@@ -128,7 +128,7 @@ async def score(client: EngineClient, scoring: Scoring, number: int, text: Text)
     logprobs = [max(value, LOWEST) for value in memoryview(scores.logprobs).cast("f")]
     ranks = memoryview(scores.ranks).cast("i")
     token_ids = memoryview(scoring.token_ids).cast("i").tolist()
-    return Score(
+    return LineScore(
         id=scoring.id,
         tokens=[text.labels[token] for token in token_ids],
         token_ids=token_ids,

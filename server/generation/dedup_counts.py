@@ -99,5 +99,6 @@ class DedupCounts:
 
 
 def _size(sample: ChoicePart) -> int:
-    arrays = (sample.token_ids, sample.logprobs, sample.top_ids, sample.top_logprobs)
+    tokens = sample.tokens
+    arrays = (tokens.token_ids, tokens.logprobs, tokens.top_ids, tokens.top_logprobs)
     return 4 * len(sample.text) + sum(map(len, arrays)) + 32 * len(sample.text_offset)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from srm.engine.messages import REASONS, FinishReason
+from srm.engine.messages import REASONS, FinishReason, Output
+from srm.engine.messages import join as join_outputs
 from srm.engine.steps.tokens import Tokens
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.text.stream import StopStrings, TextStream
@@ -22,20 +23,14 @@ _ENDED, _CUT = 1, 2
 
 @dataclass(slots=True)
 class ChoicePart:
-    """Text of a choice, and its tokens as they came."""
+    """Text of a choice, and its tokens as they came, without those behind a stop string."""
 
     index: int
     """Index of the choice."""
     is_first: bool
     text: str
-    token_ids: bytes
-    """int32 little-endian."""
-    logprobs: bytes
-    """float32 little-endian, one per token, or none."""
-    top_ids: bytes
-    """int32 little-endian, equally many for each token, or none."""
-    top_logprobs: bytes
-    """float32 little-endian, those of `top_ids`."""
+    tokens: Output
+    """Its tokens, and what scores of them are asked for."""
     text_offset: list[int]
     """Characters before each token, those of an echoed prompt included; empty if not wanted."""
     finish_reason: FinishReason | None
@@ -51,8 +46,13 @@ class ChoicePart:
     """How many samples with the same text it stands for, if these are counted."""
 
     @property
+    def token_ids(self) -> bytes:
+        """int32 little-endian."""
+        return self.tokens.token_ids
+
+    @property
     def num_tokens(self) -> int:
-        return len(self.token_ids) // 4
+        return len(self.tokens.token_ids) // 4
 
 
 def join(parts: list[ChoicePart]) -> ChoicePart:
@@ -63,10 +63,7 @@ def join(parts: list[ChoicePart]) -> ChoicePart:
         index=parts[0].index,
         is_first=parts[0].is_first,
         text="".join(part.text for part in parts),
-        token_ids=b"".join(part.token_ids for part in parts),
-        logprobs=b"".join(part.logprobs for part in parts),
-        top_ids=b"".join(part.top_ids for part in parts),
-        top_logprobs=b"".join(part.top_logprobs for part in parts),
+        tokens=join_outputs([part.tokens for part in parts]),
         text_offset=[offset for part in parts for offset in part.text_offset],
         finish_reason=parts[-1].finish_reason,
         stop_reason=parts[-1].stop_reason,
@@ -97,69 +94,66 @@ class Detokenizer:
         self._table = text.table(with_special=not request.skip_special_tokens)
         self._stop_token_ids = stop_token_ids
         self._stops = stops
-        self._streams: dict[int, TextStream] = {}
+        self.streams: dict[int, TextStream] = {}
+        """The text of each sample that runs and has begun."""
         self._is_over = bytearray(size)  # by sample; 0: it is not
 
     def decode(self, tokens: Tokens) -> list[ChoicePart]:
         """Return what new tokens add to each sample; samples that are over are skipped."""
-        token_ids, logprobs = tokens.token_ids.tobytes(), tokens.logprobs.tobytes()
+        all_ids, logprobs = tokens.token_ids.tobytes(), tokens.logprobs.tobytes()
         top_ids, top_logprobs = tokens.top_ids.tobytes(), tokens.top_logprobs.tobytes()
-        width = tokens.top_ids.shape[1]
-        parts = []
-        for index, begin, end, reason in tokens.rows():
+        request, width, parts = self._request, tokens.top_ids.shape[1], []
+        has_offsets = request.logprobs is not None and not request.return_packed
+        for index, begin, end, number in tokens.rows():
             if self._is_over[index]:  # ended at a stop string before this came, or not needed
                 self.num_tokens += (end - begin) * (self._is_over[index] == _CUT)
                 continue
-            part = self._feed(index, token_ids[4 * begin : 4 * end], REASONS[reason])
-            end = begin + part.num_tokens  # noqa: PLW2901 - behind a stop string there is nothing
-            part.logprobs = logprobs[4 * begin : 4 * end]
-            if width:
-                part.top_ids = top_ids[4 * width * begin : 4 * width * end]
-                part.top_logprobs = top_logprobs[4 * width * begin : 4 * width * end]
-            parts.append(part)
+            if begin == end and not number and index in self.streams:  # nothing is new
+                continue
+            spoken = token_ids = all_ids[4 * begin : 4 * end]
+            reason, text, echo = REASONS[number], "", b""
+            stop_reason: str | int | None = None
+            if is_first := (stream := self.streams.get(index)) is None:
+                stream, echo, text = self._begin(index)
+            if reason == "stop":
+                if not request.include_stop_str_in_output:  # the token that stopped it is not text
+                    spoken = token_ids[:-4]
+                last = int.from_bytes(token_ids[-4:], "little")
+                stop_reason = last if last in self._stop_token_ids else None
+            if self._makes_text:
+                added, count = stream.feed(spoken)
+                text += added
+                if stream.stop_string is not None:
+                    token_ids, reason = token_ids[: 4 * count], "stop"
+                    stop_reason = stream.stop_string
+                elif reason is not None:
+                    text += stream.flush()
+            at, size = 4 * begin, len(token_ids)
+            self.num_tokens += size // 4
+            if reason is not None:
+                self._is_over[index] = _ENDED
+                del self.streams[index]
+            self._is_pending[index] = stream.is_pending
+            offsets = stream.offsets(echo + token_ids) if has_offsets else []
+            output = Output("", index, token_ids)
+            if logprobs:
+                own = token_ids, logprobs[at : at + size], b""
+                tops = slice(width * at, width * (at + size))
+                output = Output("", index, *own, top_ids[tops], top_logprobs[tops])
+            parts.append(ChoicePart(index, is_first, text, output, offsets, reason, stop_reason))
         return parts
 
-    def text_stream(self, index: int) -> TextStream | None:
-        """Return the text of a sample that runs and has begun; else None."""
-        return self._streams.get(index)
+    def _begin(self, index: int) -> tuple[TextStream, bytes, str]:
+        """Begin the text of a sample; return it, and the tokens and text of an echoed prompt."""
+        request = self._request
+        stream = TextStream(self._table, self._stops, request.include_stop_str_in_output)
+        self.streams[index] = stream
+        echo = self._prompts[index // request.num_samples] if request.echo else b""
+        return stream, echo, stream.echo(echo) if echo else ""
 
     def cut(self, begin: int, end: int, unread: int) -> None:
         """Drop samples begin … end - 1; `unread` of their tokens had come and were not fed."""
         self.num_tokens += unread
         self._is_over[begin:end] = bytes([_CUT]) * (end - begin)
         for index in range(begin, end):
-            self._streams.pop(index, None)
-
-    def _feed(self, index: int, token_ids: bytes, reason: FinishReason | None) -> ChoicePart:
-        request, stream, text = self._request, self._streams.get(index), ""
-        echo, is_first = b"", stream is None
-        stop_reason: str | int | None = None
-        if stream is None:
-            stream = TextStream(self._table, self._stops, request.include_stop_str_in_output)
-            self._streams[index] = stream
-            if request.echo:
-                echo = self._prompts[index // request.num_samples]
-                text = stream.echo(echo)
-        spoken = token_ids
-        if reason == "stop":
-            if not request.include_stop_str_in_output:  # the token that stopped it is not text
-                spoken = token_ids[:-4]
-            last = int.from_bytes(token_ids[-4:], "little")
-            stop_reason = last if last in self._stop_token_ids else None
-        if self._makes_text:
-            added, count = stream.feed(spoken)
-            text += added
-            if stream.stop_string is not None:
-                token_ids, reason, stop_reason = token_ids[: 4 * count], "stop", stream.stop_string
-            elif reason is not None:
-                text += stream.flush()
-        self.num_tokens += len(token_ids) // 4
-        if reason is not None:
-            self._is_over[index] = _ENDED
-            del self._streams[index]
-        self._is_pending[index] = stream.is_pending
-        has_offsets = request.logprobs is not None and not request.return_packed
-        offsets = stream.offsets(echo + token_ids) if has_offsets else []
-        return ChoicePart(
-            *(index, is_first, text, token_ids, b"", b"", b"", offsets, reason, stop_reason)
-        )
+            self.streams.pop(index, None)

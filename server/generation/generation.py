@@ -75,8 +75,6 @@ class Generation:
         self.first_output: float | None = None
         self.weights_version: int | None = None
         """Version of the weights that made the latest output; None before there is any."""
-        self.first_version: int | None = None
-        """Version of the weights that made the first output."""
         table = text.table(with_special=not request.skip_special_tokens)
         self.stops = StopStrings(request.stops, table) if request.stops else None
         self._params = sampling_params(request, text, constraint)
@@ -101,6 +99,11 @@ class Generation:
         ]
         self.asks_for_all = len(self._asked) == len(prompts)
         """Whether every prompt needs the engine."""
+
+    @property
+    def first_version(self) -> int:
+        """Version of the weights that made the first output; 0 before there is any."""
+        return 0 if self.stream is None else self.stream.first_version
 
     @property
     def completion_tokens(self) -> int:
@@ -166,8 +169,11 @@ class Generation:
                 source = read_ahead(self._read(stream), _join, go_on, only_whole)
             async with aclosing(source) as deliveries:
                 async for delivery in deliveries:
-                    self._note(stream, delivery)
-                    for part in self._by_sample(delivery.tokens).slices(at_once):
+                    self._note(delivery)
+                    tokens = delivery.tokens
+                    if not self.asks_for_all:
+                        tokens = self._by_sample(tokens)
+                    for part in tokens.slices(at_once):
                         yield part
                         await asyncio.sleep(0)  # other requests get their turn
 
@@ -247,10 +253,9 @@ class Generation:
                 stream.stop(np.array(stopped))
             yield delivery
 
-    def _note(self, stream: Stream, delivery: Delivery) -> None:
+    def _note(self, delivery: Delivery) -> None:
         """Record versions, prompt scores and times. Raises NotFinite if the model broke."""
         self.weights_version = delivery.weights_version or None
-        self.first_version = stream.first_version
         reasons = delivery.tokens.reasons
         if _ERROR in reasons.tobytes():
             is_constrained = bool(self._params.constraint)
@@ -263,8 +268,6 @@ class Generation:
 
     def _by_sample(self, tokens: Tokens) -> Tokens:
         """Give tokens of the prompts that the engine was asked for the index of their sample."""
-        if self.asks_for_all:
-            return tokens
         n = self.request.num_samples
         asked = np.array(self._asked)
         return tokens.with_owners(asked[tokens.owners // n] * n + tokens.owners % n)

@@ -98,7 +98,7 @@ class Ranking:
 
 def mean_logprob(sample: ChoicePart) -> float:
     """Return the mean log-probability of a sample's tokens; 0 where there are none."""
-    logprobs = memoryview(sample.logprobs).cast("f")
+    logprobs = memoryview(sample.tokens.logprobs).cast("f")
     return math.fsum(logprobs) / len(logprobs) if len(logprobs) else 0.0
 
 

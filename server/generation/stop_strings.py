@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from srm.engine.steps.tokens import U8, Tokens
-from srm.server.text.stream import NEAR, UNKNOWN, StopStrings
-from srm.server.text.text import ByteTable
+from srm.server.text.stream import NEAR, UNKNOWN, ByteTable, StopStrings
 
 
 class StopStringWatch:

@@ -2,18 +2,23 @@
 
 ASGI middleware: the port's own routes, API keys, limits of keys, connections and bodies. Errors
 from here on inwards become replies here, so CORS headers, which are made outside, are on them too.
+
+Of bodies the limits count what has arrived and not what was announced, so nobody can take room by
+announcing much. A body counts until its request is answered, since it is kept that long. An
+uploaded file goes to disk as it comes: it may be larger and takes no room here.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from srm.engine.errors import InvalidRequest, NotFound, Overloaded, SRMError
 from srm.server import errors
-from srm.server.errors import NotAuthorized, NotPermitted
-from srm.server.http.bodies import BodyLimits, CountedBody, is_upload
+from srm.server.errors import BodyTooLarge, BodyTooSlow, NotAuthorized, NotPermitted
 from srm.server.http.cors import Origins, is_loopback
 from srm.server.http.draining import READING, Draining
 from srm.server.http.headers import headers_of
@@ -43,6 +48,136 @@ OPEN_FOLDERS = (*ADMIN_FOLDERS, "/docs/")
 """Pages without secrets, requested before a browser can send a key."""
 TOO_MANY_CONNECTIONS = "too_many_connections"
 """Set in a scope's state by `server.http.connection`."""
+
+
+LEAST_BYTES_PER_S = 16 * 1024
+"""Every so many bytes that arrive give back a second of a body's time limit, and never more than
+was used of it: what has arrived buys no later silence."""
+
+FORM_BYTES = 64 * 1024
+"""Most bytes of an upload besides the file: the other fields, and what separates them."""
+UPLOADS = "/v1/files"
+"""Path where the body of a POST is a form with a file."""
+
+
+def is_upload(scope: Scope) -> bool:
+    return bool(scope["path"] == UPLOADS and scope["method"] == "POST")
+
+
+class BodyLimits:
+    """Limits the request bodies that one process holds."""
+
+    def __init__(
+        self,
+        max_body_bytes: int,
+        max_held_bytes: int,
+        timeout_s: float,
+        retry_after_s: Callable[[], int],
+        max_file_bytes: int = 0,
+    ) -> None:
+        self.held_bytes = 0
+        self.held_by: Counter[str] = Counter()
+        """Bytes held for each key, by its name."""
+        self._max_file_bytes = max_file_bytes
+        self._max_body_bytes = max_body_bytes
+        self._max_held_bytes = max_held_bytes
+        self.timeout_s = timeout_s
+        self._retry_after_s = retry_after_s
+
+    def check_announced(
+        self, content_length: str, is_upload: bool = False, owner: str = ""
+    ) -> None:
+        """Refuse a body by its content-length, before it is read, if it would be refused then.
+        Raises BodyTooLarge and Overloaded."""
+        num_bytes = int(content_length[:19]) if content_length.isdecimal() else 0
+        if num_bytes > self.limit(is_upload):
+            raise self.too_large(is_upload)
+        if content_length not in {"", "0"} and not is_upload:
+            self.check_room(owner)
+
+    def limit(self, is_upload: bool) -> int:
+        """Return the most bytes of a body; for an upload, of the file and the form around it."""
+        return self._max_file_bytes + FORM_BYTES if is_upload else self._max_body_bytes
+
+    def check_room(self, owner: str = "", own_bytes: int = 0) -> None:
+        """Raise Overloaded if all hold too much, or one key more than half of it in other bodies
+        than one of `own_bytes`: a key's first body always has its part. Without keys, `owner` is
+        empty and there is no such part."""
+        if self.held_bytes > self._max_held_bytes:
+            raise Overloaded(
+                f"requests hold {self.held_bytes} of at most {self._max_held_bytes} bytes",
+                self._retry_after_s(),
+            )
+
+        held, part = self.held_by[owner], self._max_held_bytes // 2
+        if owner and held > part and held > own_bytes:
+            raise Overloaded(
+                f"requests of this key hold {held} of at most {part} bytes", self._retry_after_s()
+            )
+
+    def too_large(self, is_upload: bool) -> BodyTooLarge:
+        if is_upload:
+            return BodyTooLarge(f"the file is larger than max_file_bytes = {self._max_file_bytes}")
+        return BodyTooLarge(f"the body is larger than {self._max_body_bytes} bytes")
+
+
+class CountedBody:
+    """The `receive` of one request, with limits on size and time; it must be closed in the end."""
+
+    def __init__(self, limits: BodyLimits, receive: Receive, is_upload: bool = False) -> None:
+        self.num_bytes = 0
+        self.is_upload = is_upload
+        self.owner = ""
+        """Name of the key that sends it; set before it is read."""
+        self._limits = limits
+        self._receive = receive
+        self.left_s = limits.timeout_s
+        """Seconds that may still be waited for its bytes."""
+        self._is_whole = False
+
+    async def __call__(self) -> Message:
+        """Return the next message. Raises BodyTooSlow, BodyTooLarge, Overloaded until the last."""
+        if self._is_whole:
+            return await self._receive()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout(self.left_s):
+                message = await self._receive()
+        except TimeoutError:
+            raise BodyTooSlow(f"only {self.num_bytes} bytes of the body came in time") from None
+        if message["type"] == "http.request":
+            self._is_whole = not message.get("more_body", False)
+            size = len(message.get("body", b""))
+            self.spend(loop.time() - began, size)
+            self._count(size)
+        return message
+
+    def spend(self, waited_s: float, size: int) -> None:
+        """Take the seconds that these bytes were waited for, and give back what they are worth."""
+        left_s = self.left_s - waited_s + size / LEAST_BYTES_PER_S
+        self.left_s = min(left_s, self._limits.timeout_s)
+
+    def close(self) -> None:
+        """Stop counting the body as held."""
+        if not self.is_upload:
+            self._hold(-self.num_bytes)
+        self.num_bytes = 0
+
+    def _count(self, size: int) -> None:
+        self.num_bytes += size
+        if not self.is_upload:
+            self._hold(size)
+        if self.num_bytes > self._limits.limit(self.is_upload):
+            raise self._limits.too_large(self.is_upload)
+        if not self.is_upload:
+            self._limits.check_room(self.owner, self.num_bytes)
+
+    def _hold(self, size: int) -> None:
+        self._limits.held_bytes += size
+        self._limits.held_by[self.owner] += size
+        if not self._limits.held_by[self.owner]:
+            del self._limits.held_by[self.owner]
 
 
 class Auth:
@@ -104,18 +239,18 @@ class Auth:
         _, port = scope["server"] or ("", None)  # a Unix socket has none
         is_admin_port = bool(self._admin_port) and port == self._admin_port
         is_local = self._is_admin_local if is_admin_port else self._is_local
-        is_keyless = not self._keys or (is_admin_port and is_local)
+        is_keyless = not self._keys.all or (is_admin_port and is_local)
         if is_keyless and (is_local or path != METRICS):  # scraped from elsewhere by any name
             self._origins.check_host(headers.get("host", ""))
         self._origins.check(headers)
         if self._admin_port and _is_admin(path) and not is_admin_port:
             raise NotFound(f"{path} is answered on another port, admin_port")
-        if scope["method"] not in READING:
-            self._draining.check()
+        if self._draining.is_on and scope["method"] not in READING:
+            raise errors.stopping()
         if scope.get("state", {}).get(TOO_MANY_CONNECTIONS):
             raise Overloaded(f"there are more than {self._max_connections} connections")
         key = None
-        if self._keys and not _is_open(path, is_admin_port):
+        if self._keys.all and not _is_open(path, is_admin_port):
             given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
             key = self._check_key(given, scope["method"])
         if path.startswith(OPERATOR_FOLDER):

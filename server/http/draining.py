@@ -12,8 +12,6 @@ from types import FrameType
 
 import uvicorn
 
-from srm.server.errors import stopping
-
 log = logging.getLogger(__name__)
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -29,11 +27,6 @@ class Draining:
     """Whether this process is being stopped."""
 
     is_on = False
-
-    def check(self) -> None:
-        """Raise EngineUnavailable if it is."""
-        if self.is_on:
-            raise stopping()
 
 
 class DrainingServer(uvicorn.Server):

@@ -31,25 +31,22 @@ class Keys:
     """The keys that may ask. Without any, everybody may."""
 
     def __init__(self, keys: list[ApiKey]) -> None:
-        self._keys = keys
-
-    def __bool__(self) -> bool:
-        return bool(self._keys)
+        self.all = keys
 
     @property
     def names(self) -> list[str]:
         """Names of the keys."""
-        return [key.name for key in self._keys]
+        return [key.name for key in self.all]
 
     def reread(self, file: str, environ: Mapping[str, str]) -> None:
         """Replace the keys by those there are now. Raises ConfigError, and then changes nothing."""
-        self._keys = load_keys(file, environ)._keys
+        self.all = load_keys(file, environ).all
 
     def find(self, given: str) -> ApiKey | None:
         """Return the key that was given, if it is one of ours. Takes equally long for every key."""
         digest = sha256(given.encode("utf-8", "surrogateescape")).digest()
         match = None
-        for key in self._keys:
+        for key in self.all:
             if hmac.compare_digest(key.digest, digest):
                 match = key
         return match

@@ -121,7 +121,7 @@ def memory() -> int:
 def check_limits(config: ServerConfig, keys: Keys) -> None:
     """Raises ConfigError for limits of keys where there are none, and for names that none has."""
     for name in ("requests_per_minute", "tokens_per_minute"):
-        if getattr(config, name) and not keys:
+        if getattr(config, name) and not keys.all:
             raise ConfigError(
                 f"{name} = {getattr(config, name):g} is a limit of API keys, and there are none: "
                 f"set api_keys_file or {VARIABLE}"

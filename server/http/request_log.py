@@ -53,22 +53,3 @@ def note_broken_off(status: int) -> None:
     """Note that a reply already begun ends with an error of this status."""
     if (entry := CURRENT.get(None)) is not None:
         entry.broken_off = status
-
-
-def note_completion(
-    id: str,
-    prompt_tokens: int,
-    completion_tokens: int,
-    discarded_tokens: int,
-    first_token_s: float | None,
-) -> None:
-    """Note that a completion has ended, in whatever way, and charge its tokens to the key."""
-    entry = CURRENT.get(None)
-    if entry is None:  # nobody asked over HTTP
-        return
-    entry.completion_id = id
-    entry.prompt_tokens += prompt_tokens
-    entry.completion_tokens += completion_tokens
-    entry.first_token_s = first_token_s
-    if entry.account is not None:
-        entry.account.charge(prompt_tokens + completion_tokens + discarded_tokens)

@@ -20,7 +20,6 @@ from srm.engine.errors import SRMError
 from srm.server import errors
 from srm.server.http import request_log
 from srm.server.http.bodies import json_reply
-from srm.server.schema.json_parts import escape_line_ends
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +72,15 @@ async def until_gone(receive: Receive) -> None:
         pass
 
 
+def escape_line_ends(data: bytes) -> bytes:
+    """Return JSON without characters that it allows in strings, but `str.splitlines` takes for ends
+    of lines."""
+    if b"\xe2\x80" in data or b"\xc2\x85" in data:
+        for character in ("\x85", "\u2028", "\u2029"):
+            data = data.replace(character.encode(), b"\\u%04x" % ord(character))
+    return data
+
+
 def frame(documents: Sequence[bytes]) -> bytes:
     """Return JSON documents as server-sent events."""
     joined = b"\n\ndata: ".join(documents)
@@ -92,20 +100,22 @@ def frame_error(body: errors.ErrorBody) -> bytes:
     return frame([msgspec.json.encode(body)])
 
 
+_PART = {"type": "http.response.body", "more_body": True}
+
+
 class EventStream(Response):
     """Server-sent events, sent in parts of one or more, which `frame` makes.
 
     It ends with `last`, whatever ended it.
 
-    The status is sent when this is called, so whoever makes it fetches `first` before and lets
-    what goes wrong until then be an HTTP error. Always closes `events`.
+    The status is sent when the first event is there: what goes wrong until then is an HTTP error.
+    Always closes `events`.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
-        first: bytes,
         events: AsyncGenerator[bytes, None],
         outlet: object = None,
         frame_error: Callable[[errors.ErrorBody], bytes] = frame_error,
@@ -116,7 +126,6 @@ class EventStream(Response):
         `frame_error` makes the event for an error that ends them."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._first = first
         self._events = events
         self._outlet = outlet
         self._frame_error = frame_error
@@ -124,13 +133,14 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         async with aclosing(self._events) as events:
+            first = await anext(events)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await _send(send, self._first)
+            await send(_PART | {"body": first})
             if self._outlet is not None and CONNECT in scope.get("extensions", ()):
                 scope["extensions"][CONNECT](self._outlet)
             try:
                 async for event in events:
-                    await _send(send, event)
+                    await send(_PART | {"body": event})
             except SRMError as error:
                 await self._break_off(send, errors.status_of(error), errors.body_of(error))
             except asyncio.CancelledError:  # by a stop; or the client has left, and hears nothing
@@ -145,8 +155,4 @@ class EventStream(Response):
 
     async def _break_off(self, send: Send, status: int, body: errors.ErrorBody) -> None:
         request_log.note_broken_off(status)
-        await _send(send, self._frame_error(body))
-
-
-async def _send(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send(_PART | {"body": self._frame_error(body)})

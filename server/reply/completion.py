@@ -33,9 +33,9 @@ class CompletionFormat(Format):
         if request.return_packed:
             choice.packed = Packed(
                 token_ids=part.token_ids,
-                logprobs=UNSET if request.logprobs is None else part.logprobs,
-                top_token_ids=part.top_ids if request.logprobs else UNSET,
-                top_logprobs=part.top_logprobs if request.logprobs else UNSET,
+                logprobs=UNSET if request.logprobs is None else part.tokens.logprobs,
+                top_token_ids=part.tokens.top_ids if request.logprobs else UNSET,
+                top_logprobs=part.tokens.top_logprobs if request.logprobs else UNSET,
             )
             if part.is_first and (request.return_token_ids or request.prompt_logprobs is not None):
                 choice.packed_prompt = self.prompts[place].packed
@@ -58,8 +58,11 @@ class CompletionFormat(Format):
         wants_tokens = request.return_token_ids or request.return_packed
         wants_scores = not (request.logprobs is None and request.prompt_logprobs is None)
         is_always_sent = wants_tokens or wants_scores
-        shown = [part for part in parts if part.text or part.finish_reason or is_always_sent]
-        return [[self.make_choice(part, is_event=True) for part in shown]] if shown else []
+        choices = []
+        for part in parts:
+            if part.text or part.finish_reason or is_always_sent:
+                choices.append(self.make_choice(part, is_event=True))
+        return [choices] if choices else []
 
     def envelope(self, fields: dict[str, Any], is_event: bool) -> Completion:  # noqa: ARG002
         return Completion(**fields)

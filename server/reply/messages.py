@@ -10,8 +10,8 @@ from msgspec import UNSET, Raw
 from srm.server.errors import ErrorBody
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.reply.call_reader import is_whole
-from srm.server.reply.responses import Item, ItemFormat
-from srm.server.reply.template import encode_json
+from srm.server.reply.format import encode_json
+from srm.server.reply.responses import Item, ItemFormat, type_of
 from srm.server.schema.completion_response import Usage
 from srm.server.schema.messages.reply import (
     BlockDelta,
@@ -105,7 +105,7 @@ class MessageFormat(ItemFormat):
         )
 
     def frame(self, documents: Sequence[bytes]) -> bytes:
-        if documents and documents[-1].startswith(b'{"type":"message_delta"'):
+        if documents and type_of(documents[-1]) == "message_delta":
             documents = [*documents, encode_json(MessageStop())]
         return super().frame(documents)
 

@@ -7,11 +7,11 @@ import struct
 from functools import cached_property
 from typing import Any
 
+import msgspec
 from msgspec import UNSET, Raw
 
 from srm.server.generation.prompts import Prompt
 from srm.server.reply.scores import CompletionScores, ScoreWriter, render_prompt
-from srm.server.reply.template import encode_json
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.completion_response import Packed
 
@@ -31,7 +31,7 @@ class ShownPrompt:
     @cached_property
     def token_ids(self) -> Raw:
         """Return its token ids as a list."""
-        return Raw(encode_json(memoryview(self._prompt.token_ids).cast("i").tolist()))
+        return Raw(msgspec.json.encode(memoryview(self._prompt.token_ids).cast("i").tolist()))
 
     @cached_property
     def echoed_scores(self) -> list[Any]:
@@ -51,10 +51,10 @@ class ShownPrompt:
         """Return it with the scores of all tokens but the first, as `return_packed` gives them."""
         token_ids, num_top = self._prompt.token_ids, self._request.prompt_logprobs
         if num_top is None:
-            return Raw(encode_json(Packed(token_ids=token_ids)))
+            return Raw(msgspec.json.encode(Packed(token_ids=token_ids)))
         rest = self._prompt.rest
         return Raw(
-            encode_json(
+            msgspec.json.encode(
                 Packed(
                     token_ids=token_ids,
                     logprobs=_NAN + rest.logprobs,

@@ -1,35 +1,40 @@
 """Renderer: the reply to one request as bytes, whole or as events of a stream.
 
 Most tokens of a stream cost no encoding: their text, and what is around it, was encoded once
-(`template.py`), and `stream_writer.py` joins these bytes. Choices share an event, except in
+(`format.py`), and `stream_writer.py` joins these bytes. Choices share an event, except in
 requests of at most MOST_ALONE choices, since many clients read only the first choice of an event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import UNSET, Raw, UnsetType
 
 from srm.engine.client.client import EngineClient
 from srm.engine.steps.tokens import Tokens
 from srm.server.generation.detokenize import ChoicePart, join
 from srm.server.generation.generation import AT_ONCE
-from srm.server.reply.choice_template import ChoiceTemplate, EventTemplate
-from srm.server.reply.format import Format, UsageField
-from srm.server.reply.template import (
+from srm.server.reply.format import (
     CHOICES,
     COMPLETION_TOKENS,
     NO_TEMPLATE,
-    Pieces,
+    ChoiceTemplate,
+    EventTemplate,
+    Format,
     Template,
+    UsageField,
     encode_json,
     escape,
 )
 from srm.server.schema.completion_response import Samples, Usage
+from srm.server.text.text import Text
 
 MOST_ALONE = 16
 """Most choices of a request for which each has events of its own."""
@@ -57,7 +62,7 @@ class Renderer:
         self._frames: dict[UsageField, Template | None] = {}
         self._version: int | None = None  # of the weights in the frames
         self._is_few = generation.num_choices <= MOST_ALONE or not form.may_share_events
-        self._pacing = Pacing(interval)
+        self._pacing = Pacing(interval) if interval > 1 else None
         is_text = request.skip_special_tokens and not request.return_token_ids
         # All between a choice's first tokens and its last is text, sent as it comes, and scores.
         self._is_text = is_text and not request.return_packed and interval == 1
@@ -104,54 +109,80 @@ class Renderer:
             fields["first_weights_version"] = first
         return encode_json(self.form.envelope(fields | self.form.first_fields(), is_event=False))
 
-    def events(self, tokens: Tokens) -> bytes:
-        """Return the events for new tokens, as they are sent; maybe none."""
-        if (template := self._joined) is None:
-            return self._events_for(self.generation.detokenizer.decode(tokens))
-        # Part by part: what is made on the way takes many times the memory of the bytes.
-        joined = (self._join_choices(some, template) for some in tokens.slices(AT_ONCE))
-        choices = b",".join(filter(None, joined))
-        self.update_counts()
-        return self.form.frame(self._encode([choices])) if choices else b""
+    def events(
+        self, tokens: Tokens, decode: Callable[[Tokens], list[ChoicePart]] | None = None
+    ) -> bytes:
+        """Return the events for new tokens, as they are sent; maybe none. `decode` makes parts of
+        them in place of the generation's detokenizer."""
+        if decode is None and self._joined is not None:
+            return self._join_events(tokens, self._joined)
+        parts = (decode or self.generation.detokenizer.decode)(tokens)
+        if self._pacing is not None:
+            parts = self._pacing.release(parts)
+        if not parts:
+            return b""
+        events = []
+        if opening := self.form.opening(parts):
+            events += self._encode([*map(encode_json, opening)])
+        if self.is_continuous:
+            self.update_counts()
+        for choices in self.form.events(parts):
+            events += self._encode([*map(encode_json, choices)])
+        return self.form.frame(events)
 
     def whole_events(self, parts: list[ChoicePart]) -> bytes:
-        """Return the events for whole choices."""
-        self.update_counts()
+        """Return the events for whole choices; maybe none."""
+        if not parts:
+            return b""
+        if self.is_continuous:
+            self.update_counts()
         return self.form.frame(self._encode([self.choice(part, is_event=True) for part in parts]))
 
     def last_events(self) -> bytes:
         """Return the events behind those of all choices; maybe none."""
         events, samples = [], self.generation.samples
         if samples is not UNSET:
-            events.append(self._event([], UNSET, samples))
+            events += self._encode([], UNSET, samples)
         if self._usage is None:
-            events.append(self._event([], self._usage_now()))
+            events += self._encode([], self._usage_now())
         return self.form.frame(events)
 
     def row_events(self, row: Tokens) -> bytes:
         """Return the events for one token of a choice that runs; maybe none."""
-        return self._events_for(self.generation.feed_row(row))
+        return self.events(row, self.generation.feed_row)
 
     def template(self, index: int) -> EventTemplate | None:
         """Return what an event of a choice has around a token's text and scores; None if it may
         have to say more now, or if the format has these in another order."""
-        if not self._is_text or self.generation.detokenizer.text_stream(index) is None:
+        if not self._is_text or index not in self.generation.detokenizer.streams:
             return None
         if self.is_continuous and len(self.generation.prompts) > 1:
             return None  # how much of a prompt was cached is not known before it begins
-        choice, around = self._choice_template, self._counting_frame()
+        if self.is_continuous:
+            usage = self.generation.usage_of(COMPLETION_TOKENS)
+            around = self._frame(usage, COMPLETION_TOKENS, usage.total_tokens)
+        else:
+            around = self._frame(self._usage)
+        choice = self._choice_template
         return None if choice is None or around is None else choice.in_event(index, around)
 
-    def update_counts(self) -> tuple[int, int] | None:
-        """Note the tokens so far, for usage; return those of completions and all if each event
-        says them."""
-        if not self.is_continuous:
-            return None
+    def update_counts(self) -> tuple[int, int]:
+        """Note the tokens so far, for usage that each event says; return those of completions and
+        all."""
         self._num_shown = self.generation.completion_tokens
         return self._num_shown, self._num_shown + self.generation.num_prompt_tokens
 
     def _counts(self, _text: bytes, _scores: bytes) -> tuple[int, ...]:
-        return self.update_counts() or ()
+        return self.update_counts()
+
+    def _join_events(self, tokens: Tokens, template: ChoiceTemplate) -> bytes:
+        """Return the event for new tokens of many choices."""
+        # Part by part: what is made on the way takes many times the memory of the bytes.
+        joined = (self._join_choices(some, template) for some in tokens.slices(AT_ONCE))
+        choices = b",".join(filter(None, joined))
+        if self.is_continuous:
+            self.update_counts()
+        return self.form.frame(self._encode([choices])) if choices else b""
 
     def _join_choices(self, tokens: Tokens, template: ChoiceTemplate) -> bytes:
         """Return the choices with new tokens, with commas. In one pass those that have only whole
@@ -180,62 +211,44 @@ class Renderer:
                     joined.append(b"%b%b%b" % (heads[part.index][1:], escape(part.text), end))
         return b",".join(filter(None, joined))
 
-    def _events_for(self, parts: list[ChoicePart]) -> bytes:
-        parts = self._pacing.release(parts)
-        if not parts:
-            return b""
-        events = self._encode([*map(encode_json, self.form.opening(parts))])
-        self.update_counts()
-        for choices in self.form.events(parts):
-            events += self._encode([*map(encode_json, choices)])
-        return self.form.frame(events)
-
-    def _encode(self, choices: Sequence[bytes]) -> list[bytes]:
-        """Return the events of these choices: one each, or one for all."""
-        if not choices:
-            return []
-        usage = self.generation.usage_of(self._num_shown) if self.is_continuous else self._usage
-        return [self._event(own, usage) for own in (zip(choices) if self._is_few else (choices,))]
-
-    def _event(
+    def _encode(
         self,
         choices: Sequence[bytes],
-        usage: UsageField,
+        usage: UsageField | EllipsisType = ...,
         samples: list[Samples] | UnsetType = UNSET,
-    ) -> bytes:
-        first = self.form.first_fields()
-        is_alike = not (first or isinstance(usage, Usage)) and samples is UNSET
-        if not is_alike or (around := self._frame(usage)) is None:
-            fields = self._fields([*map(Raw, choices)], usage, samples)
-            return encode_json(self.form.envelope(fields | first, is_event=True))
-        begin, end = around.pieces
-        return b"%b%b%b" % (begin, b",".join(choices), end)
+    ) -> list[bytes]:
+        """Return the events of these choices, one each or one for all; or one without any. Each
+        says the usage that all do, unless another one is given."""
+        if usage is ...:
+            usage = self.generation.usage_of(self._num_shown) if self.is_continuous else self._usage
+        events = []
+        for own in zip(choices) if self._is_few and choices else (choices,):
+            first = self.form.first_fields()
+            is_alike = not (first or isinstance(usage, Usage)) and samples is UNSET
+            if not is_alike or (around := self._frame(usage)) is None:
+                fields = self._fields([*map(Raw, own)], usage, samples)
+                events.append(encode_json(self.form.envelope(fields | first, is_event=True)))
+            else:
+                begin, end = around.pieces
+                events.append(b"%b%b%b" % (begin, b",".join(own), end))
+        return events
 
-    def _frame(self, usage: UsageField) -> Template | None:
-        """Return the template of an event around its choices, without counts; None if it has them
-        in another form."""
+    def _frame(self, usage: UsageField, *counts: int) -> Template | None:
+        """Return the template of an event around its choices, with holes for these counts of its
+        usage; None if it has them in another form."""
         if self.generation.weights_version != self._version:  # else frames stay the same
             self._frames.clear()
             self._version = self.generation.weights_version
-        if usage not in self._frames:
-            self._frames[usage] = self._frame_template(usage)
-        return self._frames[usage]
-
-    def _counting_frame(self) -> Template | None:
-        """Return the template of an event around its choice, with the counts that it says."""
-        if not self.is_continuous:
-            return self._frame(self._usage)
-        usage = self.generation.usage_of(COMPLETION_TOKENS)
-        return self._frame_template(usage, COMPLETION_TOKENS, usage.total_tokens)
-
-    def _frame_template(self, usage: UsageField, *counts: int) -> Template | None:
+        if not counts and usage in self._frames:
+            return self._frames[usage]
         fields = self._fields([CHOICES], usage, UNSET)
-        try:
-            return Template(
-                encode_json(self.form.envelope(fields, is_event=True)), CHOICES, *counts
-            )
-        except NO_TEMPLATE:
-            return None
+        frame = None
+        with suppress(*NO_TEMPLATE):
+            example = encode_json(self.form.envelope(fields, is_event=True))
+            frame = Template(example, CHOICES, *counts)
+        if not counts:
+            self._frames[usage] = frame
+        return frame
 
     def _usage_now(self) -> Usage:
         return self.generation.usage_of(self.generation.completion_tokens)
@@ -243,11 +256,39 @@ class Renderer:
     def _fields(
         self, choices: list[Raw], usage: UsageField, samples: list[Samples] | UnsetType
     ) -> dict[str, Any]:
+        """Return the fields around the choices of a reply or event."""
         version = self.generation.weights_version
         if version is None and self._client.status is not None:  # nothing was made
             version = self._client.status.weights_version
-        fingerprint = None if version is None else self._client.fingerprint(version)
-        return self.form.fields(choices, usage, samples, version, fingerprint)
+        fingerprint = None if version is None else self._client.fingerprints.get(version)
+        return {
+            "id": self.generation.id,
+            "created": self.generation.created_unix,
+            "model": self.form.model_name,
+            "choices": choices,
+            "usage": usage,
+            "system_fingerprint": fingerprint,
+            "weights_version": version,
+            "samples": samples,
+        }
+
+
+class Pieces:
+    """The text of every token as JSON."""
+
+    def __init__(self, text: Text) -> None:
+        size = text.model.vocab_size
+        self.json: npt.NDArray[np.object_] = np.empty(size, np.object_)
+        """bytes[vocab_size]; empty where a token is not whole characters."""
+        entries = text.table().entries
+        self.num_characters = text.table().num_characters
+        for token, entry in enumerate(entries):
+            try:
+                self.json[token] = escape(entry.decode())
+            except UnicodeDecodeError:
+                self.json[token] = b""
+        self.is_whole = self.json != b""
+        """bool[vocab_size]: whether each token is whole characters, and at least one."""
 
 
 class Pacing:
@@ -264,8 +305,6 @@ class Pacing:
 
     def release(self, parts: list[ChoicePart]) -> list[ChoicePart]:
         """Return what may be sent now, joined with what was held back before it."""
-        if self._min_tokens == 1:
-            return [part for part in parts if part.token_ids or part.is_first or part.finish_reason]
         ready = []
         for part in parts:
             held = self._held.setdefault(part.index, [])

@@ -16,12 +16,11 @@ from msgspec import UNSET, Raw
 from srm.server.errors import ErrorBody
 from srm.server.generation.detokenize import ChoicePart, join
 from srm.server.generation.generation import Generation
+from srm.server.http.responses import escape_line_ends
 from srm.server.reply.call_reader import CallReader, is_whole
-from srm.server.reply.format import Format
+from srm.server.reply.format import NUMBER, TEXT, Format, encode_json, escape
 from srm.server.reply.scores import ChatScores
-from srm.server.reply.template import NUMBER, TEXT, encode_json, escape
 from srm.server.schema.completion_response import Usage
-from srm.server.schema.json_parts import escape_line_ends
 from srm.server.schema.responses.items import (
     OutputCall,
     OutputItem,
@@ -62,6 +61,11 @@ class _Event(msgspec.Struct):
 
 
 _decode_event = msgspec.json.Decoder(_Event).decode
+
+
+def type_of(document: bytes) -> str:
+    """Return what an event is called."""
+    return _decode_event(document).type
 
 
 class Item(ABC):
@@ -233,7 +237,7 @@ class ItemFormat(Format):
         return [events] if events else []
 
     def frame(self, documents: Sequence[bytes]) -> bytes:
-        names = [_decode_event(document).type.encode() for document in documents]
+        names = [type_of(document).encode() for document in documents]
         events = zip(names, map(escape_line_ends, documents), strict=True)
         return b"".join(b"event: %b\ndata: %b\n\n" % event for event in events)
 

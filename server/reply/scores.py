@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from operator import add
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec import Raw
 
+from srm.engine.messages import Output
+from srm.server.http.responses import escape_line_ends
 from srm.server.schema.completion_response import PromptLogprob
-from srm.server.schema.json_parts import escape_line_ends
 from srm.server.text.text import Text
 
 LOWEST = -9999.0
@@ -28,27 +29,10 @@ _NOBODY = -1
 
 Name = Callable[[int], str]
 Columns = tuple[Sequence[int], Sequence[float], Sequence[int], Sequence[float]]
-"""What Scored has, as numbers."""
+"""What an Output has, as numbers: token ids, logprobs, and of alternatives equally many of each."""
 
 
-class Scored(Protocol):
-    """Tokens with their scores, little-endian: ints and float32; of alternatives equally many for
-    each token, the likeliest first."""
-
-    @property
-    def token_ids(self) -> bytes: ...
-
-    @property
-    def logprobs(self) -> bytes: ...
-
-    @property
-    def top_ids(self) -> bytes: ...
-
-    @property
-    def top_logprobs(self) -> bytes: ...
-
-
-def _unpack(scored: Scored) -> Columns:
+def _unpack(scored: Output) -> Columns:
     ids, logprobs = array("i", scored.token_ids), array("f", scored.logprobs)
     return ids, logprobs, array("i", scored.top_ids), array("f", scored.top_logprobs)
 
@@ -101,13 +85,13 @@ class ScoreWriter(ABC):
             self._is_shared[:] = bytes(counts[label] > 1 for label in text.labels)
 
     def render(
-        self, scored: Scored, num_top: int, offsets: list[int], before: Sequence[Any] = ()
+        self, scored: Output, num_top: int, offsets: list[int], before: Sequence[Any] = ()
     ) -> Raw:
         """Return the scores of a choice's tokens and of `num_top` likeliest ones in the place of
         each, after the entries `before` them. `offsets` are characters before each token."""
         return Raw(self._join([*before, *self.entries(scored, num_top)], offsets))
 
-    def entries(self, scored: Scored, num_top: int) -> list[Any]:
+    def entries(self, scored: Output, num_top: int) -> list[Any]:
         """Return the entry of each token."""
         return self._entries(columns := _unpack(scored), min(num_top, _width(columns)))
 
@@ -136,7 +120,7 @@ class ScoreWriter(ABC):
 class CompletionScores(ScoreWriter):
     """Writes a `Logprobs`; an entry is a token's name, its number and the likeliest ones."""
 
-    def entries_of_prompt(self, first: int, rest: Scored, num_top: int) -> list[Any]:
+    def entries_of_prompt(self, first: int, rest: Output, num_top: int) -> list[Any]:
         """Return the entries of a prompt: its first token, and the others with their scores."""
         return [(self._begin[first][:-1], b"null", b"null"), *self.entries(rest, num_top)]
 
@@ -236,7 +220,7 @@ def scores_of(kind: type[ScoreWriter], text: Text, as_ids: bool) -> ScoreWriter:
     return kind(text, as_ids)
 
 
-def render_prompt(ranks: bytes, scored: Scored, num_top: int, name: Name) -> Raw:
+def render_prompt(ranks: bytes, scored: Output, num_top: int, name: Name) -> Raw:
     """Return a prompt's scores: null for its first token, then objects by token id."""
     token_ids, logprobs, top_ids, top_logprobs = columns = _unpack(scored)
     numbers, top_numbers = (

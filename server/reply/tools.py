@@ -12,7 +12,7 @@ from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.generation import Generation
 from srm.server.reply.call_reader import CallPart, CallReader
 from srm.server.reply.chat import ChatFormat
-from srm.server.reply.template import TEXT
+from srm.server.reply.format import TEXT
 from srm.server.schema.chat_response import (
     CalledFunction,
     ChatChoice,

@@ -32,7 +32,7 @@ from srm.server.http.limits import check_limits
 from srm.server.http.request_middleware import RequestMiddleware
 from srm.server.http.traces import Tracer
 from srm.server.loop_turns import show_turns
-from srm.server.reply.endpoint import PastRouter
+from srm.server.reply.responder import PastRouter
 from srm.server.routes import (
     admin,
     batches,

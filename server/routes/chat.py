@@ -13,8 +13,7 @@ from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.generation import Generation
 from srm.server.http.bodies import parsed
 from srm.server.reply.chat import ChatFormat, ChatsFormat
-from srm.server.reply.endpoint import Endpoint
-from srm.server.reply.responder import Responder
+from srm.server.reply.responder import Endpoint, Responder
 from srm.server.reply.tools import ToolFormat
 from srm.server.routes.completions import Completions
 from srm.server.routes.models import Models
@@ -123,7 +122,7 @@ class Chat(Endpoint):
             raise
 
 
-class Chats(Chat):
+class ManyChats(Chat):
     """Answers requests of several chats, in the shape of vLLM."""
 
     path = "/v1/chat/completions/batch"

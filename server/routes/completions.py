@@ -13,8 +13,7 @@ from srm.server.generation.generation import Generation
 from srm.server.generation.prompts import encode_prompts
 from srm.server.http.bodies import parsed
 from srm.server.reply.completion import CompletionFormat
-from srm.server.reply.endpoint import Endpoint
-from srm.server.reply.responder import Responder
+from srm.server.reply.responder import Endpoint, Responder
 from srm.server.routes.models import Models
 from srm.server.schema.completion_request import PROMPT_FORMS, CompletionRequest, parse_completion
 from srm.server.schema.completion_response import (

@@ -25,6 +25,7 @@ import srm
 from srm.engine.client.client import EngineClient
 from srm.engine.client.connection import EngineConnection
 from srm.engine.errors import EngineUnavailable
+from srm.server.errors import stopping
 from srm.server.http.bodies import json_reply
 from srm.server.http.draining import Draining
 from srm.server.schema.openapi import Operation
@@ -144,7 +145,8 @@ def routes(client: EngineClient, stall_s: float, draining: Draining) -> APIRoute
 
     @router.get("/ready")
     async def ready() -> Response:
-        draining.check()
+        if draining.is_on:
+            raise stopping()
         return json_reply(check_ready(client, stall_s))
 
     @router.get("/version")

@@ -12,9 +12,8 @@ from srm.engine.errors import InvalidRequest
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.http.bodies import parsed, read_body
 from srm.server.http.responses import WhileConnected
-from srm.server.reply.endpoint import Endpoint
 from srm.server.reply.messages import MessageFormat
-from srm.server.reply.responder import Responder
+from srm.server.reply.responder import Endpoint, Responder
 from srm.server.routes.chat import Chat, render
 from srm.server.routes.models import Models
 from srm.server.routes.tokenize import MAX_CHARACTERS

@@ -5,8 +5,7 @@ from __future__ import annotations
 from srm.engine.errors import RequestError
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.http.bodies import parsed
-from srm.server.reply.endpoint import Endpoint
-from srm.server.reply.responder import Responder
+from srm.server.reply.responder import Endpoint, Responder
 from srm.server.reply.responses import ResponsesFormat
 from srm.server.routes.chat import Chat
 from srm.server.routes.models import Models

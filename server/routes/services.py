@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from srm.engine.client.client import EngineClient
 from srm.server.reply.responder import Responder
-from srm.server.routes.chat import Chat, Chats
+from srm.server.routes.chat import Chat, ManyChats
 from srm.server.routes.completions import Completions
 from srm.server.routes.messages import Messages
 from srm.server.routes.models import Models
@@ -25,7 +25,7 @@ class Services(NamedTuple):
     models: Models
     completions: Completions
     chat: Chat
-    chats: Chats
+    chats: ManyChats
     responses: Responses
     messages: Messages
 
@@ -45,7 +45,7 @@ def services(
     )
     completions = Completions(client, text, models, responder)
     chat = Chat(text, models, completions, template, responder)
-    chats = Chats(text, models, completions, template, responder)
+    chats = ManyChats(text, models, completions, template, responder)
     responses = Responses(text, models, chat, responder)
     messages = Messages(text, models, chat, template, responder)
     return Services(models, completions, chat, chats, responses, messages)

@@ -20,7 +20,7 @@ from srm.server.generation.engine_request import RequestOwner
 from srm.server.http.bodies import json_reply, parsed, read_body
 from srm.server.http.responses import EventStream, WhileConnected, frame
 from srm.server.model_identity import digest
-from srm.server.reply.endpoint import Endpoint
+from srm.server.reply.responder import Endpoint
 from srm.server.routes.health import VERSION
 from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.schema.worker import (
@@ -98,8 +98,7 @@ class LineWorker:
         ours = self._identity.now(self._ready())
         if different := differences(ours, asked.identity):
             raise InvalidRequest(f"identity: {different}", "identity")
-        events = self._events(asked)
-        return EventStream(await anext(events), events)
+        return EventStream(self._events(asked))
 
     def _ready(self) -> Status:
         status = self._client.status

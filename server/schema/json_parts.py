@@ -40,15 +40,6 @@ _decode_items = msgspec.json.Decoder(list[Raw]).decode
 _decode_texts = msgspec.json.Decoder(list[str]).decode
 
 
-def escape_line_ends(data: bytes) -> bytes:
-    """Return JSON without characters that it allows in strings, but `str.splitlines` takes for ends
-    of lines."""
-    if b"\xe2\x80" in data or b"\xc2\x85" in data:
-        for character in ("\x85", "\u2028", "\u2029"):
-            data = data.replace(character.encode(), b"\\u%04x" % ord(character))
-    return data
-
-
 def first_byte(data: _Json) -> bytes:
     """Return the first byte of a value, which says what it is. Copies nothing."""
     return bytes(memoryview(data)[:1])

@@ -38,7 +38,7 @@ from srm.engine.config import EngineConfig
 from srm.engine.errors import InvalidRequest, Overloaded
 from srm.engine.messages import PROMPT, REASONS, Output, Request, Running, join
 from srm.engine.process.engine import Engine
-from srm.engine.scheduler.outputs import NOT_ALLOWED, NOT_FINITE
+from srm.engine.scheduler.completion import NOT_ALLOWED, NOT_FINITE
 from srm.engine.scheduler.parking import parkable
 from srm.engine.state.parked import Parked, merged
 from srm.engine.state.sequence import STREAMS, SequenceGroup

@@ -17,6 +17,14 @@ EVEN_HEADS = {"mixed", "parallel", "diagonal"}
 HEADLESS = {"row", "column", "kernel"}
 ALWAYS_PROJECTED = {"column_heads", "combined", "diagonal"}
 NEVER_DECAYED = {"column_heads", "row", "column", "expanded"}
+DEFAULTS: dict[str, Any] = {
+    **{"d_model": 256, "num_layers": 8, "num_heads": 4, "n_ctx": 512, "vocab_size": 2048},
+    **{"use_projections": True, "decay": True, "decay_constant": 1},
+    **{"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None, "tie_word_embeddings": False},
+    **{"mixer": "mixed", "kernel_size": 1, "combined_row_quirk": False},
+}
+SET_BY_TRANSFORMERS = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")
+"""Fields that its own configuration has too, with other defaults."""
 
 
 class SRMConfig(PreTrainedConfig):
@@ -31,37 +39,14 @@ class SRMConfig(PreTrainedConfig):
         "max_position_embeddings": "n_ctx",
     }
 
-    def __init__(
-        self,
-        d_model: int = 256,
-        num_layers: int = 8,
-        num_heads: int = 4,
-        n_ctx: int = 512,
-        vocab_size: int = 2048,
-        use_projections: bool = True,
-        decay: bool = True,
-        decay_constant: int = 1,
-        bos_token_id: int = 0,
-        eos_token_id: int = 1,
-        pad_token_id: int | None = None,
-        mixer: str = "mixed",
-        kernel_size: int = 1,
-        combined_row_quirk: bool = False,
-        tie_word_embeddings: bool = False,
-        **others: Any,
-    ) -> None:
-        self.d_model, self.num_layers, self.num_heads = d_model, num_layers, num_heads
-        self.n_ctx, self.vocab_size = n_ctx, vocab_size
-        self.use_projections, self.decay, self.decay_constant = (
-            use_projections,
-            decay,
-            decay_constant,
-        )
-        self.mixer, self.kernel_size = mixer, kernel_size
-        self.combined_row_quirk = combined_row_quirk
-        super().__init__(**others)
-        self.bos_token_id, self.eos_token_id = bos_token_id, eos_token_id
-        self.pad_token_id, self.tie_word_embeddings = pad_token_id, tie_word_embeddings
+    def __init__(self, **given: Any) -> None:
+        """Raises ValueError for what is no model."""
+        own = {name: given.pop(name, default) for name, default in DEFAULTS.items()}
+        for name, value in own.items():
+            setattr(self, name, value)
+        super().__init__(**given)
+        for name in SET_BY_TRANSFORMERS:
+            setattr(self, name, own[name])
         self._check()
 
     def _check(self) -> None:

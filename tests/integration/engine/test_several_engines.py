@@ -273,10 +273,10 @@ async def test_what_breaks_every_engine_is_given_up(serve: Serve, endpoint: str)
     left = serve(number=MAX_RUNS)
     async with client_of(endpoint, MAX_RUNS + 1) as client:
         spread = client.streams.spread
-        spread._given[MAX_RUNS] = 10**6
+        spread.given[MAX_RUNS] = 10**6
         with pytest.raises((StepFailed, EngineUnavailable)):
             await collect(client, request_of("a", max_tokens=40))
-        spread._given[MAX_RUNS] = 0
+        spread.given[MAX_RUNS] = 0
         assert len(await collect(client, request_of("c", max_tokens=9))) == 1
     assert not left.engine.has_work
 
@@ -347,7 +347,7 @@ async def test_weights_change_on_all_engines(
         assert one == other and one[0] == 2 and one != before[0]
         assert (done.detail["weights_version"], done.detail["fingerprint"]) == one
         assert client.status is not None and client.status.weights_version == 2
-        assert client.fingerprint(2) == one[1]
+        assert client.fingerprints[2] == one[1]
 
 
 async def test_weights_that_one_engine_cannot_use_are_used_by_none(

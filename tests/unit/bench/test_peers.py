@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from bench.host.processes import Process, Sample, Watch, below, processes
+from bench.host.processes import Process, ProcessSample, Watch, below, processes
 from bench.host.serving import free_port, server
 from bench.peers.__main__ import main
 from bench.peers.catalog import PEERS, chosen
@@ -134,7 +134,7 @@ def test_useful_concurrency_is_fast_enough_and_fits() -> None:
     assert result("a", "llama-512", most=256).fitting(8 * 2**30) == 256
 
 
-def watch_of(*samples: Sample) -> Watch:
+def watch_of(*samples: ProcessSample) -> Watch:
     watch = Watch()
     watch.samples += samples
     return watch
@@ -142,10 +142,10 @@ def watch_of(*samples: Sample) -> Watch:
 
 def test_memory_and_strangers_are_those_of_the_time_that_is_asked_for() -> None:
     watch = watch_of(
-        Sample(0.0, 10.0, 5.0, 900),
-        Sample(1.0, 12.0, 6.0, 100),
-        Sample(3.0, 16.0, 9.0, 300),  # 4 s of CPU in 2 s, 3 of them ours
-        Sample(4.0, 30.0, 9.0, 700),
+        ProcessSample(0.0, 10.0, 5.0, 900),
+        ProcessSample(1.0, 12.0, 6.0, 100),
+        ProcessSample(3.0, 16.0, 9.0, 300),  # 4 s of CPU in 2 s, 3 of them ours
+        ProcessSample(4.0, 30.0, 9.0, 700),
     )
     assert watch.peak_rss(0.5, 3.5) == 300
     assert watch.foreign_cpus(0.5, 3.5) == pytest.approx(0.5)

@@ -57,7 +57,7 @@ def own(part: Part, n: int = 0) -> Any:
 
 def engine_of(spread: Spread, request: Request) -> int:
     (part,) = spread.parts(request, 0)
-    spread.count_given(part, 1)
+    spread.given[part.engine] += part.request.params.n
     return part.engine
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -79,7 +78,8 @@ def test_what_is_left_is_all_that_is_waited_for(emit: str) -> None:
     assert stream.unfinished == 1
     assert [value.cut for value in engine.heard if isinstance(value, StopSamples)] == [1, 3, 1]
     assert (stream.cut(0, 0), stream.unfinished) == (0, 0)
-    stream.close()
+    with stream:
+        pass
     assert not any(isinstance(message, Abort) for message in engine.heard)
 
 
@@ -90,7 +90,8 @@ def test_samples_are_stopped_by_request_and_what_still_runs_is_aborted() -> None
     stream.stop(np.array([1, 2, 3]))
     assert stream.unfinished == 3
     stream.stop(np.array([0]))
-    stream.close()
+    with stream:
+        pass
     stops = [("a", [1, 2]), ("b", [0]), ("a", [0])]
     samples = [StopSamples(name, np.array(indices, "<i4").tobytes()) for name, indices in stops]
     assert heard == [*samples, Abort("b")]
@@ -145,7 +146,7 @@ def test_one_of_several_prompts_that_is_refused_has_the_others_aborted(
 ) -> None:
     heard: list[ToEngine] = []
     streams = Streams(heard.append)
-    with closing(streams.open([request(name, durable=durable) for name in "abc"])):
+    with streams.open([request(name, durable=durable) for name in "abc"]):
         streams.refuse("b", error)
     aborted = {message.id for message in heard if isinstance(message, Abort)}
     assert aborted - {"b"} == ({"a", "c"} if aborts else set())

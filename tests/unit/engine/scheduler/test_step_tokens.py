@@ -7,7 +7,7 @@ import pytest
 
 from srm.engine.errors import InvalidRequest
 from srm.engine.messages import REASONS
-from srm.engine.scheduler.outputs import StepTokens
+from srm.engine.scheduler.completion import StepTokens
 from srm.engine.scheduler.scheduler import Scheduler
 from srm.engine.state.sequence import STREAMS
 from tests.engines.making import (

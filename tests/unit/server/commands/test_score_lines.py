@@ -12,7 +12,7 @@ from srm.engine.client.client import EngineClient
 from srm.engine.errors import EngineUnavailable, InvalidRequest
 from srm.server.commands import score_lines
 from srm.server.commands.score import ScoreFile
-from srm.server.commands.score_lines import Score, Scoring
+from srm.server.commands.score_lines import LineScore, Scoring
 from srm.server.text.text import Text
 
 
@@ -31,9 +31,11 @@ def test_a_line_without_end_is_not_read_whole(text: Text, monkeypatch: pytest.Mo
 async def test_what_is_no_fault_of_a_line_ends_all_and_keeps_what_is_done(
     text: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    async def score(_client: EngineClient, _scoring: Scoring, number: int, _text: Text) -> Score:
+    async def score(
+        _client: EngineClient, _scoring: Scoring, number: int, _text: Text
+    ) -> LineScore:
         if number < 3:
-            return Score(number, ["a"], [5], [None], 1, 0.0, False)
+            return LineScore(number, ["a"], [5], [None], 1, 0.0, False)
         raise error
 
     monkeypatch.setattr("srm.server.commands.score.score", score)

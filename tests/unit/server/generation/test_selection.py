@@ -10,6 +10,7 @@ from itertools import permutations
 import pytest
 
 from srm.engine.errors import InvalidRequest
+from srm.engine.messages import Output
 from srm.server.generation.dedup_counts import Budget, DedupCounts
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.sample_selection import Ranking
@@ -18,8 +19,8 @@ from srm.server.generation.sample_selection import Ranking
 def sample(
     index: int, text: str, num_tokens: int = 1, logprobs: Sequence[float] = ()
 ) -> ChoicePart:
-    result = array("f", logprobs).tobytes()
-    return ChoicePart(index, True, text, bytes(4 * num_tokens), result, b"", b"", [], "stop", None)
+    tokens = Output("", index, bytes(4 * num_tokens), array("f", logprobs).tobytes())
+    return ChoicePart(index, True, text, tokens, [], "stop", None)
 
 
 SCORES = [[-1.0], [-0.5, -0.75], [-4.0, 0.0, 0.0, 0.0], [-math.inf, 0.0], []]

@@ -10,7 +10,8 @@ from starlette.types import Message, Receive
 
 from srm.engine.errors import Overloaded
 from srm.server.errors import BodyTooLarge, BodyTooSlow
-from srm.server.http.bodies import FORM_BYTES, BodyLimits, CountedBody, read_body
+from srm.server.http.auth import FORM_BYTES, BodyLimits, CountedBody
+from srm.server.http.bodies import read_body
 
 
 def intake(size: int = 100, held: int = 1_000, timeout_s: float = 5, file: int = 0) -> BodyLimits:

@@ -21,11 +21,12 @@ async def test_a_client_that_has_left_is_no_failure(caplog: pytest.LogCaptureFix
             raise ClientDisconnect
 
     async def events() -> AsyncGenerator[bytes, None]:
+        yield frame([b"1"])
         yield frame([b"2"])
 
     async def receive() -> Any:
         raise AssertionError("nobody asks")
 
     with pytest.raises(ClientDisconnect):
-        await EventStream(frame([b"1"]), events())({"type": "http"}, receive, send)
+        await EventStream(events())({"type": "http"}, receive, send)
     assert len(sent) == 3 and not caplog.records

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 
 from srm.server.generation.detokenize import ChoicePart
-from srm.server.generation.engine_request import RequestOwner
 from srm.server.reply.format import Format
 from srm.server.reply.scores import CompletionScores
 from srm.server.text.text import Text
-from tests.unit.server.reply.test_stream_writer import CAT, CONTINUOUS, MAT, THE, Served, turns
+from tests.unit.server.reply.test_stream_writer import CAT, CONTINUOUS, MAT, THE, Served
 
 
 class GenerateFormat(Format):
@@ -80,13 +78,7 @@ async def stream(
     text: Text, dialect: type[Format], fields: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], int]:
     """The events of a stream, and how many its task did not send."""
-    served, n = Served(text), fields.get("n", 1)
-    reply, task = await served.ask(dialect=dialect, **fields)
-    for token in (THE, CAT, THE):
-        served.say({(0, index): token for index in range(n)})
-        await turns()
-    served.say({(0, index): MAT for index in range(n)}, ends={(0, index) for index in range(n)})
-    await task
+    reply = await Served(text).stream((THE, CAT, THE, MAT), dialect=dialect, **fields)
     return reply.events, reply.num_written
 
 
@@ -134,15 +126,7 @@ async def test_no_request_is_shown_what_another_says(text: Text, n: int) -> None
 
 
 async def test_a_whole_reply_of_another_dialect_has_every_choice(text: Text) -> None:
-    served = Served(text)
-    body = {"prompt": [5], "n": 2, "stop": "cat"}
-    form = await served.route.begin(json.dumps(body).encode(), "r0", RequestOwner(created_unix=1))
-    dialect = GenerateFormat(form.generation, text, "m")
-    task = asyncio.create_task(served.responder.render_whole(dialect))
-    await turns()
-    served.say({(0, index): THE for index in range(2)})
-    served.say({(0, index): CAT for index in range(2)}, ends={(0, 0), (0, 1)})
-    reply = json.loads(await asyncio.wait_for(task, 60))
+    reply = await Served(text).render_whole(GenerateFormat, (THE, CAT), n=2, stop="cat")
     reason = {"type": "stop", "matched": "cat"}
     assert reply["results"] == [
         {"index": index, "text": " the ", "meta_info": {"finish_reason": reason}}

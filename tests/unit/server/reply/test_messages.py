@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from srm.server.errors import INTERNAL
-from srm.server.generation.engine_request import RequestOwner
 from srm.server.reply.messages import MessageFormat
 from srm.server.schema.messages.request import parse_message
 from srm.server.text.text import Text
@@ -25,7 +24,6 @@ from tests.unit.server.reply.test_stream_writer import (
     STOP,
     THE,
     Served,
-    turns,
 )
 
 TOKENS = (THE, CAT, CUT, REST, THE, MAT)
@@ -48,31 +46,16 @@ async def stream(
     text: Text, tokens: Sequence[int] = TOKENS, reason: int = STOP, **fields: Any
 ) -> tuple[list[Any], int]:
     """The events of a stream, and how many its task did not send."""
-    served = Served(text)
     dialect, completion = form_of(True, **fields)
-    reply, task = await served.ask(dialect=dialect, **completion)
-    for token in tokens[:-1]:
-        served.say({(0, 0): token})
-        await turns()
-    served.say({(0, 0): tokens[-1]}, ends={(0, 0)}, reason=reason)
-    await task
+    reply = await Served(text).stream(tokens, reason, dialect=dialect, **completion)
     return events_of(b"".join(reply.sent)), reply.num_written
 
 
 async def render_whole(
     text: Text, tokens: Sequence[int] = TOKENS, reason: int = STOP, **fields: Any
 ) -> Any:
-    served = Served(text)
     dialect, completion = form_of(False, **fields)
-    form = await served.route.begin(
-        json.dumps(completion).encode(), "msg_r0", RequestOwner(created_unix=1)
-    )
-    task = asyncio.create_task(served.responder.render_whole(dialect(form.generation, text, "m")))
-    await turns()
-    for token in tokens[:-1]:
-        served.say({(0, 0): token})
-    served.say({(0, 0): tokens[-1]}, ends={(0, 0)}, reason=reason)
-    return json.loads(await asyncio.wait_for(task, 60))
+    return await Served(text).render_whole(dialect, tokens, reason, **completion)
 
 
 def events_of(body: bytes) -> list[Any]:

@@ -8,11 +8,11 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srm.engine.messages import FinishReason
+from srm.engine.messages import FinishReason, Output
 from srm.server.generation.detokenize import ChoicePart, join
 from srm.server.http.responses import frame
+from srm.server.reply.format import encode_json, escape
 from srm.server.reply.renderer import Pacing
-from srm.server.reply.template import encode_json, escape
 
 sizes = st.lists(st.integers(0, 4), min_size=1, max_size=20)
 
@@ -22,10 +22,8 @@ def test_events_have_enough_tokens_and_miss_none(interval: int, choices: list[li
     def part_of(index: int, turn: int) -> ChoicePart:
         size, is_end = choices[index][turn], turn + 1 == len(choices[index])
         reason: FinishReason | None = "length" if is_end else None
-        tokens = bytes([turn]) * 4 * size
-        return ChoicePart(
-            index, turn == 0, f"{turn} " * size, tokens, b"", b"", b"", [], reason, None
-        )
+        tokens = Output("", index, bytes([turn]) * 4 * size)
+        return ChoicePart(index, turn == 0, f"{turn} " * size, tokens, [], reason, None)
 
     pacing, sent = Pacing(interval), defaultdict[int, list[ChoicePart]](list)
     for turn in range(max(map(len, choices))):

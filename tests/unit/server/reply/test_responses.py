@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from functools import partial
@@ -13,7 +12,6 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from srm.server.errors import INTERNAL
-from srm.server.generation.engine_request import RequestOwner
 from srm.server.reply.responses import ResponsesFormat
 from srm.server.schema.conversation import MAX_MESSAGES, Message
 from srm.server.schema.responses.request import parse_response
@@ -57,14 +55,8 @@ async def stream(
     text: Text, /, reason: int = STOP, tokens: Sequence[int] = TOKENS, **fields: Any
 ) -> tuple[list[Any], int]:
     """The events of a stream as the SDK has them, and how many its task did not send."""
-    served = Served(text)
     dialect, completion = form_of(True, **fields)
-    reply, task = await served.ask(dialect=dialect, **completion)
-    for token in tokens[:-1]:
-        served.say({(0, 0): token})
-        await turns()
-    served.say({(0, 0): tokens[-1]}, ends={(0, 0)}, reason=reason)
-    await task
+    reply = await Served(text).stream(tokens, reason, dialect=dialect, **completion)
     return events_of(b"".join(reply.sent)), reply.num_written
 
 
@@ -113,19 +105,9 @@ async def test_a_stream_that_is_cut_says_by_what(text: Text) -> None:
     assert response.max_output_tokens == 6
 
 
-async def render_whole(text: Text, /, **fields: Any) -> dict[str, Any]:
-    served = Served(text)
+async def render_whole(text: Text, /, **fields: Any) -> Any:
     dialect, completion = form_of(False, **fields)
-    body = json.dumps(completion).encode()
-    form = await served.route.begin(body, "r0", RequestOwner(created_unix=1))
-    dialect = dialect(form.generation, text, "m")
-    task = asyncio.create_task(served.responder.render_whole(dialect))
-    await turns()
-    for token in TOKENS[:-1]:
-        served.say({(0, 0): token})
-    served.say({(0, 0): TOKENS[-1]}, ends={(0, 0)}, reason=STOP)
-    reply: dict[str, Any] = json.loads(await asyncio.wait_for(task, 60))
-    return reply
+    return await Served(text).render_whole(dialect, TOKENS, STOP, **completion)
 
 
 @pytest.mark.parametrize("fields", [{}, SCORES])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -157,6 +157,34 @@ class Served:
             *((top_ids, (-0.3 * top_ids).astype("<f4")) if is_asked else ()),
         )
         self.client.streams.receive(Outputs([], tokens.to_wire(), weights_version=version))
+
+    async def stream(self, tokens: Sequence[int], reason: int = LENGTH, **fields: Any) -> Reply:
+        """Ask for a stream whose completions have these tokens, the last of which ends them."""
+        reply, task = await self.ask(**fields)
+        await self._end(tokens, reason, fields.get("n", 1), task)
+        return reply
+
+    async def render_whole(
+        self, dialect: Any, tokens: Sequence[int], reason: int = LENGTH, **fields: Any
+    ) -> Any:
+        """Ask for the same as a whole reply."""
+        body = json.dumps({"prompt": [5], "max_tokens": 99, **fields}).encode()
+        form = await self.route.begin(body, "msg_r0", RequestOwner(created_unix=1))
+        dialect = dialect(form.generation, self.text, "m")
+        task = asyncio.create_task(self.responder.render_whole(dialect))
+        await turns()
+        await self._end(tokens, reason, fields.get("n", 1), task)
+        return json.loads(task.result())
+
+    async def _end(
+        self, tokens: Sequence[int], reason: int, n: int, task: asyncio.Task[Any]
+    ) -> None:
+        own = [(len(self.heard) - 1, index) for index in range(n)]
+        for token in tokens[:-1]:
+            self.say(dict.fromkeys(own, token))
+            await turns()
+        self.say(dict.fromkeys(own, tokens[-1]), own, reason=reason)
+        await asyncio.wait_for(task, 60)
 
     def say_each(self, *tokens: int, version: int = 1) -> None:
         """Tokens of the first completion of the first request, one by one."""

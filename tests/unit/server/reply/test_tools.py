@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import json
 from array import array
 from functools import partial
 from typing import Any
 
 import pytest
 
-from srm.server.generation.engine_request import RequestOwner
 from srm.server.reply.tools import ToolFormat
 from srm.server.schema.tools import Calls, Function
 from srm.server.text.text import Text
 from tests.serving import parts_of
-from tests.unit.server.reply.test_stream_writer import LENGTH, STOP, Served, turns
+from tests.unit.server.reply.test_stream_writer import LENGTH, SPECIAL, STOP, Served, turns
 
 ADD, NOW = Function("add"), Function("now-2")
 ARGUMENTS = '{"x": "a}\\" é"}'
@@ -60,13 +57,9 @@ async def stream(
     text: Text, calls: Calls, spoken: str, reason: int = STOP, **fields: Any
 ) -> tuple[list[dict[str, Any]], Served]:
     """The events of a stream of this text, which ends with a token that is not in it."""
-    served, n = Served(text), fields.get("n", 1)
-    reply, task = await served.ask(dialect=partial(ToolFormat, calls=calls), **fields)  # type: ignore[arg-type]  # is called alone
-    for token in tokens_of(text, spoken):
-        served.say({(0, index): token for index in range(n)})
-        await turns()
-    served.say({(0, index): 1 for index in range(n)}, {(0, index) for index in range(n)}, 1, reason)
-    await asyncio.wait_for(task, 60)
+    served, dialect = Served(text), partial(ToolFormat, calls=calls)
+    tokens = [*tokens_of(text, spoken), SPECIAL]
+    reply = await served.stream(tokens, reason, dialect=dialect, **fields)
     return reply.events, served
 
 
@@ -186,17 +179,8 @@ async def test_a_reply_that_ends_by_its_length_has_what_there_is(
 async def reply_of(
     text: Text, calls: Calls, spoken: str, reason: int = STOP, **fields: Any
 ) -> dict[str, Any]:
-    served = Served(text)
-    body = {"prompt": [5], "max_tokens": 99, **fields}
-    form = await served.route.begin(json.dumps(body).encode(), "r0", RequestOwner(created_unix=1))
-    dialect = ToolFormat(form.generation, text, "m", calls)
-    task = asyncio.create_task(served.responder.render_whole(dialect))
-    await turns()
-    tokens, n = tokens_of(text, spoken), fields.get("n", 1)
-    for token in tokens:
-        served.say({(0, index): token for index in range(n)})
-    served.say({(0, index): 1 for index in range(n)}, {(0, index) for index in range(n)}, 1, reason)
-    reply: dict[str, Any] = json.loads(await asyncio.wait_for(task, 60))
+    tokens, dialect = [*tokens_of(text, spoken), SPECIAL], partial(ToolFormat, calls=calls)
+    reply: dict[str, Any] = await Served(text).render_whole(dialect, tokens, reason, **fields)
     return reply
 
 

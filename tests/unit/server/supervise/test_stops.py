@@ -31,9 +31,10 @@ class Streamed:
         self.has_begun = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await EventStream(frame([b"{}"]), self._events())(scope, receive, send)
+        await EventStream(self._events())(scope, receive, send)
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
+        yield frame([b"{}"])
         yield frame([b"{}"])
         self.has_begun.set()
         if self._error is not None:

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 
 from srm.engine.errors import CheckpointError
 from srm.server.text import text as text_module
-from srm.server.text.text import ByteTable, Text
+from srm.server.text.stream import ByteTable
+from srm.server.text.text import Text
 from tests.serving import TEXT_MODEL
 
 
