@@ -23,7 +23,6 @@ from jsonschema import Draft202012Validator, FormatChecker
 from bench.frame import Record, Settings, run, table
 from bench.host.serving import serving
 from srm.engine.config import DEMO_MODEL, Dtype
-from srm.engine.errors import ConfigError
 
 Json = dict[str, Any]
 
@@ -57,7 +56,7 @@ class ValidityConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Number of schemas, which are drawn with `seed`."""
     samples: int = 10_000
     """Completions of each schema."""
-    n: int = 10_000
+    completions: int = 10_000
     """Completions that one request asks for, at most."""
     concurrency: int = 4
     """Requests that are open at once."""
@@ -74,8 +73,6 @@ def main(argv: list[str]) -> int:
 
 def measure(config: ValidityConfig) -> Record:
     """Return what became of each schema's samples."""
-    if not config.n:
-        raise ConfigError("n must be at least 1, got 0")
     schemas = [draw_schema(random.Random(f"{config.seed} {k}")) for k in range(config.schemas)]
     with _server(config) as url, httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
         (model,) = (entry["id"] for entry in client.get("/v1/models").json()["data"][:1])
@@ -93,9 +90,9 @@ def _server(config: ValidityConfig) -> Iterator[str]:
 
 
 def _measure_schema(client: httpx.Client, model: str, schema: Json, config: ValidityConfig) -> Json:
-    sizes = [config.n] * (config.samples // config.n)
-    if config.samples % config.n:
-        sizes.append(config.samples % config.n)
+    sizes = [config.completions] * (config.samples // config.completions)
+    if config.samples % config.completions:
+        sizes.append(config.samples % config.completions)
     body = {"model": model, "prompt": config.prompt, "max_tokens": config.max_tokens}
     body |= {"temperature": 1.0, **FIELDS[config.field](schema)}
     before, began = _constrained_rows(client), time.monotonic()
