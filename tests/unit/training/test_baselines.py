@@ -14,7 +14,7 @@ from experiments.harness.models import model_makers
 from srm.engine.config import ModelConfig
 from srm.training.baselines.mamba2 import Mamba2, Mamba2Shape, scan
 from srm.training.baselines.masked_mixer import MaskedMixerModel, MaskedMixerShape
-from srm.training.baselines.rwkv4 import RWKV4, RWKV4Shape, weighted_mean
+from srm.training.baselines.rwkv4 import RWKV4, RWKV4Block, RWKV4Shape, weighted_mean
 from srm.training.baselines.transformer import Transformer, TransformerShape, rotated
 from srm.training.baselines.transformer_sampler import TransformerSampler
 from srm.training.loop import Run
@@ -188,9 +188,10 @@ def test_the_weighted_mean_is_its_recurrence(length: int, scale: float) -> None:
         torch.randn(*shape, 5, dtype=torch.float64, generator=generator)
         for shape in ((2, length), (2, length), (), ())
     )
-    inputs = (scale * keys, values, fall.exp(), bonus)
-    inputs = tuple(x.detach().requires_grad_() for x in inputs)
-    keys, values, fall, bonus = inputs
+    keys, fall = scale * keys, fall.exp()
+    inputs = keys, values, fall, bonus
+    for leaf in inputs:
+        leaf.requires_grad_()
     numerator = denominator = torch.zeros(2, 5, dtype=torch.float64)
     expected = []
     for t in range(length):
@@ -215,6 +216,7 @@ def test_rwkv_4_is_what_its_equations_say_token_by_token() -> None:
     with torch.no_grad():
         result, x = model(ids), model.input_layer(ids)
         for block in model.mixer_blocks:
+            assert isinstance(block, RWKV4Block)
             x = block.embedded_norm(x)
             time, channel = block.time_mixing, block.channel_mixing
             last = last_mixed = torch.zeros(2, 24, dtype=torch.float64)
