@@ -237,6 +237,9 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     place, the likeliest first, ties by id; -1 where the vocabulary has no more."""
     top_logprobs: bytes = b""
     """float32[tokens, k]: log-probabilities of `top_ids`, under the same distribution."""
+    versions: bytes = b""
+    """int32[tokens] version of the weights that made each, where they are not all the one that the
+    message names."""
     finish_reason: FinishReason | None = None
     error: str | None = None
     """Why, when `finish_reason` is "error"."""
@@ -247,12 +250,15 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     one that the message names."""
 
 
+_PER_TOKEN = ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs", "versions")
+"""Arrays of an Output with as much for each of its tokens."""
+
+
 def join(outputs: list[Output]) -> Output:
     """Join several Outputs of one index, in order, into one."""
     if len(outputs) == 1:
         return outputs[0]
-    parts = ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs")
-    joined = {name: b"".join(getattr(output, name) for output in outputs) for name in parts}
+    joined = {name: b"".join(getattr(output, name) for output in outputs) for name in _PER_TOKEN}
     return msgspec.structs.replace(outputs[-1], **joined)
 
 
@@ -261,8 +267,7 @@ def without_first(output: Output, count: int) -> Output:
     total = len(output.token_ids) // 4
     if not count:
         return output
-    parts = ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs")
-    whole = {name: getattr(output, name) for name in parts}
+    whole = {name: getattr(output, name) for name in _PER_TOKEN}
     rest = {name: data[len(data) // total * count :] for name, data in whole.items()}
     return msgspec.structs.replace(output, **rest)
 

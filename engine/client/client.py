@@ -134,8 +134,9 @@ class EngineClient:
                     yield output
 
     @contextmanager
-    def open(self, requests: Sequence[Request]) -> Iterator[Stream]:
+    def open(self, requests: Sequence[Request], says_versions: bool = False) -> Iterator[Stream]:
         """Run requests that have the same n, until each completion has ended or the block is left.
+        `says_versions`: each token comes with the version of the weights that made it.
 
         Raises EngineUnavailable where there is no engine; the stream's `wait` raises all else.
         """
@@ -145,6 +146,7 @@ class EngineClient:
             if self.streams.has_request(request.id):
                 raise InvalidRequest(f"id {request.id!r} is in use by a running request", "id")
         stream = self.streams.open(requests)
+        stream.says_versions = says_versions
         try:
             yield stream
         finally:

@@ -81,12 +81,13 @@ def make_outputs(
         *(column.tolist() for column in columns), strict=True
     ):
         group = groups[first_id]
-        own: dict[str, bytes] = {}
+        first = len(group.prompt) - 1
+        own = {"versions": table.switches.versions(sequence_id, start - first, stop - first)}
         if place != NO_PLACE:  # then it streams, and has one new token at most
-            own = scores.as_bytes(place, place + stop - start, num_logprobs)
+            own |= scores.as_bytes(place, place + stop - start, num_logprobs)
         elif num_logprobs != NO_LOGPROBS:
             assert table.output_logprobs is not None
-            own = {"logprobs": table.output_logprobs.read(slot, start, stop)}
+            own["logprobs"] = table.output_logprobs.read(slot, start, stop)
         outputs.append(
             Output(
                 id=group.request.id,

@@ -259,7 +259,9 @@ class Scheduler:
             self.registry.by_first_id[first_own_id].is_resumable
             for first_own_id in first_ids.tolist()
         ]
-        return slots[np.array(durable, np.bool_)[groups]]
+        may_go_on = np.array(durable, np.bool_)[groups]
+        # Whoever goes on elsewhere would not know which weights made its first tokens.
+        return slots[may_go_on & ~self.table.switches.have_met(self.table.sequence_id[slots])]
 
     def parked_in(self, slots: I64, states: SlotStates) -> Iterator[tuple[Request, Parked]]:
         """Yield what the sequences in these slots, of which the pool holds `states`, need to go on
@@ -271,7 +273,8 @@ class Scheduler:
         """Yield the parked sequences of durable requests."""
         for group, parked in self.parking.records():
             if group.is_resumable:
-                yield group.request, parked
+                have_met = self.table.switches.have_met(group.first_id + parked.indices)
+                yield group.request, parked.only(np.flatnonzero(~have_met))
 
     @property
     def is_quiet(self) -> bool:
@@ -296,6 +299,8 @@ class Scheduler:
         start; all others go on from where they are.
         """
         self.prefixes.forget()
+        owned, parked = self.table.num_tokens(), self.parking.num_tokens()
+        self.table.switches.note(version, *map(np.concatenate, zip(owned, parked, strict=True)))
         for group in self.registry.by_id.values():
             if group.reach and not group.first_version:
                 group.first_version = version

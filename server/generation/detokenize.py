@@ -6,13 +6,14 @@ A sample has a TextStream from its first tokens to its last ones.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from srm.engine.messages import REASONS, FinishReason
 from srm.engine.steps.tokens import Tokens
+from srm.server.generation.version_spans import VersionSpan, join_spans, spans_of
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.text.stream import StopStrings, TextStream
 from srm.server.text.text import Text
@@ -49,6 +50,8 @@ class ChoicePart:
     """By the rules of `verify`, if that is asked."""
     count: int | None = None
     """How many samples with the same text it stands for, if these are counted."""
+    versions: list[VersionSpan] = field(default_factory=list)
+    """Which weights made its tokens, counted from the choice's first; none if not asked for."""
 
     @property
     def num_tokens(self) -> int:
@@ -70,6 +73,7 @@ def join(parts: list[ChoicePart]) -> ChoicePart:
         text_offset=[offset for part in parts for offset in part.text_offset],
         finish_reason=parts[-1].finish_reason,
         stop_reason=parts[-1].stop_reason,
+        versions=join_spans([span for part in parts for span in part.versions]),
     )
 
 
@@ -98,6 +102,7 @@ class Detokenizer:
         self._stop_token_ids = stop_token_ids
         self._stops = stops
         self._streams: dict[int, TextStream] = {}
+        self._lengths: dict[int, int] = {}  # tokens so far of samples whose versions are asked for
         self._is_over = bytearray(size)  # by sample; 0: it is not
 
     def decode(self, tokens: Tokens) -> list[ChoicePart]:
@@ -116,8 +121,16 @@ class Detokenizer:
             if width:
                 part.top_ids = top_ids[4 * width * begin : 4 * width * end]
                 part.top_logprobs = top_logprobs[4 * width * begin : 4 * width * end]
+            if len(tokens.versions):
+                self._add_versions(part, tokens.versions[begin:end])
             parts.append(part)
         return parts
+
+    def _add_versions(self, part: ChoicePart, versions: npt.NDArray[np.int32]) -> None:
+        start = self._lengths.pop(part.index, 0)
+        part.versions = spans_of(versions, start)
+        if not self._is_over[part.index]:
+            self._lengths[part.index] = start + len(versions)
 
     def text_stream(self, index: int) -> TextStream | None:
         """Return the text of a sample that runs and has begun; else None."""

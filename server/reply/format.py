@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
-from msgspec import Raw, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.generation import Generation
@@ -19,7 +19,7 @@ from srm.server.http.responses import DONE, frame, frame_error
 from srm.server.reply.prompt import ShownPrompt
 from srm.server.reply.scores import ScoreWriter, scores_of
 from srm.server.reply.template import SCORES, TEXT
-from srm.server.schema.completion_response import Samples, Usage
+from srm.server.schema.completion_response import Samples, Usage, VersionSpan
 from srm.server.text.text import Text
 
 _Unasked = TypeVar("_Unasked")
@@ -113,6 +113,10 @@ class Format(ABC):
         if part.text is TEXT:
             return SCORES
         return self.scores.render(part, self.request.logprobs, part.text_offset, before or ())
+
+    def weight_versions(self, part: ChoicePart) -> list[VersionSpan] | UnsetType:
+        """Return which weights made which of these tokens, if that is asked."""
+        return part.versions if self.request.return_weight_versions else UNSET
 
     def token_ids(self, part: ChoicePart, unasked: _Unasked) -> list[int] | _Unasked:
         """Return the token ids of a choice, or `unasked` if they are not asked for."""

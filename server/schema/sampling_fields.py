@@ -190,6 +190,8 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     """Add token_ids and prompt_token_ids to choices."""
     return_tokens_as_token_ids: bool = False
     """Write tokens in logprobs as token_id:17."""
+    return_weight_versions: bool = False
+    """Add weight_versions to choices: which weights made which tokens."""
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     """Of one key's requests, lower values go first."""
     request_id: RequestId | None = None
@@ -208,10 +210,15 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
+    @property
+    def wants_tokens(self) -> bool:
+        """Whether choices say something of each token, of those without text too."""
+        return self.return_token_ids or self.return_weight_versions
+
     def refuse_shown(self) -> None:
         """Raise InvalidRequest for what choices show, where only counts are asked for."""
         if self.returns == "counts":
-            for name in ("logprobs", "prompt_logprobs", "return_token_ids"):
+            for name in _SHOWN_OF_CHOICES:
                 value = getattr(self, name)
                 is_asked = value is not None and value is not False
                 self.refuse_beside({name: is_asked}, 'return = "counts", which has no choices')
@@ -236,6 +243,9 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise refused(type(self), "seed", self.seed)
 
+
+_SHOWN_OF_CHOICES = ("logprobs", "prompt_logprobs", "return_token_ids", "return_weight_versions")
+"""Fields that say what a choice shows beside its text."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
