@@ -21,6 +21,7 @@ from srm.engine.client.streams import Stream, Streams, Write
 from srm.engine.errors import EngineUnavailable, InvalidRequest
 from srm.engine.messages import (
     Abort,
+    Control,
     Done,
     HoldWeights,
     LoadWeights,
@@ -80,6 +81,7 @@ class EngineClient:
         self._heard_at: float | None = None  # when the first engine answered
         self._has_begun = False
         self._fingerprints: dict[int, str] = {}  # by weights_version
+        self._labels: dict[int, str] = {}  # the same, of those that have one
         self._has_status = asyncio.Event()
         self.streams = Streams(*(engine.send for engine in self.engines))
 
@@ -91,6 +93,10 @@ class EngineClient:
     def fingerprint(self, weights_version: int) -> str | None:
         """Return the fingerprint of a version that the engines use or have used; else None."""
         return self._fingerprints.get(weights_version)
+
+    def label(self, weights_version: int) -> str:
+        """Return what its trainer calls a version, else its number."""
+        return self._labels.get(weights_version, str(weights_version))
 
     async def connect(self, fail: Fail = end_process) -> None:
         """Start talking to the engines, which need not be there yet. `fail` is called if that
@@ -161,14 +167,22 @@ class EngineClient:
         Raises SnapshotError if one cannot be, and EngineUnavailable."""
         return _together(await self._ask_all(TakeSnapshot(uuid.uuid4().hex)))
 
-    async def load_weights(self, path: str, running: Running) -> Done:
+    async def control(self, message: Control) -> Done:
+        """Have every engine pause, resume or end requests; returns when all have. Raises
+        EngineUnavailable."""
+        return _together(await self._ask_all(message))
+
+    async def load_weights(self, path: str, running: Running, label: str = "") -> Done:
         """Have all engines go on with the weights in this folder; returns when they do. Whoever
         asked may leave: the change is made all the same.
+
+        `label` is what its trainer calls them.
 
         Raises the error that one refuses them with, SwapInProgress, and EngineUnavailable; then
         none does, unless the message says that this is not known.
         """
-        message = LoadWeights(uuid.uuid4().hex, path, running, is_staged=len(self.engines) > 1)
+        is_staged = len(self.engines) > 1
+        message = LoadWeights(uuid.uuid4().hex, path, running, is_staged, label)
         if not message.is_staged:
             return await self.engines[0].ask(message)
         change = asyncio.create_task(self._change_all(message))
@@ -233,7 +247,7 @@ class EngineClient:
                 why = f"engine {number} does not answer, has been lost, or drains"
                 raise EngineUnavailable(f"{why}: no weights are changed")
 
-    async def _ask_all(self, message: TakeSnapshot | LoadWeights) -> list[Done]:
+    async def _ask_all(self, message: TakeSnapshot | LoadWeights | Control) -> list[Done]:
         """Ask every engine, none of which may be away. Raises the first error."""
         for number, engine in enumerate(self.engines):
             if engine.status is None and len(self.engines) > 1:
@@ -255,6 +269,8 @@ class EngineClient:
         engines = [engine.status for engine in self.engines if engine.status is not None]
         if status is not None:
             self._fingerprints[status.weights_version] = status.fingerprint
+            if status.label:
+                self._labels[status.weights_version] = status.label
             self._has_begun = self._has_begun or self._may_begin(len(engines))
         self.status = _sum(engines) if engines and self._has_begun else None
         if self.status is not None:
@@ -302,6 +318,7 @@ def _sum(statuses: list[Status]) -> Status:
         fingerprint=version.fingerprint,
         changing=max(status.changing for status in statuses),
         held_s=max(status.held_s for status in statuses),
+        paused=any(status.paused for status in statuses),
         **totals,
     )
 

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from srm.engine.messages import PROMPT, REASONS, Output
+from srm.engine.state.parked import Parked
 from srm.engine.state.sequence import SequenceGroup
 from srm.engine.state.slots import DELTA, NO_LOGPROBS, SlotTable
 from srm.engine.steps.batch import F32, I32, I64, Batch, Bool, Scores, StepResult
 from srm.engine.steps.tokens import Tokens, step_tokens
 
-RUNNING, STOP, LENGTH, ERROR = range(4)  # indices into REASONS
+RUNNING, STOP, LENGTH, ERROR, _ABORT = range(5)  # indices into REASONS
 NOT_FINITE = "the model's output was not finite"
 NOT_ALLOWED = NOT_FINITE + ", or its constraint became too complex to say what may follow"
 NO_PLACE = -1
@@ -187,6 +188,41 @@ def make_unsampled(group: SequenceGroup, reason: int) -> list[Output]:
         Output(group.request.id, index, finish_reason=REASONS[reason], error=error)
         for index in range(group.unfinished)
     ]
+
+
+def make_aborted(
+    table: SlotTable, group: SequenceGroup, slots: I64, parked: list[Parked]
+) -> list[Output]:
+    """Make the last Outputs of a group that ends early: of its sequences in these slots, parked
+    ones and those that have not started. What was sent of their tokens is not sent again."""
+    is_whole, asks = group.request.emit == "final", group.request.params.logprobs is not None
+    first = len(group.prompt) - 1
+    history: list[tuple[int, bytes, bytes]] = [  # of each: index, tokens, log-probabilities
+        row for piece in parked for row in zip(piece.indices.tolist(), piece.tokens,
+                                               piece.logprobs, strict=True)
+    ]  # fmt: skip
+    for slot, stop in zip(slots.tolist(), table.position[slots].tolist(), strict=True):
+        logprobs = table.output_logprobs.read(slot, first, stop) if asks else b""  # type: ignore[union-attr]  # it is there if anyone asks
+        index = int(table.sequence_id[slot]) - group.first_id
+        history.append((index, table.output_tokens.read(slot, first, stop), logprobs))
+    history += [(index, b"", b"") for index in group.next_fresh(group.unstarted).tolist()]
+    outputs = []
+    for index, tokens, logprobs in sorted(history):
+        own: dict[str, bytes] = {}
+        if is_whole:
+            versions = table.switches.versions(group.first_id + index, 0, len(tokens) // 4)
+            own = {"token_ids": tokens, "logprobs": logprobs, "versions": versions}
+        outputs.append(
+            Output(
+                id=group.request.id,
+                index=index,
+                finish_reason=REASONS[_ABORT],
+                cached_tokens=group.cached,
+                first_version=group.first_version,
+                **own,
+            )
+        )
+    return outputs
 
 
 def _error(group: SequenceGroup) -> str:

@@ -29,7 +29,7 @@ from srm.engine.scheduler.accept import accept
 from srm.engine.scheduler.admission import Admission
 from srm.engine.scheduler.assembly import assemble
 from srm.engine.scheduler.completion import StepCompletion
-from srm.engine.scheduler.outputs import StepTokens
+from srm.engine.scheduler.outputs import StepTokens, make_aborted
 from srm.engine.scheduler.parking import Parking, check_fits, collect_states
 from srm.engine.scheduler.preemption import choose_preempted
 from srm.engine.scheduler.request_registry import RequestRegistry
@@ -175,6 +175,17 @@ class Scheduler:
         self.registry.drop(group)
         self.latencies.abort(group)
         return group.unfinished
+
+    def end(self, request_id: str) -> list[Output]:
+        """End a request that runs; return the Outputs, with their tokens so far, of its sequences
+        that had not ended. No step may be under way."""
+        group = self.registry.by_id[request_id]
+        slots = np.unique(group.slots[: group.reach]).astype(np.int64)
+        slots = slots[self.table.first_id[slots] == group.first_id]
+        parked = [own for of_group, own in self.parking.records() if of_group is group]
+        outputs = make_aborted(self.table, group, slots, parked)
+        self.abort(request_id)
+        return outputs
 
     def stop(self, request_id: str, indices: I32, cut: int | None = None) -> int:
         """End these samples of a request and free their slots at once; return how many there were

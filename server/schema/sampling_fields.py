@@ -16,10 +16,11 @@ from srm.engine.messages import (
     MAX_TEMPERATURE,
     REPETITION_PENALTIES,
 )
+from srm.server.elsewhere import SCORES_OF_ANY
 from srm.server.schema.json_parts import TokenId
 from srm.server.schema.structured_outputs import ConstrainedRequest
 from srm.server.schema.until import MAX_CHOICES
-from srm.server.schema.validation import SCORES_OF_ANY, refused
+from srm.server.schema.validation import refused
 
 MAX_SCORES = 2_000_000
 """Most log-probabilities of one reply, besides those of the tokens sampled."""
@@ -100,6 +101,9 @@ RequestId = Annotated[
         pattern=r"^[A-Za-z0-9._:-]{1,128}\Z",
         description="a string of 1 to 128 of A-Z a-z 0-9 . _ : -",
     ),
+]
+CacheSalt = Annotated[
+    str, Meta(min_length=1, max_length=256, description="a string of 1 to 256 characters")
 ]
 _STREAM_OPTIONS = Meta(
     description="an object with include_usage, continuous_usage_stats: true or false; "
@@ -196,6 +200,8 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     """Of one key's requests, lower values go first."""
     request_id: RequestId | None = None
     """The reply's id; 409 while another request has it."""
+    cache_salt: CacheSalt | None = None
+    """Only states of prompts with the same salt are used, such as a policy's version."""
     user: str | None = None
     """Accepted and not used."""
     metadata: Metadata = {}
@@ -263,7 +269,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "log_metrics": (True, False),
     "no_logs": (True, False),
-    "cache_salt": (),
 }
 """Fields that we do not honour, with the values (besides null) that ask for nothing: without them
 the reply would be the same. No other value is taken."""
