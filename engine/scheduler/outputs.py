@@ -208,7 +208,7 @@ def make_aborted(
     history += [(index, b"", b"") for index in group.next_fresh(group.unstarted).tolist()]
     outputs = []
     for index, tokens, logprobs in sorted(history):
-        own: dict[str, bytes] = {}
+        own: dict[str, Any] = {}
         if is_whole:
             versions = table.switches.versions(group.first_id + index, 0, len(tokens) // 4)
             own = {"token_ids": tokens, "logprobs": logprobs, "versions": versions}

@@ -75,7 +75,8 @@ class Tokens:
             yield Tokens(
                 *(self.owners[rows], offsets - offsets[0], self.token_ids[tokens]),
                 *(self.reasons[rows], self.logprobs[tokens]),
-                *(self.top_ids[tokens], self.top_logprobs[tokens], self.versions[tokens]),
+                *(self.top_ids[tokens], self.top_logprobs[tokens]),
+                self.versions[tokens],
             )
 
     def to_wire(self) -> list[bytes]:

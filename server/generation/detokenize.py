@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from srm.engine.messages import REASONS, FinishReason
 from srm.engine.steps.tokens import Tokens
-from srm.server.generation.version_spans import VersionSpan, join_spans, spans_of
+from srm.server.generation.version_spans import join_spans, spans_of
 from srm.server.schema.completion_request import CompletionRequest
+from srm.server.schema.completion_response import VersionSpan
 from srm.server.text.stream import StopStrings, TextStream
 from srm.server.text.text import Text
 

@@ -46,12 +46,12 @@ def recomputed(
     models: dict[int, SRM], tokens: list[int], versions: list[int]
 ) -> npt.NDArray[np.float64]:
     """The log-probability of each token, by the recurrent form, each step of these weights. The
-    prompt is of the first version."""
+    prompt was fed once, by the first ones, for samples that began later too."""
     first = len(PROMPT_IDS) - 1
     fed = [*PROMPT_IDS, *tokens[:-1]]
-    state, logprobs = models[versions[0]].empty_state(1), []
+    state, logprobs = models[1].empty_state(1), []
     for position, token in enumerate(fed):
-        model = models[versions[max(0, position - first)]]
+        model = models[versions[position - first] if position >= first else 1]
         with torch.no_grad():
             logits, state = model.step(torch.tensor([token]), state, position)
         if position >= first:
@@ -76,6 +76,7 @@ def test_each_token_is_of_the_version_that_is_said(tmp_path: Path) -> None:
         versions = np.frombuffer(output.versions, "<i4").tolist() or [at_end] * LENGTH
         assert len(tokens) == len(versions) == LENGTH and versions == sorted(versions)
         num_switches.add(len(set(versions)) - 1)
+        assert output.first_version == 1
         expected = np.frombuffer(output.logprobs, "<f4")
         np.testing.assert_allclose(
             recomputed(models, tokens, versions), expected, atol=WITHIN, rtol=0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,7 @@ from srm.engine.state.switches import Switches
 
 
 def versions(switches: Switches, sequence_id: int, start: int, stop: int) -> list[int]:
-    return np.frombuffer(switches.versions(sequence_id, start, stop), "<i4").tolist()
+    return list(array("i", switches.versions(sequence_id, start, stop)))
 
 
 def test_a_change_divides_the_tokens_of_what_ran() -> None:
@@ -38,7 +40,8 @@ def test_what_has_ended_is_forgotten_with_the_next_change() -> None:
 @given(st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), max_size=6))
 def test_any_history_is_told_as_it_was(history: list[list[int]]) -> None:
     """Between two changes each of three sequences makes so many tokens."""
-    switches, made = Switches(), [[] for _ in range(3)]  # type: list[list[int]]
+    switches = Switches()
+    made: list[list[int]] = [[], [], []]
     for version, counts in enumerate(history, 1):
         for own, count in zip(made, counts, strict=True):
             own.extend([version] * count)
