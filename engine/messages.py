@@ -28,7 +28,7 @@ from srm.engine.errors import (
     did_you_mean,
 )
 
-FinishReason = Literal["stop", "length", "error"]
+FinishReason = Literal["stop", "length", "error", "abort"]
 
 Running = Literal["continue", "drop", "finish"]  # how a change of weights treats requests that run
 
@@ -151,6 +151,10 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="requ
     """int32 little-endian, `params.n` numbers that ascend: where several engines share a request,
     completion i here is sample `samples[i]` of it, which decides its random stream and its stream
     number. Empty: sample i."""
+    name: str = ""
+    """What its client calls it, which `EndRequests` may say; others may have the same."""
+    salt: str = ""
+    """Kept states of prompts are only used among requests of the same salt."""
 
 
 class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="abort"):
@@ -194,6 +198,8 @@ class LoadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     """Of several engines, all change or none does: the Done says that this one can, and with which
     version, and it does when PutWeights comes. Until then an Abort of this id drops the change, and
     so does that its sender is gone, or has said no HoldWeights for a while."""
+    label: str = ""
+    """What its trainer calls these weights."""
 
 
 class HoldWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hold_weights"):
@@ -208,6 +214,40 @@ class PutWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="p
 
     id: str
     """That of the LoadWeights."""
+
+
+class Pause(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pause"):
+    """Make no step until Resume: sequences stay where they are, and new ones wait. Answered with a
+    Done once no step is under way."""
+
+    id: str
+    """Id of this message, which no running request has."""
+    lease_s: float
+    """Seconds without a Pause, Resume or LoadWeights after which steps are made again."""
+
+
+class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="resume"):
+    """Make steps again. Answered with a Done, also where there was no pause."""
+
+    id: str
+    """Id of this message, which no running request has."""
+
+
+class EndRequests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="end_requests"):
+    """End what runs and waits of some requests, each completion with its tokens so far and the
+    reason `abort`. Answered with a Done that counts them; none is no error."""
+
+    id: str
+    """Id of this message, which no running request has."""
+    name: str = ""
+    """`Request.name` of those that are meant; empty: all but durable ones."""
+
+
+class DropPrefixes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="drop_prefixes"):
+    """Forget the kept states of prompts: later prompts are fed whole. Answered with a Done."""
+
+    id: str
+    """Id of this message, which no running request has."""
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
@@ -237,6 +277,9 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     place, the likeliest first, ties by id; -1 where the vocabulary has no more."""
     top_logprobs: bytes = b""
     """float32[tokens, k]: log-probabilities of `top_ids`, under the same distribution."""
+    versions: bytes = b""
+    """int32[tokens] version of the weights that made each, where they are not all the one that the
+    message names."""
     finish_reason: FinishReason | None = None
     error: str | None = None
     """Why, when `finish_reason` is "error"."""
@@ -247,12 +290,15 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     one that the message names."""
 
 
+_PER_TOKEN = ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs", "versions")
+"""Arrays of an Output with as much for each of its tokens."""
+
+
 def join(outputs: list[Output]) -> Output:
     """Join several Outputs of one index, in order, into one."""
     if len(outputs) == 1:
         return outputs[0]
-    parts = ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs")
-    joined = {name: b"".join(getattr(output, name) for output in outputs) for name in parts}
+    joined = {name: b"".join(getattr(output, name) for output in outputs) for name in _PER_TOKEN}
     return msgspec.structs.replace(outputs[-1], **joined)
 
 
@@ -261,13 +307,12 @@ def without_first(output: Output, count: int) -> Output:
     total = len(output.token_ids) // 4
     if not count:
         return output
-    parts = ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs")
-    whole = {name: getattr(output, name) for name in parts}
+    whole = {name: getattr(output, name) for name in _PER_TOKEN}
     rest = {name: data[len(data) // total * count :] for name, data in whole.items()}
     return msgspec.structs.replace(output, **rest)
 
 
-REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length", "error")
+REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length", "error", "abort")
 """Finish reasons, by their number in Tokens."""
 
 
@@ -362,8 +407,13 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
     """Folder of the weights that a change is under way to; empty: none is."""
     held_s: float = 0.0
     """Seconds for which nothing has started because of it; 0 where things start."""
+    paused: bool = False
+    """Whether no step is made, because of a Pause."""
+    label: str = ""
+    """What its trainer calls the weights in use, where it says so."""
 
 
 AboutWeights = LoadWeights | HoldWeights | PutWeights
-ToEngine = Request | Abort | StopSamples | TakeSnapshot | AboutWeights | Hello
+Control = Pause | Resume | EndRequests | DropPrefixes
+ToEngine = Request | Abort | StopSamples | TakeSnapshot | AboutWeights | Hello | Control
 FromEngine = Outputs | Refusal | Done | Status

@@ -122,6 +122,12 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Address that `admin_port` listens on."""
     weights_dir: str = ""
     """Folder that other weights may be loaded from while serving; empty: any folder."""
+    trainer_routes: bool = False
+    """Answer the routes by which trainers pause and change weights on `port` too: to the operator's
+    key, for folders in weights_dir."""
+    pause_lease_s: float = 900.0
+    """Seconds after which a trainer's pause ends by itself, unless it pauses or changes weights
+    again."""
     otlp_endpoint: str = ""
     """URL that OpenTelemetry traces are sent to, such as http://HOST:4318/v1/traces; empty: none
     are sent."""
@@ -175,7 +181,12 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"max_waiting_bytes must be at least max_body_bytes = {self.max_body_bytes}, "
                 f"got {self.max_waiting_bytes}"
             )
-        for name in ("receive_timeout_s", "send_timeout_s"):
+        if self.trainer_routes and not self.weights_dir:
+            raise ValueError(
+                "weights_dir must be a folder with trainer_routes, which let a trainer change "
+                "weights over the public port; it is empty"
+            )
+        for name in ("receive_timeout_s", "send_timeout_s", "pause_lease_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):

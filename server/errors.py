@@ -33,6 +33,7 @@ from starlette.routing import Match
 
 from srm.engine import errors
 from srm.engine.errors import MAX_MESSAGE, cut
+from srm.server.elsewhere import here
 
 
 class ModelNotFound(errors.NotFound):
@@ -185,7 +186,9 @@ async def framework_error(request: Request, error: Exception) -> Response:
     kind = "not_found_error" if status == HTTPStatus.NOT_FOUND else "invalid_request_error"
     path = cut(request.url.path, _SHOWN_PATH)
     message = f"{error.detail}: {cut(request.method, _SHOWN_PATH)} {path}"
-    if status == HTTPStatus.NOT_FOUND and (meant := _path_meant(request)):
+    if status == HTTPStatus.NOT_FOUND and (way := here(request.url.path)):
+        message += f": {way}"
+    elif status == HTTPStatus.NOT_FOUND and (meant := _path_meant(request)):
         message += f"; did you mean {meant}?"
     body = ErrorBody(ErrorDetail(message, kind, None, status.name.lower()))
     return response(status, body, dict(error.headers or {}))

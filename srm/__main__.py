@@ -106,7 +106,7 @@ SETTINGS = """
   receive_timeout_s send_timeout_s stream_max_rate stream_keepalive_s
   api_keys_file requests_per_minute tokens_per_minute priority_keys
   cors_origins allowed_hosts root_path
-  admin_port admin_host weights_dir otlp_endpoint stall_s
+  admin_port admin_host weights_dir trainer_routes pause_lease_s otlp_endpoint stall_s
   data_dir max_file_bytes max_store_bytes max_batches max_batch_lines
   batch_fsync_s max_batch_lines_in_flight batch_workers batch_worker_key_file
   prompt token_ids json n max_tokens temperature top_k top_p min_p seed

@@ -117,6 +117,7 @@ class Server:
 
         Its files are in a folder of their own, which goes with it, unless a flag says where.
         """
+        self.folder = folder
         self.lines: list[str] = []
         self._data = tempfile.TemporaryDirectory(prefix="srm-data-")
         self.process = subprocess.Popen(

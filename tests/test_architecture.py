@@ -51,7 +51,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "server.generation",
         *_DIALECTS,
     ),
-    "server.routes": (*_SERVES, *_ANSWERS, "server.storage"),
+    "server.rollouts": (*_SERVES, *_ANSWERS),
+    "server.routes": (*_SERVES, *_ANSWERS, "server.storage", "server.rollouts"),
     "server.batch": (*_SERVES, *_ANSWERS, "server.storage", "server.routes"),
     "server.commands": (
         *(*_SERVES, *_ANSWERS, "server.storage", "server.routes", "server.batch"),

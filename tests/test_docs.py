@@ -46,7 +46,7 @@ DOCS = ROOT / "docs"
 PAGES = [*doc_tables.PAGES, *sorted(ROOT.glob("*.md"))]
 API = ["api.md", *(f"api/{name}.md" for name in (
     *("completions", "chats", "responses", "messages", "streaming", "sampling", "many-samples"),
-    *("models", "files-and-batches", "administration", "limits"),
+    *("models", "files-and-batches", "rollouts", "administration", "limits"),
 ))]  # fmt: skip
 """In the order in which their examples go on from each other."""
 FILLED_IN_ELSEWHERE = {"BenchConfig", "ModelConfig", "LoadConfig", "SRMConfig"}
@@ -56,6 +56,8 @@ CHECKED_LATER = {"GenerateConfig", "BatchConfig", "EvaluateConfig"}
 UNCHECKED = {("HostBenchConfig", "seconds")}
 WRITTEN_IN_A_SENTENCE = {
     *("FileDeleted", "Health", "Pong", "Version", "WorldSize", "Detokenized", "ChunkChoice"),
+    *("PauseState", "IsPaused", "FolderInUse", "Aborted", "PrefixesDropped", "WeightVersion"),
+    *("Alive", "Loads"),
 }
 """Replies without a table of their own."""
 

@@ -20,6 +20,7 @@ from srm.engine.client.streams import Stream, Streams, Write
 from srm.engine.errors import EngineUnavailable, InvalidRequest
 from srm.engine.messages import (
     Abort,
+    Control,
     Done,
     HoldWeights,
     LoadWeights,
@@ -79,12 +80,17 @@ class EngineClient:
         self._has_begun = False
         self.fingerprints: dict[int, str] = {}
         """By weights_version: those of versions that the engines use or have used."""
+        self._labels: dict[int, str] = {}  # the same, of those that have one
         self._has_status = asyncio.Event()
 
     @property
     def losses(self) -> int:
         """How often an engine became unreachable."""
         return sum(engine.losses for engine in self.engines)
+
+    def label(self, weights_version: int) -> str:
+        """Return what its trainer calls a version, else its number."""
+        return self._labels.get(weights_version, str(weights_version))
 
     async def connect(self, fail: Fail = end_process) -> None:
         """Start talking to the engines, which need not be there yet. `fail` is called if that
@@ -127,9 +133,10 @@ class EngineClient:
                 for _, output in stream.take_outputs():
                     yield output
 
-    def open(self, requests: Sequence[Request]) -> Stream:
+    def open(self, requests: Sequence[Request], says_versions: bool = False) -> Stream:
         """Run requests that have the same n, until each completion has ended or the block of the
-        stream is left.
+        stream is left. `says_versions`: each token comes with the version of the weights that made
+        it.
 
         Raises EngineUnavailable where there is no engine; the stream's `wait` raises all else.
         """
@@ -138,7 +145,9 @@ class EngineClient:
         for request in requests:
             if self.streams.has_request(request.id):
                 raise InvalidRequest(f"id {request.id!r} is in use by a running request", "id")
-        return self.streams.open(requests)
+        stream = self.streams.open(requests)
+        stream.says_versions = says_versions
+        return stream
 
     def set_writer(self, write: Write) -> None:
         """See `Streams.set_writer`."""
@@ -149,14 +158,22 @@ class EngineClient:
         Raises SnapshotError if one cannot be, and EngineUnavailable."""
         return _together(await self._ask_all(TakeSnapshot(uuid.uuid4().hex)))
 
-    async def load_weights(self, path: str, running: Running) -> Done:
+    async def control(self, message: Control) -> Done:
+        """Have every engine pause, resume or end requests; returns when all have. Raises
+        EngineUnavailable."""
+        return _together(await self._ask_all(message))
+
+    async def load_weights(self, path: str, running: Running, label: str = "") -> Done:
         """Have all engines go on with the weights in this folder; returns when they do. Whoever
         asked may leave: the change is made all the same.
+
+        `label` is what its trainer calls them.
 
         Raises the error that one refuses them with, SwapInProgress, and EngineUnavailable; then
         none does, unless the message says that this is not known.
         """
-        message = LoadWeights(uuid.uuid4().hex, path, running, is_staged=len(self.engines) > 1)
+        is_staged = len(self.engines) > 1
+        message = LoadWeights(uuid.uuid4().hex, path, running, is_staged, label)
         if not message.is_staged:
             return await self.engines[0].ask(message)
         change = asyncio.create_task(self._change_all(message))
@@ -221,7 +238,7 @@ class EngineClient:
                 why = f"engine {number} does not answer, has been lost, or drains"
                 raise EngineUnavailable(f"{why}: no weights are changed")
 
-    async def _ask_all(self, message: TakeSnapshot | LoadWeights) -> list[Done]:
+    async def _ask_all(self, message: TakeSnapshot | LoadWeights | Control) -> list[Done]:
         """Ask every engine, none of which may be away. Raises the first error."""
         for number, engine in enumerate(self.engines):
             if engine.status is None and len(self.engines) > 1:
@@ -240,6 +257,8 @@ class EngineClient:
         engines = [engine.status for engine in self.engines if engine.status is not None]
         if status is not None:
             self.fingerprints[status.weights_version] = status.fingerprint
+            if status.label:
+                self._labels[status.weights_version] = status.label
             self._has_begun = self._has_begun or self._may_begin(len(engines))
         self.status = _sum(engines) if engines and self._has_begun else None
         if self.status is not None:
@@ -287,6 +306,7 @@ def _sum(statuses: list[Status]) -> Status:
         fingerprint=version.fingerprint,
         changing=max(status.changing for status in statuses),
         held_s=max(status.held_s for status in statuses),
+        paused=any(status.paused for status in statuses),
         **totals,
     )
 

@@ -16,6 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from srm.engine.errors import UNDECODABLE, EngineUnavailable, SRMError
 from srm.engine.messages import (
+    Control,
     Done,
     FromEngine,
     Hello,
@@ -99,7 +100,7 @@ class EngineConnection:
         self._socket.disable_monitor()
         self._context.destroy(linger=0)
 
-    async def ask(self, message: TakeSnapshot | LoadWeights | PutWeights) -> Done:
+    async def ask(self, message: TakeSnapshot | LoadWeights | PutWeights | Control) -> Done:
         """Send a message that is not a request and wait for its answer, as long as it takes.
 
         Raises the error that the engine refuses it with, and EngineUnavailable where there is none.
@@ -211,7 +212,10 @@ class EngineConnection:
     def _has_progressed(self, status: Status) -> bool:
         """Whether the engine stepped since the last Status, or was idle then or is idle now."""
         last = self.status
-        is_idle = [each is None or not (each.running or each.waiting) for each in (last, status)]
+        is_idle = [
+            each is None or each.paused or not (each.running or each.waiting)
+            for each in (last, status)
+        ]
         return any(is_idle) or last is None or status.steps != last.steps
 
     async def _keep_alive(self) -> None:

@@ -97,6 +97,16 @@ class Stream(AbstractContextManager["Stream"]):
         """Numbers of its completions in a step's rows."""
         return range(self._first, self._first + len(self._state))
 
+    @property
+    def says_versions(self) -> bool:
+        """Whether its tokens come with the versions of the weights that made them. Set before
+        anything comes."""
+        return self._unread.says_versions
+
+    @says_versions.setter
+    def says_versions(self, says_versions: bool) -> None:
+        self._unread.says_versions = says_versions
+
     def set_direct(self, is_direct: bool) -> None:
         """Have the tokens that come from now on handed out, if all others are taken and the last of
         them is of the weights in use; or have them kept."""
@@ -192,6 +202,9 @@ class Stream(AbstractContextManager["Stream"]):
         place = part.place
         if self._streams.spread.count > 1:
             output = self._of_whole(part, output)
+        if self.says_versions and not output.versions:
+            versions = np.full(len(output.token_ids) // 4, version, "<i4").tobytes()
+            output = msgspec.structs.replace(output, versions=versions)
         if output.index != PROMPT:
             index = place * self.n + output.index
             if self._state[index]:  # stopped; this was on its way

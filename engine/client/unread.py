@@ -48,6 +48,8 @@ class UnreadTokens:
 
     def __init__(self, number: int, size: int, num_counts: int, num_top: int | None) -> None:
         self.number, self.num_top = number, num_top
+        self.says_versions = False
+        """Whether each token is kept with the version of the weights that made it."""
         self.has_new = False
         """Whether anything came since the last call of `read`."""
         self.version = self.first_version = 0
@@ -65,6 +67,8 @@ class UnreadTokens:
 
     def add(self, tokens: Tokens, version: int) -> None:
         """Keep new tokens of completions that run."""
+        if self.says_versions:
+            tokens = replace(tokens, versions=np.full(len(tokens.token_ids), version, np.int32))
         self._parts.append(tokens)
         self.note_new(version, version)
         if len(self._parts) > self._most_parts:

@@ -77,7 +77,7 @@ class Engine:
         self._show_weights()
         self._counted: dict[Counter, float] = {}  # the scheduler's counts, as far as published
         self._levels: dict[Gauge, float] = {}  # the values that the gauges show
-        self._update_gauges()
+        self.update_gauges()
 
     @property
     def has_work(self) -> bool:
@@ -118,6 +118,16 @@ class Engine:
             metrics.REQUESTS.labels("aborted").inc()
             metrics.SEQUENCES.labels("abort").inc(ended)
             self._publish()  # there may be no further step to do it
+
+    def end(self, request_id: str) -> list[Output]:
+        """End all that is left of a request, each of its completions with its tokens so far; the
+        engine must be settled."""
+        assert self._in_flight is None, "settle() comes first"
+        outputs = self.scheduler.end(request_id)
+        metrics.REQUESTS.labels("aborted").inc()
+        metrics.SEQUENCES.labels("abort").inc(len(outputs))
+        self._publish()
+        return outputs
 
     def stop(self, request_id: str, indices: I32, cut: int | None = None) -> None:
         """End these samples of a request; no further Output of them follows. See StopSamples."""
@@ -197,7 +207,7 @@ class Engine:
         self._fingerprint = weights.fingerprint
         self.weights_version += 1
         self._show_weights()
-        self._update_gauges()
+        self.update_gauges()
 
     def _show_weights(self) -> None:
         metrics.WEIGHTS_VERSION.set(self.weights_version)
@@ -347,9 +357,9 @@ class Engine:
 
     def _publish(self) -> None:
         self.scheduler.latencies.publish(is_idle=not self.scheduler.num_requests)
-        self._update_gauges()
+        self.update_gauges()
 
-    def _update_gauges(self) -> None:
+    def update_gauges(self) -> None:
         scheduler, table = self.scheduler, self.scheduler.table
         levels = {
             metrics.PREFIXES: scheduler.prefixes.num_used,

@@ -33,13 +33,18 @@ from srm.engine.errors import (
 from srm.engine.messages import (
     Abort,
     AboutWeights,
+    Control,
     Done,
+    DropPrefixes,
+    EndRequests,
     FromEngine,
     Hello,
     LoadWeights,
     Output,
     Outputs,
+    Pause,
     Request,
+    Resume,
     StopSamples,
     TakeSnapshot,
     ToEngine,
@@ -49,6 +54,7 @@ from srm.engine.process.clients import Clients
 from srm.engine.process.compiling import Compiling
 from srm.engine.process.durable import Detail, Durable
 from srm.engine.process.engine import Engine
+from srm.engine.process.pausing import Pausing
 from srm.engine.process.watchdog import Heartbeat, Watchdog
 from srm.engine.process.weight_reload import WeightReload
 from srm.engine.process.weights_note import LoadFolder
@@ -101,6 +107,7 @@ class EngineProcess:
         self._time_out: deque[tuple[float, str]] = deque()  # deadline and id, in order of arrival
         self.weight_reload = WeightReload(engine, load, config.weights_note)
         """The change of weights that is under way, if one is."""
+        self._pausing = Pausing()
         self._deadline: float | None = None  # of the drain; None: not draining
         self._leaves_at_once = False
         self._read_at = time.monotonic()  # when the inbox was read last
@@ -113,6 +120,7 @@ class EngineProcess:
         """Refuse new requests, finish what runs, then return from `run`; a second call stops at
         once. Durable requests are not finished: a snapshot is taken of them."""
         now = time.monotonic()
+        self._pausing.end()  # what runs is to end
         self._leaves_at_once = self._deadline is not None
         self._deadline = now if self._leaves_at_once else now + self._config.drain_s
 
@@ -131,8 +139,12 @@ class EngineProcess:
                 if self._durable.wants_part:
                     self._send_outputs(self._engine.settle())
                     self._durable.advance()
-                if self._engine.has_work:
+                if self._pausing.check_lease():
+                    self._send_statuses()
+                if self._makes_steps:
                     self._send_outputs(self._step())
+                elif self._engine.has_work:  # what waits beside what is paused is to be seen
+                    self._engine.update_gauges()
             self._take_last_snapshot()
             self._refuse_all(EngineUnavailable("the engine is shutting down"))
             return 0
@@ -144,6 +156,10 @@ class EngineProcess:
             self._compiling.close()
             self.weight_reload.close()
             self.clients.close()
+
+    @property
+    def _makes_steps(self) -> bool:
+        return self._engine.has_work and not self._pausing.is_paused
 
     def _is_over(self) -> bool:
         if self._deadline is None:
@@ -163,7 +179,7 @@ class EngineProcess:
         is_changing = self.weight_reload.current is not None
         is_busy = self._durable.is_busy or is_changing or len(self._compiling) > 0
         wait_ms = BUSY_WAIT_MS if is_busy else IDLE_WAIT_MS
-        if not self._engine.has_work and not self.clients.socket.poll(wait_ms):
+        if not self._makes_steps and not self.clients.socket.poll(wait_ms):
             return
         began = time.monotonic()
         ends = began + max(INBOX_S, began - self._read_at)
@@ -203,13 +219,17 @@ class EngineProcess:
             self._stop_samples(client, message)
         elif isinstance(message, Request):
             self._add(client, message)
+        elif isinstance(message, Control):
+            self._control(client, message)
         else:
             self._swap(client, message)
 
     def _swap(self, client: bytes, message: AboutWeights) -> None:
         if self._deadline is None:
             self.weight_reload.check_note()
+        self._pausing.renew()
         try:
+            self._check_may_finish(message)
             if done := self.weight_reload.receive(message):
                 self._send(client, done)
         except SRMError as error:
@@ -217,6 +237,43 @@ class EngineProcess:
         else:
             if isinstance(message, LoadWeights):
                 self._owner[message.id] = client
+
+    def _check_may_finish(self, message: AboutWeights) -> None:
+        waits = isinstance(message, LoadWeights) and message.running == "finish"
+        if waits and self._pausing.is_paused and not self._engine.scheduler.is_quiet:
+            raise InvalidRequest(
+                "running = 'finish' would wait for sequences that are paused: resume them, or ask "
+                "for 'continue' or 'drop'",
+                "running",
+            )
+
+    def _control(self, client: bytes, message: Control) -> None:
+        self._send_outputs(self._engine.settle())
+        if isinstance(message, Pause | Resume):
+            if self._deadline is not None and isinstance(message, Pause):
+                error = EngineUnavailable("the engine is draining: what runs is not paused")
+                self._send(client, refusal(message.id, error))
+                return
+            done = self._pausing.receive(message)
+            self._send_statuses()
+            self._send(client, done)
+            return
+        if isinstance(message, DropPrefixes):
+            self._engine.scheduler.prefixes.forget()
+            self._send(client, Done(message.id))
+            return
+        ended = [id for id in self._engine.scheduler.request_ids() if self._is_meant(id, message)]
+        outputs = [output for id in ended for output in self._engine.end(id)]
+        self._send_outputs(outputs)
+        self._send(client, Done(message.id, {"requests": len(ended), "sequences": len(outputs)}))
+
+    def _is_meant(self, request_id: str, message: EndRequests) -> bool:
+        request = self._engine.scheduler.registry.by_id[request_id].request
+        return not request.durable if not message.name else request.name == message.name
+
+    def _send_statuses(self) -> None:
+        for identity in self.clients:
+            self._send_status(identity)
 
     def _change_weights(self) -> None:
         if (message := self.weight_reload.current) is None:
@@ -244,8 +301,8 @@ class EngineProcess:
             if client is not None:
                 self._send(client, refusal(message.id, error))
             return
-        for identity in self.clients:
-            self._send_status(identity)
+        self._pausing.renew()
+        self._send_statuses()
         if client is not None:
             self._send(client, done)
 
@@ -360,6 +417,8 @@ class EngineProcess:
         status = self.weight_reload.add_status(self._engine.status())
         if self._deadline is not None:
             status = msgspec.structs.replace(status, state="draining")
+        if self._pausing.is_paused:
+            status = msgspec.structs.replace(status, paused=True)
         return self._send(client, status)
 
     def _refuse_all(self, error: SRMError) -> None:

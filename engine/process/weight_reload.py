@@ -71,6 +71,8 @@ class WeightReload:
         self.is_prepared = False
         """Whether the change can be made; one that is staged is not, before it is committed."""
         self._is_reported = self._is_committed = False
+        self.label = ""
+        """What its trainer calls the weights in use; empty: it has not said."""
         self.lease_s = LEASE_S
         """Seconds after which a staged change is dropped if its client has not said `hold`."""
         self._wanted_at = 0.0  # by the last word of the client
@@ -93,7 +95,8 @@ class WeightReload:
         """Return the engine's status with what there is to say of a change."""
         metrics.HELD_SECONDS.set(self.held_s)
         path = "" if self._message is None else self._message.path
-        return msgspec.structs.replace(status, changing=path, held_s=self.held_s)
+        held_s, label = self.held_s, self.label
+        return msgspec.structs.replace(status, changing=path, held_s=held_s, label=label)
 
     def receive(self, message: AboutWeights) -> Done | None:
         """Take in a client's message; return the answer if there is one already. Raises the
@@ -232,6 +235,7 @@ class WeightReload:
         self._engine.load_weights(weights)
         if self._note:
             put_to_use(self._prepared, Path(self._note))
+        self.label = message.label
         now = time.monotonic()
         detail: dict[str, str | int | float] = {
             "weights_version": self._engine.weights_version,

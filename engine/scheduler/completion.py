@@ -15,12 +15,13 @@ import numpy as np
 from srm.engine.messages import PROMPT, REASONS, Output
 from srm.engine.scheduler.accept import RequestRegistry
 from srm.engine.scheduler.admission import Admission
+from srm.engine.state.parked import Parked
 from srm.engine.state.sequence import SequenceGroup
 from srm.engine.state.slots import DELTA, FINAL, NO_LOGPROBS, TOKENS, SlotTable
 from srm.engine.steps.batch import F32, I32, I64, Batch, Bool, Scores, StepResult
 from srm.engine.steps.tokens import Tokens, step_tokens
 
-RUNNING, STOP, LENGTH, ERROR = range(4)  # indices into REASONS
+RUNNING, STOP, LENGTH, ERROR, _ABORT = range(5)  # indices into REASONS
 NOT_FINITE = "the model's output was not finite"
 NOT_ALLOWED = NOT_FINITE + ", or its constraint became too complex to say what may follow"
 NO_PLACE = -1
@@ -84,12 +85,13 @@ def make_outputs(
         *(column.tolist() for column in columns), strict=True
     ):
         group = groups[first_id]
-        own: dict[str, bytes] = {}
+        first = len(group.prompt) - 1
+        own = {"versions": table.switches.versions(sequence_id, start - first, stop - first)}
         if place != NO_PLACE:  # then it streams, and has one new token at most
-            own = scores.as_bytes(place, place + stop - start, num_logprobs)
+            own |= scores.as_bytes(place, place + stop - start, num_logprobs)
         elif num_logprobs != NO_LOGPROBS:
             assert table.output_logprobs is not None
-            own = {"logprobs": table.output_logprobs.read(slot, start, stop)}
+            own["logprobs"] = table.output_logprobs.read(slot, start, stop)
         outputs.append(
             Output(
                 id=group.request.id,
@@ -189,6 +191,41 @@ def make_unsampled(group: SequenceGroup, reason: int) -> list[Output]:
         Output(group.request.id, index, finish_reason=REASONS[reason], error=error)
         for index in range(group.unfinished)
     ]
+
+
+def make_aborted(
+    table: SlotTable, group: SequenceGroup, slots: I64, parked: list[Parked]
+) -> list[Output]:
+    """Make the last Outputs of a group that ends early: of its sequences in these slots, parked
+    ones and those that have not started. What was sent of their tokens is not sent again."""
+    is_whole, asks = group.request.emit == "final", group.request.params.logprobs is not None
+    first = len(group.prompt) - 1
+    history: list[tuple[int, bytes, bytes]] = [  # of each: index, tokens, log-probabilities
+        row for piece in parked for row in zip(piece.indices.tolist(), piece.tokens,
+                                               piece.logprobs, strict=True)
+    ]  # fmt: skip
+    for slot, stop in zip(slots.tolist(), table.position[slots].tolist(), strict=True):
+        logprobs = table.output_logprobs.read(slot, first, stop) if asks else b""  # type: ignore[union-attr]  # it is there if anyone asks
+        index = int(table.sequence_id[slot]) - group.first_id
+        history.append((index, table.output_tokens.read(slot, first, stop), logprobs))
+    history += [(index, b"", b"") for index in group.next_fresh(group.unstarted).tolist()]
+    outputs = []
+    for index, tokens, logprobs in sorted(history):
+        own: dict[str, Any] = {}
+        if is_whole:
+            versions = table.switches.versions(group.first_id + index, 0, len(tokens) // 4)
+            own = {"token_ids": tokens, "logprobs": logprobs, "versions": versions}
+        outputs.append(
+            Output(
+                id=group.request.id,
+                index=index,
+                finish_reason=REASONS[_ABORT],
+                cached_tokens=group.cached,
+                first_version=group.first_version,
+                **own,
+            )
+        )
+    return outputs
 
 
 def _error(group: SequenceGroup) -> str:

@@ -141,6 +141,14 @@ class Parking:
             for piece in pieces:
                 yield group, piece.rest()[0]
 
+    def num_tokens(self) -> tuple[I64, I64]:
+        """Return all parked sequences, and how many tokens each has sampled."""
+        ids, counts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for group, parked in self.records():
+            ids.append(group.first_id + parked.indices)
+            counts.append(parked.positions.astype(np.int64) - (len(group.prompt) - 1))
+        return np.concatenate(ids), np.concatenate(counts)
+
     def indices(self, group: SequenceGroup) -> I64:
         """Return which samples of the group are parked, in no order."""
         pieces = [piece.rest()[0].indices for piece in self._pieces.get(group, ())]

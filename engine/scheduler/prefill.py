@@ -44,7 +44,7 @@ class Prefill:
         """Decide which state the group starts from, and which it makes; `push` it if prompt is left
         to feed. False: it waits for a prefix."""
         tokens = group.prompt[:-1]
-        matched = self._prefixes.find(tokens)
+        matched = self._prefixes.find(tokens, group.request.salt)
         if not group.is_scored:  # a scored prompt is fed whole
             if matched.coming is not None and matched.coming.order > group.order:
                 group.awaited = matched.coming
@@ -125,12 +125,12 @@ class Prefill:
     def _leave(self, group: SequenceGroup, length: int) -> None:
         """Have the state after the first `length` tokens made, if a slot can be had for it."""
         is_whole = length == len(group.prompt) - 1
-        prefix = self._prefixes.claim(group.prompt[:length], group.order)
+        prefix = self._prefixes.claim(group.prompt[:length], group.order, group.request.salt)
         if prefix is None and is_whole and group.needs_prefix:
             # All slots are pinned, one by this group itself, or it would not have been its turn.
             self.release(group)
             group.prefilled, group.cached, group.state_slot = 0, 0, NO_SLOT
-            prefix = self._prefixes.claim(group.prompt[:length], group.order)
+            prefix = self._prefixes.claim(group.prompt[:length], group.order, group.request.salt)
             assert prefix is not None
         if prefix is None:
             return

@@ -28,7 +28,7 @@ from srm.engine.messages import Output, Request
 from srm.engine.scheduler.accept import RequestRegistry, accept
 from srm.engine.scheduler.admission import Admission
 from srm.engine.scheduler.assembly import assemble
-from srm.engine.scheduler.completion import StepCompletion, StepTokens
+from srm.engine.scheduler.completion import StepCompletion, StepTokens, make_aborted
 from srm.engine.scheduler.parking import Parking, check_fits, collect_states
 from srm.engine.scheduler.preemption import choose_preempted
 from srm.engine.scheduler.round_robin import RoundRobin
@@ -174,6 +174,17 @@ class Scheduler:
         self.latencies.abort(group)
         return group.unfinished
 
+    def end(self, request_id: str) -> list[Output]:
+        """End a request that runs; return the Outputs, with their tokens so far, of its sequences
+        that had not ended. No step may be under way."""
+        group = self.registry.by_id[request_id]
+        slots = np.unique(group.slots[: group.reach]).astype(np.int64)
+        slots = slots[self.table.first_id[slots] == group.first_id]
+        parked = [own for of_group, own in self.parking.records() if of_group is group]
+        outputs = make_aborted(self.table, group, slots, parked)
+        self.abort(request_id)
+        return outputs
+
     def stop(self, request_id: str, indices: I32, cut: int | None = None) -> int:
         """End these samples of a request and free their slots at once; return how many there were
         to end.
@@ -257,7 +268,9 @@ class Scheduler:
             self.registry.by_first_id[first_own_id].is_resumable
             for first_own_id in first_ids.tolist()
         ]
-        return slots[np.array(durable, np.bool_)[groups]]
+        may_go_on = np.array(durable, np.bool_)[groups]
+        # Whoever goes on elsewhere would not know which weights made its first tokens.
+        return slots[may_go_on & ~self.table.switches.have_met(self.table.sequence_id[slots])]
 
     def parked_in(self, slots: I64, states: SlotStates) -> Iterator[tuple[Request, Parked]]:
         """Yield what the sequences in these slots, of which the pool holds `states`, need to go on
@@ -269,7 +282,8 @@ class Scheduler:
         """Yield the parked sequences of durable requests."""
         for group, parked in self.parking.records():
             if group.is_resumable:
-                yield group.request, parked
+                have_met = self.table.switches.have_met(group.first_id + parked.indices)
+                yield group.request, parked.only(np.flatnonzero(~have_met))
 
     @property
     def is_quiet(self) -> bool:
@@ -294,6 +308,8 @@ class Scheduler:
         start; all others go on from where they are.
         """
         self.prefixes.forget()
+        owned, parked = self.table.num_tokens(), self.parking.num_tokens()
+        self.table.switches.note(version, *map(np.concatenate, zip(owned, parked, strict=True)))
         for group in self.registry.by_id.values():
             if group.reach and not group.first_version:
                 group.first_version = version

@@ -67,8 +67,8 @@ class Prefixes:
         self.free = list(reversed(slots))
         self.idle: dict[Prefix, None] = {}
         """Kept and not pinned, least recently used first."""
-        self.root = Prefix(NO_TOKENS)
-        """The root of the tree of prefixes."""
+        self.roots: dict[str, Prefix] = {"": Prefix(NO_TOKENS)}
+        """The roots of the trees of prefixes, by the salt of their requests."""
 
     @property
     def num_used(self) -> int:
@@ -83,18 +83,19 @@ class Prefixes:
     def num_pinned(self) -> int:
         return self.num_slots - self.num_available
 
-    def find(self, tokens: I32) -> Found:
-        """Find the known prefixes of these tokens."""
-        node, shared = self._descend(tokens)
+    def find(self, tokens: I32, salt: str = "") -> Found:
+        """Find the known prefixes of these tokens among requests of this salt."""
+        if salt not in self.roots:
+            return Found()
+        node, shared = self._descend(self.roots[salt], tokens)
         coming = None
-        while node is not self.root and not node.is_ready:
+        while node.parent is not None and not node.is_ready:
             if coming is None and node.slot != NO_SLOT:
                 coming = node
-            assert node.parent is not None
             node = node.parent
         return Found(node if node.is_ready else None, coming, shared)
 
-    def claim(self, tokens: I32, order: Order) -> Prefix | None:
+    def claim(self, tokens: I32, order: Order, salt: str = "") -> Prefix | None:
         """Return a pinned prefix whose state the caller is to make; None if all slots are pinned.
         It is kept if `finish`ed, unless there is one of these tokens already."""
         if not self.num_available:
@@ -105,7 +106,7 @@ class Prefixes:
             self.num_evictions += 1
             self._give_up(evicted)
         # Only now, since giving a prefix up changes the tree.
-        prefix = self._place(tokens) if self.keep else Prefix(tokens)
+        prefix = self._place(self._root(salt), tokens) if self.keep else Prefix(tokens)
         if prefix.slot != NO_SLOT:
             prefix = Prefix(tokens)
         prefix.slot = self.free.pop()
@@ -142,7 +143,8 @@ class Prefixes:
         for prefix in self.idle:
             self.free.append(prefix.slot)
         self.idle.clear()
-        nodes = [self.root]
+        nodes = [*self.roots.values()]
+        self.roots = {"": self.roots[""]}
         while nodes:
             node = nodes.pop()
             nodes += node.children.values()
@@ -153,9 +155,18 @@ class Prefixes:
         prefix.slot, prefix.is_ready = NO_SLOT, False
         self._prune(prefix)
 
-    def _descend(self, tokens: I32) -> tuple[Prefix, int]:
+    def _root(self, salt: str) -> Prefix:
+        """Return the root of a tree, made if need be; trees without prefixes go."""
+        if salt not in self.roots:
+            self.roots = {
+                name: root for name, root in self.roots.items() if root.children or not name
+            }
+            self.roots[salt] = Prefix(NO_TOKENS)
+        return self.roots[salt]
+
+    def _descend(self, root: Prefix, tokens: I32) -> tuple[Prefix, int]:
         """Return the last node on the tokens' path, and how many tokens the path shares in all."""
-        node = self.root
+        node = root
         while node.length < len(tokens):
             child = node.children.get(int(tokens[node.length]))
             if child is None:
@@ -170,9 +181,9 @@ class Prefixes:
             node = child
         return node, node.length
 
-    def _place(self, tokens: I32) -> Prefix:
+    def _place(self, root: Prefix, tokens: I32) -> Prefix:
         """The node of exactly these tokens, made if need be."""
-        node, shared = self._descend(tokens)
+        node, shared = self._descend(root, tokens)
         if shared > node.length:  # on the edge to a child
             child = node.children[int(tokens[node.length])]
             middle = self._hang(node, tokens[:shared])

@@ -16,6 +16,7 @@ from srm.engine.constraints.grammars import Grammar, Matchers
 from srm.engine.messages import GREEDY_BELOW, LEAST_TOP_P
 from srm.engine.state.parked import Parked
 from srm.engine.state.sequence import SequenceGroup, sample_seeds
+from srm.engine.state.switches import Switches
 from srm.engine.state.tables import Tables, walk_each
 from srm.engine.steps.batch import F32, FROM_DEVICE, I32, I64, SAMPLING, Bool
 from srm.engine.steps.token_edits import EditPlan
@@ -119,6 +120,8 @@ class SlotTable:
         # What it has sampled, by the position of the row that sampled it.
         self.output_tokens = History(num_slots, n_ctx, np.int32)
         self.output_logprobs: History | None = None  # from the first asker on
+        self.switches = Switches()
+        """Which weights made what, of sequences in slots and parked ones."""
 
     @property
     def nbytes(self) -> int:
@@ -208,6 +211,13 @@ class SlotTable:
         if params.logprobs is not None and self.output_logprobs is None:
             self.output_logprobs = History(self.num_slots, self.n_ctx, np.float32)
         return slots
+
+    def num_tokens(self) -> tuple[I64, I64]:
+        """Return the sequences that own slots, and how many tokens each has sampled, between two
+        steps with none under way."""
+        slots = np.flatnonzero(self.sequence_id != FREE)
+        counts = self.position[slots] - self.first_position[slots]
+        return self.sequence_id[slots], counts.astype(np.int64)
 
     def free(self, slots: I32 | I64) -> None:
         """Give slots back. What the device holds there needs no cleaning: position 0 ignores it."""

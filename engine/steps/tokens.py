@@ -19,6 +19,7 @@ from srm.engine.steps.batch import F32, I32, I64, Bool
 
 U8 = npt.NDArray[np.uint8]
 NO_LOGPROBS: F32 = np.empty(0, np.float32)
+NO_VERSIONS: I32 = np.empty(0, np.int32)
 NO_TOP_IDS: I32 = np.empty((0, 0), np.int32)
 NO_TOP_LOGPROBS: F32 = np.empty((0, 0), np.float32)
 
@@ -36,6 +37,8 @@ class Tokens:
     top_ids: I32 = field(default_factory=lambda: NO_TOP_IDS)
     """i32[first tokens, k]: those with alternatives are the first; -1 beyond what one asked for."""
     top_logprobs: F32 = field(default_factory=lambda: NO_TOP_LOGPROBS)  # f32[first tokens, k]
+    versions: I32 = field(default_factory=lambda: NO_VERSIONS)
+    """i32[tokens] version of the weights that made each, where a reader asks; never in a message"""
 
     def __len__(self) -> int:
         return len(self.owners)
@@ -57,6 +60,7 @@ class Tokens:
             *(self.owners[rows], offsets, self.token_ids[tokens], self.reasons[rows]),
             self.logprobs[tokens] if len(self.logprobs) else self.logprobs,
             *(self.top_ids[firsts], self.top_logprobs[firsts]),
+            self.versions[tokens] if len(self.versions) else self.versions,
         )
 
     def with_owners(self, owners: I64) -> Tokens:
@@ -72,6 +76,7 @@ class Tokens:
                 *(self.owners[rows], offsets - offsets[0], self.token_ids[tokens]),
                 *(self.reasons[rows], self.logprobs[tokens]),
                 *(self.top_ids[tokens], self.top_logprobs[tokens]),
+                self.versions[tokens],
             )
 
     def to_wire(self) -> list[bytes]:
@@ -133,6 +138,7 @@ def from_outputs(outputs: Sequence[tuple[int, Output]]) -> Tokens:
         top_logprobs=np.frombuffer(b"".join([part.top_logprobs for part in parts]), "<f4").reshape(
             shape
         ),
+        versions=np.frombuffer(b"".join([part.versions for part in parts]), "<i4"),
     )
     is_ordered = all(index < following for (index, _), (following, _) in pairwise(outputs))
     return tokens if is_ordered else _join([tokens])
@@ -182,6 +188,7 @@ def _join_alike(parts: Sequence[Tokens]) -> Tokens:
         logprobs=joined([part.logprobs for part in parts]),
         top_ids=joined([part.top_ids for part in parts]),
         top_logprobs=joined([part.top_logprobs for part in parts]),
+        versions=joined([part.versions for part in parts]),
     )
 
 
@@ -213,6 +220,7 @@ def _join(parts: Sequence[Tokens]) -> Tokens:
         logprobs=ordered([part.logprobs for part in parts]),
         top_ids=ordered([part.top_ids for part in parts]),
         top_logprobs=ordered([part.top_logprobs for part in parts]),
+        versions=ordered([part.versions for part in parts]),
     )
 
 

@@ -6,7 +6,7 @@ A sample has a TextStream from its first tokens to its last ones.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,9 @@ import numpy.typing as npt
 from srm.engine.messages import REASONS, FinishReason, Output
 from srm.engine.messages import join as join_outputs
 from srm.engine.steps.tokens import Tokens
+from srm.server.generation.version_spans import join_spans, spans_of
 from srm.server.schema.completion_request import CompletionRequest
+from srm.server.schema.completion_response import VersionSpan
 from srm.server.text.stream import StopStrings, TextStream
 from srm.server.text.text import Text
 
@@ -44,6 +46,8 @@ class ChoicePart:
     """By the rules of `verify`, if that is asked."""
     count: int | None = None
     """How many samples with the same text it stands for, if these are counted."""
+    versions: list[VersionSpan] = field(default_factory=list)
+    """Which weights made its tokens, counted from the choice's first; none if not asked for."""
 
     @property
     def token_ids(self) -> bytes:
@@ -67,6 +71,7 @@ def join(parts: list[ChoicePart]) -> ChoicePart:
         text_offset=[offset for part in parts for offset in part.text_offset],
         finish_reason=parts[-1].finish_reason,
         stop_reason=parts[-1].stop_reason,
+        versions=join_spans([span for part in parts for span in part.versions]),
     )
 
 
@@ -96,6 +101,7 @@ class Detokenizer:
         self._stops = stops
         self.streams: dict[int, TextStream] = {}
         """The text of each sample that runs and has begun."""
+        self._lengths: dict[int, int] = {}  # tokens so far of samples whose versions are asked for
         self._is_over = bytearray(size)  # by sample; 0: it is not
 
     def decode(self, tokens: Tokens) -> list[ChoicePart]:
@@ -140,8 +146,17 @@ class Detokenizer:
                 own = token_ids, logprobs[at : at + size], b""
                 tops = slice(width * at, width * (at + size))
                 output = Output("", index, *own, top_ids[tops], top_logprobs[tops])
-            parts.append(ChoicePart(index, is_first, text, output, offsets, reason, stop_reason))
+            part = ChoicePart(index, is_first, text, output, offsets, reason, stop_reason)
+            if len(tokens.versions):
+                self._add_versions(part, tokens.versions[begin : begin + part.num_tokens])
+            parts.append(part)
         return parts
+
+    def _add_versions(self, part: ChoicePart, versions: npt.NDArray[np.int32]) -> None:
+        start = self._lengths.pop(part.index, 0)
+        part.versions = spans_of(versions, start)
+        if not self._is_over[part.index]:
+            self._lengths[part.index] = start + len(versions)
 
     def _begin(self, index: int) -> tuple[TextStream, bytes, str]:
         """Begin the text of a sample; return it, and the tokens and text of an echoed prompt."""

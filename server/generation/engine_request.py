@@ -87,6 +87,8 @@ def engine_requests(
             share=owner.share,
             weight=owner.weight,
             durable=owner.durable,
+            name=request.request_id or "",
+            salt=request.cache_salt or "",
         )
         for prompt in asked
     ]

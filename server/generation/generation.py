@@ -159,7 +159,9 @@ class Generation:
         if not requests:
             return
         with ExitStack() as opened:
-            stream = self.stream = opened.enter_context(client.open(requests))
+            stream = self.stream = opened.enter_context(
+                client.open(requests, self.request.return_weight_versions)
+            )
             go_on = do_nothing if attach is None else opened.enter_context(attach(stream))
             if self.stops is None:
                 source = self._read(stream, go_on, wants_whole(self.request))

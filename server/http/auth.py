@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from srm.engine.errors import InvalidRequest, NotFound, Overloaded, SRMError
+from srm.engine.errors import ConfigError, InvalidRequest, NotFound, Overloaded, SRMError
 from srm.server import errors
 from srm.server.errors import BodyTooLarge, BodyTooSlow, NotAuthorized, NotPermitted
 from srm.server.http.cors import Origins, is_loopback
@@ -35,6 +35,14 @@ ADMIN_FOLDERS = ("/dashboard/",)
 """Paths for the operator: on `admin_port` where there is one, and without a key there."""
 OPERATOR_FOLDER = "/v1/admin/"
 """Paths that change the server: on `admin_port` if there is one; without keys, only there."""
+TRAINER_PATHS = frozenset(
+    {
+        *("/pause", "/resume", "/update_weights", "/abort_requests", "/reset_prefix_cache"),
+        *("/pause_generation", "/continue_generation", "/update_weights_from_disk"),
+        *("/abort_request", "/flush_cache"),
+    }
+)
+"""What trainers ask of the operator's: on `admin_port`, and with `trainer_routes` on `port` too."""
 OPERATOR_KEY = "admin"
 """Name of the operator's key; further ones are called `admin-…`."""
 WORKER_FOLDER = "/v1/worker"
@@ -196,6 +204,12 @@ class Auth:
         self._keys = keys
         self._admin_port = config.admin_port
         hosts = config.host, config.admin_host, *config.allowed_hosts
+        self._has_trainer_routes = config.trainer_routes
+        if config.trainer_routes and not keys:
+            raise ConfigError(
+                "trainer_routes = true lets whoever reaches the port change weights: it needs API "
+                f"keys, one of them called {OPERATOR_KEY}"
+            )
         self._origins = Origins(config.cors_origins, hosts)
         self._is_local = is_loopback(config.host)
         self._is_admin_local = is_loopback(config.admin_host)
@@ -243,8 +257,16 @@ class Auth:
         if is_keyless and (is_local or path != METRICS):  # scraped from elsewhere by any name
             self._origins.check_host(headers.get("host", ""))
         self._origins.check(headers)
-        if self._admin_port and _is_admin(path) and not is_admin_port:
-            raise NotFound(f"{path} is answered on another port, admin_port")
+        is_trainers = path in TRAINER_PATHS
+        is_elsewhere = is_trainers and not self._has_trainer_routes
+        if self._admin_port and (_is_admin(path) or is_elsewhere) and not is_admin_port:
+            more = ", and with trainer_routes on this one too" if is_trainers else ""
+            raise NotFound(f"{path} is answered on another port, admin_port{more}")
+        if is_elsewhere and not is_admin_port:
+            raise NotPermitted(
+                f"{path} is answered on admin_port, and on this port with trainer_routes: start "
+                "the server with --admin-port PORT, or --trainer-routes, --weights-dir and keys"
+            )
         if self._draining.is_on and scope["method"] not in READING:
             raise errors.stopping()
         if scope.get("state", {}).get(TOO_MANY_CONNECTIONS):
@@ -253,7 +275,7 @@ class Auth:
         if self._keys.all and not _is_open(path, is_admin_port):
             given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
             key = self._check_key(given, scope["method"])
-        if path.startswith(OPERATOR_FOLDER):
+        if path.startswith(OPERATOR_FOLDER) or is_trainers:
             _check_operator(scope, headers, key, is_admin_port)
         if path.startswith(WORKER_FOLDER) and key is not None:
             _check_name(path, key, WORKER_KEY)

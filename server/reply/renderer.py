@@ -63,7 +63,7 @@ class Renderer:
         self._version: int | None = None  # of the weights in the frames
         self._is_few = generation.num_choices <= MOST_ALONE or not form.may_share_events
         self._pacing = Pacing(interval) if interval > 1 else None
-        is_text = request.skip_special_tokens and not request.return_token_ids
+        is_text = request.skip_special_tokens and not request.wants_tokens
         # All between a choice's first tokens and its last is text, sent as it comes, and scores.
         self._is_text = is_text and not request.return_packed and interval == 1
 
@@ -95,6 +95,7 @@ class Renderer:
         """Whether its events may be written as their tokens come, by `StreamWriter`."""
         request = self.form.request
         is_stream = request.stream and not request.stream_whole
+        is_stream = is_stream and not request.return_weight_versions  # read from the table alone
         return is_stream and self._is_few and self.generation.asks_for_all
 
     def choice(self, part: ChoicePart, is_event: bool = False) -> Raw:

@@ -131,7 +131,15 @@ class Admin:
         """Raises the SRMError to answer with; then nothing has changed."""
         given = given_fields(body)
         require(given, "path", "a model folder on the server's machine")
-        request = checked(WeightsRequest, given, {}, {})
+        return await self.change(checked(WeightsRequest, given, {}, {}))
+
+    async def change_as(self, path: str, running: Running, label: str) -> int:
+        """The same for a trainer, who may call these weights something: their version."""
+        reply = await self.change(WeightsRequest(path=path, running=running), label)
+        return reply.weights_version
+
+    async def change(self, request: WeightsRequest, label: str = "") -> WeightsReply:
+        """Put the weights of a folder to use. Raises as `load_weights`."""
         if self._reading is not None and not self._reading[1].done():
             # Its disk may be dead: who waited behind it would wait for ever.
             raise SwapInProgress(
@@ -141,7 +149,7 @@ class Admin:
         reading = self._thread.submit(self.check_folder, request.path)
         self._reading = request.path, reading
         folder = await asyncio.wrap_future(reading)
-        done = await self._client.load_weights(str(folder), request.running)
+        done = await self._client.load_weights(str(folder), request.running, label)
         return _reply(WeightsReply, done, path=str(folder), running=request.running)
 
     async def snapshot(self) -> SnapshotReply:

@@ -12,6 +12,7 @@ import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import get_args
 
 import msgspec
@@ -33,6 +34,8 @@ from srm.server.http.request_middleware import RequestMiddleware
 from srm.server.http.traces import Tracer
 from srm.server.loop_turns import show_turns
 from srm.server.reply.responder import PastRouter
+from srm.server.rollouts import sglang, vllm
+from srm.server.rollouts.control import TrainerControl
 from srm.server.routes import (
     admin,
     batches,
@@ -60,6 +63,7 @@ log = logging.getLogger(__name__)
 
 _GROUPS = {
     "Completions and chats": (completions, chat, responses, messages),
+    "Rollouts": (vllm, sglang),
     "Files and batches": (files, batches),
     "Tokens": (tokenize,),
     "Models": (models,),
@@ -150,7 +154,13 @@ def create_app(
     app.include_router(worker.routes(lines, config.max_body_bytes))
     app.include_router(models.routes(served))
     app.include_router(health.routes(client, config.stall_s, draining))
-    app.include_router(admin.routes(admin.Admin(client, config)))
+    operator = admin.Admin(client, config)
+    app.include_router(admin.routes(operator))
+    control = TrainerControl(client, operator.change_as, config.pause_lease_s)
+    check_ready = partial(health.check_ready, client, config.stall_s)
+    app.include_router(vllm.routes(control))
+    trainers = sglang.SglangRoutes(control, config.model_name, check_ready)
+    app.include_router(sglang.routes(trainers))
     app.include_router(scrape.routes(config.model_name, update))
     app.include_router(pages.routes(OPERATIONS, config.root_path))
 

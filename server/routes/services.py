@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from srm.engine.client.client import EngineClient
 from srm.server.reply.responder import Responder
+from srm.server.rollouts.sglang import GenerateEndpoint
+from srm.server.rollouts.vllm import TokensEndpoint
 from srm.server.routes.chat import Chat, ManyChats
 from srm.server.routes.completions import Completions
 from srm.server.routes.messages import Messages
@@ -28,6 +30,8 @@ class Services(NamedTuple):
     chats: ManyChats
     responses: Responses
     messages: Messages
+    tokens: TokensEndpoint
+    generate: GenerateEndpoint
 
 
 def services(
@@ -48,7 +52,12 @@ def services(
     chats = ManyChats(text, models, completions, template, responder)
     responses = Responses(text, models, chat, responder)
     messages = Messages(text, models, chat, template, responder)
-    return Services(models, completions, chat, chats, responses, messages)
+    start = completions.start
+    tokens = TokensEndpoint(start, text, model_name, responder)
+    generate = GenerateEndpoint(start, text, client, responder)
+    return Services(
+        *(models, completions, chat, chats, responses, messages, tokens, generate),
+    )
 
 
 def template_of(folder: Path, text: Text, file: str = "") -> ChatTemplate | None:

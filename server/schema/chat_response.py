@@ -13,6 +13,7 @@ from srm.server.schema.completion_response import (
     Samples,
     TokenIdsJson,
     Usage,
+    VersionSpan,
 )
 from srm.server.schema.openapi import reference
 
@@ -75,6 +76,8 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     """Score by `verify`."""
     count: int | UnsetType = UNSET
     """Number of samples that this choice stands for; only with `return` = "unique"."""
+    weight_versions: list[VersionSpan] | UnsetType = UNSET
+    """Which weights made which of its tokens, with `return_weight_versions`."""
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -134,6 +137,8 @@ class ChunkChoice(msgspec.Struct, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
     matched: bool | UnsetType = UNSET
     score: float | UnsetType = UNSET
+    weight_versions: list[VersionSpan] | UnsetType = UNSET
+    """Of the tokens that come with this chunk."""
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):

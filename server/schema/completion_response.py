@@ -48,6 +48,15 @@ NULL = Raw(b"null")
 """In place of either, where it is not asked for: msgspec decodes no Raw beside None."""
 
 
+class VersionSpan(msgspec.Struct, frozen=True):
+    """Tokens of a choice that the same weights made, counted from its first."""
+
+    version: int
+    start: int
+    end: int
+    """One behind the last of them."""
+
+
 class Packed(msgspec.Struct, kw_only=True):
     """Tokens and scores as base64 of little-endian arrays."""
 
@@ -85,6 +94,9 @@ class Choice(msgspec.Struct, kw_only=True):
     """Columns that stand instead of text, logprobs and token_ids."""
     packed_prompt: Annotated[Raw, Meta(extra_json_schema=reference(Packed))] | UnsetType = UNSET
     """A Packed, instead of prompt_token_ids and prompt_logprobs."""
+    weight_versions: list[VersionSpan] | UnsetType = UNSET
+    """Which weights made which of its tokens, with `return_weight_versions`; in an event, of the
+    tokens that come with it."""
 
 
 class PromptTokensDetails(msgspec.Struct):

@@ -72,6 +72,8 @@ class Operation(msgspec.Struct, frozen=True):
     summary: str
     reply: type[msgspec.Struct] | tuple[str, ...]
     """Struct of the JSON of a 200, or its media types if it has no struct."""
+    may_be_list: bool = False
+    """Whether a 200 may also be a list of these structs."""
     events: type[msgspec.Struct] | tuple[type[msgspec.Struct], ...] | None = None
     """Struct of the events, if the same route answers with a stream when asked to; several if each
     event has a name and there is no `[DONE]`."""
@@ -216,7 +218,10 @@ def _content(operation: Operation) -> Schema:
     if isinstance(operation.reply, tuple):
         kinds = {name: "object" if name == _JSON else "string" for name in operation.reply}
         return {name: {"schema": {"type": kind}} for name, kind in kinds.items()}
-    content: Schema = {_JSON: {"schema": reference(operation.reply)}}
+    schema = reference(operation.reply)
+    if operation.may_be_list:
+        schema = {"anyOf": [schema, {"type": "array", "items": schema}]}
+    content: Schema = {_JSON: {"schema": schema}}
     if operation.events is not None:
         content[_EVENTS] = {"itemSchema": _event(operation.events)}
     return content

@@ -16,10 +16,11 @@ from srm.engine.messages import (
     MAX_TEMPERATURE,
     REPETITION_PENALTIES,
 )
+from srm.server.elsewhere import SCORES_OF_ANY
 from srm.server.schema.json_parts import TokenId
 from srm.server.schema.structured_outputs import ConstrainedRequest
 from srm.server.schema.until import MAX_CHOICES
-from srm.server.schema.validation import SCORES_OF_ANY, refused
+from srm.server.schema.validation import refused
 
 MAX_SCORES = 2_000_000
 """Most log-probabilities of one reply, besides those of the tokens sampled."""
@@ -100,6 +101,9 @@ RequestId = Annotated[
         pattern=r"^[A-Za-z0-9._:-]{1,128}\Z",
         description="a string of 1 to 128 of A-Z a-z 0-9 . _ : -",
     ),
+]
+CacheSalt = Annotated[
+    str, Meta(min_length=1, max_length=256, description="a string of 1 to 256 characters")
 ]
 _STREAM_OPTIONS = Meta(
     description="an object with include_usage, continuous_usage_stats: true or false; "
@@ -190,10 +194,14 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     """Add token_ids and prompt_token_ids to choices."""
     return_tokens_as_token_ids: bool = False
     """Write tokens in logprobs as token_id:17."""
+    return_weight_versions: bool = False
+    """Add weight_versions to choices: which weights made which tokens."""
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     """Of one key's requests, lower values go first."""
     request_id: RequestId | None = None
     """The reply's id; 409 while another request has it."""
+    cache_salt: CacheSalt | None = None
+    """Only states of prompts with the same salt are used, such as a policy's version."""
     user: str | None = None
     """Accepted and not used."""
     metadata: Metadata = {}
@@ -208,10 +216,15 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
+    @property
+    def wants_tokens(self) -> bool:
+        """Whether choices say something of each token, of those without text too."""
+        return self.return_token_ids or self.return_weight_versions
+
     def refuse_shown(self) -> None:
         """Raise InvalidRequest for what choices show, where only counts are asked for."""
         if self.returns == "counts":
-            for name in ("logprobs", "prompt_logprobs", "return_token_ids"):
+            for name in _SHOWN_OF_CHOICES:
                 value = getattr(self, name)
                 is_asked = value is not None and value is not False
                 self.refuse_beside({name: is_asked}, 'return = "counts", which has no choices')
@@ -237,6 +250,9 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
             raise refused(type(self), "seed", self.seed)
 
 
+_SHOWN_OF_CHOICES = ("logprobs", "prompt_logprobs", "return_token_ids", "return_weight_versions")
+"""Fields that say what a choice shows beside its text."""
+
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "length_penalty": (1,),
@@ -253,7 +269,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "log_metrics": (True, False),
     "no_logs": (True, False),
-    "cache_salt": (),
 }
 """Fields that we do not honour, with the values (besides null) that ask for nothing: without them
 the reply would be the same. No other value is taken."""

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Raw, inspect
 
 from srm.engine.errors import UNDECODABLE, InvalidRequest, cut, did_you_mean, in_words, not_utf8
+from srm.server.elsewhere import FIELDS
 from srm.server.schema.json_parts import (
     MAX_FIELDS,
     MAX_VALUE_BYTES,
@@ -30,12 +31,6 @@ from srm.server.schema.json_parts import (
 _NULL = b"null"
 _SHOWN = 80
 """Most characters of a value in a message."""
-SCORES_OF_ANY = (
-    "POST /v1/completions with max_tokens = 0 and prompt_logprobs = 0 scores the token that a "
-    "prompt ends with, whichever it is"
-)
-_INSTEAD = {"logprob_token_ids": SCORES_OF_ANY}
-"""What does the same as a field of other servers."""
 _LONGEST_NAME = 64
 """Most characters of an unknown field's name that known ones are compared with."""
 
@@ -150,7 +145,7 @@ def require(given: dict[str, Raw], name: str, meaning: str = "") -> None:
 
 def _unknown(name: str, known: list[str], successors: Mapping[str, str]) -> InvalidRequest:
     shown = cut(name, _LONGEST_NAME)
-    way = f"; {_INSTEAD[name]}" if name in _INSTEAD else did_you_mean(name, known)
+    way = f"; {FIELDS[name]}" if name in FIELDS else did_you_mean(name, known)
     if own := successors.get(name):
         way = f"; its name is {own}"
     return InvalidRequest(f"{shown!r} is not a field of this request{way}", shown)

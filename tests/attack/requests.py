@@ -56,6 +56,22 @@ VALID: dict[str, Sequence[dict[str, Any]]] = {
         {"messages": MESSAGES, "max_tokens": 90, "stream": True, "system": "sat"},
         {"messages": MESSAGES, "max_tokens": 9, "tools": [{"name": "f", "input_schema": {}}]},
     ),
+    "TokensRequest": (
+        {"token_ids": [9, 21], "sampling_params": {"max_tokens": 9, "logprobs": 2}},
+        {"token_ids": [9], "sampling_params": {"n": 40, "max_tokens": 60}, "stream": True},
+        {"token_ids": [9], "sampling_params": {"stop": ["a"], "n": 9}, "request_id": "r"},
+    ),
+    "GenerateRequest": (
+        {"text": "the cat", "sampling_params": {"max_new_tokens": 9}, "rid": "r"},
+        {"input_ids": [[9], [21]], "sampling_params": {"n": 9}, "return_logprob": True},
+        {"text": "the", "sampling_params": {"max_new_tokens": 60}, "stream": True},
+    ),
+    "FolderRequest": ({"weight_dir": "nowhere"},),
+    "AbortRequests": ({}, {"request_ids": ["r", "x"]}),
+    "PauseGeneration": ({}, {"mode": "abort"}),
+    "Nothing": ({},),
+    "DiskRequest": ({"model_path": "nowhere", "weight_version": "7"},),
+    "AbortRequest": ({"rid": "r"}, {"abort_all": True}),
     "CountRequest": ({"messages": MESSAGES}, {"messages": MESSAGES, "system": "sat"}),
     "TokenizeRequest": ({"prompt": "the cat"}, {"messages": MESSAGES}),
     "DetokenizeRequest": ({"tokens": [1, 2, 3]},),
@@ -142,6 +158,8 @@ def _valid(rng: random.Random, kind: str, folders: list[str]) -> dict[str, Any]:
     if kind == "BatchRequest":
         given = {"endpoint": "/v1/completions", "completion_window": "24h"}
         return given | {"weight": rng.choice((0.001, 1, 1000)), "input_file_id": "x"}
+    if kind in {"FolderRequest", "DiskRequest"}:
+        return {"weight_dir" if kind == "FolderRequest" else "model_path": rng.choice(folders)}
     if kind == "WeightsRequest":
         running = rng.choice(("finish", "drop", "continue", "x"))
         return {"path": rng.choice(folders), "running": running}

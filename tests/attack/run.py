@@ -114,7 +114,7 @@ class Attack:
             model,
             self.data,
             *SERVER_FLAGS,
-            *(f"--port={self.port}", f"--admin-port={self.admin_port}"),
+            *(f"--port={self.port}", f"--admin-port={self.admin_port}", "--pause-lease-s=0.2"),
             f"--batch-workers=http://127.0.0.1:{self.liar.port}",
             log=self.log,
             environment={**os.environ, **clock.environment, "TMPDIR": str(temp.folder)},

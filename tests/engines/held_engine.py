@@ -36,7 +36,7 @@ class HeldEngine(Engine):
             return super().step_overlapped()
         time.sleep(0.002)
         outputs = self.settle()
-        self._update_gauges()
+        self.update_gauges()
         return outputs
 
     def _may_step(self) -> bool:

@@ -80,7 +80,7 @@ def prefixes_add_up(scheduler: Scheduler) -> None:
     assert len(pins) == prefixes.num_pinned
     held = [prefix.slot for prefix in chain(pins, prefixes.idle)]
     assert sorted(held + prefixes.free) == list(range(first, first + prefixes.num_slots))
-    listed = set(_below(prefixes.root))
+    listed = {prefix for root in prefixes.roots.values() for prefix in _below(root)}
     assert all(prefix in listed and prefix.is_ready for prefix in prefixes.idle)
     for prefix in listed:
         assert prefix.slot == NO_SLOT or prefix in pins or prefix in prefixes.idle

@@ -23,7 +23,8 @@ from tests.serving import Server, free_port, write_text_model
 MODEL = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=32, vocab_size=320)
 REFUSED = [400, 404, 405, 413, 415]
 """What a request may get that the document forbids."""
-FLAGS = ("--num-slots=32", "--max-step-rows=32", "--max-waiting=200", "--max-body-bytes=200000")
+FLAGS = ("--num-slots=32", "--max-step-rows=32", "--max-waiting=200", "--max-body-bytes=200000",
+         "--pause-lease-s=0.05")  # fmt: skip
 """Small, so that no valid request keeps it busy for long."""
 
 
@@ -47,7 +48,10 @@ _SCHEMA = schemathesis.openapi.from_dict(
 )
 OPERATION = {f"{operation.method} {operation.path}": operation for operation in OPERATIONS}
 CALLS = {label: _SCHEMA[item.path][item.method] for label, item in OPERATION.items()}
-NEVER_RIGHT = {"POST /v1/admin/weights", "POST /v1/worker/lines"}
+NEVER_RIGHT = {
+    *("POST /v1/admin/weights", "POST /v1/worker/lines"),
+    *("POST /update_weights", "POST /update_weights_from_disk"),
+}
 """What is not in the document: which folders there are, and what the server's identity is."""
 STREAMED = -1
 """Counted among statuses: streams that went well."""

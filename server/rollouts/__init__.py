@@ -1,0 +1,1 @@
+"""The routes that trainers know from vLLM and SGLang, on the one road for a token."""

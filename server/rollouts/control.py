@@ -1,0 +1,61 @@
+"""What trainers have engines do between rollouts: pause, resume, end requests, change weights.
+
+The two dialects have routes of their own for each (`vllm.py`, `sglang.py`); here is what they do.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable
+
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import EngineUnavailable
+from srm.engine.messages import DropPrefixes, EndRequests, Pause, Resume, Running, Status
+
+ChangeWeights = Callable[[str, Running, str], Awaitable[int]]
+"""Has the engines go on with the weights of a folder, as the operator's route does: path, what
+running sequences do, what the trainer calls them. Returns their version."""
+
+
+class TrainerControl:
+    """The engines of one server, for their trainer."""
+
+    def __init__(self, client: EngineClient, change: ChangeWeights, lease_s: float) -> None:
+        """`lease_s`: seconds after which a pause that nobody ends or renews is over."""
+        self.client = client
+        self.change = change
+        self._lease_s = lease_s
+
+    @property
+    def status(self) -> Status:
+        """The engines' status. Raises EngineUnavailable while none answers."""
+        if self.client.status is None:
+            raise EngineUnavailable("the engine does not answer: it is starting, or gone")
+        return self.client.status
+
+    @property
+    def weight_version(self) -> str:
+        """What the trainer calls the weights in use, else their number."""
+        return self.client.label(self.status.weights_version)
+
+    async def pause(self) -> None:
+        """Have all sequences stand still; returns when no step is under way."""
+        await self.client.control(Pause(_id(), self._lease_s))
+
+    async def resume(self) -> None:
+        """Have them go on; nothing if they do."""
+        await self.client.control(Resume(_id()))
+
+    async def end(self, name: str = "") -> int:
+        """End the requests of this `request_id`, or all but those of batches, each with its tokens
+        so far; returns how many."""
+        done = await self.client.control(EndRequests(_id(), name))
+        return int(done.detail["requests"])
+
+    async def drop_prefixes(self) -> None:
+        """Forget the kept states of prompts."""
+        await self.client.control(DropPrefixes(_id()))
+
+
+def _id() -> str:
+    return uuid.uuid4().hex

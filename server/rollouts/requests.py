@@ -1,0 +1,281 @@
+"""Bodies of the two dialects' rollout requests, as the CompletionRequest that they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta, Raw
+
+from srm.engine.errors import UNDECODABLE, InvalidRequest, RequestError
+from srm.engine.messages import MAX_LOGPROBS
+from srm.server.schema.completion_request import CompletionRequest
+from srm.server.schema.json_parts import (
+    TokenId,
+    TokenIds,
+    fields_of,
+    first_byte,
+    first_item_byte,
+    texts,
+    token_ids,
+    token_lists,
+)
+from srm.server.schema.sampling_fields import NEUTRAL, CacheSalt, RequestId
+from srm.server.schema.until import MAX_CHOICES
+from srm.server.schema.validation import (
+    Fields,
+    checked,
+    given_fields,
+    not_json,
+    not_null,
+    refused,
+    require,
+    show,
+)
+
+_PARAMS = Meta(description="an object with sampling parameters")
+SamplingObject = Annotated[dict[str, Any], _PARAMS]
+TOKEN_FORMS = (
+    Annotated[list[TokenId], Meta(min_length=1, description="a list of token ids, not empty")],
+)
+"""Types that `token_ids` may have."""
+_OF_BOTH = (
+    "n temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed "
+    "stop stop_token_ids ignore_eos skip_special_tokens logit_bias"
+).split()
+_VLLM_PARAMS = {
+    **{name: name for name in _OF_BOTH},
+    **{
+        name: name
+        for name in (
+            "max_tokens min_tokens logprobs prompt_logprobs bad_words allowed_token_ids "
+            "include_stop_str_in_output truncate_prompt_tokens structured_outputs"
+        ).split()
+    },
+}
+_SGLANG_PARAMS = {
+    **{name: name for name in _OF_BOTH},
+    **{"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"},
+}
+"""Sampling parameters, each with the name that it has in completions."""
+_VLLM_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **NEUTRAL,
+    **{"detokenize": (True, False), "output_kind": (0, 1, 2), "extra_args": ({},)},
+    **{"routed_experts_prompt_start": (0,), "flat_logprobs": (False,)},
+}
+_SGLANG_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **NEUTRAL,
+    **{"no_stop_trim": (True, False), "custom_params": ({},), "stop_regex": ()},
+    **{"stream_interval": (1,)},
+}
+DEFAULT_NEW_TOKENS = 128
+"""Most tokens of a completion by SGLang's default."""
+
+
+class TokensRequest(Fields, frozen=True, kw_only=True):
+    """Body of POST /inference/v1/generate, checked."""
+
+    token_ids: bytes
+    """The prompt, as token ids."""
+    model: str | None = None
+    """Name of the served model; others are refused."""
+    sampling_params: SamplingObject | None = None
+    """How to sample, by vLLM's names; `max_tokens` is 16 by default."""
+    stream: bool = False
+    """Send tokens as server-sent events."""
+    request_id: RequestId | None = None
+    """The reply's id, by which /abort_requests ends it."""
+    cache_salt: CacheSalt | None = None
+    """Only states of prompts with the same salt are used, such as a policy's version."""
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    """Of one key's requests, lower values go first."""
+
+
+TOKENS_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "stream_options": ({}, {"include_usage": True}, {"include_usage": False}),
+    "kv_transfer_params": (),
+    "features": (),
+}
+
+
+def parse_tokens(body: bytes) -> CompletionRequest:
+    """Read the body of POST /inference/v1/generate. Raises InvalidRequest naming field and
+    value."""
+    given = given_fields(body)
+    require(given, "token_ids", "a list of token ids")
+    params = _params(TokensRequest, given, _VLLM_PARAMS, _VLLM_NEUTRAL)
+    converted: dict[str, Any] = {"token_ids": _ids("token_ids", given), **params.own}
+    asked = checked(TokensRequest, given, converted, dict(TOKENS_NEUTRAL))
+    request = checked(
+        CompletionRequest, params.given, {"prompt": [asked.token_ids]}, params.neutral
+    )
+    return msgspec.structs.replace(
+        request,
+        model=asked.model,
+        stream=asked.stream,
+        request_id=asked.request_id,
+        cache_salt=asked.cache_salt,
+        priority=asked.priority,
+        return_token_ids=True,
+        return_weight_versions=True,
+        return_packed=not request.stops,  # without stop strings no text is made
+    )
+
+
+_ONE_OR_MORE = "token ids, or a list of such lists; none empty"
+TEXT_FORMS = (
+    Annotated[str, Meta(description="a string, or a list of strings that is not empty")],
+    Annotated[list[str], Meta(min_length=1)],
+)
+INPUT_FORMS = (
+    Annotated[list[TokenId], Meta(min_length=1, description=_ONE_OR_MORE)],
+    Annotated[list[TokenIds], Meta(min_length=1)],
+)
+"""Types that `text` and `input_ids` may have."""
+
+
+class GenerateRequest(Fields, frozen=True, kw_only=True):
+    """Body of POST /generate, checked. It has `text` or `input_ids`."""
+
+    text: list[str] | None = None
+    """One prompt or several, as text."""
+    input_ids: list[bytes] | None = None
+    """The same as token ids."""
+    sampling_params: SamplingObject | None = None
+    """How to sample, by SGLang's names; `max_new_tokens` is 128 by default."""
+    return_logprob: bool = False
+    """Return log-probabilities of the tokens sampled."""
+    top_logprobs_num: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] = 0
+    """Return so many of the likeliest tokens in the place of each."""
+    stream: bool = False
+    """Send all so far as server-sent events, again and again."""
+    rid: RequestId | None = None
+    """The reply's id, by which /abort_request ends it."""
+    model: str | None = None
+    """Name of the served model; others are refused."""
+
+
+GENERATE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "logprob_start_len": (-1,),
+    "return_text_in_logprobs": (False,),
+    **{name: NEUTRAL[name] for name in ("return_hidden_states", "log_metrics", "no_logs")},
+    **{"background": (False,), "return_bytes": (False,), "return_entropy": (False,)},
+}
+
+
+class AskedToGenerate(NamedTuple):
+    """What a body of POST /generate means."""
+
+    request: CompletionRequest
+    field: str
+    """The field that has the prompt: `text` or `input_ids`."""
+    is_list: bool
+    """Whether that is a list of prompts, maybe of one."""
+
+
+def parse_generate(body: bytes) -> AskedToGenerate:
+    """Read the body of POST /generate. Raises InvalidRequest naming field and value."""
+    given = given_fields(body)
+    if ("text" in given) == ("input_ids" in given):
+        raise InvalidRequest("text or input_ids is required, and not both", "input_ids")
+    name = "text" if "text" in given else "input_ids"
+    prompts, is_list = _prompts(name, given[name])
+    params = _params(GenerateRequest, given, _SGLANG_PARAMS, _SGLANG_NEUTRAL)
+    asked = checked(GenerateRequest, given, {name: prompts, **params.own}, dict(GENERATE_NEUTRAL))
+    longest = {} if "max_tokens" in params.given else {"max_tokens": DEFAULT_NEW_TOKENS}
+    converted = {"prompt": prompts, **longest}
+    request = checked(CompletionRequest, params.given, converted, params.neutral)
+    changed = msgspec.structs.replace(
+        request,
+        model=asked.model,
+        stream=asked.stream,
+        request_id=asked.rid,
+        logprobs=asked.top_logprobs_num if asked.return_logprob else None,
+        return_token_ids=True,
+        return_weight_versions=True,
+    )
+    changed.check()
+    return AskedToGenerate(changed, name, is_list)
+
+
+def _prompts(name: str, value: Raw) -> tuple[list[str] | list[bytes], bool]:
+    is_list = first_byte(value) == b"["
+    try:
+        if name == "text":
+            if is_list:
+                return texts(value, MAX_CHOICES), True
+            return [msgspec.json.decode(value, type=str)], False
+        if is_list and first_item_byte(value) == b"[":
+            return token_lists(value, MAX_CHOICES), True
+        if ids := token_ids(value):
+            return [ids], False
+    except msgspec.ValidationError:
+        pass
+    except UNDECODABLE as error:
+        raise not_json(value, error) from None
+    what = "a string or a list of strings" if name == "text" else "token ids or lists of them"
+    raise InvalidRequest(f"{name} must be {what}, none empty; got {show(value)}", name)
+
+
+@contextmanager
+def naming(**names: str) -> Iterator[None]:
+    """Let errors about these fields name those that the dialect has in their places."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param in names:
+            ours, theirs = error.param, names[error.param]
+            if error.message.startswith(ours):
+                error.message = theirs + error.message.removeprefix(ours)
+            error.param = theirs
+        raise
+
+
+class _Params(msgspec.Struct):
+    given: dict[str, Raw]
+    neutral: dict[str, tuple[Any, ...]]
+    own: dict[str, Any]
+    """The field of the body that they were in, as checked."""
+
+
+def _params(
+    kind: type[Fields],
+    given: dict[str, Raw],
+    names: Mapping[str, str],
+    neutral: Mapping[str, tuple[Any, ...]],
+) -> _Params:
+    """Return the sampling parameters of a body by their names in completions."""
+    value = given.get("sampling_params")
+    if value is None:
+        return _Params({}, {}, {})
+    try:
+        params = not_null(fields_of(value))
+    except msgspec.ValidationError:
+        raise refused(kind, "sampling_params", value) from None
+    except UNDECODABLE as error:
+        raise not_json(value, error) from None
+    renamed: dict[str, Raw] = {}
+    own_neutral = {name: values for name, values in neutral.items() if name not in names}
+    for name, param in params.items():
+        if name not in names and name not in own_neutral:
+            raise InvalidRequest(
+                f"sampling_params has {show(name)}, which is none of them: {', '.join(names)}",
+                "sampling_params",
+            )
+        renamed[names.get(name, name)] = param
+    return _Params(renamed, own_neutral, {"sampling_params": None})
+
+
+def _ids(name: str, given: dict[str, Raw]) -> bytes:
+    try:
+        if ids := token_ids(given[name]):
+            return ids
+    except msgspec.ValidationError:
+        pass
+    except UNDECODABLE as error:
+        raise not_json(given[name], error) from None
+    raise InvalidRequest(
+        f"{name} must be a list of token ids, not empty; got {show(given[name])}", name
+    )

@@ -1,0 +1,506 @@
+"""SGLang's native routes: generation with everything about a reply in `meta_info`, and what its
+trainers and routers ask beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Request
+from msgspec import UNSET, Meta, Raw, UnsetType
+from starlette.responses import Response
+
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import InvalidRequest
+from srm.server.generation.detokenize import ChoicePart, join
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.generation.generation import Generation
+from srm.server.http.bodies import json_reply, parsed, read_body
+from srm.server.http.responses import WhileConnected
+from srm.server.reply.format import Format
+from srm.server.reply.responder import Endpoint, Responder
+from srm.server.reply.scores import Columns, ScoreWriter, encode_numbers
+from srm.server.rollouts.control import TrainerControl
+from srm.server.rollouts.requests import (
+    GENERATE_NEUTRAL,
+    INPUT_FORMS,
+    TEXT_FORMS,
+    GenerateRequest,
+    naming,
+    parse_generate,
+)
+from srm.server.rollouts.vllm import MAX_BODY_BYTES, StartGeneration
+from srm.server.schema.openapi import BodySchema, Operation
+from srm.server.schema.validation import Fields, checked, given_fields, require
+from srm.server.text.text import Text
+
+_SCORE = {"type": "array", "items": {"type": ["number", "null"]}}
+ScoresJson = Annotated[Raw, Meta(extra_json_schema={"type": "array", "items": _SCORE})]
+TopScoresJson = Annotated[
+    Raw,
+    Meta(
+        extra_json_schema={"type": "array", "items": {"type": "array", "items": _SCORE}},
+    ),
+]
+
+
+class LabelSpan(msgspec.Struct):
+    """Tokens of a completion that the same weights made."""
+
+    version: str
+    """What their trainer calls these weights, else their number."""
+    start: int
+    end: int
+
+
+class FinishedBy(msgspec.Struct, omit_defaults=True):
+    type: str
+    """`stop`, `length` or `abort`."""
+    matched: int | str | UnsetType | None = UNSET
+    """The stop string or token, of `stop`."""
+    length: int | UnsetType = UNSET
+    """Tokens, of `length`."""
+    message: str | UnsetType = UNSET
+    """Why, of `abort`."""
+
+
+class MetaInfo(msgspec.Struct, kw_only=True):
+    id: str
+    finish_reason: FinishedBy | None
+    """Null in all events of a completion but the last."""
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    """Prompt tokens whose state was kept from an earlier request."""
+    weight_version: str
+    """What their trainer calls the weights of the last token, else their number."""
+    weight_versions: list[LabelSpan]
+    """Which weights made which of the tokens."""
+    output_token_logprobs: ScoresJson | UnsetType = UNSET
+    """For each token its log-probability, its id and null; with `return_logprob`."""
+    output_top_logprobs: TopScoresJson | UnsetType = UNSET
+    """For each token a list of such triples, of the likeliest tokens in its place."""
+
+
+class GeneratedText(msgspec.Struct, kw_only=True):
+    """A completion, in an event all of it so far. Several prompts or samples are a list of them."""
+
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+    index: int | UnsetType = UNSET
+    """Which completion it is, in events and lists."""
+
+
+class TripleScores(ScoreWriter):
+    """Writes triples of log-probability, id and null; of the likeliest tokens, a list of them."""
+
+    def _before(self, token: int) -> bytes:
+        return b",%d,null]" % token
+
+    def _entries(self, scored: Columns, num_top: int) -> list[tuple[bytes, bytes]]:
+        token_ids, logprobs, top_ids, top_logprobs = scored
+        width = len(top_ids) // max(len(token_ids), 1)
+        own = self._triples(token_ids, logprobs)
+        tops = self._triples(top_ids, top_logprobs)
+        rows = []
+        for place, triple in enumerate(own):
+            shown = zip(tops[place * width :][:num_top], top_ids[place * width :], strict=False)
+            rows.append((triple, b"[%b]" % b",".join(top for top, id in shown if id >= 0)))
+        return rows
+
+    def _triples(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> list[bytes]:
+        numbers = encode_numbers(logprobs)
+        return [
+            b"[" + number + self._begin[token]
+            for number, token in zip(numbers, token_ids, strict=True)
+        ]
+
+    def _join(self, entries: Sequence[tuple[bytes, bytes]], _offsets: Sequence[int]) -> bytes:
+        return b"[%b]" % b",".join(triple for triple, _ in entries)
+
+    def _join_one(self, entry: tuple[bytes, bytes], _offset: int) -> bytes:
+        return b"[%b]" % entry[0]
+
+
+class GeneratedFormat(Format):
+    """A GeneratedText, or a list of them."""
+
+    scores_kind = TripleScores
+    may_share_events = False
+
+    def __init__(
+        self, generation: Generation, text: Text, client: EngineClient, is_list: bool
+    ) -> None:
+        super().__init__(generation, text, "")
+        self._client = client
+        self._is_list = is_list or generation.num_choices > 1
+        self._so_far: dict[int, ChoicePart] = {}  # what streams have sent, by choice
+
+    def make_choice(self, part: ChoicePart, is_event: bool) -> GeneratedText:  # noqa: ARG002
+        index, label = part.index if self._is_list else UNSET, self._client.label
+        generation = self.generation
+        place = part.index // self.request.n
+        cached = generation.stream.cached_tokens[place] if generation.stream else 0
+        spans = [LabelSpan(label(span.version), span.start, span.end) for span in part.versions]
+        last = generation.weights_version
+        if last is None and self._client.status is not None:  # nothing was made
+            last = self._client.status.weights_version
+        meta = MetaInfo(
+            id=generation.id,
+            finish_reason=_finished_by(part),
+            prompt_tokens=generation.prompts[place].num_tokens,
+            completion_tokens=part.num_tokens,
+            cached_tokens=cached,
+            weight_version=spans[-1].version if spans else label(last or 0),
+            weight_versions=spans,
+        )
+        if (num_top := self.request.logprobs) is not None:
+            entries = self.scores.entries(part.tokens, num_top)
+            meta.output_token_logprobs = Raw(b"[%b]" % b",".join(own for own, _ in entries))
+            if num_top:
+                meta.output_top_logprobs = Raw(b"[%b]" % b",".join(top for _, top in entries))
+        ids = memoryview(part.token_ids).cast("i").tolist()
+        return GeneratedText(text=part.text, output_ids=ids, meta_info=meta, index=index)
+
+    def events(self, parts: list[ChoicePart]) -> list[list[Any]]:
+        choices = []
+        for part in parts:
+            before = self._so_far.pop(part.index, None)
+            whole = part if before is None else join([before, part])
+            if part.finish_reason is None:
+                self._so_far[part.index] = whole
+            if part.token_ids or part.finish_reason:
+                choices.append(self.make_choice(whole, is_event=True))
+        return [choices] if choices else []
+
+    def envelope(self, fields: dict[str, Any], is_event: bool) -> Any:
+        choices = fields["choices"]
+        return choices[0] if is_event or not self._is_list else choices
+
+
+def _finished_by(part: ChoicePart) -> FinishedBy | None:
+    match part.finish_reason:
+        case None:
+            return None
+        case "length":
+            return FinishedBy("length", length=part.num_tokens)
+        case "abort":
+            return FinishedBy("abort", message="it was ended by /abort_request")
+        case reason:
+            return FinishedBy(reason, matched=part.stop_reason)
+
+
+class GenerateEndpoint(Endpoint):
+    """Answers as SGLang's /generate, for one model."""
+
+    path = "/generate"
+    id_prefix = "gen-"
+
+    def __init__(
+        self, start: StartGeneration, text: Text, client: EngineClient, responder: Responder
+    ) -> None:
+        super().__init__(responder)
+        self._start, self._text, self._client = start, text, client
+
+    async def begin(self, body: bytes, id: str, owner: RequestOwner) -> GeneratedFormat:
+        asked = await parsed(parse_generate, body)
+        with naming(prompt=asked.field, max_tokens="max_new_tokens"):
+            generation = await self._start(id, asked.request, owner)
+        return GeneratedFormat(generation, self._text, self._client, asked.is_list)
+
+
+class PauseGeneration(Fields, frozen=True, kw_only=True):
+    """Body of POST /pause_generation, checked."""
+
+    mode: Annotated[
+        Literal["in_place", "abort"],
+        Meta(description="in_place, or abort; retract is not served: in_place keeps all states"),
+    ] = "in_place"
+    """`in_place`: what runs goes on afterwards; `abort`: it ends, with its tokens so far."""
+
+
+class Nothing(Fields, frozen=True, kw_only=True):
+    """A body without fields."""
+
+
+class DiskRequest(Fields, frozen=True, kw_only=True):
+    """Body of POST /update_weights_from_disk, checked."""
+
+    model_path: Annotated[str, Meta(min_length=1, max_length=4096, description="a folder's path")]
+    """Model folder on the server's machine."""
+    weight_version: (
+        Annotated[
+            str, Meta(min_length=1, max_length=128, description="a string of 1 to 128 characters")
+        ]
+        | None
+    ) = None
+    """What replies call these weights; by default their number."""
+    abort_all_requests: bool = False
+    """End all requests first, each with its tokens so far; else they go on."""
+    keep_pause: bool = True
+    """Whether what is paused remains paused."""
+
+
+DISK_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "load_format": ("auto", "safetensors"),
+    "flush_cache": (True, False),
+    "is_async": (False,),
+    "torch_empty_cache": (True, False),
+    "recapture_cuda_graph": (False,),
+}
+
+
+class AbortRequest(Fields, frozen=True, kw_only=True):
+    """Body of POST /abort_request, checked."""
+
+    rid: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    """Value of `rid` of the requests to end."""
+    abort_all: bool = False
+    """End all but those of batches."""
+
+    def check(self) -> None:
+        if (self.rid is None) != self.abort_all:
+            raise InvalidRequest("rid, or abort_all = true, is required, and not both", "rid")
+
+
+class Changed(msgspec.Struct):
+    success: bool
+    message: str
+    num_paused_requests: int = 0
+    """Sequences that stand still."""
+
+
+class WeightVersion(msgspec.Struct):
+    weight_version: str
+    """What their trainer calls the weights in use, else their number."""
+
+
+class ModelInfo(msgspec.Struct, kw_only=True):
+    model_path: str
+    """Name of the served model."""
+    tokenizer_path: str
+    is_generation: bool = True
+    weight_version: str
+
+
+class VllmModel(msgspec.Struct, kw_only=True):
+    model: str
+    dtype: str
+    """As torch writes it."""
+    max_model_len: int
+    logprobs_mode: str = "processed_logprobs"
+    """They are those of the distribution after temperature and penalties."""
+
+
+class VllmServed(msgspec.Struct, kw_only=True):
+    model_config: VllmModel
+    weight_transfer_config: None = None
+    """Null: weights come in folders."""
+
+
+class ServerInfo(msgspec.Struct, kw_only=True):
+    """What trainers and routers of both servers look up."""
+
+    vllm_config: VllmServed
+    model_path: str
+    served_model_name: str
+    dtype: str
+    max_model_len: int
+    max_running_requests: int
+    """Sequences that run at once."""
+    tp_size: int = 1
+    pp_size: int = 1
+    dp_size: int = 1
+    ep_size: int = 1
+    num_gpus: int = 1
+    disaggregation_mode: str = "null"
+    enable_memory_saver: bool = False
+    weight_version: str
+
+
+class Load(msgspec.Struct):
+    num_running_reqs: int
+    """Sequences that have a slot."""
+    num_waiting_reqs: int
+    """Sequences that wait for one."""
+
+
+class Loads(msgspec.Struct):
+    loads: list[Load]
+
+
+class Alive(msgspec.Struct):
+    status: Literal["ready"]
+
+
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "Four tokens": {"input_ids": [0, 5], "sampling_params": {"max_new_tokens": 4}},
+    "A group": {"text": "Question:", "sampling_params": {"n": 8}, "return_logprob": True},
+}
+OPERATIONS = (
+    Operation("POST", "/generate", "Completions as SGLang has them.", GeneratedText,
+              events=GeneratedText, may_be_list=True,
+              body=BodySchema(GenerateRequest, {"text": TEXT_FORMS, "input_ids": INPUT_FORMS},
+                              GENERATE_NEUTRAL, _EXAMPLES), errors=(404, 409, 504)),
+    Operation("POST", "/pause_generation", "Let all sequences stand still where they are.",
+              Changed, body=BodySchema(PauseGeneration), errors=(403, 404)),
+    Operation("POST", "/continue_generation", "Let them go on.", Changed,
+              body=BodySchema(Nothing), errors=(403, 404)),
+    Operation("POST", "/update_weights_from_disk", "Go on with the weights in a folder, at once.",
+              Changed, body=BodySchema(DiskRequest, {}, DISK_NEUTRAL), errors=(403, 404, 409, 507)),
+    Operation("POST", "/abort_request", "End requests, each with its tokens so far.", Changed,
+              body=BodySchema(AbortRequest), errors=(403, 404)),
+    *(Operation(method, "/flush_cache", "Forget the kept states of prompts.", Changed,
+                errors=(403, 404)) for method in ("GET", "POST")),
+    Operation("GET", "/get_weight_version", "What the weights in use are called.", WeightVersion),
+    *(Operation("GET", path, "The served model.", ModelInfo)
+      for path in ("/model_info", "/get_model_info")),
+    *(Operation("GET", path, "What trainers and routers look up.", ServerInfo)
+      for path in ("/server_info", "/get_server_info")),
+    Operation("GET", "/health_generate", "Completions would be answered.", Alive),
+    Operation("GET", "/v1/loads", "How many sequences run and wait.", Loads),
+)  # fmt: skip
+
+
+class SglangRoutes:
+    """Answers what SGLang's trainers and routers ask, besides completions."""
+
+    def __init__(
+        self, control: TrainerControl, model_name: str, check_ready: Callable[[], object]
+    ) -> None:
+        """`check_ready` raises EngineUnavailable while completions would not be answered."""
+        self._control, self._model_name, self._check_ready = control, model_name, check_ready
+
+    def info(self) -> ServerInfo:
+        """Raises EngineUnavailable while no engine answers."""
+        status, name = self._control.status, self._model_name
+        dtype = status.arithmetic.split()[1] if " " in status.arithmetic else "float32"
+        model = VllmModel(model=name, dtype=f"torch.{dtype}", max_model_len=status.n_ctx)
+        return ServerInfo(
+            vllm_config=VllmServed(model_config=model),
+            model_path=name,
+            served_model_name=name,
+            dtype=dtype,
+            max_model_len=status.n_ctx,
+            max_running_requests=status.num_slots,
+            weight_version=self._control.weight_version,
+        )
+
+    def model(self) -> ModelInfo:
+        """Raises EngineUnavailable while no engine answers."""
+        name, version = self._model_name, self._control.weight_version
+        return ModelInfo(model_path=name, tokenizer_path=name, weight_version=version)
+
+    def loads(self) -> Loads:
+        """Raises EngineUnavailable while no engine answers."""
+        status = self._control.status
+        return Loads([Load(status.running, status.waiting)])
+
+    def alive(self) -> Alive:
+        """Raises EngineUnavailable unless completions would be answered."""
+        self._check_ready()
+        return Alive("ready")
+
+    async def pause(self, asked: PauseGeneration) -> Changed:
+        """Raises EngineUnavailable."""
+        await self._control.pause()
+        if asked.mode == "abort":
+            await self._control.end()
+        return Changed(True, "paused", self._control.status.running)
+
+    async def resume(self, _asked: Nothing) -> Changed:
+        """Raises EngineUnavailable."""
+        await self._control.resume()
+        return Changed(True, "resumed")
+
+    async def change(self, asked: DiskRequest) -> Changed:
+        """Raises the SRMError to answer with; then the weights have not changed."""
+        control = self._control
+        paused = control.status.running if control.status.paused else 0
+        if asked.abort_all_requests:
+            await control.end()
+        with naming(path="model_path"):
+            label = asked.weight_version or ""
+            version = await control.change(asked.model_path, "continue", label)
+        if not asked.keep_pause:
+            await control.resume()
+        return Changed(True, f"weights version {version} is in use", paused)
+
+    async def end(self, asked: AbortRequest) -> Changed:
+        """Raises EngineUnavailable."""
+        count = await self._control.end(asked.rid or "")
+        return Changed(True, f"ended {count} requests")
+
+    async def flush(self) -> Changed:
+        """Raises EngineUnavailable."""
+        await self._control.drop_prefixes()
+        return Changed(True, "kept states are forgotten")
+
+
+_Body = TypeVar("_Body", bound=Fields)
+
+
+async def _asked(
+    request: Request, kind: type[_Body], neutral: dict[str, tuple[Any, ...]] | None = None
+) -> _Body:
+    """Return the body, which may be empty where no field is required. Raises InvalidRequest."""
+    body = await read_body(request, MAX_BODY_BYTES)
+    given = given_fields(body) if body.strip() else {}
+    for field in msgspec.structs.fields(kind):
+        if field.required:
+            require(given, field.encode_name)
+    return checked(kind, given, {}, neutral or {})
+
+
+def routes(served: SglangRoutes) -> APIRouter:
+    """The routes of this module but for the one that generates."""
+    router = APIRouter()
+
+    @router.post("/pause_generation")
+    async def pause_generation(request: Request) -> Response:
+        asked = await _asked(request, PauseGeneration)
+        return WhileConnected(lambda: served.pause(asked))
+
+    @router.post("/continue_generation")
+    async def continue_generation(request: Request) -> Response:
+        return json_reply(await served.resume(await _asked(request, Nothing)))
+
+    @router.post("/update_weights_from_disk")
+    async def update_weights_from_disk(request: Request) -> Response:
+        asked = await _asked(request, DiskRequest, DISK_NEUTRAL)
+        return WhileConnected(lambda: served.change(asked))
+
+    @router.post("/abort_request")
+    async def abort_request(request: Request) -> Response:
+        return json_reply(await served.end(await _asked(request, AbortRequest)))
+
+    @router.get("/flush_cache")
+    @router.post("/flush_cache")
+    async def flush_cache() -> Response:
+        return json_reply(await served.flush())
+
+    @router.get("/get_weight_version")
+    async def get_weight_version() -> Response:
+        return json_reply(WeightVersion(served.info().weight_version))
+
+    @router.get("/model_info")
+    @router.get("/get_model_info")
+    async def model_info() -> Response:
+        return json_reply(served.model())
+
+    @router.get("/server_info")
+    @router.get("/get_server_info")
+    async def server_info() -> Response:
+        return json_reply(served.info())
+
+    @router.get("/health_generate")
+    async def health_generate() -> Response:
+        return json_reply(served.alive())
+
+    @router.get("/v1/loads")
+    async def loads() -> Response:
+        return json_reply(served.loads())
+
+    return router

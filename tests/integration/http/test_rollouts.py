@@ -1,0 +1,372 @@
+"""vLLM's and SGLang's native routes, as trainers and routers call them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.engines.held_engine import held
+from tests.serving import (
+    COMPLETIONS,
+    SERVER_FLAGS,
+    Server,
+    complete,
+    error_of,
+    free_port,
+    wait_until,
+)
+
+TOKENS, GENERATE = "/inference/v1/generate", "/generate"
+IDS = [9, 21, 33, 14]
+KEY = {"Authorization": "Bearer the-key-of-the-operator"}
+
+
+@pytest.fixture(scope="module")
+def folders(text_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("weights")
+    for seed in range(2):
+        shutil.copytree(text_model, root / str(seed))
+        (root / str(seed) / "seed").write_text(str(seed))
+    return root
+
+
+@pytest.fixture(scope="module")
+def trained(folders: Path) -> Iterator[Server]:
+    """Has two API processes, so that a request and its end come to different ones."""
+    flags = (*SERVER_FLAGS, f"--weights-dir={folders}", f"--data-dir={folders / 'data'}",
+             f"--admin-port={free_port()}", "--api-processes=2")  # fmt: skip
+    with Server(folders / "0", *flags, engine_module="tests.engines.held_engine") as running:
+        yield running
+
+
+def ask(server: Server, path: str, **body: Any) -> Any:
+    reply = server.admin.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def tell(server: Server, path: str, **body: Any) -> Any:
+    """A fresh connection each, so that any of the API processes answers."""
+    reply = httpx.post(f"{server.admin_url}{path}", json=body or None, timeout=120)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+@contextmanager
+def running(server: Server, path: str, count: int = 1, **body: Any) -> Iterator[Future[Any]]:
+    """A request that has sampled a few tokens and stands still until the block is left."""
+    folder = server.folder
+    with ThreadPoolExecutor() as pool:
+        with held(folder, steps=9):
+            asked = pool.submit(ask, server, path, **body)
+            wait_until(lambda: server.metric("srm_engine_running_sequences") == count)
+            yield asked
+        asked.result()
+
+
+def test_token_ids_in_and_out(trained: Server) -> None:
+    params = {"max_tokens": 5, "logprobs": 1, "temperature": 0, "stop_token_ids": [],
+              "skip_special_tokens": False, "ignore_eos": True, "n": 2}  # fmt: skip
+    reply = ask(trained, TOKENS, token_ids=IDS, sampling_params=params, cache_salt="7")
+    plain = complete(trained, prompt=IDS, return_token_ids=True, logprobs=1, max_tokens=5,
+                     temperature=0, ignore_eos=True)["choices"][0]  # fmt: skip
+    assert reply["request_id"].startswith("gen-") and len(reply["choices"]) == 2
+    for index, choice in enumerate(reply["choices"]):
+        assert (choice["index"], choice["finish_reason"]) == (index, "length")
+        assert choice["token_ids"] == plain["token_ids"]
+        content = choice["logprobs"]["content"]
+        assert [entry["token"] for entry in content] == [
+            f"token_id:{id}" for id in choice["token_ids"]
+        ]
+        assert [entry["token_id"] for entry in content] == choice["token_ids"]
+        assert [entry["logprob"] for entry in content] == plain["logprobs"]["token_logprobs"]
+        assert [len(entry["top_logprobs"]) for entry in content] == [1] * 5
+        whole = {"version": reply["weights_version"], "start": 0, "end": 5}
+        assert choice["weight_versions"] == [whole]
+
+
+def test_token_ids_are_scored(trained: Server) -> None:
+    params = {"max_tokens": 1, "prompt_logprobs": 1}
+    scores = ask(trained, TOKENS, token_ids=IDS, sampling_params=params)["prompt_logprobs"]
+    assert scores[0] is None and [
+        str(id) in entry for id, entry in zip(IDS[1:], scores[1:], strict=True)
+    ]
+
+
+def events_of(server: Server, path: str, **body: Any) -> list[dict[str, Any]]:
+    text = server.admin.post(path, json={"stream": True, **body}).text
+    assert text.endswith("data: [DONE]\n\n")
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
+@pytest.mark.parametrize("stop", [[], ["no such text"]])
+def test_token_ids_as_a_stream(trained: Server, stop: list[str]) -> None:
+    params = {"max_tokens": 6, "logprobs": 0, "seed": 3, "ignore_eos": True, "stop": stop}
+    whole = ask(trained, TOKENS, token_ids=IDS, sampling_params=params)["choices"][0]
+    events = events_of(trained, TOKENS, token_ids=IDS, sampling_params=params)
+    choices = [choice for event in events for choice in event["choices"]]
+    assert [id for choice in choices for id in choice["token_ids"]] == whole["token_ids"]
+    scores = [score for choice in choices for score in choice["logprobs"]["content"]]
+    assert scores == whole["logprobs"]["content"]
+    assert choices[-1]["finish_reason"] == "length"
+    assert choices[-1]["weight_versions"][-1]["end"] == 6
+
+
+def test_generate_in_sglangs_form(trained: Server) -> None:
+    params = {"max_new_tokens": 5, "temperature": 0, "ignore_eos": True, "no_stop_trim": True,
+              "spaces_between_special_tokens": False}  # fmt: skip
+    reply = ask(trained, GENERATE, input_ids=IDS, sampling_params=params, return_logprob=True,
+                top_logprobs_num=2, rid="r-1")  # fmt: skip
+    plain = complete(trained, prompt=IDS, return_token_ids=True, logprobs=2, max_tokens=5,
+                     temperature=0, ignore_eos=True)["choices"][0]  # fmt: skip
+    meta = reply["meta_info"]
+    assert (reply["text"], reply["output_ids"]) == (plain["text"], plain["token_ids"])
+    assert meta["id"] == "r-1" and meta["finish_reason"] == {"type": "length", "length": 5}
+    scores = plain["logprobs"]["token_logprobs"]
+    triples = [[p, id, None] for p, id in zip(scores, plain["token_ids"], strict=True)]
+    assert meta["output_token_logprobs"] == triples
+    assert [len(top) for top in meta["output_top_logprobs"]] == [2] * 5
+    assert [top[0] for top in meta["output_top_logprobs"]] == triples, "greedy"
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (4, 5)
+    assert meta["weight_versions"] == [{"version": meta["weight_version"], "start": 0, "end": 5}]
+    batch = ask(trained, GENERATE, input_ids=[IDS, IDS[:2]], sampling_params=params | {"n": 2})
+    assert [item["index"] for item in batch] == [0, 1, 2, 3]
+    assert [item["meta_info"]["prompt_tokens"] for item in batch] == [4, 4, 2, 2]
+    assert batch[0]["output_ids"] == reply["output_ids"]
+    assert len(ask(trained, GENERATE, text=["the cat"], sampling_params=params)) == 1
+    sampled = {"max_new_tokens": 6, "sampling_seed": 3, "ignore_eos": True}
+    whole = ask(trained, GENERATE, text="the cat", sampling_params=sampled, return_logprob=True)
+    events = events_of(
+        trained, GENERATE, text="the cat", sampling_params=sampled, return_logprob=True
+    )
+    last = events[-1]
+    assert (last["text"], last["output_ids"]) == (whole["text"], whole["output_ids"])
+    assert last["meta_info"]["output_token_logprobs"] == whole["meta_info"]["output_token_logprobs"]
+    for before, after in pairwise(events):
+        assert after["output_ids"][: len(before["output_ids"])] == before["output_ids"]
+        assert before["meta_info"]["finish_reason"] is None
+
+
+def test_a_pause_keeps_what_runs_where_it_is(trained: Server) -> None:
+    greedy: dict[str, Any] = {
+        "prompt": IDS,
+        "max_tokens": 100,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+    expected = complete(trained, **greedy)["choices"][0]["text"]
+    for pause, resume in (("/pause?mode=keep&clear_cache=false", "/resume"),
+                          ("/pause_generation", "/continue_generation")):  # fmt: skip
+        with running(trained, COMPLETIONS, **greedy) as asked:
+            for _ in range(2):  # a second one changes nothing
+                tell(trained, pause)
+            assert trained.admin.get("/is_paused").json() == {"is_paused": True}
+            shutil.move(trained.folder / "hold", trained.folder / "held")
+            steps = trained.metric("srm_engine_steps_total")
+            other = ThreadPoolExecutor(1).submit(complete, trained, max_tokens=1)
+            wait_until(lambda: trained.metric("srm_engine_waiting_sequences") == 1)
+            assert trained.metric("srm_engine_steps_total") == steps
+            assert httpx.get(f"{trained.url}/ready").status_code == 200
+            assert not asked.done() and not other.done()
+            for _ in range(2):  # nor does one without a pause
+                tell(trained, resume)
+            assert asked.result()["choices"][0]["text"] == expected
+            assert "text" in other.result()["choices"][0]
+        wait_until(lambda: not trained.admin.get("/is_paused").json()["is_paused"])
+
+
+def test_weights_change_between_pause_and_resume(trained: Server, folders: Path) -> None:
+    """In slime's order, then in prime-rl's, each folder deleted at once."""
+    for at, seed in enumerate((1, 0)):
+        folder = Path(shutil.copytree(folders / str(seed), folders / f"step-{at}"))
+        params = {"max_tokens": 100, "ignore_eos": True}
+        body: dict[str, Any] = {"token_ids": IDS, "sampling_params": params}
+        with running(trained, TOKENS, **body) as asked:
+            if at:
+                tell(trained, "/pause?mode=keep&clear_cache=false")
+                tell(trained, "/update_weights", weight_dir=str(folder))
+            else:
+                tell(trained, "/pause_generation", mode="in_place")
+                assert httpx.get(f"{trained.admin_url}/flush_cache").json()["success"] is True
+                done = tell(trained, "/update_weights_from_disk", model_path=str(folder),
+                            weight_version="policy-7")  # fmt: skip
+                assert (done["success"], done["num_paused_requests"]) == (True, 1)
+                named = trained.http.get("/get_weight_version").json()
+                assert named == {"weight_version": "policy-7"}
+            shutil.rmtree(folder)
+            tell(trained, "/continue_generation")
+        spans = asked.result()["choices"][0]["weight_versions"]
+        assert len(spans) == 2 and spans[0]["version"] + 1 == spans[1]["version"]
+        assert spans[0]["end"] == spans[1]["start"] and spans[1]["end"] == 100
+        sampled = ask(trained, GENERATE, input_ids=IDS)["meta_info"]["weight_version"]
+        assert sampled == (str(spans[1]["version"]) if at else "policy-7")
+
+
+def test_a_change_that_would_wait_for_what_is_paused_is_refused(
+    trained: Server, folders: Path
+) -> None:
+    with running(trained, COMPLETIONS, prompt=IDS, max_tokens=100, ignore_eos=True):
+        tell(trained, "/pause")
+        body = {"path": str(folders / "0"), "running": "finish"}
+        error = error_of(trained.admin.post("/v1/admin/weights", json=body))
+        assert error["param"] == "running" and "paused" in error["message"]
+        tell(trained, "/resume")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stop", [[], ["no such text"]])
+def test_an_abort_answers_with_the_tokens_so_far(
+    trained: Server, stop: list[str], stream: bool
+) -> None:
+    params = {"max_tokens": 100, "ignore_eos": True, "seed": 1, "stop": stop, "n": 3, "logprobs": 0}
+    whole = ask(trained, TOKENS, token_ids=IDS, sampling_params=params)["choices"]
+    with held(trained.folder, steps=9), ThreadPoolExecutor() as pool:
+        body = {"token_ids": IDS, "sampling_params": params, "request_id": "mine", "stream": stream}
+        mine = pool.submit(trained.http.post, TOKENS, json=body)
+        wait_until(lambda: trained.metric("srm_engine_running_sequences") == 3)
+        assert tell(trained, "/abort_requests", request_ids=["unknown"]) == {"aborted": 0}
+        assert tell(trained, "/abort_request", rid="mine")["message"] == "ended 1 requests"
+        reply = mine.result()  # though the engine makes no step
+        assert tell(trained, "/abort_request", rid="mine")["message"] == "ended 0 requests"
+    if stream:
+        choices: list[dict[str, Any]] = [{"token_ids": [], "content": []} for _ in range(3)]
+        for line in reply.text.splitlines():
+            for part in json.loads(line[6:])["choices"] if line.startswith("data: {") else []:
+                choice = choices[part["index"]]
+                choice["token_ids"] += part["token_ids"]
+                choice["content"] += part["logprobs"]["content"]
+                choice["finish_reason"] = part["finish_reason"]
+    else:
+        choices = [choice | choice["logprobs"] for choice in reply.json()["choices"]]
+    for choice, full in zip(choices, whole, strict=True):
+        count = len(choice["token_ids"])
+        assert choice["finish_reason"] == "abort" and 0 < count < 100
+        assert choice["token_ids"] == full["token_ids"][:count]
+        assert choice["content"] == full["logprobs"]["content"][:count]
+
+
+def test_all_are_aborted_with_what_waits(trained: Server) -> None:
+    body = {"prompt": IDS, "max_tokens": 100, "ignore_eos": True, "n": 200,
+            "return_token_ids": True}  # fmt: skip
+    with running(trained, COMPLETIONS, count=64, **body) as asked:
+        tell(trained, "/abort_request", abort_all=True)
+        choices = asked.result()["choices"]
+    assert [choice["finish_reason"] for choice in choices] == ["abort"] * 200
+    assert sum(bool(choice["token_ids"]) for choice in choices) == 64
+
+
+def test_who_pauses_and_dies_leaves_no_pause(folders: Path) -> None:
+    flags = (*SERVER_FLAGS, f"--data-dir={folders / 'lease'}", f"--admin-port={free_port()}",
+             "--pause-lease-s=0.5")  # fmt: skip
+    with Server(folders / "0", *flags) as server:
+        tell(server, "/pause")
+        assert complete(server, max_tokens=2)["choices"]
+        assert not server.admin.get("/is_paused").json()["is_paused"]
+        assert any("nobody has resumed" in line for line in server.lines)
+
+
+def test_kept_states_are_of_one_salt(trained: Server) -> None:
+    prompt = [*range(20, 60)]
+
+    def cached(**more: Any) -> int:
+        reply = complete(trained, prompt=prompt, max_tokens=1, **more)
+        return int(reply["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert (cached(cache_salt="a"), cached(cache_salt="b"), cached()) == (0, 0, 0)
+    assert (cached(cache_salt="a"), cached(cache_salt="b"), cached()) == (39, 39, 39)
+    assert tell(trained, "/reset_prefix_cache") == {"success": True}
+    assert (cached(cache_salt="a"), cached()) == (0, 0)
+
+
+def test_what_is_asked_and_changes_nothing(trained: Server) -> None:
+    config = trained.http.get("/server_info?config_format=json").json()["vllm_config"]
+    assert config["weight_transfer_config"] is None
+    model = config["model_config"]
+    assert (model["dtype"], model["logprobs_mode"]) == ("torch.float32", "processed_logprobs")
+    info = trained.http.get("/get_server_info").json()
+    assert (info["tp_size"], info["max_model_len"], info["enable_memory_saver"]) == (1, 128, False)
+    for path in ("/model_info", "/get_model_info"):
+        assert trained.http.get(path).json()["is_generation"] is True
+    assert trained.http.get("/health_generate").json() == {"status": "ready"}
+    loads = trained.http.get("/v1/loads?include=core").json()["loads"]
+    assert loads == [{"num_running_reqs": 0, "num_waiting_reqs": 0}]
+
+
+def test_only_the_operator_pauses(trained: Server, folders: Path) -> None:
+    for path in ("/pause", "/update_weights", "/abort_request", "/flush_cache"):
+        assert trained.http.post(path, json={}).status_code == 404, "on admin_port alone"
+    flags = (*SERVER_FLAGS, f"--data-dir={folders / 'keys'}", f"--weights-dir={folders}")
+    keys = folders / "keys.txt"
+    keys.write_text("admin the-key-of-the-operator\nother the-key-of-somebody-else\n")
+    with Server(folders / "0", *flags, f"--api-keys-file={keys}") as server:
+        reply = httpx.post(f"{server.url}/pause", headers=KEY)
+        assert "trainer_routes" in error_of(reply, 403)["message"]
+    with Server(folders / "0", *flags, f"--api-keys-file={keys}", "--trainer-routes") as server:
+        url = server.url
+        assert httpx.post(f"{url}/pause").status_code == 401
+        other = {"Authorization": "Bearer the-key-of-somebody-else"}
+        assert httpx.post(f"{url}/pause", headers=other).status_code == 403
+        assert httpx.post(f"{url}/pause", headers=KEY).json() == {"status": "paused"}
+        assert httpx.post(f"{url}/resume", headers=KEY).json() == {"status": "resumed"}
+        outside = httpx.post(f"{url}/update_weights", headers=KEY, json={"weight_dir": "/etc"})
+        assert "weights_dir" in error_of(outside)["message"]
+        body = {"weight_dir": str(folders / "1")}
+        assert httpx.post(f"{url}/update_weights", headers=KEY, json=body, timeout=60).json()[
+            "weights_version"
+        ] == 2  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (TOKENS, {}, "token_ids"),
+        (TOKENS, {"token_ids": []}, "token_ids"),
+        (TOKENS, {"token_ids": [5_000]}, "token_ids"),
+        (TOKENS, {"token_ids": IDS * 100}, "token_ids"),
+        (GENERATE, {"input_ids": [5_000]}, "input_ids"),
+        (GENERATE, {"text": "the cat " * 500}, "text"),
+        (TOKENS, {"token_ids": IDS, "sampling_params": []}, "sampling_params"),
+        (TOKENS, {"token_ids": IDS, "sampling_params": {"until": {}}}, "sampling_params"),
+        (TOKENS, {"token_ids": IDS, "sampling_params": {"temperature": -1}}, "temperature"),
+        (TOKENS, {"token_ids": IDS, "features": {"x": 1}}, "features"),
+        (GENERATE, {}, "input_ids"),
+        (GENERATE, {"input_ids": IDS, "text": "a"}, "input_ids"),
+        (GENERATE, {"input_ids": []}, "input_ids"),
+        (GENERATE, {"text": 7}, "text"),
+        (GENERATE, {"text": "a", "sampling_params": {"max_tokens": 1}}, "sampling_params"),
+        (GENERATE, {"text": "a", "return_hidden_states": True}, "return_hidden_states"),
+        ("/pause?mode=wait", None, "mode"),
+        ("/pause_generation", {"mode": "retract"}, "mode"),
+        ("/abort_request", {}, "rid"),
+        ("/abort_request", {"rid": "a", "abort_all": True}, "rid"),
+        ("/update_weights", {"update_info": {"names": []}}, "weight_dir"),
+        ("/update_weights", {"weight_dir": "/nowhere"}, "weight_dir"),
+        ("/update_weights_from_disk", {}, "model_path"),
+        ("/update_weights_from_disk", {"model_path": "/etc"}, "model_path"),
+        ("/update_weights_from_disk", {"model_path": "0", "load_format": "x"}, "load_format"),
+    ],
+)
+def test_what_is_wrong_is_named(trained: Server, path: str, body: Any, param: str) -> None:
+    assert error_of(trained.admin.post(path, json=body))["param"] == param
+    assert trained.admin.get("/is_paused").json() == {"is_paused": False}
+
+
+def test_routes_and_fields_of_other_servers_say_what_does_that_here(trained: Server) -> None:
+    for path, way in (
+        ("/init_weight_transfer_engine", "/update_weights"),
+        ("/sleep", "/pause"),
+        ("/v1/load_lora_adapter", "merge"),
+    ):
+        assert way in error_of(trained.http.post(path, json={}), 404)["message"]
+    for name, way in (("max_new_tokens", "max_tokens"), ("prompt_token_ids", "prompt")):
+        body = {"prompt": "a", name: 1}
+        assert way in error_of(trained.http.post(COMPLETIONS, json=body))["message"]
