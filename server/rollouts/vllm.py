@@ -195,7 +195,7 @@ class TokensFormat(Format):
         return TokensChoice(
             index=part.index,
             token_ids=memoryview(part.token_ids).cast("i").tolist(),
-            logprobs=None if num_top is None else self.scores.render(part, num_top, []),  # type: ignore[arg-type]  # its JSON
+            logprobs=None if num_top is None else self.scores.render(part.tokens, num_top, []),  # type: ignore[arg-type]  # its JSON
             finish_reason=part.finish_reason,
             stop_reason=part.stop_reason,
             weight_versions=part.versions,
