@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "server.storage": (*_SERVES, *_EDGE),
     "server.text": (*_SERVES, "server", "server.schema", "engine.constraints"),
     "server.supervise": (*_SERVES, *_EDGE, "server.text"),
-    "server.generation": (*_SERVES, *_EDGE, "server.text"),
+    "server.generation": (*_SERVES, *_EDGE, "server.text", "engine.constraints.share_lines"),
     "server.reply": (
         *_SERVES,
         *_EDGE,

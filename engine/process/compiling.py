@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from threading import Event
+from queue import SimpleQueue
+from threading import Event, Lock
 from typing import NamedTuple
+
+import msgspec
 
 from srm.engine.constraints.byte_automaton import Work
 from srm.engine.constraints.grammars import Grammar, Grammars
+from srm.engine.constraints.share_lines import Share, ShareLines
 from srm.engine.errors import InvalidRequest, Overloaded
 from srm.engine.messages import Request, StopSamples
 
@@ -23,86 +28,111 @@ class Waiting(NamedTuple):
     client: bytes
     request: Request
     stops: list[StopSamples]
+    build: _Build
+
+    @property
+    def share(self) -> Share:
+        return self.request.priority, self.request.share
 
 
 @dataclass(slots=True, eq=False)
 class _Build:
-    future: Future[Grammar]
-    waiting: list[Waiting] = field(default_factory=list)
+    constraint: str
+    waiting: dict[tuple[bytes, str], Waiting] = field(default_factory=dict)
+    result: Grammar | BaseException | None = None  # None: not there yet
 
 
 class Compiling:
-    """The requests that wait for their grammars. Equal constraints are compiled once."""
+    """The requests that wait for their grammars. Equal constraints are compiled once; shares have
+    theirs compiled in turn. Keeps: what a call costs does not depend on how many wait."""
 
     def __init__(self, grammars: Grammars, max_waiting: int) -> None:
-        """`max_waiting`: most sequences that wait here."""
+        """`max_waiting`: most sequences of a share that wait here."""
         self._grammars = grammars
         self._max_waiting = max_waiting
+        self._waiting: dict[tuple[bytes, str], Waiting] = {}  # by client and id
+        self._counts = Counter[Share]()  # sequences that wait
+        self._builds: dict[str, _Build] = {}  # by constraint, until they are taken
+        self._lines = ShareLines[_Build]()  # those not begun
+        self._lock = Lock()  # of the lines
+        self._built = SimpleQueue[_Build]()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self._ended = Event()
-        self._builds: dict[str, _Build] = {}  # by constraint, in the order in which they came
 
     def __len__(self) -> int:
         return len(self._builds)
 
     def start(self, client: bytes, request: Request) -> bool:
         """Have the request's constraint compiled; False if there is nothing to do. Raises
-        Overloaded if too many wait."""
-        constraint = request.params.constraint
+        Overloaded if too many of its share wait, and InvalidRequest if its id is in use."""
+        constraint, count = request.params.constraint, request.params.n
         if not constraint or self._grammars.has(constraint):
             return False
-        builds = self._builds.values()
-        count = sum(own.request.params.n for build in builds for own in build.waiting)
-        if count + request.params.n > self._max_waiting and count:
-            raise Overloaded(f"{count} sequences wait for their constraints", excess=count)
-        build = self._builds.get(constraint)
-        if build is None:
-            work = Work(ended=self._ended)
-            future = self._thread.submit(self._grammars.build, constraint, work)
-            build = self._builds[constraint] = _Build(future)
-        build.waiting.append(Waiting(client, request, []))
+        if (client, request.id) in self._waiting:
+            if not request.durable:
+                raise InvalidRequest(f"id {request.id!r} is in use by a waiting request", "id")
+            self.drop(client, request.id)  # sent again: this one counts
+        known = self._builds.get(constraint)
+        build = known or _Build(constraint)
+        # A body of many prompts comes as many requests: their constraint is held once.
+        params = msgspec.structs.replace(request.params, constraint=build.constraint)
+        request = msgspec.structs.replace(request, params=params)
+        waiting = Waiting(client, request, [], build)
+        before = self._counts[waiting.share]
+        if before and before + count > self._max_waiting:
+            raise Overloaded(
+                f"{before} of at most {self._max_waiting} sequences wait for their constraints",
+                excess=before + count - self._max_waiting,
+            )
+        self._enter(waiting)
+        if known is None:
+            self._thread.submit(self._build_next)
         return True
 
     def stop(self, client: bytes, message: StopSamples) -> bool:
         """Note that samples of a request that waits are to be stopped; False if it does not."""
-        for build in self._builds.values():
-            for waiting in build.waiting:
-                if (waiting.client, waiting.request.id) == (client, message.id):
-                    waiting.stops.append(message)
-                    return True
-        return False
+        waiting = self._waiting.get((client, message.id))
+        if waiting is not None:
+            waiting.stops.append(message)
+        return waiting is not None
 
     def take_compiled(self) -> Iterator[tuple[Waiting, InvalidRequest | None]]:
         """Yield those that wait no more, and why the constraint is refused if it is."""
-        for constraint in [key for key, build in self._builds.items() if build.future.done()]:
-            build = self._builds.pop(constraint)
-            error = build.future.exception()
-            if error is None:
-                self._grammars.keep(constraint, build.future.result())
-            elif not isinstance(error, InvalidRequest):  # a bug, here or in the library
-                logger.error("a constraint could not be compiled", exc_info=error)
-                error = InvalidRequest(f"constraint cannot be compiled: {error}", "constraint")
-            for waiting in build.waiting:
+        while not self._built.empty():
+            build = self._built.get()
+            del self._builds[build.constraint]
+            error: InvalidRequest | None = None
+            if isinstance(build.result, Grammar):
+                self._grammars.keep(build.constraint, build.result)
+            elif isinstance(build.result, InvalidRequest):
+                error = build.result
+            else:  # a bug, here or in the library
+                logger.error("a constraint could not be compiled", exc_info=build.result)
+                error = InvalidRequest(
+                    f"constraint cannot be compiled: {build.result}", "constraint"
+                )
+            for waiting in list(build.waiting.values()):
+                self._leave(waiting)
                 yield waiting, error
 
-    def drop(self, client: bytes, request_id: str | None = None) -> None:
-        """Forget a client's request of this id, or all of the client's. What is being compiled is
-        kept for those who come later."""
-        for constraint, build in list(self._builds.items()):
-            build.waiting = [
-                own
-                for own in build.waiting
-                if own.client != client or request_id not in {None, own.request.id}
-            ]
-            if not build.waiting and build.future.cancel():
-                del self._builds[constraint]
+    def drop(self, client: bytes, request_id: str) -> bool:
+        """Forget a client's request; False if it does not wait. What is being compiled is kept for
+        those who come later."""
+        waiting = self._waiting.get((client, request_id))
+        if waiting is not None:
+            self._leave(waiting)
+        return waiting is not None
+
+    def drop_client(self, client: bytes) -> None:
+        """Forget all requests of a client, as `drop`."""
+        for waiting in [own for own in self._waiting.values() if own.client == client]:
+            self._leave(waiting)
 
     def drop_all(self) -> list[Waiting]:
-        """Forget all, and return them."""
-        dropped = [waiting for build in self._builds.values() for waiting in build.waiting]
-        for build in self._builds.values():
-            build.future.cancel()
-        self._builds.clear()
+        """Forget all, as `drop`, and return them."""
+        dropped = list(self._waiting.values())
+        for waiting in dropped:
+            self._leave(waiting)
         return dropped
 
     def close(self) -> None:
@@ -110,3 +140,35 @@ class Compiling:
         whose own limits end that within seconds."""
         self._ended.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _enter(self, waiting: Waiting) -> None:
+        key, build = (waiting.client, waiting.request.id), waiting.build
+        self._waiting[key] = build.waiting[key] = waiting
+        self._counts[waiting.share] += waiting.request.params.n
+        with self._lock:
+            if build.constraint not in self._builds or build in self._lines:
+                self._lines.push(build, waiting.share)
+        self._builds[build.constraint] = build
+
+    def _leave(self, waiting: Waiting) -> None:
+        key, build = (waiting.client, waiting.request.id), waiting.build
+        del self._waiting[key], build.waiting[key]
+        self._counts[waiting.share] -= waiting.request.params.n
+        if not self._counts[waiting.share]:
+            del self._counts[waiting.share]
+        with self._lock:
+            is_unasked = self._lines.discard(build, waiting.share)
+        if is_unasked:
+            del self._builds[build.constraint]
+
+    def _build_next(self) -> None:
+        """On the thread: compile what is next, if those who asked for it have not left."""
+        with self._lock:
+            build = self._lines.pop()
+        if build is None:
+            return
+        try:
+            build.result = self._grammars.build(build.constraint, Work(ended=self._ended))
+        except BaseException as error:  # noqa: BLE001  a panic of the library is no Exception
+            build.result = error
+        self._built.put(build)

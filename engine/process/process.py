@@ -104,7 +104,8 @@ class EngineProcess:
         self._durable = Durable(engine, config)
         self._durable_ids: set[str] = set()  # requests that are durable
         self._compiling = Compiling(engine.grammars, config.max_waiting)
-        self._time_out: deque[tuple[float, str]] = deque()  # deadline and id, in order of arrival
+        self._time_out: deque[tuple[float, bytes, str]] = deque()
+        """Deadline, client and id, in order of arrival."""
         self.weight_reload = WeightReload(engine, load, config.weights_note)
         """The change of weights that is under way, if one is."""
         self._pausing = Pausing()
@@ -218,7 +219,7 @@ class EngineProcess:
         elif isinstance(message, StopSamples):
             self._stop_samples(client, message)
         elif isinstance(message, Request):
-            self._add(client, message)
+            self._receive_request(client, message)
         elif isinstance(message, Control):
             self._control(client, message)
         else:
@@ -308,33 +309,40 @@ class EngineProcess:
 
     def _add_compiled(self) -> None:
         """Add the requests whose constraints are compiled now."""
-        for (client, request, stops), error in self._compiling.take_compiled():
-            if error is not None:
-                self._send(client, refusal(request.id, error))
+        for waiting, error in self._compiling.take_compiled():
+            client, request = waiting.client, waiting.request
+            try:
+                if error is not None:
+                    raise error
+                self._add(client, request)
+            except (RequestError, EngineUnavailable) as refused:
+                self._send(client, refusal(request.id, refused))
                 continue
-            self._add(client, request)
-            for message in stops:
+            for message in waiting.stops:
                 self._stop_samples(client, message)
 
-    def _add(self, client: bytes, request: Request) -> None:
+    def _receive_request(self, client: bytes, request: Request) -> None:
+        """Add a request, or have its constraint compiled first. Its time counts from now on."""
         try:
-            if self._deadline is not None:
-                raise EngineUnavailable("the engine is draining and takes no new requests")
-            if self._compiling.start(client, request):
-                return
-            if request.emit == "tokens":
-                request = self._numbered(client, request)
-            self._engine.add(request)
+            if self._deadline is not None or not self._compiling.start(client, request):
+                self._add(client, request)
         except (RequestError, EngineUnavailable) as error:
             self._send(client, refusal(request.id, error))
-        else:
-            self._owner[request.id] = client
-            if request.durable:
-                self._durable_ids.add(request.id)
-                self._durable.accepted(request.id)
-            elif self._config.request_timeout_s:
-                due = time.monotonic() + self._config.request_timeout_s
-                self._time_out.append((due, request.id))
+            return
+        if self._config.request_timeout_s and not request.durable:
+            due = time.monotonic() + self._config.request_timeout_s
+            self._time_out.append((due, client, request.id))
+
+    def _add(self, client: bytes, request: Request) -> None:
+        if self._deadline is not None:
+            raise EngineUnavailable("the engine is draining and takes no new requests")
+        if request.emit == "tokens":
+            request = self._numbered(client, request)
+        self._engine.add(request)
+        self._owner[request.id] = client
+        if request.durable:
+            self._durable_ids.add(request.id)
+            self._durable.accepted(request.id)
 
     def _numbered(self, client: bytes, request: Request) -> Request:
         if not 0 <= request.stream < STREAMS:
@@ -367,7 +375,7 @@ class EngineProcess:
             if any(self._owner[request_id] == client for request_id in self._durable_ids):
                 self._send_outputs(self._engine.settle())
             self.clients.forget(client)
-            self._compiling.drop(client)
+            self._compiling.drop_client(client)
             request_ids = [name for name, owner in self._owner.items() if owner == client]
             if request_ids:
                 logger.warning("ended %d requests of a client that is gone", len(request_ids))
@@ -380,11 +388,13 @@ class EngineProcess:
     def _end_overdue(self) -> None:
         """Abort requests that timed out; ids are not used twice."""
         while self._time_out and self._time_out[0][0] < time.monotonic():
-            _, request_id = self._time_out.popleft()
-            if request_id in self._owner:
+            _, client, request_id = self._time_out.popleft()
+            error = TimedOut(f"it took longer than {self._config.request_timeout_s:g} s")
+            if self._owner.get(request_id) == client:
                 self._engine.abort(request_id)
-                limit = self._config.request_timeout_s
-                self._refuse(request_id, TimedOut(f"it took longer than {limit:g} s"))
+                self._refuse(request_id, error)
+            elif self._compiling.drop(client, request_id):
+                self._send(client, refusal(request_id, error))
 
     def _send_outputs(self, outputs: list[Output]) -> None:
         """Send one message per client, however many of its sequences moved."""
@@ -424,8 +434,8 @@ class EngineProcess:
     def _refuse_all(self, error: SRMError) -> None:
         for request_id in list(self._owner):
             self._refuse(request_id, error)
-        for client, request, _ in self._compiling.drop_all():
-            self._send(client, refusal(request.id, error))
+        for waiting in self._compiling.drop_all():
+            self._send(waiting.client, refusal(waiting.request.id, error))
 
     def _refuse(self, request_id: str, error: SRMError) -> None:
         if (client := self._forget(request_id)) is not None:

@@ -1,19 +1,23 @@
 """The constraints of requests: made and tried once each, in a process that may be killed.
 
-Equal ones are made once, however many ask at the same time, and kept for those that come later. So
-whoever sends a thousand that take too long waits for his own; who asks for none waits for nothing.
+Equal ones are made once, however many ask at the same time, and kept for those that come later.
+Shares have theirs made in turn. So whoever sends a thousand that take too long waits for his own;
+who asks for none waits for nothing. What nobody waits for any more is not begun.
 """
 
 from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple
 
 import msgspec
 
+from srm.engine.constraints.share_lines import ShareLines
 from srm.engine.errors import InvalidRequest, Overloaded
+from srm.server.generation.engine_request import RequestOwner
 from srm.server.schema.structured_outputs import ConstraintSource, Vocabulary
 from srm.server.text.limited_process import CPU_S, MAX_MEMORY, Died, LimitedProcess, ProcessFailed
 from srm.server.text.text import Text
@@ -21,7 +25,7 @@ from srm.server.text.text import Text
 WITHIN_S = 60.0
 """Seconds that one may take on a machine that is busy; of processor time it gets less."""
 MAX_WAITING = 64
-"""Most constraints that wait for their turn."""
+"""Most constraints of a share that wait for their turn."""
 MAX_KEPT, MAX_KEPT_BYTES = 1_000, 32 * 1024 * 1024
 """Most constraints that are kept, and bytes of them."""
 
@@ -31,19 +35,29 @@ class _Made(NamedTuple):
     fault: str = ""
 
 
+@dataclass(slots=True, eq=False)
+class _Making:
+    key: bytes
+    source: ConstraintSource
+    made: asyncio.Future[_Made] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
 class Constraints:
     """Makes the constraints for one vocabulary. Its process starts with the first of them."""
 
     def __init__(self, text: Text) -> None:
         self._text = text
-        self._kept: dict[bytes, asyncio.Future[_Made]] = {}
+        self._kept: dict[bytes, _Making] = {}
         """By what was asked, the one used longest ago first."""
         self._kept_bytes = 0
-        self._waiting = 0
+        self._lines = ShareLines[_Making]()  # those not begun
+        self._task: asyncio.Task[None] | None = None
         self._process: LimitedProcess | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="constraints")
 
-    async def make(self, source: ConstraintSource) -> str:
+    async def make(self, source: ConstraintSource, owner: RequestOwner) -> str:
         """Return `SamplingParams.constraint`. Raises InvalidRequest with what is wrong with the
         source, and Overloaded."""
         param = source.field.partition(".")[0]
@@ -52,35 +66,54 @@ class Constraints:
                 f"{param}: this model has no tokenizer, so there is no text", param
             )
         key = blake2b(msgspec.json.encode(source), digest_size=16).digest()
-        making = self._kept.pop(key, None)
-        if making is None:
-            if self._waiting >= MAX_WAITING:
-                raise Overloaded(f"{self._waiting} constraints are waiting to be compiled", 1)
-            self._waiting += 1
-            making = asyncio.ensure_future(self._ask(key, source))
-        self._kept[key] = making
-        made = await asyncio.shield(making)  # whoever else waits for it goes on doing so
+        made = await self._wait_for(key, source, owner)
         if made.fault:
             raise InvalidRequest(f"{source.field}: {made.fault}", param)
         return made.constraint
 
-    async def _ask(self, key: bytes, source: ConstraintSource) -> _Made:
+    async def _wait_for(self, key: bytes, source: ConstraintSource, owner: RequestOwner) -> _Made:
+        share = (owner.priority, owner.share)
+        making = self._kept.get(key)
+        if making is None:
+            if (waiting := self._lines.length(share)) >= MAX_WAITING:
+                raise Overloaded(f"{waiting} constraints are waiting to be compiled", 1)
+            making = _Making(key, source)
+            self._lines.push(making, share)
+            if self._task is None or self._task.done():
+                self._task = asyncio.ensure_future(self._make_all())
+        elif making in self._lines:
+            self._lines.push(making, share)
+        self._kept[key] = self._kept.pop(key, making)  # used last
         try:
-            made = await asyncio.get_running_loop().run_in_executor(
-                self._thread, self._asked, source
-            )
-        except BaseException:
-            self._kept.pop(key, None)
-            raise
+            return await asyncio.shield(making.made)  # whoever else waits goes on doing so
         finally:
-            self._waiting -= 1
+            if self._lines.discard(making, share):
+                del self._kept[key]
+
+    async def _make_all(self) -> None:
+        while (making := self._lines.pop()) is not None:
+            try:
+                made = await asyncio.get_running_loop().run_in_executor(
+                    self._thread, self._asked, making.source
+                )
+            except BaseException as error:
+                del self._kept[making.key]
+                if not isinstance(error, Exception):  # this ends
+                    making.made.cancel()
+                    raise
+                making.made.set_exception(error)
+            else:
+                making.made.set_result(made)
+                self._keep(making, made)
+
+    def _keep(self, making: _Making, made: _Made) -> None:
         self._kept_bytes += len(made.constraint)
-        for other in list(self._kept):
+        for key, other in list(self._kept.items()):
             if len(self._kept) <= MAX_KEPT and self._kept_bytes <= MAX_KEPT_BYTES:
                 break
-            if other != key and self._kept[other].done():
-                self._kept_bytes -= len(self._kept.pop(other).result().constraint)
-        return made
+            if other is not making and other.made.done():
+                self._kept_bytes -= len(other.made.result().constraint)
+                del self._kept[key]
 
     def _asked(self, source: ConstraintSource) -> _Made:
         if self._process is None:
@@ -97,7 +130,10 @@ class Constraints:
             return _Made(fault=str(error))
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, whatever it does. Who still waits is cancelled."""
+        while (making := self._lines.pop()) is not None:
+            del self._kept[making.key]
+            making.made.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._process is not None:
             self._process.close()

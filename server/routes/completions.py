@@ -115,7 +115,7 @@ class Completions(Endpoint):
         prompts = await encode_prompts(request, self._text)
         if source is None and (request.response_format or request.structured_outputs):
             source = request.constraint_source()
-        constraint = "" if source is None else await self._constraints.make(source)
+        constraint = "" if source is None else await self._constraints.make(source, owner)
         return Generation(id, request, prompts, self._text, owner, constraint)
 
     def _check_fits(self, request: CompletionRequest) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
-from srm.engine.errors import Overloaded, TimedOut
+from srm.engine.constraints.grammars import Grammars
+from srm.engine.errors import InvalidRequest, Overloaded, TimedOut
 from tests.conftest import MakeEngine, MakeRequest
 from tests.engines.held_engine import HeldEngine, held
 from tests.engines.served_app import Visit, application
@@ -56,6 +59,30 @@ async def test_what_takes_too_long_is_ended(
             await collect(client, make_request(n=5_000, max_tokens=60))
         assert len(await collect(client, make_request("b", max_tokens=2, durable=True))) == 1
         await until(lambda: served.engine.scheduler.num_requests == 0)
+
+
+async def test_the_time_of_a_request_counts_while_its_constraint_is_compiled(
+    serve: Serve, endpoint: str, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+
+    def hang(*_: object) -> None:
+        goes_on.wait()
+        raise InvalidRequest("it hung", "constraint")
+
+    monkeypatch.setattr(Grammars, "build", hang)
+    served = serve(request_timeout_s=0.3)
+    async with connected(endpoint, heartbeat_s=0.05) as client:
+        with pytest.raises(TimedOut, match=r"0\.3 s"):
+            await collect(client, make_request("a", constraint="{}"))
+        late = asyncio.ensure_future(
+            collect(client, make_request("b", constraint="{}", durable=True))
+        )
+        assert len(await collect(client, make_request("c", max_tokens=2))) == 1
+        goes_on.set()
+        with pytest.raises(InvalidRequest, match="it hung"):
+            await late
+    assert not served.engine.scheduler.num_requests
 
 
 async def test_a_request_that_takes_too_long_is_a_504_and_its_stream_an_error(

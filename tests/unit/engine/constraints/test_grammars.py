@@ -246,9 +246,9 @@ def test_requests_wait_for_their_constraints_and_are_forgotten_with_their_client
     for name, source in zip(names, [*sources[:2], "{"], strict=True):
         assert compiling.start(b"x" if name != "b" else b"y", request_of(name, constraint=source))
     assert len(compiling) == 3
-    compiling.drop(b"x", "b")  # not its own
+    assert not compiling.drop(b"x", "b"), "not its own"
     assert len(compiling) == 3
-    compiling.drop(b"y")
+    compiling.drop_client(b"y")
     goes_on.set()
     (first, error), (last, fault) = compiled(compiling)
     assert (first, error, last) == ("a", None, "c") and fault is not None
@@ -267,8 +267,11 @@ def test_equal_constraints_are_compiled_once_and_not_for_those_who_left(
     for number in range(20):
         assert compiling.start(b"x", request_of(str(number), constraint=FEW))
     compiling.start(b"x", request_of("other", constraint=other))
+    compiling.start(b"y", request_of("mine", constraint="".join(FEW)))
+    compiling.drop_client(b"x")
+    (waiting,) = compiling.drop_all()
+    assert waiting.request.params.constraint is FEW, "the text is held once too"
     compiling.start(b"y", request_of("mine", constraint=FEW))
-    compiling.drop(b"x")
     goes_on.set()
     assert compiled(compiling) == [("mine", None)] and begun == [FEW]
     compiling.close()
@@ -283,7 +286,7 @@ def test_what_is_being_compiled_is_kept_for_those_who_come_later(
     compiling.start(b"x", request_of("left", constraint=FEW))
     while not begun:
         pass
-    compiling.drop(b"x")
+    compiling.drop_client(b"x")
     compiling.start(b"x", request_of("again", constraint=FEW))
     goes_on.set()
     assert compiled(compiling) == [("again", None)] and begun == [FEW]
@@ -307,14 +310,91 @@ def test_an_exit_waits_for_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.get().automaton is None
 
 
-def test_no_more_sequences_wait_for_constraints_than_may_wait() -> None:
+def test_no_more_sequences_of_a_share_wait_for_constraints_than_may_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     own = grammars()
+    goes_on, _ = held(own, monkeypatch)
     compiling = Compiling(own, 5)
     compiling.start(b"x", request_of("a", constraint=FEW, n=3))
-    with pytest.raises(Overloaded, match="3 sequences wait"):
+    with pytest.raises(Overloaded, match="3 of at most 5 sequences wait"):
         compiling.start(b"x", request_of("b", constraint=FEW, n=3))
     compiling.start(b"x", request_of("c", constraint=FEW, n=2))
-    assert compiled(compiling) == [("a", None), ("c", None)]
+    compiling.start(b"x", request_of("other", constraint=FEW, n=4, share="other"))
+    with pytest.raises(Overloaded):
+        compiling.start(b"x", request_of("d", constraint=FEW))
+    compiling.drop(b"x", "a")
+    compiling.start(b"x", request_of("d", constraint=FEW, n=3))
+    goes_on.set()
+    assert compiled(compiling) == [("c", None), ("other", None), ("d", None)]
+    compiling.start(
+        b"x", request_of("e", constraint=LLMatcher.grammar_from_lark("start: /b/"), n=5)
+    )
+    compiling.close()
+
+
+def test_shares_have_their_constraints_compiled_in_turn_and_high_priorities_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = grammars()
+    goes_on, begun = held(own, monkeypatch)
+    compiling = Compiling(own, 100)
+    words = {name: LLMatcher.grammar_from_lark(f"start: /{name}/") for name in "abcdefgh"}
+
+    def start(name: str, share: str, word: str, priority: int = 0) -> None:
+        request = request_of(name, constraint=words[word], share=share, priority=priority)
+        assert compiling.start(b"x", request)
+
+    start("first", "many", "a")
+    while not begun:
+        pass
+    for word in "bcd":
+        start(f"many {word}", "many", word)
+    start("batch", "batch", "e", -1)
+    start("few d", "few", "d")
+    start("few f", "few", "f")
+    start("chat", "few", "g", 1)
+    start("left", "left", "h")
+    compiling.drop(b"x", "left")
+    goes_on.set()
+    names = [name for name, _ in compiled(compiling)]
+    assert [word for own in begun for word in "abcdefgh" if words[word] == own] == list("agbdcfe")
+    assert names[3:5] == ["many d", "few d"]
+    compiling.close()
+
+
+def test_an_id_that_waits_is_in_use_but_for_what_is_durable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = grammars()
+    goes_on, _ = held(own, monkeypatch)
+    compiling = Compiling(own, 100)
+    for name, durable in (("a", False), ("b", True)):
+        assert compiling.start(b"x", request_of(name, constraint=FEW, durable=durable))
+    with pytest.raises(InvalidRequest, match="'a' is in use"):
+        compiling.start(b"x", request_of("a", constraint=FEW))
+    assert compiling.start(b"x", request_of("b", constraint=FEW, durable=True, weight=2.0))
+    assert compiling.start(b"y", request_of("a", constraint=FEW)), "another client's"
+    goes_on.set()
+    assert [name for name, _ in compiled(compiling)] == ["a", "b", "a"]
+    compiling.close()
+
+
+def test_all_that_wait_are_dropped_and_what_was_begun_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = grammars()
+    goes_on, begun = held(own, monkeypatch)
+    compiling = Compiling(own, 1)
+    compiling.start(b"x", request_of("a", constraint=FEW))
+    while not begun:
+        pass
+    compiling.start(b"x", request_of("b", constraint="{", share="b"))
+    assert [waiting.request.id for waiting in compiling.drop_all()] == ["a", "b"]
+    assert compiling.drop_all() == [] and len(compiling) == 1
+    compiling.start(b"x", request_of("c", constraint=FEW))
+    goes_on.set()
+    assert compiled(compiling) == [("c", None)] and begun == [FEW]
     compiling.close()
 
 

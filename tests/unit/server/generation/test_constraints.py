@@ -15,6 +15,7 @@ from msgspec import Raw
 from srm.engine.errors import InvalidRequest, Overloaded
 from srm.server.generation import constraints as kept
 from srm.server.generation.constraints import Constraints
+from srm.server.generation.engine_request import RequestOwner
 from srm.server.schema.structured_outputs import ConstraintSource, Kind
 from srm.server.text.limited_process import LimitedProcess
 from srm.server.text.text import Text
@@ -75,6 +76,28 @@ def source(kind: Kind, value: bytes) -> ConstraintSource:
     return ConstraintSource(f"structured_outputs.{kind}", kind, Raw(value))
 
 
+async def make(constraints: Constraints, asked: ConstraintSource, share: str = "") -> str:
+    return await constraints.make(asked, RequestOwner(share))
+
+
+def begin(constraints: Constraints, regex: str, share: str = "") -> asyncio.Future[str]:
+    asked = source("regex", json.dumps(regex).encode())
+    return asyncio.ensure_future(make(constraints, asked, share))
+
+
+def hold(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[bytes]]:
+    """Have all that is asked wait for the event; return it, and what was begun."""
+    goes_on, begun, ask = threading.Event(), list[bytes](), LimitedProcess.ask
+
+    def hang(process: LimitedProcess, message: ConstraintSource, within_s: float) -> str:
+        begun.append(bytes(message.value))
+        goes_on.wait()
+        return ask(process, message, within_s)
+
+    monkeypatch.setattr(LimitedProcess, "ask", hang)
+    return goes_on, begun
+
+
 def children() -> list[psutil.Process]:
     return [
         child
@@ -113,7 +136,7 @@ async def test_what_a_request_asks_for_becomes_its_constraint(constraints: Const
     for fields, allowed, forbidden in asked:
         asked_source = completion(**fields).constraint_source()
         assert asked_source is not None
-        constraint = await constraints.make(asked_source)
+        constraint = await make(constraints, asked_source)
         assert accepts(constraint, allowed) and not accepts(constraint, forbidden)
     for free in ({}, {"response_format": {"type": "text"}}):
         assert completion(**free).constraint_source() is None
@@ -124,42 +147,80 @@ async def test_hostile_ones_are_refused_and_the_next_is_made(
     constraints: Constraints, kind: Kind, value: bytes, message: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        await constraints.make(source(kind, value))
+        await make(constraints, source(kind, value))
     assert refusal.value.param == "structured_outputs"
     assert refusal.value.message.startswith(f"structured_outputs.{kind}: ")
     assert message in refusal.value.message
-    assert await constraints.make(source("choice", json.dumps(["a", value.hex()[:64]]).encode()))
+    assert await make(constraints, source("choice", json.dumps(["a", value.hex()[:64]]).encode()))
 
 
 async def test_equal_ones_are_made_once_and_a_killed_process_is_replaced(text: Text) -> None:
     constraints = Constraints(text)
-    made = await asyncio.gather(*(constraints.make(source("regex", b'"a"')) for _ in range(100)))
+    made = await asyncio.gather(*(make(constraints, source("regex", b'"a"')) for _ in range(100)))
     assert len({id(constraint) for constraint in made}) == 1
     before = children()
     for child in before:
         child.kill()
         child.wait()
-    assert await constraints.make(source("regex", b'"a"')) == made[0]
+    assert await make(constraints, source("regex", b'"a"')) == made[0]
     assert not children(), "what is kept needs no process"
-    assert await constraints.make(source("regex", b'"b"'))
+    assert await make(constraints, source("regex", b'"b"'))
     assert len(children()) == 1
     constraints.close()
     assert not children()
 
 
-async def test_who_waits_gives_up_alone_and_too_many_are_refused(
+async def test_who_waits_gives_up_alone_and_too_many_of_a_share_are_refused(
     text: Text, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept, "MAX_WAITING", 2)
     constraints = Constraints(text)
-    first, second = (asyncio.ensure_future(constraints.make(source("regex", b'"a"'))) for _ in "ab")
-    other = asyncio.ensure_future(constraints.make(source("regex", b'"b"')))
+    first, second = (begin(constraints, "a") for _ in "ab")
+    other = begin(constraints, "b")
     await asyncio.sleep(0)
     with pytest.raises(Overloaded, match="2 constraints are waiting"):
-        await constraints.make(source("regex", b'"c"'))
+        await make(constraints, source("regex", b'"c"'))
+    theirs = begin(constraints, "d", "theirs")
     first.cancel()
-    assert await second and await other
-    assert await constraints.make(source("regex", b'"c"'))
+    assert await second and await other and await theirs
+    assert await make(constraints, source("regex", b'"c"'))
+    constraints.close()
+
+
+async def test_shares_have_theirs_made_in_turn_and_what_nobody_waits_for_is_not_begun(
+    text: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraints = Constraints(text)
+    goes_on, begun = hold(monkeypatch)
+    many = [begin(constraints, name, "many") for name in "abcd"]
+    while not begun:
+        await asyncio.sleep(0)
+    few = [begin(constraints, name, "few") for name in "def"]
+    await asyncio.sleep(0)
+    for left in (many[0], many[3], few[2]):  # begun; few waits for it too; nobody does
+        left.cancel()
+    await asyncio.wait([many[0], many[3], few[2]])
+    goes_on.set()
+    assert await asyncio.gather(*many[1:3], *few[:2])
+    assert begun == [b'"%b"' % name for name in (b"a", b"b", b"d", b"c", b"e")]
+    assert await make(constraints, source("regex", b'"a"')) and len(begun) == 5, "it is kept"
+    assert await make(constraints, source("regex", b'"f"')) and len(begun) == 6
+    constraints.close()
+
+
+async def test_who_waits_at_the_end_is_cancelled(
+    text: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraints = Constraints(text)
+    goes_on, begun = hold(monkeypatch)
+    first, second = begin(constraints, "a"), begin(constraints, "b")
+    while not begun:
+        await asyncio.sleep(0)
+    constraints.close()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    goes_on.set()
+    await asyncio.wait([first])
     constraints.close()
 
 
@@ -170,10 +231,10 @@ async def test_a_machine_that_is_too_slow_is_not_the_constraints_fault(
     slow = source("json", json.dumps(BRANCHES).encode())
     monkeypatch.setattr(kept, "WITHIN_S", 0.05)
     with pytest.raises(Overloaded, match=r"takes longer than 0\.05 s"):
-        await constraints.make(slow)
+        await make(constraints, slow)
     monkeypatch.undo()
     with pytest.raises(InvalidRequest, match="cannot be compiled with 1 s"):
-        await constraints.make(slow)
+        await make(constraints, slow)
     constraints.close()
 
 
@@ -181,7 +242,7 @@ async def test_a_process_that_is_killed_is_not_the_constraints_fault(
     text: Text, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     constraints = Constraints(text)
-    await constraints.make(source("regex", b'"a"'))
+    await make(constraints, source("regex", b'"a"'))
     ask = LimitedProcess.ask
 
     def kill_and_ask(process: LimitedProcess, message: object, within_s: float) -> str:
@@ -191,9 +252,9 @@ async def test_a_process_that_is_killed_is_not_the_constraints_fault(
     with monkeypatch.context() as patched:
         patched.setattr(LimitedProcess, "ask", kill_and_ask)
         with pytest.raises(Overloaded, match="it failed"):
-            await constraints.make(source("json", json.dumps(BRANCHES).encode()))
+            await make(constraints, source("json", json.dumps(BRANCHES).encode()))
     with pytest.raises(InvalidRequest, match="cannot be compiled with 1 s"):
-        await constraints.make(source("json", json.dumps(BRANCHES).encode()))
+        await make(constraints, source("json", json.dumps(BRANCHES).encode()))
     constraints.close()
 
 
@@ -203,12 +264,12 @@ async def test_no_more_are_kept_than_there_is_room_for(
     constraints = Constraints(text)
     monkeypatch.setattr(kept, "MAX_KEPT", 2)
     made = {
-        name: await constraints.make(source("choice", b'["%b"]' % name)) for name in (b"a", b"b")
+        name: await make(constraints, source("choice", b'["%b"]' % name)) for name in (b"a", b"b")
     }
-    assert await constraints.make(source("choice", b'["a"]')) is made[b"a"], "used last"
-    await constraints.make(source("choice", b'["c"]'))
-    assert await constraints.make(source("choice", b'["a"]')) is made[b"a"]
-    assert await constraints.make(source("choice", b'["b"]')) is not made[b"b"]
+    assert await make(constraints, source("choice", b'["a"]')) is made[b"a"], "used last"
+    await make(constraints, source("choice", b'["c"]'))
+    assert await make(constraints, source("choice", b'["a"]')) is made[b"a"]
+    assert await make(constraints, source("choice", b'["b"]')) is not made[b"b"]
     constraints.close()
 
 
