@@ -18,13 +18,16 @@ DEMO_MODEL = Path(__file__).resolve().parents[1] / "models" / "demo"
 """The bundled checkpoint; the same place in a source tree and in an installed package."""
 GRPO_MODEL = DEMO_MODEL.with_name("demo-grpo")
 """Other weights for the bundled model: what `srm train grpo` made of them."""
+COUNTDOWN_MODEL = DEMO_MODEL.with_name("countdown")
+"""A bundled model that solves puzzles in one of many samples."""
+_BUNDLED = {Path(model.name): model for model in (DEMO_MODEL, GRPO_MODEL, COUNTDOWN_MODEL)}
 
 
 def find_model(path: Path) -> Path:
     """Return the folder of a model: of a bundled one by its name alone, unless there is a folder of
     that name here."""
-    is_bundled = path in {Path(DEMO_MODEL.name), Path(GRPO_MODEL.name)} and not path.exists()
-    return DEMO_MODEL.with_name(path.name) if is_bundled else path
+    bundled = _BUNDLED.get(path)
+    return path if bundled is None or path.exists() else bundled
 
 
 Mixer = Literal[

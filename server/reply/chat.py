@@ -3,7 +3,7 @@ clients expect them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import UNSET
 
@@ -25,6 +25,7 @@ class ChatFormat(Format):
 
     scores_kind = ChatScores
     may_share_events = True
+    engine_fields: ClassVar[dict[str, str]] = {"prompt_token_ids": "messages"}
     echoed = ""
     """What each answer begins with."""
     _is_prompt_shown = False

@@ -89,6 +89,8 @@ class Format(ABC):
     """Whether NUMBER is in its events."""
     last_event: ClassVar[bytes] = DONE
     """What a stream ends with."""
+    engine_fields: ClassVar[dict[str, str]] = {"prompt_token_ids": "prompt"}
+    """Its request's fields by those of the engine, where these have other names."""
     frame = staticmethod(frame)
     frame_error = staticmethod(frame_error)
     """Make events of JSON documents, and one of an error that ends a stream."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import UNSET, Raw
 
@@ -75,6 +75,7 @@ class MessageFormat(ItemFormat):
     """A MessageReply, or its events."""
 
     message_kind, call_kind = _Text, _ToolUse
+    engine_fields: ClassVar[dict[str, str]] = {"prompt_token_ids": "messages"}
 
     def opening(self, parts: list[ChoicePart]) -> list[Any]:
         if not parts[0].is_first:

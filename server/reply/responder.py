@@ -23,7 +23,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import IdInUse, InvalidRequest
+from srm.engine.errors import IdInUse, InvalidRequest, RequestError
 from srm.server import metrics
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.engine_request import RequestOwner, of_current_request
@@ -76,7 +76,7 @@ class Responder:
             raise InvalidRequest("stream must be false here, got true", "stream")
         renderer = Renderer(form, self._client, self.pieces)
         choices: list[tuple[int, Raw]] = []
-        with self._claimed(form.generation):
+        with self._claimed(form):
             async with aclosing(self._certain(form.generation)) as parts:
                 async for certain in parts:
                     for some in _divide(certain):  # encoded between other requests' turns
@@ -102,7 +102,7 @@ class Responder:
             source = generation.run(self._client, renderer.at_once, attach)
             render = renderer.events
         waking = self._waking(outlet) if self._keepalive_s else nullcontext()
-        with self._claimed(generation), waking:
+        with self._claimed(renderer.form), waking:
             async with aclosing(source) as arriving:
                 async for arrived in arriving:
                     if not (events := render(arrived)):
@@ -162,8 +162,10 @@ class Responder:
             timer.cancel()
 
     @contextmanager
-    def _claimed(self, generation: Generation) -> Iterator[None]:
-        """Hold the generation's id, and record its metrics however it ends. Raises IdInUse."""
+    def _claimed(self, form: Format) -> Iterator[None]:
+        """Hold the generation's id, record its metrics however it ends, and have what the engine
+        refuses name the request's fields. Raises IdInUse."""
+        generation = form.generation
         if generation.id in self._ids_in_use:
             raise IdInUse(
                 f"request_id {generation.id!r} is in use by a running request", "request_id"
@@ -171,6 +173,10 @@ class Responder:
         self._ids_in_use.add(generation.id)
         try:
             yield
+        except RequestError as error:
+            if own := form.engine_fields.get(name := error.param or ""):
+                error.message, error.param = error.message.replace(name, own), own
+            raise
         finally:
             self._ids_in_use.remove(generation.id)
             _record(generation)

@@ -307,6 +307,10 @@ class ResponsesFormat(ItemFormat):
 
     message_kind, call_kind = _Message, _Call
     has_numbers = True
+    engine_fields: ClassVar[dict[str, str]] = {
+        "prompt_token_ids": "input",
+        "max_tokens": "max_output_tokens",
+    }
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from tests.integration.http.test_chats import MESSAGES, ask
 from tests.serving import Server
 
 PATH = "/v1/responses"
+LONG_FORM = {"format": {"type": "json_schema", "name": "a", "schema": {"enum": ["the cat sat"]}}}
 ASKED: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_output_tokens": 12}
 
 
@@ -99,6 +100,10 @@ def test_the_sdk_adds_a_stream_up_to_the_response(client: openai.OpenAI) -> None
         ),
         ({"messages": MESSAGES}, "messages", "it is input here"),
         ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
+        (
+            {"max_output_tokens": 1, "text": LONG_FORM},
+            *("max_output_tokens", "max_output_tokens = 1 tokens; the shortest completion"),
+        ),
     ],
 )
 def test_a_refusal_names_the_field_and_what_there_is(

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from srm.engine.config import (
+    COUNTDOWN_MODEL,
     DEMO_MODEL,
     GRPO_MODEL,
     EngineConfig,
@@ -257,6 +258,7 @@ def test_a_bundled_model_goes_by_its_name(tmp_path: Path, monkeypatch: pytest.Mo
     """Everywhere, unless a folder of that name is here."""
     monkeypatch.chdir(tmp_path)
     assert load(EngineConfig, ["--model=demo-grpo"], {}).model == GRPO_MODEL
+    assert load(EngineConfig, ["--model=countdown"], {}).model == COUNTDOWN_MODEL
     assert load(ServerConfig, ["--model=demo"], {}).model_name == "demo"
     assert load(SFTConfig, ["--model=demo"], {}).model == DEMO_MODEL
     assert load(GRPOConfig, ["--model=demo"], {}).model == DEMO_MODEL
