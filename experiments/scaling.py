@@ -75,7 +75,7 @@ class ScalingConfig(ExperimentSettings, frozen=True):
         return float(own * (RATE_WIDTH / width) ** 0.5)
 
 
-class PowerLaw(NamedTuple):
+class LossLaw(NamedTuple):
     """loss = factor · x^exponent, and the interval of the exponent."""
 
     exponent: float
@@ -87,7 +87,7 @@ class PowerLaw(NamedTuple):
         return f"{self.exponent:.4f} ({self.low:.4f} to {self.high:.4f})"
 
 
-def power_law(x: Sequence[float], loss: Sequence[float]) -> PowerLaw:
+def power_law(x: Sequence[float], loss: Sequence[float]) -> LossLaw:
     """Fit a line to the logarithms; the interval is of resampled runs, whose x are not all
     the same."""
     of_x, of_loss = np.log(x), np.log(loss)
@@ -99,7 +99,7 @@ def power_law(x: Sequence[float], loss: Sequence[float]) -> PowerLaw:
         if np.ptp(of_x[some]) > 0:
             drawn.append(float(np.polyfit(of_x[some], of_loss[some], 1)[0]))
     low, high = np.quantile(drawn, [(1 - INTERVAL) / 2, (1 + INTERVAL) / 2])
-    return PowerLaw(float(exponent), float(low), float(high), float(np.exp(shift)))
+    return LossLaw(float(exponent), float(low), float(high), float(np.exp(shift)))
 
 
 def case(name: str, width: int, steps: int) -> str:
@@ -137,9 +137,9 @@ def frontier(results: Results, name: str) -> list[str]:
     return best
 
 
-def laws(config: ScalingConfig, results: Results) -> dict[str, dict[str, PowerLaw]]:
+def laws(config: ScalingConfig, results: Results) -> dict[str, dict[str, LossLaw]]:
     """Return by model the power laws over parameters and over compute."""
-    fitted: dict[str, dict[str, PowerLaw]] = {}
+    fitted: dict[str, dict[str, LossLaw]] = {}
     for name in NAMES:
         longest = [case(name, width, config.durations[-1]) for width in config.widths]
         chosen = {"parameters": longest, "flops": frontier(results, name)}
@@ -192,7 +192,7 @@ def page(config: ScalingConfig, results: Results) -> list[str]:
     ]
 
 
-def comparison(fitted: Mapping[str, Mapping[str, PowerLaw]], member: str) -> str:
+def comparison(fitted: Mapping[str, Mapping[str, LossLaw]], member: str) -> str:
     """Say whose loss falls faster, and where the laws meet."""
     if any(member not in fitted[name] for name in NAMES):
         return "too few points for a law."

@@ -40,7 +40,7 @@ from srm.training.text.tokenizer import (
     train_tokenizer,
 )
 from srm.training.text.whole_files import write_whole
-from srm.training.watch import ModelSeries, Samples
+from srm.training.watch import ModelSeries, ShownSamples
 
 TOKENIZER_PROBLEMS = 100_000
 EXAMPLE = Countdown((3, 5, 97, 12), 482)
@@ -103,7 +103,7 @@ def pretrain(config: PretrainConfig) -> Losses:
         run = Run(model, schedule, config.output, own, {"texts": source}, settings)
         every = (config.keep_every, own.is_first)
         series = ModelSeries(run, model.config, config.output, config.output, *every)
-        samples = Samples(
+        samples = ShownSamples(
             run, tokenizer, _prompt(config, tokenizer, ids), config.n_ctx, config.save_every
         )
         run.train(batches, evaluation, (series, samples))

@@ -42,7 +42,7 @@ class ModelSeries:
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class ShownSamples:
     """Has the model go on with a prompt every `every` updates, and shows it."""
 
     run: Run

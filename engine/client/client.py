@@ -146,7 +146,8 @@ class EngineClient:
             if self.streams.has_request(request.id):
                 raise InvalidRequest(f"id {request.id!r} is in use by a running request", "id")
         stream = self.streams.open(requests)
-        stream.says_versions = says_versions
+        if says_versions:
+            stream.says_versions = True
         return stream
 
     def set_writer(self, write: Write) -> None:

@@ -37,7 +37,7 @@ class Tokens:
     top_ids: I32 = field(default_factory=lambda: NO_TOP_IDS)
     """i32[first tokens, k]: those with alternatives are the first; -1 beyond what one asked for."""
     top_logprobs: F32 = field(default_factory=lambda: NO_TOP_LOGPROBS)  # f32[first tokens, k]
-    versions: I32 = field(default_factory=lambda: NO_VERSIONS)
+    versions: I32 = field(default_factory=NO_VERSIONS.view)
     """i32[tokens] version of the weights that made each, where a reader asks; never in a message"""
 
     def __len__(self) -> int:

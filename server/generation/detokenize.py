@@ -6,10 +6,11 @@ A sample has a TextStream from its first tokens to its last ones.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET, UnsetType
 
 from srm.engine.messages import REASONS, FinishReason, Output
 from srm.engine.messages import join as join_outputs
@@ -46,7 +47,7 @@ class ChoicePart:
     """By the rules of `verify`, if that is asked."""
     count: int | None = None
     """How many samples with the same text it stands for, if these are counted."""
-    versions: list[VersionSpan] = field(default_factory=list)
+    versions: list[VersionSpan] | UnsetType = UNSET
     """Which weights made its tokens, counted from the choice's first; none if not asked for."""
 
     @property
@@ -71,7 +72,7 @@ def join(parts: list[ChoicePart]) -> ChoicePart:
         text_offset=[offset for part in parts for offset in part.text_offset],
         finish_reason=parts[-1].finish_reason,
         stop_reason=parts[-1].stop_reason,
-        versions=join_spans([span for part in parts for span in part.versions]),
+        versions=join_spans([part.versions for part in parts]),
     )
 
 
@@ -147,7 +148,7 @@ class Detokenizer:
                 tops = slice(width * at, width * (at + size))
                 output = Output("", index, *own, top_ids[tops], top_logprobs[tops])
             part = ChoicePart(index, is_first, text, output, offsets, reason, stop_reason)
-            if len(tokens.versions):
+            if request.return_weight_versions:
                 self._add_versions(part, tokens.versions[begin : begin + part.num_tokens])
             parts.append(part)
         return parts

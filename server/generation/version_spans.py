@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET, UnsetType
 
 from srm.server.schema.completion_response import VersionSpan
 
@@ -21,10 +23,15 @@ def spans_of(versions: npt.NDArray[np.int32], start: int) -> list[VersionSpan]:
     ]
 
 
-def join_spans(spans: Sequence[VersionSpan]) -> list[VersionSpan]:
-    """Join neighbouring spans of the same version."""
+def join_spans(
+    parts: Sequence[list[VersionSpan] | UnsetType],
+) -> list[VersionSpan] | UnsetType:
+    """Join the spans of a choice's parts, and neighbouring ones of the same version; UNSET if no
+    part has any."""
+    if parts[0] is UNSET:
+        return UNSET
     joined: list[VersionSpan] = []
-    for span in spans:
+    for span in chain.from_iterable(part or () for part in parts):
         if joined and joined[-1].version == span.version:
             joined[-1] = VersionSpan(span.version, joined[-1].start, span.end)
         else:

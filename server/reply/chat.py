@@ -39,7 +39,7 @@ class ChatFormat(Format):
             "token_ids": self.token_ids(part, UNSET if is_event else None),
             "matched": UNSET if part.matched is None else part.matched,
             "score": UNSET if part.score is None else part.score,
-            "weight_versions": self.weight_versions(part),
+            "weight_versions": part.versions,
         }
         if is_event:
             delta = ChatDelta(role="assistant", content=self.echoed + part.text)
@@ -58,14 +58,14 @@ class ChatFormat(Format):
 
     def contents(self, parts: list[ChoicePart]) -> list[ChunkChoice]:
         """Return the choices that have more text, or tokens where they are asked for."""
-        wants_tokens = self.request.wants_tokens or self.request.logprobs is not None
+        wants_tokens = self.wants_tokens or self.request.logprobs is not None
         return [
             ChunkChoice(
                 index=part.index,
                 delta=ChatDelta(content=part.text),
                 logprobs=self.logprobs(part),
                 token_ids=self.token_ids(part, UNSET),
-                weight_versions=self.weight_versions(part),
+                weight_versions=part.versions,
             )
             for part in parts
             if part.text or (wants_tokens and part.num_tokens)

@@ -28,7 +28,7 @@ class CompletionFormat(Format):
             matched=UNSET if part.matched is None else part.matched,
             score=UNSET if part.score is None else part.score,
             count=UNSET if part.count is None else part.count,
-            weight_versions=self.weight_versions(part),
+            weight_versions=part.versions,
         )
         place = part.index // request.n
         if request.return_packed:
@@ -56,7 +56,7 @@ class CompletionFormat(Format):
 
     def events(self, parts: list[ChoicePart]) -> list[list[Any]]:
         request = self.request
-        wants_tokens = request.wants_tokens or request.return_packed
+        wants_tokens = self.wants_tokens or request.return_packed
         wants_scores = not (request.logprobs is None and request.prompt_logprobs is None)
         is_always_sent = wants_tokens or wants_scores
         choices = []

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import Raw, UnsetType
 
 from srm.engine.messages import FinishReason, Output
 from srm.engine.steps.tokens import Tokens
@@ -24,7 +24,7 @@ from srm.server.generation.generation import Generation
 from srm.server.http.responses import DONE, escape_line_ends, frame, frame_error
 from srm.server.reply.prompt import ShownPrompt
 from srm.server.reply.scores import ScoreWriter, scores_of
-from srm.server.schema.completion_response import Usage, VersionSpan
+from srm.server.schema.completion_response import Usage
 from srm.server.text.text import Text
 
 encode_json = msgspec.json.Encoder().encode
@@ -100,6 +100,8 @@ class Format(ABC):
         self.request = generation.request
         self.text = text
         self.model_name = model_name
+        self.wants_tokens = self.request.return_token_ids or self.request.return_weight_versions
+        """Whether choices say something of each token, of those without text too."""
         as_ids = self.request.return_tokens_as_token_ids
         self.scores = scores_of(self.scores_kind, text, as_ids)
 
@@ -144,10 +146,6 @@ class Format(ABC):
         return self.scores.render(
             part.tokens, self.request.logprobs, part.text_offset, before or ()
         )
-
-    def weight_versions(self, part: ChoicePart) -> list[VersionSpan] | UnsetType:
-        """Return which weights made which of these tokens, if that is asked."""
-        return part.versions if self.request.return_weight_versions else UNSET
 
     def token_ids(self, part: ChoicePart, unasked: _Unasked) -> list[int] | _Unasked:
         """Return the token ids of a choice, or `unasked` if they are not asked for."""

@@ -63,7 +63,7 @@ class Renderer:
         self._version: int | None = None  # of the weights in the frames
         self._is_few = generation.num_choices <= MOST_ALONE or not form.may_share_events
         self._pacing = Pacing(interval) if interval > 1 else None
-        is_text = request.skip_special_tokens and not request.wants_tokens
+        is_text = request.skip_special_tokens and not form.wants_tokens
         # All between a choice's first tokens and its last is text, sent as it comes, and scores.
         self._is_text = is_text and not request.return_packed and interval == 1
 

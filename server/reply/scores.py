@@ -214,6 +214,18 @@ class ChatScores(ScoreWriter):
         return self._around % entry
 
 
+class TokenIdScores(ChatScores):
+    """Writes a `TokenIdLogprobs`."""
+
+    _around = b'{"content":[%b]}'
+
+    def _before(self, token: int) -> bytes:
+        return b'{"token":"token_id:%d","token_id":%d,"logprob":' % (token, token)
+
+    def _behind(self, _token: int) -> bytes:
+        return b"}"
+
+
 @lru_cache(maxsize=8)
 def scores_of(kind: type[ScoreWriter], text: Text, as_ids: bool) -> ScoreWriter:
     """Return the one that all requests of a model share."""

@@ -88,14 +88,14 @@ class ToolFormat(ChatFormat):
         deltas = [
             ChatDelta(tool_calls=[self._delta(part.index, piece)]) for piece in self._pieces(part)
         ]
-        wants_tokens = self.request.wants_tokens or self.request.logprobs is not None
+        wants_tokens = self.wants_tokens or self.request.logprobs is not None
         if not deltas and wants_tokens and part.num_tokens:
             deltas = [ChatDelta()]
         choices = [ChunkChoice(index=part.index, delta=delta) for delta in deltas]
         for choice in choices[:1]:
             choice.logprobs = self.logprobs(part)
             choice.token_ids = self.token_ids(part, UNSET)
-            choice.weight_versions = self.weight_versions(part)
+            choice.weight_versions = part.versions
         return choices
 
     def _pieces(self, part: ChoicePart) -> list[CallPart]:

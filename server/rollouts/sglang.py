@@ -143,7 +143,9 @@ class GeneratedFormat(Format):
         generation = self.generation
         place = part.index // self.request.n
         cached = generation.stream.cached_tokens[place] if generation.stream else 0
-        spans = [LabelSpan(label(span.version), span.start, span.end) for span in part.versions]
+        spans = [
+            LabelSpan(label(span.version), span.start, span.end) for span in part.versions or ()
+        ]
         last = generation.weights_version
         if last is None and self._client.status is not None:  # nothing was made
             last = self._client.status.weights_version

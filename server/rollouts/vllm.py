@@ -18,7 +18,7 @@ from srm.server.http.bodies import json_reply, parsed, read_body
 from srm.server.http.responses import WhileConnected
 from srm.server.reply.format import Format
 from srm.server.reply.responder import Endpoint, Responder
-from srm.server.reply.scores import ChatScores
+from srm.server.reply.scores import TokenIdScores
 from srm.server.rollouts.control import TrainerControl
 from srm.server.rollouts.requests import (
     TOKEN_FORMS,
@@ -171,18 +171,6 @@ OPERATIONS = (
 )  # fmt: skip
 
 
-class TokenIdScores(ChatScores):
-    """Writes a `TokenIdLogprobs`."""
-
-    _around = b'{"content":[%b]}'
-
-    def _before(self, token: int) -> bytes:
-        return b'{"token":"token_id:%d","token_id":%d,"logprob":' % (token, token)
-
-    def _behind(self, _token: int) -> bytes:
-        return b"}"
-
-
 class TokensFormat(Format):
     """A TokensReply with its TokensChoices."""
 
@@ -198,7 +186,7 @@ class TokensFormat(Format):
             logprobs=None if num_top is None else self.scores.render(part.tokens, num_top, []),  # type: ignore[arg-type]  # its JSON
             finish_reason=part.finish_reason,
             stop_reason=part.stop_reason,
-            weight_versions=part.versions,
+            weight_versions=part.versions or [],
         )
 
     def events(self, parts: list[ChoicePart]) -> list[list[Any]]:

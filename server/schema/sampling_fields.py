@@ -216,11 +216,6 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
-    @property
-    def wants_tokens(self) -> bool:
-        """Whether choices say something of each token, of those without text too."""
-        return self.return_token_ids or self.return_weight_versions
-
     def refuse_shown(self) -> None:
         """Raise InvalidRequest for what choices show, where only counts are asked for."""
         if self.returns == "counts":

@@ -34,7 +34,7 @@ from srm.training.loss_files import write_losses
 from srm.training.processes import processes
 from srm.training.schedule import Schedule
 from srm.training.settings import select_fixed
-from srm.training.watch import ModelSeries, Samples
+from srm.training.watch import ModelSeries, ShownSamples
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def sft(config: SFTConfig) -> Losses:
         first = data.evaluation[0]
         prompt = first.ids[: int(first.is_target.argmax())].tolist() or [base.config.bos_token_id]
         tokenizer = read_tokenizer(config.model / "tokenizer.json")
-        samples = Samples(run, tokenizer, prompt, base.config.n_ctx, config.save_every)
+        samples = ShownSamples(run, tokenizer, prompt, base.config.n_ctx, config.save_every)
         run.train(
             ExampleBatches(data.train, config.batch_rows, config.seed),
             in_order(data.evaluation, config.batch_rows),
