@@ -123,7 +123,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     path = folder / "config.json"
     if not folder.is_dir():
         raise CheckpointError(
-            f"there is no folder {folder}; demo and demo-grpo are the bundled models"
+            f"there is no folder {folder}; demo, demo-grpo and countdown are the bundled models"
         )
     try:
         return parse_model_config(path, tokenizer_files.regular(path).read_bytes())
