@@ -260,5 +260,8 @@ def _batches_of(
     )
     shape = rows, config.n_ctx, config.seed, end if config.windows == "documents" else None
     trained = len(ids) - int(len(ids) * config.held_out)
-    batches = PackedBatches(ids[:trained], *shape)
-    return batches, PackedBatches(ids[trained:], *shape) if trained < len(ids) else None, source
+    batches, held_out = PackedBatches(ids[:trained], *shape), None
+    if config.held_out:
+        name = f"texts held out (evaluation_share = {config.held_out:g})"
+        held_out = PackedBatches(ids[trained:], *shape, name=name)
+    return batches, held_out, source

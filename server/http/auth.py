@@ -51,6 +51,8 @@ WORKER_KEY = "worker"
 """Name of the key that they want, if there are keys; further ones are called `worker-…`."""
 BY_WAY = ("origin", "forwarded", "x-forwarded-for")
 """Headers that show that a web page or a proxy sent the request, and not the operator."""
+SITE = "sec-fetch-site"
+"""Header by which a browser says whose page asks: of images too, that have no origin."""
 OPEN = frozenset({"/", "/docs", "/openapi.json"})
 OPEN_FOLDERS = (*ADMIN_FOLDERS, "/docs/")
 """Pages without secrets, requested before a browser can send a key."""
@@ -137,6 +139,8 @@ class CountedBody:
         self.is_upload = is_upload
         self.owner = ""
         """Name of the key that sends it; set before it is read."""
+        self.is_operators = False
+        """Whether it is taken however much others hold; set before it is read."""
         self._limits = limits
         self._receive = receive
         self.left_s = limits.timeout_s
@@ -178,7 +182,7 @@ class CountedBody:
             self._hold(size)
         if self.num_bytes > self._limits.limit(self.is_upload):
             raise self._limits.too_large(self.is_upload)
-        if not self.is_upload:
+        if not self.is_upload and not self.is_operators:
             self._limits.check_room(self.owner, self.num_bytes)
 
     def _hold(self, size: int) -> None:
@@ -235,6 +239,7 @@ class Auth:
         body = CountedBody(self.intake, receive, is_upload(scope))
         try:
             body.owner = self._admit(scope)
+            body.is_operators = _is_operators(scope["path"])
             await self._app(scope, body, send)
         except SRMError as error:
             if CURRENT.get().status:  # too late for another reply
@@ -269,13 +274,15 @@ class Auth:
             )
         if self._draining.is_on and scope["method"] not in READING:
             raise errors.stopping()
-        if scope.get("state", {}).get(TOO_MANY_CONNECTIONS):
+        # What waits in a pause may fill all there is, and would keep out whoever is to end it.
+        is_operators = _is_operators(path)
+        if scope.get("state", {}).get(TOO_MANY_CONNECTIONS) and not is_operators:
             raise Overloaded(f"there are more than {self._max_connections} connections")
         key = None
         if self._keys.all and not _is_open(path, is_admin_port):
             given = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
-            key = self._check_key(given, scope["method"])
-        if path.startswith(OPERATOR_FOLDER) or is_trainers:
+            key = self._check_key(given, is_counted=scope["method"] == "POST" and not is_operators)
+        if is_operators:
             _check_operator(scope, headers, key, is_admin_port)
         if path.startswith(WORKER_FOLDER) and key is not None:
             _check_name(path, key, WORKER_KEY)
@@ -285,10 +292,12 @@ class Auth:
                 f"content-encoding must be left out; got {encoding[:80]!r}", "content-encoding"
             )
         owner = "" if key is None else key.name
-        self.intake.check_announced(headers.get("content-length", ""), is_upload(scope), owner)
+        if not is_operators:
+            length = headers.get("content-length", "")
+            self.intake.check_announced(length, is_upload(scope), owner)
         return owner
 
-    def _check_key(self, authorization: str, method: str) -> ApiKey:
+    def _check_key(self, authorization: str, is_counted: bool) -> ApiKey:
         scheme, _, given = authorization.partition(" ")
         key = self._keys.find(given.strip()) if scheme.lower() == "bearer" else None
         if key is None:
@@ -296,13 +305,18 @@ class Auth:
             raise NotAuthorized(f"the API key {problem}; send `Authorization: Bearer KEY`")
         account = self._limits.account(key.name)
         CURRENT.get().account = account
-        if method == "POST":
+        if is_counted:
             account.admit()
         return key
 
 
 def _is_admin(path: str) -> bool:
     return path in ADMIN or path.startswith((*ADMIN_FOLDERS, OPERATOR_FOLDER))
+
+
+def _is_operators(path: str) -> bool:
+    """Whether a path is answered to the operator alone, however full the server is."""
+    return path in TRAINER_PATHS or path.startswith(OPERATOR_FOLDER)
 
 
 def _is_open(path: str, is_admin_port: bool) -> bool:
@@ -333,6 +347,8 @@ def _check_operator(
             "it has no admin_port: start it with --admin-port PORT, or with keys"
         )
     by_way = [name for name in BY_WAY if name in headers]
+    if headers.get(SITE, "none") not in {"none", "same-origin"}:
+        by_way.append(SITE)
     if by_way or not is_loopback((scope.get("client") or ("",))[0]):
         raise NotPermitted(
             f"{scope['path']} is answered to programs on this machine alone, where the server has "

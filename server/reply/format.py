@@ -113,6 +113,10 @@ class Format(ABC):
     def events(self, parts: list[ChoicePart]) -> list[list[msgspec.Struct]]:
         """Return the choices of each event for these parts; none if there is nothing to send."""
 
+    def field_of(self, name: str) -> str:
+        """Return its request's field that the engine calls `name`."""
+        return self.engine_fields.get(name, name)
+
     def opening(self, _parts: list[ChoicePart]) -> list[msgspec.Struct]:
         """Return choices that announce a completion, before any of its text."""
         return []

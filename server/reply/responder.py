@@ -167,15 +167,15 @@ class Responder:
         refuses name the request's fields. Raises IdInUse."""
         generation = form.generation
         if generation.id in self._ids_in_use:
-            raise IdInUse(
-                f"request_id {generation.id!r} is in use by a running request", "request_id"
-            )
+            name = form.field_of("request_id")
+            raise IdInUse(f"{name} {generation.id!r} is in use by a running request", name)
         self._ids_in_use.add(generation.id)
         try:
             yield
         except RequestError as error:
-            if own := form.engine_fields.get(name := error.param or ""):
-                error.message, error.param = error.message.replace(name, own), own
+            if error.param:
+                own = form.field_of(error.param)
+                error.message, error.param = error.message.replace(error.param, own), own
             raise
         finally:
             self._ids_in_use.remove(generation.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, NamedTuple
@@ -58,6 +59,7 @@ _VLLM_PARAMS = {
 _SGLANG_PARAMS = {
     **{name: name for name in _OF_BOTH},
     **{"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"},
+    **{"no_stop_trim": "include_stop_str_in_output"},
 }
 """Sampling parameters, each with the name that it has in completions."""
 _VLLM_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -67,7 +69,7 @@ _VLLM_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 _SGLANG_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **NEUTRAL,
-    **{"no_stop_trim": (True, False), "custom_params": ({},), "stop_regex": ()},
+    **{"custom_params": ({},), "stop_regex": ()},
     **{"stream_interval": (1,)},
 }
 DEFAULT_NEW_TOKENS = 128
@@ -148,13 +150,19 @@ class GenerateRequest(Fields, frozen=True, kw_only=True):
     return_logprob: bool = False
     """Return log-probabilities of the tokens sampled."""
     top_logprobs_num: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] = 0
-    """Return so many of the likeliest tokens in the place of each."""
+    """With `return_logprob`, return so many of the likeliest tokens in the place of each."""
     stream: bool = False
     """Send all so far as server-sent events, again and again."""
     rid: RequestId | None = None
     """The reply's id, by which /abort_request ends it."""
     model: str | None = None
     """Name of the served model; others are refused."""
+
+    def check(self) -> None:
+        if self.top_logprobs_num and not self.return_logprob:
+            raise InvalidRequest(
+                "top_logprobs_num is allowed only with return_logprob = true", "top_logprobs_num"
+            )
 
 
 GENERATE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -169,8 +177,8 @@ class AskedToGenerate(NamedTuple):
     """What a body of POST /generate means."""
 
     request: CompletionRequest
-    field: str
-    """The field that has the prompt: `text` or `input_ids`."""
+    names: dict[str, str]
+    """Its fields and parameters by those of completions, where these have other names."""
     is_list: bool
     """Whether that is a list of prompts, maybe of one."""
 
@@ -186,18 +194,21 @@ def parse_generate(body: bytes) -> AskedToGenerate:
     asked = checked(GenerateRequest, given, {name: prompts, **params.own}, dict(GENERATE_NEUTRAL))
     longest = {} if "max_tokens" in params.given else {"max_tokens": DEFAULT_NEW_TOKENS}
     converted = {"prompt": prompts, **longest}
-    request = checked(CompletionRequest, params.given, converted, params.neutral)
-    changed = msgspec.structs.replace(
-        request,
-        model=asked.model,
-        stream=asked.stream,
-        request_id=asked.rid,
-        logprobs=asked.top_logprobs_num if asked.return_logprob else None,
-        return_token_ids=True,
-        return_weight_versions=True,
-    )
-    changed.check()
-    return AskedToGenerate(changed, name, is_list)
+    names = {ours: theirs for theirs, ours in _SGLANG_PARAMS.items() if ours not in _OF_BOTH}
+    names |= {"prompt": name, "logprobs": "top_logprobs_num", "request_id": "rid", **params.names}
+    with naming(**names):
+        request = checked(CompletionRequest, params.given, converted, params.neutral)
+        changed = msgspec.structs.replace(
+            request,
+            model=asked.model,
+            stream=asked.stream,
+            request_id=asked.rid,
+            logprobs=asked.top_logprobs_num if asked.return_logprob else None,
+            return_token_ids=True,
+            return_weight_versions=True,
+        )
+        changed.check()
+    return AskedToGenerate(changed, names, is_list)
 
 
 def _prompts(name: str, value: Raw) -> tuple[list[str] | list[bytes], bool]:
@@ -221,15 +232,15 @@ def _prompts(name: str, value: Raw) -> tuple[list[str] | list[bytes], bool]:
 
 @contextmanager
 def naming(**names: str) -> Iterator[None]:
-    """Let errors about these fields name those that the dialect has in their places."""
+    """Let errors about these fields name those that the dialect has in their places. In a message,
+    fields are its first word, and what has an underscore or a value."""
     try:
         yield
     except RequestError as error:
-        if error.param in names:
-            ours, theirs = error.param, names[error.param]
-            if error.message.startswith(ours):
-                error.message = theirs + error.message.removeprefix(ours)
-            error.param = theirs
+        for ours, theirs in names.items():
+            place = rf"\b{ours}\b" if "_" in ours else rf"^{ours}\b|\b{ours}(?= = )"
+            error.message = re.sub(place, theirs, error.message)
+        error.param = names.get(error.param or "", error.param)
         raise
 
 
@@ -238,6 +249,8 @@ class _Params(msgspec.Struct):
     neutral: dict[str, tuple[Any, ...]]
     own: dict[str, Any]
     """The field of the body that they were in, as checked."""
+    names: dict[str, str]
+    """What they are called there, by their names in completions."""
 
 
 def _params(
@@ -249,7 +262,7 @@ def _params(
     """Return the sampling parameters of a body by their names in completions."""
     value = given.get("sampling_params")
     if value is None:
-        return _Params({}, {}, {})
+        return _Params({}, {}, {}, {})
     try:
         params = not_null(fields_of(value))
     except msgspec.ValidationError:
@@ -257,6 +270,7 @@ def _params(
     except UNDECODABLE as error:
         raise not_json(value, error) from None
     renamed: dict[str, Raw] = {}
+    called: dict[str, str] = {}
     own_neutral = {name: values for name, values in neutral.items() if name not in names}
     for name, param in params.items():
         if name not in names and name not in own_neutral:
@@ -264,8 +278,11 @@ def _params(
                 f"sampling_params has {show(name)}, which is none of them: {', '.join(names)}",
                 "sampling_params",
             )
-        renamed[names.get(name, name)] = param
-    return _Params(renamed, own_neutral, {"sampling_params": None})
+        ours = names.get(name, name)
+        if other := called.get(ours):
+            raise InvalidRequest(f"{name} and {other} are the same parameter: send one", name)
+        renamed[ours], called[ours] = param, name
+    return _Params(renamed, own_neutral, {"sampling_params": None}, called)
 
 
 def _ids(name: str, given: dict[str, Raw]) -> bytes:

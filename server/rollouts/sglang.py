@@ -3,8 +3,8 @@ trainers and routers ask beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -16,7 +16,7 @@ from srm.engine.errors import InvalidRequest
 from srm.server.generation.detokenize import ChoicePart, join
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.generation import Generation
-from srm.server.http.bodies import json_reply, parsed, read_body
+from srm.server.http.bodies import json_reply, parsed
 from srm.server.http.responses import WhileConnected
 from srm.server.reply.format import Format
 from srm.server.reply.responder import Endpoint, Responder
@@ -26,13 +26,14 @@ from srm.server.rollouts.requests import (
     GENERATE_NEUTRAL,
     INPUT_FORMS,
     TEXT_FORMS,
+    AskedToGenerate,
     GenerateRequest,
     naming,
     parse_generate,
 )
-from srm.server.rollouts.vllm import MAX_BODY_BYTES, StartGeneration
+from srm.server.rollouts.vllm import StartGeneration, read_fields
 from srm.server.schema.openapi import BodySchema, Operation
-from srm.server.schema.validation import Fields, checked, given_fields, require
+from srm.server.schema.validation import Fields
 from srm.server.text.text import Text
 
 _SCORE = {"type": "array", "items": {"type": ["number", "null"]}}
@@ -124,6 +125,33 @@ class TripleScores(ScoreWriter):
         return b"[%b]" % entry[0]
 
 
+SENT_GROWTH = 16
+"""Events have a completion anew when it has grown by one part in so many, so that sending all of it
+again and again takes a multiple of its length, and not its square."""
+
+
+class _Written:
+    """What has come of one completion."""
+
+    def __init__(self) -> None:
+        self.parts: list[ChoicePart] = []
+        self.num_tokens = self.num_sent = 0
+        self.scores = bytearray()
+        """The triple of each token, with a comma before it."""
+        self.tops = bytearray()
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether an event is worth it."""
+        return (self.num_tokens - self.num_sent) * SENT_GROWTH >= max(self.num_sent, 1)
+
+    def joined(self) -> ChoicePart:
+        """Return all that has come, which is sent now."""
+        self.parts = [join(self.parts)]
+        self.num_sent = self.num_tokens
+        return self.parts[0]
+
+
 class GeneratedFormat(Format):
     """A GeneratedText, or a list of them."""
 
@@ -131,14 +159,32 @@ class GeneratedFormat(Format):
     may_share_events = False
 
     def __init__(
-        self, generation: Generation, text: Text, client: EngineClient, is_list: bool
+        self, generation: Generation, text: Text, client: EngineClient, asked: AskedToGenerate
     ) -> None:
         super().__init__(generation, text, "")
         self._client = client
-        self._is_list = is_list or generation.num_choices > 1
-        self._so_far: dict[int, ChoicePart] = {}  # what streams have sent, by choice
+        self._names: Mapping[str, str] = {**asked.names, "prompt_token_ids": asked.names["prompt"]}
+        self._is_list = asked.is_list or generation.num_choices > 1
+        self._written: dict[int, _Written] = {}  # of streams, by choice
+
+    def field_of(self, name: str) -> str:
+        return self._names.get(name, name)
 
     def make_choice(self, part: ChoicePart, is_event: bool) -> GeneratedText:  # noqa: ARG002
+        written = _Written()
+        self._add(part, written)
+        return self._render(written)
+
+    def _add(self, part: ChoicePart, written: _Written) -> None:
+        written.parts.append(part)
+        written.num_tokens += part.num_tokens
+        if (num_top := self.request.logprobs) is not None:
+            for own, tops in self.scores.entries(part.tokens, num_top):
+                written.scores += b"," + own
+                written.tops += b"," + tops
+
+    def _render(self, written: _Written) -> GeneratedText:
+        part = written.joined()
         index, label = part.index if self._is_list else UNSET, self._client.label
         generation = self.generation
         place = part.index // self.request.n
@@ -158,23 +204,22 @@ class GeneratedFormat(Format):
             weight_version=spans[-1].version if spans else label(last or 0),
             weight_versions=spans,
         )
-        if (num_top := self.request.logprobs) is not None:
-            entries = self.scores.entries(part.tokens, num_top)
-            meta.output_token_logprobs = Raw(b"[%b]" % b",".join(own for own, _ in entries))
-            if num_top:
-                meta.output_top_logprobs = Raw(b"[%b]" % b",".join(top for _, top in entries))
+        if self.request.logprobs is not None:
+            meta.output_token_logprobs = Raw(b"[" + written.scores[1:] + b"]")
+            if self.request.logprobs:
+                meta.output_top_logprobs = Raw(b"[" + written.tops[1:] + b"]")
         ids = memoryview(part.token_ids).cast("i").tolist()
         return GeneratedText(text=part.text, output_ids=ids, meta_info=meta, index=index)
 
     def events(self, parts: list[ChoicePart]) -> list[list[Any]]:
         choices = []
         for part in parts:
-            before = self._so_far.pop(part.index, None)
-            whole = part if before is None else join([before, part])
-            if part.finish_reason is None:
-                self._so_far[part.index] = whole
-            if part.token_ids or part.finish_reason:
-                choices.append(self.make_choice(whole, is_event=True))
+            written = self._written.setdefault(part.index, _Written())
+            self._add(part, written)
+            if part.finish_reason:
+                del self._written[part.index]
+            if part.finish_reason or written.has_grown:
+                choices.append(self._render(written))
         return [choices] if choices else []
 
     def envelope(self, fields: dict[str, Any], is_event: bool) -> Any:
@@ -208,9 +253,9 @@ class GenerateEndpoint(Endpoint):
 
     async def begin(self, body: bytes, id: str, owner: RequestOwner) -> GeneratedFormat:
         asked = await parsed(parse_generate, body)
-        with naming(prompt=asked.field, max_tokens="max_new_tokens"):
+        with naming(**asked.names):
             generation = await self._start(id, asked.request, owner)
-        return GeneratedFormat(generation, self._text, self._client, asked.is_list)
+        return GeneratedFormat(generation, self._text, self._client, asked)
 
 
 class PauseGeneration(Fields, frozen=True, kw_only=True):
@@ -441,42 +486,27 @@ class SglangRoutes:
         return Changed(True, "kept states are forgotten")
 
 
-_Body = TypeVar("_Body", bound=Fields)
-
-
-async def _asked(
-    request: Request, kind: type[_Body], neutral: dict[str, tuple[Any, ...]] | None = None
-) -> _Body:
-    """Return the body, which may be empty where no field is required. Raises InvalidRequest."""
-    body = await read_body(request, MAX_BODY_BYTES)
-    given = given_fields(body) if body.strip() else {}
-    for field in msgspec.structs.fields(kind):
-        if field.required:
-            require(given, field.encode_name)
-    return checked(kind, given, {}, neutral or {})
-
-
 def routes(served: SglangRoutes) -> APIRouter:
     """The routes of this module but for the one that generates."""
     router = APIRouter()
 
     @router.post("/pause_generation")
     async def pause_generation(request: Request) -> Response:
-        asked = await _asked(request, PauseGeneration)
+        asked = await read_fields(request, PauseGeneration)
         return WhileConnected(lambda: served.pause(asked))
 
     @router.post("/continue_generation")
     async def continue_generation(request: Request) -> Response:
-        return json_reply(await served.resume(await _asked(request, Nothing)))
+        return json_reply(await served.resume(await read_fields(request, Nothing)))
 
     @router.post("/update_weights_from_disk")
     async def update_weights_from_disk(request: Request) -> Response:
-        asked = await _asked(request, DiskRequest, DISK_NEUTRAL)
+        asked = await read_fields(request, DiskRequest, DISK_NEUTRAL)
         return WhileConnected(lambda: served.change(asked))
 
     @router.post("/abort_request")
     async def abort_request(request: Request) -> Response:
-        return json_reply(await served.end(await _asked(request, AbortRequest)))
+        return json_reply(await served.end(await read_fields(request, AbortRequest)))
 
     @router.get("/flush_cache")
     @router.post("/flush_cache")

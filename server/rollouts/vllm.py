@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -35,7 +35,7 @@ from srm.server.schema.completion_response import (
     VersionSpan,
 )
 from srm.server.schema.openapi import BodySchema, Operation, reference
-from srm.server.schema.validation import Fields, checked, from_text, given_fields
+from srm.server.schema.validation import Fields, checked, from_text, given_fields, require
 from srm.server.text.text import Text
 
 MAX_BODY_BYTES = 64 * 1024
@@ -133,11 +133,11 @@ class AbortRequests(Fields, frozen=True, kw_only=True):
     request_ids: (
         Annotated[
             list[Annotated[str, Meta(min_length=1, max_length=128)]],
-            Meta(max_length=4096, description="a list of at most 4096 ids; none: all requests"),
+            Meta(max_length=4096, description="a list of at most 4096 ids"),
         ]
         | None
     ) = None
-    """Values of `request_id`; all requests but those of batches if there are none."""
+    """Values of `request_id`; without this field, all requests but those of batches are ended."""
 
 
 class Aborted(msgspec.Struct):
@@ -176,6 +176,7 @@ class TokensFormat(Format):
 
     scores_kind = TokenIdScores
     may_share_events = True
+    engine_fields: ClassVar[dict[str, str]] = {"prompt_token_ids": "token_ids"}
     _is_prompt_shown = False
 
     def make_choice(self, part: ChoicePart, is_event: bool) -> TokensChoice:  # noqa: ARG002
@@ -229,6 +230,21 @@ class TokensEndpoint(Endpoint):
         return TokensFormat(generation, self._text, self._model_name)
 
 
+_Body = TypeVar("_Body", bound=Fields)
+
+
+async def read_fields(
+    request: Request, kind: type[_Body], neutral: dict[str, tuple[Any, ...]] | None = None
+) -> _Body:
+    """Return the body, which may be empty where no field is required. Raises InvalidRequest."""
+    body = await read_body(request, MAX_BODY_BYTES)
+    given = given_fields(body) if body.strip() else {}
+    for field in msgspec.structs.fields(kind):
+        if field.required:
+            require(given, field.encode_name)
+    return checked(kind, given, {}, neutral or {})
+
+
 def folder_of(request: FolderRequest) -> str:
     """The folder of new weights. Raises InvalidRequest where they are to come another way."""
     if not request.weight_dir or request.update_info is not None:
@@ -267,8 +283,7 @@ def routes(control: TrainerControl) -> APIRouter:
 
     @router.post("/update_weights")
     async def update_weights(request: Request) -> Response:
-        given = given_fields(await read_body(request, MAX_BODY_BYTES))
-        folder = folder_of(checked(FolderRequest, given, {}, {}))
+        folder = folder_of(await read_fields(request, FolderRequest))
 
         async def make() -> FolderInUse:
             with naming(path="weight_dir"):
@@ -279,10 +294,13 @@ def routes(control: TrainerControl) -> APIRouter:
 
     @router.post("/abort_requests")
     async def abort_requests(request: Request) -> Response:
-        body = await read_body(request, MAX_BODY_BYTES)
-        asked = checked(AbortRequests, given_fields(body), {}, {})
-        counts = [await control.end(name) for name in asked.request_ids or [""]]
-        return json_reply(Aborted(sum(counts)))
+        asked = await read_fields(request, AbortRequests)
+        names = [""] if asked.request_ids is None else asked.request_ids
+
+        async def make() -> Aborted:
+            return Aborted(sum([await control.end(name) for name in names]))
+
+        return WhileConnected(make)
 
     @router.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> Response:

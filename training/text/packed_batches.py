@@ -18,9 +18,17 @@ from srm.training.text.token_file import Ids
 class PackedBatches:
     """Inputs and targets, int64 [rows, length]: ids, and the ids that follow them."""
 
-    def __init__(self, ids: Ids, rows: int, length: int, seed: int, end: int | None = None) -> None:
+    def __init__(
+        self,
+        ids: Ids,
+        rows: int,
+        length: int,
+        seed: int,
+        end: int | None = None,
+        name: str = "texts",
+    ) -> None:
         """With `end`, the token behind each document, windows begin with documents. Raises
-        ConfigError unless the ids fill a batch."""
+        ConfigError, which calls them by this name, unless the ids fill a batch."""
         self._ids = ids
         self._rows, self._length, self._seed = rows, length, seed
         self._begins = np.arange((len(ids) - 1) // length) * length
@@ -31,7 +39,7 @@ class PackedBatches:
         self._epoch, self._order = -1, np.empty(0, np.int64)
         if self.windows < rows:
             raise ConfigError(
-                f"texts: {len(ids):,} tokens make {self.windows} windows of {length}, and a batch "
+                f"{name}: {len(ids):,} tokens make {self.windows} windows of {length}, and a batch "
                 f"takes {rows}: give more text, or lower batch_tokens or n_ctx"
             )
 

@@ -27,6 +27,7 @@ from tests.serving import (
 
 TOKENS, GENERATE = "/inference/v1/generate", "/generate"
 IDS = [9, 21, 33, 14]
+LONG_CHOICE = {"max_tokens": 100, "structured_outputs": {"choice": ["a choice of many tokens"]}}
 KEY = {"Authorization": "Bearer the-key-of-the-operator"}
 
 
@@ -156,6 +157,16 @@ def test_generate_in_sglangs_form(trained: Server) -> None:
         assert before["meta_info"]["finish_reason"] is None
 
 
+def test_a_stop_string_remains_if_it_is_not_trimmed(trained: Server) -> None:
+    params = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
+    whole = ask(trained, GENERATE, text="the cat", sampling_params=params)["text"]
+    stop = next(character for character in whole[1:] if " " <= character <= "~")
+    end = whole.index(stop)
+    for keeps, text in ((False, whole[:end]), (True, whole[: end + len(stop)])):
+        more = params | {"stop": stop, "no_stop_trim": keeps}
+        assert ask(trained, GENERATE, text="the cat", sampling_params=more)["text"] == text
+
+
 def test_a_pause_keeps_what_runs_where_it_is(trained: Server) -> None:
     greedy: dict[str, Any] = {
         "prompt": IDS,
@@ -233,7 +244,8 @@ def test_an_abort_answers_with_the_tokens_so_far(
         body = {"token_ids": IDS, "sampling_params": params, "request_id": "mine", "stream": stream}
         mine = pool.submit(trained.http.post, TOKENS, json=body)
         wait_until(lambda: trained.metric("srm_engine_running_sequences") == 3)
-        assert tell(trained, "/abort_requests", request_ids=["unknown"]) == {"aborted": 0}
+        for ids in ([], ["unknown"]):
+            assert tell(trained, "/abort_requests", request_ids=ids) == {"aborted": 0}
         assert tell(trained, "/abort_request", rid="mine")["message"] == "ended 1 requests"
         reply = mine.result()  # though the engine makes no step
         assert tell(trained, "/abort_request", rid="mine")["message"] == "ended 0 requests"
@@ -258,7 +270,7 @@ def test_all_are_aborted_with_what_waits(trained: Server) -> None:
     body = {"prompt": IDS, "max_tokens": 100, "ignore_eos": True, "n": 200,
             "return_token_ids": True}  # fmt: skip
     with running(trained, COMPLETIONS, count=64, **body) as asked:
-        tell(trained, "/abort_request", abort_all=True)
+        assert tell(trained, "/abort_requests") == {"aborted": 1}
         choices = asked.result()["choices"]
     assert [choice["finish_reason"] for choice in choices] == ["abort"] * 200
     assert sum(bool(choice["token_ids"]) for choice in choices) == 64
@@ -325,6 +337,10 @@ def test_only_the_operator_pauses(trained: Server, folders: Path) -> None:
         ] == 2  # fmt: skip
 
 
+def generated(**params: Any) -> dict[str, Any]:
+    return {"text": "a", "sampling_params": params}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -332,6 +348,7 @@ def test_only_the_operator_pauses(trained: Server, folders: Path) -> None:
         (TOKENS, {"token_ids": []}, "token_ids"),
         (TOKENS, {"token_ids": [5_000]}, "token_ids"),
         (TOKENS, {"token_ids": IDS * 100}, "token_ids"),
+        (TOKENS, {"token_ids": IDS * 31, "sampling_params": LONG_CHOICE}, "token_ids"),
         (GENERATE, {"input_ids": [5_000]}, "input_ids"),
         (GENERATE, {"text": "the cat " * 500}, "text"),
         (TOKENS, {"token_ids": IDS, "sampling_params": []}, "sampling_params"),
@@ -342,6 +359,16 @@ def test_only_the_operator_pauses(trained: Server, folders: Path) -> None:
         (GENERATE, {"input_ids": IDS, "text": "a"}, "input_ids"),
         (GENERATE, {"input_ids": []}, "input_ids"),
         (GENERATE, {"text": 7}, "text"),
+        (GENERATE, generated(max_new_tokens=-1), "max_new_tokens"),
+        (GENERATE, generated(max_new_tokens=0), "max_new_tokens"),
+        (GENERATE, generated(min_new_tokens=-1), "min_new_tokens"),
+        (GENERATE, generated(min_new_tokens=9, max_new_tokens=4), "min_new_tokens"),
+        (GENERATE, generated(seed="a"), "seed"),
+        (GENERATE, generated(sampling_seed="a"), "sampling_seed"),
+        (GENERATE, generated(sampling_seed=2**64), "sampling_seed"),
+        (GENERATE, generated(seed=1, sampling_seed=2), "sampling_seed"),
+        (GENERATE, generated(no_stop_trim=1), "no_stop_trim"),
+        (GENERATE, {"text": "a", "top_logprobs_num": 2}, "top_logprobs_num"),
         (GENERATE, {"text": "a", "sampling_params": {"max_tokens": 1}}, "sampling_params"),
         (GENERATE, {"text": "a", "return_hidden_states": True}, "return_hidden_states"),
         ("/pause?mode=wait", None, "mode"),
@@ -356,7 +383,10 @@ def test_only_the_operator_pauses(trained: Server, folders: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_named(trained: Server, path: str, body: Any, param: str) -> None:
-    assert error_of(trained.admin.post(path, json=body))["param"] == param
+    error = error_of(trained.admin.post(path, json=body))
+    assert error["param"] == param
+    theirs = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
+    assert theirs.get(param, "…") not in error["message"]
     assert trained.admin.get("/is_paused").json() == {"is_paused": False}
 
 

@@ -177,6 +177,20 @@ def test_texts_are_mixed_by_weight(texts: Path, tmp_path: Path) -> None:
         pretrain(msgspec.structs.replace(config, text_weights=(0.5, 0.5)))
 
 
+def test_a_mixed_text_too_short_to_hold_any_of_it_out_is_refused(
+    texts: Path, tmp_path: Path
+) -> None:
+    """Before any update, and not at the first evaluation."""
+    short = tmp_path / "short.txt"
+    short.write_text((texts / "0.txt").read_text()[:250])
+    config = msgspec.structs.replace(
+        TINY, output=tmp_path / "run", texts=(texts, short), text_weights=(0.75, 0.25),
+        steps=8, evaluate_every=4, evaluation_share=0.005,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"evaluation_share = 0.005\): 0 tokens make 0 windows"):
+        pretrain(config)
+
+
 @pytest.mark.parametrize(
     "weights", [(1.0,), (1.0, 0.0), (1.0, -1.0), (1.0, math.nan), (1.0, math.inf), (1.0, 1e-19)]
 )

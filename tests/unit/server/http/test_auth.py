@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping
 from hashlib import sha256
@@ -12,12 +13,14 @@ from typing import Any
 import httpx
 import pytest
 from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
 from srm.server.config import ServerConfig
-from srm.server.http.auth import Auth
+from srm.server.http.auth import TOO_MANY_CONNECTIONS, Auth
 from srm.server.http.cors import Cors, is_loopback
 from srm.server.http.draining import Draining
 from srm.server.http.keys import ApiKey, Keys
+from srm.server.http.limits import memory
 from srm.server.http.request_middleware import RequestMiddleware
 from srm.server.routes.app import OPERATIONS
 from srm.server.wiring import ServerWiring
@@ -32,6 +35,7 @@ KEYS = Keys(
     ]
 )
 HERE, ELSEWHERE = "127.0.0.1", "10.0.0.5"
+SITE = "sec-fetch-site"
 OWN, STRANGER = "http://127.0.0.1:8000", "https://stranger.example"
 EXTENSION = "chrome-extension://abcdefgh"
 
@@ -45,19 +49,33 @@ async def ask(
     key: str = "",
     headers: Mapping[str, str] = MappingProxyType({}),
     keys: Keys = NO_KEYS,
+    is_full: bool = False,
     **settings: Any,
 ) -> httpx.Response:
-    """The reply of a server of these settings to `address`, behind which all is answered."""
+    """The reply of a server of these settings to `address`, behind which all is answered. One that
+    `is_full` has too many connections, and holds as many bytes of bodies as it may."""
     config = ServerWiring(**{"admin_port": 9000, **settings})
-    guard = Auth(PlainTextResponse("passed"), config, keys, lambda: 1, Draining())
+    guard = Auth(_read, config, keys, lambda: 1, Draining())
+    guard.intake.held_bytes = (config.max_waiting_bytes + 1) * is_full
     origins = config.cors_origins
     app = RequestMiddleware(Cors(guard, origins, OPERATIONS) if origins else guard)
-    transport = httpx.ASGITransport(app, client=(address, 1234))
+
+    async def connected(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "state": {TOO_MANY_CONNECTIONS: is_full}}, receive, send)
+
+    transport = httpx.ASGITransport(connected, client=(address, 1234))
     bearer = {"authorization": f"Bearer {key}"} if key else {}
     async with httpx.AsyncClient(
         transport=transport, base_url=f"http://127.0.0.1:{port}"
     ) as client:
-        return await client.request(method, path, headers={**headers, **bearer})
+        body = b"{}" if is_full else b""
+        return await client.request(method, path, headers={**headers, **bearer}, content=body)
+
+
+async def _read(scope: Scope, receive: Receive, send: Send) -> None:
+    while (await receive()).get("more_body"):
+        pass
+    await PlainTextResponse("passed")(scope, receive, send)
 
 
 def refused(reply: httpx.Response) -> str:
@@ -75,6 +93,10 @@ BY_OPERATOR: dict[int, tuple[Asked, ...]] = {
         ),
         {"keys": KEYS, "key": ADMIN, "address": ELSEWHERE, "admin_port": 0},
         {"keys": KEYS, "key": ADMIN, "port": 9000},
+        *(
+            {"port": 9000, "method": "GET", "path": "/flush_cache", "headers": {SITE: site}}
+            for site in ("same-origin", "none")
+        ),
     ),
     401: (
         {"keys": KEYS, "admin_port": 0},
@@ -91,6 +113,10 @@ BY_OPERATOR: dict[int, tuple[Asked, ...]] = {
             {"port": 9000, "headers": {by_way: "a"}}
             for by_way in ("origin", "forwarded", "x-forwarded-for")
         ),
+        *(  # an <img> of any page, which has no origin
+            {"port": 9000, "method": "GET", "path": "/flush_cache", "headers": {SITE: site}}
+            for site in ("cross-site", "same-site", "")
+        ),
         {"keys": KEYS, "key": BOB, "admin_port": 0},
     ),
     404: ({}, {"keys": KEYS, "key": ADMIN}),
@@ -102,10 +128,33 @@ async def test_what_changes_the_server_takes_the_operators_key_or_a_program_here
     status: int,
 ) -> None:
     for asked in BY_OPERATOR[status]:
-        reply = await ask(path="/v1/admin/weights", **asked)
+        reply = await ask(**{"path": "/v1/admin/weights", **asked})
         assert reply.status_code == status, asked
         if status == 403:
             refused(reply)
+
+
+@pytest.mark.parametrize("path", ["/resume", "/continue_generation", "/v1/admin/weights"])
+async def test_a_full_server_hears_its_operator(path: str) -> None:
+    """Requests wait while it is paused, and would keep out whoever ends the pause."""
+    by_key: Asked = {"keys": KEYS, "port": 9000, "is_full": True}
+    assert (await ask(path=path, port=9000, is_full=True)).status_code == 200
+    assert (await ask(path=path, key=ADMIN, **by_key)).status_code == 200
+    for key, status in ((BOB, 403), ("", 401)):
+        assert (await ask(path=path, key=key, **by_key)).status_code == status
+    assert (await ask(key=ADMIN, **by_key)).status_code == 503
+    assert (await ask(port=9000, is_full=True)).status_code == 503
+
+
+async def test_what_the_operator_asks_is_no_part_of_a_keys_limit() -> None:
+    limits_fd = memory()
+    limited: Asked = {"keys": KEYS, "requests_per_minute": 1, "limits_fd": limits_fd, "port": 9000}
+    try:
+        statuses = [(await ask(key=ADMIN, **limited)).status_code for _ in range(2)]
+        assert statuses == [200, 429]
+        assert (await ask(path="/resume", key=ADMIN, **limited)).status_code == 200
+    finally:
+        os.close(limits_fd)
 
 
 async def test_a_key_may_be_sent_as_anthropics_clients_send_it() -> None:
