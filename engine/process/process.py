@@ -270,7 +270,7 @@ class EngineProcess:
 
     def _is_meant(self, request_id: str, message: EndRequests) -> bool:
         request = self._engine.scheduler.registry.by_id[request_id].request
-        return not request.durable if not message.name else request.name == message.name
+        return not request.durable and message.name in {"", request.name}
 
     def _send_statuses(self) -> None:
         for identity in self.clients:
