@@ -78,6 +78,7 @@ class EngineClient:
         self.status: Status | None = None
         """Last status of all reachable engines, combined; None while none is reachable, and at the
         start until all have answered, or until ENGINE_TIMEOUT_S after the first answer."""
+        self._is_leaving = False
         self._heard_at: float | None = None  # when the first engine answered
         self._has_begun = False
         self.fingerprints: dict[int, str] = {}
@@ -169,11 +170,21 @@ class EngineClient:
         """
         if not isinstance(message, Pause):
             return _together(_all_done(await self._ask_each(message), "the others have done it"))
+        if self._is_leaving:
+            raise EngineUnavailable("the server is stopping: what runs is not paused")
         self._check_all_answer()
         answers = await self._ask_each(message)
         if not all(isinstance(answer, Done) for answer in answers):
             await self._ask_each(_resume())
         return _together(_all_done(answers, "nothing is paused"))
+
+    def leave(self) -> None:
+        """Have what is paused go on, and refuse to pause it from now on: whoever would resume it is
+        not let in any more. Called again and again, since others may pause."""
+        self._is_leaving = True
+        for engine in self.engines:
+            if engine.status is not None and engine.status.paused:
+                engine.send(_resume())
 
     async def load_weights(self, path: str, running: Running, label: str = "") -> Done:
         """Have all engines go on with the weights in this folder; returns when they do. Whoever

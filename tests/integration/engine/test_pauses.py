@@ -15,6 +15,7 @@ from srm.engine.errors import EngineUnavailable, SwapInProgress
 from srm.engine.messages import (
     Abort,
     Control,
+    Done,
     DropPrefixes,
     EndRequests,
     HoldWeights,
@@ -132,3 +133,17 @@ async def test_batches_are_not_ended_by_name(serve: Serve, endpoint: str) -> Non
         await client.control(Resume("resume"))
         ends = [(await outputs)[-1].finish_reason for outputs in asked]
     assert ends == ["length", "abort"]
+
+
+async def test_who_leaves_lets_what_is_paused_go_on_and_pauses_nothing(
+    serve: Serve, endpoint: str
+) -> None:
+    serve()
+    async with connected(endpoint) as client:
+        await client.control(PAUSE)
+        asked = asyncio.create_task(collect(client, request_of("a", max_tokens=9)))
+        client.leave()
+        assert len(await asked) == 1
+        with pytest.raises(EngineUnavailable, match="is stopping"):
+            await client.control(PAUSE)
+        assert isinstance(await client.control(Resume("resume")), Done)

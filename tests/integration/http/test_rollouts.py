@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -283,6 +284,19 @@ def test_who_pauses_and_dies_leaves_no_pause(folders: Path) -> None:
         assert complete(server, max_tokens=2)["choices"]
         assert not server.admin.get("/is_paused").json()["is_paused"]
         assert any("nobody has resumed" in line for line in server.lines)
+
+
+def test_a_stop_lets_what_is_paused_end(folders: Path) -> None:
+    flags = (*SERVER_FLAGS, f"--data-dir={folders / 'stopped'}", f"--admin-port={free_port()}",
+             "--api-processes=2", "--drain-s=120")  # fmt: skip
+    server = Server(folders / "0", *flags)
+    tell(server, "/pause")
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(complete, server, max_tokens=5)
+        wait_until(lambda: server.metric("srm_engine_waiting_sequences") == 1)
+        server.process.send_signal(signal.SIGTERM)
+        assert asked.result()["choices"]
+    assert server.wait() == 0
 
 
 def test_kept_states_are_of_one_salt(trained: Server) -> None:
