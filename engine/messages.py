@@ -218,12 +218,12 @@ class PutWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="p
 
 class Pause(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pause"):
     """Make no step until Resume: sequences stay where they are, and new ones wait. Answered with a
-    Done once no step is under way."""
+    Done once no step is under way, or a Refusal while a change of weights waits for what runs."""
 
     id: str
     """Id of this message, which no running request has."""
     lease_s: float
-    """Seconds without a Pause, Resume or LoadWeights after which steps are made again."""
+    """Seconds without a Pause, LoadWeights or PutWeights after which steps are made again."""
 
 
 class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="resume"):
@@ -240,7 +240,7 @@ class EndRequests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     id: str
     """Id of this message, which no running request has."""
     name: str = ""
-    """`Request.name` of those that are meant; empty: all but durable ones."""
+    """`Request.name` of those that are meant; empty: all. Durable ones never are."""
 
 
 class DropPrefixes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="drop_prefixes"):

@@ -79,6 +79,7 @@ def serve_api(argv: list[str]) -> int:
         ),
         draining,
         config.drain_s,
+        client.leave,
     )
     collect_rarely()
     server.run(sockets=listeners)

@@ -25,8 +25,10 @@ from srm.engine.messages import (
     HoldWeights,
     LoadWeights,
     Output,
+    Pause,
     PutWeights,
     Request,
+    Resume,
     Running,
     Status,
     TakeSnapshot,
@@ -76,6 +78,7 @@ class EngineClient:
         self.status: Status | None = None
         """Last status of all reachable engines, combined; None while none is reachable, and at the
         start until all have answered, or until ENGINE_TIMEOUT_S after the first answer."""
+        self._is_leaving = False
         self._heard_at: float | None = None  # when the first engine answered
         self._has_begun = False
         self.fingerprints: dict[int, str] = {}
@@ -160,9 +163,28 @@ class EngineClient:
         return _together(await self._ask_all(TakeSnapshot(uuid.uuid4().hex)))
 
     async def control(self, message: Control) -> Done:
-        """Have every engine pause, resume or end requests; returns when all have. Raises
-        EngineUnavailable."""
-        return _together(await self._ask_all(message))
+        """Have every engine pause, resume, end requests or forget prefixes; returns when all have.
+
+        Raises the error that one refuses it with, and EngineUnavailable where one is away or goes
+        away: then none is paused by this, and all else is done by those that are there.
+        """
+        if not isinstance(message, Pause):
+            return _together(_all_done(await self._ask_each(message), "the others have done it"))
+        if self._is_leaving:
+            raise EngineUnavailable("the server is stopping: what runs is not paused")
+        self._check_all_answer()
+        answers = await self._ask_each(message)
+        if not all(isinstance(answer, Done) for answer in answers):
+            await self._ask_each(_resume())
+        return _together(_all_done(answers, "nothing is paused"))
+
+    def leave(self) -> None:
+        """Have what is paused go on, and refuse to pause it from now on: whoever would resume it is
+        not let in any more. Called again and again, since others may pause."""
+        self._is_leaving = True
+        for engine in self.engines:
+            if engine.status is not None and engine.status.paused:
+                engine.send(_resume())
 
     async def load_weights(self, path: str, running: Running, label: str = "") -> Done:
         """Have all engines go on with the weights in this folder; returns when they do. Whoever
@@ -239,11 +261,20 @@ class EngineClient:
                 why = f"engine {number} does not answer, has been lost, or drains"
                 raise EngineUnavailable(f"{why}: no weights are changed")
 
-    async def _ask_all(self, message: TakeSnapshot | LoadWeights | Control) -> list[Done]:
-        """Ask every engine, none of which may be away. Raises the first error."""
+    def _check_all_answer(self) -> None:
         for number, engine in enumerate(self.engines):
             if engine.status is None and len(self.engines) > 1:
                 raise EngineUnavailable(f"engine {number} does not answer: it is starting, or gone")
+
+    async def _ask_each(self, message: Control) -> list[Done | BaseException]:
+        """Ask every engine; return what each one answers, or why it does not."""
+        return await asyncio.gather(
+            *(engine.ask(message) for engine in self.engines), return_exceptions=True
+        )
+
+    async def _ask_all(self, message: TakeSnapshot | LoadWeights) -> list[Done]:
+        """Ask every engine, none of which may be away. Raises the first error."""
+        self._check_all_answer()
         async with task_group() as group:
             tasks = [group.create_task(engine.ask(message)) for engine in self.engines]
         return [task.result() for task in tasks]
@@ -310,6 +341,23 @@ def _sum(statuses: list[Status]) -> Status:
         paused=any(status.paused for status in statuses),
         **totals,
     )
+
+
+def _resume() -> Resume:
+    return Resume(uuid.uuid4().hex)
+
+
+def _all_done(answers: list[Done | BaseException], others: str) -> list[Done]:
+    """Return the answers of all engines. Raises the first error; `others` says what that means for
+    the other engines."""
+    done: list[Done] = []
+    for number, answer in enumerate(answers):
+        if isinstance(answer, EngineUnavailable) and len(answers) > 1:
+            raise EngineUnavailable(f"engine {number}: {answer.message}; {others}")
+        if isinstance(answer, BaseException):
+            raise answer
+        done.append(answer)
+    return done
 
 
 _ADDED = {"requests", "sequences", "bytes"}

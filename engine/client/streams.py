@@ -28,6 +28,7 @@ from srm.engine.client.unread import (
 from srm.engine.errors import EngineError, SRMError, StepFailed
 from srm.engine.messages import (
     PROMPT,
+    REASONS,
     Abort,
     Output,
     Outputs,
@@ -39,7 +40,7 @@ from srm.engine.messages import (
     without_first,
 )
 from srm.engine.steps.batch import I64
-from srm.engine.steps.tokens import Tokens, from_outputs, from_wire, join
+from srm.engine.steps.tokens import Tokens, from_outputs, from_wire, join, step_tokens
 
 Send = Callable[[ToEngine], None]
 Write = Callable[[Tokens], None]
@@ -96,6 +97,10 @@ class Stream(AbstractContextManager["Stream"]):
     def numbers(self) -> range:
         """Numbers of its completions in a step's rows."""
         return range(self._first, self._first + len(self._state))
+
+    def number_of(self, part: Part, index: int) -> int:
+        """Return the number, in a step's rows, of a completion that has this index in a part."""
+        return self._first + part.place * self.n + part.sample(index)
 
     @property
     def says_versions(self) -> bool:
@@ -326,12 +331,18 @@ class Streams:
             self.refuse(message.id, error_of(message))
             return
         version = message.weights_version
+        ends: list[tuple[int, int]] = []  # numbers and reasons of those that came in rows so far
         for output in message.outputs:
             waiting = self._places.get(output.id)
-            if waiting is not None:
-                stream, part = waiting
-                stream.add_output(part, output, version)
-                stream.set_direct(False)  # what comes behind it is taken behind it
+            if waiting is None:
+                continue
+            stream, part = waiting
+            if part.request.emit == "tokens" and output.finish_reason is not None:
+                number = stream.number_of(part, output.index)
+                ends.append((number, REASONS.index(output.finish_reason)))
+                continue
+            stream.add_output(part, output, version)
+            stream.set_direct(False)  # what comes behind it is taken behind it
         for number, count in message.cached:
             if (reader := self.by_number.get(number >> INDEX_BITS)) is not None:
                 reader.cached_tokens[(number & INDEX) // reader.n] = count
@@ -339,6 +350,10 @@ class Streams:
             direct = self.table.put(from_wire(message.tokens), version)
             if self._write is not None and direct is not None:
                 self._write(direct)
+        if ends:  # as rows too, so that they come with the tokens before them
+            numbers, reasons = np.array(ends).T
+            no_tokens = np.full(len(ends), -1, np.int32)
+            self.table.put(step_tokens(numbers, no_tokens, reasons.astype(np.uint8)), version)
 
     def refuse(self, request_id: str, error: SRMError) -> None:
         """End the stream of this request with this error."""

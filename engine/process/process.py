@@ -28,6 +28,7 @@ from srm.engine.errors import (
     SnapshotError,
     SRMError,
     StepFailed,
+    SwapInProgress,
     TimedOut,
 )
 from srm.engine.messages import (
@@ -39,6 +40,7 @@ from srm.engine.messages import (
     EndRequests,
     FromEngine,
     Hello,
+    HoldWeights,
     LoadWeights,
     Output,
     Outputs,
@@ -228,7 +230,8 @@ class EngineProcess:
     def _swap(self, client: bytes, message: AboutWeights) -> None:
         if self._deadline is None:
             self.weight_reload.check_note()
-        self._pausing.renew()
+        if not isinstance(message, HoldWeights):  # which says nothing of whoever paused
+            self._pausing.renew()
         try:
             self._check_may_finish(message)
             if done := self.weight_reload.receive(message):
@@ -251,8 +254,9 @@ class EngineProcess:
     def _control(self, client: bytes, message: Control) -> None:
         self._send_outputs(self._engine.settle())
         if isinstance(message, Pause | Resume):
-            if self._deadline is not None and isinstance(message, Pause):
-                error = EngineUnavailable("the engine is draining: what runs is not paused")
+            try:
+                self._check_may_pause(message)
+            except SRMError as error:
                 self._send(client, refusal(message.id, error))
                 return
             done = self._pausing.receive(message)
@@ -268,9 +272,22 @@ class EngineProcess:
         self._send_outputs(outputs)
         self._send(client, Done(message.id, {"requests": len(ended), "sequences": len(outputs)}))
 
+    def _check_may_pause(self, message: Pause | Resume) -> None:
+        if isinstance(message, Resume):
+            return
+        if self._deadline is not None:
+            raise EngineUnavailable("the engine is draining: what runs is not paused")
+        change = self.weight_reload.current
+        if change is not None and change.running == "finish" and not self._pausing.is_paused:
+            raise SwapInProgress(
+                f"the weights are being changed for those in {change.path!r} with running = "
+                "'finish', which waits for what a pause would stop: pause when they are changed, "
+                "or change them with 'continue' or 'drop'"
+            )
+
     def _is_meant(self, request_id: str, message: EndRequests) -> bool:
         request = self._engine.scheduler.registry.by_id[request_id].request
-        return not request.durable if not message.name else request.name == message.name
+        return not request.durable and message.name in {"", request.name}
 
     def _send_statuses(self) -> None:
         for identity in self.clients:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -32,11 +33,19 @@ class Draining:
 class DrainingServer(uvicorn.Server):
     """A server that ends, once told to, when nothing runs any more, or after `drain_s`."""
 
-    def __init__(self, config: uvicorn.Config, draining: Draining, drain_s: float) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        draining: Draining,
+        drain_s: float,
+        leave: Callable[[], None],
+    ) -> None:
+        """`leave` is called several times a second while it drains: so what runs can end."""
         super().__init__(config)
         logging.getLogger("uvicorn.error").addFilter(_is_no_stop)
         self._draining = draining
         self._drain_s = drain_s
+        self._leave = leave
         self._deadline: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's
@@ -54,6 +63,7 @@ class DrainingServer(uvicorn.Server):
         is_over = await super().on_tick(counter)
         if self._deadline is None:
             return is_over
+        self._leave()
         left = max(0.0, self._deadline - time.monotonic())
         # Connections that still have replies to take may use the remaining time.
         self.config.timeout_graceful_shutdown = left  # type: ignore[assignment]  # waits for floats too

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -234,11 +235,12 @@ def test_a_change_that_would_wait_for_what_is_paused_is_refused(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("stop", [[], ["no such text"]])
+@pytest.mark.parametrize(("stop", "logprobs"), [([], 0), ([], 1), (["no such text"], 0)])
 def test_an_abort_answers_with_the_tokens_so_far(
-    trained: Server, stop: list[str], stream: bool
+    trained: Server, stop: list[str], logprobs: int, stream: bool
 ) -> None:
-    params = {"max_tokens": 100, "ignore_eos": True, "seed": 1, "stop": stop, "n": 3, "logprobs": 0}
+    params = {"max_tokens": 100, "ignore_eos": True, "seed": 1, "stop": stop, "n": 3,
+              "logprobs": logprobs}  # fmt: skip
     whole = ask(trained, TOKENS, token_ids=IDS, sampling_params=params)["choices"]
     with held(trained.folder, steps=9), ThreadPoolExecutor() as pool:
         body = {"token_ids": IDS, "sampling_params": params, "request_id": "mine", "stream": stream}
@@ -266,6 +268,16 @@ def test_an_abort_answers_with_the_tokens_so_far(
         assert choice["content"] == full["logprobs"]["content"][:count]
 
 
+def test_an_abort_of_one_that_may_end_early_keeps_its_tokens(trained: Server) -> None:
+    body = {"prompt": IDS, "max_tokens": 100, "ignore_eos": True, "n": 3,
+            "return_token_ids": True, "until": {"match": "(?s).*", "count": 3}}  # fmt: skip
+    with running(trained, COMPLETIONS, count=3, **body) as asked:
+        tell(trained, "/abort_request", abort_all=True)
+        choices = asked.result()["choices"]
+    assert [choice["finish_reason"] for choice in choices] == ["abort"] * 3
+    assert all(choice["token_ids"] for choice in choices)
+
+
 def test_all_are_aborted_with_what_waits(trained: Server) -> None:
     body = {"prompt": IDS, "max_tokens": 100, "ignore_eos": True, "n": 200,
             "return_token_ids": True}  # fmt: skip
@@ -284,6 +296,19 @@ def test_who_pauses_and_dies_leaves_no_pause(folders: Path) -> None:
         assert complete(server, max_tokens=2)["choices"]
         assert not server.admin.get("/is_paused").json()["is_paused"]
         assert any("nobody has resumed" in line for line in server.lines)
+
+
+def test_a_stop_lets_what_is_paused_end(folders: Path) -> None:
+    flags = (*SERVER_FLAGS, f"--data-dir={folders / 'stopped'}", f"--admin-port={free_port()}",
+             "--api-processes=2", "--drain-s=120")  # fmt: skip
+    server = Server(folders / "0", *flags)
+    tell(server, "/pause")
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(complete, server, max_tokens=5)
+        wait_until(lambda: server.metric("srm_engine_waiting_sequences") == 1)
+        server.process.send_signal(signal.SIGTERM)
+        assert asked.result()["choices"]
+    assert server.wait() == 0
 
 
 def test_kept_states_are_of_one_salt(trained: Server) -> None:

@@ -120,6 +120,23 @@ def test_only_those_that_have_ended_are_taken_where_no_others_are_wanted() -> No
     assert engine.stream.cut(0, 2) == 2  # that have come in vain
 
 
+@pytest.mark.parametrize("only_ended", [False, True])
+def test_what_is_ended_without_a_row_comes_with_its_tokens_so_far(only_ended: bool) -> None:
+    engine = Engine("tokens")
+    engine.say(0, 1, 2, is_end=False)
+    engine.say(1, 2, 3, is_end=True)
+    ends = [Output(name, index, finish_reason="abort") for name in "ab" for index in range(N)]
+    engine.streams.receive(Outputs(ends))
+    assert engine.stream.cut(0, 3) == 0
+    assert engine.stream.unfinished == 2 * N - 1
+    tokens = engine.stream.read_new(only_ended).tokens
+    counts = {owner: end - begin for owner, begin, end, _ in tokens.rows()}
+    assert counts == {0: 0, 1: 2, 2: 0, 4: 0, 5: 0, 6: 3, 7: 0}
+    reasons = [REASONS[reason] for reason in tokens.reasons]
+    assert reasons == ["length" if owner == N + 2 else "abort" for owner in counts]
+    assert engine.stream.unfinished == 0
+
+
 async def test_who_waits_for_what_is_cut_is_woken() -> None:
     engine = Engine("final")
     waiting = asyncio.create_task(engine.stream.wait())

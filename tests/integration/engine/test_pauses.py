@@ -1,0 +1,149 @@
+"""Pausing, resuming and ending of requests as an API process asks engines for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from srm.engine.client.client import EngineClient
+from srm.engine.errors import EngineUnavailable, SwapInProgress
+from srm.engine.messages import (
+    Abort,
+    Control,
+    Done,
+    DropPrefixes,
+    EndRequests,
+    HoldWeights,
+    LoadWeights,
+    Pause,
+    Resume,
+)
+from tests.engines.making import request_of
+from tests.engines.served_engine import Serve, Served, collect, connected, endpoint_of, until
+
+PAUSE = Pause("pause", 1_000.0)
+
+
+@asynccontextmanager
+async def client_of_two(endpoint: str) -> AsyncIterator[EngineClient]:
+    endpoints = f"{endpoint},{endpoint_of(endpoint, 1)}"
+    async with connected(endpoints, heartbeat_s=0.02) as client:
+        await until(lambda: all(engine.status for engine in client.engines))
+        yield client
+
+
+def are_paused(client: EngineClient) -> list[bool]:
+    return [engine.status is not None and engine.status.paused for engine in client.engines]
+
+
+def staged(folder: Path) -> LoadWeights:
+    """A change that waits for what runs, and then for its sender."""
+    return LoadWeights("change", str(folder), "finish", is_staged=True)
+
+
+async def test_who_changes_weights_elsewhere_does_not_prolong_a_pause(
+    serve: Serve, endpoint: str
+) -> None:
+    serve()
+    async with connected(endpoint, heartbeat_s=0.02) as client, asyncio.timeout(120):
+        await client.control(Pause("pause", 0.2))
+        while any(are_paused(client)):
+            client.engines[0].send(HoldWeights("change"))
+            await asyncio.sleep(0.01)
+
+
+async def test_what_a_change_of_weights_waits_for_is_not_paused(
+    serve: Serve, endpoint: str, tiny_folder: Path
+) -> None:
+    served = serve()
+    async with connected(endpoint, heartbeat_s=0.02) as client:
+        await client.engines[0].ask(staged(tiny_folder))
+        with pytest.raises(SwapInProgress, match=r"'finish', which waits .* pause when they are"):
+            await client.control(PAUSE)
+        assert are_paused(client) == [False]
+        client.engines[0].send(Abort("change"))
+        await until(lambda: served.process.weight_reload.current is None)
+        await client.control(PAUSE)
+        assert are_paused(client) == [True]
+
+
+async def test_a_pause_that_one_engine_refuses_is_nobodys(
+    serve: Serve, endpoint: str, tiny_folder: Path
+) -> None:
+    serve(), serve(number=1)
+    async with client_of_two(endpoint) as client:
+        await client.engines[1].ask(staged(tiny_folder))
+        with pytest.raises(SwapInProgress):
+            await client.control(PAUSE)
+        assert are_paused(client) == [False, False]
+
+
+async def leave(served: Served, client: EngineClient) -> None:
+    served.process.drain()
+    served.process.drain()
+    served.join()
+    await until(lambda: client.engines[1].status is None)
+
+
+ENDS = EndRequests("control")
+
+
+@pytest.mark.parametrize("message", [Resume("control"), ENDS, DropPrefixes("control")])
+async def test_engines_do_what_they_can_while_another_is_away(
+    serve: Serve, endpoint: str, message: Control
+) -> None:
+    one, other = serve(), serve(number=1)
+    async with client_of_two(endpoint) as client:
+        await collect(client, request_of("z", list(range(1, 20)), max_tokens=1))
+        assert one.engine.scheduler.prefixes.num_used
+        await client.control(PAUSE)
+        await leave(other, client)
+        asked = asyncio.create_task(collect(client, request_of("a", n=4, max_tokens=9)))
+        await until(lambda: one.engine.has_work)
+        why = "engine 1: .*; the others have done it"
+        with pytest.raises(EngineUnavailable, match=why):
+            await client.control(message)
+        if isinstance(message, DropPrefixes):
+            assert not one.engine.scheduler.prefixes.num_used
+            with pytest.raises(EngineUnavailable, match=why):
+                await client.control(Resume("resume"))
+        reasons = [output.finish_reason for output in await asked]
+        assert reasons == ["abort" if message == ENDS else "length"] * 4
+        with pytest.raises(EngineUnavailable, match="engine 1 does not answer"):
+            await client.control(PAUSE)
+
+
+async def test_batches_are_not_ended_by_name(serve: Serve, endpoint: str) -> None:
+    served = serve()
+    requests = [
+        msgspec.structs.replace(request_of(id, max_tokens=9, durable=id == "batch"), name="mine")
+        for id in ("batch", "mine")
+    ]
+    async with connected(endpoint) as client:
+        await client.control(PAUSE)
+        asked = [asyncio.create_task(collect(client, request)) for request in requests]
+        await until(lambda: served.engine.scheduler.num_requests == 2)
+        done = await client.control(EndRequests("ends", "mine"))
+        assert done.detail["requests"] == 1
+        await client.control(Resume("resume"))
+        ends = [(await outputs)[-1].finish_reason for outputs in asked]
+    assert ends == ["length", "abort"]
+
+
+async def test_who_leaves_lets_what_is_paused_go_on_and_pauses_nothing(
+    serve: Serve, endpoint: str
+) -> None:
+    serve()
+    async with connected(endpoint) as client:
+        await client.control(PAUSE)
+        asked = asyncio.create_task(collect(client, request_of("a", max_tokens=9)))
+        client.leave()
+        assert len(await asked) == 1
+        with pytest.raises(EngineUnavailable, match="is stopping"):
+            await client.control(PAUSE)
+        assert isinstance(await client.control(Resume("resume")), Done)
