@@ -41,7 +41,7 @@ def damaged(rng: random.Random, valid: dict[str, Any], names: list[str]) -> byte
 
 
 def wrong_types(rng: random.Random, valid: dict[str, Any], names: list[str]) -> bytes:
-    chosen = rng.sample(names, rng.randint(1, 3))
+    chosen = rng.sample(names, rng.randint(1, min(3, len(names))))
     return _encoded(valid | {name: rng.choice(VALUES) for name in chosen})
 
 

@@ -126,7 +126,6 @@ def test_a_prompt_that_is_too_long_is_told_the_numbers(
         ("POST", CHATS, {"model": "other", "messages": MESSAGES}, "model_not_found"),
         ("GET", "/v1/models/else/where", None, "model_not_found"),
         ("POST", "/init_weight_transfer_engine", None, "not_found"),
-        ("POST", "/update_weights", None, "not_found"),
     ],
 )
 def test_what_is_not_there(server: Server, method: str, path: str, body: Any, code: str) -> None:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,10 @@ def tell(server: Server, path: str, **body: Any) -> Any:
     reply = httpx.post(f"{server.admin_url}{path}", json=body or None, timeout=120)
     assert reply.status_code == 200, reply.text
     return reply.json()
+
+
+def _is_named(server: Server, version: str) -> bool:
+    return bool(server.http.get("/get_weight_version").json()["weight_version"] == version)
 
 
 @contextmanager
@@ -212,8 +217,7 @@ def test_weights_change_between_pause_and_resume(trained: Server, folders: Path)
                 done = tell(trained, "/update_weights_from_disk", model_path=str(folder),
                             weight_version="policy-7")  # fmt: skip
                 assert (done["success"], done["num_paused_requests"]) == (True, 1)
-                named = trained.http.get("/get_weight_version").json()
-                assert named == {"weight_version": "policy-7"}
+                wait_until(partial(_is_named, trained, "policy-7"))
             shutil.rmtree(folder)
             tell(trained, "/continue_generation")
         spans = asked.result()["choices"][0]["weight_versions"]
