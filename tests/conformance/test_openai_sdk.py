@@ -213,7 +213,8 @@ def test_a_stream_with_usage_is_the_whole(client: openai.OpenAI, is_chat: bool) 
     assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
     assert roles == ({0: "assistant", 1: "assistant"} if is_chat else {})
     assert event.usage.total_tokens == whole.usage.total_tokens
-    assert is_chat or event.usage == whole.usage
+    # How many are cached depends on who asked before.
+    assert is_chat or event.usage.completion_tokens == whole.usage.completion_tokens
 
 
 def test_the_clients_own_gathering_of_a_stream(client: openai.OpenAI) -> None:
