@@ -152,7 +152,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="requ
     completion i here is sample `samples[i]` of it, which decides its random stream and its stream
     number. Empty: sample i."""
     name: str = ""
-    """What its client calls it, which `EndRequests` may say; others may have the same."""
+    """The name that its client gave it, for `EndRequests`; other requests may have the same one."""
     salt: str = ""
     """Kept states of prompts are only used among requests of the same salt."""
 
@@ -199,7 +199,7 @@ class LoadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     version, and it does when PutWeights comes. Until then an Abort of this id drops the change, and
     so does that its sender is gone, or has said no HoldWeights for a while."""
     label: str = ""
-    """What its trainer calls these weights."""
+    """The trainer's own name of these weights."""
 
 
 class HoldWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hold_weights"):
@@ -410,7 +410,7 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
     paused: bool = False
     """Whether no step is made, because of a Pause."""
     label: str = ""
-    """What its trainer calls the weights in use, where it says so."""
+    """The trainer's own name of the weights in use; empty: it gave none."""
 
 
 AboutWeights = LoadWeights | HoldWeights | PutWeights

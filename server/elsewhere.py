@@ -1,4 +1,4 @@
-"""What does here what routes and fields of other servers do, for the 404 or 400 that meets one."""
+"""Names our route or field beside each of another server, for the 404 or 400 that answers it."""
 
 from __future__ import annotations
 

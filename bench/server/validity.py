@@ -33,7 +33,7 @@ FIELDS: dict[str, Callable[[Json], Json]] = {
     },
     "json_schema": lambda schema: {"json_schema": schema},
 }
-"""What a body has for a schema, by the field that a server takes it in."""
+"""Make the part of a body that carries a schema, by the name of the field that the server reads."""
 _FORMATS = ("date", "uuid", "ipv4", "email")
 _PATTERNS = ("^[A-Z]{2}[0-9]{3}$", "^(a|b)+$", "^[0-9]{4}-[0-9]{2}$")
 _TIMEOUT_S = 3_600.0

@@ -72,7 +72,7 @@ class WeightReload:
         """Whether the change can be made; one that is staged is not, before it is committed."""
         self._is_reported = self._is_committed = False
         self.label = ""
-        """What its trainer calls the weights in use; empty: it has not said."""
+        """The trainer's own name of the weights in use; empty: it gave none."""
         self.lease_s = LEASE_S
         """Seconds after which a staged change is dropped if its client has not said `hold`."""
         self._wanted_at = 0.0  # by the last word of the client

@@ -42,7 +42,7 @@ TRAINER_PATHS = frozenset(
         *("/abort_request", "/flush_cache"),
     }
 )
-"""What trainers ask of the operator's: on `admin_port`, and with `trainer_routes` on `port` too."""
+"""Routes of trainers for the operator: on `admin_port`; with `trainer_routes` on `port` too."""
 OPERATOR_KEY = "admin"
 """Name of the operator's key; further ones are called `admin-…`."""
 WORKER_FOLDER = "/v1/worker"
