@@ -11,7 +11,7 @@ import shutil
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from msgspec.structs import replace
@@ -30,7 +30,7 @@ from srm.engine.weights.checkpoint import load_checkpoint
 
 SHARES = (0.0, 0.05, 0.5, 1.0)
 """Parts of the rows that have a constraint."""
-WAYS = ("table", "masks")
+Way = Literal["table", "masks"]
 
 
 class ConstrainedBenchConfig(BenchConfig, frozen=True, forbid_unknown_fields=True):
@@ -40,6 +40,8 @@ class ConstrainedBenchConfig(BenchConfig, frozen=True, forbid_unknown_fields=Tru
     """Sequences that run at once."""
     constraints: tuple[int, ...] = (1, 100, 1_000)
     """Numbers of different constraints that those rows have."""
+    ways: tuple[Way, ...] = ("table", "masks")
+    """Ways to keep rows to constraints: tables on the device, masks of the host."""
 
 
 def main(argv: list[str]) -> int:
@@ -77,7 +79,7 @@ def _measure_engine(
         {"share": share, "constraints": count, "way": way}
         for share in SHARES[1:]
         for count in config.constraints
-        for way in WAYS
+        for way in config.ways
     ]
     for case in cases:
         case["raw"] = []

@@ -10,10 +10,11 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +38,8 @@ FIELDS: dict[str, Callable[[Json], Json]] = {
 _FORMATS = ("date", "uuid", "ipv4", "email")
 _PATTERNS = ("^[A-Z]{2}[0-9]{3}$", "^(a|b)+$", "^[0-9]{4}-[0-9]{2}$")
 _TIMEOUT_S = 3_600.0
+_CHECKED_AT_ONCE = 1_000
+"""Texts that a process checks at a time."""
 
 
 class ValidityConfig(Settings, frozen=True, forbid_unknown_fields=True):
@@ -46,6 +49,8 @@ class ValidityConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """A running server to ask; empty: `srm serve` is started with `model`."""
     model: Path = DEMO_MODEL
     """Folder with config.json, model.safetensors and tokenizer.json."""
+    device: Literal["cpu", "gpu"] = "cpu"
+    """Device of the started server, or of the one at `url`."""
     dtype: Dtype = "float32"
     """Dtype of matrices and activations of the started server."""
     field: Literal["structured_outputs", "response_format", "json_schema"] = "structured_outputs"
@@ -74,9 +79,13 @@ def main(argv: list[str]) -> int:
 def measure(config: ValidityConfig) -> Record:
     """Return what became of each schema's samples."""
     schemas = [draw_schema(random.Random(f"{config.seed} {k}")) for k in range(config.schemas)]
-    with _server(config) as url, httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
+    with (
+        ProcessPoolExecutor(mp_context=get_context("forkserver")) as checkers,
+        _server(config) as url,
+        httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client,
+    ):
         (model,) = (entry["id"] for entry in client.get("/v1/models").json()["data"][:1])
-        cases = [_measure_schema(client, model, schema, config) for schema in schemas]
+        cases = [_measure_schema(client, model, schema, config, checkers) for schema in schemas]
     return {"cases": cases}
 
 
@@ -85,11 +94,18 @@ def _server(config: ValidityConfig) -> Iterator[str]:
     if config.url:
         yield config.url
         return
-    with serving(f"--model={config.model}", f"--dtype={config.dtype}") as server:
+    flags = [f"--{name}={getattr(config, name)}" for name in ("model", "device", "dtype")]
+    with serving(*flags) as server:
         yield server.url
 
 
-def _measure_schema(client: httpx.Client, model: str, schema: Json, config: ValidityConfig) -> Json:
+def _measure_schema(
+    client: httpx.Client,
+    model: str,
+    schema: Json,
+    config: ValidityConfig,
+    checkers: ProcessPoolExecutor,
+) -> Json:
     sizes = [config.completions] * (config.samples // config.completions)
     if config.samples % config.completions:
         sizes.append(config.samples % config.completions)
@@ -111,7 +127,17 @@ def _measure_schema(client: httpx.Client, model: str, schema: Json, config: Vali
     rows = {way: count - before.get(way, 0) for way, count in _constrained_rows(client).items()}
     tokens = sum(r.json()["usage"]["completion_tokens"] for r in replies if r.is_success)
     case = {"schema": schema, "seconds": seconds, "tokens": tokens, "rows": rows}
-    return case | sort_texts(texts, schema)
+    counted, step = list(texts.items()), _CHECKED_AT_ONCE
+    parts = [Counter(dict(counted[at : at + step])) for at in range(0, len(counted), step)]
+    return case | add_sorted(checkers.map(partial(sort_texts, schema=schema), parts))
+
+
+def add_sorted(parts: Iterable[Json]) -> Json:
+    """Add up what `sort_texts` returned for distinct texts."""
+    first, *others = parts
+    for other in others:
+        first = {name: first[name] + other[name] for name in first}
+    return first | {"reasons": sorted({*first["reasons"]}), "examples": first["examples"][:3]}
 
 
 def _ask(client: httpx.Client, body: Json, seed: int, n: int) -> httpx.Response:

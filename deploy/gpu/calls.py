@@ -69,7 +69,7 @@ class Sizes:
     checked_rows: int = 64  # under a memory checker, which slows a step a hundredfold
     tests: tuple[str, ...] = tuple(
         f"tests/kernels/test_{name}.py"
-        for name in ("embedding", "mixer", "taps", "edits", "sampler", "score")
+        for name in ("embedding", "mixer", "taps", "constraints", "edits", "sampler", "score")
     )
 
 

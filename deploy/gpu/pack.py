@@ -41,6 +41,7 @@ SMALL = (
     *("zstandard", "pydantic", "pydantic-core", "annotated-types", "typing-inspection"),
     *("python-multipart", "opentelemetry-api", "annotated-doc", "typing-extensions", "anyio"),
     *("h11", "httpx", "httpcore", "llguidance"),
+    *("jsonschema", "jsonschema-specifications", "referencing", "rpds-py", "attrs"),
 )
 """Packages that calls need, those of the server among them; of others the machine has its own."""
 MAX = ("max", "max-core", "max-shmem-libs", "mojo-compiler", "exceptiongroup", "taskgroup")

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from jsonschema import Draft202012Validator
 
-from bench.server.validity import draw_schema, markdown, sort_texts
+from bench.server.validity import add_sorted, draw_schema, markdown, sort_texts
 from srm.engine.constraints.constraint import json_constraint
 
 SCHEMA = {
@@ -45,6 +45,15 @@ def test_each_reply_is_of_one_kind(text: str, reason: str, kind: str) -> None:
     assert {name: sorted_texts[name] for name in kinds if sorted_texts[name]} == {kind: 3}
     assert sorted_texts["reasons"] == (["400: no"] if kind == "refused" else [])
     assert sorted_texts["examples"] == ([text] if kind == "invalid" else [])
+
+
+def test_parts_of_texts_add_up_to_the_whole() -> None:
+    days = [f'{{"day":"2023-02-{day}"}}' for day in range(20, 35)]
+    texts = Counter({(day, "stop"): number for number, day in enumerate(days, 1)})
+    parts = [Counter({key: texts[key]}) for key in texts]
+    added = add_sorted(sort_texts(part, SCHEMA) for part in parts)
+    assert added == sort_texts(texts, SCHEMA)
+    assert added["valid"] and added["invalid"]
 
 
 def test_the_table_has_a_row_for_each_way() -> None:
