@@ -37,7 +37,6 @@ from srm.engine.device.linear import (
     round_bfloat16,
 )
 from srm.engine.device.precompile import PrecompileConfig, leave, open_target
-from srm.engine.device.products import Product as DeviceProduct
 from srm.engine.device.runner import open_device
 from srm.engine.settings import load
 from srm.engine.steps.batch import F32
@@ -151,8 +150,10 @@ def _add_graph(
     ) as graph:
         x = graph.inputs[0].tensor
         weight = Weight(name, dtype, shape, on) if is_bound else graph.inputs[1].tensor
-        by: DeviceProduct | None = "max" if is_bound else None
-        graph.output(linear(x, weight, columns, product=by) if is_ours else ops.matmul(x, weight))
+        if is_bound:
+            weight = ops.transpose(weight, 0, 1)
+        by_max = is_bound or not is_ours
+        graph.output(ops.matmul(x, weight) if by_max else linear(x, weight, columns))
     return graph
 
 

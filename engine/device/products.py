@@ -1,10 +1,11 @@
-"""Which matrix product a GPU computes a model's layers with, and the ops of ours and of MAX's.
+"""Which matrix product a GPU computes a model's layers with, and their ops.
 
-Three are there, because two of them round otherwise and none is right and fastest everywhere: "own"
-is `srm_linear_sm90`, "linalg" is MAX's sm_90 kernel with our epilogue, "max" is what MAX makes of a
-plain product. One model has one of them for all its layers and any number of rows: a token does not
-depend on how many others are computed beside it. All take weights as [out, in]. "own" does the work
-of a norm too, where a product follows it: see `folds_norms`.
+Three are there, because they round otherwise and none is right and fastest everywhere: "own" is
+`srm_linear_sm90`, "linalg" is MAX's sm_90 kernel with our epilogue, "plain" is `srm_linear_plain`,
+which has any shape and dtype on any GPU. What MAX makes of a plain product is none of them: it was
+wrong on an H200. One model has one of them for all its layers and any number of rows: a token does
+not depend on how many others are computed beside it. All take weights as [out, in]. "own" does the
+work of a norm too, where a product follows it: see `folds_norms`.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from typing import Literal, NamedTuple
 
 from max.driver import Device
 from max.dtype import DType
-from max.graph import BufferValue, Dim, DimLike, TensorType, TensorValue, ops
+from max.graph import BufferValue, DimLike, TensorType, TensorValue, ops
 
 from srm.engine.config import FLOAT8_MULTIPLES, ModelConfig, ProductSetting
 from srm.engine.errors import ConfigError
 
-Product = Literal["own", "linalg", "max"]
+Product = Literal["own", "linalg", "plain"]
 MULTIPLES = {"own": (256, 256), "linalg": (64, 512)}
 """What in_features and out_features must be multiples of."""
-OPS = {"own": "srm_linear_sm90", "linalg": "srm_linear_linalg"}
+OPS = {"own": "srm_linear_sm90", "linalg": "srm_linear_linalg", "plain": "srm_linear_plain"}
 FLOAT8 = DType.float8_e4m3fn
 """Of the products of channel mixers, "own" alone; all else of such a model is bfloat16."""
 SLICE = 256
@@ -54,12 +55,12 @@ def choose_product(
             raise ConfigError(f"product = {wanted}: it is of a GPU; use product = auto on a CPU")
         return None
     product: Product = (measured or "own") if wanted == "auto" else wanted
-    if product == "max":
-        return "max"
+    if product == "plain":
+        return "plain"
     obstacle = _obstacle(product, model, dtype, device)
     if obstacle and wanted != "auto":
-        raise ConfigError(f"product = {wanted}: {obstacle}; use product = max or auto")
-    return "max" if obstacle else product
+        raise ConfigError(f"product = {wanted}: {obstacle}; use product = plain or auto")
+    return "plain" if obstacle else product
 
 
 def _float8_product(wanted: ProductSetting, model: ModelConfig, device: Device) -> Product:
@@ -102,13 +103,6 @@ def multiply(
     silu: bool,
 ) -> TensorValue:
     """act(x @ weight^T + bias) + residual of the first `rows` rows of x, as `linear` has it."""
-    if product == "max":
-        if rows != x.shape[0]:
-            x = ops.slice_tensor(x, [(slice(0, TensorValue(Dim(rows))), rows), slice(None)])
-        y = ops.matmul(x, ops.transpose(weight, 0, 1))
-        y = y if bias is None else y + bias
-        y = ops.silu(y) if silu else y
-        return y if residual is None else y + residual
     columns, depth = map(int, weight.shape)
     # The op does not read a tensor it has been told is absent: any will do in its place.
     return ops.custom(

@@ -113,7 +113,7 @@ class LimitedProcess:
             stdout=subprocess.PIPE,
             start_new_session=True,  # a terminal's Ctrl-C is for us
             env={
-                "PYTHONPATH": str(_ROOT),
+                "PYTHONPATH": os.pathsep.join((str(_ROOT), *filter(None, sys.path))),
                 **{name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             },
         )

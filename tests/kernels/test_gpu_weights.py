@@ -65,8 +65,8 @@ class _Gpu:
 BUILDERS = (build_step_graph, build_logits_graph)
 OWN: Product = "own"
 KINDS: tuple[tuple[DType, Product], ...] = (
-    (DType.float32, "max"),
-    (DType.bfloat16, "max"),
+    (DType.float32, "plain"),
+    (DType.bfloat16, "plain"),
     (DType.bfloat16, OWN),
 )
 

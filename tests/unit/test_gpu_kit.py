@@ -50,7 +50,7 @@ def measure(rows):
     return {"ok": rows != 4}
 
 for rows in task.rows:
-    known = {"product": "max", "rows": rows}
+    known = {"product": "plain", "rows": rows}
     lines.attempt(f"up {rows}", lambda: measure(rows), **known)
 """
 
@@ -134,7 +134,7 @@ def test_what_a_gpu_alone_has_is_left_out_of_a_rehearsal_which_says_so(call: Cal
 
 
 def test_one_row_and_products_that_nobody_looked_at() -> None:
-    looked = {"product": "max", "key": "up 1", "rows": 1, "ok": False}
+    looked = {"product": "plain", "key": "up 1", "rows": 1, "ok": False}
     assert not wrong_products("a", [looked])  # a step on a GPU has two at least
     assert wrong_products("a", [looked, looked | {"rows": 2, "key": "up 2"}]) == ["a: up 2"]
     assert wrong_products("a", [{"product": None, "key": "mix 2", "ok": True}])

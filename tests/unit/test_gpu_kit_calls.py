@@ -68,7 +68,7 @@ def test_a_call_whose_output_nobody_reads_any_more_goes_on(
 
 
 def test_a_size_at_which_a_call_broke_off_is_tried_once_more(call: Call) -> None:
-    begun = {"part": "a", "begun": True, "product": "max"}
+    begun = {"part": "a", "begun": True, "product": "plain"}
     ended = {"part": "a", "key": "up 1", "ok": True}
     write(call.lines, begun | {"key": "up 1"}, ended, begun | {"key": "up 6", "rows": 6})
     assert call.run([part(1, 6, checks_products=True), part(8, name="b", needs_products=True)]) == 0
@@ -81,7 +81,7 @@ def test_a_size_at_which_a_call_broke_off_is_tried_once_more(call: Call) -> None
 
 
 def test_a_size_at_which_two_calls_broke_off_is_left(call: Call) -> None:
-    begun = {"part": "a", "key": "up 6", "begun": True, "product": "max", "rows": 6}
+    begun = {"part": "a", "key": "up 6", "begun": True, "product": "plain", "rows": 6}
     write(call.lines, begun, begun | {"begun": False, "died": "the call broke off"}, begun)
     assert call.run([part(6, 7, checks_products=True)]) == 0
     first, second, other, _ = written(call)

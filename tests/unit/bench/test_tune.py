@@ -54,14 +54,14 @@ def test_the_fastest_of_those_that_are_right_is_chosen() -> None:
     entries: dict[Product, Found] = {
         "own": lines(2.0, 4.0, norm=False, down=1.5),
         "linalg": lines(1.0, 9.0),
-        "max": lines(4.0, 2.0),
+        "plain": lines(4.0, 2.0),
     }
     choice = tune.choose(MODEL, ROWS, entries)
-    assert choice.product == "max"
+    assert choice.product == "plain"
     calls = 2 * (2 + 4) + 1  # of each layer two norms and four products, and a head
     assert choice.seconds == {
         "linalg": {64: calls, 4096: 9 * calls},
-        "max": {64: 4 * calls, 4096: 2 * calls},
+        "plain": {64: 4 * calls, 4096: 2 * calls},
     }
     assert choice.left_out == {"own": "down of 64 rows is off 1.5 times as far as it may"}
     entries["own"] = lines(2.0, 4.0, norm=False)  # as the others, but without norms
@@ -70,13 +70,13 @@ def test_the_fastest_of_those_that_are_right_is_chosen() -> None:
 
 
 def test_one_that_came_to_no_end_is_left_out() -> None:
-    choice = tune.choose(MODEL, ROWS, {"own": "it did not end", "max": lines(1.0, 1.0)})
-    assert choice.product == "max" and choice.left_out == {"own": "it did not end"}
+    choice = tune.choose(MODEL, ROWS, {"own": "it did not end", "plain": lines(1.0, 1.0)})
+    assert choice.product == "plain" and choice.left_out == {"own": "it did not end"}
     with pytest.raises(SRMError, match="no product is right on this GPU: own: it did not end"):
         tune.choose(MODEL, ROWS, {"own": "it did not end"})
     nan = lines(1.0, 1.0, head=float("nan"))
     with pytest.raises(SRMError, match="head of 64 rows is off nan"):
-        tune.choose(MODEL, ROWS, {"max": nan})
+        tune.choose(MODEL, ROWS, {"plain": nan})
 
 
 def test_a_model_without_projections_has_fewer_products() -> None:
@@ -87,7 +87,7 @@ def test_a_model_without_projections_has_fewer_products() -> None:
 def test_the_engine_takes_what_was_found_for_this_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    times: dict[Product, Found] = {"own": lines(2, 2), "linalg": lines(1, 1), "max": "it crashed"}
+    times: dict[Product, Found] = {"own": lines(2, 2), "linalg": lines(1, 1), "plain": "it crashed"}
     monkeypatch.setattr(tune, "accelerator_count", lambda: 1)
     monkeypatch.setattr(tune, "open_device", lambda kind: H200)
     monkeypatch.setattr(tune, "measure", lambda product, *_: times[product])
@@ -95,11 +95,11 @@ def test_the_engine_takes_what_was_found_for_this_gpu(
     settings = [f"--model={tmp_path / 'model'}", f"--cache-dir={tmp_path}", "--rows=64,4096"]
     assert tune.main(settings) == 0
     out = capsys.readouterr().out
-    assert "| max |  |  | it crashed |" in out and "product = auto takes linalg" in out
+    assert "| plain |  |  | it crashed |" in out and "product = auto takes linalg" in out
 
     of = MODEL, DType.bfloat16
     assert measured_product(*of, H200, tmp_path) == "linalg"
-    for measured, product in (("linalg", "linalg"), ("max", "max"), (None, "own")):
+    for measured, product in (("linalg", "linalg"), ("plain", "plain"), (None, "own")):
         assert choose_product("auto", *of, H200, cast(Product | None, measured)) == product
     assert choose_product("own", *of, H200, "linalg") == "own"
 

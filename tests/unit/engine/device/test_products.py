@@ -51,11 +51,11 @@ def test_ours_is_taken_where_it_can_be() -> None:
         {"d_model": 384},
         {"vocab_size": 1000},
     ):
-        assert choose("auto", **other) == "max", other
-    assert (choose("linalg"), choose("max"), choose("max", Gpu("sm_80"))) == (
+        assert choose("auto", **other) == "plain", other
+    assert (choose("linalg"), choose("plain"), choose("plain", Gpu("sm_80"))) == (
         "linalg",
-        "max",
-        "max",
+        "plain",
+        "plain",
     )
 
 
@@ -82,7 +82,7 @@ def test_float8_has_ours_on_an_h100_or_is_refused() -> None:
         ("auto", Gpu("sm_80"), {}, r"dtype = float8: it is for .*, the GPU is sm_80; use dtype = "),
         ("own", Gpu("sm_100a"), {}, "dtype = float8: it is for an H100 or H200"),
         ("auto", H100, {"d_model": 768}, "dtype = float8: it wants multiples of 512 inputs"),
-        ("max", H100, {}, "product = max: dtype = float8 has product = own or auto alone"),
+        ("plain", H100, {}, "product = plain: dtype = float8 has product = own or auto alone"),
         ("linalg", H100, {}, "product = linalg: dtype = float8 has"),
         ("auto", CPU(), {}, "dtype = float8: an H100 .* use float32 or bfloat16 on a CPU"),
     ):
@@ -93,12 +93,12 @@ def test_float8_has_ours_on_an_h100_or_is_refused() -> None:
 
 def test_a_cpu_has_none_to_choose() -> None:
     assert choose_product("auto", WIDE, BF16, CPU()) is None
-    with pytest.raises(ConfigError, match="product = max: it is of a GPU"):
-        choose_product("max", WIDE, BF16, CPU())
+    with pytest.raises(ConfigError, match="product = plain: it is of a GPU"):
+        choose_product("plain", WIDE, BF16, CPU())
 
 
 def test_graphs_of_two_products_are_two() -> None:
-    shapes = {graph_shape(WIDE, BF16, product) for product in (None, "own", "linalg", "max")}
+    shapes = {graph_shape(WIDE, BF16, product) for product in (None, "own", "linalg", "plain")}
     assert len(shapes) == 4
 
 
@@ -137,10 +137,10 @@ def test_a_folded_norm_gives_the_same_product() -> None:
 def test_weights_of_a_folded_norm_are_those_of_its_product(projected: bool) -> None:
     changes = {"d_model": 256, "num_heads": 2, "use_projections": projected}
     model = msgspec.structs.replace(TINY, **changes)
-    assert folds_norms("own", model, BF16) == projected and not folds_norms("max", model, BF16)
+    assert folds_norms("own", model, BF16) == projected and not folds_norms("plain", model, BF16)
     weights = fold(model, random_tensors(model, 0), "")
     plain, folded = (
-        host_weights(weights, BF16, cast(Device, Gpu()), product) for product in ("max", "own")
+        host_weights(weights, BF16, cast(Device, Gpu()), product) for product in ("plain", "own")
     )
     gone, new = plain.keys() - folded.keys(), folded.keys() - plain.keys()
     kinds = {name.rsplit(".", maxsplit=1)[-1] for name in new}
