@@ -26,7 +26,7 @@ from srm.training.problems.drawn import examples
 Item = TypeVar("Item")
 
 WHOLE_EVERY = 4
-SHORT = 128
+SHORT = 192
 """Length of short rows, in tokens."""
 IGNORED = -100
 """Target of a token that the loss leaves out."""
@@ -129,6 +129,6 @@ def encode(
 ) -> list[tuple[list[int], list[int]]]:
     """Encode prompts, from the begin token, and solutions, to the end token."""
     prompts, solutions = zip(*batch, strict=True)
-    begun = tokenizer.encode_batch(prompts)
-    ended = tokenizer.encode_batch(solutions, add_special_tokens=False)
+    begun = tokenizer.encode_batch_fast(prompts)
+    ended = tokenizer.encode_batch_fast(solutions, add_special_tokens=False)
     return [(start.ids, [*other.ids, end]) for start, other in zip(begun, ended, strict=True)]

@@ -27,6 +27,7 @@ from srm.training.problems.drawn import examples, problems
 from srm.training.processes import processes
 from srm.training.schedule import Schedule
 from srm.training.settings import PretrainConfig, select_fixed
+from srm.training.text.batches_ahead import batches_ahead
 from srm.training.text.documents import documents, files
 from srm.training.text.mixed_batches import MixedBatches
 from srm.training.text.packed_batches import PackedBatches
@@ -106,7 +107,8 @@ def pretrain(config: PretrainConfig) -> Losses:
         samples = ShownSamples(
             run, tokenizer, _prompt(config, tokenizer, ids), config.n_ctx, config.save_every
         )
-        run.train(batches, evaluation, (series, samples))
+        with batches_ahead(batches, config.steps, config.data_workers) as made:
+            run.train(made, evaluation, (series, samples))
         weights = run.weights()
         if own.is_first:
             save_model(model.config, weights, config.output)

@@ -10,15 +10,18 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Literal
 
+from srm.training.problems.groups import groups
 from srm.training.problems.more_steps import (
-    change_from_a_bill,
+    groups_then_change,
     shared,
-    shopping,
     three_friends,
     times_as_many,
 )
-from srm.training.problems.one_step import gain, groups, groups_then_change, loss, plain
-from srm.training.problems.problem import Problem, Style
+from srm.training.problems.one_step import gain, loss
+from srm.training.problems.problem import Problem, Style, prompt
+from srm.training.problems.shopping import change_from_a_bill, shopping
+from srm.training.problems.sums import plain
+from srm.training.problems.talk import ANSWER, talk
 
 Split = Literal["train", "held-out"]
 
@@ -26,6 +29,8 @@ KINDS: tuple[Callable[[random.Random], Problem], ...] = (
     *(gain, loss, groups, groups_then_change, shopping, change_from_a_bill),
     *(times_as_many, three_friends, shared, plain),
 )
+_TALK = 0.04
+"""Share of texts that are no problems."""
 _POLITE = ("", "", "", "", "You are a helpful assistant. ", "You solve word problems. ")
 _ASKS: dict[Style, tuple[str, ...]] = {
     "prose": (
@@ -62,9 +67,12 @@ def problems(split: Split, seed: int) -> Iterator[Problem]:
 
 def examples(seed: int) -> Iterator[tuple[str, str]]:
     """Yield prompts and solutions to train on: problems, some with a system message that says in
-    which style they are answered."""
+    which style they are answered, and between them talk, whose answer says what the model is for.
+    """
     random_ = random.Random(f"styles-{seed}")
     for problem in problems("train", seed):
+        while random_.random() < _TALK:
+            yield prompt(talk(random_), instruction(random_)[0]), f" {ANSWER}"
         system, style = instruction(random_)
         yield problem.prompt_with(system), problem.solution_in(style)
 

@@ -39,8 +39,7 @@ class Problem:
 
     def prompt_with(self, system: str) -> str:
         """Return the prompt with a system message before it, or with none."""
-        before = f"System: {system}\n" if system else ""
-        return f"{before}Question: {self.question}\nAnswer:"
+        return prompt(self.question, system)
 
     def solution_in(self, style: Style) -> str:
         """Return what follows the prompt."""
@@ -51,6 +50,12 @@ class Problem:
     def is_held_out(self) -> bool:
         digest = hashlib.sha256(self.question.encode()).digest()
         return int.from_bytes(digest[:8], "little") % HELD_OUT_SHARE == 0
+
+
+def prompt(question: str, system: str = "") -> str:
+    """Return a question as a model gets it, with a system message before it, or with none."""
+    before = f"System: {system}\n" if system else ""
+    return f"{before}Question: {question}\nAnswer:"
 
 
 def problem(kind: str, question: str, *steps: Step) -> Problem:
