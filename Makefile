@@ -105,7 +105,13 @@ attack: .venv/dev  ## half an hour of random requests, kills, full disks, flippe
 	! command -v npm || npm ci --no-audit --no-fund --prefix .venv-agents/node
 	@touch $@
 
-test-clients: .venv/dev .venv-clients/ready .venv-agents/ready  ## other people's clients against a server, in venvs of their own; writes the table of docs/clients.md
+.venv-verifiers/ready: requirements-verifiers.lock
+	$(PYTHON) -m venv .venv-verifiers
+	@echo "Installing verifiers, which asks for an older openai than those (0.2 GB, once) ..."
+	.venv-verifiers/bin/pip install --progress-bar on --no-deps --require-hashes -r requirements-verifiers.lock
+	@touch $@
+
+test-clients: .venv/dev .venv-clients/ready .venv-agents/ready .venv-verifiers/ready  ## other people's clients against a server, in venvs of their own; writes the table of docs/clients.md
 	CLIENTS_TABLE=1 $(BIN)/python -m pytest -m clients
 
 kernels: .venv/dev  ## compiles every op for an H100 or H200, without one, and shows registers and spills
@@ -201,4 +207,4 @@ wheel: .venv/dev graphs  ## the wheel with the bundled model's graphs, in dist/
 check: lint types docs test kernels  ## what CI runs: lint, types, docs, tests, kernels
 
 clean:  ## removes environments, builds and caches
-	rm -rf .venv .venv-clients .venv-agents .venv-docs .venv-locks .venv-deploy .venv-image .venv-storage build dist graphs site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-clients .venv-agents .venv-verifiers .venv-docs .venv-locks .venv-deploy .venv-image .venv-storage build dist graphs site .pytest_cache .mypy_cache .ruff_cache

@@ -1,8 +1,8 @@
 """The demo model served by the real engine, and programs of other people's clients to ask it.
 
-They run in `.venv-clients` and, those of agents, in `.venv-agents`. `make test-clients` makes both:
-what they need does not have to agree with what we need. Nothing is fetched: they are told that they
-are offline.
+They run in `.venv-clients`, those of agents in `.venv-agents`, and verifiers in
+`.venv-verifiers`. `make test-clients` makes all three: what they need does not have to agree with
+what we need. Nothing is fetched: they are told that they are offline.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from tests.serving import Server
 BIN = Path(os.environ.get("CLIENTS_VENV", table.CLIENTS)) / "bin"
 """CLIENTS_VENV runs them with other versions, as tests of transformers do with its oldest."""
 AGENTS_PYTHON = str(table.AGENTS / "bin" / "python")
+PYTHONS = {"agents": AGENTS_PYTHON, "verifiers": str(table.VERIFIERS / "bin" / "python")}
+"""By the folder of the programs that they run; others are run by .venv-clients."""
 PROGRAMS = Path(__file__).parent / "programs"
 OFFLINE = (
     *("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"),
@@ -82,7 +84,7 @@ def printed(run: Run) -> Printed:
 
     def last_line(program: str, *arguments: str) -> Any:
         [path] = PROGRAMS.rglob(f"{program}.py")
-        python = AGENTS_PYTHON if path.parent.name == "agents" else "python"
+        python = PYTHONS.get(path.parent.name, "python")
         return json.loads(run(python, str(path), *arguments).splitlines()[-1])
 
     return last_line

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tests.serving import ROOT
 
-CLIENTS, AGENTS = ROOT / ".venv-clients", ROOT / ".venv-agents"
+CLIENTS, AGENTS, VERIFIERS = (ROOT / f".venv-{name}" for name in ("clients", "agents", "verifiers"))
 NODE = AGENTS / "node"
 PAGE = ROOT / "docs" / "clients.md"
 _TABLE = re.compile(
@@ -29,7 +29,11 @@ class Row(NamedTuple):
 
 def version(package: str) -> str:
     """That of an installed package, of Python or of Node."""
-    sites = [str(site) for venv in (CLIENTS, AGENTS) for site in venv.glob("lib/*/site-packages")]
+    sites = [
+        str(site)
+        for venv in (CLIENTS, AGENTS, VERIFIERS)
+        for site in venv.glob("lib/*/site-packages")
+    ]
     for installed in distributions(name=package, path=sites):
         return installed.version
     shown: str = json.loads((NODE / "node_modules" / package / "package.json").read_text())[

@@ -1,0 +1,139 @@
+"""Rollouts of TRL's trainers by a running server, which goes on with their weights.
+
+For an environment with TRL: this module needs no other of `srm`. TRL 1.16 calls it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import requests
+from accelerate.utils import broadcast_object_list
+from requests.adapters import HTTPAdapter
+from safetensors.torch import save_file
+from urllib3.util.retry import Retry
+
+
+class RolloutServer:
+    """A running `srm serve`, as two kinds of trainers take it:
+
+    `GRPOTrainer(rollout_func=server.rollout_func)`, which samples from its newest weights, and
+    `AsyncGRPOTrainer(weight_transfer=server)`, which has a worker of its own for the samples.
+    """
+
+    def __init__(
+        self, url: str, folder: str | Path, config: Any, key: str = "", timeout_s: float = 1800.0
+    ) -> None:
+        """`url` is that of `admin_port`, or of `port` with `trainer_routes`. Weights go through
+        `folder`, which server and trainer see at the same path; `config` is the model's. A request
+        that is refused for now is sent again, five times."""
+        self._url = url.rstrip("/")
+        self._folder = Path(folder).resolve()
+        self._config = config
+        self._timeout_s = timeout_s
+        self._session = requests.Session()
+        if key:
+            self._session.headers["Authorization"] = f"Bearer {key}"
+        again = Retry(
+            total=5,
+            read=0,
+            backoff_factor=1,
+            status_forcelist=[429, 503],
+            allowed_methods=None,
+            raise_on_status=False,
+        )
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, HTTPAdapter(max_retries=again))
+        self._step: int | None = None
+        self.weights_version = 0
+        """That of the weights last sent; 0 before."""
+
+    def rollout_func(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        """Sample a completion for each prompt from the weights that the trainer has at this step.
+
+        Returns `prompt_ids`, `completion_ids` and `logprobs` [sample][token], after temperature and
+        before top_p, top_k and min_p, as the trainer computes its own. Raises RuntimeError for what
+        the server refuses, and for tokens of other weights; ValueError for a trainer whose model or
+        samples are no business of one server.
+        """
+        if hasattr(trainer.accelerator.unwrap_model(trainer.model), "merge_adapter"):
+            raise ValueError("peft_config: the server takes whole models; train without an adapter")
+        if trainer.tools:
+            raise ValueError("tools: TRL would sample all turns but the first by itself")
+        if trainer.state.global_step != self._step:
+            self._send_newest(trainer)
+        prompt_ids = trainer._tokenize_prompts(prompts)[0]
+        # A prompt stands there once for each of its samples: it is asked for once, if all agree.
+        num_samples = math.gcd(*(len(list(same)) for _, same in groupby(prompt_ids)))
+        choices = self._ask(
+            "/v1/completions",
+            {
+                "prompt": prompt_ids[::num_samples],
+                "n": num_samples,
+                "max_tokens": trainer.max_completion_length,
+                **{name: getattr(trainer, name) for name in ("temperature", "top_p", "top_k")},
+                **{name: getattr(trainer, name) for name in ("min_p", "repetition_penalty")},
+                "logprobs": 0,
+                "return_token_ids": True,
+                "return_weight_versions": True,
+                **(trainer.args.generation_kwargs or {}),
+            },
+        )["choices"]
+        versions = {span["version"] for choice in choices for span in choice["weight_versions"]}
+        if versions != {self.weights_version}:
+            raise RuntimeError(
+                f"tokens are of weights {sorted(versions)}, and not of {self.weights_version} that "
+                "this trainer sent: somebody else changes the server's weights"
+            )
+        return {
+            "prompt_ids": prompt_ids,
+            "completion_ids": [choice["token_ids"] for choice in choices],
+            "logprobs": [choice["logprobs"]["token_logprobs"] for choice in choices],
+        }
+
+    def _send_newest(self, trainer: Any) -> None:
+        """Send the trainer's weights; of several processes all take part, and the first sends."""
+        tensors = trainer.accelerator.get_state_dict(trainer.model)
+        if trainer.accelerator.is_main_process:
+            self.send_weights(tensors.items())
+        [self.weights_version] = broadcast_object_list([self.weights_version])
+        self._step = trainer.state.global_step
+
+    def send_weights(self, tensors: Iterable[tuple[str, Any]]) -> None:
+        """Have the server go on with these tensors, by name; what runs goes on too.
+
+        Their folder is gone afterwards: the server has a copy. Raises RuntimeError with what it
+        refuses; then it goes on with the weights before.
+        """
+        with TemporaryDirectory(prefix="weights-", dir=self._folder) as folder:
+            Path(folder).chmod(0o755)  # for a server of another user
+            self._config.save_pretrained(folder)
+            whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors}
+            save_file(whole, Path(folder) / "model.safetensors")
+            changed = self._ask("/update_weights", {"weight_dir": folder})
+        self.weights_version = changed["weights_version"]
+
+    def init_weight_transfer(self) -> None:
+        """Check that the server answers. Raises RuntimeError if it does not."""
+        self._ask("/abort_requests", {"request_ids": []})  # as only the operator may
+
+    def pause(self) -> None:
+        """Nothing is to pause: weights are read beside the steps, and exchanged between two."""
+
+    def resume(self) -> None:
+        """Nothing has been paused."""
+
+    def destroy(self) -> None:
+        """Close the connections."""
+        self._session.close()
+
+    def _ask(self, path: str, body: dict[str, Any]) -> Any:
+        reply = self._session.post(f"{self._url}{path}", json=body, timeout=self._timeout_s)
+        if reply.status_code != 200:
+            raise RuntimeError(f"POST {path}: {reply.status_code} {reply.text[:2_000]}")
+        return reply.json()
