@@ -298,10 +298,9 @@ def routes(control: TrainerControl) -> APIRouter:
     @router.post("/abort_requests")
     async def abort_requests(request: Request) -> Response:
         asked = await read_fields(request, AbortRequests)
-        names = [""] if asked.request_ids is None else asked.request_ids
 
         async def make() -> Aborted:
-            return Aborted(sum([await control.end(name) for name in names]))
+            return Aborted(await control.end(asked.request_ids))
 
         return WhileConnected(make)
 
