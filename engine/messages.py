@@ -239,8 +239,8 @@ class EndRequests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 
     id: str
     """Id of this message, which no running request has."""
-    name: str = ""
-    """`Request.name` of those that are meant; empty: all. Durable ones never are."""
+    names: frozenset[str] | None = None
+    """`Request.name` of those that are meant; None: all. Durable ones never are."""
 
 
 class DropPrefixes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="drop_prefixes"):

@@ -83,6 +83,7 @@ BENCHMARKS = {
     "host": "bench.host.host",
     "counted": "bench.gpu.counted",
     "precision": "bench.model.precision",
+    "rollouts": "bench.model.rollouts",
     "http": "bench.server.http",
     "streams": "bench.server.streams",
     "scale": "bench.server.scale",

@@ -70,8 +70,12 @@ class InstantRunner:
     def write_slots(self, slots: I64, states: SlotStates) -> None:
         """Do nothing: it has no states."""
 
-    def load_weights(self, weights: Weights) -> None:
-        """Do nothing: it has no weights."""
+    def bind_weights(self, weights: Weights) -> Weights:
+        """Return them as they are: it has no weights."""
+        return weights
+
+    def use_weights(self, bound: Weights) -> None:
+        """Do nothing."""
 
 
 class InstantStep:

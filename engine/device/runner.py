@@ -103,7 +103,7 @@ class ModelRunner:
         if not self.device.is_host:
             width = weights.config.state_width
             copies = SlotCopies(self._session, cache.slots(), width, self.device)
-        self.load_weights(weights)
+        self.use_weights(self.bind_weights(weights))
         self.num_slots = count_slots(config, weights.config, self.device)
         num_slots = self.num_slots + config.prefix_slots
         num_pool_slots = num_slots + spare_slots(self.device)
@@ -129,14 +129,28 @@ class ModelRunner:
     def write_slots(self, slots: I64, states: SlotStates) -> None:
         self._thread.submit(self._pool.write, slots, states).result()
 
-    def load_weights(self, weights: Weights) -> None:
-        """Use these weights, of the compiled shape, from the next step on; compiles nothing. States
-        of the old ones stay in the pool, which `Engine.load_weights` takes care of."""
+    def bind_weights(self, weights: Weights) -> Model | dict[str, Buffer]:
+        """Pack these weights, of the compiled shape, in memory beside those in use, and on a CPU
+        bind them to the graph; compiles nothing.
+
+        A GPU's are bound by `use_weights`: its memory is taken and copied to by the thread that no
+        step runs beside.
+        """
         started = time.monotonic()
         registry = host_weights(weights, self.dtype, self.device, self._product)
-        self._model: Model = self._session.init(self._compiled, weights_registry=registry)
-        self.device.synchronize()  # it may still read what is freed next
+        bound = self._init(registry) if self.device.is_host else registry
         log.info("weights %s bound in %.2f s", weights.fingerprint, time.monotonic() - started)
+        return bound
+
+    def use_weights(self, bound: Model | dict[str, Buffer]) -> None:
+        """Use such weights from the next step on. States of the old ones stay in the pool, which
+        `Engine.load_weights` takes care of."""
+        self._model: Model = self._init(bound) if isinstance(bound, dict) else bound
+
+    def _init(self, registry: dict[str, Buffer]) -> Model:
+        model = self._session.init(self._compiled, weights_registry=registry)
+        self.device.synchronize()  # it may still read what is freed next
+        return model
 
     def close(self) -> None:
         """Let the steps under way finish, then stop the thread."""

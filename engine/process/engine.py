@@ -12,7 +12,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -32,6 +32,13 @@ from srm.engine.steps.batch import I32, Batch, Launched, Runner
 from srm.engine.weights.weights import Weights
 
 READ_SLOTS = 4_096  # slots whose states are copied from or to the device at once, about
+
+
+class BoundWeights(NamedTuple):
+    """Weights as a runner takes them into use."""
+
+    bound: Any
+    fingerprint: str
 
 
 class _Step(NamedTuple):
@@ -195,16 +202,23 @@ class Engine:
         states = self.runner.read_slots(np.empty(0, np.int64)).states
         return states.shape[1], states.dtype.str
 
-    def load_weights(self, weights: Weights) -> None:
+    def bind_weights(self, weights: Weights) -> BoundWeights:
+        """Prepare other weights of the same configuration for `load_weights`. Any thread may call
+        it, while steps are made."""
+        assert weights.config == self.model
+        return BoundWeights(self.runner.bind_weights(weights), weights.fingerprint)
+
+    def load_weights(self, weights: Weights | BoundWeights) -> None:
         """Go on with other weights of the same configuration; the engine must be settled.
 
         Running sequences go on from their states. Whatever starts later uses no state of the old
         weights, except samples of a prompt of which others run.
         """
-        assert self._in_flight is None and weights.config == self.model
-        self.runner.load_weights(weights)
+        assert self._in_flight is None, "settle() comes first"
+        prepared = weights if isinstance(weights, BoundWeights) else self.bind_weights(weights)
+        self.runner.use_weights(prepared.bound)
         self.scheduler.renew(self.weights_version)
-        self._fingerprint = weights.fingerprint
+        self._fingerprint = prepared.fingerprint
         self.weights_version += 1
         self._show_weights()
         self.update_gauges()

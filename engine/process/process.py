@@ -287,7 +287,7 @@ class EngineProcess:
 
     def _is_meant(self, request_id: str, message: EndRequests) -> bool:
         request = self._engine.scheduler.registry.by_id[request_id].request
-        return not request.durable and message.name in {"", request.name}
+        return not request.durable and (message.names is None or request.name in message.names)
 
     def _send_statuses(self) -> None:
         for identity in self.clients:

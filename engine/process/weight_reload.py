@@ -1,4 +1,4 @@
-"""Other weights while serving: loaded beside the steps, put to use between two of them.
+"""Other weights while serving: loaded and bound beside the steps, put to use between two of them.
 
 Keeps: one change at a time; whatever is wrong with a folder is found before anything stops, and the
 old weights go on; the note tells the engine's successor what was put to use, and nothing else.
@@ -35,7 +35,7 @@ from srm.engine.errors import (
 )
 from srm.engine.kept_model import copies_of
 from srm.engine.messages import AboutWeights, Done, HoldWeights, LoadWeights, Status
-from srm.engine.process.engine import Engine
+from srm.engine.process.engine import BoundWeights, Engine
 from srm.engine.process.weights_note import (
     Copying,
     LoadFolder,
@@ -66,7 +66,8 @@ class WeightReload:
         self._prepared = copies_of(note) / f"note-{uuid.uuid4().hex}"
         self._copying = Copying(note)
         self._message: LoadWeights | None = None
-        self._loading: Future[Weights] | None = None
+        self._loading: Future[BoundWeights] | None = None
+        self._binding, self._is_closed = threading.Lock(), False
         self._asked = 0.0
         self.is_prepared = False
         """Whether the change can be made; one that is staged is not, before it is committed."""
@@ -250,22 +251,39 @@ class WeightReload:
         return self._done
 
     def close(self) -> None:
-        """Drop what is being loaded."""
+        """Drop what is being loaded. Waits for what is just being bound: a process that ends while
+        a thread of Python's is inside the device's library may abort."""
+        self._is_closed = True
         if self._message is not None:
             self._end("refused")
+        with self._binding:
+            pass
 
-    def _run(self, message: LoadWeights, copying: Copying, loading: Future[Weights]) -> None:
+    def _run(self, message: LoadWeights, copying: Copying, loading: Future[BoundWeights]) -> None:
         folder = Path(message.path)
         try:
             copy = partial(copying.copy, change=message.id)
-            loading.set_result(load_weights(self._load, folder, self._engine.model, copy))
+            weights = load_weights(self._load, folder, self._engine.model, copy)
+            loading.set_result(self._bind(weights, message.path))
         except SRMError as error:
             loading.set_exception(error)
         finally:
             if not loading.done():
                 loading.set_exception(StepFailed("what loads weights broke"))
 
-    def _prepare(self, message: LoadWeights, weights: Weights) -> None:
+    def _bind(self, weights: Weights, path: str) -> BoundWeights:
+        try:
+            with self._binding:
+                if self._is_closed:
+                    raise EngineUnavailable("the engine has ended")
+                return self._engine.bind_weights(weights)
+        except EngineUnavailable:
+            raise
+        except Exception as error:  # as where memory has no room for both: the old ones go on
+            logger.exception("the weights in %s cannot be bound", path)
+            raise SRMError(f"the weights in {path!r} cannot be bound: {error!r}") from None
+
+    def _prepare(self, message: LoadWeights, weights: BoundWeights) -> None:
         """Write the note to a file beside its place: a failure comes before anything is changed."""
         version = self._engine.weights_version + 1
         note = Note(message.path, weights.fingerprint, version, message.id)

@@ -282,9 +282,12 @@ class Runner(Protocol):
         """Put these states into these slots, after all steps launched and before the next one."""
         ...
 
-    def load_weights(self, weights: Any) -> None:
-        """Use these `Weights`, of the same configuration, from the next step on.
+    def bind_weights(self, weights: Any) -> Any:
+        """Return these `Weights`, of the same configuration, as `use_weights` takes them. For any
+        thread, while steps are under way."""
+        ...
 
-        All steps launched have been waited for.
-        """
+    def use_weights(self, bound: Any) -> None:
+        """Use what `bind_weights` returned from the next step on. All steps launched have been
+        waited for."""
         ...

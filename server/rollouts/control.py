@@ -6,7 +6,7 @@ The two dialects have routes of their own for each (`vllm.py`, `sglang.py`); her
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from srm.engine.client.client import EngineClient
 from srm.engine.errors import EngineUnavailable
@@ -46,10 +46,11 @@ class TrainerControl:
         """Have them go on; nothing if they do."""
         await self.client.control(Resume(_id()))
 
-    async def end(self, name: str = "") -> int:
-        """End the requests of this `request_id`, or all but those of batches, each with its tokens
-        so far; returns how many."""
-        done = await self.client.control(EndRequests(_id(), name))
+    async def end(self, names: Iterable[str] | None = None) -> int:
+        """End the requests of these `request_id`s, or all but those of batches, each with its
+        tokens so far; returns how many."""
+        wanted = None if names is None else frozenset(names)
+        done = await self.client.control(EndRequests(_id(), wanted))
         return int(done.detail["requests"])
 
     async def drop_prefixes(self) -> None:

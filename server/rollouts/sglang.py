@@ -477,7 +477,7 @@ class SglangRoutes:
 
     async def end(self, asked: AbortRequest) -> Changed:
         """Raises EngineUnavailable."""
-        count = await self._control.end(asked.rid or "")
+        count = await self._control.end(None if asked.rid is None else [asked.rid])
         return Changed(True, f"ended {count} requests")
 
     async def flush(self) -> Changed:

@@ -81,6 +81,8 @@ class TokensReply(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     weights_version: int | None = None
     """Version of the weights that made the last token."""
+    first_weights_version: int | UnsetType = UNSET
+    """Version of the weights that were fed the prompts, in a whole reply, if it is another one."""
     system_fingerprint: str | None = None
     """Fingerprint of these weights."""
 
@@ -200,6 +202,7 @@ class TokensFormat(Format):
             choices=fields["choices"],
             usage=fields["usage"],
             weights_version=fields["weights_version"],
+            first_weights_version=fields.get("first_weights_version", UNSET),
             system_fingerprint=fields["system_fingerprint"],
             prompt_logprobs=fields.get("prompt_logprobs", UNSET),
         )
@@ -295,10 +298,9 @@ def routes(control: TrainerControl) -> APIRouter:
     @router.post("/abort_requests")
     async def abort_requests(request: Request) -> Response:
         asked = await read_fields(request, AbortRequests)
-        names = [""] if asked.request_ids is None else asked.request_ids
 
         async def make() -> Aborted:
-            return Aborted(sum([await control.end(name) for name in names]))
+            return Aborted(await control.end(asked.request_ids))
 
         return WhileConnected(make)
 

@@ -115,9 +115,9 @@ def test_zero_and_tiny_alphas_are_exact(
     model.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()})
     model.double()
     prompts = prompts[:6]
-    engine.runner.load_weights(fold(SMALL, tensors, "tiny alphas"))
+    engine.load_weights(fold(SMALL, tensors, "tiny alphas"))
     result = generate(engine, prompts, PARAMS, 50)
-    engine.runner.load_weights(load_checkpoint(folder))
+    engine.load_weights(load_checkpoint(folder))
     for prompt, outputs in zip(prompts, result, strict=True):
         message, logprobs = (
             joined(outputs, "token_ids").tolist(),

@@ -86,9 +86,13 @@ class NumpyRunner:
         self._run_all()
         self._states[slots], self._last_token[slots] = states.states, states.last_tokens
 
-    def load_weights(self, weights: Weights) -> None:
+    def bind_weights(self, weights: Weights) -> Weights:
+        assert weights.config == self._weights.config
+        return weights
+
+    def use_weights(self, bound: Weights) -> None:
         assert not self._launched, "a step of the weights before is under way"
-        self._weights = weights
+        self._weights = bound
 
     def _run_all(self) -> None:
         if self._launched:

@@ -54,6 +54,14 @@ def constraints(record: Record) -> None:
     assert all((case["constrained_per_s"] > 0) == (case["share"] > 0.05) for case in cases)
 
 
+def rollouts(record: Record) -> None:
+    assert record["kills"] == 1 and record["unanswered"] == record["beyond"] == 0
+    assert record["rollouts"] >= 8 and record["versions"] >= 1 + 5
+    assert 4 <= len(record["changes"]) <= 5, "the answer to one may be lost with its engine"
+    assert 0 < record["largest_error"] < 1e-4
+    assert record["wrong_off_share"] > 0.9, "models with 32 tokens agree by chance now and then"
+
+
 def bursts(record: Record) -> None:
     kinds = [(case["requests"], case["n"], case["is_stream"]) for case in record["cases"]]
     assert kinds == [(3, 1, True), (2, 5, True), (2, 5, False)]
@@ -75,6 +83,8 @@ def bursts(record: Record) -> None:
          "--repetitions=1 --seconds=0.05", constraints, "| demo | float32 | 100% | 3 |"),
         ("http", "--model={demo} --streams=3 --requests=2 --n=5 --max-tokens=9 --repetitions=1",
          bursts, "| 2 × 5 | whole |"),
+        ("rollouts", "--model={bare} --rollouts=8 --prompt-tokens=3 --max-tokens=12 --changes=5 "
+         "--kills=1 --seconds=2", rollouts, "| rollouts not answered | 0 |"),
     ],
 )  # fmt: skip
 def test_a_benchmark_writes_its_record(

@@ -128,7 +128,7 @@ async def test_batches_are_not_ended_by_name(serve: Serve, endpoint: str) -> Non
         await client.control(PAUSE)
         asked = [asyncio.create_task(collect(client, request)) for request in requests]
         await until(lambda: served.engine.scheduler.num_requests == 2)
-        done = await client.control(EndRequests("ends", "mine"))
+        done = await client.control(EndRequests("ends", frozenset({"mine", "unknown"})))
         assert done.detail["requests"] == 1
         await client.control(Resume("resume"))
         ends = [(await outputs)[-1].finish_reason for outputs in asked]

@@ -132,6 +132,45 @@ def test_one_change_at_a_time(make_folder: MakeFolder) -> None:
     assert swap_once(engine, folder).detail["weights_version"] == 3
 
 
+def test_weights_are_bound_beside_the_steps(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, folder, goes_on = engine_of(), make_folder("new"), threading.Event()
+    bind = engine.runner.bind_weights
+
+    def bind_late(weights: Weights) -> Weights:
+        assert goes_on.wait(60)
+        bound: Weights = bind(weights)
+        return bound
+
+    monkeypatch.setattr(engine.runner, "bind_weights", bind_late)
+    reload = WeightReload(engine, load, "")
+    reload.begin(LoadWeights("a", str(folder), "continue"))
+    engine.add(request_of(max_tokens=5))
+    assert len(run(engine)) == 1 and not reload.is_due()
+    goes_on.set()
+    monkeypatch.setattr(engine.runner, "bind_weights", None)  # nothing is bound in the pause
+    wait_until(reload.is_due)
+    assert reload.make().detail["weights_version"] == 2
+    reload.close()
+
+
+def test_what_cannot_be_bound_ends_the_change_and_nothing_else(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, folder = engine_of(), make_folder("new")
+
+    def fail(_weights: Weights) -> Weights:
+        raise ValueError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine.runner, "bind_weights", fail)
+        with pytest.raises(SRMError, match=r"new' cannot be bound: ValueError\('out of memory'"):
+            swap_once(engine, folder)
+    assert engine.weights_version == 1
+    assert swap_once(engine, folder).detail["weights_version"] == 2
+
+
 def test_a_folder_on_a_disk_that_hangs_holds_up_other_changes_and_no_step(
     make_folder: MakeFolder,
 ) -> None:
