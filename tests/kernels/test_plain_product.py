@@ -50,10 +50,8 @@ def test_any_shape(
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_row_has_the_same_bits_beside_others(kernels: dict[str, Kernel], dtype: str) -> None:
     rng = np.random.default_rng(1)
-    x = rng.standard_normal((70, 50)).astype(np.float32)
-    w = rng.standard_normal((9, 50)).astype(np.float32)
-    if dtype == "bfloat16":
-        x, w = round_bfloat16(x), round_bfloat16(w)
+    drawn = [rng.standard_normal((rows, 50)).astype(np.float32) for rows in (70, 9)]
+    x, w = (round_bfloat16(array) if dtype == "bfloat16" else array for array in drawn)
     outs = []
     for rows in (70, 1):
         out = np.zeros((rows, 9), x.dtype)
