@@ -43,7 +43,7 @@ _OF_BOTH = (
     "n temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed "
     "stop stop_token_ids ignore_eos skip_special_tokens logit_bias"
 ).split()
-_VLLM_PARAMS = {
+VLLM_PARAMS = {
     **{name: name for name in _OF_BOTH},
     **{
         name: name
@@ -104,7 +104,7 @@ def parse_tokens(body: bytes) -> CompletionRequest:
     value."""
     given = given_fields(body)
     require(given, "token_ids", "a list of token ids")
-    params = _params(TokensRequest, given, _VLLM_PARAMS, _VLLM_NEUTRAL)
+    params = _params(TokensRequest, given, VLLM_PARAMS, _VLLM_NEUTRAL)
     converted: dict[str, Any] = {"token_ids": ids_of(given, "token_ids"), **params.own}
     asked = checked(TokensRequest, given, converted, dict(TOKENS_NEUTRAL))
     request = checked(

@@ -230,3 +230,80 @@ def test_other_doors_take_no_ids(server: Server) -> None:
         assert "token_ids" in reply.text
         reply = server.http.post(path, json={**body, field: [USER], PREFIX: [0]})
         assert reply.status_code == 400 and PREFIX in reply.text
+
+
+GENERATE, RENDER = "/inference/v1/generate", "/render"
+SAMPLED: dict[str, Any] = {"max_tokens": 6, "seed": 5, "n": 2}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"temperature": 0.5, "top_k": 5, "top_p": 0.9, "min_p": 0.01, "min_tokens": 2},
+        {"logit_bias": {"9": 3}, "presence_penalty": 1, "repetition_penalty": 1.5},
+        {"stop": ["a"], "bad_words": ["the"], "stop_token_ids": [7], "ignore_eos": True},
+        {"structured_outputs": {"choice": ["sat", "on"]}},
+        {"response_format": {"type": "json_object"}, "max_tokens": 20},
+        {"truncate_prompt_tokens": 5, "cache_salt": "7", "priority": 1, "request_id": "r"},
+        {"stop": "e", "user": "u", "metadata": {"a": "b"}, "return_token_ids": True},
+    ],
+)
+def test_what_is_rendered_samples_what_the_request_would(
+    server: Server, fields: dict[str, Any]
+) -> None:
+    chat = [USER, with_ids([5], [0, 9]), USER]
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        (CHATS, {"messages": chat}),
+        ("/v1/completions", {"prompt": ["the cat", "on"]}),
+    ]
+    for path, asked in bodies:
+        body = {**asked, **SAMPLED, **fields}
+        reply = server.http.post(path, json={**body, "return_token_ids": True})
+        assert reply.status_code == 200, reply.text
+        expected = [choice["token_ids"] for choice in reply.json()["choices"]]
+        answer = server.http.post(path + RENDER, json=body)
+        assert answer.status_code == 200, answer.text
+        rendered = [answer.json()] if path == CHATS else answer.json()
+        sampled = []
+        for body in rendered:
+            made = server.http.post(GENERATE, json=body)
+            assert made.status_code == 200, made.text
+            sampled += [choice["token_ids"] for choice in made.json()["choices"]]
+        assert sampled == expected
+        if path == CHATS and "truncate_prompt_tokens" not in fields:
+            assert rendered[0]["token_ids"] == reply.json()["prompt_token_ids"]
+        assert [body["request_id"].startswith("r") for body in rendered] == [
+            "request_id" in fields for _ in rendered
+        ]
+
+
+def test_what_generate_cannot_say_is_not_rendered(server: Server) -> None:
+    function = {"type": "function", "function": {"name": "f"}}
+    chat: dict[str, Any] = {"messages": [USER]}
+    asked = {"prompt": "the cat"}
+    for path, body, param in (
+        (CHATS, {**chat, "until": {"match": "a"}}, "until"),
+        (CHATS, {**chat, "return": "counts"}, "return"),
+        (CHATS, {**chat, "tools": [function], "tool_choice": "required"}, "tool_choice"),
+        (CHATS, {**chat, "messages": [USER, with_ids([5], [0])], "echo": True,
+                 "continue_final_message": True}, "echo"),
+        (CHATS, {**chat, "prompt": "a"}, "prompt"),
+        (CHATS, {**chat, "model": "other"}, "model"),
+        (CHATS, {"messages": []}, "messages"),
+        ("/v1/completions", {**asked, "best_of": 3}, "best_of"),
+        ("/v1/completions", {**asked, "echo": True}, "echo"),
+        ("/v1/completions", {**asked, "verify": {"match": "a"}}, "verify"),
+        ("/v1/completions", {"prompt": [320]}, "prompt"),
+        ("/v1/completions", {"prompt": [0] * 129}, "prompt"),
+        ("/v1/completions", {}, "prompt"),
+    ):  # fmt: skip
+        reply = server.http.post(path + RENDER, json=body)
+        assert reply.status_code in (400, 404), reply.text
+        assert reply.json()["error"]["param"] == param, reply.text
+    tools = {**chat, "tools": [function]}
+    shown = server.http.post(CHATS + RENDER, json=tools)
+    assert shown.status_code == 200
+    assert len(shown.json()["token_ids"]) > len(
+        server.http.post(CHATS + RENDER, json=chat).json()["token_ids"]
+    )
