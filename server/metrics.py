@@ -51,6 +51,10 @@ E2E_REQUEST_LATENCY = Histogram(
     buckets=_SECONDS,
 )
 PROMPT_TOKENS = Counter("srm_prompt_tokens_total", "Prompt tokens of answered requests.")
+TOKENIZED_TOKENS = Counter(
+    "srm_tokenized_tokens_total",
+    "Tokens made of the texts of prompts; token ids that requests bring are none.",
+)
 COMPLETION_TOKENS = Counter(
     "srm_completion_tokens_total", "Tokens delivered by answered and cancelled requests."
 )

@@ -12,7 +12,9 @@ import numpy as np
 
 from srm.engine.errors import ContextTooLong, InvalidRequest
 from srm.engine.messages import PROMPT, Output, join
+from srm.server import metrics
 from srm.server.schema.completion_request import CompletionRequest
+from srm.server.schema.conversation import ExactPrompt
 from srm.server.schema.sampling_fields import MAX_CUT_LENGTH, MAX_SCORES
 from srm.server.text.text import Text
 
@@ -44,14 +46,21 @@ async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
     prompts: list[bytes] = []
     if not text.has_tokenizer:
         _refuse_text(request)
-    strings = [prompt for prompt in request.prompt if isinstance(prompt, str)]
     length = request.truncate_prompt_tokens
-    for prompt in strings:
+    strings = [prompt for prompt in request.prompt if not isinstance(prompt, bytes)]
+    texts = [prompt if isinstance(prompt, str) else rest_of(prompt, text) for prompt in strings]
+    for prompt in texts:
         _check_length(prompt, text, is_cut=length is not None)
-    if sum(map(len, strings)) > _AT_ONCE:
-        prompts = await asyncio.to_thread(text.encode, strings, request.add_special_tokens)
-    elif strings:
-        prompts = text.encode(strings, request.add_special_tokens)
+    if sum(map(len, texts)) > _AT_ONCE:
+        encoded = await asyncio.to_thread(text.encode, texts, request.add_special_tokens)
+    elif texts:
+        encoded = text.encode(texts, request.add_special_tokens)
+    if texts:
+        prompts = [
+            behind if isinstance(prompt, str) else join_ids(prompt, behind, text)
+            for prompt, behind in zip(strings, encoded, strict=True)
+        ]
+        metrics.TOKENIZED_TOKENS.inc(sum(map(len, encoded)) // 4)
     else:
         prompts = [prompt for prompt in request.prompt if isinstance(prompt, bytes)]
         largest = int(np.frombuffer(b"".join(prompts), "<i4").max())
@@ -64,13 +73,56 @@ async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
         size = 4 * (limit if length < 0 else length)
         part = slice(size) if request.truncation_side == "right" else slice(-size, None)
         prompts = [prompt[part] for prompt in prompts]
-    for encoded in prompts:
-        if not encoded:
+    for ids in prompts:
+        if not ids:
             raise InvalidRequest("prompt must have at least one token; got none", "prompt")
-        if len(encoded) // 4 > limit:
-            raise ContextTooLong.from_length(len(encoded) // 4, limit, "prompt")
+        if len(ids) // 4 > limit:
+            raise ContextTooLong.from_length(len(ids) // 4, limit, "prompt")
     _check_scores(request, prompts, limit)
     return prompts
+
+
+def rest_of(prompt: ExactPrompt, text: Text) -> str:
+    """Return the text behind the ids of a prompt. Raises InvalidRequest for ids that the model
+    does not have, and where the text goes on from no place that is known."""
+    ids = np.frombuffer(prompt.token_ids, "<i4")
+    if (largest := int(ids.max())) >= text.model.vocab_size:
+        raise InvalidRequest(
+            f"{prompt.source} has token id {largest}; ids go from 0 to {text.model.vocab_size - 1}",
+            prompt.field,
+        )
+    name = _special_name(prompt, text)
+    if not prompt.has_calls:
+        if name and not prompt.rest:
+            raise InvalidRequest(
+                f"the token ids of {prompt.source} end with {name!r}, and nothing follows them: "
+                "there is nothing to continue",
+                prompt.field,
+            )
+        return prompt.rest
+    # Between the mark and the end of its turn are the calls, which the ids have.
+    end = name or text.special_tokens.get("eos_token", "")
+    _, mark, behind = prompt.rest.partition(end) if end else ("", "", "")
+    if not mark:
+        raise InvalidRequest(
+            f"the token ids of {prompt.source} are of tool calls, and the chat template does not "
+            f"end these with {end or 'an end-of-text token'}: send the messages without ids",
+            prompt.field,
+        )
+    return mark + behind
+
+
+def join_ids(prompt: ExactPrompt, rest: bytes, text: Text) -> bytes:
+    """Return the ids of a prompt and those of its rest. What ends the turn is in both of them if
+    the model sampled it."""
+    is_twice = _special_name(prompt, text) and rest[:4] == prompt.token_ids[-4:]
+    return prompt.token_ids + (rest[4:] if is_twice else rest)
+
+
+def _special_name(prompt: ExactPrompt, text: Text) -> str:
+    """Return how the last of the ids is written if it is a special token, else nothing."""
+    last = prompt.token_ids[-4:]
+    return "" if text.decode(last) else text.spell(last).decode()
 
 
 def _check_length(prompt: str, text: Text, is_cut: bool) -> None:
@@ -91,7 +143,7 @@ def _check_length(prompt: str, text: Text, is_cut: bool) -> None:
 
 
 def _refuse_text(request: CompletionRequest) -> None:
-    has_text = any(isinstance(prompt, str) for prompt in request.prompt)
+    has_text = any(not isinstance(prompt, bytes) for prompt in request.prompt)
     texts = {"prompt": has_text, "stop": bool(request.stops), "bad_words": bool(request.bad_words)}
     for name, is_text in texts.items():
         if is_text:

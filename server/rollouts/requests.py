@@ -29,6 +29,7 @@ from srm.server.schema.validation import (
     Fields,
     checked,
     given_fields,
+    ids_of,
     not_json,
     not_null,
     refused,
@@ -38,15 +39,11 @@ from srm.server.schema.validation import (
 
 _PARAMS = Meta(description="an object with sampling parameters")
 SamplingObject = Annotated[dict[str, Any], _PARAMS]
-TOKEN_FORMS = (
-    Annotated[list[TokenId], Meta(min_length=1, description="a list of token ids, not empty")],
-)
-"""Types that `token_ids` may have."""
 _OF_BOTH = (
     "n temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed "
     "stop stop_token_ids ignore_eos skip_special_tokens logit_bias"
 ).split()
-_VLLM_PARAMS = {
+VLLM_PARAMS = {
     **{name: name for name in _OF_BOTH},
     **{
         name: name
@@ -107,8 +104,8 @@ def parse_tokens(body: bytes) -> CompletionRequest:
     value."""
     given = given_fields(body)
     require(given, "token_ids", "a list of token ids")
-    params = _params(TokensRequest, given, _VLLM_PARAMS, _VLLM_NEUTRAL)
-    converted: dict[str, Any] = {"token_ids": _ids("token_ids", given), **params.own}
+    params = _params(TokensRequest, given, VLLM_PARAMS, _VLLM_NEUTRAL)
+    converted: dict[str, Any] = {"token_ids": ids_of(given, "token_ids"), **params.own}
     asked = checked(TokensRequest, given, converted, dict(TOKENS_NEUTRAL))
     request = checked(
         CompletionRequest, params.given, {"prompt": [asked.token_ids]}, params.neutral
@@ -283,16 +280,3 @@ def _params(
             raise InvalidRequest(f"{name} and {other} are the same parameter: send one", name)
         renamed[ours], called[ours] = param, name
     return _Params(renamed, own_neutral, {"sampling_params": None}, called)
-
-
-def _ids(name: str, given: dict[str, Raw]) -> bytes:
-    try:
-        if ids := token_ids(given[name]):
-            return ids
-    except msgspec.ValidationError:
-        pass
-    except UNDECODABLE as error:
-        raise not_json(given[name], error) from None
-    raise InvalidRequest(
-        f"{name} must be a list of token ids, not empty; got {show(given[name])}", name
-    )

@@ -21,7 +21,6 @@ from srm.server.reply.responder import Endpoint, Responder
 from srm.server.reply.scores import TokenIdScores
 from srm.server.rollouts.control import TrainerControl
 from srm.server.rollouts.requests import (
-    TOKEN_FORMS,
     TOKENS_NEUTRAL,
     TokensRequest,
     naming,
@@ -34,6 +33,7 @@ from srm.server.schema.completion_response import (
     Usage,
     VersionSpan,
 )
+from srm.server.schema.json_parts import ID_FORMS
 from srm.server.schema.openapi import BodySchema, Operation, reference
 from srm.server.schema.validation import Fields, checked, from_text, given_fields, require
 from srm.server.text.text import Text
@@ -158,7 +158,7 @@ _EXAMPLES = {
 OPERATIONS = (
     Operation("POST", "/inference/v1/generate", "Token ids in, token ids out, as vLLM has it.",
               TokensReply, events=TokensReply, parts=(TokensChoice, PromptLogprob),
-              body=BodySchema(TokensRequest, {"token_ids": TOKEN_FORMS}, TOKENS_NEUTRAL, _EXAMPLES),
+              body=BodySchema(TokensRequest, {"token_ids": ID_FORMS}, TOKENS_NEUTRAL, _EXAMPLES),
               errors=(404, 409, 504)),
     Operation("POST", "/pause", "Let all sequences stand still where they are.", PauseState,
               query=PauseQuery, errors=(400, 403, 404)),

@@ -34,7 +34,7 @@ from srm.server.http.request_middleware import RequestMiddleware
 from srm.server.http.traces import Tracer
 from srm.server.loop_turns import show_turns
 from srm.server.reply.responder import PastRouter
-from srm.server.rollouts import sglang, vllm
+from srm.server.rollouts import render, sglang, vllm
 from srm.server.rollouts.control import TrainerControl
 from srm.server.routes import (
     admin,
@@ -63,7 +63,7 @@ log = logging.getLogger(__name__)
 
 _GROUPS = {
     "Completions and chats": (completions, chat, responses, messages),
-    "Rollouts": (vllm, sglang),
+    "Rollouts": (vllm, sglang, render),
     "Files and batches": (files, batches),
     "Tokens": (tokenize,),
     "Models": (models,),
@@ -145,6 +145,7 @@ def create_app(
     app.router.routes += generating
     tokenizing = tokenize.Tokenizing(text, served, template)
     app.include_router(tokenize.routes(tokenizing, config.max_body_bytes))
+    app.include_router(render.routes(chatting.start, completing.start, config.max_body_bytes))
     app.include_router(messages.routes(made.messages, config.max_body_bytes))
     Files = files.Files(store, threads, config.max_file_bytes, config.max_store_bytes)
     jobs = batches.Batches(store, threads, config, has_chats=template is not None)

@@ -18,9 +18,9 @@ from srm.server.reply.tools import ToolFormat
 from srm.server.routes.completions import Completions
 from srm.server.routes.models import Models
 from srm.server.schema.chat_request import (
+    CHAT_FORMS,
     CHAT_NEUTRAL,
     CHATS_FORMS,
-    MESSAGES_FORMS,
     ChatRequest,
     ChatsRequest,
     parse_chat,
@@ -34,7 +34,7 @@ from srm.server.schema.chat_response import (
 )
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.completion_response import Counted, Samples
-from srm.server.schema.conversation import Conversation, naming_chat
+from srm.server.schema.conversation import Conversation, ExactPrompt, naming_chat
 from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.schema.structured_outputs import ConstraintSource
 from srm.server.schema.verify import VERIFY_FORMS
@@ -56,13 +56,14 @@ _EXAMPLES = {
 OPERATIONS = (
     Operation("POST", "/v1/chat/completions", "The next message of a chat, whole or as a stream.",
               ChatCompletion, events=ChatChunk,
-              body=BodySchema(ChatRequest, {"messages": MESSAGES_FORMS, "verify": VERIFY_FORMS},
+              body=BodySchema(ChatRequest, {**CHAT_FORMS, "verify": VERIFY_FORMS},
                               CHAT_NEUTRAL, _EXAMPLES),
               parts=(ChatChoice, ChunkChoice, Samples, Counted),
               errors=(404, 409, 504)),
     Operation("POST", "/v1/chat/completions/batch", "The next message of each of several chats.",
               ChatCompletion,
-              body=BodySchema(ChatsRequest, {"messages": CHATS_FORMS, "verify": VERIFY_FORMS},
+              body=BodySchema(ChatsRequest,
+                              {**CHAT_FORMS, "messages": CHATS_FORMS, "verify": VERIFY_FORMS},
                               CHAT_NEUTRAL, {"Two answers": {"messages": [_MESSAGES] * 2}}),
               parts=(ChatChoice, Samples, Counted),
               errors=(404, 409, 504)),
@@ -133,7 +134,11 @@ class ManyChats(Chat):
         prompts = []
         for i, chat in enumerate(request.conversations):
             with naming_chat(i):
-                prompts.append(await render(self._template, chat))
+                prompt = await render(self._template, chat)
+            if isinstance(prompt, ExactPrompt):
+                source = prompt.source.replace("messages", f"messages[{i}]")
+                prompt = msgspec.structs.replace(prompt, source=source)
+            prompts.append(prompt)
         first = request.first.as_completion(prompts[0], self._text.model.n_ctx)
         completion = msgspec.structs.replace(first, prompt=prompts)
         completion.check()
@@ -141,7 +146,7 @@ class ManyChats(Chat):
         return ChatsFormat(generation, self._text, self._models.name)
 
 
-async def render(template: ChatTemplate | None, chat: Conversation) -> str:
+async def render(template: ChatTemplate | None, chat: Conversation) -> str | ExactPrompt:
     """The prompt that the messages make. Raises InvalidRequest if they make none."""
     if template is None:
         raise InvalidRequest(

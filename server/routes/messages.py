@@ -92,6 +92,7 @@ class Messages(Endpoint):
             raise InvalidRequest("messages cannot be counted: this model has no tokenizer")
         with naming_as_here():
             prompt = await render(self._template, request.conversation)
+        assert isinstance(prompt, str)  # messages of this form have no token ids
         if len(prompt) > MAX_CHARACTERS:
             raise InvalidRequest(
                 f"messages have {len(prompt)} characters; at most {MAX_CHARACTERS} are counted",

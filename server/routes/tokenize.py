@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -17,12 +18,13 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from starlette.responses import Response
 
 from srm.engine.errors import UNDECODABLE, InvalidRequest, NotFound
+from srm.server.generation.prompts import join_ids, rest_of
 from srm.server.http.bodies import json_reply, parsed, read_body
 from srm.server.http.responses import WhileConnected
 from srm.server.routes.chat import render
 from srm.server.routes.models import Models
-from srm.server.schema.chat_request import MESSAGES_FORMS
-from srm.server.schema.conversation import Conversation, Message, messages_of
+from srm.server.schema.chat_request import CHAT_FORMS, check_special_tokens, prefix_of
+from srm.server.schema.conversation import Conversation, ExactPrompt, Message, messages_of
 from srm.server.schema.json_parts import TokenId, first_byte, texts, token_ids
 from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.schema.validation import (
@@ -73,6 +75,8 @@ class TokenizeRequest(Fields, frozen=True, kw_only=True):
     """Leave the last message open in the prompt."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the template."""
+    required_prefix_token_ids: bytes | None = None
+    """The tokens up to the end of the assistant's last message, in place of its text."""
 
     @property
     def conversation(self) -> Conversation | None:
@@ -83,8 +87,12 @@ class TokenizeRequest(Fields, frozen=True, kw_only=True):
             raise InvalidRequest("send either prompt or messages", "prompt")
         if self.conversation is not None:
             self.conversation.check()
+            check_special_tokens(self.conversation, self.add_special_tokens)
             return
-        for name in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+        for name in (
+            *("add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
+            "required_prefix_token_ids",
+        ):
             if getattr(self, name):
                 raise InvalidRequest(f"{name} is allowed only with messages", name)
 
@@ -136,7 +144,7 @@ OPERATIONS = tuple(
     msgspec.structs.replace(operation, path=root + operation.path)
     for operation in (
         Operation("POST", "/tokenize", "The token ids of a text, of each of several, or of a chat.",
-                  Tokenized, body=BodySchema(TokenizeRequest, {"messages": MESSAGES_FORMS}),
+                  Tokenized, body=BodySchema(TokenizeRequest, CHAT_FORMS),
                   errors=(404,)),
         Operation("POST", "/detokenize", "The text of token ids.",
                   Detokenized, body=BodySchema(DetokenizeRequest, {"tokens": TOKENS_FORMS}),
@@ -165,10 +173,13 @@ class Tokenizing:
         field = "prompt" if chat is None else "messages"
         if not self._text.has_tokenizer:
             raise InvalidRequest(f"{field} cannot be tokenized: this model has no tokenizer", field)
-        prompt = request.prompt
+        prompt: str | list[str] | ExactPrompt | None = request.prompt
+        given: ExactPrompt | None = None
         if chat is not None:
             prompt = await render(self._template, chat)
-        assert prompt is not None
+            if isinstance(prompt, ExactPrompt):
+                given, prompt = prompt, rest_of(prompt, self._text)
+        assert isinstance(prompt, str | list)
         characters = len(prompt) if isinstance(prompt, str) else sum(map(len, prompt))
         if characters > MAX_CHARACTERS:
             raise InvalidRequest(
@@ -176,14 +187,19 @@ class Tokenizing:
                 field,
             )
         return await asyncio.get_running_loop().run_in_executor(
-            self._long_texts if characters > AT_ONCE else None, self._tokenized, prompt, request
+            self._long_texts if characters > AT_ONCE else None,
+            partial(self._tokenized, prompt, request, given),
         )
 
-    def _tokenized(self, prompt: str | list[str], request: TokenizeRequest) -> Tokenized:
+    def _tokenized(
+        self, prompt: str | list[str], request: TokenizeRequest, given: ExactPrompt | None
+    ) -> Tokenized:
         adds_special = request.add_special_tokens
         if adds_special is None:
             adds_special = request.messages is None
         encoded = self._text.encode([prompt] if isinstance(prompt, str) else prompt, adds_special)
+        if given is not None:
+            encoded = [join_ids(given, encoded[0], self._text)]
         tokens: list[Any] = [memoryview(ids).cast("i").tolist() for ids in encoded]
         counts = list(map(len, tokens))
         tokenized = Tokenized(tokens, counts, self._text.model.n_ctx)
@@ -228,6 +244,7 @@ def parse_tokenize(body: bytes) -> TokenizeRequest:
     converted: dict[str, Any] = {}
     if "messages" in given:
         converted["messages"] = messages_of(given)
+    converted |= prefix_of(given)
     if "prompt" in given:
         converted["prompt"] = _prompt(given["prompt"])
     return checked(TokenizeRequest, given, converted, {})

@@ -17,15 +17,16 @@ from srm.server.schema.conversation import (
     MAX_CHATS,
     MAX_MESSAGES,
     Conversation,
+    ExactPrompt,
     Message,
     chats_of,
     messages_of,
     naming_chat,
 )
-from srm.server.schema.json_parts import first_byte
+from srm.server.schema.json_parts import ID_FORMS, first_byte
 from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
 from srm.server.schema.tools import Calls, ToolChoice, Tools, required_calls, tools_of
-from srm.server.schema.validation import checked, given_fields, show
+from srm.server.schema.validation import checked, given_fields, ids_of, show
 from srm.server.schema.verify import rules_of
 
 MaxTokens = Annotated[int, Meta(ge=1)]
@@ -37,6 +38,9 @@ MESSAGES_FORMS = (
     ],
 )
 """Types that `messages` may have on the wire."""
+PREFIX = "required_prefix_token_ids"
+CHAT_FORMS = {"messages": MESSAGES_FORMS, PREFIX: ID_FORMS}
+"""The fields that are read before the others, with their types on the wire."""
 
 
 class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
@@ -64,6 +68,8 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     """Begin the answer with the last message, if that is the assistant's."""
     add_special_tokens: bool = False
     """Add what the tokenizer prepends; most templates write it themselves."""
+    required_prefix_token_ids: bytes | None = None
+    """The tokens up to the end of the assistant's last message, in place of its text."""
     tools: Tools = []  # noqa: RUF012 - msgspec copies it
     """Functions that the model may call."""
     tool_choice: ToolChoice | None = None
@@ -96,6 +102,7 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     def check(self) -> None:
         super().check()
         self.conversation.check()
+        check_special_tokens(self.conversation, self.add_special_tokens)
         if self.calls:
             self._refuse_beside_calls()
         if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
@@ -125,12 +132,12 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
         choice = show(self.tool_choice or "auto")
         self.refuse_beside(given, f"tool_choice = {choice}, by which tools are called")
 
-    def as_completion(self, prompt: str, n_ctx: int) -> CompletionRequest:
+    def as_completion(self, prompt: str | ExactPrompt, n_ctx: int) -> CompletionRequest:
         """Return the same request of the template's text; `n_ctx` is the model's context."""
         shared = {name: getattr(self, name) for name in SamplingRequest.__struct_fields__}
         return CompletionRequest(
             **shared,
-            prompt=[prompt],
+            prompt=[prompt],  # type: ignore[arg-type]  # of either kind
             max_tokens=self.max_completion_tokens or self.max_tokens or n_ctx,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             prompt_logprobs=self.prompt_logprobs,
@@ -175,11 +182,13 @@ class ChatsRequest(ChatRequest, frozen=True, kw_only=True):
             "echo": self.echo,
             "prompt_logprobs": self.prompt_logprobs is not None,
             "tools": self.calls is not None,
+            PREFIX: self.required_prefix_token_ids is not None,
         }
         self.refuse_beside(beside, "several chats in one request")
         for i, chat in enumerate(self.conversations):
             with naming_chat(i):
                 chat.check()
+                check_special_tokens(chat, self.add_special_tokens)
         self.first.check()
 
 
@@ -237,7 +246,22 @@ def chat_of(given: dict[str, Raw], converted: dict[str, Any], kind: type[_Asked]
 
 def _converted(given: dict[str, Raw], messages: list[Any], num_chats: int) -> dict[str, Any]:
     rules = {"verify": rules_of(given["verify"], num_chats)} if "verify" in given else {}
-    return {"messages": messages, **rules}
+    return {"messages": messages, **rules, **prefix_of(given)}
+
+
+def prefix_of(given: dict[str, Raw]) -> dict[str, bytes]:
+    """The field `required_prefix_token_ids` of a body, if it has one. Raises InvalidRequest."""
+    return {PREFIX: ids_of(given, PREFIX)} if PREFIX in given else {}
+
+
+def check_special_tokens(chat: Conversation, are_added: bool | None) -> None:
+    """Refuse special tokens before a chat that begins with given ids. Raises InvalidRequest."""
+    if are_added and (exact := chat.exact()) is not None:
+        raise InvalidRequest(
+            f"add_special_tokens = true is not for chats that begin with token ids, as "
+            f"{exact[1].source} has them: these have all that comes first",
+            "add_special_tokens",
+        )
 
 
 def _fields_of(body: bytes) -> dict[str, Raw]:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from srm.engine.errors import UNDECODABLE, InvalidRequest, in_words
+from srm.server.schema.conversation import ExactPrompt
 from srm.server.schema.json_parts import (
     TokenIds,
     first_byte,
@@ -36,7 +37,7 @@ BestOf = Annotated[int, Meta(ge=1, le=MAX_CHOICES, description=_BEST_OF)]
 class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     """Body of POST /v1/completions, checked."""
 
-    prompt: list[str] | list[bytes]
+    prompt: list[str] | list[bytes] | list[ExactPrompt]
     """One prompt or several."""
     best_of: BestOf | None = None
     """Sample this many, return the n likeliest per token."""

@@ -17,6 +17,7 @@ from srm.server.schema.json_parts import (
     first_byte,
     has_text,
     items_of,
+    token_ids,
 )
 from srm.server.schema.tools import CALL_HEAD, Tool
 from srm.server.schema.validation import not_json, not_null, show
@@ -60,6 +61,18 @@ class _ToolCall(msgspec.Struct, frozen=True):
     type: Literal["function"] = "function"
 
 
+_IDS = Meta(
+    description="a list of token ids, not empty",
+    extra_json_schema={
+        "type": "array",
+        "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+        "minItems": 1,
+    },
+)
+IdsJson = Annotated[Raw, _IDS]
+"""A list of token ids as it came: most of those of a conversation are not read."""
+
+
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """One turn; null is the same as absent.
 
@@ -72,6 +85,24 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str | None = None
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
+    prompt_token_ids: IdsJson = msgspec.field(default_factory=Raw)
+    """With the next: the tokens that an assistant's message was sampled after."""
+    generation_token_ids: IdsJson = msgspec.field(default_factory=Raw)
+    """The tokens that were sampled."""
+
+    @property
+    def token_ids(self) -> bytes:
+        """All tokens up to the end of this message, int32 little-endian; none if it has none.
+
+        Raises msgspec.ValidationError for what is no list of ids.
+        """
+        whole = b""
+        for name in _ID_LISTS:
+            if raw := getattr(self, name):
+                if not (ids := token_ids(raw)):
+                    raise msgspec.ValidationError(f"`{name}` may not be empty")
+                whole += ids
+        return whole
 
     @property
     def text(self) -> str:
@@ -81,6 +112,26 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
         return "\n".join(part.text for part in self.content or ())
 
 
+class ExactPrompt(msgspec.Struct, frozen=True):
+    """A chat's prompt that begins with given token ids; the rest is still to be tokenized."""
+
+    token_ids: bytes
+    """int32 little-endian, at least one."""
+    rest: str
+    """What the template writes behind the message whose ids these are; behind its content if
+    `has_calls`."""
+    has_calls: bool
+    """Whether `rest` begins in the calls of that message."""
+    source: str
+    """Where they were given, for errors."""
+
+    @property
+    def field(self) -> str:
+        """The field that has them."""
+        return self.source.partition("[")[0]
+
+
+_ID_LISTS = ("prompt_token_ids", "generation_token_ids")
 _ABSENT = Raw(b"null")
 _decode = msgspec.json.Decoder(Message).decode
 _SHOWN_NAME = 64
@@ -103,6 +154,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+    required_prefix_token_ids: bytes | None = None
+    """The tokens up to the end of the last message of the assistant, int32 little-endian."""
     tools: list[Tool] = []
     """What may be called, if a template shows it."""
     tells_tools: bool = False
@@ -146,6 +199,46 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
                     "chat_template_kwargs",
                 )
         self._check_results()
+        self.exact()
+
+    def exact(self) -> tuple[int, ExactPrompt] | None:
+        """Return the last message whose token ids are given, and a prompt of them alone; None if
+        there is none. Raises InvalidRequest for ids that belong to no message."""
+        latest = None
+        for i in reversed(range(len(self.messages))):
+            if ids := self.messages[i].token_ids:
+                calls = bool(self.messages[i].tool_calls)
+                latest = i, ExactPrompt(ids, "", calls, f"messages[{i}]")
+                break
+        if (prefix := self.required_prefix_token_ids) is None:
+            return latest
+        name = "required_prefix_token_ids"
+        if latest is not None:
+            if latest[1].token_ids != prefix:
+                raise InvalidRequest(
+                    f"{name} and the token ids of {latest[1].source} differ: send one of them", name
+                )
+            return latest
+        for i in reversed(range(len(self.messages))):
+            if self.messages[i].role == "assistant":
+                return i, ExactPrompt(prefix, "", bool(self.messages[i].tool_calls), name)
+        raise InvalidRequest(
+            f"{name} end with a message of the assistant, and messages has none: send its text too",
+            name,
+        )
+
+    def marked(self, i: int, mark: str) -> Conversation:
+        """The same chat with a mark where the content of a message ends or, if it has tool calls,
+        in place of the last one's arguments."""
+        message = self.messages[i]
+        if calls := message.tool_calls:
+            function = _Function(calls[-1].function.name, f'{{"{mark}":""}}')
+            last = msgspec.structs.replace(calls[-1], function=function)
+            changed = msgspec.structs.replace(message, tool_calls=[*calls[:-1], last])
+        else:
+            changed = msgspec.structs.replace(message, content=message.text + mark)
+        messages = [*self.messages[:i], changed, *self.messages[i + 1 :]]
+        return msgspec.structs.replace(self, messages=messages)
 
     def _check_results(self) -> None:
         ids = set()
@@ -296,17 +389,36 @@ def _message(value: Raw, i: int) -> tuple[Message, int]:
         message = _decode(data)
         if "content" not in given and message.role != "assistant":
             raise msgspec.ValidationError("only an assistant's content may be left out")
+        _check_ids(message, given)
     except msgspec.ValidationError as error:
         raise InvalidRequest(
             f"messages[{i}] must be an object with role (developer, system, user, assistant, "
             "tool or another of the template), content (a string or a list of text parts) and at "
-            f"most name, tool_calls and tool_call_id; got {show(value)} "
+            "most name, tool_calls, tool_call_id, prompt_token_ids and generation_token_ids; got "
+            f"{show(value)} "
             f"({cut(in_words(error), _SHOWN_FAULT)})",
             "messages",
         ) from None
     except UNDECODABLE as error:
         raise not_json(value, error) from None
     return message, parts
+
+
+def _check_ids(message: Message, given: dict[str, Raw]) -> None:
+    """Raise ValidationError for token ids that are no whole message of the assistant."""
+    missing = [name for name in _ID_LISTS if not getattr(message, name)]
+    if len(missing) == len(_ID_LISTS):
+        return
+    if missing:
+        raise msgspec.ValidationError(f"`{missing[0]}` is missing: both lists are sent, or none")
+    if message.role != "assistant":
+        raise msgspec.ValidationError("only an assistant's message may have token ids")
+    if "content" not in given and not message.tool_calls:
+        raise msgspec.ValidationError("the text that its token ids make is missing: `content`")
+    try:
+        _ = message.token_ids
+    except msgspec.ValidationError as error:
+        raise msgspec.ValidationError(f"token ids: {error}") from None
 
 
 def _check_keys(fields: dict[str, Raw], kind: type[msgspec.Struct]) -> int:
@@ -342,10 +454,12 @@ def _check_keys(fields: dict[str, Raw], kind: type[msgspec.Struct]) -> int:
 def _for_template(message: Message, knows_developer: bool) -> dict[str, Any]:
     role = "system" if message.role == "developer" and not knows_developer else message.role
     template: dict[str, Any] = {
-        **msgspec.to_builtins(message),
+        **msgspec.to_builtins(msgspec.structs.replace(message, **dict.fromkeys(_ID_LISTS))),
         "role": role,
         "content": message.text,
     }
+    for name in _ID_LISTS:  # which no template writes
+        del template[name]
     for call in template.get("tool_calls") or ():
         call["function"]["arguments"] = _arguments(call["function"]["arguments"])
     return template

@@ -27,6 +27,10 @@ SMALL = 64 * 1024
 
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
+ID_FORMS = (
+    Annotated[list[TokenId], Meta(min_length=1, description="a list of token ids, not empty")],
+)
+"""Types on the wire of a field that is token ids."""
 _Json = bytes | Raw
 _PIECE = 256 * 1024
 _INDENT = 1024

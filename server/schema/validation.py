@@ -26,6 +26,7 @@ from srm.server.schema.json_parts import (
     decoded,
     fields_of,
     first_byte,
+    token_ids,
 )
 
 _NULL = b"null"
@@ -141,6 +142,21 @@ def require(given: dict[str, Raw], name: str, meaning: str = "") -> None:
         ):
             raise _unknown(other, [name], {})
         raise InvalidRequest(f"{name} is required{meaning and f': {meaning}'}", name)
+
+
+def ids_of(given: dict[str, Raw], name: str) -> bytes:
+    """Return the token ids of a field, int32 little-endian. Raises InvalidRequest if there are
+    none."""
+    try:
+        if ids := token_ids(given[name]):
+            return ids
+    except msgspec.ValidationError:
+        pass
+    except UNDECODABLE as error:
+        raise not_json(given[name], error) from None
+    raise InvalidRequest(
+        f"{name} must be a list of token ids, not empty; got {show(given[name])}", name
+    )
 
 
 def _unknown(name: str, known: list[str], successors: Mapping[str, str]) -> InvalidRequest:

@@ -12,8 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
+import msgspec
+
 from srm.engine.errors import CheckpointError, InvalidRequest
-from srm.server.schema.conversation import Conversation, names_in
+from srm.server.schema.conversation import Conversation, ExactPrompt, names_in
 from srm.server.text.limited_process import Died, LimitedProcess, ProcessFailed
 
 RENDER_S = 5.0
@@ -56,8 +58,9 @@ class ChatTemplate:
             self.close()
             raise CheckpointError(f"the chat template is not one: {error}") from None
 
-    async def render(self, chat: Conversation) -> str:
-        """Return the prompt. Raises InvalidRequest with the template's objection."""
+    async def render(self, chat: Conversation) -> str | ExactPrompt:
+        """Return the prompt; an ExactPrompt where messages have token ids. Raises InvalidRequest
+        with the template's objection."""
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._thread, self._rendered, chat)
@@ -68,7 +71,10 @@ class ChatTemplate:
                 "messages: the arguments of a tool call nest too deep", "messages"
             ) from None
 
-    def _rendered(self, chat: Conversation) -> str:
+    def _rendered(self, chat: Conversation) -> str | ExactPrompt:
+        exact, ids_end = chat.exact(), f"ids-{secrets.token_hex(16)}"
+        if exact is not None:
+            chat = chat.marked(exact[0], ids_end)
         if chat.has_calls and not self._shows_calls:
             chat = chat.as_text()
         if chat.tells_tools and not self._shows_tools:
@@ -88,7 +94,17 @@ class ChatTemplate:
             "add_generation_prompt": chat.adds_generation_prompt,
         }
         text = self._text_of(variables)
-        return _before(marker, text) if marker else text
+        text = _before(marker, text) if marker else text
+        if exact is None:
+            return text
+        _, mark, rest = text.rpartition(ids_end)
+        if not mark:
+            raise InvalidRequest(
+                f"{exact[1].source} has token ids, and the chat template does not show what the "
+                "assistant said there: send the messages without ids",
+                exact[1].field,
+            )
+        return msgspec.structs.replace(exact[1], rest=rest)
 
     @cached_property
     def _shows_calls(self) -> bool:

@@ -23,6 +23,10 @@ EXTREMES = (
 )
 """JSON texts, some of them none, for any field."""
 MESSAGES = [{"role": "user", "content": "the cat"}]
+EXACT = {
+    **{"role": "assistant", "content": "sat"},
+    **{"prompt_token_ids": [0], "generation_token_ids": [5]},
+}
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 VALID: dict[str, Sequence[dict[str, Any]]] = {
     "CompletionRequest": (
@@ -41,6 +45,8 @@ VALID: dict[str, Sequence[dict[str, Any]]] = {
         {"messages": MESSAGES, "max_tokens": 90, "n": 40, "stream": True},
         {"messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "n": 9, "stream": True},
         {"messages": MESSAGES, "tools": TOOLS},
+        {"messages": [*MESSAGES, EXACT, *MESSAGES], "max_tokens": 9},
+        {"messages": [*MESSAGES, EXACT], "required_prefix_token_ids": [0, 5]},
     ),
     "ChatsRequest": (
         {"messages": [MESSAGES] * 3, "max_tokens": 9, "n": 9},

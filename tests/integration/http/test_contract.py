@@ -73,6 +73,7 @@ GENERATING = {label for label in OPERATION if "/completions" in label}
 LOOSE = {
     *("verify", "until", "return", "count_by", "echo", "prompt_logprobs", "top_logprobs"),
     *("response_format", "structured_outputs", "tools", "tool_choice", "stream", "stream_whole"),
+    *("required_prefix_token_ids", "best_of", "return_packed", "stream_interval"),
 }
 """Fields of completions and chats that go with others, or have a form, as the document cannot say:
 half of what is drawn goes without them, or nothing would be answered."""
@@ -111,8 +112,9 @@ def check(case: Case[Any], running: Server, mode: GenerationMode, statuses: Coun
     if is_drawn and label in GENERATING and sum(statuses.values()) % 4 < 2:
         assert isinstance(case.body, dict)
         case.body = {name: value for name, value in case.body.items() if name not in LOOSE}
-        if label == SEVERAL:  # of few drawn chats all messages are right
-            case.body["messages"] = [[{"role": "user", "content": "a"}]] * 2
+        if "messages" in case.body:  # of few drawn chats all messages are right
+            messages: list[Any] = [{"role": "user", "content": "a"}]
+            case.body["messages"] = [messages] * 2 if label == SEVERAL else messages
     if mode is GenerationMode.POSITIVE and OPERATION[label].events is not None:
         assert isinstance(case.body, dict)
         # Drawn at random, few requests would be streams that go well.

@@ -101,6 +101,21 @@ MEANT: list[tuple[str, dict[str, Any], str, str]] = [
         "tool_choice",
         'tool_choice must be "none", ',
     ),
+    *(
+        (
+            CHATS,
+            {"messages": [USER], "required_prefix_token_ids": ids},
+            "required_prefix_token_ids",
+            way,
+        )
+        for ids, way in (([1], "has none"), ([], "not empty; got []"), ("AAAA", 'got "AAAA"'))
+    ),
+    (
+        "/tokenize",
+        {"prompt": "a", "required_prefix_token_ids": [1]},
+        "required_prefix_token_ids",
+        "only with messages",
+    ),
     ("/tokenize", {"promt": "a"}, "promt", "did you mean 'prompt'?"),
     ("/tokenize", {"prompt": "a", "x" * 10**5: 1}, "x" * 63 + "…", "x…' is not a field"),
 ]
