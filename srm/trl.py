@@ -11,6 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from weakref import ref
 
 import requests
 from accelerate.utils import broadcast_object_list
@@ -49,7 +50,8 @@ class RolloutServer:
         )
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, HTTPAdapter(max_retries=again))
-        self._step: int | None = None
+        self._step = -1
+        self._sent: ref[Any] | None = None  # the trainer whose weights were sent last
         self.weights_version = 0
         """That of the weights last sent; 0 before."""
 
@@ -65,7 +67,8 @@ class RolloutServer:
             raise ValueError("peft_config: the server takes whole models; train without an adapter")
         if trainer.tools:
             raise ValueError("tools: TRL would sample all turns but the first by itself")
-        if trainer.state.global_step != self._step:
+        is_known = self._sent is not None and self._sent() is trainer
+        if not is_known or trainer.state.global_step != self._step:
             self._send_newest(trainer)
         prompt_ids = trainer._tokenize_prompts(prompts)[0]
         # A prompt stands there once for each of its samples: it is asked for once, if all agree.
@@ -102,7 +105,7 @@ class RolloutServer:
         if trainer.accelerator.is_main_process:
             self.send_weights(tensors.items())
         [self.weights_version] = broadcast_object_list([self.weights_version])
-        self._step = trainer.state.global_step
+        self._step, self._sent = trainer.state.global_step, ref(trainer)
 
     def send_weights(self, tensors: Iterable[tuple[str, Any]]) -> None:
         """Have the server go on with these tensors, by name; what runs goes on too.

@@ -264,18 +264,18 @@ class WeightReload:
         try:
             copy = partial(copying.copy, change=message.id)
             weights = load_weights(self._load, folder, self._engine.model, copy)
-            loading.set_result(self._bind(weights, message.path))
+            loading.set_result(self._bind(weights, message.path, loading))
         except SRMError as error:
             loading.set_exception(error)
         finally:
             if not loading.done():
                 loading.set_exception(StepFailed("what loads weights broke"))
 
-    def _bind(self, weights: Weights, path: str) -> BoundWeights:
+    def _bind(self, weights: Weights, path: str, loading: Future[BoundWeights]) -> BoundWeights:
         try:
             with self._binding:
-                if self._is_closed:
-                    raise EngineUnavailable("the engine has ended")
+                if self._is_closed or self._loading is not loading:  # memory for none but the next
+                    raise EngineUnavailable("the change was given up")
                 return self._engine.bind_weights(weights)
         except EngineUnavailable:
             raise

@@ -93,13 +93,15 @@ def rest_of(prompt: ExactPrompt, text: Text) -> str:
         )
     name = _special_name(prompt, text)
     if not prompt.has_calls:
-        if name and not prompt.rest:
+        if name and not prompt.rest.strip():
             raise InvalidRequest(
                 f"the token ids of {prompt.source} end with {name!r}, and nothing follows them: "
                 "there is nothing to continue",
                 prompt.field,
             )
-        return prompt.rest
+        before, mark, behind = prompt.rest.partition(name or "\0")
+        # A template may write spaces before the end of a turn, which the ids have.
+        return mark + behind if mark and not before.strip() else prompt.rest
     # Between the mark and the end of its turn are the calls, which the ids have.
     end = name or text.special_tokens.get("eos_token", "")
     _, mark, behind = prompt.rest.partition(end) if end else ("", "", "")

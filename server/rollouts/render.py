@@ -1,5 +1,6 @@
 """POST /v1/chat/completions/render and /v1/completions/render, as vLLM has them: the token ids that
-a request stands for, as bodies of POST /inference/v1/generate that sample the same."""
+a request stands for, as bodies of POST /inference/v1/generate that sample the same; but that route
+does not hold samples to the form of calls, as a chat with tools does."""
 
 from __future__ import annotations
 
@@ -63,6 +64,9 @@ _SHOWING = {
 }
 """Fields that change no token, or are said by another one."""
 
+_MOST_BYTES = 32 * 1024 * 1024
+"""Of a reply, about: each prompt's body repeats the parameters."""
+_BYTES_OF_ID = 11
 _EMPTY: tuple[Any, ...] = (None, [], {}, "")
 """Values that ask for nothing, whatever the field."""
 
@@ -71,6 +75,14 @@ def render_requests(generation: Generation) -> list[RenderedRequest]:
     """Return the body of each prompt. Raises InvalidRequest for a field that none of them has."""
     request, id, prompts = generation.request, generation.id, generation.prompts
     params = _sampling(request)
+    of_ids = sum(len(prompt.token_ids) for prompt in prompts) // 4 * _BYTES_OF_ID
+    size = of_ids + len(msgspec.json.encode(params)) * len(prompts)
+    if size > _MOST_BYTES:
+        raise InvalidRequest(
+            f"prompt: the bodies of {len(prompts)} prompts would have about {size} bytes, at most "
+            f"{_MOST_BYTES}: send fewer of them at once",
+            "prompt",
+        )
     return [
         RenderedRequest(
             request_id=f"{id}-{i}" if len(prompts) > 1 else id,
@@ -103,15 +115,16 @@ def _sampling(request: CompletionRequest) -> dict[str, Any]:
             )
         params[field.name] = value
     form = request.response_format
-    if form is not None and (source := request.constraint_source()) is not None:
+    given = request.structured_outputs
+    if form is not None and given is None and (source := request.constraint_source()) is not None:
         outputs: dict[str, Any] = {"json": source.value}
         if source.strict:
             outputs["disable_additional_properties"] = True
         params["structured_outputs"] = outputs
-    elif request.structured_outputs is not None:
-        given = msgspec.structs.asdict(request.structured_outputs).items()
+    elif given is not None:
+        parts = msgspec.structs.asdict(given).items()
         params["structured_outputs"] = {
-            name: value for name, value in given if value not in (None, Raw(b"null"))
+            name: value for name, value in parts if value not in (None, Raw(b"null"))
         }
     return params
 

@@ -204,24 +204,20 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     def exact(self) -> tuple[int, ExactPrompt] | None:
         """Return the last message whose token ids are given, and a prompt of them alone; None if
         there is none. Raises InvalidRequest for ids that belong to no message."""
-        latest = None
+        required, name = self.required_prefix_token_ids, "required_prefix_token_ids"
         for i in reversed(range(len(self.messages))):
-            if ids := self.messages[i].token_ids:
-                calls = bool(self.messages[i].tool_calls)
-                latest = i, ExactPrompt(ids, "", calls, f"messages[{i}]")
-                break
-        if (prefix := self.required_prefix_token_ids) is None:
-            return latest
-        name = "required_prefix_token_ids"
-        if latest is not None:
-            if latest[1].token_ids != prefix:
-                raise InvalidRequest(
-                    f"{name} and the token ids of {latest[1].source} differ: send one of them", name
-                )
-            return latest
-        for i in reversed(range(len(self.messages))):
-            if self.messages[i].role == "assistant":
-                return i, ExactPrompt(prefix, "", bool(self.messages[i].tool_calls), name)
+            message = self.messages[i]
+            calls = bool(message.tool_calls)
+            if required is not None and message.role == "assistant":
+                if message.token_ids and message.token_ids != required:
+                    raise InvalidRequest(
+                        f"{name} and the token ids of messages[{i}] differ: send one of them", name
+                    )
+                return i, ExactPrompt(required, "", calls, name)
+            if required is None and message.token_ids:
+                return i, ExactPrompt(message.token_ids, "", calls, f"messages[{i}]")
+        if required is None:
+            return None
         raise InvalidRequest(
             f"{name} end with a message of the assistant, and messages has none: send its text too",
             name,

@@ -199,6 +199,14 @@ def test_ids_that_mean_nothing_are_refused(
         assert why in error["message"], error
 
 
+def test_a_required_prefix_is_of_the_last_answer(server: Server) -> None:
+    earlier = [USER, with_ids([5], [0, 9]), USER]
+    chat = [*earlier, {"role": "assistant", "content": "sat"}, USER]
+    ids = ask(server, chat, **{PREFIX: [0, 9, 5, 6]})["prompt_token_ids"]
+    assert ids[:4] == [0, 9, 5, 6]
+    assert ids == ask(server, [USER, with_ids([6], [0, 9, 5]), USER])["prompt_token_ids"]
+
+
 def test_fields_that_go_against_ids_are_refused(server: Server) -> None:
     chat = [USER, with_ids([5], [0, 9]), USER]
     plain = [USER, {"role": "assistant", "content": "sat"}, USER]
@@ -245,6 +253,7 @@ SAMPLED: dict[str, Any] = {"max_tokens": 6, "seed": 5, "n": 2}
         {"stop": ["a"], "bad_words": ["the"], "stop_token_ids": [7], "ignore_eos": True},
         {"structured_outputs": {"choice": ["sat", "on"]}},
         {"response_format": {"type": "json_object"}, "max_tokens": 20},
+        {"response_format": {"type": "text"}, "structured_outputs": {"regex": "(sat|on)"}},
         {"truncate_prompt_tokens": 5, "cache_salt": "7", "priority": 1, "request_id": "r"},
         {"stop": "e", "user": "u", "metadata": {"a": "b"}, "return_token_ids": True},
     ],
@@ -296,6 +305,7 @@ def test_what_generate_cannot_say_is_not_rendered(server: Server) -> None:
         ("/v1/completions", {**asked, "verify": {"match": "a"}}, "verify"),
         ("/v1/completions", {"prompt": [320]}, "prompt"),
         ("/v1/completions", {"prompt": [0] * 129}, "prompt"),
+        ("/v1/completions", {"prompt": ["a"] * 3000, "stop": ["b" * 256] * 64}, "prompt"),
         ("/v1/completions", {}, "prompt"),
     ):  # fmt: skip
         reply = server.http.post(path + RENDER, json=body)

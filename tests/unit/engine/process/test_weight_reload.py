@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from srm.engine.errors import InvalidRequest, NotFound, SRMError, SwapInProgress
+from srm.engine.errors import EngineUnavailable, InvalidRequest, NotFound, SRMError, SwapInProgress
 from srm.engine.messages import PROMPT, Done, LoadWeights
 from srm.engine.process.engine import Engine
 from srm.engine.process.weight_reload import WeightReload, load_weights
@@ -136,9 +136,10 @@ def test_weights_are_bound_beside_the_steps(
     make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, folder, goes_on = engine_of(), make_folder("new"), threading.Event()
-    bind = engine.runner.bind_weights
+    bind, is_binding = engine.runner.bind_weights, threading.Event()
 
     def bind_late(weights: Weights) -> Weights:
+        is_binding.set()
         assert goes_on.wait(60)
         bound: Weights = bind(weights)
         return bound
@@ -148,11 +149,42 @@ def test_weights_are_bound_beside_the_steps(
     reload.begin(LoadWeights("a", str(folder), "continue"))
     engine.add(request_of(max_tokens=5))
     assert len(run(engine)) == 1 and not reload.is_due()
+    assert is_binding.wait(60)
     goes_on.set()
     monkeypatch.setattr(engine.runner, "bind_weights", None)  # nothing is bound in the pause
     wait_until(reload.is_due)
     assert reload.make().detail["weights_version"] == 2
     reload.close()
+
+
+def test_a_change_that_was_given_up_is_not_bound(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, folder, goes_on = engine_of(), make_folder("new"), threading.Event()
+    loaded, bound, bind = threading.Event(), [], engine.runner.bind_weights
+
+    def load_late(path: Path) -> Weights:
+        loaded.set()
+        assert goes_on.wait(60)
+        return load(path)
+
+    def bind_noted(weights: Weights) -> Weights:
+        bound.append(threading.current_thread().name)
+        own: Weights = bind(weights)
+        return own
+
+    monkeypatch.setattr(engine.runner, "bind_weights", bind_noted)
+    reload = WeightReload(engine, load_late, "")
+    reload.begin(LoadWeights("a", str(folder), "continue"))
+    assert loaded.wait(60)
+    with pytest.raises(EngineUnavailable, match="draining"):
+        reload.check_wanted(has_owner=True, is_draining=True)
+    reload.begin(LoadWeights("b", str(folder), "continue"))
+    goes_on.set()
+    wait_until(reload.is_due)
+    assert reload.make().detail["weights_version"] == 2
+    reload.close()
+    assert len(bound) == 1
 
 
 def test_what_cannot_be_bound_ends_the_change_and_nothing_else(
