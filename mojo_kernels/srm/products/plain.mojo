@@ -26,6 +26,7 @@ from ..logits._gpu_block import Shared, shared
 from .._values import Values, untracked
 
 comptime F32 = DType.float32
+"""Of sums."""
 comptime SIDE = 16
 """Threads of a block along rows and along columns."""
 comptime EACH = 4
