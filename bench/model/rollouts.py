@@ -77,7 +77,7 @@ class RolloutsBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"kills must be at most changes = {self.changes}, got {self.kills}")
 
 
-class Rollout(NamedTuple):
+class CheckedRollout(NamedTuple):
     """One completion as the server replied."""
 
     prompt: list[int]
@@ -178,7 +178,7 @@ def markdown(record: Record) -> list[str]:
 
 
 def recompute(
-    rollouts: Sequence[Rollout], load: Callable[[int], SRM], newest: int
+    rollouts: Sequence[CheckedRollout], load: Callable[[int], SRM], newest: int
 ) -> tuple[F64, F64]:
     """Compute all tokens' log-probabilities, rollout by rollout, at temperature 1: with the weights
     that their versions name, and every eighth with those of the version before instead (the first:
@@ -233,7 +233,7 @@ class _Soak:
     def __init__(self, config: RolloutsBenchConfig, shape: ModelConfig, folder: Path) -> None:
         self._config, self._shape, self._folder = config, shape, folder
         self._rng = random.Random(config.seed)
-        self.rollouts: list[Rollout] = []
+        self.rollouts: list[CheckedRollout] = []
         self.num_unanswered = self.num_kills = 0
         self.failures: Counter[str] = Counter()
         """Answers after which rollouts were asked for again."""
@@ -307,7 +307,7 @@ class _Soak:
             if not len(tokens) == len(logprobs) == len(versions):
                 raise ConfigError(f"a choice has spans of other tokens: {choice}")
             begun = reply.get("first_weights_version") or versions[0]
-            self.rollouts.append(Rollout(prompt, begun, tokens, logprobs, versions))
+            self.rollouts.append(CheckedRollout(prompt, begun, tokens, logprobs, versions))
 
     async def _change_all(self, trainer: httpx.AsyncClient, pid: int) -> None:
         config = self._config
