@@ -33,7 +33,8 @@ Answer = tuple[int, object]
 def answer(status: int, text: str) -> Answer:
     """What two replies to the same request have in common: an error, or the names of the fields."""
     fields = json.loads(text or "{}")
-    return status, fields.get("error") or sorted(fields)
+    known = fields[0] if isinstance(fields, list) else fields  # of prompts that are rendered
+    return status, known.get("error") or sorted(known)
 
 
 def plain(server: Server) -> dict[str, Answer]:
