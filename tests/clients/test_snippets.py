@@ -13,7 +13,7 @@ from tests.serving import ROOT, Server
 
 PAGE = (ROOT / "docs" / "clients.md").read_text()
 EXAMPLES = re.findall(r"^```(sh|python) clients\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-NAMES = re.findall(r"^## (.*)\n(?:(?!^## ).*\n)*?```", PAGE, re.MULTILINE)
+NAMES = re.findall(r"^## (.*)\n(?:(?!^## ).*\n)*?```(?:sh|python) clients\n", PAGE, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("language", "example"), EXAMPLES, ids=NAMES)
