@@ -53,7 +53,7 @@ class RolloutServer:
         self._step = -1
         self._sent: ref[Any] | None = None  # the trainer whose weights were sent last
         self.weights_version = 0
-        """That of the weights last sent; 0 before."""
+        """Version that the server gave the weights sent last; 0 before any were sent."""
 
     def rollout_func(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """Sample a completion for each prompt from the weights that the trainer has at this step.

@@ -44,7 +44,7 @@ WITHIN = 1e-4
 OFF = 1e-2
 """Nats by which it must differ from that of other weights."""
 _EVERY = 8
-"""Of so many tokens one is also computed with other weights."""
+"""One token in this many is also computed with other weights."""
 _TIMEOUT_S = 600.0
 _RETRY_S = 0.2
 
@@ -86,7 +86,7 @@ class CheckedRollout(NamedTuple):
     tokens: list[int]
     logprobs: list[float]
     versions: list[int]
-    """Of the weights that made each token."""
+    """Versions of the weights that made each token, in order."""
 
 
 def main(argv: list[str]) -> int:

@@ -65,8 +65,9 @@ _SHOWING = {
 """Fields that change no token, or are said by another one."""
 
 _MOST_BYTES = 32 * 1024 * 1024
-"""Of a reply, about: each prompt's body repeats the parameters."""
+"""Most bytes of a reply, estimated. The body of each prompt repeats the parameters."""
 _BYTES_OF_ID = 11
+"""Most bytes of a token id and its comma."""
 _EMPTY: tuple[Any, ...] = (None, [], {}, "")
 """Values that ask for nothing, whatever the field."""
 

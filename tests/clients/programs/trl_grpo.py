@@ -60,7 +60,7 @@ def rollouts(asked: list[Any], trainer: Any) -> dict[str, Any]:
 
 
 def reward_even_ids(completion_ids: list[list[int]], **_others: Any) -> list[float]:
-    """What differs between any two samples, and so has something to learn in every group."""
+    """Return a reward that differs between any two samples: every group has something to learn."""
     return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
 
 
