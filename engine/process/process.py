@@ -267,10 +267,26 @@ class EngineProcess:
             self._engine.scheduler.prefixes.forget()
             self._send(client, Done(message.id))
             return
-        ended = [id for id in self._engine.scheduler.request_ids() if self._is_meant(id, message)]
+        self._send(client, self._end_requests(message))
+
+    def _end_requests(self, message: EndRequests) -> Done:
+        """End those that are meant; the engine must be settled."""
+
+        def is_meant(request: Request) -> bool:
+            return not request.durable and (message.names is None or request.name in message.names)
+
+        running = self._engine.scheduler.registry.by_id.items()
+        ended = [id for id, group in running if is_meant(group.request)]
         outputs = [output for id in ended for output in self._engine.end(id)]
         self._send_outputs(outputs)
-        self._send(client, Done(message.id, {"requests": len(ended), "sequences": len(outputs)}))
+        sequences, version = len(outputs), self._engine.weights_version
+        waiting = self._compiling.drop_all(is_meant)
+        for own in waiting:
+            id, indices = own.request.id, range(own.request.params.n)
+            ends = [Output(id, index, finish_reason="abort") for index in indices]
+            self._send(own.client, Outputs(ends, weights_version=version))
+            sequences += len(ends)
+        return Done(message.id, {"requests": len(ended) + len(waiting), "sequences": sequences})
 
     def _check_may_pause(self, message: Pause | Resume) -> None:
         if isinstance(message, Resume):
@@ -284,10 +300,6 @@ class EngineProcess:
                 "'finish', which waits for what a pause would stop: pause when they are changed, "
                 "or change them with 'continue' or 'drop'"
             )
-
-    def _is_meant(self, request_id: str, message: EndRequests) -> bool:
-        request = self._engine.scheduler.registry.by_id[request_id].request
-        return not request.durable and (message.names is None or request.name in message.names)
 
     def _send_statuses(self) -> None:
         for identity in self.clients:
