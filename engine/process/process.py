@@ -110,7 +110,7 @@ class EngineProcess:
         """Deadline, client and id, in order of arrival."""
         self.weight_reload = WeightReload(engine, load, config.weights_note)
         """The change of weights that is under way, if one is."""
-        self._pausing = Pausing()
+        self._pausing = Pausing(config.pause_fd)
         self._deadline: float | None = None  # of the drain; None: not draining
         self._leaves_at_once = False
         self._read_at = time.monotonic()  # when the inbox was read last
@@ -123,7 +123,6 @@ class EngineProcess:
         """Refuse new requests, finish what runs, then return from `run`; a second call stops at
         once. Durable requests are not finished: a snapshot is taken of them."""
         now = time.monotonic()
-        self._pausing.end()  # what runs is to end
         self._leaves_at_once = self._deadline is not None
         self._deadline = now if self._leaves_at_once else now + self._config.drain_s
 
@@ -142,7 +141,7 @@ class EngineProcess:
                 if self._durable.wants_part:
                     self._send_outputs(self._engine.settle())
                     self._durable.advance()
-                if self._pausing.check_lease():
+                if self._pausing.has_changed():
                     self._send_statuses()
                 if self._makes_steps:
                     self._send_outputs(self._step())
@@ -162,7 +161,11 @@ class EngineProcess:
 
     @property
     def _makes_steps(self) -> bool:
-        return self._engine.has_work and not self._pausing.is_paused
+        return self._engine.has_work and not self._is_paused
+
+    @property
+    def _is_paused(self) -> bool:
+        return self._pausing.is_paused and self._deadline is None  # what is drained is to end
 
     def _is_over(self) -> bool:
         if self._deadline is None:
@@ -244,7 +247,7 @@ class EngineProcess:
 
     def _check_may_finish(self, message: AboutWeights) -> None:
         waits = isinstance(message, LoadWeights) and message.running == "finish"
-        if waits and self._pausing.is_paused and not self._engine.scheduler.is_quiet:
+        if waits and self._is_paused and not self._engine.scheduler.is_quiet:
             raise InvalidRequest(
                 "running = 'finish' would wait for sequences that are paused: resume them, or ask "
                 "for 'continue' or 'drop'",
@@ -294,7 +297,8 @@ class EngineProcess:
         if self._deadline is not None:
             raise EngineUnavailable("the engine is draining: what runs is not paused")
         change = self.weight_reload.current
-        if change is not None and change.running == "finish" and not self._pausing.is_paused:
+        stands_still = self._is_paused and self._engine.scheduler.is_quiet
+        if change is not None and change.running == "finish" and not stands_still:
             raise SwapInProgress(
                 f"the weights are being changed for those in {change.path!r} with running = "
                 "'finish', which waits for what a pause would stop: pause when they are changed, "
@@ -456,7 +460,7 @@ class EngineProcess:
         status = self.weight_reload.add_status(self._engine.status())
         if self._deadline is not None:
             status = msgspec.structs.replace(status, state="draining")
-        if self._pausing.is_paused:
+        if self._is_paused:
             status = msgspec.structs.replace(status, paused=True)
         return self._send(client, status)
 

@@ -72,8 +72,6 @@ class WeightReload:
         self.is_prepared = False
         """Whether the change can be made; one that is staged is not, before it is committed."""
         self._is_reported = self._is_committed = False
-        self.label = ""
-        """The trainer's own name of the weights in use; empty: it gave none."""
         self.lease_s = LEASE_S
         """Seconds after which a staged change is dropped if its client has not said `hold`."""
         self._wanted_at = 0.0  # by the last word of the client
@@ -96,8 +94,7 @@ class WeightReload:
         """Return the engine's status with what there is to say of a change."""
         metrics.HELD_SECONDS.set(self.held_s)
         path = "" if self._message is None else self._message.path
-        held_s, label = self.held_s, self.label
-        return msgspec.structs.replace(status, changing=path, held_s=held_s, label=label)
+        return msgspec.structs.replace(status, changing=path, held_s=self.held_s)
 
     def receive(self, message: AboutWeights) -> Done | None:
         """Take in a client's message; return the answer if there is one already. Raises the
@@ -233,10 +230,9 @@ class WeightReload:
         """Put the loaded weights to use; the engine must be settled."""
         assert self._message is not None and self._loading is not None
         message, weights, started = self._message, self._loading.result(), time.monotonic()
-        self._engine.load_weights(weights)
+        self._engine.load_weights(weights, message.label)
         if self._note:
             put_to_use(self._prepared, Path(self._note))
-        self.label = message.label
         now = time.monotonic()
         detail: dict[str, str | int | float] = {
             "weights_version": self._engine.weights_version,
@@ -286,7 +282,7 @@ class WeightReload:
     def _prepare(self, message: LoadWeights, weights: BoundWeights) -> None:
         """Write the note to a file beside its place: a failure comes before anything is changed."""
         version = self._engine.weights_version + 1
-        note = Note(message.path, weights.fingerprint, version, message.id)
+        note = Note(message.path, weights.fingerprint, version, message.id, message.label)
         try:
             if self._note:
                 self._prepared.write_bytes(encoded(note))

@@ -123,9 +123,9 @@ class Fleet:
             weights_note=str(self._note),
             snapshot_dir=str(self._note.parent / f"snapshots {number}"),
         )
-        weights, version = first_weights(config, load)
+        weights, note = first_weights(config, load)
         runner = NumpyRunner(weights, NUM_SLOTS)
-        engine = Engine(weights.config, runner, config, weights.fingerprint, version)
+        engine = Engine(weights.config, runner, config, note.fingerprint, note.weights_version)
         return Cut(engine, config, 120)
 
     def restart(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -21,9 +22,11 @@ from tests.serving import (
     COMPLETIONS,
     SERVER_FLAGS,
     Server,
+    children,
     complete,
     error_of,
     free_port,
+    is_ready,
     wait_until,
 )
 
@@ -300,6 +303,27 @@ def test_who_pauses_and_dies_leaves_no_pause(folders: Path) -> None:
         assert complete(server, max_tokens=2)["choices"]
         assert not server.admin.get("/is_paused").json()["is_paused"]
         assert any("nobody has resumed" in line for line in server.lines)
+
+
+def test_an_engine_that_is_started_again_is_still_paused_and_knows_its_weights(
+    trained: Server, folders: Path
+) -> None:
+    change = {"model_path": str(folders / "1"), "weight_version": "policy-8"}
+    tell(trained, "/pause?mode=keep")
+    tell(trained, "/update_weights_from_disk", **change)
+    for _ in range(2):
+        killed = children(trained)["engine"]
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: children(trained).get("engine", killed) != killed)  # noqa: B023
+        wait_until(lambda: is_ready(trained))
+        assert trained.admin.get("/is_paused").json() == {"is_paused": True}
+        assert trained.admin.get("/get_weight_version").json() == {"weight_version": "policy-8"}
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(ask, trained, GENERATE, input_ids=IDS)
+        wait_until(lambda: trained.metric("srm_engine_waiting_sequences") == 1)
+        assert not asked.done()
+        tell(trained, "/continue_generation")
+        assert asked.result()["meta_info"]["weight_version"] == "policy-8"
 
 
 def test_a_stop_lets_what_is_paused_end(folders: Path) -> None:
