@@ -253,6 +253,9 @@ class DropPrefixes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
     """First message of a client, and its heartbeat; answered with a Status."""
 
+    id: str = ""
+    """Id of this message, if the Status is to be followed by a Done of it."""
+
 
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """New tokens of one completion. A set `finish_reason` makes it the completion's last.

@@ -22,6 +22,7 @@ from srm.engine.messages import (
     Abort,
     Control,
     Done,
+    Hello,
     HoldWeights,
     LoadWeights,
     Output,
@@ -109,6 +110,17 @@ class EngineClient:
         except TimeoutError:
             raise EngineUnavailable(f"no engine answered within {timeout_s:g} s") from None
         assert self.status is not None
+        return self.status
+
+    async def refresh(self) -> Status:
+        """Return the status that engines have by now: another process may have changed it since
+        they were asked last. Raises EngineUnavailable while none answers."""
+        hello = Hello(uuid.uuid4().hex)
+        await asyncio.gather(
+            *(engine.ask(hello) for engine in self.engines), return_exceptions=True
+        )
+        if self.status is None:
+            raise EngineUnavailable("the engine does not answer: it is starting, or gone")
         return self.status
 
     async def close(self) -> None:

@@ -211,6 +211,8 @@ class EngineProcess:
             if self._deadline is None:  # else it leaves anyway, and what runs is to end first
                 self.weight_reload.check_note()
             self._send_status(client)
+            if message.id:
+                self._send(client, Done(message.id))
         elif isinstance(message, Abort):
             change = (
                 self.weight_reload.current

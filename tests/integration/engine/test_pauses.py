@@ -120,6 +120,21 @@ async def test_engines_do_what_they_can_while_another_is_away(
             await client.control(PAUSE)
 
 
+async def test_a_change_that_another_process_made_is_known_when_asked_for(
+    serve: Serve, endpoint: str, tiny_folder: Path
+) -> None:
+    serve(), serve(number=1)
+    endpoints = f"{endpoint},{endpoint_of(endpoint, 1)}"
+    async with client_of_two(endpoint) as one, connected(endpoints, heartbeat_s=1_000) as other:
+        for version in range(2, 6):
+            await one.load_weights(str(tiny_folder), "continue", f"policy-{version}")
+            await one.control(PAUSE)
+            status = await other.refresh()
+            assert (status.weights_version, status.paused) == (version, True)
+            assert other.label(version) == f"policy-{version}"
+            await one.control(Resume("resume"))
+
+
 async def test_batches_are_not_ended_by_name(serve: Serve, endpoint: str) -> None:
     served = serve()
     requests = [
