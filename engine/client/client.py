@@ -17,7 +17,7 @@ import msgspec
 
 from srm.engine.client.connection import EngineConnection
 from srm.engine.client.streams import Stream, Streams, Write
-from srm.engine.errors import EngineUnavailable, InvalidRequest
+from srm.engine.errors import EngineError, EngineUnavailable, InvalidRequest
 from srm.engine.messages import (
     Abort,
     Control,
@@ -248,6 +248,8 @@ class EngineClient:
             if not isinstance(answer, Done)
         ]
         if not done:
+            if not any(isinstance(error, EngineError) for _, error in errors):
+                raise errors[0][1]  # each has said that it goes on as before
             why = f"whether weights were changed is not known: {errors[0][1]}"
             raise EngineUnavailable(f"{why}; /v1/admin/state says which are in use")
         for number, error in errors:

@@ -21,7 +21,7 @@ from prometheus_client import Counter, Gauge
 from srm.engine import metrics
 from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.constraints.grammars import Grammars
-from srm.engine.errors import Overloaded, RequestError
+from srm.engine.errors import Overloaded, RequestError, SRMError
 from srm.engine.messages import REASONS, Output, Request, SamplingParams, Status, join
 from srm.engine.scheduler.completion import StepTokens
 from srm.engine.scheduler.parking import merge_writes, parkable
@@ -212,14 +212,19 @@ class Engine:
 
     def load_weights(self, weights: Weights | BoundWeights, label: str = "") -> None:
         """Go on with other weights of the same configuration, which their trainer may call
-        something; the engine must be settled.
+        something; the engine must be settled. Raises SRMError where the runner cannot use them:
+        then nothing has changed.
 
         Running sequences go on from their states. Whatever starts later uses no state of the old
         weights, except samples of a prompt of which others run.
         """
         assert self._in_flight is None, "settle() comes first"
         prepared = weights if isinstance(weights, BoundWeights) else self.bind_weights(weights)
-        self.runner.use_weights(prepared.bound)
+        try:
+            self.runner.use_weights(prepared.bound)
+        except Exception as error:  # as where a GPU has no room for both: the old ones go on
+            why = f"weights {prepared.fingerprint} cannot be put to use: {error!r}"
+            raise SRMError(why) from error
         self.scheduler.renew(self.weights_version)
         self._fingerprint, self._label = prepared.fingerprint, label
         self.weights_version += 1

@@ -324,11 +324,11 @@ class EngineProcess:
                 return
             self._send_outputs(self._engine.settle())
             self._owner.pop(message.id, None)
+            done = self.weight_reload.make()
             if message.running == "drop":
                 for request_id in self._owner:
                     self._engine.abort(request_id)
                 self._refuse_all(EngineUnavailable("other weights were put to use meanwhile"))
-            done = self.weight_reload.make()
             self._durable.forget()
         except StepFailed:
             raise

@@ -159,8 +159,7 @@ class WeightReload:
         else:
             return
         logger.warning("weights from %s are not put to use: %s", self._message.path, why)
-        self._end("refused")
-        self._prepared.unlink(missing_ok=True)
+        self._drop()
         raise EngineUnavailable(why)
 
     def is_due(self) -> bool:
@@ -227,10 +226,17 @@ class WeightReload:
             logger.warning("nothing has started for %.0f s: %s are waited for", self.held_s, what)
 
     def make(self) -> Done:
-        """Put the loaded weights to use; the engine must be settled."""
+        """Put the loaded weights to use; the engine must be settled. Raises SRMError, and drops the
+        change, where the runner cannot use them."""
         assert self._message is not None and self._loading is not None
         message, weights, started = self._message, self._loading.result(), time.monotonic()
-        self._engine.load_weights(weights, message.label)
+        try:
+            self._engine.load_weights(weights, message.label)
+        except SRMError as error:
+            logger.exception("weights from %s are not put to use", message.path)
+            self._drop()
+            self._note_seen = (0, 0)  # others may use them: then this engine is to start again
+            raise SRMError(f"path = {message.path!r}: {error.message}") from None
         if self._note:
             put_to_use(self._prepared, Path(self._note))
         now = time.monotonic()
@@ -289,6 +295,10 @@ class WeightReload:
         except OSError as error:
             self._end("refused")
             raise SRMError(f"cannot write {self._prepared}: {error.strerror}") from None
+
+    def _drop(self) -> None:
+        self._end("refused")
+        self._prepared.unlink(missing_ok=True)
 
     def _end(self, result: str) -> None:
         metrics.WEIGHT_SWAPS.labels(result).inc()

@@ -233,6 +233,30 @@ async def test_an_engine_goes_in_the_middle_of_a_change(
         go_on.set()
 
 
+@pytest.mark.parametrize("victims", [[0], [1], [0, 1]])
+async def test_weights_that_an_engine_cannot_put_to_use(
+    fleet: Fleet, weights: Weights, tmp_path: Path, victims: list[int]
+) -> None:
+    """Where no engine can, nothing changes; else it is too late, and who cannot starts again."""
+
+    def fail(_weights: Weights) -> None:
+        raise ValueError("out of memory")
+
+    for number in victims:
+        fleet.engines[number].engine.runner.use_weights = fail  # type: ignore[method-assign]
+    async with client_of(fleet) as client:
+        folder = str(model_folder(tmp_path, weights, 3))
+        if len(victims) > 1:
+            with pytest.raises(SRMError, match="cannot be put to use"):
+                await client.load_weights(folder, "continue")
+            assert (await fleet.settle(), fleet.starts) == ((1, "tiny-0"), 2)
+        else:
+            done = await client.load_weights(folder, "continue")
+            assert done.detail["weights_version"] == 2
+            assert (await fleet.settle(), fleet.starts) == ((2, "tiny-3"), 3)
+            await assert_serves(fleet, client, weights, tmp_path)
+
+
 async def test_an_engine_that_dies_once_it_is_staged_holds_nobody(
     fleet: Fleet, weights: Weights, tmp_path: Path
 ) -> None:
