@@ -30,7 +30,8 @@ from srm.engine.errors import (
 
 FinishReason = Literal["stop", "length", "error", "abort"]
 
-Running = Literal["continue", "drop", "finish"]  # how a change of weights treats requests that run
+Running = Literal["abort", "continue", "drop", "finish"]
+"""How a change of weights treats requests that run."""
 
 MAX_LOGPROBS = 20  # most alternatives to a token that can be asked for
 MAX_TEMPERATURE = 100.0
@@ -193,7 +194,8 @@ class LoadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     """A model folder, absolute."""
     running: Running = "finish"
     """How running sequences are treated. `continue`: they go on from their states; `drop`: all
-    requests end with an error; `finish`: nothing starts until they have ended."""
+    requests end with an error; `abort`: all but durable ones end with their tokens so far, as by
+    EndRequests; `finish`: nothing starts until they have ended."""
     is_staged: bool = False
     """Of several engines, all change or none does: the Done says that this one can, and with which
     version, and it does when PutWeights comes. Until then an Abort of this id drops the change, and

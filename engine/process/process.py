@@ -324,6 +324,8 @@ class EngineProcess:
                 return
             self._send_outputs(self._engine.settle())
             self._owner.pop(message.id, None)
+            if message.running == "abort":
+                self._end_requests(EndRequests(message.id))
             done = self.weight_reload.make()
             if message.running == "drop":
                 for request_id in self._owner:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from srm.engine.client.client import EngineClient
 from srm.engine.errors import InvalidRequest
+from srm.engine.messages import Running
 from srm.server.generation.detokenize import ChoicePart, join
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.generation import Generation
@@ -285,7 +286,8 @@ class DiskRequest(Fields, frozen=True, kw_only=True):
     ) = None
     """What replies call these weights; by default their number."""
     abort_all_requests: bool = False
-    """End all requests first, each with its tokens so far; else they go on."""
+    """End all requests, each with its tokens so far, once the folder has been read; else they go
+    on."""
     keep_pause: bool = True
     """Whether what is paused remains paused."""
 
@@ -470,11 +472,9 @@ class SglangRoutes:
         """Raises the SRMError to answer with; then the weights have not changed."""
         control, before = self._control, await self._control.status()
         paused = before.running if before.paused else 0
-        if asked.abort_all_requests:
-            await control.end()
+        running: Running = "abort" if asked.abort_all_requests else "continue"
         with naming(path="model_path"):
-            label = asked.weight_version or ""
-            version = await control.change(asked.model_path, "continue", label)
+            version = await control.change(asked.model_path, running, asked.weight_version or "")
         if not asked.keep_pause:
             await control.resume()
         return Changed(True, f"weights version {version} is in use", paused)

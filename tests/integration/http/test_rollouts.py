@@ -235,6 +235,81 @@ def test_weights_change_between_pause_and_resume(trained: Server, folders: Path)
         assert sampled == (str(spans[1]["version"]) if at else "policy-7")
 
 
+def test_a_change_may_end_all_requests_but_not_one_that_is_refused(
+    trained: Server, folders: Path
+) -> None:
+    params = {"max_tokens": 100, "ignore_eos": True}
+    with running(trained, TOKENS, token_ids=IDS, sampling_params=params) as asked:
+        change = {"model_path": str(folders / "1"), "abort_all_requests": True}
+        body = change | {"model_path": "/nowhere"}
+        error_of(trained.admin.post("/update_weights_from_disk", json=body))
+        assert trained.metric("srm_engine_running_sequences") == 1
+        tell(trained, "/update_weights_from_disk", **change)
+        (choice,) = asked.result()["choices"]
+        count = len(choice["token_ids"])
+        (span,) = choice["weight_versions"]
+    assert choice["finish_reason"] == "abort" and 0 < count < 100
+    assert (span["start"], span["end"]) == (0, count)
+    assert complete(trained, max_tokens=1)["weights_version"] == span["version"] + 1
+
+
+def step_of(dialect: str, folder: Path, server: Server) -> list[int]:
+    """One step of a trainer: statuses of pausing, changing weights and resuming."""
+    asked: list[tuple[str, dict[str, str]]] = (
+        [("/pause", {}), ("/update_weights", {"weight_dir": str(folder)}), ("/resume", {})]
+        if dialect == "vllm"
+        else [
+            ("/pause_generation", {"mode": "in_place"}),
+            ("/update_weights_from_disk", {"model_path": str(folder)}),
+            ("/continue_generation", {}),
+        ]
+    )
+    replies = [
+        httpx.post(f"{server.admin_url}{path}", json=body, timeout=120) for path, body in asked
+    ]
+    for reply in replies:
+        if reply.status_code != 200:
+            assert error_of(reply, 409)["code"] == "swap_in_progress"
+    return [reply.status_code for reply in replies]
+
+
+def test_two_trainers_at_once(trained: Server, folders: Path) -> None:
+    before = complete(trained, max_tokens=1)["weights_version"]
+    params = {"max_tokens": 100, "ignore_eos": True, "n": 40}
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(ask, trained, TOKENS, token_ids=IDS, sampling_params=params)
+        steps = [
+            pool.submit(step_of, dialect, folders / str(seed), trained)
+            for _ in range(6)
+            for seed, dialect in enumerate(("vllm", "sglang"))
+        ]
+        statuses = [step.result() for step in steps]
+        choices = asked.result()["choices"]
+    assert {(first, last) for first, _, last in statuses} == {(200, 200)}
+    changes = sum(status == 200 for _, status, _ in statuses)
+    assert changes > 0
+    assert trained.admin.get("/is_paused").json() == {"is_paused": False}
+    reply = complete(trained, max_tokens=1)
+    assert reply["weights_version"] == before + changes
+    for choice in choices:
+        spans = [span["version"] for span in choice["weight_versions"]]
+        assert spans == sorted(set(spans)) and len(choice["token_ids"]) == 100
+
+
+def test_a_trainer_is_refused_while_weights_change(trained: Server, folders: Path) -> None:
+    before = complete(trained, max_tokens=1)["weights_version"]
+    with ThreadPoolExecutor() as pool:
+        with running(trained, COMPLETIONS, prompt=IDS, max_tokens=100, ignore_eos=True):
+            body = {"path": str(folders / "0"), "running": "finish"}
+            change = pool.submit(trained.admin.post, "/v1/admin/weights", json=body)
+            wait_until(lambda: trained.metric("srm_engine_held_seconds") > 0)
+            for dialect in ("vllm", "sglang"):
+                assert step_of(dialect, folders / "1", trained) == [409, 409, 200]
+            assert trained.admin.get("/is_paused").json() == {"is_paused": False}
+        assert change.result().json()["weights_version"] == before + 1
+    assert complete(trained, max_tokens=1)["system_fingerprint"] == "tiny-0"
+
+
 def test_a_change_that_would_wait_for_what_is_paused_is_refused(
     trained: Server, folders: Path
 ) -> None:
