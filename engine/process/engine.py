@@ -210,12 +210,15 @@ class Engine:
         assert weights.config == self.model
         return BoundWeights(self.runner.bind_weights(weights), weights.fingerprint)
 
-    def load_weights(self, weights: Weights | BoundWeights, label: str = "") -> None:
+    def load_weights(
+        self, weights: Weights | BoundWeights, label: str = "", refeeds: bool = False
+    ) -> None:
         """Go on with other weights of the same configuration, which their trainer may call
         something; the engine must be settled. Raises SRMError where the runner cannot use them:
         then nothing has changed.
 
-        Running sequences go on from their states. Whatever starts later uses no state of the old
+        Running sequences go on from their states, or, with `refeeds`, from those that these weights
+        make of their tokens. Whatever starts later uses no state of the old
         weights, except samples of a prompt of which others run.
         """
         assert self._in_flight is None, "settle() comes first"
@@ -225,7 +228,7 @@ class Engine:
         except Exception as error:  # as where a GPU has no room for both: the old ones go on
             why = f"weights {prepared.fingerprint} cannot be put to use: {error!r}"
             raise SRMError(why) from error
-        self.scheduler.renew(self.weights_version)
+        self.scheduler.renew(self.weights_version, refeeds)
         self._fingerprint, self._label = prepared.fingerprint, label
         self.weights_version += 1
         self._show_weights()

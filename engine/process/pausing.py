@@ -16,8 +16,8 @@ from srm.engine.messages import Done, Pause, Resume
 logger = logging.getLogger(__name__)
 
 # Places in the memory; times are of time.monotonic, which is the same in all processes.
-_PAUSED_AT, _LEASE_S, _ENDS_AT = range(3)  # _PAUSED_AT is 0 where steps are made
-_BYTES = 3 * 8
+_PAUSED_AT, _LEASE_S, _ENDS_AT, _REFEEDS = range(4)  # _PAUSED_AT is 0 where steps are made
+_BYTES = 4 * 8
 
 
 class Pausing:
@@ -34,12 +34,18 @@ class Pausing:
     def is_paused(self) -> bool:
         return self._shared[_PAUSED_AT] > 0
 
+    @property
+    def refeeds(self) -> bool:
+        """Whether it is a pause after which what runs is fed again by weights that are new."""
+        return self.is_paused and self._shared[_REFEEDS] > 0
+
     def receive(self, message: Pause | Resume) -> Done:
         """Pause or resume; once more is the same as once, but begins the lease anew."""
         if isinstance(message, Resume):
             return Done(message.id, {"paused_s": round(self._end(), 6)})
         now = time.monotonic()
         self._shared[_LEASE_S] = message.lease_s
+        self._shared[_REFEEDS] = message.refeeds or self.refeeds
         self.renew()
         if not self.is_paused:
             self._shared[_PAUSED_AT] = now

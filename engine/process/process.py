@@ -237,6 +237,9 @@ class EngineProcess:
             self.weight_reload.check_note()
         if not isinstance(message, HoldWeights):  # which says nothing of whoever paused
             self._pausing.renew()
+        goes_on = isinstance(message, LoadWeights) and message.running == "continue"
+        if goes_on and self._pausing.refeeds:
+            message = msgspec.structs.replace(message, running="refeed")
         try:
             self._check_may_finish(message)
             if done := self.weight_reload.receive(message):

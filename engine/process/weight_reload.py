@@ -231,7 +231,7 @@ class WeightReload:
         assert self._message is not None and self._loading is not None
         message, weights, started = self._message, self._loading.result(), time.monotonic()
         try:
-            self._engine.load_weights(weights, message.label)
+            self._engine.load_weights(weights, message.label, message.running == "refeed")
         except SRMError as error:
             logger.exception("weights from %s are not put to use", message.path)
             self._drop()

@@ -31,8 +31,8 @@ class WeightsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str = ""
     """Model folder on the server's machine, named with or without the flag."""
     running: Running = "finish"
-    """Treatment of running sequences: they continue with the new weights, end with their tokens so
-    far, are dropped with an error, or finish before the change."""
+    """Treatment of running sequences: they continue with the new weights, are fed to them again,
+    end with their tokens so far, are dropped with an error, or finish before the change."""
     url: str = _URL
     """Address of the server, or of its admin_port where it has one."""
 

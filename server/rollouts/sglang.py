@@ -263,10 +263,10 @@ class PauseGeneration(Fields, frozen=True, kw_only=True):
     """Body of POST /pause_generation, checked."""
 
     mode: Annotated[
-        Literal["in_place", "abort"],
-        Meta(description="in_place, or abort; retract is not served: in_place keeps all states"),
+        Literal["in_place", "abort", "retract"], Meta(description="in_place, abort or retract")
     ] = "in_place"
-    """`in_place`: what runs goes on afterwards; `abort`: it ends, with its tokens so far."""
+    """`in_place`: what runs goes on afterwards; `abort`: it ends, with its tokens so far;
+    `retract`: it goes on, but new weights are fed all of its tokens again."""
 
 
 class Nothing(Fields, frozen=True, kw_only=True):
@@ -458,7 +458,7 @@ class SglangRoutes:
 
     async def pause(self, asked: PauseGeneration) -> Changed:
         """Raises EngineUnavailable."""
-        await self._control.pause()
+        await self._control.pause(refeeds=asked.mode == "retract")
         if asked.mode == "abort":
             await self._control.end()
         return Changed(True, "paused", (await self._control.status()).running)

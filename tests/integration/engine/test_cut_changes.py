@@ -243,7 +243,7 @@ async def test_weights_that_an_engine_cannot_put_to_use(
         raise ValueError("out of memory")
 
     for number in victims:
-        fleet.engines[number].engine.runner.use_weights = fail  # type: ignore[method-assign]
+        fleet.engines[number].engine.runner.use_weights = fail  # type: ignore[method-assign,assignment]
     async with client_of(fleet) as client:
         folder = str(model_folder(tmp_path, weights, 3))
         if len(victims) > 1:

@@ -172,7 +172,7 @@ async def test_what_waits_for_its_constraint_is_ended_too(
             ("other", "other", "final"),
             ("batch", "mine", "final"),
         ):
-            request = request_of(id, n=3, emit=emit, durable=id == "batch", constraint="{}")  # type: ignore[arg-type]  # one of its values
+            request = request_of(id, n=3, emit=emit, durable=id == "batch", constraint="{}")
             request = msgspec.structs.replace(request, name=name)
             asked[id] = asyncio.create_task(collect(client, request))
         await until(lambda: len(served.process._compiling._waiting) == 4)

@@ -371,7 +371,7 @@ def cannot_use(served: Served) -> None:
     def fail(_weights: Weights) -> None:
         raise ValueError("out of memory")
 
-    served.engine.runner.use_weights = fail  # type: ignore[method-assign]
+    served.engine.runner.use_weights = fail  # type: ignore[method-assign,assignment]
 
 
 @pytest.mark.parametrize("running", ["continue", "drop"])

@@ -235,6 +235,26 @@ def test_weights_change_between_pause_and_resume(trained: Server, folders: Path)
         assert sampled == (str(spans[1]["version"]) if at else "policy-7")
 
 
+def test_what_was_retracted_goes_on_as_the_new_weights_have_it(
+    trained: Server, folders: Path
+) -> None:
+    params: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True, "temperature": 0, "n": 2}
+    in_use = complete(trained, max_tokens=1)["system_fingerprint"]
+    folder = folders / ("1" if in_use == "tiny-0" else "0")
+    with running(trained, TOKENS, count=2, token_ids=IDS, sampling_params=params) as asked:
+        tell(trained, "/pause_generation", mode="retract")
+        tell(trained, "/update_weights_from_disk", model_path=str(folder))
+        tell(trained, "/continue_generation")
+    for choice in asked.result()["choices"]:
+        before, after = choice["weight_versions"]
+        begin, tokens = after["start"], choice["token_ids"]
+        assert (before["end"], after["end"]) == (begin, 100)
+        more = params | {"max_tokens": 100 - begin, "n": 1}
+        ids = IDS + tokens[:begin]
+        again = ask(trained, TOKENS, token_ids=ids, sampling_params=more)["choices"][0]
+        assert again["token_ids"] == tokens[begin:]
+
+
 def test_a_change_may_end_all_requests_but_not_one_that_is_refused(
     trained: Server, folders: Path
 ) -> None:
@@ -505,7 +525,7 @@ def generated(**params: Any) -> dict[str, Any]:
         (GENERATE, {"text": "a", "sampling_params": {"max_tokens": 1}}, "sampling_params"),
         (GENERATE, {"text": "a", "return_hidden_states": True}, "return_hidden_states"),
         ("/pause?mode=wait", None, "mode"),
-        ("/pause_generation", {"mode": "retract"}, "mode"),
+        ("/pause_generation", {"mode": "wait"}, "mode"),
         ("/abort_request", {}, "rid"),
         ("/abort_request", {"rid": "a", "abort_all": True}, "rid"),
         ("/update_weights", {"update_info": {"names": []}}, "weight_dir"),
