@@ -31,11 +31,12 @@ def main(argv: list[str]) -> int:
         config = load(EngineWiring, argv, prog="python -m srm.engine")
         logs.configure(config.log_level, config.log_format)
         logger.info("loading %s", config.model)
-        weights, version = first_weights(config, load_checkpoint)
+        weights, note = first_weights(config, load_checkpoint)
         runner = ModelRunner(weights, config)
         collect_rarely()
         own = msgspec.structs.replace(config, model=started_folder(config))
-        engine = Engine(weights.config, runner, own, weights.fingerprint, version)
+        named = note.fingerprint, note.weights_version, note.label
+        engine = Engine(weights.config, runner, own, *named)
         return serve(engine, config)
     except SRMError as error:
         logger.error("%s", error.message)

@@ -30,7 +30,8 @@ from srm.engine.errors import (
 
 FinishReason = Literal["stop", "length", "error", "abort"]
 
-Running = Literal["continue", "drop", "finish"]  # how a change of weights treats requests that run
+Running = Literal["abort", "continue", "drop", "finish", "refeed"]
+"""How a change of weights treats requests that run."""
 
 MAX_LOGPROBS = 20  # most alternatives to a token that can be asked for
 MAX_TEMPERATURE = 100.0
@@ -192,8 +193,10 @@ class LoadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     path: str
     """A model folder, absolute."""
     running: Running = "finish"
-    """How running sequences are treated. `continue`: they go on from their states; `drop`: all
-    requests end with an error; `finish`: nothing starts until they have ended."""
+    """How running sequences are treated. `continue`: they go on from their states; `refeed`: they
+    are fed their tokens again, and go on; `drop`: all requests end with an error; `abort`: all but
+    durable ones end with their tokens so far, as by EndRequests; `finish`: nothing starts until
+    they have ended."""
     is_staged: bool = False
     """Of several engines, all change or none does: the Done says that this one can, and with which
     version, and it does when PutWeights comes. Until then an Abort of this id drops the change, and
@@ -224,6 +227,8 @@ class Pause(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pause"
     """Id of this message, which no running request has."""
     lease_s: float
     """Seconds without a Pause, LoadWeights or PutWeights after which steps are made again."""
+    refeeds: bool = False
+    """Whether weights that are changed meanwhile with `continue` are changed with `refeed`."""
 
 
 class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="resume"):
@@ -252,6 +257,9 @@ class DropPrefixes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"):
     """First message of a client, and its heartbeat; answered with a Status."""
+
+    id: str = ""
+    """Id of this message, if the Status is to be followed by a Done of it."""
 
 
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

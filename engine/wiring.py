@@ -16,6 +16,8 @@ class EngineWiring(EngineConfig, frozen=True, forbid_unknown_fields=True):
     weights_note: str = ""
     """File that records which weights were loaded while serving, for an engine that is
     restarted."""
+    pause_fd: int = -1
+    """Memory of the pause of all engines, which outlives them; -1: this one's ends with it."""
     heartbeat: str = ""
     """File that the process touches several times a second while it serves; empty: none."""
 

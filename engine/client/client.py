@@ -17,11 +17,12 @@ import msgspec
 
 from srm.engine.client.connection import EngineConnection
 from srm.engine.client.streams import Stream, Streams, Write
-from srm.engine.errors import EngineUnavailable, InvalidRequest
+from srm.engine.errors import EngineError, EngineUnavailable, InvalidRequest
 from srm.engine.messages import (
     Abort,
     Control,
     Done,
+    Hello,
     HoldWeights,
     LoadWeights,
     Output,
@@ -109,6 +110,17 @@ class EngineClient:
         except TimeoutError:
             raise EngineUnavailable(f"no engine answered within {timeout_s:g} s") from None
         assert self.status is not None
+        return self.status
+
+    async def refresh(self) -> Status:
+        """Return the status that engines have by now: another process may have changed it since
+        they were asked last. Raises EngineUnavailable while none answers."""
+        hello = Hello(uuid.uuid4().hex)
+        await asyncio.gather(
+            *(engine.ask(hello) for engine in self.engines), return_exceptions=True
+        )
+        if self.status is None:
+            raise EngineUnavailable("the engine does not answer: it is starting, or gone")
         return self.status
 
     async def close(self) -> None:
@@ -236,6 +248,8 @@ class EngineClient:
             if not isinstance(answer, Done)
         ]
         if not done:
+            if not any(isinstance(error, EngineError) for _, error in errors):
+                raise errors[0][1]  # each has said that it goes on as before
             why = f"whether weights were changed is not known: {errors[0][1]}"
             raise EngineUnavailable(f"{why}; /v1/admin/state says which are in use")
         for number, error in errors:

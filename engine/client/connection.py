@@ -100,7 +100,7 @@ class EngineConnection:
         self._socket.disable_monitor()
         self._context.destroy(linger=0)
 
-    async def ask(self, message: TakeSnapshot | LoadWeights | PutWeights | Control) -> Done:
+    async def ask(self, message: TakeSnapshot | LoadWeights | PutWeights | Control | Hello) -> Done:
         """Send a message that is not a request and wait for its answer, as long as it takes.
 
         Raises the error that the engine refuses it with, and EngineUnavailable where there is none.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -128,9 +128,9 @@ class Compiling:
         for waiting in [own for own in self._waiting.values() if own.client == client]:
             self._leave(waiting)
 
-    def drop_all(self) -> list[Waiting]:
-        """Forget all, as `drop`, and return them."""
-        dropped = list(self._waiting.values())
+    def drop_all(self, is_meant: Callable[[Request], bool] = lambda _: True) -> list[Waiting]:
+        """Forget all that are meant, as `drop`, and return them."""
+        dropped = [own for own in self._waiting.values() if is_meant(own.request)]
         for waiting in dropped:
             self._leave(waiting)
         return dropped

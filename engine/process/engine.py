@@ -21,7 +21,7 @@ from prometheus_client import Counter, Gauge
 from srm.engine import metrics
 from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.constraints.grammars import Grammars
-from srm.engine.errors import Overloaded, RequestError
+from srm.engine.errors import Overloaded, RequestError, SRMError
 from srm.engine.messages import REASONS, Output, Request, SamplingParams, Status, join
 from srm.engine.scheduler.completion import StepTokens
 from srm.engine.scheduler.parking import merge_writes, parkable
@@ -57,7 +57,9 @@ class Engine:
         config: EngineConfig,
         fingerprint: str = "",
         weights_version: int = 1,
+        label: str = "",
     ) -> None:
+        """`label`: what a trainer calls these weights, if it does."""
         self.grammars = Grammars(model, config.model / "tokenizer.json")
         """Compiles the constraints of requests."""
         self.scheduler = Scheduler(
@@ -66,7 +68,7 @@ class Engine:
         self.num_steps = 0
         self.model = model
         self._fingerprint = fingerprint
-        self.weights_version = weights_version
+        self.weights_version, self._label = weights_version, label
         self._max_waiting = config.max_waiting
         self._arithmetic = runner.arithmetic
         self.runner = runner
@@ -208,17 +210,26 @@ class Engine:
         assert weights.config == self.model
         return BoundWeights(self.runner.bind_weights(weights), weights.fingerprint)
 
-    def load_weights(self, weights: Weights | BoundWeights) -> None:
-        """Go on with other weights of the same configuration; the engine must be settled.
+    def load_weights(
+        self, weights: Weights | BoundWeights, label: str = "", refeeds: bool = False
+    ) -> None:
+        """Go on with other weights of the same configuration, which their trainer may call
+        something; the engine must be settled. Raises SRMError where the runner cannot use them:
+        then nothing has changed.
 
-        Running sequences go on from their states. Whatever starts later uses no state of the old
+        Running sequences go on from their states, or, with `refeeds`, from those that these weights
+        make of their tokens. Whatever starts later uses no state of the old
         weights, except samples of a prompt of which others run.
         """
         assert self._in_flight is None, "settle() comes first"
         prepared = weights if isinstance(weights, BoundWeights) else self.bind_weights(weights)
-        self.runner.use_weights(prepared.bound)
-        self.scheduler.renew(self.weights_version)
-        self._fingerprint = prepared.fingerprint
+        try:
+            self.runner.use_weights(prepared.bound)
+        except Exception as error:  # as where a GPU has no room for both: the old ones go on
+            why = f"weights {prepared.fingerprint} cannot be put to use: {error!r}"
+            raise SRMError(why) from error
+        self.scheduler.renew(self.weights_version, refeeds)
+        self._fingerprint, self._label = prepared.fingerprint, label
         self.weights_version += 1
         self._show_weights()
         self.update_gauges()
@@ -245,6 +256,7 @@ class Engine:
             weights_version=self.weights_version,
             sampled=self.scheduler.latencies.num_sampled + self._num_restored,
             arithmetic=self._arithmetic,
+            label=self._label,
         )
 
     def generate(

@@ -110,7 +110,7 @@ class EngineProcess:
         """Deadline, client and id, in order of arrival."""
         self.weight_reload = WeightReload(engine, load, config.weights_note)
         """The change of weights that is under way, if one is."""
-        self._pausing = Pausing()
+        self._pausing = Pausing(config.pause_fd)
         self._deadline: float | None = None  # of the drain; None: not draining
         self._leaves_at_once = False
         self._read_at = time.monotonic()  # when the inbox was read last
@@ -123,7 +123,6 @@ class EngineProcess:
         """Refuse new requests, finish what runs, then return from `run`; a second call stops at
         once. Durable requests are not finished: a snapshot is taken of them."""
         now = time.monotonic()
-        self._pausing.end()  # what runs is to end
         self._leaves_at_once = self._deadline is not None
         self._deadline = now if self._leaves_at_once else now + self._config.drain_s
 
@@ -142,7 +141,7 @@ class EngineProcess:
                 if self._durable.wants_part:
                     self._send_outputs(self._engine.settle())
                     self._durable.advance()
-                if self._pausing.check_lease():
+                if self._pausing.has_changed():
                     self._send_statuses()
                 if self._makes_steps:
                     self._send_outputs(self._step())
@@ -162,7 +161,11 @@ class EngineProcess:
 
     @property
     def _makes_steps(self) -> bool:
-        return self._engine.has_work and not self._pausing.is_paused
+        return self._engine.has_work and not self._is_paused
+
+    @property
+    def _is_paused(self) -> bool:
+        return self._pausing.is_paused and self._deadline is None  # what is drained is to end
 
     def _is_over(self) -> bool:
         if self._deadline is None:
@@ -208,6 +211,8 @@ class EngineProcess:
             if self._deadline is None:  # else it leaves anyway, and what runs is to end first
                 self.weight_reload.check_note()
             self._send_status(client)
+            if message.id:
+                self._send(client, Done(message.id))
         elif isinstance(message, Abort):
             change = (
                 self.weight_reload.current
@@ -232,6 +237,9 @@ class EngineProcess:
             self.weight_reload.check_note()
         if not isinstance(message, HoldWeights):  # which says nothing of whoever paused
             self._pausing.renew()
+        goes_on = isinstance(message, LoadWeights) and message.running == "continue"
+        if goes_on and self._pausing.refeeds:
+            message = msgspec.structs.replace(message, running="refeed")
         try:
             self._check_may_finish(message)
             if done := self.weight_reload.receive(message):
@@ -244,7 +252,7 @@ class EngineProcess:
 
     def _check_may_finish(self, message: AboutWeights) -> None:
         waits = isinstance(message, LoadWeights) and message.running == "finish"
-        if waits and self._pausing.is_paused and not self._engine.scheduler.is_quiet:
+        if waits and self._is_paused and not self._engine.scheduler.is_quiet:
             raise InvalidRequest(
                 "running = 'finish' would wait for sequences that are paused: resume them, or ask "
                 "for 'continue' or 'drop'",
@@ -267,10 +275,26 @@ class EngineProcess:
             self._engine.scheduler.prefixes.forget()
             self._send(client, Done(message.id))
             return
-        ended = [id for id in self._engine.scheduler.request_ids() if self._is_meant(id, message)]
+        self._send(client, self._end_requests(message))
+
+    def _end_requests(self, message: EndRequests) -> Done:
+        """End those that are meant; the engine must be settled."""
+
+        def is_meant(request: Request) -> bool:
+            return not request.durable and (message.names is None or request.name in message.names)
+
+        running = self._engine.scheduler.registry.by_id.items()
+        ended = [id for id, group in running if is_meant(group.request)]
         outputs = [output for id in ended for output in self._engine.end(id)]
         self._send_outputs(outputs)
-        self._send(client, Done(message.id, {"requests": len(ended), "sequences": len(outputs)}))
+        sequences, version = len(outputs), self._engine.weights_version
+        waiting = self._compiling.drop_all(is_meant)
+        for own in waiting:
+            id, indices = own.request.id, range(own.request.params.n)
+            ends = [Output(id, index, finish_reason="abort") for index in indices]
+            self._send(own.client, Outputs(ends, weights_version=version))
+            sequences += len(ends)
+        return Done(message.id, {"requests": len(ended) + len(waiting), "sequences": sequences})
 
     def _check_may_pause(self, message: Pause | Resume) -> None:
         if isinstance(message, Resume):
@@ -278,16 +302,13 @@ class EngineProcess:
         if self._deadline is not None:
             raise EngineUnavailable("the engine is draining: what runs is not paused")
         change = self.weight_reload.current
-        if change is not None and change.running == "finish" and not self._pausing.is_paused:
+        stands_still = self._is_paused and self._engine.scheduler.is_quiet
+        if change is not None and change.running == "finish" and not stands_still:
             raise SwapInProgress(
                 f"the weights are being changed for those in {change.path!r} with running = "
                 "'finish', which waits for what a pause would stop: pause when they are changed, "
                 "or change them with 'continue' or 'drop'"
             )
-
-    def _is_meant(self, request_id: str, message: EndRequests) -> bool:
-        request = self._engine.scheduler.registry.by_id[request_id].request
-        return not request.durable and (message.names is None or request.name in message.names)
 
     def _send_statuses(self) -> None:
         for identity in self.clients:
@@ -306,11 +327,13 @@ class EngineProcess:
                 return
             self._send_outputs(self._engine.settle())
             self._owner.pop(message.id, None)
+            if message.running == "abort":
+                self._end_requests(EndRequests(message.id))
+            done = self.weight_reload.make()
             if message.running == "drop":
                 for request_id in self._owner:
                     self._engine.abort(request_id)
                 self._refuse_all(EngineUnavailable("other weights were put to use meanwhile"))
-            done = self.weight_reload.make()
             self._durable.forget()
         except StepFailed:
             raise
@@ -444,7 +467,7 @@ class EngineProcess:
         status = self.weight_reload.add_status(self._engine.status())
         if self._deadline is not None:
             status = msgspec.structs.replace(status, state="draining")
-        if self._pausing.is_paused:
+        if self._is_paused:
             status = msgspec.structs.replace(status, paused=True)
         return self._send(client, status)
 

@@ -72,8 +72,6 @@ class WeightReload:
         self.is_prepared = False
         """Whether the change can be made; one that is staged is not, before it is committed."""
         self._is_reported = self._is_committed = False
-        self.label = ""
-        """The trainer's own name of the weights in use; empty: it gave none."""
         self.lease_s = LEASE_S
         """Seconds after which a staged change is dropped if its client has not said `hold`."""
         self._wanted_at = 0.0  # by the last word of the client
@@ -96,8 +94,7 @@ class WeightReload:
         """Return the engine's status with what there is to say of a change."""
         metrics.HELD_SECONDS.set(self.held_s)
         path = "" if self._message is None else self._message.path
-        held_s, label = self.held_s, self.label
-        return msgspec.structs.replace(status, changing=path, held_s=held_s, label=label)
+        return msgspec.structs.replace(status, changing=path, held_s=self.held_s)
 
     def receive(self, message: AboutWeights) -> Done | None:
         """Take in a client's message; return the answer if there is one already. Raises the
@@ -162,8 +159,7 @@ class WeightReload:
         else:
             return
         logger.warning("weights from %s are not put to use: %s", self._message.path, why)
-        self._end("refused")
-        self._prepared.unlink(missing_ok=True)
+        self._drop()
         raise EngineUnavailable(why)
 
     def is_due(self) -> bool:
@@ -230,13 +226,19 @@ class WeightReload:
             logger.warning("nothing has started for %.0f s: %s are waited for", self.held_s, what)
 
     def make(self) -> Done:
-        """Put the loaded weights to use; the engine must be settled."""
+        """Put the loaded weights to use; the engine must be settled. Raises SRMError, and drops the
+        change, where the runner cannot use them."""
         assert self._message is not None and self._loading is not None
         message, weights, started = self._message, self._loading.result(), time.monotonic()
-        self._engine.load_weights(weights)
+        try:
+            self._engine.load_weights(weights, message.label, message.running == "refeed")
+        except SRMError as error:
+            logger.exception("weights from %s are not put to use", message.path)
+            self._drop()
+            self._note_seen = (0, 0)  # others may use them: then this engine is to start again
+            raise SRMError(f"path = {message.path!r}: {error.message}") from None
         if self._note:
             put_to_use(self._prepared, Path(self._note))
-        self.label = message.label
         now = time.monotonic()
         detail: dict[str, str | int | float] = {
             "weights_version": self._engine.weights_version,
@@ -286,13 +288,17 @@ class WeightReload:
     def _prepare(self, message: LoadWeights, weights: BoundWeights) -> None:
         """Write the note to a file beside its place: a failure comes before anything is changed."""
         version = self._engine.weights_version + 1
-        note = Note(message.path, weights.fingerprint, version, message.id)
+        note = Note(message.path, weights.fingerprint, version, message.id, message.label)
         try:
             if self._note:
                 self._prepared.write_bytes(encoded(note))
         except OSError as error:
             self._end("refused")
             raise SRMError(f"cannot write {self._prepared}: {error.strerror}") from None
+
+    def _drop(self) -> None:
+        self._end("refused")
+        self._prepared.unlink(missing_ok=True)
 
     def _end(self, result: str) -> None:
         metrics.WEIGHT_SWAPS.labels(result).inc()

@@ -38,6 +38,8 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights_version: int
     change: str
     """Id of the message that asked for them, and the name of their copy."""
+    label: str = ""
+    """What their trainer calls them; empty: it gave no name."""
 
 
 def read_note(path: Path) -> Note | None:
@@ -99,27 +101,27 @@ def _keep_twice(path: Path) -> None:
             beside.unlink()
 
 
-def first_weights(config: EngineWiring, load: LoadFolder) -> tuple[Weights, int]:
-    """Load the weights that an engine begins with, and their version: those of the note, or else
-    those of the model that it is told to serve, which it notes.
+def first_weights(config: EngineWiring, load: LoadFolder) -> tuple[Weights, Note]:
+    """Load the weights that an engine begins with: those of the note, or else those of the model
+    that it is told to serve, which it notes. Return them and what the note says.
 
     Raises CheckpointError, also where the note is lost or damaged twice, and where neither its copy
     nor its folder has the weights any more.
     """
     if not config.weights_note:
-        return load(config.model), 1
+        return (weights := load(config.model)), _first_note(config, weights)
     path = Path(config.weights_note)
     while True:
         if (note := read_note(path)) is None:
             weights = load(config.model)
-            note = _claimed(path, Note(str(config.model), weights.fingerprint, 1, FIRST))
+            note = _claimed(path, _first_note(config, weights))
             if (note.fingerprint, note.weights_version) == (weights.fingerprint, 1):
                 _keep_twice(path)
-                return weights, 1
+                return weights, note
         try:
             weights = _load_noted(note, path, load)
             _keep_twice(path)
-            return weights, note.weights_version
+            return weights, note
         except CheckpointError:
             if read_note(path) == note:  # else it was its copy that has gone, for newer weights
                 raise
@@ -129,6 +131,10 @@ def started_folder(config: EngineWiring) -> Path:
     """Return the folder of the model that the server was started with: its copy, if it was kept."""
     first = copies_of(config.weights_note) / FIRST
     return first if config.weights_note and first.is_dir() else config.model
+
+
+def _first_note(config: EngineWiring, weights: Weights) -> Note:
+    return Note(str(config.model), weights.fingerprint, 1, FIRST)
 
 
 def _claimed(path: Path, note: Note) -> Note:

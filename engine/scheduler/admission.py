@@ -20,6 +20,7 @@ import numpy as np
 from srm.engine.messages import MAX_PRIORITY
 from srm.engine.scheduler.parking import Parking
 from srm.engine.scheduler.prefill import Prefill
+from srm.engine.scheduler.refeed import Refeed
 from srm.engine.scheduler.wait_queues import FairQueue
 from srm.engine.state.fair_share import FairShare, FairShares, add_to
 from srm.engine.state.latency import Latencies
@@ -48,6 +49,7 @@ class Admission:
     waiting: FairQueue = field(default_factory=FairQueue)  # for a slot to prefill into
     forking: FairQueue = field(default_factory=FairQueue)  # prefilled, for slots to start in
     prefill: Prefill = field(init=False)
+    refeed: Refeed = field(init=False)
     is_held: bool = False  # only what is parked gets slots
     _yielding: SequenceGroup | None = None  # gives up its prefix when none of its rows needs it
     _waiting_at: Counter[int] = field(default_factory=Counter)  # of num_waiting, by priority
@@ -56,6 +58,7 @@ class Admission:
 
     def __post_init__(self) -> None:
         self.prefill = Prefill(self.prefixes, self.waiting)
+        self.refeed = Refeed(self.table)
         self._rivals = self.lines
 
     @property
@@ -66,7 +69,7 @@ class Admission:
     @property
     def room(self) -> int:
         """Tokens of further prompts that the next steps can take."""
-        return self.max_tokens - self.prefill.num_tokens
+        return self.max_tokens - self.prefill.num_tokens - self.refeed.num_tokens
 
     def enter(self, group: SequenceGroup) -> None:
         """Accept a group: those of its sequences that are to start wait for slots."""
@@ -145,6 +148,26 @@ class Admission:
         self.forking.discard(group)
         self.prefill.forget(group)
         self.waiting.push(group)
+
+    def feed_again(self, group: SequenceGroup) -> None:
+        """Feed again all of a group that is under way: prompts from their first token on, and what
+        its sequences in slots have sampled."""
+        table, slots = self.table, group.slots[: group.reach].astype(np.int64)
+        slots = slots[table.sequence_id[slots] == group.first_id + np.arange(len(slots))]
+        runs = slots[table.is_running[slots]]
+        is_fed_in_slot = len(runs) < len(slots)  # the prompt of its only sequence
+        if group is self._yielding:
+            self._yielding = None
+        unforked = table.unforked(slots)
+        table.first_read[unforked] = unforked
+        self.count_forks(group, len(unforked))
+        if is_fed_in_slot or group.unstarted:
+            self.forking.discard(group)
+            self.waiting.discard(group)
+            self.prefill.drop(group)
+            self.prefill.forget(group)
+            (self.prefill if is_fed_in_slot else self.waiting).push(group)
+        self.refeed.begin(group, runs)
 
     def admit(self) -> None:
         """Give free slots out, in serving order."""
@@ -346,6 +369,7 @@ class Admission:
             parked, times = self.parking.pop_parked(group, portion)
             slots = self.table.take_back(group, parked)
             self.table.is_running[slots] = True
+            self.refeed.resume(group, slots)
             group.remember(parked.indices, slots)
             self.latencies.resume(slots, times)
             self.shares.own(group.share, group.request.precedence, len(slots))

@@ -35,7 +35,9 @@ FED, FOLLOWING = np.array([FROM_DEVICE], np.int32), np.array([SAMPLED], np.int32
 class PromptChunk(NamedTuple):
     """The part of a group's prompt that one prefill row feeds: tokens start … stop - 1."""
 
-    group: SequenceGroup
+    group: SequenceGroup | None
+    """None: it is no prompt, but all tokens of a sequence that is fed again."""
+    tokens: I32
     start: int
     stop: int
     read_slot: int
@@ -44,12 +46,14 @@ class PromptChunk(NamedTuple):
     @property
     def num_scored(self) -> int:
         """Tokens whose next token is scored: all or none."""
-        return self.stop - self.start if self.group.is_scored else 0
+        group = self.group
+        is_scored = group is not None and group.is_scored and self.start >= group.scored_before
+        return self.stop - self.start if is_scored else 0
 
     @property
     def num_top(self) -> int:
         """Number of likeliest tokens wanted for each."""
-        return self.group.request.params.prompt_logprobs or 0
+        return (self.group and self.group.request.params.prompt_logprobs) or 0
 
 
 def assemble(
@@ -68,8 +72,8 @@ def assemble(
         ends=positions == table.last_position[slots],
         new=_new_rows(table, slots, rows),
         prefill=_prefill_rows(chunks, len(slots)),
-        token_ids=np.concatenate([FED, *(c.group.prompt[c.start : c.stop] for c in chunks)]),
-        scored_ids=np.array([chunk.group.first_id for chunk in scored], np.int64),
+        token_ids=np.concatenate([FED, *(c.tokens[c.start : c.stop] for c in chunks)]),
+        scored_ids=np.array([chunk.group.first_id for chunk in scored if chunk.group], np.int64),
         edits=_edits(table, slots),
         has_tables=table.tables.nbytes > 0,
         tables=table.tables.unsent,
@@ -100,7 +104,7 @@ def _scored(table: SlotTable, slots: I64, scored: list[PromptChunk]) -> dict[str
         return {"targets": FOLLOWING, "score_rows": NOTHING, "num_top": NOTHING}
     alternatives = table.num_logprobs[slots]
     rows = np.flatnonzero(alternatives > 0).astype(np.int32)
-    given = [chunk.group.prompt[chunk.start + 1 : chunk.stop + 1] for chunk in scored]
+    given = [chunk.tokens[chunk.start + 1 : chunk.stop + 1] for chunk in scored]
     targets = np.concatenate([FOLLOWING, *given])
     head_rows = np.arange(len(slots), len(slots) + len(targets) - 1, dtype=np.int32)
     tops = [np.full(chunk.num_scored, chunk.num_top, np.int32) for chunk in scored]

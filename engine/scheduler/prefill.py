@@ -110,7 +110,9 @@ class Prefill:
     def forget(self, group: SequenceGroup) -> None:
         """Reset the group, whose prompt is to be fed again from the first token on."""
         self.release(group)
-        group.prefilled, group.cached = 0, 0
+        group.fills.clear()
+        group.prefilled, group.cached, group.awaited = 0, 0, None
+        group.scored_before = group.scored
         group.state_slot, group.prefix = NO_SLOT, None
 
     def _start_from(self, group: SequenceGroup, prefix: Prefix) -> None:
@@ -150,4 +152,4 @@ def _next_chunk(group: SequenceGroup, room: int) -> PromptChunk:
     write = group.fills[0].slot if group.fills else group.slot
     read = write if group.state_slot == NO_SLOT else group.state_slot
     stop = min(group.prefilled + room, group.next_stop)
-    return PromptChunk(group, group.prefilled, stop, read, write)
+    return PromptChunk(group, group.prompt, group.prefilled, stop, read, write)

@@ -214,8 +214,7 @@ class Scheduler:
         if unstarted:
             self.admission.start_no_more(group, unstarted)
         if group.prefix is not None:
-            unforked = table.position[slots] == table.first_position[slots]
-            self.admission.count_forks(group, int(np.count_nonzero(unforked)))
+            self.admission.count_forks(group, len(table.unforked(slots)))
         table.free(slots)
         self.admission.shares.own(group.share, group.request.precedence, -len(slots))
         group.unfinished -= count
@@ -300,9 +299,9 @@ class Scheduler:
     def is_held(self, is_held: bool) -> None:
         self.admission.is_held = is_held
 
-    def renew(self, version: int) -> None:
+    def renew(self, version: int, refeeds: bool = False) -> None:
         """Forget kept states after a change of weights; `version` is of those before. No batch may
-        be under way.
+        be under way. `refeeds`: whatever runs is fed again what it has.
 
         Prompts of which nothing runs are prefilled again for the sequences that they are still to
         start; all others go on from where they are.
@@ -310,10 +309,14 @@ class Scheduler:
         self.prefixes.forget()
         owned, parked = self.table.num_tokens(), self.parking.num_tokens()
         self.table.switches.note(version, *map(np.concatenate, zip(owned, parked, strict=True)))
+        if refeeds:
+            self.admission.refeed.begin_anew(parked[0])
         for group in self.registry.by_id.values():
             if group.reach and not group.first_version:
                 group.first_version = version
-            if group.prefilled and group.unstarted and not self._runs(group):
+            if refeeds:
+                self.admission.feed_again(group)
+            elif group.prefilled and group.unstarted and not self._runs(group):
                 self.admission.prefill_again(group)
 
     def _runs(self, group: SequenceGroup) -> bool:
@@ -335,10 +338,16 @@ class Scheduler:
             self.table, admission.shares, self._decode_room()
         )
         if self.table.num_masked:  # some may wait until their last token is known
-            fed = min(admission.prefill.num_tokens, self._prefill_step_tokens)
+            unfed = admission.prefill.num_tokens + admission.refeed.num_tokens
+            fed = min(unfed, self._prefill_step_tokens)
             limited = self._round_robin.limit_masked(self.table, admission.shares, slots, fed)
             slots, is_partial = limited, True
-        chunks, prefilled = admission.prefill.chunks(self._prefill_step_tokens - len(slots))
+        room = self._prefill_step_tokens - len(slots)
+        refed = admission.refeed.chunks(room) if admission.refeed.num_tokens else []
+        if refed:
+            room -= sum(chunk.stop - chunk.start for chunk in refed)
+        chunks, prefilled = admission.prefill.chunks(room)
+        chunks = refed + chunks
         if not len(slots) and not chunks:
             return None
         batch = assemble(self.table, slots, chunks, is_partial)
@@ -368,7 +377,7 @@ class Scheduler:
         Where prompts are fed the step is short, so that their first tokens come soon. First tokens
         have what they need of it, prompts their share, next tokens the rest.
         """
-        waiting = self.admission.prefill.num_tokens
+        waiting = self.admission.prefill.num_tokens + self.admission.refeed.num_tokens
         if not waiting:
             return self._max_rows
         tokens = self._prefill_step_tokens

@@ -54,6 +54,7 @@ class SequenceGroup:
     prefilled: int = 0  # prompt tokens that were cached or fed by prefill rows
     cached: int = 0  # prompt tokens whose state was there already
     scored: int = 0  # prompt tokens whose scores have been sent
+    scored_before: int = 0  # the same when its prompt was last begun anew: they are not sent again
     first_version: int = 0
     """Version of the weights that its first sequence started with; 0: of those in use."""
     slot: int = NO_SLOT  # slot of the only sequence, while its prompt is prefilled
@@ -146,7 +147,8 @@ class SequenceGroup:
     @property
     def next_stop(self) -> int:
         """Position at which the next prefill row ends at the latest."""
-        return self.fills[0].length if self.fills else len(self.prompt) - 1
+        stop = self.fills[0].length if self.fills else len(self.prompt) - 1
+        return min(stop, self.scored_before) if self.prefilled < self.scored_before else stop
 
     @property
     def is_resumable(self) -> bool:

@@ -219,6 +219,12 @@ class SlotTable:
         counts = self.position[slots] - self.first_position[slots]
         return self.sequence_id[slots], counts.astype(np.int64)
 
+    def unforked(self, slots: I64) -> I64:
+        """Select the slots whose sequences are still to read a prefix, for their first row."""
+        is_first: Bool = self.position[slots] == self.first_position[slots]
+        reads_other: Bool = self.first_read[slots] != slots
+        return slots[is_first & reads_other]
+
     def free(self, slots: I32 | I64) -> None:
         """Give slots back. What the device holds there needs no cleaning: position 0 ignores it."""
         assert (self.sequence_id[slots] != FREE).all(), "a slot was freed twice"

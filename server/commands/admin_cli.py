@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import msgspec
@@ -17,6 +17,7 @@ import msgspec
 from srm.engine.config import check_utf8, find_model
 from srm.engine.errors import UNDECODABLE, ConfigError, SRMError
 from srm.engine.logs import printable
+from srm.engine.messages import Running
 from srm.engine.settings import Command, build, load, read_settings
 from srm.server.http.auth import OPERATOR_KEY
 from srm.server.http.keys import key_to_send
@@ -29,9 +30,9 @@ class WeightsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     path: str = ""
     """Model folder on the server's machine, named with or without the flag."""
-    running: Literal["continue", "drop", "finish"] = "finish"
-    """Treatment of running sequences: they continue with the new weights, are dropped with an
-    error, or finish before the change."""
+    running: Running = "finish"
+    """Treatment of running sequences: they continue with the new weights, are fed to them again,
+    end with their tokens so far, are dropped with an error, or finish before the change."""
     url: str = _URL
     """Address of the server, or of its admin_port where it has one."""
 

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import EngineUnavailable
 from srm.engine.messages import DropPrefixes, EndRequests, Pause, Resume, Running, Status
 
 ChangeWeights = Callable[[str, Running, str], Awaitable[int]]
@@ -26,21 +25,19 @@ class TrainerControl:
         self.change = change
         self._lease_s = lease_s
 
-    @property
-    def status(self) -> Status:
-        """The engines' status. Raises EngineUnavailable while none answers."""
-        if self.client.status is None:
-            raise EngineUnavailable("the engine does not answer: it is starting, or gone")
-        return self.client.status
+    async def status(self) -> Status:
+        """The engines' status, whichever process has just changed it. Raises EngineUnavailable
+        while none answers."""
+        return await self.client.refresh()
 
-    @property
-    def weight_version(self) -> str:
+    def label(self, status: Status) -> str:
         """What the trainer calls the weights in use, else their number."""
-        return self.client.label(self.status.weights_version)
+        return self.client.label(status.weights_version)
 
-    async def pause(self) -> None:
-        """Have all sequences stand still; returns when no step is under way."""
-        await self.client.control(Pause(_id(), self._lease_s))
+    async def pause(self, refeeds: bool = False) -> None:
+        """Have all sequences stand still; returns when no step is under way. `refeeds`: weights
+        that are changed meanwhile are fed again what runs."""
+        await self.client.control(Pause(_id(), self._lease_s, refeeds))
 
     async def resume(self) -> None:
         """Have them go on; nothing if they do."""

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from srm.engine.client.client import EngineClient
 from srm.engine.errors import InvalidRequest
+from srm.engine.messages import Running
 from srm.server.generation.detokenize import ChoicePart, join
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.generation import Generation
@@ -262,10 +263,10 @@ class PauseGeneration(Fields, frozen=True, kw_only=True):
     """Body of POST /pause_generation, checked."""
 
     mode: Annotated[
-        Literal["in_place", "abort"],
-        Meta(description="in_place, or abort; retract is not served: in_place keeps all states"),
+        Literal["in_place", "abort", "retract"], Meta(description="in_place, abort or retract")
     ] = "in_place"
-    """`in_place`: what runs goes on afterwards; `abort`: it ends, with its tokens so far."""
+    """`in_place`: what runs goes on afterwards; `abort`: it ends, with its tokens so far;
+    `retract`: it goes on, but new weights are fed all of its tokens again."""
 
 
 class Nothing(Fields, frozen=True, kw_only=True):
@@ -285,7 +286,8 @@ class DiskRequest(Fields, frozen=True, kw_only=True):
     ) = None
     """What replies call these weights; by default their number."""
     abort_all_requests: bool = False
-    """End all requests first, each with its tokens so far; else they go on."""
+    """End all requests, each with its tokens so far, once the folder has been read; else they go
+    on."""
     keep_pause: bool = True
     """Whether what is paused remains paused."""
 
@@ -420,9 +422,9 @@ class SglangRoutes:
         """`check_ready` raises EngineUnavailable while completions would not be answered."""
         self._control, self._model_name, self._check_ready = control, model_name, check_ready
 
-    def info(self) -> ServerInfo:
+    async def info(self) -> ServerInfo:
         """Raises EngineUnavailable while no engine answers."""
-        status, name = self._control.status, self._model_name
+        status, name = await self._control.status(), self._model_name
         dtype = status.arithmetic.split()[1] if " " in status.arithmetic else "float32"
         model = VllmModel(model=name, dtype=f"torch.{dtype}", max_model_len=status.n_ctx)
         return ServerInfo(
@@ -432,17 +434,21 @@ class SglangRoutes:
             dtype=dtype,
             max_model_len=status.n_ctx,
             max_running_requests=status.num_slots,
-            weight_version=self._control.weight_version,
+            weight_version=self._control.label(status),
         )
 
-    def model(self) -> ModelInfo:
+    async def model(self) -> ModelInfo:
         """Raises EngineUnavailable while no engine answers."""
-        name, version = self._model_name, self._control.weight_version
+        name, version = self._model_name, await self.version()
         return ModelInfo(model_path=name, tokenizer_path=name, weight_version=version)
 
-    def loads(self) -> Loads:
+    async def version(self) -> str:
+        """What the weights in use are called. Raises EngineUnavailable while no engine answers."""
+        return self._control.label(await self._control.status())
+
+    async def loads(self) -> Loads:
         """Raises EngineUnavailable while no engine answers."""
-        status = self._control.status
+        status = await self._control.status()
         return Loads([Load(status.running, status.waiting)])
 
     def alive(self) -> Alive:
@@ -452,10 +458,10 @@ class SglangRoutes:
 
     async def pause(self, asked: PauseGeneration) -> Changed:
         """Raises EngineUnavailable."""
-        await self._control.pause()
+        await self._control.pause(refeeds=asked.mode == "retract")
         if asked.mode == "abort":
             await self._control.end()
-        return Changed(True, "paused", self._control.status.running)
+        return Changed(True, "paused", (await self._control.status()).running)
 
     async def resume(self, _asked: Nothing) -> Changed:
         """Raises EngineUnavailable."""
@@ -464,13 +470,11 @@ class SglangRoutes:
 
     async def change(self, asked: DiskRequest) -> Changed:
         """Raises the SRMError to answer with; then the weights have not changed."""
-        control = self._control
-        paused = control.status.running if control.status.paused else 0
-        if asked.abort_all_requests:
-            await control.end()
+        control, before = self._control, await self._control.status()
+        paused = before.running if before.paused else 0
+        running: Running = "abort" if asked.abort_all_requests else "continue"
         with naming(path="model_path"):
-            label = asked.weight_version or ""
-            version = await control.change(asked.model_path, "continue", label)
+            version = await control.change(asked.model_path, running, asked.weight_version or "")
         if not asked.keep_pause:
             await control.resume()
         return Changed(True, f"weights version {version} is in use", paused)
@@ -515,17 +519,17 @@ def routes(served: SglangRoutes) -> APIRouter:
 
     @router.get("/get_weight_version")
     async def get_weight_version() -> Response:
-        return json_reply(WeightVersion(served.info().weight_version))
+        return json_reply(WeightVersion(await served.version()))
 
     @router.get("/model_info")
     @router.get("/get_model_info")
     async def model_info() -> Response:
-        return json_reply(served.model())
+        return json_reply(await served.model())
 
     @router.get("/server_info")
     @router.get("/get_server_info")
     async def server_info() -> Response:
-        return json_reply(served.info())
+        return json_reply(await served.info())
 
     @router.get("/health_generate")
     async def health_generate() -> Response:
@@ -533,6 +537,6 @@ def routes(served: SglangRoutes) -> APIRouter:
 
     @router.get("/v1/loads")
     async def loads() -> Response:
-        return json_reply(served.loads())
+        return json_reply(await served.loads())
 
     return router

@@ -282,7 +282,7 @@ def routes(control: TrainerControl) -> APIRouter:
 
     @router.get("/is_paused")
     async def is_paused() -> Response:
-        return json_reply(IsPaused(control.status.paused))
+        return json_reply(IsPaused((await control.status()).paused))
 
     @router.post("/update_weights")
     async def update_weights(request: Request) -> Response:

@@ -256,12 +256,14 @@ def _engines(
     # The engine detects a hanging step itself, first, and says where.
     silence_s = config.step_timeout_s and config.step_timeout_s + _MARGIN_S
     engines, endpoints = [], server.endpoint.split(",")
+    config = msgspec.structs.replace(config, pause_fd=os.memfd_create("srm-pause"))
     for number, (endpoint, metrics) in enumerate(zip(endpoints, regions, strict=True)):
         name = "engine" if len(endpoints) == 1 else f"engine {number}"
         heartbeat = private.path / f"{_HEARTBEAT}{number or ''}"
         own = {"endpoint": endpoint, "heartbeat": str(heartbeat)}
         settings = msgspec.structs.replace(config, **_part(config, number, len(endpoints)), **own)
-        engine = Child(name, python_module(module, settings), environment, metrics)
+        command, fds = python_module(module, settings), (config.pause_fd,)
+        engine = Child(name, command, environment, metrics, fds=fds)
         engine.heartbeat, engine.silence_s, engine.stall_s = heartbeat, silence_s, server.stall_s
         engine.private = private
         engine.folders = (private.path, Path(config.snapshot_dir).expanduser())

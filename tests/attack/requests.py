@@ -167,7 +167,7 @@ def _valid(rng: random.Random, kind: str, folders: list[str]) -> dict[str, Any]:
     if kind in {"FolderRequest", "DiskRequest"}:
         return {"weight_dir" if kind == "FolderRequest" else "model_path": rng.choice(folders)}
     if kind == "WeightsRequest":
-        running = rng.choice(("finish", "drop", "continue", "x"))
+        running = rng.choice(("finish", "drop", "continue", "refeed", "x"))
         return {"path": rng.choice(folders), "running": running}
     return rng.choice(VALID[kind])
 

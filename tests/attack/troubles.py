@@ -119,7 +119,7 @@ class Troubles:
     async def change_weights(self, done: asyncio.Event) -> None:
         """Put weights to use while a process dies, in any phase of the change."""
         while not done.is_set():
-            running = self.rng.choice(("finish", "drop", "continue"))
+            running = self.rng.choice(("finish", "drop", "continue", "refeed"))
             asking = asyncio.create_task(self._ask_weights(running))
             await asyncio.sleep(self.rng.expovariate(20))
             who = self.rng.choice(("engine", "engine", "api"))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 
 from srm.engine.messages import Output, Request, SamplingParams
@@ -24,7 +25,9 @@ WITHIN = 1e-4
 OFF = 1e-2
 
 
-def run_through_changes(engine: Engine, folders: list[Path]) -> list[tuple[Output, int]]:
+def run_through_changes(
+    engine: Engine, folders: list[Path], refeeds: bool
+) -> list[tuple[Output, int]]:
     """40 samples on 16 slots, while weights change thrice: each with the version in use at its
     end."""
     params = SamplingParams(n=40, max_tokens=LENGTH, ignore_eos=True, logprobs=0, seed=3)
@@ -36,17 +39,25 @@ def run_through_changes(engine: Engine, folders: list[Path]) -> list[tuple[Outpu
             break
         if step in CHANGES:
             outputs += [(output, engine.weights_version) for output in engine.settle()]
-            engine.load_weights(load_checkpoint(folders[CHANGES[step]]))
+            engine.load_weights(load_checkpoint(folders[CHANGES[step]]), refeeds=refeeds)
         outputs += [(output, engine.weights_version) for output in engine.step_overlapped()]
     assert not engine.has_work
     return outputs
 
 
 def recomputed(
-    models: dict[int, SRM], tokens: list[int], versions: list[int]
+    models: dict[int, SRM], tokens: list[int], versions: list[int], refeeds: bool
 ) -> npt.NDArray[np.float64]:
     """The log-probability of each token, by the recurrent form, each step of these weights. The
-    prompt was fed once, by the first ones, for samples that began later too."""
+    prompt was fed once, by the first ones, for samples that began later too; with `refeeds` each of
+    these weights has been fed all tokens before."""
+    if refeeds:
+        found = np.empty(len(tokens))
+        for version in set(versions):
+            own = recomputed({1: models[version]}, tokens, [1] * len(tokens), refeeds=False)
+            is_own = np.array(versions) == version
+            found[is_own] = own[is_own]
+        return found
     first = len(PROMPT_IDS) - 1
     fed = [*PROMPT_IDS, *tokens[:-1]]
     state, logprobs = models[1].empty_state(1), []
@@ -59,7 +70,8 @@ def recomputed(
     return np.array(logprobs)
 
 
-def test_each_token_is_of_the_version_that_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("refeeds", [False, True])
+def test_each_token_is_of_the_version_that_is_said(tmp_path: Path, refeeds: bool) -> None:
     folders = [tmp_path / name for name in ("a", "b", "c")]
     for seed, folder in enumerate(folders):
         write_random_model(folder, SMALL, seed=seed)
@@ -68,7 +80,7 @@ def test_each_token_is_of_the_version_that_is_said(tmp_path: Path) -> None:
     models = {number: by_folder[at] for number, at in enumerate(used, 1)}
     sizes = {"num_slots": 16, "max_step_rows": 16, "max_step_tokens": 64}
     with engine_on_max(load_checkpoint(folders[0]), **sizes) as engine:
-        outputs = run_through_changes(engine, folders)
+        outputs = run_through_changes(engine, folders, refeeds)
     assert len(outputs) == 40
     num_switches, off = set(), []
     for output, at_end in outputs:
@@ -79,12 +91,12 @@ def test_each_token_is_of_the_version_that_is_said(tmp_path: Path) -> None:
         assert output.first_version == 1
         expected = np.frombuffer(output.logprobs, "<f4")
         np.testing.assert_allclose(
-            recomputed(models, tokens, versions), expected, atol=WITHIN, rtol=0
+            recomputed(models, tokens, versions, refeeds), expected, atol=WITHIN, rtol=0
         )
         if len(set(versions)) > 1:  # one token earlier than it was: that one token is off
             for at in np.flatnonzero(np.diff(versions)).tolist():
                 wrong = [*versions[:at], versions[at + 1], *versions[at + 1 :]]
-                off.append(abs(recomputed(models, tokens, wrong)[at] - expected[at]))
+                off.append(abs(recomputed(models, tokens, wrong, refeeds)[at] - expected[at]))
     assert num_switches >= {0, 1}, "some samples met a change, and some none"
     assert np.mean(np.array(off) > OFF) >= 0.95
 

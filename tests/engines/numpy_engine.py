@@ -41,10 +41,11 @@ def main(
 ) -> int:
     try:
         config = load_config(EngineWiring, argv, prog="python -m tests.engines.numpy_engine")
-        weights, version = first_weights(config, load)
+        weights, note = first_weights(config, load)
         runner = make_runner(weights, config.num_slots or config.max_slots)
         own = msgspec.structs.replace(config, model=started_folder(config))
-        engine = make_engine(weights.config, runner, own, weights.fingerprint, version)
+        named = note.fingerprint, note.weights_version, note.label
+        engine = make_engine(weights.config, runner, own, *named)
         return serve(engine, config, load)
     except SRMError as error:
         print(error.message, file=sys.stderr)

@@ -12,7 +12,7 @@
 7. All of this whoever is parked for whom: by priority, by share, or for no reason at all.
 8. A durable request that is sent again is answered in full, whatever its sender knows already; and
    so it is by another engine, which goes on from where this one was. The weight last sent is kept.
-9. Weights that are loaded again change no token.
+9. Weights that are loaded again change no token, whether or not what runs is fed again.
 10. All of this where a grammar says what may be sampled.
 11. The device samples each row as the record says that the scheduler had of it, whoever had the
     row's slot before.
@@ -270,7 +270,7 @@ class EngineMachine(RuleBasedStateMachine):
         for name in again:
             self.add_again(self.requests[name])
 
-    @rule(running=st.sampled_from(["finish", "drop", "continue"]))
+    @rule(running=st.sampled_from(["finish", "drop", "continue", "refeed"]))
     def load_weights(self, running: Running) -> None:
         """The same ones again, as the engine process does: no token may change."""
         for engine in self.both:
@@ -283,7 +283,7 @@ class EngineMachine(RuleBasedStateMachine):
         for engine in self.both:
             for name in dropped:
                 engine.abort(name)
-            engine.load_weights(WEIGHTS)
+            engine.load_weights(WEIGHTS, refeeds=running == "refeed")
             engine.scheduler.is_held = False
 
     def open(self) -> None:
@@ -396,7 +396,8 @@ class EngineMachine(RuleBasedStateMachine):
         for index, output in expected.items():
             if request.emit == "tokens" and index != PROMPT:  # which have no ranks
                 output = replace(output, ranks=b"")  # noqa: PLW2901
-            assert replace(entries[index], cached_tokens=0, first_version=0) == output
+            said = replace(entries[index], cached_tokens=0, first_version=0, versions=b"")
+            assert said == output
             assert entries[index].cached_tokens < len(request.prompt_token_ids) // 4
             assert not entries[index].cached_tokens or request.params.prompt_logprobs is None
         if PROMPT in entries and len(entries) > 1:

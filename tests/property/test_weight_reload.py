@@ -5,7 +5,8 @@
 2. The version of what is said never falls.
 3. Where what runs is waited for or dropped, a sample is what an engine that never had other weights
    than those of the sample's version makes of it.
-4. Afterwards no slot is owned and no prefix pinned.
+4. Where it is fed again, each token is what such an engine makes of all tokens before it.
+5. Afterwards no slot is owned and no prefix pinned.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from hypothesis import strategies as st
 from srm.engine.config import EngineConfig
 from srm.engine.messages import PROMPT, Output, Request, Running, join
 from srm.engine.process.engine import Engine
-from tests.engines.making import request_of
+from tests.engines.invariants import prefixes_add_up, queues_add_up, slots_add_up
+from tests.engines.making import ints, request_of
 from tests.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
 from tests.engines.run_engine import alone
 from tests.engines.strategies import configs
@@ -48,6 +50,7 @@ added = st.builds(
 )
 reloaded = st.sampled_from(["finish", "drop", "continue"])
 histories = st.lists(st.one_of(added, added, st.integers(1, 6), reloaded), max_size=25)
+refed = st.one_of(added, added, st.integers(1, 6), st.just("refeed"))
 
 
 class History:
@@ -84,7 +87,8 @@ class History:
             self.dropped.update(scheduler.request_ids())
             for request_id in scheduler.request_ids():
                 self.engine.abort(request_id)
-        self.engine.load_weights(VERSIONS[self.engine.weights_version % len(VERSIONS)])
+        weights = VERSIONS[self.engine.weights_version % len(VERSIONS)]
+        self.engine.load_weights(weights, refeeds=running == "refeed")
         scheduler.is_held = False
 
 
@@ -95,21 +99,67 @@ def expected(encoded: bytes, version: int) -> dict[int, Output]:
     return alone(msgspec.msgpack.decode(encoded, type=Request), weights)
 
 
+def assert_is_of_all_before(
+    request: Request, index: int, messages: list[tuple[int, Output]]
+) -> None:
+    """Each run of tokens of one version is what an engine with these weights alone samples behind
+    the tokens before it."""
+    sampled: list[int] = []
+    versions: list[int] = []
+    for version, output in messages:
+        sampled += ints(output.token_ids)
+        versions += ints(output.versions) or [version] * (len(output.token_ids) // 4)
+    begins = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist()]
+    for begin, end in zip(begins, [*begins[1:], len(sampled)], strict=True):
+        params = msgspec.structs.replace(
+            request.params, max_tokens=request.params.max_tokens - begin, prompt_logprobs=None
+        )
+        prompt = request.prompt_token_ids + np.array(sampled[:begin], "<i4").tobytes()
+        again = msgspec.structs.replace(request, prompt_token_ids=prompt, params=params)
+        exact = expected(msgspec.msgpack.encode(again), versions[begin])[index]
+        assert sampled[begin:end] == ints(exact.token_ids)[: end - begin]
+
+
+@settings(max_examples=100)
+@given(st.lists(refed, max_size=25), configs(min_waiting=200))
+def test_what_is_fed_again_is_of_the_new_weights_alone(
+    history: list[Request | int | Running], config: EngineConfig
+) -> None:
+    ran = run_through(history, config)
+    for request in ran.requests.values():
+        for index in range(request.params.n):
+            messages = ran.outputs[request.id, index]
+            assert sum(output.finish_reason is not None for _, output in messages) == 1
+            assert_is_of_all_before(request, index, messages)
+        scores = b"".join(output.token_ids for _, output in ran.outputs[request.id, PROMPT])
+        if request.params.prompt_logprobs is not None:
+            assert scores == request.prompt_token_ids[4:]
+    assert ran.engine.scheduler.table.num_owned == 0
+    assert ran.engine.scheduler.prefixes.num_pinned == 0
+
+
+def run_through(history: list[Request | int | Running], config: EngineConfig) -> History:
+    ran = History(config)
+    for event in history:
+        if isinstance(event, Request):
+            ran.add(event)
+        elif isinstance(event, int):
+            ran.step(event)
+        else:
+            ran.reload(event)
+        for holds in (slots_add_up, queues_add_up, prefixes_add_up):
+            holds(ran.engine.scheduler)
+    while ran.engine.has_work:
+        ran.step(1)
+    return ran
+
+
 @settings(max_examples=100)
 @given(histories, configs(min_waiting=200))
 def test_no_request_is_lost_and_each_sample_is_of_its_weights(
     history: list[Request | int | Running], config: EngineConfig
 ) -> None:
-    ran = History(config)
-    for running in history:
-        if isinstance(running, Request):
-            ran.add(running)
-        elif isinstance(running, int):
-            ran.step(running)
-        else:
-            ran.reload(running)
-    while ran.engine.has_work:
-        ran.step(1)
+    ran = run_through(history, config)
     is_pure = "continue" not in history
     for request in ran.requests.values():
         is_whole = request.id not in ran.dropped

@@ -123,9 +123,9 @@ class Fleet:
             weights_note=str(self._note),
             snapshot_dir=str(self._note.parent / f"snapshots {number}"),
         )
-        weights, version = first_weights(config, load)
+        weights, note = first_weights(config, load)
         runner = NumpyRunner(weights, NUM_SLOTS)
-        engine = Engine(weights.config, runner, config, weights.fingerprint, version)
+        engine = Engine(weights.config, runner, config, note.fingerprint, note.weights_version)
         return Cut(engine, config, 120)
 
     def restart(self) -> None:
@@ -231,6 +231,30 @@ async def test_an_engine_goes_in_the_middle_of_a_change(
             await assert_serves(fleet, client, weights, tmp_path)
     finally:
         go_on.set()
+
+
+@pytest.mark.parametrize("victims", [[0], [1], [0, 1]])
+async def test_weights_that_an_engine_cannot_put_to_use(
+    fleet: Fleet, weights: Weights, tmp_path: Path, victims: list[int]
+) -> None:
+    """Where no engine can, nothing changes; else it is too late, and who cannot starts again."""
+
+    def fail(_weights: Weights) -> None:
+        raise ValueError("out of memory")
+
+    for number in victims:
+        fleet.engines[number].engine.runner.use_weights = fail  # type: ignore[method-assign,assignment]
+    async with client_of(fleet) as client:
+        folder = str(model_folder(tmp_path, weights, 3))
+        if len(victims) > 1:
+            with pytest.raises(SRMError, match="cannot be put to use"):
+                await client.load_weights(folder, "continue")
+            assert (await fleet.settle(), fleet.starts) == ((1, "tiny-0"), 2)
+        else:
+            done = await client.load_weights(folder, "continue")
+            assert done.detail["weights_version"] == 2
+            assert (await fleet.settle(), fleet.starts) == ((2, "tiny-3"), 3)
+            await assert_serves(fleet, client, weights, tmp_path)
 
 
 async def test_an_engine_that_dies_once_it_is_staged_holds_nobody(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +12,8 @@ import msgspec
 import pytest
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import EngineUnavailable, SwapInProgress
+from srm.engine.constraints.grammars import Grammars
+from srm.engine.errors import EngineUnavailable, InvalidRequest, SwapInProgress
 from srm.engine.messages import (
     Abort,
     Control,
@@ -118,6 +120,21 @@ async def test_engines_do_what_they_can_while_another_is_away(
             await client.control(PAUSE)
 
 
+async def test_a_change_that_another_process_made_is_known_when_asked_for(
+    serve: Serve, endpoint: str, tiny_folder: Path
+) -> None:
+    serve(), serve(number=1)
+    endpoints = f"{endpoint},{endpoint_of(endpoint, 1)}"
+    async with client_of_two(endpoint) as one, connected(endpoints, heartbeat_s=1_000) as other:
+        for version in range(2, 6):
+            await one.load_weights(str(tiny_folder), "continue", f"policy-{version}")
+            await one.control(PAUSE)
+            status = await other.refresh()
+            assert (status.weights_version, status.paused) == (version, True)
+            assert other.label(version) == f"policy-{version}"
+            await one.control(Resume("resume"))
+
+
 async def test_batches_are_not_ended_by_name(serve: Serve, endpoint: str) -> None:
     served = serve()
     requests = [
@@ -133,6 +150,46 @@ async def test_batches_are_not_ended_by_name(serve: Serve, endpoint: str) -> Non
         await client.control(Resume("resume"))
         ends = [(await outputs)[-1].finish_reason for outputs in asked]
     assert ends == ["length", "abort"]
+
+
+@pytest.mark.parametrize("names", [None, frozenset({"mine"})])
+async def test_what_waits_for_its_constraint_is_ended_too(
+    serve: Serve, endpoint: str, names: frozenset[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+
+    def hang(*_: object) -> None:
+        assert goes_on.wait(120)
+        raise InvalidRequest("it hung", "constraint")
+
+    monkeypatch.setattr(Grammars, "build", hang)
+    served = serve()
+    asked = {}
+    async with connected(endpoint) as client:
+        for id, name, emit in (
+            ("mine", "mine", "final"),
+            ("deltas", "mine", "delta"),
+            ("other", "other", "final"),
+            ("batch", "mine", "final"),
+        ):
+            request = request_of(id, n=3, emit=emit, durable=id == "batch", constraint="{}")
+            request = msgspec.structs.replace(request, name=name)
+            asked[id] = asyncio.create_task(collect(client, request))
+        await until(lambda: len(served.process._compiling._waiting) == 4)
+        done = await client.control(EndRequests("ends", names))
+        count = 2 if names else 3
+        assert done.detail == {"requests": count, "sequences": 3 * count}
+        for id in list(asked)[:count]:
+            outputs = await asked.pop(id)
+            assert [(own.index, own.token_ids, own.finish_reason) for own in outputs] == [
+                (index, b"", "abort") for index in range(3)
+            ]
+        again = await client.control(EndRequests("again", frozenset({"mine"})))
+        assert again.detail["requests"] == 0, "batches never are"
+        goes_on.set()
+        for rest in asked.values():
+            with pytest.raises(InvalidRequest, match="it hung"):
+                await rest
 
 
 async def test_who_leaves_lets_what_is_paused_go_on_and_pauses_nothing(

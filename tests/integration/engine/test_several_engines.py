@@ -31,8 +31,10 @@ from srm.engine.messages import (
     LoadWeights,
     Output,
     Outputs,
+    Pause,
     PutWeights,
     Request,
+    Resume,
     ToEngine,
     join,
 )
@@ -363,6 +365,31 @@ async def test_weights_that_one_engine_cannot_use_are_used_by_none(
             await until(lambda: not any(item.process.weight_reload.current for item in two))
         assert weights_in_use(two) == before
         assert len(await collect(client, request_of("a", n=64, max_tokens=5))) == 64
+
+
+def cannot_use(served: Served) -> None:
+    def fail(_weights: Weights) -> None:
+        raise ValueError("out of memory")
+
+    served.engine.runner.use_weights = fail  # type: ignore[method-assign,assignment]
+
+
+@pytest.mark.parametrize("running", ["continue", "drop"])
+async def test_weights_that_cannot_be_put_to_use_end_no_request(
+    serve: Serve, endpoint: str, weights: Weights, tmp_path: Path, running: Any
+) -> None:
+    served = serve(weights_note=str(tmp_path / "note"))
+    cannot_use(served)
+    request = request_of("a", n=4, max_tokens=50)
+    async with connected(endpoint) as client:
+        await client.control(Pause("pause", 1_000))
+        asked = asyncio.create_task(collect(client, request))
+        await until(lambda: served.engine.has_work)
+        with pytest.raises(SRMError, match=r"seed 3'.* cannot be put to use: .*out of memory"):
+            await client.load_weights(model_folder(tmp_path, weights, 3), running)
+        assert not (tmp_path / "note").exists() and served.engine.weights_version == 1
+        await client.control(Resume("resume"))
+        assert_same(join_outputs(await asked), alone(request, weights))
 
 
 async def test_weights_stay_while_an_engine_is_away(

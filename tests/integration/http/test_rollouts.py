@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,11 @@ from tests.serving import (
     COMPLETIONS,
     SERVER_FLAGS,
     Server,
+    children,
     complete,
     error_of,
     free_port,
+    is_ready,
     wait_until,
 )
 
@@ -64,8 +66,14 @@ def tell(server: Server, path: str, **body: Any) -> Any:
     return reply.json()
 
 
-def _is_named(server: Server, version: str) -> bool:
-    return bool(server.http.get("/get_weight_version").json()["weight_version"] == version)
+def names(server: Server) -> set[str]:
+    """What each route calls the weights in use, a connection each, so that all processes answer."""
+    replies = [
+        httpx.get(f"{server.url}{path}", timeout=120).json()
+        for path in ("/get_weight_version", "/server_info", "/model_info")
+        for _ in range(4)
+    ]
+    return {reply["weight_version"] for reply in replies}
 
 
 @contextmanager
@@ -217,7 +225,7 @@ def test_weights_change_between_pause_and_resume(trained: Server, folders: Path)
                 done = tell(trained, "/update_weights_from_disk", model_path=str(folder),
                             weight_version="policy-7")  # fmt: skip
                 assert (done["success"], done["num_paused_requests"]) == (True, 1)
-                wait_until(partial(_is_named, trained, "policy-7"))
+                assert names(trained) == {"policy-7"}, "at once, whichever process made the change"
             shutil.rmtree(folder)
             tell(trained, "/continue_generation")
         spans = asked.result()["choices"][0]["weight_versions"]
@@ -225,6 +233,101 @@ def test_weights_change_between_pause_and_resume(trained: Server, folders: Path)
         assert spans[0]["end"] == spans[1]["start"] and spans[1]["end"] == 100
         sampled = ask(trained, GENERATE, input_ids=IDS)["meta_info"]["weight_version"]
         assert sampled == (str(spans[1]["version"]) if at else "policy-7")
+
+
+def test_what_was_retracted_goes_on_as_the_new_weights_have_it(
+    trained: Server, folders: Path
+) -> None:
+    params: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True, "temperature": 0, "n": 2}
+    in_use = complete(trained, max_tokens=1)["system_fingerprint"]
+    folder = folders / ("1" if in_use == "tiny-0" else "0")
+    with running(trained, TOKENS, count=2, token_ids=IDS, sampling_params=params) as asked:
+        tell(trained, "/pause_generation", mode="retract")
+        tell(trained, "/update_weights_from_disk", model_path=str(folder))
+        tell(trained, "/continue_generation")
+    for choice in asked.result()["choices"]:
+        before, after = choice["weight_versions"]
+        begin, tokens = after["start"], choice["token_ids"]
+        assert (before["end"], after["end"]) == (begin, 100)
+        more = params | {"max_tokens": 100 - begin, "n": 1}
+        ids = IDS + tokens[:begin]
+        again = ask(trained, TOKENS, token_ids=ids, sampling_params=more)["choices"][0]
+        assert again["token_ids"] == tokens[begin:]
+
+
+def test_a_change_may_end_all_requests_but_not_one_that_is_refused(
+    trained: Server, folders: Path
+) -> None:
+    params = {"max_tokens": 100, "ignore_eos": True}
+    with running(trained, TOKENS, token_ids=IDS, sampling_params=params) as asked:
+        change = {"model_path": str(folders / "1"), "abort_all_requests": True}
+        body = change | {"model_path": "/nowhere"}
+        error_of(trained.admin.post("/update_weights_from_disk", json=body))
+        assert trained.metric("srm_engine_running_sequences") == 1
+        tell(trained, "/update_weights_from_disk", **change)
+        (choice,) = asked.result()["choices"]
+        count = len(choice["token_ids"])
+        (span,) = choice["weight_versions"]
+    assert choice["finish_reason"] == "abort" and 0 < count < 100
+    assert (span["start"], span["end"]) == (0, count)
+    assert complete(trained, max_tokens=1)["weights_version"] == span["version"] + 1
+
+
+def step_of(dialect: str, folder: Path, server: Server) -> list[int]:
+    """One step of a trainer: statuses of pausing, changing weights and resuming."""
+    asked: list[tuple[str, dict[str, str]]] = (
+        [("/pause", {}), ("/update_weights", {"weight_dir": str(folder)}), ("/resume", {})]
+        if dialect == "vllm"
+        else [
+            ("/pause_generation", {"mode": "in_place"}),
+            ("/update_weights_from_disk", {"model_path": str(folder)}),
+            ("/continue_generation", {}),
+        ]
+    )
+    replies = [
+        httpx.post(f"{server.admin_url}{path}", json=body, timeout=120) for path, body in asked
+    ]
+    for reply in replies:
+        if reply.status_code != 200:
+            assert error_of(reply, 409)["code"] == "swap_in_progress"
+    return [reply.status_code for reply in replies]
+
+
+def test_two_trainers_at_once(trained: Server, folders: Path) -> None:
+    before = complete(trained, max_tokens=1)["weights_version"]
+    params = {"max_tokens": 100, "ignore_eos": True, "n": 40}
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(ask, trained, TOKENS, token_ids=IDS, sampling_params=params)
+        steps = [
+            pool.submit(step_of, dialect, folders / str(seed), trained)
+            for _ in range(6)
+            for seed, dialect in enumerate(("vllm", "sglang"))
+        ]
+        statuses = [step.result() for step in steps]
+        choices = asked.result()["choices"]
+    assert {(first, last) for first, _, last in statuses} == {(200, 200)}
+    changes = sum(status == 200 for _, status, _ in statuses)
+    assert changes > 0
+    assert trained.admin.get("/is_paused").json() == {"is_paused": False}
+    reply = complete(trained, max_tokens=1)
+    assert reply["weights_version"] == before + changes
+    for choice in choices:
+        spans = [span["version"] for span in choice["weight_versions"]]
+        assert spans == sorted(set(spans)) and len(choice["token_ids"]) == 100
+
+
+def test_a_trainer_is_refused_while_weights_change(trained: Server, folders: Path) -> None:
+    before = complete(trained, max_tokens=1)["weights_version"]
+    with ThreadPoolExecutor() as pool:
+        with running(trained, COMPLETIONS, prompt=IDS, max_tokens=100, ignore_eos=True):
+            body = {"path": str(folders / "0"), "running": "finish"}
+            change = pool.submit(trained.admin.post, "/v1/admin/weights", json=body)
+            wait_until(lambda: trained.metric("srm_engine_held_seconds") > 0)
+            for dialect in ("vllm", "sglang"):
+                assert step_of(dialect, folders / "1", trained) == [409, 409, 200]
+            assert trained.admin.get("/is_paused").json() == {"is_paused": False}
+        assert change.result().json()["weights_version"] == before + 1
+    assert complete(trained, max_tokens=1)["system_fingerprint"] == "tiny-0"
 
 
 def test_a_change_that_would_wait_for_what_is_paused_is_refused(
@@ -300,6 +403,27 @@ def test_who_pauses_and_dies_leaves_no_pause(folders: Path) -> None:
         assert complete(server, max_tokens=2)["choices"]
         assert not server.admin.get("/is_paused").json()["is_paused"]
         assert any("nobody has resumed" in line for line in server.lines)
+
+
+def test_an_engine_that_is_started_again_is_still_paused_and_knows_its_weights(
+    trained: Server, folders: Path
+) -> None:
+    change = {"model_path": str(folders / "1"), "weight_version": "policy-8"}
+    tell(trained, "/pause?mode=keep")
+    tell(trained, "/update_weights_from_disk", **change)
+    for _ in range(2):
+        killed = children(trained)["engine"]
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: children(trained).get("engine", killed) != killed)  # noqa: B023
+        wait_until(lambda: is_ready(trained))
+        assert trained.admin.get("/is_paused").json() == {"is_paused": True}
+        assert trained.admin.get("/get_weight_version").json() == {"weight_version": "policy-8"}
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(ask, trained, GENERATE, input_ids=IDS)
+        wait_until(lambda: trained.metric("srm_engine_waiting_sequences") == 1)
+        assert not asked.done()
+        tell(trained, "/continue_generation")
+        assert asked.result()["meta_info"]["weight_version"] == "policy-8"
 
 
 def test_a_stop_lets_what_is_paused_end(folders: Path) -> None:
@@ -401,7 +525,7 @@ def generated(**params: Any) -> dict[str, Any]:
         (GENERATE, {"text": "a", "sampling_params": {"max_tokens": 1}}, "sampling_params"),
         (GENERATE, {"text": "a", "return_hidden_states": True}, "return_hidden_states"),
         ("/pause?mode=wait", None, "mode"),
-        ("/pause_generation", {"mode": "retract"}, "mode"),
+        ("/pause_generation", {"mode": "wait"}, "mode"),
         ("/abort_request", {}, "rid"),
         ("/abort_request", {"rid": "a", "abort_all": True}, "rid"),
         ("/update_weights", {"update_info": {"names": []}}, "weight_dir"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from srm.engine.errors import EngineUnavailable, InvalidRequest, NotFound, SRMError, SwapInProgress
-from srm.engine.messages import PROMPT, Done, LoadWeights
+from srm.engine.messages import PROMPT, Done, LoadWeights, Running
 from srm.engine.process.engine import Engine
 from srm.engine.process.weight_reload import WeightReload, load_weights
 from srm.engine.process.weights_note import LoadFolder
@@ -110,9 +110,15 @@ def make_folder(tmp_path: Path) -> MakeFolder:
     return make
 
 
-def swap_once(engine: Engine, folder: Path, note: str = "", how: LoadFolder = load) -> Done:
+def swap_once(
+    engine: Engine,
+    folder: Path,
+    note: str = "",
+    how: LoadFolder = load,
+    running: Running = "finish",
+) -> Done:
     reload = WeightReload(engine, how, note)
-    reload.begin(LoadWeights("a", str(folder)))
+    reload.begin(LoadWeights("a", str(folder), running))
     try:
         with pytest.raises(SwapInProgress, match=str(folder)):
             reload.begin(LoadWeights("b", str(folder)))
@@ -187,19 +193,26 @@ def test_a_change_that_was_given_up_is_not_bound(
     assert len(bound) == 1
 
 
-def test_what_cannot_be_bound_ends_the_change_and_nothing_else(
-    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("bind_weights", r"new' cannot be bound"), ("use_weights", r"new'.* cannot be put to use")],
+)
+def test_what_the_runner_cannot_have_ends_the_change_and_nothing_else(
+    make_folder: MakeFolder, monkeypatch: pytest.MonkeyPatch, how: str, message: str
 ) -> None:
     engine, folder = engine_of(), make_folder("new")
+    engine.add(request_of(max_tokens=10, temperature=0))
+    expected = greedy([(tiny_weights(), 10)], [5, 6, 7])
 
     def fail(_weights: Weights) -> Weights:
         raise ValueError("out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(engine.runner, "bind_weights", fail)
-        with pytest.raises(SRMError, match=r"new' cannot be bound: ValueError\('out of memory'"):
-            swap_once(engine, folder)
-    assert engine.weights_version == 1
+        patched.setattr(engine.runner, how, fail)
+        with pytest.raises(SRMError, match=rf"{message}: ValueError\('out of memory'"):
+            swap_once(engine, folder, running="continue")
+    assert (engine.status().fingerprint, engine.status().weights_version) == ("tiny-0", 1)
+    assert [ints(output.token_ids) for output in run(engine)] == [expected]
     assert swap_once(engine, folder).detail["weights_version"] == 2
 
 

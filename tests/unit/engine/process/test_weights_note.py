@@ -57,8 +57,9 @@ def config(tmp_path: Path) -> EngineWiring:
 
 
 def begun(config: EngineWiring) -> tuple[str, int]:
-    weights, version = first_weights(config, load)
-    return weights.fingerprint, version
+    weights, note = first_weights(config, load)
+    assert note.fingerprint == weights.fingerprint
+    return note.fingerprint, note.weights_version
 
 
 def copies(config: EngineWiring) -> set[str]:
