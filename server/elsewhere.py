@@ -4,7 +4,7 @@ from __future__ import annotations
 
 SCORES_OF_ANY = (
     "POST /v1/completions with max_tokens = 0 and prompt_logprobs = 0 scores the token that a "
-    "prompt ends with, whichever it is"
+    "prompt ends with, whichever it is; max_logprobs lets a request ask for the whole vocabulary"
 )
 _FOLDERS = (
     "weights are read from folders: write one and send POST /update_weights "

@@ -67,7 +67,7 @@ class Engine:
         self.model = model
         self._fingerprint = fingerprint
         self.weights_version = weights_version
-        self._max_waiting = config.max_waiting
+        self._max_waiting, self._max_logprobs = config.max_waiting, config.max_logprobs
         self._arithmetic = runner.arithmetic
         self.runner = runner
         """The runner that executes the batches of its steps."""
@@ -245,6 +245,7 @@ class Engine:
             weights_version=self.weights_version,
             sampled=self.scheduler.latencies.num_sampled + self._num_restored,
             arithmetic=self._arithmetic,
+            max_logprobs=self._max_logprobs,
         )
 
     def generate(

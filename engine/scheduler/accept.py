@@ -31,12 +31,16 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def accept(
-    request: Request, model: ModelConfig, first_id: int, grammar: Grammar | None = None
+    request: Request,
+    model: ModelConfig,
+    first_id: int,
+    grammar: Grammar | None = None,
+    max_logprobs: int = MAX_LOGPROBS,
 ) -> SequenceGroup:
     """Check all that a request says; `grammar` is of its constraint. Raises RequestError for what
     does not fit the model."""
     params = request.params
-    _check_ranges(params)
+    _check_ranges(params, max_logprobs)
     if not MIN_WEIGHT <= request.weight <= MAX_WEIGHT:
         raise InvalidRequest(
             f"weight must be {MIN_WEIGHT:g} … {MAX_WEIGHT:g}, got {request.weight}", "weight"
@@ -117,7 +121,8 @@ def _prompt(data: bytes, model: ModelConfig) -> I32:
     return prompt
 
 
-def _check_ranges(params: SamplingParams) -> None:
+def _check_ranges(params: SamplingParams, max_logprobs: int) -> None:
+    alternatives = f"0 … {max_logprobs}, the setting max_logprobs"
     check_ranges(
         params,
         ("max_tokens", params.max_tokens >= 0, "at least 0"),
@@ -128,7 +133,7 @@ def _check_ranges(params: SamplingParams) -> None:
         ("min_p", 0 <= params.min_p <= 1, "0 … 1"),
         ("seed", 0 <= params.seed < 2**64, "0 … 2**64 - 1"),
         *(
-            (name, 0 <= (getattr(params, name) or 0) <= MAX_LOGPROBS, f"0 … {MAX_LOGPROBS}")
+            (name, 0 <= (getattr(params, name) or 0) <= max_logprobs, alternatives)
             for name in ("logprobs", "prompt_logprobs")
         ),
     )

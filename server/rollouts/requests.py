@@ -11,7 +11,6 @@ import msgspec
 from msgspec import Meta, Raw
 
 from srm.engine.errors import UNDECODABLE, InvalidRequest, RequestError
-from srm.engine.messages import MAX_LOGPROBS
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.json_parts import (
     TokenId,
@@ -23,7 +22,7 @@ from srm.server.schema.json_parts import (
     token_ids,
     token_lists,
 )
-from srm.server.schema.sampling_fields import NEUTRAL, CacheSalt, RequestId
+from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, CacheSalt, RequestId
 from srm.server.schema.until import MAX_CHOICES
 from srm.server.schema.validation import (
     Fields,
@@ -146,7 +145,7 @@ class GenerateRequest(Fields, frozen=True, kw_only=True):
     """How to sample, by SGLang's names; `max_new_tokens` is 128 by default."""
     return_logprob: bool = False
     """Return log-probabilities of the tokens sampled."""
-    top_logprobs_num: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] = 0
+    top_logprobs_num: Alternatives = 0
     """With `return_logprob`, return so many of the likeliest tokens in the place of each."""
     stream: bool = False
     """Send all so far as server-sent events, again and again."""

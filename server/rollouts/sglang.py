@@ -339,6 +339,8 @@ class VllmModel(msgspec.Struct, kw_only=True):
     max_model_len: int
     logprobs_mode: str = "processed_logprobs"
     """They are those of the distribution after temperature and penalties."""
+    max_logprobs: int
+    """Most alternatives to a token that may be asked for."""
 
 
 class VllmServed(msgspec.Struct, kw_only=True):
@@ -424,7 +426,12 @@ class SglangRoutes:
         """Raises EngineUnavailable while no engine answers."""
         status, name = self._control.status, self._model_name
         dtype = status.arithmetic.split()[1] if " " in status.arithmetic else "float32"
-        model = VllmModel(model=name, dtype=f"torch.{dtype}", max_model_len=status.n_ctx)
+        model = VllmModel(
+            model=name,
+            dtype=f"torch.{dtype}",
+            max_model_len=status.n_ctx,
+            max_logprobs=status.max_logprobs,
+        )
         return ServerInfo(
             vllm_config=VllmServed(model_config=model),
             model_path=name,

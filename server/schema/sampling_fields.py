@@ -10,7 +10,6 @@ from msgspec import Meta
 from srm.engine.errors import InvalidRequest
 from srm.engine.messages import (
     MAX_BIAS,
-    MAX_LOGPROBS,
     MAX_PENALTY,
     MAX_PRIORITY,
     MAX_TEMPERATURE,
@@ -40,12 +39,13 @@ MAX_BAD_WORD_LENGTH = 256
 Alternatives = Annotated[
     int,
     Meta(
-        le=MAX_LOGPROBS,
-        description=f"an integer from 0 to {MAX_LOGPROBS}",
+        le=2**31 - 1,
+        description="an integer from 0 to the setting max_logprobs",
         extra_json_schema={"minimum": 0},
     ),
 ]
-"""Less is refused with what there is instead: -1 means all tokens elsewhere."""
+"""Less is refused with what there is instead: -1 means all tokens elsewhere. How many there may be
+the engine says."""
 Temperature = Annotated[
     float,
     Meta(ge=0, le=MAX_TEMPERATURE, description=f"a number from 0 (greedy) to {MAX_TEMPERATURE:g}"),

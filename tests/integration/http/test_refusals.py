@@ -27,6 +27,8 @@ PROMPTS: dict[str, dict[str, Any]] = {COMPLETIONS: {"prompt": "x"}, CHATS: {"mes
 ONLY_WHOLE = {"best_of", "return", "until", "verify"}
 """Fields that are refused for something else, or not at all, where `stream` is true."""
 TOO_MANY = f"max_waiting = {MAX_WAITING}"
+RESPONSES, GENERATE, TOKENS = "/v1/responses", "/generate", "/inference/v1/generate"
+MOST = "0 … 20, the setting max_logprobs, got"
 MANY_SCORES = f"a reply may have {MAX_SCORES}"
 REFUSED: list[tuple[str, str, str, dict[str, Any]]] = [
     # What the model or the engine cannot do.
@@ -41,6 +43,16 @@ REFUSED: list[tuple[str, str, str, dict[str, Any]]] = [
      {"n": 3_000, "prompt": [5] * 108, "echo": True, "logprobs": 20}),
     (COMPLETIONS, "prompt_logprobs", MANY_SCORES,
      {"n": 3_000, "prompt": [5] * 108, "prompt_logprobs": 20}),
+    (COMPLETIONS, "logprobs", MOST, {"logprobs": 21}),
+    (COMPLETIONS, "prompt_logprobs", MOST, {"prompt_logprobs": 100}),
+    (COMPLETIONS, "logprobs", MOST, {"logprobs": 100_000}),
+    (CHATS, "top_logprobs", MOST, {"logprobs": True, "top_logprobs": 21}),
+    (CHATS, "prompt_logprobs", MOST, {"prompt_logprobs": 21}),
+    (RESPONSES, "top_logprobs", MOST,
+     {"input": "x", "top_logprobs": 21, "include": ["message.output_text.logprobs"]}),
+    (GENERATE, "top_logprobs_num", MOST,
+     {"text": "x", "return_logprob": True, "top_logprobs_num": 21}),
+    (TOKENS, "logprobs", MOST, {"token_ids": [5], "sampling_params": {"logprobs": 21}}),
     (CHATS, "n", TOO_MANY, {"n": MAX_WAITING + 1}),
     (CHATS, "stop_token_ids", "", {"stop_token_ids": [1_000]}),
     (CHATS, "logprobs", MANY_SCORES,
