@@ -112,6 +112,9 @@ class SamplingParams(
     `emit` = "delta" or "tokens"."""
     prompt_logprobs: int | None = None
     """The same for each prompt token but the first, in Outputs of index PROMPT."""
+    prompt_logprobs_start: int = 0
+    """First prompt token that is scored; below 0 it counts from the end. What is before it may
+    begin from a kept state."""
 
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e3
@@ -257,8 +260,8 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """New tokens of one completion. A set `finish_reason` makes it the completion's last.
 
-    With index PROMPT: tokens of the prompt, each once and in order from the second one on, as they
-    are scored; all of them come before any completion's. Arrays are little-endian.
+    With index PROMPT: the tokens of the prompt that are scored, each once and in order, as they
+    are; all of them come before any completion's. Arrays are little-endian.
     """
 
     id: str

@@ -44,7 +44,8 @@ class PromptChunk(NamedTuple):
     @property
     def num_scored(self) -> int:
         """Tokens whose next token is scored: all or none."""
-        return self.stop - self.start if self.group.is_scored else 0
+        is_scored = self.group.is_scored and self.start >= self.group.first_scored - 1
+        return self.stop - self.start if is_scored else 0
 
     @property
     def num_top(self) -> int:

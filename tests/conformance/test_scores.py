@@ -174,6 +174,23 @@ def test_any_chunking_and_company_give_the_same_bits(
         assert [msgspec.structs.replace(waiting, id=str(i)) for waiting in alone] == together[i]
 
 
+def test_a_scored_part_has_the_bits_of_the_whole(engine: Engine, prompts: list[list[int]]) -> None:
+    """Also from a state that an earlier request left."""
+    long = [prompt for prompt in prompts if len(prompt) > 30]
+    whole = generate(engine, long, PARAMS, 128)
+    for start in (20, -5):
+        params = msgspec.structs.replace(PARAMS, prompt_logprobs_start=start)
+        again = afresh(engine, num_slots=64, max_step_rows=16, max_step_tokens=50)
+        again.generate([prompt[:15] for prompt in long], SamplingParams(max_tokens=1))
+        for one, other in zip(again.generate(long, params), whole, strict=True):
+            assert {output.cached_tokens for output in one} == {14}
+            for part, scores in zip(one, other, strict=True):
+                for name in ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs"):
+                    assert getattr(part, name) and getattr(scores, name).endswith(
+                        getattr(part, name)
+                    )
+
+
 def test_scoring_changes_no_sample(engine: Engine, prompts: list[list[int]]) -> None:
     for temperature in (0.0, 0.8):
         scored = msgspec.structs.replace(
