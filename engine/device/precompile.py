@@ -68,6 +68,8 @@ class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Folder that the compiled graph is written to."""
 
     def __post_init__(self) -> None:
+        if self.max_logprobs < 1:
+            raise ValueError(f"max_logprobs must be at least 1, got {self.max_logprobs}")
         self.shape()
 
     def shape(self) -> ModelConfig:
