@@ -85,11 +85,15 @@ def _samples(
         n=sequences, max_tokens=model.config.n_ctx - 1, ignore_eos=True, logprobs=0, seed=seed
     )
     (made,) = engine.generate([begin], params)
-    ids = np.stack([np.append(begin, one.token_ids) for one in made.completions]).astype(np.int32)
+    ids = np.stack(
+        [np.append(begin, completion.token_ids) for completion in made.completions]
+    ).astype(np.int32)
     scoring = SamplingParams(max_tokens=0, prompt_logprobs=0)
-    prompts = [one.prompt_scores for one in engine.generate(ids.tolist(), scoring)]
+    prompts = [prompt.prompt_scores for prompt in engine.generate(ids.tolist(), scoring)]
     scored = [prompt.logprobs for prompt in prompts if prompt is not None]
-    sampled = [one.logprobs for one in made.completions if one.logprobs is not None]
+    sampled = [
+        completion.logprobs for completion in made.completions if completion.logprobs is not None
+    ]
     return ids, np.stack(sampled), np.stack(scored)
 
 
@@ -105,16 +109,16 @@ def _by_length(gap: npt.NDArray[np.float64], n_ctx: int) -> Iterator[tuple[int, 
 def markdown_gap(measured: list[dict[str, Any]]) -> list[str]:
     """Render a table of all models and dtypes."""
     rows = []
-    for one in measured:
-        for name, parts in one["forms"].items():
+    for case in measured:
+        for name, parts in case["forms"].items():
             cells = (f"{part['max']:.1e} / {part['mean']:.1e}" for part in parts)
-            whole = f"{one['model']}, to {parts[-1]['length']}"
-            rows.append(" | ".join([whole, one["dtype"], name, *cells]))
+            whole = f"{case['model']}, to {parts[-1]['length']}"
+            rows.append(" | ".join([whole, case["dtype"], name, *cells]))
     lengths = ("an eighth", "a quarter", "half", "all")
     heads = " | ".join(["model", "engine", "torch", *(f"to {part}" for part in lengths)])
     counts = (
-        f"{one['model']} in {one['dtype']}: {one['same_bits']:,} of {one['tokens']:,}"
-        for one in measured
+        f"{case['model']} in {case['dtype']}: {case['same_bits']:,} of {case['tokens']:,}"
+        for case in measured
     )
     return [
         *("", "## The engine beside a trainer", ""),

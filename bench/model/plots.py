@@ -160,15 +160,15 @@ def draw_kernels(record: Record) -> Figure:
 def draw_precision(record: Record) -> Figure:
     """Draw per model how far the engine's log-probabilities are from torch's, by length."""
     measured = record["gap"]
-    names = list(dict.fromkeys(one["model"] for one in measured))
+    names = list(dict.fromkeys(case["model"] for case in measured))
     figure, grid = plt.subplots(1, len(names) or 1, figsize=(5 * len(names) + 1, 5), squeeze=False)
     for name, axes in zip(names, grid[0], strict=False):
-        for one in (one for one in measured if one["model"] == name):
-            for colour, (form, parts) in zip(COLOURS.values(), one["forms"].items(), strict=False):
+        for case in (case for case in measured if case["model"] == name):
+            for colour, (form, parts) in zip(COLOURS.values(), case["forms"].items(), strict=False):
                 lengths = [part["length"] for part in parts]
-                style: Record = {"color": colour, "linestyle": DASHES[one["dtype"]]}
+                style: Record = {"color": colour, "linestyle": DASHES[case["dtype"]]}
                 means = [part["mean"] for part in parts]
-                label = f"engine {one['dtype']}, torch {form}"
+                label = f"engine {case['dtype']}, torch {form}"
                 axes.plot(lengths, means, marker=".", label=label, **style)
                 axes.plot(lengths, [part["max"] for part in parts], marker="^", **style)
         axes.set(title=name, yscale="log", xlabel="place in the context")

@@ -166,7 +166,7 @@ def build_step_graph(
         edit(last_token, logits, batch.token_ids, batch.read_slots, *edits, slices=slices)
         constrain(last_token, sampling, logits, positions, slots, tables, slices=slices)
         tokens, logprobs = sample(last_token, logits, sampling, positions, slots, slices)
-        scores = score(logits, sampling, slots, tokens, targets, *scored, max_logprobs)
+        scores = score(logits, sampling, slots, tokens, targets, scored[0], scored[1], max_logprobs)
         graph.output(tokens, logprobs, *scores)
     return graph
 

@@ -182,9 +182,9 @@ def test_a_scored_part_has_the_bits_of_the_whole(engine: Engine, prompts: list[l
         params = msgspec.structs.replace(PARAMS, prompt_logprobs_start=start)
         again = afresh(engine, num_slots=64, max_step_rows=16, max_step_tokens=50)
         again.generate([prompt[:15] for prompt in long], SamplingParams(max_tokens=1))
-        for one, other in zip(again.generate(long, params), whole, strict=True):
-            assert {output.cached_tokens for output in one} == {14}
-            for part, scores in zip(one, other, strict=True):
+        for parts, all_scores in zip(again.generate(long, params), whole, strict=True):
+            assert {part.cached_tokens for part in parts} == {14}
+            for part, scores in zip(parts, all_scores, strict=True):
                 for name in ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs"):
                     assert getattr(part, name) and getattr(scores, name).endswith(
                         getattr(part, name)

@@ -107,7 +107,8 @@ def test_the_ends_of_a_range_are_in_it_and_who_wants_no_edits_has_no_plan() -> N
 @pytest.mark.parametrize("most", [1, 20, 21, V])
 def test_alternatives_go_up_to_the_setting(name: str, most: int) -> None:
     def ask(count: int) -> SequenceGroup:
-        request = request_of(**{name: count}, emit="tokens")
+        fields: dict[str, Any] = {name: count}
+        request = request_of(**fields, emit="tokens")
         return accept(request, TINY, 0, max_logprobs=most)
 
     assert getattr(ask(most).request.params, name) == most
