@@ -14,7 +14,7 @@ from srm.loadtest.records import RECORDS, new_record, settings_of, write_record
 
 Record = dict[str, Any]
 
-DRAWN = {"engine", "kernels", "prefill", "host"}
+DRAWN = {"engine", "kernels", "prefill", "host", "precision"}
 """Kinds of records that have a picture."""
 MAY_BE_0 = {"threads", "seed", "logprobs", "n"}
 MAY_BE_EMPTY = {"random_widths", "streams", "peers"}

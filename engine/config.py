@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from srm.engine.errors import UNDECODABLE, CheckpointError, ConfigError, in_words
+from srm.engine.messages import MAX_LOGPROBS
 
 DEMO_MODEL = Path(__file__).resolve().parents[1] / "models" / "demo"
 """The bundled checkpoint; the same place in a source tree and in an installed package."""
@@ -251,6 +252,9 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_prefill_share: float = 0.9
     """Largest fraction of a step with prompts that prompts take from running sequences; their first
     tokens come first."""
+    max_logprobs: int = MAX_LOGPROBS
+    """Most alternatives to a token that may be asked for, up to the vocabulary. Each costs a
+    search of it, and other numbers than 20 a compile."""
     max_waiting: int = 100_000
     """Most sequences that wait for a slot; a request beyond them is refused with 503."""
     max_waiting_bytes: int = 1024**3
@@ -291,7 +295,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if not 0 < getattr(self, name) <= 1:  # nor NaN
                 raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
         for least, names in (
-            (1, ("prefix_slots", "max_waiting", "max_waiting_bytes")),
+            (1, ("prefix_slots", "max_logprobs", "max_waiting", "max_waiting_bytes")),
             (0, ("max_slots", "max_step_rows", "max_step_tokens", "max_parked_bytes")),
             (0, ("drain_s", "request_timeout_s", "snapshot_interval_s", "snapshot_s")),
         ):
@@ -332,6 +336,15 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Dtype of weights and activations; states, sums and logits on a CPU are float32 always.
         With float8 it is that of the channel mixers, and all else is bfloat16."""
         return AUTO_DTYPES[self.device] if self.dtype == "auto" else self.dtype
+
+    def check_logprobs(self, model: ModelConfig) -> None:
+        """Raise ConfigError for more alternatives than there are tokens, or the default."""
+        most = max(model.vocab_size, MAX_LOGPROBS)
+        if self.max_logprobs > most:
+            raise ConfigError(
+                f"max_logprobs must be at most {most} where the vocabulary has {model.vocab_size} "
+                f"tokens, got {self.max_logprobs}"
+            )
 
     def step_limits(self, model: ModelConfig) -> tuple[int, int]:
         """Most rows and most tokens of a step: as set, or chosen where the setting is 0; then rows

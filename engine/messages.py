@@ -33,7 +33,7 @@ FinishReason = Literal["stop", "length", "error", "abort"]
 Running = Literal["abort", "continue", "drop", "finish", "refeed"]
 """How a change of weights treats requests that run."""
 
-MAX_LOGPROBS = 20  # most alternatives to a token that can be asked for
+MAX_LOGPROBS = 20  # most alternatives to a token that can be asked for, by default
 MAX_TEMPERATURE = 100.0
 GREEDY_BELOW = 1e-4  # lower temperatures count as 0: dividing by them would overflow float32
 LEAST_TOP_P = 1e-30
@@ -109,10 +109,13 @@ class SamplingParams(
     not allow are banned, the end-of-text token where it is not complete."""
     logprobs: int | None = None
     """Send each sampled token's log-probability, and this many of the likeliest tokens in its
-    place, 0 … MAX_LOGPROBS. The engine keeps no alternatives: more than 0 needs `emit` =
-    "delta" or "tokens"."""
+    place, 0 … the setting max_logprobs. The engine keeps no alternatives: more than 0 needs
+    `emit` = "delta" or "tokens"."""
     prompt_logprobs: int | None = None
     """The same for each prompt token but the first, in Outputs of index PROMPT."""
+    prompt_logprobs_start: int = 0
+    """First prompt token that is scored; below 0 it counts from the end. What is before it may
+    begin from a kept state."""
 
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e3
@@ -265,8 +268,8 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hello"
 class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """New tokens of one completion. A set `finish_reason` makes it the completion's last.
 
-    With index PROMPT: tokens of the prompt, each once and in order from the second one on, as they
-    are scored; all of them come before any completion's. Arrays are little-endian.
+    With index PROMPT: the tokens of the prompt that are scored, each once and in order, as they
+    are; all of them come before any completion's. Arrays are little-endian.
     """
 
     id: str
@@ -419,6 +422,8 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="statu
     """Whether no step is made, because of a Pause."""
     label: str = ""
     """The trainer's own name of the weights in use; empty: it gave none."""
+    max_logprobs: int = MAX_LOGPROBS
+    """Most alternatives to a token that may be asked for."""
 
 
 AboutWeights = LoadWeights | HoldWeights | PutWeights

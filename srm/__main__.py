@@ -99,7 +99,7 @@ ADDED = {"torch", "matplotlib"}
 SETTINGS = """
   model device devices dtype product num_slots max_slots memory_fraction prefix_slots prefix_cache
   max_step_rows max_step_tokens prefill_step_tokens max_prefill_share
-  max_waiting max_waiting_bytes max_parked_bytes
+  max_logprobs max_waiting max_waiting_bytes max_parked_bytes
   request_timeout_s cache_dir graphs_dir overlap step_timeout_s drain_s
   snapshot_dir snapshot_interval_s snapshot_s log_level log_format
   served_model_name chat_template host port uds api_processes engines

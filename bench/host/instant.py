@@ -18,7 +18,6 @@ from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.device.libc import keep_freed_memory
 from srm.engine.errors import SRMError
 from srm.engine.memory import collect_rarely
-from srm.engine.messages import MAX_LOGPROBS
 from srm.engine.process.engine import Engine
 from srm.engine.process.process import serve
 from srm.engine.settings import load
@@ -45,7 +44,7 @@ class InstantRunner:
         ordinary = [token for token in range(model.vocab_size) if token != model.eos_token_id]
         self._tokens = rng.choice(np.array(ordinary, np.int32), count)
         self._logprobs = -rng.random(count, np.float32)
-        likely = (count, MAX_LOGPROBS)
+        likely = (count, config.max_logprobs)
         self._top_ids = rng.choice(np.array(ordinary, np.int32), likely)
         self._top_logprobs = -np.sort(rng.random(likely, np.float32))
         self._steps = 0

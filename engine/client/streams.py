@@ -216,7 +216,7 @@ class Stream(AbstractContextManager["Stream"]):
                 return
             if output.finish_reason is not None:
                 self._state[index] = IS_OVER
-            self.cached_tokens[place] = output.cached_tokens
+        self.cached_tokens[place] = output.cached_tokens
         self._outputs.append((place, output))
 
     def fail(self, error: Exception) -> None:

@@ -42,6 +42,7 @@ from srm.engine.device.linear import KERNELS
 from srm.engine.device.model import build_slot_graphs, build_step_graph, graph_shape
 from srm.engine.device.products import Product
 from srm.engine.errors import UNDECODABLE, ConfigError
+from srm.engine.messages import MAX_LOGPROBS
 
 log = logging.getLogger(__name__)
 
@@ -107,14 +108,21 @@ class GraphCache(NamedTuple):
     """Looked into first, and only read."""
 
     def step(
-        self, config: ModelConfig, dtype: DType, product: Product | None = None
+        self,
+        config: ModelConfig,
+        dtype: DType,
+        product: Product | None = None,
+        max_logprobs: int = MAX_LOGPROBS,
     ) -> CompiledModel:
         """Return this model shape's step graph."""
 
         def build() -> Built:
-            return build_step_graph(config, dtype, self.device, product=product), []
+            graph = build_step_graph(
+                config, dtype, self.device, product=product, max_logprobs=max_logprobs
+            )
+            return graph, []
 
-        return self.load("step", graph_shape(config, dtype, product), build)
+        return self.load("step", graph_shape(config, dtype, product, max_logprobs), build)
 
     def slots(self) -> CompiledModel:
         """Return the graphs of `build_slot_graphs`."""

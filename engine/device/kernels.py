@@ -308,6 +308,7 @@ def score(
     targets: TensorValue,
     rows: TensorValue,
     num_top: TensorValue,
+    most: int = MAX_LOGPROBS,
 ) -> tuple[TensorValue, ...]:
     """Score what follows some rows of logits, and find the likeliest tokens there.
 
@@ -322,12 +323,12 @@ def score(
         tokens: i32[D], what they sampled.
         targets: i32[1 + H - D], what follows the others; the first stands for the decode rows.
         rows: i32[Q], the rows to score.
-        num_top: i32[Q], likeliest tokens wanted, at most MAX_LOGPROBS.
+        num_top: i32[Q], likeliest tokens wanted, at most `most`.
 
     Returns:
         Of what follows: log-probabilities f32[Q] and ranks i32[Q] from 1, NaN and 0 where the
-        logits have NaN or +inf or nothing finite; of the likeliest: ids i32[Q, MAX_LOGPROBS] and
-        log-probabilities f32[Q, MAX_LOGPROBS], -1 and 0 where there are no more or none are wanted.
+        logits have NaN or +inf or nothing finite; of the likeliest: ids i32[Q, most] and
+        log-probabilities f32[Q, most], -1 and 0 where there are no more or none are wanted.
     """
     count, device = rows.shape[0], logits.device
     scores = ops.inplace_custom(
@@ -337,8 +338,8 @@ def score(
         out_types=[
             TensorType(DType.float32, [count], device),
             TensorType(DType.int32, [count], device),
-            TensorType(DType.int32, [count, MAX_LOGPROBS], device),
-            TensorType(DType.float32, [count, MAX_LOGPROBS], device),
+            TensorType(DType.int32, [count, most], device),
+            TensorType(DType.float32, [count, most], device),
         ],
     )
     return tuple(value.tensor for value in scores)

@@ -59,6 +59,7 @@ from srm.engine.device.products import (
     multiply_into_stream,
     multiply_normed,
 )
+from srm.engine.messages import MAX_LOGPROBS
 from srm.engine.steps.batch import NEW_ROW, PREFILL_ROW, SAMPLING
 
 MATRICES = {"up_weight", "down_weight", "proj_in_weight", "proj_out_weight", "head"}
@@ -95,7 +96,10 @@ last."""
 
 
 def graph_shape(
-    config: ModelConfig, dtype: DType, product: Product | None = None
+    config: ModelConfig,
+    dtype: DType,
+    product: Product | None = None,
+    max_logprobs: int = MAX_LOGPROBS,
 ) -> tuple[object, ...]:
     """Return all but the device that a graph depends on; models that agree in it share one. On a
     GPU `product` is its matrix product, on a CPU there is none to choose."""
@@ -111,6 +115,7 @@ def graph_shape(
         config.kernel_size,
         dtype.name,
         *([product] if product else []),
+        *([max_logprobs] if max_logprobs != MAX_LOGPROBS else []),
     )
 
 
@@ -121,6 +126,7 @@ def build_step_graph(
     scope: str = "",
     module: Module | None = None,
     product: Product | None = None,
+    max_logprobs: int = MAX_LOGPROBS,
 ) -> Graph:
     """The step of a model of this shape, with weights and activations of this dtype, and on a GPU
     this product, `choose_product`'s. In FLOAT8 they are those of channel mixers, others bfloat16.
@@ -160,7 +166,7 @@ def build_step_graph(
         edit(last_token, logits, batch.token_ids, batch.read_slots, *edits, slices=slices)
         constrain(last_token, sampling, logits, positions, slots, tables, slices=slices)
         tokens, logprobs = sample(last_token, logits, sampling, positions, slots, slices)
-        scores = score(logits, sampling, slots, tokens, targets, *scored)
+        scores = score(logits, sampling, slots, tokens, targets, scored[0], scored[1], max_logprobs)
         graph.output(tokens, logprobs, *scores)
     return graph
 

@@ -25,6 +25,7 @@ from srm.engine.device.processor import level
 from srm.engine.device.products import choose_product
 from srm.engine.device.telemetry import turn_off_telemetry
 from srm.engine.logs import configure_command
+from srm.engine.messages import MAX_LOGPROBS
 from srm.engine.settings import load
 from srm.engine.weights.checkpoint import read_model
 
@@ -51,6 +52,8 @@ class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Context of the model, in tokens."""
     vocab_size: int = 8192
     """Entries of the model's vocabulary."""
+    max_logprobs: int = MAX_LOGPROBS
+    """Most alternatives to a token, as the engine's setting says."""
     device: Literal["gpu", "cpu"] = "gpu"
     """Device to compile for: a GPU, which need not be here, or processors."""
     dtype: Literal["auto", "float32", "bfloat16", "float8"] = "auto"
@@ -65,6 +68,8 @@ class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Folder that the compiled graph is written to."""
 
     def __post_init__(self) -> None:
+        if self.max_logprobs < 1:
+            raise ValueError(f"max_logprobs must be at least 1, got {self.max_logprobs}")
         self.shape()
 
     def shape(self) -> ModelConfig:
@@ -108,8 +113,9 @@ def precompile(config: PrecompileConfig) -> Path:
     cache = GraphCache(InferenceSession(devices=[device]), device, config.output)
     if config.device == "gpu":
         cache.slots()
-    cache.step(shape, dtype, product)
-    return cache_path("step", graph_shape(shape, dtype, product), device, config.output)
+    cache.step(shape, dtype, product, config.max_logprobs)
+    kind = graph_shape(shape, dtype, product, config.max_logprobs)
+    return cache_path("step", kind, device, config.output)
 
 
 def leave(status: int) -> NoReturn:

@@ -69,7 +69,7 @@ class Engine:
         self.model = model
         self._fingerprint = fingerprint
         self.weights_version, self._label = weights_version, label
-        self._max_waiting = config.max_waiting
+        self._max_waiting, self._max_logprobs = config.max_waiting, config.max_logprobs
         self._arithmetic = runner.arithmetic
         self.runner = runner
         """The runner that executes the batches of its steps."""
@@ -257,6 +257,7 @@ class Engine:
             sampled=self.scheduler.latencies.num_sampled + self._num_restored,
             arithmetic=self._arithmetic,
             label=self._label,
+            max_logprobs=self._max_logprobs,
         )
 
     def generate(

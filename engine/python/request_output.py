@@ -69,7 +69,8 @@ class Generated:
     """i32[tokens], read-only."""
     completions: list[Completion]
     prompt_scores: TokenScores | None = None
-    """Scores of all prompt tokens but the first, if `prompt_logprobs` asked for them."""
+    """Scores of the prompt's tokens from `prompt_logprobs_start` on, never of the first, if
+    `prompt_logprobs` asked for them."""
 
 
 def token_scores(whole: Output) -> TokenScores:

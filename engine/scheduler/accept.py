@@ -31,12 +31,16 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def accept(
-    request: Request, model: ModelConfig, first_id: int, grammar: Grammar | None = None
+    request: Request,
+    model: ModelConfig,
+    first_id: int,
+    grammar: Grammar | None = None,
+    max_logprobs: int = MAX_LOGPROBS,
 ) -> SequenceGroup:
     """Check all that a request says; `grammar` is of its constraint. Raises RequestError for what
     does not fit the model."""
     params = request.params
-    _check_ranges(params)
+    _check_ranges(params, max_logprobs)
     if not MIN_WEIGHT <= request.weight <= MAX_WEIGHT:
         raise InvalidRequest(
             f"weight must be {MIN_WEIGHT:g} … {MAX_WEIGHT:g}, got {request.weight}", "weight"
@@ -54,7 +58,8 @@ def accept(
     if request.stream < 0 or request.stream % STREAMS + last >= STREAMS:
         raise InvalidRequest(f"stream must be 0 … 2**40 - n, got {request.stream}", "stream")
     prompt = _prompt(request.prompt_token_ids, model)
-    _check_scoring(request, len(prompt))
+    first_scored = _first_scored(params, len(prompt))
+    _check_scoring(request, first_scored, len(prompt))
     check_ids("stop_token_ids", params.stop_token_ids, model.vocab_size)
     stop_ids = frozenset(params.stop_token_ids)
     # The last sampled token is not fed, so a full context may still sample one.
@@ -68,6 +73,7 @@ def accept(
         request=request,
         prompt=prompt,
         stop_ids=stop_ids if params.ignore_eos else stop_ids | {model.eos_token_id},
+        first_scored=first_scored,
         first_id=first_id,
         max_outputs=max_outputs,
         edits=plan_edits(params, prompt, stop_ids | {model.eos_token_id}, model, grammar),
@@ -117,7 +123,8 @@ def _prompt(data: bytes, model: ModelConfig) -> I32:
     return prompt
 
 
-def _check_ranges(params: SamplingParams) -> None:
+def _check_ranges(params: SamplingParams, max_logprobs: int) -> None:
+    alternatives = f"0 … {max_logprobs}, the setting max_logprobs"
     check_ranges(
         params,
         ("max_tokens", params.max_tokens >= 0, "at least 0"),
@@ -128,18 +135,35 @@ def _check_ranges(params: SamplingParams) -> None:
         ("min_p", 0 <= params.min_p <= 1, "0 … 1"),
         ("seed", 0 <= params.seed < 2**64, "0 … 2**64 - 1"),
         *(
-            (name, 0 <= (getattr(params, name) or 0) <= MAX_LOGPROBS, f"0 … {MAX_LOGPROBS}")
+            (name, 0 <= (getattr(params, name) or 0) <= max_logprobs, alternatives)
             for name in ("logprobs", "prompt_logprobs")
         ),
     )
 
 
-def _check_scoring(request: Request, prompt_length: int) -> None:
-    params = request.params
-    if params.max_tokens == 0 and (params.prompt_logprobs is None or prompt_length < 2):
+def _first_scored(params: SamplingParams, prompt_length: int) -> int:
+    start = params.prompt_logprobs_start
+    if params.prompt_logprobs is None:
+        if start:
+            raise InvalidRequest(
+                f"prompt_logprobs_start = {start} is allowed only with prompt_logprobs",
+                "prompt_logprobs_start",
+            )
+        return prompt_length
+    if start > prompt_length:
         raise InvalidRequest(
-            "max_tokens must be at least 1, or 0 with prompt_logprobs and a prompt of at least "
-            f"2 tokens; got 0, prompt_logprobs = {params.prompt_logprobs}, {prompt_length} tokens",
+            f"prompt_logprobs_start lies beyond the prompt's {prompt_length} tokens",
+            "prompt_logprobs_start",
+        )
+    return max(start if start >= 0 else prompt_length + start, 1)
+
+
+def _check_scoring(request: Request, first_scored: int, prompt_length: int) -> None:
+    params = request.params
+    if params.max_tokens == 0 and first_scored >= prompt_length:
+        raise InvalidRequest(
+            "max_tokens must be at least 1, or 0 with prompt_logprobs of a token that is not the "
+            f"first; got 0, prompt_logprobs = {params.prompt_logprobs}, {prompt_length} tokens",
             "max_tokens",
         )
     if params.logprobs and request.emit == "final":

@@ -187,8 +187,9 @@ def make_prompt_scores(
 def make_unsampled(group: SequenceGroup, reason: int) -> list[Output]:
     """Make the last Outputs, indices 0 and up, of a group none of which has begun to sample."""
     error = _error(group) if reason == ERROR else None
+    end: dict[str, Any] = {"finish_reason": REASONS[reason], "error": error}
     return [
-        Output(group.request.id, index, finish_reason=REASONS[reason], error=error)
+        Output(group.request.id, index, cached_tokens=group.cached, **end)
         for index in range(group.unfinished)
     ]
 
@@ -300,7 +301,7 @@ class StepCompletion:
                 continue
             outputs.append(output)
             group.scored += len(output.logprobs) // 4
-            if not group.max_outputs and group.scored == len(group.prompt) - 1:
+            if not group.max_outputs and not group.is_scored:
                 outputs += self._end_unsampled(group, LENGTH)
         return outputs
 

@@ -44,21 +44,28 @@ class Prefill:
         """Decide which state the group starts from, and which it makes; `push` it if prompt is left
         to feed. False: it waits for a prefix."""
         tokens = group.prompt[:-1]
-        matched = self._prefixes.find(tokens, group.request.salt)
-        if not group.is_scored:  # a scored prompt is fed whole
-            if matched.coming is not None and matched.coming.order > group.order:
-                group.awaited = matched.coming
-                self.awaiting.setdefault(matched.coming, WaitQueue()).push(group)
-                return False
-            if matched.ready is not None:
-                self._start_from(group, matched.ready)
+        matched = usable = self._prefixes.find(tokens, group.request.salt)
+        if group.is_scored:  # what is scored is fed
+            quiet = tokens[: group.num_quiet]
+            usable = self._prefixes.find(quiet, group.request.salt)
+        if usable.coming is not None and usable.coming.order > group.order:
+            group.awaited = usable.coming
+            self.awaiting.setdefault(usable.coming, WaitQueue()).push(group)
+            return False
+        if usable.ready is not None:
+            self._start_from(group, usable.ready)
         self._num_begun += 1
         group.share.last_begun, group.begun_at = self._num_begun, group.started
         is_new = self._prefixes.keep and matched.length < len(tokens)
         if group.num_unprefilled and (group.needs_prefix or is_new):
             self._leave(group, len(tokens))
+        shared = set()
         if matched.length + MIN_SPLIT <= matched.shared < len(tokens):
-            self._leave(group, matched.shared)
+            shared.add(matched.shared)
+        if group.is_scored and usable.length + MIN_SPLIT <= len(quiet) and self._prefixes.keep:
+            shared.add(len(quiet))  # what else may follow it is likely to be scored too
+        for length in sorted(shared, reverse=True):
+            self._leave(group, length)
         if group.cached:
             self._prefixes.count_hit(group.cached)
         return True
@@ -73,14 +80,14 @@ class Prefill:
         forked: list[SequenceGroup] = []
         done: list[SequenceGroup] = []
         while room and (group := self._line.peek()) is not None:
-            chunk = _next_chunk(group, room)
+            stop, chunk = group.next_stop, _next_chunk(group, room)
             chunks.append(chunk)
             room -= chunk.stop - chunk.start
             group.prefilled, group.state_slot = chunk.stop, chunk.write_slot
-            if chunk.stop < group.next_stop:
+            if chunk.stop < stop:
                 break  # it is out of room, and stays first in line
             self._line.pop()
-            if group.fills:
+            if group.fills and group.fills[0].length == chunk.stop:
                 prefix = group.fills.pop(0)
                 self._prefixes.finish(prefix)
                 self._wake(prefix)

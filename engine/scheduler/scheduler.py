@@ -108,7 +108,7 @@ class Scheduler:
         """
         constraint = request.params.constraint
         grammar = self._grammars.compile(constraint) if constraint else None
-        group = accept(request, self._model, self._next_id, grammar)
+        group = accept(request, self._model, self._next_id, grammar, self._config.max_logprobs)
         count, limit = request.params.n, self._config.max_waiting
         running = self.registry.by_id.get(request.id)
         if running is not None:

@@ -32,6 +32,7 @@ class SequenceGroup:
     request: Request
     prompt: I32  # i32[prompt length]
     stop_ids: frozenset[int]
+    first_scored: int  # prompt token from which on scores are wanted; its length: of none
     first_id: int
     max_outputs: int
     """Tokens each sequence may sample: max_tokens, cut to what the context has left. 0: the prompt
@@ -146,9 +147,16 @@ class SequenceGroup:
 
     @property
     def next_stop(self) -> int:
-        """Position at which the next prefill row ends at the latest."""
+        """Position at which the next prefill row ends at the latest. One that scores nothing ends
+        before the token whose next one is scored first."""
         stop = self.fills[0].length if self.fills else len(self.prompt) - 1
-        return min(stop, self.scored_before) if self.prefilled < self.scored_before else stop
+        return min(stop, self.num_quiet) if self.prefilled < self.num_quiet else stop
+
+    @property
+    def num_quiet(self) -> int:
+        """Prompt tokens, the first ones, that are fed without a score of the next one: it is not
+        wanted, or was sent before the prompt was begun anew."""
+        return self.first_scored - 1 + self.scored_before
 
     @property
     def is_resumable(self) -> bool:
@@ -159,8 +167,7 @@ class SequenceGroup:
     @property
     def is_scored(self) -> bool:
         """Whether its prompt's scores are wanted and have not all been sent."""
-        wanted = self.request.params.prompt_logprobs is not None
-        return wanted and self.scored < len(self.prompt) - 1
+        return self.scored < len(self.prompt) - self.first_scored
 
 
 def sample_seeds(seed: int, indices: I64) -> U64:

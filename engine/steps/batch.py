@@ -110,7 +110,7 @@ class Batch:
     scored_ids: I64  # i64[C] first sequence id of each prompt scored, by prefill rows D … D + C - 1
     targets: I32  # i32[1 + H - D] what follows each token: SAMPLED, then the prompts' tokens
     score_rows: I32  # i32[Q] tokens to be scored, ascending: some decode rows, then D … H - 1
-    num_top: I32  # i32[Q] likeliest tokens wanted, 0 … MAX_LOGPROBS
+    num_top: I32  # i32[Q] likeliest tokens wanted, 0 … k, the setting max_logprobs
     edits: Edits = NO_EDITS
     has_tables: bool = False  # some sequences have tables, though maybe none of these
     tables: Sequence[tuple[int, U16]] = ()  # where each begins; to be put there before the step
@@ -148,8 +148,8 @@ class Scores:
 
     logprobs: F32  # f32[Q] of the target; NaN where the logits were not finite
     ranks: I32  # i32[Q] of the target, 1 being the likeliest; 0 where not finite
-    top_ids: I32  # i32[Q, MAX_LOGPROBS] the likeliest; -1 beyond num_top
-    top_logprobs: F32  # f32[Q, MAX_LOGPROBS] theirs
+    top_ids: I32  # i32[Q, k] the likeliest; -1 beyond num_top
+    top_logprobs: F32  # f32[Q, k] theirs
 
     def as_bytes(self, start: int, stop: int, num_top: int) -> dict[str, bytes]:
         """Return the scores of rows start … stop - 1, as the fields of an Output."""

@@ -84,7 +84,7 @@ class Tokens:
         assert len(self.token_ids) == len(self.owners)
         arrays = (self.owners, self.token_ids, self.reasons, self.logprobs)
         top = (self.top_ids, self.top_logprobs)
-        width = bytes([self.top_ids.shape[1]])
+        width = self.top_ids.shape[1].to_bytes(4, "little")
         return [
             *(array.tobytes() for array in arrays),
             width,
@@ -108,7 +108,7 @@ def step_tokens(
 def from_wire(wire: Sequence[bytes]) -> Tokens:
     """Return what `to_wire` made bytes of. Raises ValueError if that was not it."""
     owners, token_ids, reasons, logprobs, width, top_ids, top_logprobs = wire
-    shape = -1, width[0] or 1
+    shape = -1, int.from_bytes(width, "little") or 1
     numbers = np.frombuffer(owners, "<i8")
     return Tokens(
         *(numbers, np.arange(len(numbers) + 1), np.frombuffer(token_ids, "<i4")),

@@ -165,6 +165,7 @@ def sampling_params(request: CompletionRequest, text: Text, constraint: str = ""
         ignore_eos=request.ignore_eos,
         logprobs=_alternatives(request),
         prompt_logprobs=_prompt_alternatives(request),
+        prompt_logprobs_start=request.prompt_logprobs_start,
         constraint=constraint,
         **edit_params(request, text, request.max_tokens),
     )

@@ -36,8 +36,13 @@ class Prompt:
 
     @cached_property
     def rest(self) -> Output:
-        """All its tokens but the first, with their scores."""
+        """Its tokens that were scored, the last ones, with their scores."""
         return join(self.scores or [Output("", PROMPT)])
+
+    @property
+    def num_unscored(self) -> int:
+        """Tokens before those."""
+        return self.num_tokens - len(self.rest.token_ids) // 4
 
 
 async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
@@ -166,7 +171,9 @@ def _check_scores(request: CompletionRequest, prompts: list[bytes], n_ctx: int) 
         if request.echo and request.logprobs is not None:
             total += (alternatives + 1) * length
         if request.prompt_logprobs is not None:
-            total += (request.prompt_logprobs + 1) * length
+            start = request.prompt_logprobs_start
+            scored = min(length, -start) if start < 0 else max(length - start, 0)
+            total += (request.prompt_logprobs + 1) * scored
     total *= request.num_samples
     if total > MAX_SCORES:
         raise InvalidRequest(

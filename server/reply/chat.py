@@ -25,7 +25,10 @@ class ChatFormat(Format):
 
     scores_kind = ChatScores
     may_share_events = True
-    engine_fields: ClassVar[dict[str, str]] = {"prompt_token_ids": "messages"}
+    engine_fields: ClassVar[dict[str, str]] = {
+        "prompt_token_ids": "messages",
+        "logprobs": "top_logprobs",
+    }
     echoed = ""
     """What each answer begins with."""
     _is_prompt_shown = False

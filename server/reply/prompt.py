@@ -44,23 +44,23 @@ class ShownPrompt:
     def logprobs(self) -> Raw:
         """Return its scores, as `prompt_logprobs` asks for them."""
         rest, num_top = self._prompt.rest, self._request.prompt_logprobs or 0
-        return render_prompt(rest.ranks, rest, num_top, self._scores.name)
+        return render_prompt(self._prompt.num_unscored, rest, num_top, self._scores.name)
 
     @cached_property
     def packed(self) -> Raw:
-        """Return it with the scores of all tokens but the first, as `return_packed` gives them."""
+        """Return it with its scores, as `return_packed` gives them."""
         token_ids, num_top = self._prompt.token_ids, self._request.prompt_logprobs
         if num_top is None:
             return Raw(msgspec.json.encode(Packed(token_ids=token_ids)))
-        rest = self._prompt.rest
+        rest, none = self._prompt.rest, self._prompt.num_unscored
         return Raw(
             msgspec.json.encode(
                 Packed(
                     token_ids=token_ids,
-                    logprobs=_NAN + rest.logprobs,
-                    ranks=_UNRANKED + rest.ranks,
-                    top_token_ids=num_top * _NOBODY + rest.top_ids if num_top else UNSET,
-                    top_logprobs=num_top * _NAN + rest.top_logprobs if num_top else UNSET,
+                    logprobs=none * _NAN + rest.logprobs,
+                    ranks=none * _UNRANKED + rest.ranks,
+                    top_token_ids=none * num_top * _NOBODY + rest.top_ids if num_top else UNSET,
+                    top_logprobs=none * num_top * _NAN + rest.top_logprobs if num_top else UNSET,
                 )
             )
         )

@@ -7,6 +7,7 @@ what all kinds of replies have in common: when something is sent, and metrics.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -175,7 +176,9 @@ class Responder:
         except RequestError as error:
             if error.param:
                 own = form.field_of(error.param)
-                error.message, error.param = error.message.replace(error.param, own), own
+                # A whole word: max_logprobs is the setting.
+                error.message = re.sub(rf"\b{error.param}\b", own, error.message)
+                error.param = own
             raise
         finally:
             self._ids_in_use.remove(generation.id)

@@ -310,6 +310,7 @@ class ResponsesFormat(ItemFormat):
     engine_fields: ClassVar[dict[str, str]] = {
         "prompt_token_ids": "input",
         "max_tokens": "max_output_tokens",
+        "logprobs": "top_logprobs",
     }
 
     def __init__(

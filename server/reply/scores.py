@@ -232,16 +232,16 @@ def scores_of(kind: type[ScoreWriter], text: Text, as_ids: bool) -> ScoreWriter:
     return kind(text, as_ids)
 
 
-def render_prompt(ranks: bytes, scored: Output, num_top: int, name: Name) -> Raw:
-    """Return a prompt's scores: null for its first token, then objects by token id."""
+def render_prompt(num_unscored: int, scored: Output, num_top: int, name: Name) -> Raw:
+    """Return a prompt's scores: null for its first tokens, then objects by token id."""
     token_ids, logprobs, top_ids, top_logprobs = columns = _unpack(scored)
     numbers, top_numbers = (
         [max(value, LOWEST) for value in values] for values in (logprobs, top_logprobs)
     )
     width = _width(columns)
-    entries: list[dict[str, PromptLogprob] | None] = [None]
+    entries: list[dict[str, PromptLogprob] | None] = [None] * num_unscored
     for place, (token, number, rank) in enumerate(
-        zip(token_ids, numbers, array("i", ranks), strict=True)
+        zip(token_ids, numbers, array("i", scored.ranks), strict=True)
     ):
         shown = slice(place * width, place * width + min(width, num_top))
         pairs = enumerate(zip(top_ids[shown], top_numbers[shown], strict=True), 1)

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from srm.engine.errors import UNDECODABLE, InvalidRequest, RequestError
-from srm.engine.messages import MAX_LOGPROBS
+from srm.server.elsewhere import FIELDS
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.json_parts import (
     TokenId,
@@ -23,7 +23,7 @@ from srm.server.schema.json_parts import (
     token_ids,
     token_lists,
 )
-from srm.server.schema.sampling_fields import NEUTRAL, CacheSalt, RequestId
+from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, CacheSalt, RequestId
 from srm.server.schema.until import MAX_CHOICES
 from srm.server.schema.validation import (
     Fields,
@@ -48,8 +48,8 @@ VLLM_PARAMS = {
     **{
         name: name
         for name in (
-            "max_tokens min_tokens logprobs prompt_logprobs bad_words allowed_token_ids "
-            "include_stop_str_in_output truncate_prompt_tokens structured_outputs"
+            "max_tokens min_tokens logprobs prompt_logprobs prompt_logprobs_start bad_words "
+            "allowed_token_ids include_stop_str_in_output truncate_prompt_tokens structured_outputs"
         ).split()
     },
 }
@@ -146,8 +146,12 @@ class GenerateRequest(Fields, frozen=True, kw_only=True):
     """How to sample, by SGLang's names; `max_new_tokens` is 128 by default."""
     return_logprob: bool = False
     """Return log-probabilities of the tokens sampled."""
-    top_logprobs_num: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] = 0
+    top_logprobs_num: Alternatives = 0
     """With `return_logprob`, return so many of the likeliest tokens in the place of each."""
+    logprob_start_len: Annotated[
+        int, Meta(ge=-1, le=2**31 - 2, description="a place in the prompt, or -1")
+    ] = -1
+    """With `return_logprob`, return scores of the prompt's tokens behind this one; -1: of none."""
     stream: bool = False
     """Send all so far as server-sent events, again and again."""
     rid: RequestId | None = None
@@ -156,14 +160,16 @@ class GenerateRequest(Fields, frozen=True, kw_only=True):
     """Name of the served model; others are refused."""
 
     def check(self) -> None:
-        if self.top_logprobs_num and not self.return_logprob:
-            raise InvalidRequest(
-                "top_logprobs_num is allowed only with return_logprob = true", "top_logprobs_num"
-            )
+        asked = {
+            "top_logprobs_num": self.top_logprobs_num != 0,
+            "logprob_start_len": self.logprob_start_len != -1,
+        }
+        for name, is_asked in asked.items():
+            if is_asked and not self.return_logprob:
+                raise InvalidRequest(f"{name} is allowed only with return_logprob = true", name)
 
 
 GENERATE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "logprob_start_len": (-1,),
     "return_text_in_logprobs": (False,),
     **{name: NEUTRAL[name] for name in ("return_hidden_states", "log_metrics", "no_logs")},
     **{"background": (False,), "return_bytes": (False,), "return_entropy": (False,)},
@@ -191,8 +197,12 @@ def parse_generate(body: bytes) -> AskedToGenerate:
     asked = checked(GenerateRequest, given, {name: prompts, **params.own}, dict(GENERATE_NEUTRAL))
     longest = {} if "max_tokens" in params.given else {"max_tokens": DEFAULT_NEW_TOKENS}
     converted = {"prompt": prompts, **longest}
+    if asked.logprob_start_len >= 0:
+        converted["prompt_logprobs"] = max(asked.top_logprobs_num, 0)
+        converted["prompt_logprobs_start"] = asked.logprob_start_len + 1
     names = {ours: theirs for theirs, ours in _SGLANG_PARAMS.items() if ours not in _OF_BOTH}
     names |= {"prompt": name, "logprobs": "top_logprobs_num", "request_id": "rid", **params.names}
+    names |= {"prompt_logprobs": "top_logprobs_num", "prompt_logprobs_start": "logprob_start_len"}
     with naming(**names):
         request = checked(CompletionRequest, params.given, converted, params.neutral)
         changed = msgspec.structs.replace(
@@ -271,10 +281,8 @@ def _params(
     own_neutral = {name: values for name, values in neutral.items() if name not in names}
     for name, param in params.items():
         if name not in names and name not in own_neutral:
-            raise InvalidRequest(
-                f"sampling_params has {show(name)}, which is none of them: {', '.join(names)}",
-                "sampling_params",
-            )
+            instead = FIELDS.get(name, f"it is none of {', '.join(names)}")
+            raise InvalidRequest(f"sampling_params has {show(name)}: {instead}", "sampling_params")
         ours = names.get(name, name)
         if other := called.get(ours):
             raise InvalidRequest(f"{name} and {other} are the same parameter: send one", name)

@@ -83,6 +83,10 @@ class MetaInfo(msgspec.Struct, kw_only=True):
     """For each token its log-probability, its id and null; with `return_logprob`."""
     output_top_logprobs: TopScoresJson | UnsetType = UNSET
     """For each token a list of such triples, of the likeliest tokens in its place."""
+    input_token_logprobs: ScoresJson | UnsetType = UNSET
+    """The same of the prompt's tokens from `logprob_start_len` on; the first has no score."""
+    input_top_logprobs: TopScoresJson | UnsetType = UNSET
+    """Null for the first of these, then a list for each."""
 
 
 class GeneratedText(msgspec.Struct, kw_only=True):
@@ -167,6 +171,7 @@ class GeneratedFormat(Format):
         self._names: Mapping[str, str] = {**asked.names, "prompt_token_ids": asked.names["prompt"]}
         self._is_list = asked.is_list or generation.num_choices > 1
         self._written: dict[int, _Written] = {}  # of streams, by choice
+        self._of_prompts: dict[int, tuple[Raw, Raw | UnsetType]] = {}
 
     def field_of(self, name: str) -> str:
         return self._names.get(name, name)
@@ -209,8 +214,21 @@ class GeneratedFormat(Format):
             meta.output_token_logprobs = Raw(b"[" + written.scores[1:] + b"]")
             if self.request.logprobs:
                 meta.output_top_logprobs = Raw(b"[" + written.tops[1:] + b"]")
+        if self.request.prompt_logprobs is not None:
+            meta.input_token_logprobs, meta.input_top_logprobs = self._scores_of_prompt(place)
         ids = memoryview(part.token_ids).cast("i").tolist()
         return GeneratedText(text=part.text, output_ids=ids, meta_info=meta, index=index)
+
+    def _scores_of_prompt(self, place: int) -> tuple[Raw, Raw | UnsetType]:
+        if place not in self._of_prompts:
+            prompt, num_top = self.generation.prompts[place], self.request.logprobs or 0
+            start, ids = self.request.prompt_logprobs_start - 1, memoryview(prompt.token_ids)
+            unscored = ids.cast("i")[start : prompt.num_unscored].tolist()  # one, unless aborted
+            entries = [(b"[null,%d,null]" % token, b"null") for token in unscored]
+            own, tops = zip(*entries, *self.scores.entries(prompt.rest, num_top), strict=True)
+            shown = Raw(b"[%b]" % b",".join(tops)) if num_top else UNSET
+            self._of_prompts[place] = Raw(b"[%b]" % b",".join(own)), shown
+        return self._of_prompts[place]
 
     def events(self, parts: list[ChoicePart]) -> list[list[Any]]:
         choices = []
@@ -341,6 +359,8 @@ class VllmModel(msgspec.Struct, kw_only=True):
     max_model_len: int
     logprobs_mode: str = "processed_logprobs"
     """They are those of the distribution after temperature and penalties."""
+    max_logprobs: int
+    """Most alternatives to a token that may be asked for."""
 
 
 class VllmServed(msgspec.Struct, kw_only=True):
@@ -426,7 +446,12 @@ class SglangRoutes:
         """Raises EngineUnavailable while no engine answers."""
         status, name = await self._control.status(), self._model_name
         dtype = status.arithmetic.split()[1] if " " in status.arithmetic else "float32"
-        model = VllmModel(model=name, dtype=f"torch.{dtype}", max_model_len=status.n_ctx)
+        model = VllmModel(
+            model=name,
+            dtype=f"torch.{dtype}",
+            max_model_len=status.n_ctx,
+            max_logprobs=status.max_logprobs,
+        )
         return ServerInfo(
             vllm_config=VllmServed(model_config=model),
             model_path=name,

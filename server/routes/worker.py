@@ -61,7 +61,7 @@ class WorkerIdentity:
     def now(self, status: Status) -> Identity:
         """Return the identity of this server while its engine says this of itself."""
         engine = {"weights": status.fingerprint, "arithmetic": status.arithmetic}
-        return {**self._fixed, **engine}
+        return {**self._fixed, **engine, "max_logprobs": str(status.max_logprobs)}
 
 
 def differences(ours: Identity, theirs: Identity) -> str:

@@ -71,6 +71,8 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
         super().check()
         if not (self.max_tokens or self.echo or self.prompt_logprobs is not None):
             raise refused(CompletionRequest, "max_tokens", 0)
+        if self.prompt_logprobs_start and self.logprobs is not None:
+            self.refuse_beside({"echo": self.echo}, "prompt_logprobs_start and logprobs")
         if self.num_samples < self.n or (self.stream and self.num_samples > self.n):
             raise refused(CompletionRequest, "best_of", self.best_of)
         if len(self.prompt) * self.num_samples > MAX_CHOICES:

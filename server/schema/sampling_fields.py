@@ -10,7 +10,6 @@ from msgspec import Meta
 from srm.engine.errors import InvalidRequest
 from srm.engine.messages import (
     MAX_BIAS,
-    MAX_LOGPROBS,
     MAX_PENALTY,
     MAX_PRIORITY,
     MAX_TEMPERATURE,
@@ -40,12 +39,22 @@ MAX_BAD_WORD_LENGTH = 256
 Alternatives = Annotated[
     int,
     Meta(
-        le=MAX_LOGPROBS,
-        description=f"an integer from 0 to {MAX_LOGPROBS}",
+        le=2**31 - 1,
+        description="an integer from 0 to the setting max_logprobs",
         extra_json_schema={"minimum": 0},
     ),
 ]
-"""Less is refused with what there is instead: -1 means all tokens elsewhere."""
+"""Less is refused with what there is instead: -1 means all tokens elsewhere. How many there may be
+the engine says."""
+ScoredFrom = Annotated[
+    int,
+    Meta(
+        ge=-(2**31),
+        le=2**31 - 1,
+        description="a token's place, below 0 from the end; only with prompt_logprobs",
+        extra_json_schema={"minimum": -(2**31), "maximum": 2**31 - 1},
+    ),
+]
 Temperature = Annotated[
     float,
     Meta(ge=0, le=MAX_TEMPERATURE, description=f"a number from 0 (greedy) to {MAX_TEMPERATURE:g}"),
@@ -190,6 +199,8 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     """Send the usage too, last or in every event."""
     stream_interval: StreamInterval | None = None
     """Fewest tokens of an event, except the first and last."""
+    prompt_logprobs_start: ScoredFrom = 0
+    """First prompt token that prompt_logprobs scores: -9 scores the last nine."""
     return_token_ids: bool = False
     """Add token_ids and prompt_token_ids to choices."""
     return_tokens_as_token_ids: bool = False
@@ -228,6 +239,12 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
         for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
             if (getattr(self, name, None) or 0) < 0:
                 raise refused(type(self), name, getattr(self, name), SCORES_OF_ANY)
+        if self.prompt_logprobs_start and getattr(self, "prompt_logprobs", None) is None:
+            raise InvalidRequest(
+                f"prompt_logprobs_start = {self.prompt_logprobs_start} is allowed only with "
+                "prompt_logprobs",
+                "prompt_logprobs_start",
+            )
         self.check_wanted(self.n, self.stream)
         is_constrained = self.response_format or self.structured_outputs
         if is_constrained and self.constraint_source() and self.ignore_eos:

@@ -64,7 +64,6 @@ FLAGS_OF_VLLM = {
     "--enforce-eager": "not a setting: a graph is compiled once and kept in --cache-dir",
     "--trust-remote-code": "not a setting: no code of a model's folder is run",
     "--tokenizer": "tokenizer.json in the model's folder",
-    "--max-logprobs": "not a setting: a token has at most 20 alternatives",
     "--uvicorn-log-level": "--log-level",
 }
 """What does the same here, for who comes from there."""

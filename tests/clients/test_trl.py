@@ -96,8 +96,12 @@ def check_features(made: dict[str, Any]) -> None:
 
 def check_refusals(refusals: dict[str, str], noted: Noted) -> None:
     alternatives = refusals.pop("get_sequence_logprobs")
-    assert "400" in alternatives and "prompt_logprobs" in alternatives and "20" in alternatives
-    noted("trl", "`.get_sequence_logprobs` with its 100 alternatives", result="400: at most 20")
+    assert "400" in alternatives and "max_logprobs" in alternatives
+    noted(
+        "trl",
+        "`.get_sequence_logprobs` with its 100 alternatives",
+        result="400, which names the setting `max_logprobs`",
+    )
     assert len(refusals) == 4
     for name, refusal in refusals.items():
         assert refusal.startswith(("Request failed: 404", "Request failed: 400")), (name, refusal)

@@ -12,6 +12,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from srm.engine.config import EngineConfig
+from srm.engine.device.runner import ModelRunner
+from srm.engine.errors import ConfigError
 from srm.engine.messages import MAX_LOGPROBS, PROMPT, Output, SamplingParams
 from srm.engine.process.engine import Engine
 from srm.engine.weights.checkpoint import load_checkpoint
@@ -100,6 +103,33 @@ def test_scores_are_torchs(engine: Engine, folder: Path, prompts: list[list[int]
         np.testing.assert_array_equal(top_logprobs[in_top, ranks[in_top] - 1], result[in_top])
 
 
+def test_alternatives_reach_the_whole_vocabulary(
+    engine: Engine, folder: Path, prompts: list[list[int]]
+) -> None:
+    """Each token once, in order, and what fewer are asked for is the same to the last bit."""
+    size, prompts = SMALL.vocab_size, prompts[:5]
+    params = msgspec.structs.replace(PARAMS, logprobs=size, prompt_logprobs=size)
+    weights = load_checkpoint(folder)
+    with engine_on_max(weights, num_slots=64, max_logprobs=size) as wide:
+        result = wide.generate(prompts, params)
+    few = generate(engine, prompts, PARAMS, 128)
+    model = load_model(folder).double()
+    for prompt, outputs, fewer in zip(prompts, result, few, strict=True):
+        tokens = joined(outputs, "token_ids")
+        expected, largest = log_softmax(model, [*prompt, *tokens[len(prompt) - 1 : -1].tolist()])
+        top_ids = joined(outputs, "top_ids").reshape(-1, size)
+        top_logprobs = joined(outputs, "top_logprobs", "<f4").reshape(-1, size)
+        np.testing.assert_array_equal(np.sort(top_ids), np.tile(np.arange(size), (len(tokens), 1)))
+        assert (np.diff(top_logprobs) <= 0).all()
+        at_ids = np.take_along_axis(expected, top_ids.astype(np.int64), axis=1)
+        np.testing.assert_allclose(top_logprobs, at_ids, atol=TOLERANCE * largest)
+        for name, dtype in (("top_ids", "<i4"), ("top_logprobs", "<f4")):
+            wide_rows = joined(outputs, name, dtype).reshape(-1, size)[:, :MAX_LOGPROBS]
+            assert wide_rows.tobytes() == joined(fewer, name, dtype).tobytes()
+    with pytest.raises(ConfigError, match="at most 97 where the vocabulary has 97 tokens, got 98"):
+        ModelRunner(weights, EngineConfig(max_logprobs=size + 1))
+
+
 def test_zero_and_tiny_alphas_are_exact(
     engine: Engine, folder: Path, prompts: list[list[int]]
 ) -> None:
@@ -142,6 +172,23 @@ def test_any_chunking_and_company_give_the_same_bits(
     for i, prompt in enumerate(prompts[:5]):
         (alone,) = generate(engine, [prompt], PARAMS, 128)
         assert [msgspec.structs.replace(waiting, id=str(i)) for waiting in alone] == together[i]
+
+
+def test_a_scored_part_has_the_bits_of_the_whole(engine: Engine, prompts: list[list[int]]) -> None:
+    """Also from a state that an earlier request left."""
+    long = [prompt for prompt in prompts if len(prompt) > 30]
+    whole = generate(engine, long, PARAMS, 128)
+    for start in (20, -5):
+        params = msgspec.structs.replace(PARAMS, prompt_logprobs_start=start)
+        again = afresh(engine, num_slots=64, max_step_rows=16, max_step_tokens=50)
+        again.generate([prompt[:15] for prompt in long], SamplingParams(max_tokens=1))
+        for parts, all_scores in zip(again.generate(long, params), whole, strict=True):
+            assert {part.cached_tokens for part in parts} == {14}
+            for part, scores in zip(parts, all_scores, strict=True):
+                for name in ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs"):
+                    assert getattr(part, name) and getattr(scores, name).endswith(
+                        getattr(part, name)
+                    )
 
 
 def test_scoring_changes_no_sample(engine: Engine, prompts: list[list[int]]) -> None:

@@ -304,7 +304,8 @@ def sample(logits: F64, sampling: np.void, position: int) -> tuple[int, float]:
 
 def score(logits: F64, batch: Batch, sampling: Records, tokens: I32) -> Scores:
     """The scores of `batch.score_rows`, given how decode rows sample and what they sampled."""
-    rows, size = batch.score_rows, (len(batch.score_rows), MAX_LOGPROBS)
+    rows = batch.score_rows
+    size = len(rows), int(batch.num_top.max(initial=MAX_LOGPROBS))
     scores = Scores(
         logprobs=np.zeros(len(rows), np.float32),
         ranks=np.zeros(len(rows), np.int32),
@@ -360,7 +361,7 @@ def check_scoring(batch: Batch, vocab_size: int) -> None:
     assert len(rows) == len(batch.num_top) and (np.diff(rows) > 0).all()
     assert rows[batch.num_scored_decode :].tolist() == list(range(decode, head))
     assert (batch.num_top[: batch.num_scored_decode] > 0).all()
-    assert (batch.num_top >= 0).all() and (batch.num_top <= MAX_LOGPROBS).all()
+    assert (batch.num_top >= 0).all() and (batch.num_top <= max(vocab_size, MAX_LOGPROBS)).all()
 
 
 def check_edits(edits: Edits, num_decode: int, vocab_size: int) -> None:

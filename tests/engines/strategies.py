@@ -73,6 +73,14 @@ def constrained(constraint: str, **fields: Any) -> dict[str, Any]:
     return {**others, "constraint": constraint, "ignore_eos": False}
 
 
+def scored_from(**fields: Any) -> dict[str, Any]:
+    """Return fields of a request, which score a part of its prompt if they score it; its seed says
+    which."""
+    is_scored = fields["prompt_logprobs"] is not None
+    starts = (0, 2, -2, -30) if is_scored else (0,)
+    return {**fields, "prompt_logprobs_start": starts[fields["seed"] % len(starts)]}
+
+
 alike = st.builds(
     lambda header, length, rest: header[:length] + rest,
     st.sampled_from(HEADERS),
@@ -90,7 +98,7 @@ requests = st.builds(
         *("", prompt),
         share=share,
         weight=WEIGHTS_OF[share],
-        **constrained(constraint, **edits, **others),
+        **constrained(constraint, **edits, **scored_from(**others)),
     ),
     prompts,
     wanted(TINY.vocab_size),

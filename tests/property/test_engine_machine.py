@@ -90,8 +90,19 @@ def expected_of(request: Request) -> dict[int, Output]:
     return alone(replace(request, emit=emit), WEIGHTS)
 
 
+def first_scored(request: Request) -> int:
+    """The first token whose score is wanted, of a prompt that is scored."""
+    start = request.params.prompt_logprobs_start
+    return max(1, start if start >= 0 else len(request.prompt_token_ids) // 4 + start)
+
+
+def scored_ids(request: Request) -> bytes:
+    return request.prompt_token_ids[4 * first_scored(request) :]
+
+
 def of_prompt(like: Request, prompt: list[int], **params: Any) -> Request:
     ids = np.array(prompt, "<i4").tobytes()
+    params = {"prompt_logprobs_start": 0, **params}
     return replace(like, prompt_token_ids=ids, params=replace(like.params, **params))
 
 
@@ -126,9 +137,12 @@ class EngineMachine(RuleBasedStateMachine):
             none_left = "must leave a token" in error.message
             reasons = {
                 "n": params.n > self.config.max_waiting,
-                "max_tokens": "leave room" in error.message
+                "prompt_token_ids": "leaves room" in error.message,
+                "max_tokens": "shortest completion" in error.message
                 or params.prompt_logprobs is None
-                or len(request.prompt_token_ids) == 4,
+                or first_scored(request) * 4 >= len(request.prompt_token_ids),
+                "prompt_logprobs_start": params.prompt_logprobs_start * 4
+                > len(request.prompt_token_ids),
                 "min_tokens": params.min_tokens > params.max_tokens,
                 "logprobs": params.logprobs and request.emit == "final",
                 "ignore_eos": params.constraint and params.ignore_eos,
@@ -218,7 +232,9 @@ class EngineMachine(RuleBasedStateMachine):
     ) -> None:
         """Many samples of one request are parked one after the other, as in a preemption, and
         stopped or cut before they get slots again."""
-        many = of_prompt(like, prompt, n=6, max_tokens=12, ignore_eos=True)
+        plain: dict[str, Any] = {"ignore_eos": True, "constraint": "", "logprobs": None}
+        plain |= {"stop_token_ids": (), "allowed_token_ids": (), "bad_words": (), "min_tokens": 0}
+        many = of_prompt(like, prompt, n=6, max_tokens=12, **plain)
         self.add(replace(many, emit="final"))
         self.step(4)
         self.settle()
@@ -384,7 +400,7 @@ class EngineMachine(RuleBasedStateMachine):
         if (
             PROMPT in entries and PROMPT not in expected
         ):  # broken behind what is its first chunk here
-            assert request.prompt_token_ids[4:].startswith(entries.pop(PROMPT).token_ids)
+            assert scored_ids(request).startswith(entries.pop(PROMPT).token_ids)
             assert {entry.finish_reason for entry in entries.values()} == {"error"}
         for index in [index for name, index in self.stopped if name == request.id]:
             so_far = entries.pop(index, Output(request.id, index))
@@ -396,14 +412,18 @@ class EngineMachine(RuleBasedStateMachine):
         for index, output in expected.items():
             if request.emit == "tokens" and index != PROMPT:  # which have no ranks
                 output = replace(output, ranks=b"")  # noqa: PLW2901
-            said = replace(entries[index], cached_tokens=0, first_version=0, versions=b"")
-            assert said == output
+            assert len(entries[index].versions) in {0, len(entries[index].token_ids)}
+            whose = {"cached_tokens": 0, "first_version": 0, "versions": b""}
+            assert replace(entries[index], **whose) == output
             assert entries[index].cached_tokens < len(request.prompt_token_ids) // 4
-            assert not entries[index].cached_tokens or request.params.prompt_logprobs is None
+            if request.params.prompt_logprobs is not None:
+                assert entries[index].cached_tokens < first_scored(request)
         if PROMPT in entries and len(entries) > 1:
-            assert entries[PROMPT].token_ids == request.prompt_token_ids[4:]
+            assert entries[PROMPT].token_ids == scored_ids(request)
         if request.params.max_tokens and request.params.prompt_logprobs is not None:
-            params = replace(request.params, logprobs=None, prompt_logprobs=None)
+            params = replace(
+                request.params, logprobs=None, prompt_logprobs=None, prompt_logprobs_start=0
+            )
             unscored = expected_of(replace(request, params=params))
             for index in unscored.keys() & entries.keys():
                 is_broken = entries[index].finish_reason == "error"  # maybe only a prompt's score

@@ -27,6 +27,8 @@ PROMPTS: dict[str, dict[str, Any]] = {COMPLETIONS: {"prompt": "x"}, CHATS: {"mes
 ONLY_WHOLE = {"best_of", "return", "until", "verify"}
 """Fields that are refused for something else, or not at all, where `stream` is true."""
 TOO_MANY = f"max_waiting = {MAX_WAITING}"
+RESPONSES, GENERATE, TOKENS = "/v1/responses", "/generate", "/inference/v1/generate"
+MOST = "0 … 20, the setting max_logprobs, got"
 MANY_SCORES = f"a reply may have {MAX_SCORES}"
 REFUSED: list[tuple[str, str, str, dict[str, Any]]] = [
     # What the model or the engine cannot do.
@@ -41,6 +43,32 @@ REFUSED: list[tuple[str, str, str, dict[str, Any]]] = [
      {"n": 3_000, "prompt": [5] * 108, "echo": True, "logprobs": 20}),
     (COMPLETIONS, "prompt_logprobs", MANY_SCORES,
      {"n": 3_000, "prompt": [5] * 108, "prompt_logprobs": 20}),
+    (COMPLETIONS, "logprobs", MOST, {"logprobs": 21}),
+    (COMPLETIONS, "prompt_logprobs", MOST, {"prompt_logprobs": 100}),
+    (COMPLETIONS, "logprobs", MOST, {"logprobs": 100_000}),
+    (CHATS, "top_logprobs", MOST, {"logprobs": True, "top_logprobs": 21}),
+    (CHATS, "prompt_logprobs", MOST, {"prompt_logprobs": 21}),
+    (RESPONSES, "top_logprobs", MOST,
+     {"input": "x", "top_logprobs": 21, "include": ["message.output_text.logprobs"]}),
+    (GENERATE, "top_logprobs_num", MOST,
+     {"text": "x", "return_logprob": True, "top_logprobs_num": 21}),
+    (TOKENS, "logprobs", MOST, {"token_ids": [5], "sampling_params": {"logprobs": 21}}),
+    (COMPLETIONS, "prompt_logprobs_start", "only with", {"prompt_logprobs_start": 1}),
+    (COMPLETIONS, "prompt_logprobs_start", "beyond the prompt's 3 tokens",
+     {"prompt": [5, 6, 7], "prompt_logprobs": 0, "prompt_logprobs_start": 4}),
+    (COMPLETIONS, "max_tokens", "not the first",
+     {"prompt": [5, 6], "max_tokens": 0, "prompt_logprobs": 0, "prompt_logprobs_start": 2}),
+    (COMPLETIONS, "echo", "prompt_logprobs_start",
+     {"echo": True, "logprobs": 0, "prompt_logprobs": 0, "prompt_logprobs_start": -1}),
+    (CHATS, "prompt_logprobs_start", "only with", {"prompt_logprobs_start": -1}),
+    (GENERATE, "logprob_start_len", "only with return_logprob",
+     {"text": "x", "logprob_start_len": 0}),
+    (GENERATE, "logprob_start_len", "beyond the prompt's 2 tokens",
+     {"input_ids": [5, 6], "return_logprob": True, "logprob_start_len": 2}),
+    (GENERATE, "token_ids_logprob", "prompt_logprobs = 0 scores",
+     {"input_ids": [5, 6], "return_logprob": True, "token_ids_logprob": [5]}),
+    (TOKENS, "sampling_params", "prompt_logprobs = 0 scores",
+     {"token_ids": [5], "sampling_params": {"logprob_token_ids": [5]}}),
     (CHATS, "n", TOO_MANY, {"n": MAX_WAITING + 1}),
     (CHATS, "stop_token_ids", "", {"stop_token_ids": [1_000]}),
     (CHATS, "logprobs", MANY_SCORES,

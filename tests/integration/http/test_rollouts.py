@@ -171,6 +171,29 @@ def test_generate_in_sglangs_form(trained: Server) -> None:
         assert before["meta_info"]["finish_reason"] is None
 
 
+def test_prompts_are_scored_in_both_forms(trained: Server) -> None:
+    """Aligned with the prompt's tokens: the first one asked for has no score."""
+    ids = [*IDS, 50, 51, 52]
+    plain = complete(trained, prompt=ids, max_tokens=0, prompt_logprobs=2)["choices"][0]
+    rest = [entry[str(id)] for entry, id in zip(plain["prompt_logprobs"][1:], ids[1:], strict=True)]
+    for start, longest in ((0, 0), (4, 0), (4, 2), (6, 2)):
+        body = {"input_ids": ids, "logprob_start_len": start, "return_logprob": True}
+        body |= {"top_logprobs_num": 2, "sampling_params": {"max_new_tokens": longest}}
+        meta = ask(trained, GENERATE, **body)["meta_info"]
+        scored = zip(rest[start:], ids[start + 1 :], strict=True)
+        expected = [[None, ids[start], None], *([e["logprob"], id, None] for e, id in scored)]
+        assert meta["input_token_logprobs"] == expected
+        none, *tops = meta["input_top_logprobs"]
+        assert none is None and [len(top) for top in tops] == [2] * (len(expected) - 1)
+    assert (
+        "input_token_logprobs"
+        not in ask(trained, GENERATE, **body | {"logprob_start_len": -1})["meta_info"]
+    )
+    params = {"max_tokens": 1, "prompt_logprobs": 2, "prompt_logprobs_start": -2}
+    reply = ask(trained, TOKENS, token_ids=ids, sampling_params=params)
+    assert reply["prompt_logprobs"] == [None] * 5 + plain["prompt_logprobs"][5:]
+
+
 def test_a_stop_string_remains_if_it_is_not_trimmed(trained: Server) -> None:
     params = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
     whole = ask(trained, GENERATE, text="the cat", sampling_params=params)["text"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from itertools import pairwise
 from operator import itemgetter
@@ -14,7 +15,7 @@ import pytest
 from tests.engines.likelihoods import distributions, greedy_after
 from tests.engines.served_app import Visit, application
 from tests.engines.served_engine import Serve
-from tests.serving import EOS_PROMPT, TEXT_MODEL, Server, choice_of, complete
+from tests.serving import EOS_PROMPT, TEXT_MODEL, Server, choice_of, complete, unpacked
 
 PROMPT = [0, 5, 90, 91, 92, 33, 33, 7, 280]
 LM_EVAL = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
@@ -156,6 +157,40 @@ def test_prompt_logprobs_have_rank_and_text(server: Server) -> None:
                 assert value["rank"] == order.index(int(name)) + 1
                 assert value["logprob"] == pytest.approx(row[int(name)], abs=1e-4)
                 assert isinstance(value["decoded_token"], str)
+
+
+def test_the_last_tokens_of_a_prompt_are_scored_alone(server: Server) -> None:
+    """From a kept state, with the same numbers; nothing stands for the tokens before them."""
+    rng = np.random.default_rng(7)
+    prompt = rng.integers(5, TEXT_MODEL.vocab_size, 60).tolist()
+    fields: dict[str, Any] = {"max_tokens": 0, "prompt_logprobs": 2}
+    whole = choice_of(server, prompt=prompt, **fields)["prompt_logprobs"]
+    complete(server, prompt=prompt[:50], max_tokens=1)
+    for start in (50, -10):
+        answer = complete(server, prompt=prompt, prompt_logprobs_start=start, **fields)
+        assert answer["choices"][0]["prompt_logprobs"] == [None] * 50 + whole[50:]
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 49
+    assert (
+        choice_of(server, prompt=prompt, prompt_logprobs_start=-500, **fields)["prompt_logprobs"]
+        == whole
+    )
+    few = choice_of(server, prompt=prompt, max_tokens=2, prompt_logprobs=0, logprobs=1, seed=1,
+                    prompt_logprobs_start=60)  # fmt: skip
+    assert few["prompt_logprobs"] == [None] * 60
+    packed = unpacked(
+        choice_of(
+            server, prompt=prompt, prompt_logprobs_start=58, return_packed=True,
+            return_token_ids=True, **fields,
+        )
+    )["packed_prompt"]  # fmt: skip
+    arrays = {name: base64.b64decode(packed[name]) for name in ("logprobs", "ranks")}
+    logprobs = np.frombuffer(arrays["logprobs"], "<f4")
+    assert np.isnan(logprobs[:58]).all() and len(logprobs) == 60
+    assert logprobs[58:].tolist() == [
+        pytest.approx(whole[at][str(prompt[at])]["logprob"]) for at in (58, 59)
+    ]
+    assert np.frombuffer(arrays["ranks"], "<i4")[:58].tolist() == [0] * 58
+    assert len(base64.b64decode(packed["top_token_ids"])) == 60 * 2 * 4
 
 
 async def test_without_a_tokenizer_token_ids_come_and_go(

@@ -209,6 +209,7 @@ def test_a_step_that_feeds_prompts_is_a_short_one_on_a_cpu(
         ({"num_slots": -1}, "num_slots must be 0"),
         ({"memory_fraction": 0}, "memory_fraction must be in"),
         ({"prefix_slots": 0}, "prefix_slots must be at least 1"),
+        ({"max_logprobs": 0}, "max_logprobs must be at least 1"),
         ({"step_timeout_s": 0.5}, "step_timeout_s must be 0, or 1"),
         ({"drain_s": float("nan")}, "drain_s must be at least 0"),
     ],

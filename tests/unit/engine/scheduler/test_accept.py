@@ -103,6 +103,36 @@ def test_the_ends_of_a_range_are_in_it_and_who_wants_no_edits_has_no_plan() -> N
     assert accepted(**penalties, **lists, min_tokens=0).edits is None
 
 
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+@pytest.mark.parametrize("most", [1, 20, 21, V])
+def test_alternatives_go_up_to_the_setting(name: str, most: int) -> None:
+    def ask(count: int) -> SequenceGroup:
+        fields: dict[str, Any] = {name: count}
+        request = request_of(**fields, emit="tokens")
+        return accept(request, TINY, 0, max_logprobs=most)
+
+    assert getattr(ask(most).request.params, name) == most
+    for count in (most + 1, 2**31 - 1):
+        with pytest.raises(InvalidRequest, match=f"0 … {most}, the setting max_logprobs") as error:
+            ask(count)
+        assert error.value.param == name
+
+
+def test_where_scores_begin_is_a_place_in_the_prompt() -> None:
+    prompt = [3, 4, 5]
+    for start, first in ((0, 1), (1, 1), (2, 2), (3, 3), (-1, 2), (-3, 1), (-(2**31), 1)):
+        asked = accepted(prompt=prompt, prompt_logprobs=0, prompt_logprobs_start=start)
+        assert asked.first_scored == first
+    assert accepted(prompt=prompt).first_scored == 3
+    with pytest.raises(InvalidRequest, match="beyond the prompt's 3 tokens") as error:
+        accepted(prompt=prompt, prompt_logprobs=0, prompt_logprobs_start=4)
+    assert error.value.param == "prompt_logprobs_start"
+    with pytest.raises(InvalidRequest, match="only with prompt_logprobs"):
+        accepted(prompt=prompt, prompt_logprobs_start=1)
+    with pytest.raises(InvalidRequest, match="max_tokens must be"):
+        accepted(prompt=prompt, prompt_logprobs=0, prompt_logprobs_start=3, max_tokens=0)
+
+
 def test_prompts_are_token_ids_that_fit_the_context() -> None:
     for data in (b"", b"\1\0\0", b"\1\0\0\0\0"):
         with pytest.raises(InvalidRequest, match="int32"):

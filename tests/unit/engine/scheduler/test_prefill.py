@@ -103,6 +103,48 @@ def test_a_scored_prompt_is_fed_whole_and_kept(prefilled: list[int]) -> None:
     assert cached(run(engine, request_of(prompt=other))["a"]) == {31}
 
 
+def test_scoring_the_new_part_of_a_prompt_feeds_only_that(prefilled: list[int]) -> None:
+    engine, longer = engine_of(), [*HEADER, 5, 6, 7, 8]
+    whole, _ = run(engine_of(), request_of(prompt=longer, prompt_logprobs=2))["a"]
+    run(engine, request_of(prompt=HEADER))
+    for start in (30, -4):
+        prefilled.clear()
+        request = request_of(prompt=longer, prompt_logprobs=2, prompt_logprobs_start=start)
+        part, sample = run(engine, request)["a"]
+        assert (cached([part, sample]), sum(prefilled)) == ({29}, 4)
+        assert part.token_ids == np.array([5, 6, 7, 8], "<i4").tobytes()
+        for name in ("logprobs", "ranks", "top_ids", "top_logprobs"):
+            assert getattr(part, name) == getattr(whole, name)[-len(getattr(part, name)) :]
+            assert len(getattr(part, name)) == len(getattr(whole, name)) // 33 * 4
+
+
+def test_many_scored_tails_of_one_prompt_feed_it_once(prefilled: list[int]) -> None:
+    engine = engine_of(num_slots=40, max_step_rows=40, max_step_tokens=99, prefix_slots=30)
+    tails = [[i, 3, 4] for i in range(2, 12)]
+    scored: dict[str, int] = {"prompt_logprobs": 0, "prompt_logprobs_start": 30, "max_tokens": 0}
+    ran = run(engine, *(request_of(f"{t}", HEADER + t, **scored) for t in tails))
+    assert sum(prefilled) == 29 + 3 * len(tails)
+    for tail in tails:
+        whole = request_of("a", HEADER + tail, prompt_logprobs=0, max_tokens=0)
+        expected = run(engine_of(), whole)["a"][0].logprobs
+        assert ran[f"{tail}"][0].logprobs == expected[-12:]
+
+
+@pytest.mark.parametrize("step_tokens", [7, 11, 64])
+def test_a_scored_part_begins_where_a_chunk_does(step_tokens: int) -> None:
+    whole, _ = run(engine_of(), request_of(prompt=HEADER, prompt_logprobs=1))["a"]
+    for keeps in (True, False):
+        for start in range(31):
+            engine = engine_of(
+                max_step_rows=4, max_step_tokens=step_tokens, prefix_slots=2, prefix_cache=keeps
+            )
+            request = request_of(prompt=HEADER, prompt_logprobs=1, prompt_logprobs_start=start)
+            *parts, sample = run(engine, request)["a"]
+            first = max(start, 1)
+            assert b"".join(part.logprobs for part in parts) == whole.logprobs[4 * first - 4 :]
+            assert all(part.index == PROMPT for part in parts) and sample.finish_reason
+
+
 def test_who_waits_for_an_aborted_request_goes_on_without_it(prefilled: list[int]) -> None:
     engine = engine_of(max_step_rows=4, max_step_tokens=5)
     alone = run(engine_of(), request_of("b", HEADER))["b"]

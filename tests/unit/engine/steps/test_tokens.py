@@ -81,7 +81,7 @@ def test_outputs_become_tokens_in_order_and_joined() -> None:
     assert tokens.top_ids.shape == tokens.top_logprobs.shape == (3, 2)
 
 
-@pytest.mark.parametrize("num_top", [None, 0, 1, 3])
+@pytest.mark.parametrize("num_top", [None, 0, 1, 3, 255, 256, 70_000])
 def test_a_message_carries_what_a_step_says(num_top: int | None) -> None:
     ids, top = np.array([5, 6, 7], np.int32), np.full((1, num_top or 0), 8)
     scores = [-ids.astype("<f4"), top.astype("<i4"), top.astype("<f4")]  # of the first row

@@ -130,7 +130,7 @@ MEANT += [
         COMPLETIONS,
         {"prompt": "a", "logprobs": -1},
         "logprobs",
-        "20; got -1: POST",
+        "max_logprobs; got -1: POST",
     ),
     (CHATS, {"messages": [USER], "logprobs": True, "top_logprobs": -1}, "top_logprobs", SCORED),
 ]

@@ -136,13 +136,11 @@ def test_minus_infinity_is_a_number_of_json(text: Text) -> None:
         echoed = completions.entries_of_prompt(0, scores, num_top)
         shown = msgspec.json.decode(completions.render(NOTHING, num_top, [], echoed))
         assert shown["top_logprobs"] == [None, {"five": 0, "three": three["logprob"]}]
-        (_, entry) = msgspec.json.decode(
-            render_prompt(scores.ranks, scores, num_top, completions.name)
-        )
+        (_, entry) = msgspec.json.decode(render_prompt(1, scores, num_top, completions.name))
         assert entry == {"5": five, "3": {**three, "decoded_token": "three"}}
     # Places without a token are left out.
     scores = output([5], [0], [5, -1], [0, 0])
-    (_, entry) = msgspec.json.decode(render_prompt(scores.ranks, scores, 2, completions.name))
+    (_, entry) = msgspec.json.decode(render_prompt(1, scores, 2, completions.name))
     assert entry == {"5": five}
     # What has no tokens has no entries of its own.
     echoed = completions.entries_of_prompt(5, output([3], [-1], [], []), 0)
