@@ -59,6 +59,8 @@ def rollouts(record: Record) -> None:
     assert record["rollouts"] >= 8 and record["versions"] >= 1 + 5
     assert 4 <= len(record["changes"]) <= 5, "the answer to one may be lost with its engine"
     assert 0 < record["largest_error"] < 1e-4
+    (paused,) = record["pauses"]
+    assert len(paused["seconds"]) == 3 and min(*paused["seconds"], paused["step_s"]) > 0
     assert record["wrong_off_share"] > 0.9, "models with 32 tokens agree by chance now and then"
 
 
@@ -84,7 +86,7 @@ def bursts(record: Record) -> None:
         ("http", "--model={demo} --streams=3 --requests=2 --n=5 --max-tokens=9 --repetitions=1",
          bursts, "| 2 × 5 | whole |"),
         ("rollouts", "--model={bare} --rollouts=8 --prompt-tokens=3 --max-tokens=12 --changes=5 "
-         "--kills=1 --seconds=2", rollouts, "| rollouts not answered | 0 |"),
+         "--kills=1 --seconds=2 --pauses=3 --paused-rollouts=4", rollouts, "| rollouts not answered | 0 |"),
     ],
 )  # fmt: skip
 def test_a_benchmark_writes_its_record(
