@@ -88,6 +88,7 @@ BENCHMARKS = {
     "streams": "bench.server.streams",
     "scale": "bench.server.scale",
     "against": "bench.server.against",
+    "dialects": "bench.server.dialects",
     "validity": "bench.server.validity",
     "table": "bench.records.table",
 }

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from hashlib import blake2b
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from weakref import ref
 
 import requests
 from accelerate.utils import broadcast_object_list
 from requests.adapters import HTTPAdapter
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 from urllib3.util.retry import Retry
 
 
@@ -50,13 +50,14 @@ class RolloutServer:
         )
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, HTTPAdapter(max_retries=again))
-        self._step = -1
-        self._sent: ref[Any] | None = None  # the trainer whose weights were sent last
+        self._sent = b""  # digest of the weights sent last
         self.weights_version = 0
         """Version that the server gave the weights sent last; 0 before any were sent."""
 
     def rollout_func(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """Sample a completion for each prompt from the weights that the trainer has at this step.
+        """Sample a completion for each prompt from the weights that the trainer has now.
+
+        They are sent unless they are those sent last, whoever trained them.
 
         Returns `prompt_ids`, `completion_ids` and `logprobs` [sample][token], after temperature and
         before top_p, top_k and min_p, as the trainer computes its own. Raises RuntimeError for what
@@ -67,9 +68,7 @@ class RolloutServer:
             raise ValueError("peft_config: the server takes whole models; train without an adapter")
         if trainer.tools:
             raise ValueError("tools: TRL would sample all turns but the first by itself")
-        is_known = self._sent is not None and self._sent() is trainer
-        if not is_known or trainer.state.global_step != self._step:
-            self._send_newest(trainer)
+        self._send_newest(trainer)
         prompt_ids = trainer._tokenize_prompts(prompts)[0]
         # A prompt stands there once for each of its samples: it is asked for once, if all agree.
         num_samples = math.gcd(*(len(list(same)) for _, same in groupby(prompt_ids)))
@@ -91,7 +90,8 @@ class RolloutServer:
         if versions != {self.weights_version}:
             raise RuntimeError(
                 f"tokens are of weights {sorted(versions)}, and not of {self.weights_version} that "
-                "this trainer sent: somebody else changes the server's weights"
+                "this trainer sent: another trainer changes the server's weights, or it has been "
+                "started anew"
             )
         return {
             "prompt_ids": prompt_ids,
@@ -103,9 +103,10 @@ class RolloutServer:
         """Send the trainer's weights; of several processes all take part, and the first sends."""
         tensors = trainer.accelerator.get_state_dict(trainer.model)
         if trainer.accelerator.is_main_process:
-            self.send_weights(tensors.items())
+            whole = _on_the_host(tensors.items())
+            if _digest(whole) != self._sent:
+                self._send(whole)
         [self.weights_version] = broadcast_object_list([self.weights_version])
-        self._step, self._sent = trainer.state.global_step, ref(trainer)
 
     def send_weights(self, tensors: Iterable[tuple[str, Any]]) -> None:
         """Have the server go on with these tensors, by name; what runs goes on too.
@@ -113,13 +114,15 @@ class RolloutServer:
         Their folder is gone afterwards: the server has a copy. Raises RuntimeError with what it
         refuses; then it goes on with the weights before.
         """
+        self._send(_on_the_host(tensors))
+
+    def _send(self, tensors: dict[str, Any]) -> None:
         with TemporaryDirectory(prefix="weights-", dir=self._folder) as folder:
             Path(folder).chmod(0o755)  # for a server of another user
             self._config.save_pretrained(folder)
-            whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors}
-            save_file(whole, Path(folder) / "model.safetensors")
+            save_file(tensors, Path(folder) / "model.safetensors")
             changed = self._ask("/update_weights", {"weight_dir": folder})
-        self.weights_version = changed["weights_version"]
+        self.weights_version, self._sent = changed["weights_version"], _digest(tensors)
 
     def init_weight_transfer(self) -> None:
         """Check that the server answers. Raises RuntimeError if it does not."""
@@ -140,3 +143,14 @@ class RolloutServer:
         if reply.status_code != 200:
             raise RuntimeError(f"POST {path}: {reply.status_code} {reply.text[:2_000]}")
         return reply.json()
+
+
+def _on_the_host(tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors}
+
+
+def _digest(tensors: dict[str, Any]) -> bytes:
+    digest = blake2b()
+    for name in sorted(tensors):
+        digest.update(save({name: tensors[name]}))
+    return digest.digest()

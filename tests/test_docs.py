@@ -272,6 +272,18 @@ def test_a_page_names_nothing_that_does_not_exist(path: Path) -> None:
     assert not [file for file in files if not (ROOT / file).exists()]
 
 
+def test_the_tests_that_complaints_name_are_there() -> None:
+    named = re.findall(r"\[(test_\w+)\]\(\.\./([^)]*)\)", read("trainers.md"))
+    assert len(named) > 20
+    for test, path in named:
+        assert re.search(rf"^(async )?def {test}\(", (ROOT / path).read_text(), re.M), test
+    for heading in ("Rollouts", "Recurrent and hybrid models"):
+        for complaint, row in doc_tables.cells(sections("trainers.md")[heading].strip()).items():
+            proof = {"Solved": "[test_", "Documented": "[page]", "Open": ""}
+            verdict = re.split(r"\W", row["here"])[0]
+            assert proof[verdict] in row["test or page"], complaint
+
+
 def test_what_is_to_be_installed_is_on_an_index() -> None:
     """`srm-server[parquet]` is on none: the packages of an extra are named themselves."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -10,34 +10,25 @@ version beside the right one, which must not agree.
 from __future__ import annotations
 
 import asyncio
-import os
-import random
-import shutil
-import signal
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import httpx
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from bench.frame import Record, Settings, run, table
-from bench.host.processes import children_of_server, processes
+from bench.frame import Record, run, table
 from bench.host.serving import free_port, serving
-from srm.engine.config import DEMO_MODEL, ModelConfig, parse_model_config
+from bench.peers.pauses import pauses_of, vllm_pauses
+from bench.server.soak import CheckedRollout, RolloutsBenchConfig, Soak
+from srm.engine.config import ModelConfig, parse_model_config
 from srm.engine.errors import ConfigError
 from srm.engine.weights.random_model import random_tensors, write_random_model
 from srm.training.model import SRM
 
 F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
 
 WITHIN = 1e-4
 """Nats by which a log-probability may differ from torch's, in float32."""
@@ -45,57 +36,52 @@ OFF = 1e-2
 """Nats by which it must differ from that of other weights."""
 _EVERY = 8
 """One token in this many is also computed with other weights."""
-_TIMEOUT_S = 600.0
-_RETRY_S = 0.2
-
-
-class RolloutsBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
-    """Settings of `srm bench rollouts`."""
-
-    model: Path = DEMO_MODEL
-    """Folder whose config.json says the shape of the models, which have random weights."""
-    rollouts: int = 1_000
-    """Completions that run at once."""
-    samples: int = 4
-    """Completions of each request."""
-    prompt_tokens: int = 8
-    """Tokens of each prompt."""
-    max_tokens: int = 64
-    """Most tokens of a completion; each request draws its own number."""
-    changes: int = 200
-    """Changes of weights."""
-    seconds: float = 300.0
-    """Time in which these are to be made."""
-    kills: int = 10
-    """How often the engine is killed meanwhile."""
-    seed: int = 0
-    """Draws weights, prompts, lengths and the moments of kills."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kills > self.changes:
-            raise ValueError(f"kills must be at most changes = {self.changes}, got {self.kills}")
-
-
-class CheckedRollout(NamedTuple):
-    """One completion as the server replied."""
-
-    prompt: list[int]
-    prompt_version: int
-    """Version of the weights that were fed the prompt but for its last token."""
-    tokens: list[int]
-    logprobs: list[float]
-    versions: list[int]
-    """Versions of the weights that made each token, in order."""
 
 
 def main(argv: list[str]) -> int:
-    """Run, write a record, print its table."""
-    return run(RolloutsBenchConfig, argv, "rollouts", measure, markdown)
+    """Run, write a record, print its table. Exit code 1 if a rollout or a token is not right."""
+    return run(RolloutsBenchConfig, argv, "rollouts", measure, markdown, fault=fault)
 
 
 def measure(config: RolloutsBenchConfig) -> Record:
     """Return what became of rollouts and changes, and how far log-probabilities are off."""
+    shape = _shape_of(config)
+    with tempfile.TemporaryDirectory() as name:
+        soak = Soak(config, shape, Path(name))
+        pauses = _run(soak, config, shape, Path(name))
+    if config.peers_dir and pauses:
+        sizes = config.paused_rollouts, config.pauses, config.max_tokens
+        pauses.append(vllm_pauses(config.peers_dir, *sizes))
+    if not soak.rollouts:
+        raise ConfigError("no rollout was answered")
+    spans = [len(set(rollout.versions)) for rollout in soak.rollouts]
+    return {
+        "rollouts": len(soak.rollouts),
+        "unanswered": soak.num_unanswered,
+        "asked_again": dict(soak.failures),
+        "versions": len(soak.seeds),
+        "spans": {"mean": float(np.mean(spans)), "most": max(spans)},
+        "changes": soak.changes,
+        "change_failures": dict(soak.change_failures),
+        "kills": soak.num_kills,
+        "seconds": soak.seconds,
+        "mean_step_s": soak.mean_step_s,
+        "pauses": pauses,
+        **check(soak, shape),
+    }
+
+
+def fault(record: Record) -> str:
+    """Say what is wrong with rollouts and tokens; nothing if all are right."""
+    faults = {
+        "rollouts were not answered": record["unanswered"],
+        f"tokens are off by more than {WITHIN:g} nats": record["beyond"],
+    }
+    return "; ".join(f"{count:,} {what}" for what, count in faults.items() if count)
+
+
+def _shape_of(config: RolloutsBenchConfig) -> ModelConfig:
+    """Read the models' shape. Raises ConfigError where rollouts do not fit its context."""
     path = config.model / "config.json"
     shape = parse_model_config(path, path.read_bytes())
     if config.prompt_tokens + config.max_tokens > shape.n_ctx:
@@ -103,44 +89,44 @@ def measure(config: RolloutsBenchConfig) -> Record:
             f"prompt_tokens + max_tokens = {config.prompt_tokens + config.max_tokens} must be at "
             f"most n_ctx = {shape.n_ctx} of {config.model}"
         )
-    with tempfile.TemporaryDirectory() as name:
-        soak = _Soak(config, shape, Path(name))
-        write_random_model(Path(name) / "model", shape, soak.seed(0))
-        rows = max(config.rollouts, config.samples)
-        admin_port = free_port()
-        with serving(
-            *(f"--model={name}/model", f"--data-dir={name}/data", f"--num-slots={rows}"),
-            *(f"--max-step-rows={rows}", f"--admin-port={admin_port}", "--log-level=warning"),
-        ) as server:
-            asyncio.run(soak.run(server.pid, server.url, f"http://127.0.0.1:{admin_port}"))
+    return shape
+
+
+def _run(soak: Soak, config: RolloutsBenchConfig, shape: ModelConfig, folder: Path) -> list[Record]:
+    """Serve the first weights for the soak; return what pausing takes then, if all was answered."""
+    write_random_model(folder / "model", shape, soak.seed(0))
+    rows = max(config.rollouts, config.samples)
+    admin_port = free_port()
+    with serving(
+        *(f"--model={folder}/model", f"--data-dir={folder}/data", f"--num-slots={rows}"),
+        *(f"--max-step-rows={rows}", f"--admin-port={admin_port}", "--log-level=warning"),
+    ) as server:
+        admin_url = f"http://127.0.0.1:{admin_port}"
+        asyncio.run(soak.run(server.pid, server.url, admin_url))
+        if soak.num_unanswered:
+            return []
+        sizes = config.paused_rollouts, config.pauses, config.max_tokens
+        measured = asyncio.run(pauses_of(server.url, admin_url, *sizes))
+    return [{"engine": "srm", "model": config.model.name, **measured}]
+
+
+def check(soak: Soak, shape: ModelConfig) -> Record:
+    """Compute all tokens' log-probabilities again, and compare."""
     began = time.monotonic()
-    numbers = sorted(soak.seeds)
-    seeds = soak.seeds
 
     def load(version: int) -> SRM:
         model = SRM(shape)
-        tensors = random_tensors(shape, soak.seed(seeds[version]))
+        tensors = random_tensors(shape, soak.seed(soak.seeds[version]))
         model.load_state_dict({key: torch.tensor(value) for key, value in tensors.items()})
         return model
 
-    right, wrong = recompute(soak.rollouts, load, len(numbers))
+    right, wrong = recompute(soak.rollouts, load, len(soak.seeds))
     given = np.concatenate([np.array(rollout.logprobs) for rollout in soak.rollouts])
     errors, wrong_errors = np.abs(right - given), np.abs(wrong - given)[~np.isnan(wrong)]
-    spans = [len(set(rollout.versions)) for rollout in soak.rollouts]
     return {
-        "rollouts": len(soak.rollouts),
-        "unanswered": soak.num_unanswered,
-        "asked_again": dict(soak.failures),
         "tokens": len(given),
-        "versions": len(numbers),
-        "spans": {"mean": float(np.mean(spans)), "most": max(spans)},
-        "changes": soak.changes,
-        "change_failures": dict(soak.change_failures),
-        "kills": soak.num_kills,
-        "seconds": soak.seconds,
-        "mean_step_s": soak.mean_step_s,
         "largest_error": float(errors.max()),
-        "beyond": int(np.count_nonzero(errors > WITHIN)),
+        "beyond": int(np.count_nonzero(~(errors <= WITHIN))),  # nor is NaN within
         "compared": len(wrong_errors),
         "wrong_off_share": float(np.mean(wrong_errors > OFF)),
         "recompute_s": time.monotonic() - began,
@@ -149,20 +135,15 @@ def measure(config: RolloutsBenchConfig) -> Record:
 
 def markdown(record: Record) -> list[str]:
     """Render the table."""
-    pauses = np.array([change["pause_seconds"] for change in record["changes"]])
-    whole = np.array([change["seconds"] for change in record["changes"]])
+    stops = [change["pause_seconds"] for change in record["changes"]]
+    whole = [change["seconds"] for change in record["changes"]]
     step_s = record["mean_step_s"]
-
-    def pause(quantile: float) -> str:
-        seconds = float(np.quantile(pauses, quantile))
-        return f"{1e3 * seconds:.1f} ms, {seconds / step_s:.2f} steps"
-
     tokens, spans = record["tokens"], record["spans"]
     rows = {
         "rollouts answered": f"{record['rollouts']:,}",
         "rollouts not answered": f"{record['unanswered']:,}",
         "requests asked again": f"{sum(record['asked_again'].values()):,}",
-        "changes of weights": f"{len(pauses):,} in {record['seconds']:.0f} s",
+        "changes of weights": f"{len(stops):,} in {record['seconds']:.0f} s",
         "kills of the engine": str(record["kills"]),
         "versions in a rollout": f"{spans['mean']:.1f}, {spans['most']} at most",
         "tokens": f"{tokens:,}",
@@ -170,11 +151,30 @@ def markdown(record: Record) -> list[str]:
         "largest error": f"{record['largest_error']:.1e} nats",
         f"off by more than {OFF:g} with other weights": f"{record['wrong_off_share']:.2%}",
         "mean step": f"{1e3 * step_s:.1f} ms",
-        "pause p50": pause(0.5),
-        "pause p99": pause(0.99),
+        "without a step at a change, p50": _lasted(stops, step_s, 0.5),
+        "without a step at a change, p99": _lasted(stops, step_s, 0.99),
         "from asking to use, p50": f"{float(np.median(whole)):.2f} s",
     }
-    return table(" | ", (f"{name} | {value}" for name, value in rows.items()))
+    paused = (
+        f"{server['engine']}, {server['model']} | {1e3 * server['step_s']:.1f} ms "
+        f"| {_lasted(server['seconds'], server['step_s'], 0.5)} "
+        f"| {_lasted(server['seconds'], server['step_s'], 0.99)}"
+        for server in record["pauses"]
+    )
+    return [
+        *table(" | ", (f"{name} | {value}" for name, value in rows.items())),
+        "",
+        "`/pause` and `/resume` with nothing between them, as a client waits for both, under "
+        f"{record['settings']['paused_rollouts']} running completions; a step is the time between "
+        "two tokens of one:",
+        "",
+        *table("engine, model | step | p50 | p99", paused),
+    ]
+
+
+def _lasted(times_s: Sequence[float], step_s: float, quantile: float) -> str:
+    seconds = float(np.quantile(times_s, quantile))
+    return f"{1e3 * seconds:.1f} ms, {seconds / step_s:.2f} steps"
 
 
 def recompute(
@@ -225,159 +225,3 @@ def recompute(
     is_made = np.arange(shape[1]) >= first
     is_made = is_made & (np.arange(shape[1]) < first + lengths[:, None])
     return right[is_made], wrong[is_made]
-
-
-class _Soak:
-    """Asks for rollouts, changes weights, kills the engine."""
-
-    def __init__(self, config: RolloutsBenchConfig, shape: ModelConfig, folder: Path) -> None:
-        self._config, self._shape, self._folder = config, shape, folder
-        self._rng = random.Random(config.seed)
-        self.rollouts: list[CheckedRollout] = []
-        self.num_unanswered = self.num_kills = 0
-        self.failures: Counter[str] = Counter()
-        """Answers after which rollouts were asked for again."""
-        self.change_failures: Counter[str] = Counter()
-        self.changes: list[dict[str, float]] = []
-        self.seeds = {1: 0}
-        """Which weights a version is."""
-        self.seconds = self.mean_step_s = 0.0
-        self._steps, self._last_steps = {"sum": 0.0, "count": 0.0}, {"sum": 0.0, "count": 0.0}
-        self._is_over = False
-
-    def seed(self, number: int) -> int:
-        """Seed of the weights of a change."""
-        return 1_000_000 * self._config.seed + number
-
-    async def run(self, pid: int, url: str, admin_url: str) -> None:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        async with (
-            httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, limits=limits) as client,
-            httpx.AsyncClient(base_url=admin_url, timeout=_TIMEOUT_S) as trainer,
-        ):
-            count = -(-self._config.rollouts // self._config.samples)
-            asking = [asyncio.create_task(self._ask(client, who)) for who in range(count)]
-            began = time.monotonic()
-            await self._change_all(trainer, pid)
-            self.seconds = time.monotonic() - began
-            self._is_over = True
-            await asyncio.gather(*asking)
-
-    async def _ask(self, client: httpx.AsyncClient, who: int) -> None:
-        """Ask for rollouts one after another, each until it is answered."""
-        config = self._config
-        rng = random.Random(f"{config.seed} {who}")
-        while not self._is_over:
-            prompt = [rng.randrange(self._shape.vocab_size) for _ in range(config.prompt_tokens)]
-            params = {
-                "n": config.samples,
-                "max_tokens": rng.randint(max(1, config.max_tokens // 4), config.max_tokens),
-                "ignore_eos": True,
-                "logprobs": 0,
-                "temperature": 1.0,
-                "seed": rng.randrange(2**32),
-            }
-            self.num_unanswered += config.samples
-            body = {"token_ids": prompt, "sampling_params": params}
-            while (reply := await self._post(client, body)) is None:
-                await asyncio.sleep(_RETRY_S)
-            self.num_unanswered -= config.samples
-            self._add(prompt, reply)
-
-    async def _post(self, client: httpx.AsyncClient, body: dict[str, Any]) -> Any:
-        try:
-            reply = await client.post("/inference/v1/generate", json=body)
-        except httpx.TransportError as error:
-            self.failures[type(error).__name__] += 1
-            return None
-        if reply.is_success:
-            return msgspec.json.decode(reply.content)
-        if reply.status_code != httpx.codes.SERVICE_UNAVAILABLE:
-            raise ConfigError(f"a rollout was answered with {reply.status_code}: {reply.text}")
-        self.failures[reply.json()["error"]["message"][:80]] += 1
-        return None
-
-    def _add(self, prompt: list[int], reply: Any) -> None:
-        for choice in reply["choices"]:
-            versions: list[int] = []
-            for span in choice["weight_versions"]:
-                versions += [span["version"]] * (span["end"] - span["start"])
-            tokens = choice["token_ids"]
-            logprobs = [item["logprob"] for item in choice["logprobs"]["content"]]
-            if not len(tokens) == len(logprobs) == len(versions):
-                raise ConfigError(f"a choice has spans of other tokens: {choice}")
-            begun = reply.get("first_weights_version") or versions[0]
-            self.rollouts.append(CheckedRollout(prompt, begun, tokens, logprobs, versions))
-
-    async def _change_all(self, trainer: httpx.AsyncClient, pid: int) -> None:
-        config = self._config
-        period_s = config.seconds / config.changes
-        to_kill = set(self._rng.sample(range(config.changes), config.kills))
-        began = time.monotonic()
-        async with asyncio.TaskGroup() as killing:
-            for number in range(config.changes):
-                await asyncio.sleep(began + number * period_s - time.monotonic())
-                if number in to_kill:
-                    killing.create_task(self._kill(pid, self._rng.uniform(0, period_s)))
-                await self._change(trainer, number + 1)
-                await self._note_steps(trainer)
-        self.mean_step_s = self._steps["sum"] / max(1, self._steps["count"])
-
-    async def _change(self, trainer: httpx.AsyncClient, number: int) -> None:
-        """Have the server use other weights, and delete their folder once it has answered."""
-        folder = self._folder / f"weights-{number}"
-        write_random_model(folder, self._shape, self.seed(number))
-        before = max(self.seeds)
-        body = {"path": str(folder), "running": "continue"}
-        while True:
-            reply = await trainer.post("/v1/admin/weights", json=body)
-            if reply.is_success:
-                shutil.rmtree(folder)
-                done = reply.json()
-                version = done["weights_version"]
-                self.changes.append({key: done[key] for key in ("pause_seconds", "seconds")})
-            else:
-                self.change_failures[reply.json()["error"]["message"][:80]] += 1
-                if (version := await self._version(trainer)) < before:
-                    raise ConfigError(f"version {before} was in use, and now {version} is")
-            # An engine that was killed after it had been asked may have made the change, or twice.
-            self.seeds |= dict.fromkeys(range(before + 1, version + 1), number)
-            if reply.is_success or version > before:
-                shutil.rmtree(folder, ignore_errors=True)
-                return
-            await asyncio.sleep(_RETRY_S)
-
-    async def _version(self, trainer: httpx.AsyncClient) -> int:
-        """Return the version in use once an engine answers."""
-        deadline = time.monotonic() + _TIMEOUT_S
-        while time.monotonic() < deadline:
-            reply = await trainer.get("/v1/admin/state")
-            if reply.is_success:
-                return int(reply.json()["weights_version"])
-            await asyncio.sleep(_RETRY_S)
-        raise ConfigError("the engine did not come back")
-
-    async def _kill(self, pid: int, after_s: float) -> None:
-        """End the engine's process, at once, wherever it is."""
-        await asyncio.sleep(after_s)
-        while True:
-            with suppress(OSError, ValueError):  # one ends meanwhile
-                kinds = children_of_server(pid, processes())
-                engines = [child for child, kind in kinds.items() if kind == "engine"]
-                if engines:
-                    os.kill(engines[0], signal.SIGKILL)
-                    self.num_kills += 1
-                    return
-            await asyncio.sleep(_RETRY_S)
-
-    async def _note_steps(self, trainer: httpx.AsyncClient) -> None:
-        """Add up the engine's steps, whose counts begin anew with each engine."""
-        seen = {"sum": 0.0, "count": 0.0}
-        for line in (await trainer.get("/metrics")).text.splitlines():
-            for key in seen:
-                if line.startswith(f"srm_engine_step_seconds_{key}"):
-                    seen[key] += float(line.split()[-1])
-        is_same = seen["count"] >= self._last_steps["count"]
-        for key, value in seen.items():
-            self._steps[key] += value - self._last_steps[key] if is_same else value
-        self._last_steps = seen

@@ -37,7 +37,7 @@ _PROBE_TOKENS = 4
 def run_peer(peer: Peer, config: PeersConfig) -> PeerResult:
     """Measure all concurrencies that its time allows; the result says what ended it early."""
     points: list[PeerPoint] = []
-    model, failure, version = make_model(peer, config.folder), "", _version(peer, config)
+    model, failure, version = make_model(peer, config.folder), "", engine_version(peer, config)
     values = placeholders(peer, config, model)
     command = [part.format(**values) for part in peer.command]
     try:
@@ -90,7 +90,8 @@ def placeholders(peer: Peer, config: PeersConfig, model: Path) -> dict[str, str]
     }
 
 
-def _version(peer: Peer, config: PeersConfig) -> str:
+def engine_version(peer: Peer, config: PeersConfig) -> str:
+    """Return the package of a peer's engine and its version. Raises ConfigError."""
     if not peer.package:
         return "this commit"
     command = [python_of(peer.environment, config.folder), "-c", _VERSION, peer.package]

@@ -142,8 +142,12 @@ def test_grpo_goes_on_with_the_weights_of_each_step(
     refusals = reply["refusals"]
     assert "tensor input_layer.weight [2048, 256] is missing" in refusals["a tensor is missing"]
     assert "values that are not finite" in refusals["a number is none"]
-    assert "somebody else changes" in refusals["weights of somebody else"]
-    assert weights_version(trainers) == before + 5  # by send_weights alone, and by no refused one
+    assert "another trainer changes" in refusals["weights of somebody else"]
+    assert len(reply["again"]) == 3
+    for name, gaps in reply["again"].items():
+        assert len(gaps) > 8 and max(gaps) < TOLERANCE, name
+    # Four rollouts; weights sent as AsyncGRPOTrainer does; three more; two by another trainer.
+    assert weights_version(trainers) == before + 4 + 1 + 3 + 2
     # What it goes on with is what the trainer saved.
     ids = calls[-1]["completion_ids"][0]
     body = {"prompt": [0, *ids], "max_tokens": 0, "prompt_logprobs": 0}

@@ -38,14 +38,18 @@ def logprobs(policy: Any, ids: list[int], count: int) -> torch.Tensor:
     return logits.log_softmax(-1).gather(1, row[0, -count:, None])[:, 0]
 
 
-def rollouts(asked: list[Any], trainer: Any) -> dict[str, Any]:
-    made = server.rollout_func(asked, trainer)
-    gaps: dict[str, list[float]] = {"now": [], "first": []}
+def gaps_of(made: dict[str, Any], policy: Any) -> list[float]:
+    """How far each token's log-probability is from this model's."""
+    gaps: list[float] = []
     keys = ("prompt_ids", "completion_ids", "logprobs")
     for prompt, tokens, scores in zip(*(made[key] for key in keys), strict=True):
-        for name, policy in (("now", trainer.model), ("first", first)):
-            expected = logprobs(policy, prompt + tokens, len(tokens))
-            gaps[name] += (torch.tensor(scores) - expected).abs().tolist()
+        expected = logprobs(policy, prompt + tokens, len(tokens))
+        gaps += (torch.tensor(scores) - expected).abs().tolist()
+    return gaps
+
+
+def rollouts(asked: list[Any], trainer: Any) -> dict[str, Any]:
+    made = server.rollout_func(asked, trainer)
     calls.append(
         {
             "step": trainer.state.global_step,
@@ -53,7 +57,8 @@ def rollouts(asked: list[Any], trainer: Any) -> dict[str, Any]:
             "prompts": len(asked),
             "distinct": len({tuple(ids) for ids in made["prompt_ids"]}),
             "completion_ids": made["completion_ids"],
-            **gaps,
+            "now": gaps_of(made, trainer.model),
+            "first": gaps_of(made, first),
         }
     )
     return made
@@ -65,6 +70,7 @@ def reward_even_ids(completion_ids: list[list[int]], **_others: Any) -> list[flo
 
 
 chats = [[{"role": "user", "content": prompt}] for prompt in json.loads(prompts)]
+rows = Dataset.from_list([{"prompt": chat} for chat in chats])
 trainer = GRPOTrainer(
     model,
     reward_funcs=reward_even_ids,
@@ -84,7 +90,7 @@ trainer = GRPOTrainer(
         bf16=False,
         disable_tqdm=True,
     ),
-    train_dataset=Dataset.from_list([{"prompt": chat} for chat in chats]),
+    train_dataset=rows,
     processing_class=tokenizer,
     rollout_func=rollouts,
 )
@@ -106,12 +112,38 @@ for name, tensors in {
         server.send_weights(tensors)
     except RuntimeError as error:
         refusals[name] = str(error)
-server.weights_version += 1  # as if somebody else had changed them
-server._step = trainer.state.global_step
+# Weights that change within a step, as the best ones do that a trainer loads at its end; and a
+# second trainer that the same object serves.
+again: dict[str, list[float]] = {}
+step = trainer.state.global_step
+saved = deepcopy(model.state_dict())
+model.load_state_dict(first.state_dict())
+again["first weights at the last step"] = gaps_of(server.rollout_func(chats[:2], trainer), first)
+other = GRPOTrainer(
+    AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True),
+    reward_funcs=reward_even_ids,
+    args=trainer.args,
+    train_dataset=rows,
+    processing_class=tokenizer,
+    rollout_func=server.rollout_func,
+)
+with torch.no_grad():
+    other.model.get_output_embeddings().weight.mul_(1.1)
+again["a second trainer"] = gaps_of(server.rollout_func(chats[:2], other), other.model)
+model.load_state_dict(saved)
+again["the first one again"] = gaps_of(server.rollout_func(chats[:2], trainer), model)
+version = server.weights_version
+server.rollout_func(chats[:2], trainer)
+assert server.weights_version == version, "equal weights were sent twice"
+assert trainer.state.global_step == step
+beside = RolloutServer(url, output, model.config)  # of another process, say
+beside.send_weights(first.named_parameters())
 try:
     server.rollout_func(chats[:1], trainer)
 except RuntimeError as error:
     refusals["weights of somebody else"] = str(error)
+beside.send_weights(model.named_parameters())
+beside.destroy()
 server.destroy()
 reply = {
     "calls": calls,
@@ -123,5 +155,6 @@ reply = {
     ],
     "left": [path.name for path in Path(output).iterdir()],
     "refusals": refusals,
+    "again": again,
 }
 print(json.dumps(reply))

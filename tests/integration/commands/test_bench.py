@@ -59,7 +59,16 @@ def rollouts(record: Record) -> None:
     assert record["rollouts"] >= 8 and record["versions"] >= 1 + 5
     assert 4 <= len(record["changes"]) <= 5, "the answer to one may be lost with its engine"
     assert 0 < record["largest_error"] < 1e-4
+    (paused,) = record["pauses"]
+    assert len(paused["seconds"]) == 3 and min(*paused["seconds"], paused["step_s"]) > 0
     assert record["wrong_off_share"] > 0.9, "models with 32 tokens agree by chance now and then"
+
+
+def dialects(record: Record) -> None:
+    assert len(record["dialects"]) == 4
+    for requests in record["dialects"].values():
+        assert [request["prefilled"] for request in requests] == [record["prompt_tokens"] - 1] * 2
+        assert [request["tokens"] for request in requests] == [30, 30]
 
 
 def bursts(record: Record) -> None:
@@ -83,8 +92,11 @@ def bursts(record: Record) -> None:
          "--repetitions=1 --seconds=0.05", constraints, "| demo | float32 | 100% | 3 |"),
         ("http", "--model={demo} --streams=3 --requests=2 --n=5 --max-tokens=9 --repetitions=1",
          bursts, "| 2 × 5 | whole |"),
+        ("dialects", "--samples=6 --max-tokens=5 --logprobs=true --repetitions=2", dialects,
+         "| `/generate` |"),
         ("rollouts", "--model={bare} --rollouts=8 --prompt-tokens=3 --max-tokens=12 --changes=5 "
-         "--kills=1 --seconds=2", rollouts, "| rollouts not answered | 0 |"),
+         "--kills=1 --seconds=2 --pauses=3 --paused-rollouts=4", rollouts,
+         "| rollouts not answered | 0 |"),
     ],
 )  # fmt: skip
 def test_a_benchmark_writes_its_record(
