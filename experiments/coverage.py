@@ -5,6 +5,9 @@ rates, which are tried for a part of it. Then both answer puzzles that neither w
 times: pass@k stands over samples, over operations and over seconds of the processor. Beside them
 are random combinations of the numbers, which need no model. SRM is sampled by our engine in this
 process, the Transformer by a loop in torch with keys and values kept: no other engine has it.
+
+With `grpo_minutes` both then learn from rewards of their own answers, for the same processor time
+too: SRM from many answers to a puzzle, the Transformer from few.
 """
 
 from __future__ import annotations
@@ -12,29 +15,30 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from statistics import mean
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
+from msgspec.structs import asdict
 
-from experiments.finetuning import law, powers, rates
+from experiments.finetuning import gain, law, powers, rates
 from experiments.harness.models import HEADS, MULTIPLE, REFERENCE
+from experiments.harness.reinforcing import GRPOSettings, reinforce
 from experiments.harness.report import spread, table
 from experiments.harness.result_cache import Numbers
 from experiments.harness.runner import Results, check_writable, fit, publish, run_cases
 from experiments.harness.settings import ExperimentSettings
-from experiments.harness.solving import draw_random, draw_srm, draw_transformer
+from experiments.harness.solving import draw_answers, draw_puzzles, draw_random
 from srm.engine.config import ModelConfig
 from srm.engine.errors import ConfigError
 from srm.engine.settings import load
 from srm.training.baselines.transformer import Transformer, TransformerShape
 from srm.training.data import CountdownBatches
-from srm.training.model import SRM
+from srm.training.model import SRM, LanguageModel
 from srm.training.problems.countdown import (
     BOS,
     EOS,
@@ -42,22 +46,34 @@ from srm.training.problems.countdown import (
     SIZES,
     VOCABULARY,
     Countdown,
-    draw_split,
     parse_prompt,
 )
 from srm.training.questions.questions import read_questions
 from srm.training.schedule import count_factors
 from srm.training.statistics import power_law
-from srm.training.statistics.coverage import Floats, intervals, resampled_means, spaced
+from srm.training.statistics.coverage import Floats, Interval, intervals, resampled_means, spaced
 from srm.training.text.whole_files import replace_file
 
 TRANSFORMER, RANDOM = "Transformer", "random"
+PLAIN, BALANCED = "plain", "balanced"
 MODELS = (REFERENCE, TRANSFORMER)
 TIMED = 12
 """Updates that are timed to find how many fit the minutes."""
 EVALUATION_BATCHES = 6
 RESAMPLED = 1_000
 """Bootstrap resamples of the problems for the intervals."""
+AVERAGED = 5
+"""Number of first and of last updates of GRPO whose mean reward is shown."""
+
+
+class GRPOCase(NamedTuple):
+    """How a model learns from rewards."""
+
+    kind: str
+    rollouts: int
+    """Answers to a puzzle."""
+    group_size: int
+    """How many of them are resampled to learn from; 0: all are."""
 
 
 class CoverageConfig(ExperimentSettings, frozen=True):
@@ -88,6 +104,7 @@ class CoverageConfig(ExperimentSettings, frozen=True):
     """Number of puzzles to answer, the first ones."""
     samples: int = 10_000
     """Answers to each puzzle; the largest k."""
+    grpo: GRPOSettings = GRPOSettings()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,6 +126,19 @@ class CoverageConfig(ExperimentSettings, frozen=True):
         sizes = (self.d_model, self.num_layers, HEADS, LONGEST + 1, len(VOCABULARY))
         return SRM(ModelConfig(*sizes, bos_token_id=BOS, eos_token_id=EOS))
 
+    @property
+    def grpo_cases(self) -> dict[str, GRPOCase]:
+        """The cases of GRPO by name; none without its minutes."""
+        grpo = self.grpo
+        each = {REFERENCE: grpo.rollouts, TRANSFORMER: grpo.transformer_rollouts}
+        sizes = {PLAIN: 0, BALANCED: grpo.group_size}
+        return {
+            f"{kind} {style}": GRPOCase(kind, rollouts, min(size, rollouts - 1))
+            for kind, rollouts in each.items()
+            for style, size in sizes.items()
+            if grpo.grpo_minutes
+        }
+
     def weights(self, kind: str, seed: int) -> Path:
         """Return the file of a trained model's weights."""
         return self.results / "coverage" / f"model-{kind}-{seed}.pt"
@@ -118,9 +148,7 @@ def read_puzzles(config: CoverageConfig) -> list[Countdown]:
     """Return the puzzles to answer. Raises ConfigError for a file without so many, or with one that
     models are trained on."""
     if config.input is None:
-        random, each = np.random.default_rng(0), -(-config.problems // len(SIZES))
-        by_size = (draw_split(random, each, size, False, True).problems for size in SIZES)
-        return list(chain.from_iterable(zip(*by_size, strict=True)))[: config.problems]
+        return draw_puzzles(np.random.default_rng(0), config.problems, is_held_out=True)
     questions = read_questions(config.input)
     if config.problems > len(questions):
         raise ConfigError(f"problems = {config.problems}, but {config.input} has {len(questions)}")
@@ -155,17 +183,30 @@ def learned(
     return {"loss": run.evaluate(batches.evaluation(EVALUATION_BATCHES)), **figures, **took}
 
 
-def solved(config: CoverageConfig, kind: str, puzzles: Sequence[Countdown], seed: int) -> Numbers:
-    """Answer the puzzles with a trained model; return the right answers of each."""
-    model = config.make(kind)
+def trained(config: CoverageConfig, kind: str, seed: int) -> LanguageModel:
+    """Return a trained model. Raises ConfigError if its file is missing or of other sizes."""
+    model: LanguageModel = config.make(kind)
     path = config.weights(kind, seed)
     try:
         model.load_state_dict(torch.load(path, weights_only=True))
     except (OSError, RuntimeError) as error:
         raise ConfigError(f"results: {path} is no model: remove {path.parent}: {error}") from None
-    if isinstance(model, SRM):
-        return draw_srm(model, puzzles, config.samples, seed)
-    return draw_transformer(model, puzzles, config.samples, seed)
+    return model
+
+
+def solved(config: CoverageConfig, kind: str, puzzles: Sequence[Countdown], seed: int) -> Numbers:
+    """Answer the puzzles with a trained model; return the right answers of each."""
+    return draw_answers(trained(config, kind, seed), puzzles, config.samples, seed)
+
+
+def rewarded(
+    config: CoverageConfig, case: GRPOCase, puzzles: Sequence[Countdown], seed: int
+) -> Numbers:
+    """Answer the puzzles with a trained model that has gone through GRPO; return the right answers
+    of each, and what GRPO took."""
+    model = trained(config, case.kind, seed)
+    took = reinforce(model, config.grpo, case.rollouts, case.group_size, seed)
+    return draw_answers(model, puzzles, config.samples, seed) | took
 
 
 def run_all(config: CoverageConfig, puzzles: Sequence[Countdown]) -> Results:
@@ -188,7 +229,11 @@ def run_all(config: CoverageConfig, puzzles: Sequence[Countdown]) -> Results:
         "right": draw_random(puzzles, config.samples, seed),
         "samples": config.samples,
     }
-    return searched | run_cases("coverage", config, cases, made_of)
+    results = searched | run_cases("coverage", config, cases, made_of)
+    cases = {
+        name: partial(rewarded, config, case, puzzles) for name, case in config.grpo_cases.items()
+    }
+    return results | run_cases("coverage", config, cases, {**made_of, "grpo": asdict(config.grpo)})
 
 
 def searching(kind: str, rate: float) -> str:
@@ -269,8 +314,11 @@ def page(config: CoverageConfig, results: Results) -> list[str]:
         ]
         own = at_budget(curves[TRANSFORMER], ks, k)
         rows.append([f"{k:,}", f"{own:.4f}", *("–" if np.isnan(x) else f"{x:.4f}" for x in paid)])
-    lines += [*table(heads, rows), "", *_took(config, results, cost)]
-    return lines
+    lines += [*table(heads, rows), ""]
+    if config.grpo_cases:
+        lines[1:1] = ["", grpo_verdict(config, results)]
+        lines += grpo_page(config, results)
+    return [*lines, *_took(config, results, cost)]
 
 
 def _took(
@@ -343,15 +391,8 @@ def verdict(config: CoverageConfig, results: Results) -> str:
             )
         ]
     )
-    (of_gap,) = intervals(gaps[:, None])
     gap = reached[REFERENCE] - reached[TRANSFORMER]
-    claim = "The paper's claim, more problems solved for the same compute,"
-    if of_gap.low > 0:
-        outcome = f"{claim} holds here"
-    elif of_gap.high < 0:
-        outcome = f"{claim} does not hold here"
-    else:
-        outcome = f"{claim} is not decided here"
+    outcome, of_gap = decide("The paper's claim, more problems solved for the same compute,", gaps)
     return (
         f"{outcome}: in {seconds:.3g} processor seconds a puzzle SRM solves "
         f"{reached[REFERENCE]:.3f} of the puzzles and the Transformer "
@@ -360,9 +401,80 @@ def verdict(config: CoverageConfig, results: Results) -> str:
     )
 
 
+def decide(claim: str, gaps: Floats) -> tuple[str, Interval]:
+    """Say whether a claim holds that a gap is above 0, and in which interval that lies; `gaps` are
+    those of resampled puzzles."""
+    (of_gap,) = intervals(gaps[:, None])
+    if of_gap.low > 0:
+        return f"{claim} holds here", of_gap
+    if of_gap.high < 0:
+        return f"{claim} does not hold here", of_gap
+    return f"{claim} is not decided here", of_gap
+
+
+def grpo_page(config: CoverageConfig, results: Results) -> list[str]:
+    """Return what GRPO gained, and what it did in its minutes."""
+    ks, grpo = powers(config.samples), config.grpo
+    gains, took = [], []
+    for kind in MODELS:
+        before = rates(results[kind], ks)
+        gains.append([kind, *(f"{value:.4f}" for value in before.mean(axis=0))])
+        for name, case in config.grpo_cases.items():
+            if case.kind != kind:
+                continue
+            after, seeds = rates(results[name], ks), results[name]
+            gains.append([name, *(gain(before[:, at], after[:, at]) for at in range(len(ks)))])
+            rewards = (
+                f"{mean(mean(seed['rewards'][part]) for seed in seeds):.4f}"
+                for part in (slice(AVERAGED), slice(-AVERAGED, None))
+            )
+            row = [name, str(case.rollouts), f"{mean(seed['rows'] for seed in seeds):.0f}"]
+            row += [f"{mean(len(seed['rewards']) for seed in seeds):.0f}"]
+            row += [
+                f"{mean(seed[f'{part}_seconds'] for seed in seeds) / 60:.1f}"
+                for part in ("sampling", "learning")
+            ]
+            took.append([*row, f"{mean(seed['mixed'] for seed in seeds):.0%}", *rewards])
+    heads = ["case", "answers a puzzle", "rows learned", "updates", "min sampling", "min learning"]
+    heads += ["mixed", f"reward of the first {AVERAGED} updates", f"of the last {AVERAGED}"]
+    return [
+        f"GRPO for {grpo.grpo_minutes:g} processor minutes each, sampling and learning together: "
+        f"an update asks {grpo.grpo_puzzles} puzzles. Plain GRPO learns from all answers to them, "
+        "balanced resampling from as many as the table says, up to half of them right. pass@k "
+        "before, and what it gained, by puzzle, with its standard error:",
+        "",
+        *table(["case", *(f"pass@{k:,}" for k in ks)], gains),
+        "",
+        *table(heads, took),
+        "",
+    ]
+
+
+def grpo_verdict(config: CoverageConfig, results: Results) -> str:
+    """Say whether many answers of SRM gain more pass@1 than few of the Transformer."""
+    gained = {
+        kind: (rates(results[f"{kind} {BALANCED}"], [1]) - rates(results[kind], [1]))
+        for kind in MODELS
+    }
+    apart = gained[REFERENCE] - gained[TRANSFORMER]
+    claim = (
+        f"That {config.grpo.rollouts} rollouts of SRM gain more by GRPO than "
+        f"{config.grpo.transformer_rollouts} of the Transformer for the same compute"
+    )
+    outcome, of_gap = decide(claim, resampled_means(apart, RESAMPLED, 0)[:, 0])
+    srm, other = (gained[kind].mean() for kind in MODELS)
+    return (
+        f"{outcome}: in {config.grpo.grpo_minutes:g} processor minutes of balanced GRPO pass@1 "
+        f"goes by {srm:+.4f} and by {other:+.4f}, a difference of {apart.mean():+.4f} "
+        f"({of_gap.low:+.4f} … {of_gap.high:+.4f}, 95 % over puzzles)."
+    )
+
+
 def drawn(config: CoverageConfig, results: Results) -> Figure:
-    """Plot pass@k over samples, operations and seconds, and the power laws beyond the samples."""
-    figure, panels = plt.subplots(1, 3, figsize=(13, 4.5), sharey=True)
+    """Plot pass@k over samples, operations and seconds, and the power laws beyond the samples; and
+    what GRPO gained."""
+    count = 4 if config.grpo_cases else 3
+    figure, panels = plt.subplots(1, count, figsize=(13 * count / 3, 4.5))
     ks = spaced(config.samples)
     beyond = [k * config.samples for k in spaced(100)]
     for axes, member, label in (
@@ -386,6 +498,15 @@ def drawn(config: CoverageConfig, results: Results) -> Figure:
         axes.grid(linewidth=0.3)
     panels[0].set(ylabel="pass@k")
     panels[0].legend()
+    for name, learning in config.grpo_cases.items():
+        gained = rates(results[name], ks) - rates(results[learning.kind], ks)
+        style = "-" if learning.group_size else "--"
+        colour = f"C{MODELS.index(learning.kind)}"
+        panels[-1].plot(ks, gained.mean(axis=0), style, color=colour, label=name)
+    if config.grpo_cases:
+        panels[-1].set(xlabel="answers to a puzzle, k", ylabel="gain by GRPO", xscale="log")
+        panels[-1].grid(linewidth=0.3)
+        panels[-1].legend(fontsize=7)
     return figure
 
 

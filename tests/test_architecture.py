@@ -84,7 +84,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("engine.process", "training.instruments"),
     ),
     "training.huggingface": (),
-    "training.baselines": ("training",),
+    "training.baselines": ("training", "training.grpo"),
     "training.passk": (
         *("engine", "training", "training.text", "training.questions", "training.statistics"),
         *("training.problems", "loadtest"),
@@ -94,7 +94,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "experiments.harness": (
         *("engine", "training", "training.text", "training.baselines"),
-        *("training.problems", "training.grpo", "loadtest"),
+        *("training.problems", "training.questions", "training.grpo", "loadtest"),
     ),
     "experiments": (
         *("engine", "engine.weights", "training", "training.text", "experiments.harness"),

@@ -31,8 +31,9 @@ from srm.training.processes import processes
 from srm.training.schedule import Schedule
 from srm.training.text.whole_files import replace_file
 
-NOT_OF_A_RESULT = ("output", "results", "seeds", "kinds", "modes")
-"""Settings that results do not depend on: a cached result is used whatever they are."""
+NOT_OF_A_RESULT = ("output", "results", "seeds", "kinds", "modes", "grpo")
+"""Settings that results do not depend on: a cached result is used whatever they are. Of `grpo` some
+do, whose experiment says so."""
 
 Results = dict[str, list[Numbers]]
 """Results of each case, one for each seed."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
+from itertools import chain
 
 import numpy as np
 import torch
@@ -16,54 +17,61 @@ from srm.engine.progress import show_progress
 from srm.training.baselines.transformer import Transformer
 from srm.training.baselines.transformer_sampler import TransformerSampler
 from srm.training.grpo.engine_sampler import engine_sampler
-from srm.training.grpo.rollouts import RolloutSampling
-from srm.training.model import SRM
+from srm.training.grpo.rollouts import RolloutSampling, Sampler
+from srm.training.model import SRM, LanguageModel
 from srm.training.precision import choose_precision
 from srm.training.problems import countdown
-from srm.training.problems.countdown import Countdown
+from srm.training.problems.countdown import SIZES, Countdown, draw_split
 
 SLOTS = 2_048
 """Samples that run at once."""
-
-Draw = Callable[[Countdown, int, int], Iterable[Sequence[int]]]
-"""Returns the ids of so many answers, end token included, drawn with a seed."""
-
-
-def draw_srm(model: SRM, problems: Sequence[Countdown], samples: int, seed: int) -> Numbers:
-    """Draw with our engine in this process."""
-    config = model.config
-    engine = EngineConfig(num_slots=SLOTS, max_waiting=max(100_000, samples))
-
-    with closing(engine_sampler(config, model.state_dict(), engine, 1, 0.0)) as sampler:
-
-        def draw(problem: Countdown, count: int, seed: int) -> Iterable[Sequence[int]]:
-            prompt = prompt_ids(problem)
-            sampling = RolloutSampling(count, countdown.LONGEST - len(prompt), 1.0, 1.0, seed)
-            (rollouts,) = sampler.sample([prompt], sampling)
-            return (rollout.token_ids.tolist() for rollout in rollouts)
-
-        draw(problems[0], 1, seed)  # what a first step takes is not timed
-        return _counted(draw, problems, samples, seed)
+WARMING = Countdown((25, 3, 7, 4), 64)
+"""A puzzle for what a first step takes."""
 
 
-def draw_transformer(
-    model: Transformer, problems: Sequence[Countdown], samples: int, seed: int
+def open_sampler(model: LanguageModel, most: int) -> Sampler:
+    """Return what samples up to `most` answers at once: our engine in this process, or for a
+    Transformer our loop in torch, in the precision that training takes."""
+    if isinstance(model, Transformer):
+        dtype = getattr(torch, choose_precision("auto", "cpu"))
+        sampler: Sampler = TransformerSampler(model, countdown.EOS, dtype)
+    else:
+        assert isinstance(model, SRM)
+        engine = EngineConfig(num_slots=SLOTS, max_waiting=max(100_000, most))
+        sampler = engine_sampler(model.config, model.state_dict(), engine, 1, 0.0)
+    sampler.sample([prompt_ids(WARMING)], RolloutSampling(1, 8, 1.0, 1.0, 0))  # not timed
+    return sampler
+
+
+def draw_answers(
+    model: LanguageModel, problems: Sequence[Countdown], samples: int, seed: int
 ) -> Numbers:
-    """Draw with our own sampler in torch, in the precision that training takes."""
-    sampler = TransformerSampler(model, getattr(torch, choose_precision("auto", "cpu")))
+    """Return the right samples of each problem, their tokens, and what drawing them took; equal
+    answers are judged once, and judging is not timed."""
+    right, tokens, wall, processor = [], 0, 0.0, 0.0
+    shown = show_progress("drawing", len(problems))
+    with closing(open_sampler(model, samples)) as sampler, shown as tell:
+        for place, problem in enumerate(problems):
+            prompt = prompt_ids(problem)
+            longest = countdown.LONGEST - len(prompt)
+            begun = time.monotonic(), time.process_time()
+            sampling = RolloutSampling(samples, longest, 1.0, 1.0, seed + place)
+            (rollouts,) = sampler.sample([prompt], sampling)
+            drawn = Counter(tuple(rollout.token_ids.tolist()) for rollout in rollouts)
+            wall += time.monotonic() - begun[0]
+            processor += time.process_time() - begun[1]
+            tokens += sum(len(ids) * count for ids, count in drawn.items())
+            right.append(sum(count for ids, count in drawn.items() if is_right(problem, ids)))
+            tell(place + 1, f"{place + 1} of {len(problems)} problems")
+    took = {"seconds": wall, "processor_seconds": processor, "tokens": tokens}
+    return {"right": right, "samples": samples, **took}
 
-    def draw(problem: Countdown, count: int, seed: int) -> Iterable[Sequence[int]]:
-        random = torch.Generator().manual_seed(seed)
-        for begin in range(0, count, SLOTS):
-            yield from sampler.sample(
-                prompt_ids(problem),
-                min(SLOTS, count - begin),
-                countdown.LONGEST - len(prompt_ids(problem)),
-                countdown.EOS,
-                random,
-            )
 
-    return _counted(draw, problems, samples, seed)
+def draw_puzzles(random: np.random.Generator, count: int, is_held_out: bool) -> list[Countdown]:
+    """Draw puzzles of four, five and six numbers in turn that are, or are not, held out."""
+    each = -(-count // len(SIZES))
+    by_size = (draw_split(random, each, size, False, is_held_out).problems for size in SIZES)
+    return list(chain.from_iterable(zip(*by_size, strict=True)))[:count]
 
 
 def draw_random(problems: Sequence[Countdown], samples: int, seed: int) -> list[int]:
@@ -83,23 +91,6 @@ def draw_random(problems: Sequence[Countdown], samples: int, seed: int) -> list[
 def prompt_ids(problem: Countdown) -> list[int]:
     """Return the ids of a problem's prompt, from the begin token."""
     return [countdown.BOS, *countdown.parse_ids(problem.prompt)]
-
-
-def _counted(draw: Draw, problems: Sequence[Countdown], samples: int, seed: int) -> Numbers:
-    """Return the right samples of each problem, their tokens, and what drawing them took; equal
-    answers are judged once, and judging is not timed."""
-    right, tokens, wall, processor = [], 0, 0.0, 0.0
-    with show_progress("drawing", len(problems)) as tell:
-        for place, problem in enumerate(problems):
-            begun = time.monotonic(), time.process_time()
-            drawn = Counter(map(tuple, draw(problem, samples, seed + place)))
-            wall += time.monotonic() - begun[0]
-            processor += time.process_time() - begun[1]
-            tokens += sum(len(ids) * count for ids, count in drawn.items())
-            right.append(sum(count for ids, count in drawn.items() if is_right(problem, ids)))
-            tell(place + 1, f"{place + 1} of {len(problems)} problems")
-    took = {"seconds": wall, "processor_seconds": processor, "tokens": tokens}
-    return {"right": right, "samples": samples, **took}
 
 
 def is_right(problem: Countdown, ids: Sequence[int]) -> bool:

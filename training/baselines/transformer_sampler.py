@@ -1,57 +1,91 @@
 """Samples from a Transformer in plain torch, with keys and values kept.
 
-A prompt is fed once, however many samples it has; they run side by side, and rows that have ended
-are dropped. There is no server around it and nothing is compiled.
+A `Sampler` of training/grpo/. A prompt is fed once, however many samples it has; prompts of one
+length and their samples run side by side, and rows that have ended are dropped. There is no server
+around it and nothing is compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from itertools import groupby
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from srm.training.baselines.transformer import Transformer, TransformerBlock, rotated
+from srm.training.grpo.rollouts import Rollout, RolloutSampling, cut_rollouts
 
+ROWS = 2_048
+"""Most samples that run side by side."""
 KEPT = 0.75
 """Ended rows are dropped once fewer than this share of the rows still run."""
 
 
 class TransformerSampler:
-    """Takes a model for its own: its weights become `dtype`."""
+    """Samples from a copy of a model, whose weights become `dtype`; a sample ends with token
+    `end`."""
 
-    def __init__(self, model: Transformer, dtype: torch.dtype) -> None:
-        self._model = model.to(dtype).eval()
+    def __init__(self, model: Transformer, end: int, dtype: torch.dtype) -> None:
+        self._model = deepcopy(model).to(dtype).eval()
+        self._end = end
+        self._version = 1
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], sampling: RolloutSampling
+    ) -> list[list[Rollout]]:
+        """Raises ValueError for a temperature or a top_p that is not 1."""
+        if (sampling.temperature, sampling.top_p) != (1.0, 1.0):
+            raise ValueError(f"temperature and top_p must be 1, got {sampling}")
+        random = torch.Generator().manual_seed(sampling.seed)
+        rollouts: list[list[Rollout]] = [[] for _ in prompts]
+        for places in _side_by_side(prompts, max(1, ROWS // sampling.n)):
+            some = torch.tensor([list(prompts[place]) for place in places])
+            for begin in range(0, sampling.n, ROWS):
+                count = min(ROWS, sampling.n - begin)
+                completions = self._complete(some, count, sampling.max_tokens, random)
+                for row, rollout in enumerate(completions):
+                    rollouts[places[row // count]].append(rollout)
+        return rollouts
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self._model.load_state_dict(tensors)
+        self._version += 1
+
+    def close(self) -> None:
+        del self._model
 
     @torch.inference_mode()
-    def sample(
-        self, prompt: Sequence[int], count: int, most: int, end: int, random: torch.Generator
-    ) -> list[list[int]]:
-        """Return `count` completions of at most `most` tokens at temperature 1, each with the token
-        `end` that ended it."""
+    def _complete(
+        self, prompts: Tensor, count: int, most: int, random: torch.Generator
+    ) -> list[Rollout]:
+        """Return `count` completions of each prompt [prompts, length], of at most `most` tokens."""
         caches = [_Cache(block) for block in self._blocks()]
-        logits = self._next(torch.tensor([list(prompt)]), caches)
+        logits = self._next(prompts, caches).repeat_interleave(count, 0)
         for cache in caches:
             cache.expand(count, most)
-        logits = logits.expand(count, -1)
-        rows, is_running = torch.arange(count), torch.ones(count, dtype=torch.bool)
-        tokens = torch.full((count, most), end)
+        rows, is_running = torch.arange(len(logits)), torch.ones(len(logits), dtype=torch.bool)
+        tokens = torch.full((len(logits), most), self._end)
+        logprobs = torch.zeros(len(logits), most)
         for place in range(most):
-            drawn = torch.multinomial(logits.float().softmax(-1), 1, generator=random)[:, 0]
-            drawn = drawn.where(is_running, end)
-            tokens[rows, place] = drawn
-            is_running = drawn != end
+            probabilities = logits.float().softmax(-1)
+            drawn = torch.multinomial(probabilities, 1, generator=random)
+            logprobs[rows, place] = probabilities.gather(1, drawn)[:, 0].log()
+            ids = drawn[:, 0].where(is_running, self._end)
+            tokens[rows, place] = ids
+            is_running = ids != self._end
             share = float(is_running.float().mean())
             if place + 1 == most or not share:
                 break
             if share < KEPT:
-                rows, drawn = rows[is_running], drawn[is_running]
+                rows, ids = rows[is_running], ids[is_running]
                 for cache in caches:
                     cache.select(is_running)
                 is_running = is_running[is_running]
-            logits = self._next(drawn[:, None], caches)
-        return [row[: row.index(end) + 1] if end in row else row for row in tokens.tolist()]
+            logits = self._next(ids[:, None], caches)
+        return cut_rollouts(tokens, logprobs, self._end, self._version)
 
     def _blocks(self) -> Iterator[TransformerBlock]:
         for block in self._model.mixer_blocks:
@@ -99,12 +133,24 @@ class _Cache:
         return x + inner
 
     def expand(self, rows: int, more: int) -> None:
-        """Use the only row for as many, with room for more tokens."""
+        """Use each row for as many, with room for more tokens."""
         self._keys, self._values = (
-            F.pad(part, (0, 0, 0, more)).repeat(rows, 1, 1, 1)
+            F.pad(part, (0, 0, 0, more)).repeat_interleave(rows, 0)
             for part in (self._keys, self._values)
         )
 
     def select(self, is_kept: Tensor) -> None:
         """Drop the other rows."""
         self._keys, self._values = self._keys[is_kept], self._values[is_kept]
+
+
+def _side_by_side(prompts: Sequence[Sequence[int]], most: int) -> Iterator[list[int]]:
+    """Yield the places of the prompts, up to `most` of one length at once."""
+
+    def length(place: int) -> int:
+        return len(prompts[place])
+
+    for _, group in groupby(sorted(range(len(prompts)), key=length), length):
+        places = list(group)
+        for begin in range(0, len(places), most):
+            yield places[begin : begin + most]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
+import numpy as np
 from torch import Tensor
 
 from srm.engine.steps.batch import F32, I32
@@ -55,3 +56,17 @@ class Sampler(Protocol):
 
     def close(self) -> None:
         """Free what it holds."""
+
+
+def cut_rollouts(
+    token_ids: Tensor, logprobs: Tensor, end: int, weights_version: int
+) -> list[Rollout]:
+    """Return rows [n, tokens] as rollouts, each cut behind its first token `end`."""
+    ids, lps = token_ids.cpu().numpy().astype("<i4"), logprobs.cpu().numpy()
+    is_end = ids == end
+    is_ended = is_end.any(1)
+    lengths = np.where(is_ended, is_end.argmax(1) + 1, ids.shape[1])
+    return [
+        Rollout(row[:length], row_lps[:length], bool(ends), weights_version)
+        for row, row_lps, length, ends in zip(ids, lps, lengths, is_ended, strict=True)
+    ]

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from srm.training.grpo.rollouts import Rollout, RolloutSampling
+from srm.training.grpo.rollouts import Rollout, RolloutSampling, cut_rollouts
 from srm.training.model import SRM
 from srm.training.precision import autocast
 from srm.training.settings import Precision
@@ -69,18 +68,8 @@ class TorchSampler:
             ended |= tokens == config.eos_token_id
             if ended.all():
                 break
-        return self._rollouts(
-            torch.stack(ids, 1).cpu().numpy().astype("<i4"), torch.stack(logprobs, 1).cpu().numpy()
-        )
-
-    def _rollouts(self, ids: np.ndarray, logprobs: np.ndarray) -> list[Rollout]:
-        """Cut rows [n, tokens] behind their first end token."""
-        is_end = ids == self._model.config.eos_token_id
-        lengths = np.where(is_end.any(1), is_end.argmax(1) + 1, ids.shape[1])
-        return [
-            Rollout(row[:length], lps[:length], bool(ends), self._version)
-            for row, lps, length, ends in zip(ids, logprobs, lengths, is_end.any(1), strict=True)
-        ]
+        end = config.eos_token_id
+        return cut_rollouts(torch.stack(ids, 1), torch.stack(logprobs, 1), end, self._version)
 
 
 def _drawn(logprobs: Tensor, top_p: float, random: torch.Generator) -> Tensor:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +15,19 @@ from torch import Tensor
 from experiments import coverage
 from experiments.__main__ import main
 from experiments.coverage import MODELS, RANDOM, CoverageConfig, at_budget, hardest, verdict
-from experiments.harness import solving
+from experiments.harness import reinforcing, solving
+from experiments.harness.reinforcing import GRPOSettings
 from experiments.harness.result_cache import Numbers
 from experiments.harness.solving import draw_random, is_right, prompt_ids
 from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.errors import ConfigError
+from srm.training.grpo.asking import Asking, RolloutBatch, rows_of
 from srm.training.grpo.engine_sampler import EngineSampler, folded
+from srm.training.grpo.objective import RolloutRow
+from srm.training.grpo.resampling import Resampling
 from srm.training.problems.countdown import EOS, Countdown, draw_split, parse_ids
+from srm.training.questions.questions import Question
+from srm.training.questions.rewards import countdown
 from tests.engines.making import engine_of
 
 TINY = (
@@ -58,7 +66,7 @@ def test_both_are_trained_for_the_same_time_and_set_side_by_side(
     assert main(argv) == 0
     (page,) = (tmp_path / "output").glob("*-experiment-coverage.md")
     first = page.read_text()
-    for done in ("learned", "solved", "draw_random"):  # nothing is done again
+    for done in ("learned", "solved", "rewarded", "draw_random"):  # nothing is done again
         monkeypatch.setattr(coverage, done, None)
     monkeypatch.setattr(coverage, "partial", lambda *_: None)
     assert main(argv) == 0 and page.read_text() == first
@@ -73,6 +81,99 @@ def test_both_are_trained_for_the_same_time_and_set_side_by_side(
     assert first.count("\n| SRM | ") == 2 and "| Transformer, hard |" in first
     assert "The paper's claim, more problems solved for the same compute," in first
     assert "<!-- FLOP a puzzle -->" in page.with_suffix(".svg").read_text()
+
+
+def test_both_learn_from_rewards_for_the_same_time(
+    puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of processor time is the test's: a batch of rollouts takes a second, an update of
+    the weights half of one, so that two of them fill the minutes. A run that goes on after GRPO was
+    stopped does not train again."""
+    places = [f"--output={tmp_path / 'output'}", f"--results={tmp_path / 'results'}"]
+    argv = ["coverage", *TINY[:-1], *places, f"--input={puzzles}", "--seeds=0"]
+    assert main(argv) == 0  # without GRPO, whose settings these cases do not depend on
+    monkeypatch.setattr(coverage, "learned", done_before)
+    ticks = Ticks()
+    monkeypatch.setattr(time, "process_time", ticks)
+    for name, seconds in (("batch", 1.0), ("load", 0.5)):
+        monkeypatch.setattr(Asking, name, ticks.slowed(getattr(Asking, name), seconds))
+    monkeypatch.setattr(reinforcing, "RewardProcess", EveryOther)
+    groups: list[tuple[RolloutBatch, int, list[float]]] = []
+
+    def spied(batch: RolloutBatch, rules: Resampling, *rest: Any) -> list[RolloutRow]:
+        rows = rows_of(batch, rules, *rest)
+        groups.append((batch, rules.group_size, [row.advantage for row in rows]))
+        return rows
+
+    monkeypatch.setattr(reinforcing, "rows_of", spied)
+    flags = [f"--grpo-minutes={3 / 60}", "--grpo-puzzles=3", "--rollouts=10", "--group-size=6"]
+    assert main([*argv, *flags]) == 0
+    monkeypatch.setattr(coverage, "rewarded", done_before)
+    assert main([*argv, *flags]) == 0
+    (path,) = (tmp_path / "output").glob("*-experiment-coverage.json")
+    results = json.loads(path.read_text())["results"]
+    for name in ("SRM plain", "SRM balanced", "Transformer plain", "Transformer balanced"):
+        (seed,) = results[name]
+        assert len(seed["rewards"]) == 2 and len(seed["right"]) == 3 and seed["samples"] == 20
+        assert seed["sampling_seconds"] == 2 and seed["learning_seconds"] == 1
+    assert [batch.rewards.shape for batch, _, _ in groups] == [(3, 10)] * 4 + [(3, 5)] * 4
+    for batch, size, advantages in groups:
+        assert [len(asked.token_ids) for asked in batch.asked] == [9, 10, 11]  # sizes in turn
+        assert len(advantages) == 3 * (size or batch.rewards.shape[1])
+        if size:  # half of each group is right, and half is not
+            assert sum(advantage > 0 for advantage in advantages) == len(advantages) / 2
+    page = path.with_suffix(".md").read_text()
+    assert "That 10 rollouts of SRM gain more by GRPO than 5 of the Transformer" in page
+    assert "| Transformer balanced | 5 | 12 | 2 | 0.0 | 0.0 | 100% | 0." in page
+
+
+def test_srm_has_ten_times_the_rollouts_of_the_transformer() -> None:
+    assert CoverageConfig(grpo=GRPOSettings(grpo_minutes=1)).grpo_cases == {
+        "SRM plain": ("SRM", 50, 0),
+        "SRM balanced": ("SRM", 50, 16),
+        "Transformer plain": ("Transformer", 5, 0),
+        "Transformer balanced": ("Transformer", 5, 4),
+    }
+    assert not CoverageConfig().grpo_cases
+
+
+def done_before(*_: object) -> Numbers:
+    raise AssertionError("this case has a result")
+
+
+class Ticks:
+    """A clock that only goes on where the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def slowed(self, function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+        """Return the function, after whose calls it is so much later."""
+
+        def call(*args: Any) -> Any:
+            result = function(*args)
+            self.now += seconds
+            return result
+
+        return call
+
+
+class EveryOther:
+    """Judges in this process as the reward process would, and then says 1 and 0 in turn."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def rewards(self, texts: Sequence[str], question: Question) -> np.ndarray:
+        assert {countdown(text, question) for text in texts} <= {0.0, 1.0}
+        return np.array([[float(place % 2)] for place in range(len(texts))])
+
+    def sum(self, rewards: np.ndarray) -> np.ndarray:
+        return rewards[..., 0]
+
+    def close(self) -> None: ...
 
 
 def test_puzzles_are_drawn_where_there_is_no_file() -> None:
@@ -145,6 +246,12 @@ def test_the_hardest_third_is_what_random_combinations_solve_least() -> None:
         (["--d-model=12"], "d_model must be a multiple of 8, got 12"),
         (["--transformer-width=9"], "transformer_width must be a multiple of 8, got 9"),
         (["--form=pool"], "form = 'pool': allowed are direct, steps, chain"),
+        (["--rollouts=2"], "rollouts must be at least 3, got 2"),
+        (["--transformer-rollouts=2"], "transformer_rollouts must be at least 3, got 2"),
+        (["--grpo-puzzles=0"], "grpo_puzzles must be at least 1, got 0"),
+        (["--grpo-minutes=-1"], "grpo_minutes must be at least 0.0, got -1"),
+        (["--grpo-minutes=inf"], "grpo_minutes must be a finite number, got inf"),
+        (["--grpo-learning-rate=0"], "grpo_learning_rate must be above 0, got 0"),
         (["--problems=5"], "problems = 5, but .* has 4"),
     ],
 )

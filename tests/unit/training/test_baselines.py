@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from srm.training.baselines.masked_mixer import MaskedMixerModel, MaskedMixerSha
 from srm.training.baselines.rwkv4 import RWKV4, RWKV4Block, RWKV4Shape, weighted_mean
 from srm.training.baselines.transformer import Transformer, TransformerShape, rotated
 from srm.training.baselines.transformer_sampler import TransformerSampler
+from srm.training.grpo.rollouts import RolloutSampling
 from srm.training.loop import Run
 from srm.training.model import SRM, LanguageModel
 from srm.training.processes import processes
@@ -259,24 +261,49 @@ def test_heads_that_do_not_fit_are_refused(shape: object, message: str) -> None:
 
 
 def test_a_transformer_samples_what_it_would_compute_anew() -> None:
-    """Each drawn token is as likely as the whole model says, though rows end at different times."""
+    """Each drawn token is as likely as the whole model says, though rows end at different times and
+    prompts of other lengths stand between."""
     model = models()["transformer"]
     assert isinstance(model, Transformer)
     for parameter in model.parameters():
         parameter.data *= 6  # so that next tokens differ
-    end, prompt, most = 3, [5, 6, 7], 6
-    random = torch.Generator().manual_seed(1)
-    drawn = TransformerSampler(model, torch.float32).sample(prompt, 6_000, most, end, random)
-    assert {len(ids) for ids in drawn} == set(range(1, most + 1))
-    assert all(end not in ids[:-1] and (ids[-1] == end or len(ids) == most) for ids in drawn)
-    with torch.no_grad():
-        first = model(torch.tensor([prompt]))[0, -1].softmax(-1)
-    for token in first.topk(3).indices.tolist():
-        share = sum(ids[0] == token for ids in drawn) / len(drawn)
-        assert share == pytest.approx(float(first[token]), abs=0.03)
-        begun = [ids for ids in drawn if ids[0] == token and token != end]
-        if len(begun) > 500:
+    end, prompts, most = 3, [[5, 6, 7], [5, 6], [7, 5, 6]], 6
+    sampler = TransformerSampler(model, end, torch.float32)
+    rollouts = sampler.sample(prompts, RolloutSampling(3_000, most, 1.0, 1.0, seed=1))
+    lengths = {len(rollout.token_ids) for own in rollouts for rollout in own}
+    assert [len(own) for own in rollouts] == [3_000] * 3 and lengths == set(range(1, most + 1))
+    for prompt, own in zip(prompts, rollouts, strict=True):
+        for rollout in own[:50]:
+            ids = rollout.token_ids.tolist()
+            assert end not in ids[:-1] and rollout.is_ended == (ids[-1] == end)
+            assert rollout.is_ended or len(ids) == most
             with torch.no_grad():
-                then = model(torch.tensor([[*prompt, token]]))[0, -1].softmax(-1)
-            share = sum(ids[1] == int(then.argmax()) for ids in begun) / len(begun)
-            assert share == pytest.approx(float(then.max()), abs=0.08)
+                logits = model(torch.tensor([[*prompt, *ids[:-1]]]))[0, len(prompt) - 1 :]
+            expected = logits.log_softmax(-1)[range(len(ids)), ids]
+            torch.testing.assert_close(
+                torch.from_numpy(rollout.logprobs), expected, atol=1e-4, rtol=1e-4
+            )
+        with torch.no_grad():
+            first = model(torch.tensor([prompt]))[0, -1].softmax(-1)
+        for token in first.topk(3).indices.tolist():
+            share = np.mean([rollout.token_ids[0] == token for rollout in own])
+            assert share == pytest.approx(float(first[token]), abs=0.04)
+
+
+def test_a_sampled_transformer_takes_other_weights_and_no_other_rules() -> None:
+    model, other = models()["transformer"], models()["transformer"]
+    assert isinstance(model, Transformer)
+    sampling = RolloutSampling(4, 5, 1.0, 1.0, seed=0)
+    sampler = TransformerSampler(model, 3, torch.float32)
+    (before,) = sampler.sample([[5, 6]], sampling)
+    for parameter in other.parameters():
+        parameter.data.zero_()
+    sampler.load(other.state_dict())
+    (after,) = sampler.sample([[5, 6]], sampling)
+    assert {rollout.weights_version for rollout in before} == {1}
+    assert {rollout.weights_version for rollout in after} == {2}
+    assert after[0].logprobs[0] == pytest.approx(-np.log(VOCAB)) != before[0].logprobs[0]
+    with pytest.raises(ValueError, match="temperature and top_p must be 1, got"):
+        sampler.sample([[5, 6]], RolloutSampling(4, 5, 0.7, 1.0, seed=0))
+    with pytest.raises(ValueError, match="temperature and top_p must be 1, got"):
+        sampler.sample([[5, 6]], RolloutSampling(4, 5, 1.0, 0.9, seed=0))
