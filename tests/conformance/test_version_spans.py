@@ -52,12 +52,12 @@ def recomputed(
     prompt was fed once, by the first ones, for samples that began later too; with `refeeds` each of
     these weights has been fed all tokens before."""
     if refeeds:
-        found = np.empty(len(tokens))
+        result = np.empty(len(tokens))
         for version in set(versions):
             own = recomputed({1: models[version]}, tokens, [1] * len(tokens), refeeds=False)
             is_own = np.array(versions) == version
-            found[is_own] = own[is_own]
-        return found
+            result[is_own] = own[is_own]
+        return result
     first = len(PROMPT_IDS) - 1
     fed = [*PROMPT_IDS, *tokens[:-1]]
     state, logprobs = models[1].empty_state(1), []

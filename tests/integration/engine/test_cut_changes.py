@@ -233,20 +233,20 @@ async def test_an_engine_goes_in_the_middle_of_a_change(
         go_on.set()
 
 
-@pytest.mark.parametrize("victims", [[0], [1], [0, 1]])
+@pytest.mark.parametrize("unable", [[0], [1], [0, 1]])
 async def test_weights_that_an_engine_cannot_put_to_use(
-    fleet: Fleet, weights: Weights, tmp_path: Path, victims: list[int]
+    fleet: Fleet, weights: Weights, tmp_path: Path, unable: list[int]
 ) -> None:
     """Where no engine can, nothing changes; else it is too late, and who cannot starts again."""
 
     def fail(_weights: Weights) -> None:
         raise ValueError("out of memory")
 
-    for number in victims:
+    for number in unable:
         fleet.engines[number].engine.runner.use_weights = fail  # type: ignore[method-assign,assignment]
     async with client_of(fleet) as client:
         folder = str(model_folder(tmp_path, weights, 3))
-        if len(victims) > 1:
+        if len(unable) > 1:
             with pytest.raises(SRMError, match="cannot be put to use"):
                 await client.load_weights(folder, "continue")
             assert (await fleet.settle(), fleet.starts) == ((1, "tiny-0"), 2)
