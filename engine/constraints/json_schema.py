@@ -58,12 +58,18 @@ _CONTROL = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 HINTS = {
     "nullable": 'write "type" as a list with "null"',
     "not": "write what is allowed",
+    **dict.fromkeys(
+        ("uniqueItems", "contains", "minContains", "maxContains"),
+        "leave it out and check the reply",
+    ),
+    **dict.fromkeys(("contentMediaType", "contentEncoding"), "write pattern"),
     **dict.fromkeys(("if", "then", "else", "dependencies"), "write anyOf"),
     **dict.fromkeys(("dependentRequired", "dependentSchemas"), "write anyOf"),
-    **dict.fromkeys(("$dynamicRef", "$recursiveRef"), "write $ref"),
+    **dict.fromkeys(("$dynamicRef", "$dynamicAnchor", "$recursiveRef"), "write $ref"),
     "propertyNames": "write patternProperties and additionalProperties = false",
     "unevaluatedProperties": "write additionalProperties",
     "unevaluatedItems": "write items",
+    "x-guidance": "leave it out",
 }
 """What to write instead of keywords that are not supported."""
 Path = tuple[str, ...]
@@ -148,6 +154,7 @@ class _Writer:
             return True
         hint = HINTS.get(keyword)
         meant = f"; {hint}" if hint else did_you_mean(keyword, KEYWORDS)
+        meant = meant or "; leave it out, or begin its name with x-"
         raise _fault((*path, keyword), f"this keyword is not supported{meant}")
 
     def _write_keyword(self, written: dict[str, Any], keyword: str, value: Any, path: Path) -> None:
