@@ -184,7 +184,7 @@ def _bursts(
     plain, beside, answers = list[Recording](), list[Recording](), Counter[int]()
     for i in range(config.repetitions):
         plain.append(send(url, seed=i, **sizes))
-        if config.hostile:
+        if config.hostile > 0:
             with _hostile_requests(url, config.hostile, i, answers):
                 beside.append(send(url, seed=i, **sizes))
     return plain, beside, dict(answers)

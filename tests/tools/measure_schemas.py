@@ -45,6 +45,10 @@ DRAWN = 2
 """Texts that are sampled of each schema, and values that hypothesis makes."""
 LONGEST = 2_000
 """Bytes after which a text that is sampled is given up."""
+_REPLACEMENTS: tuple[Any, ...] = (
+    *(None, True, -1, 10**6 + 0.5, "", "~" * 300, [], {}, {"~": 0}, ...),
+)
+"""What is put into a place of a value; `...`: nothing is there any more."""
 SUITE_SUFFIX = "*.json"
 FAULTS = ("invalid text allowed", "not the same by the table")
 
@@ -177,7 +181,8 @@ def _made_values(schema: Any) -> list[Any]:
         suppress_health_check=list(HealthCheck),
     )
     with suppress(Exception):  # a schema beyond it, which says so in many ways
-        few(given(from_schema(schema))(lambda value: made.append(value)))()  # noqa: PLW0108
+        note = given(from_schema(schema))(lambda value: made.append(value))  # type: ignore[no-untyped-call]  # noqa: PLW0108
+        few(note)()
     return made
 
 
@@ -185,7 +190,7 @@ def _change(value: Any, random: Random) -> Iterator[Any]:
     """Yield values in which one place is another one: gone, more, of another type or size."""
     places = list(_places(value, ()))
     for place in random.sample(places, min(len(places), 4)):
-        for new in (None, True, -1, 10**6 + 0.5, "", "~" * 300, [], {}, {"~": 0}, ...):
+        for new in _REPLACEMENTS:
             yield _with(copy.deepcopy(value), place, new)
 
 
