@@ -17,7 +17,7 @@ Record = dict[str, Any]
 
 DRAWN = {"engine", "kernels", "prefill", "host", "precision"}
 """Kinds of records that have a picture."""
-MAY_BE_0 = {"threads", "seed", "logprobs", "n", "kills"}
+MAY_BE_0 = {"threads", "seed", "logprobs", "n", "kills", "hostile"}
 MAY_BE_EMPTY = {"random_widths", "streams", "peers"}
 
 

@@ -2,19 +2,26 @@
 
 Starts `srm serve` as a user would, sends bursts of requests, and compares the tokens a second with
 those of the engine in a process of its own: streams of one completion each, and few requests of
-many. Engine, server and client share this machine, so the client's own work is in the figures.
+many. Engine, server and client share this machine, so the client's own work is in the figures. With
+`hostile`, each burst is sent again beside requests whose constraints take all that they may.
 """
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
@@ -25,6 +32,7 @@ from bench.host.serving import serving
 from bench.server.load import send
 from srm.engine.config import DEMO_MODEL, EngineConfig
 from srm.engine.device.runner import ModelRunner
+from srm.engine.errors import ConfigError
 from srm.engine.messages import SamplingParams
 from srm.engine.process.engine import Engine
 from srm.engine.weights.checkpoint import load_checkpoint
@@ -58,6 +66,8 @@ class HttpBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Number of API processes."""
     repetitions: int = 3
     """Bursts through HTTP and through the engine alone; the medians are compared."""
+    hostile: int = 0
+    """Requests with hostile constraints that are sent at once beside a second burst of each."""
 
     @property
     def kind(self) -> str:
@@ -119,7 +129,9 @@ def _cases(
     with serving(*flags) as server:
         for requests, n, streamed in bursts:
             for is_stream in streamed:
-                measured = _bursts(server.url, config, requests=requests, n=n, stream=is_stream)
+                measured, beside, answers = _bursts(
+                    server.url, config, requests=requests, n=n, stream=is_stream
+                )
                 yield {
                     "model": model.name,
                     "dtype": dtype,
@@ -128,6 +140,8 @@ def _cases(
                     "is_stream": is_stream,
                     "engine_tokens_per_s": engine[requests, n],
                     "http_tokens_per_s": [rate_of(burst) for burst in measured],
+                    "hostile_tokens_per_s": [rate_of(burst) for burst in beside],
+                    "hostile_answers": answers,
                     "ttft_s": [_ttft(burst) for burst in measured] if is_stream else [],
                 }
 
@@ -160,13 +174,85 @@ def engine_rates(burst: _Burst) -> list[float]:
 
 def _bursts(
     url: str, config: HttpBenchConfig, requests: int, n: int, stream: bool
-) -> list[Recording]:
-    """Send a small burst to warm up, then the repetitions."""
+) -> tuple[list[Recording], list[Recording], dict[int, int]]:
+    """Send a small burst to warm up, then the repetitions, each of them beside hostile requests
+    too where there are any: return both, and how many of these were answered, by status."""
     sizes: dict[str, Any] = {"requests": requests, "concurrency": requests, "n": str(n)}
     sizes |= {"prompt_tokens": str(config.prompt_tokens), "stream": stream}
     send(url, output_tokens="2", seed=config.repetitions, **sizes)
-    tokens = str(config.max_tokens)
-    return [send(url, output_tokens=tokens, seed=i, **sizes) for i in range(config.repetitions)]
+    sizes["output_tokens"] = str(config.max_tokens)
+    plain, beside, answers = list[Recording](), list[Recording](), Counter[int]()
+    for i in range(config.repetitions):
+        plain.append(send(url, seed=i, **sizes))
+        if config.hostile > 0:
+            with _hostile_requests(url, config.hostile, i, answers):
+                beside.append(send(url, seed=i, **sizes))
+    return plain, beside, dict(answers)
+
+
+@contextmanager
+def _hostile_requests(url: str, count: int, seed: int, answers: Counter[int]) -> Iterator[None]:
+    """Send so many at once, go on once one is answered, and give up those that are not at the end.
+    Raises ConfigError for an answer that is neither a completion nor a refusal."""
+    has_begun, is_over = threading.Event(), threading.Event()
+
+    address = urlsplit(url)
+
+    async def ask(number: int) -> None:  # httpx takes seconds to have a thousand connections
+        constraint = hostile_constraint(number)
+        body = msgspec.json.encode(
+            {"prompt": "a", "max_tokens": 1, "structured_outputs": constraint}
+        )
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        try:
+            writer.write(
+                b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
+                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+                % (len(body), body)
+            )
+            answers[int((await reader.readline()).split()[1])] += 1
+        finally:
+            writer.close()
+        has_begun.set()
+
+    async def ask_all() -> None:
+        tasks = [asyncio.ensure_future(ask(seed * count + number)) for number in range(count)]
+        await asyncio.to_thread(is_over.wait)
+        for task in tasks:
+            task.cancel()
+        for answer in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(answer, Exception):
+                raise answer
+
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(asyncio.run, ask_all())
+        asked.add_done_callback(lambda _: has_begun.set())  # failed
+        try:
+            has_begun.wait()
+            yield
+        finally:
+            is_over.set()
+        asked.result()
+    if unexpected := answers.keys() - {200, 400, 503}:
+        raise ConfigError(f"{url}: a hostile constraint was answered with {min(unexpected)}")
+
+
+def hostile_constraint(number: int) -> dict[str, Any]:
+    """Return `structured_outputs` that take all time or memory there is, one for each number."""
+    branches = {
+        f"{i}": {"oneOf": [{"$ref": f"#/$defs/{i + 1}"}] * 2, "title": f"{number}"}
+        for i in range(40)
+    }
+    kinds: list[dict[str, Any]] = [
+        {"regex": f"{number}((a{{1,1000}}){{1,1000}}){{1,1000}}"},
+        {"regex": f"{number}(0|1)*1(0|1){{30}}"},
+        {"regex": f"{number}(?:a?){{600}}a{{600}}"},
+        {"json": {"enum": list(range(number, number + 9_999))}},
+        {"json": {"$defs": {**branches, "40": {"type": "integer"}}, "$ref": "#/$defs/0"}},
+        {"json": '{"items":' * 10_000 + f"{number}" + "}" * 10_000},
+        {"json": {"type": "string", "pattern": f"{number}(a|b)*a(a|b){{20}}", "maxLength": 900}},
+    ]
+    return kinds[number % len(kinds)]
 
 
 def rate_of(*recordings: Recording) -> float:
@@ -198,7 +284,7 @@ def markdown(record: Record) -> list[str]:
         ]
         rows.append(
             f"{case['model']}, {case['dtype']} | {size} | {kind} "
-            f"| {engine:,.0f} | {http:,.0f} | {http / engine:.0%} | "
+            f"| {engine:,.0f} | {http:,.0f} | {http / engine:.0%} | {_beside(case)} | "
             + " / ".join(f"{seconds:.2f} s" for seconds in ttft)
         )
     return [
@@ -207,10 +293,17 @@ def markdown(record: Record) -> list[str]:
         "The client is that of `srm loadtest`, which reads every event.",
         "",
         *table(
-            "model | requests × n | reply | engine, tok/s | HTTP | part | TTFT p50 / p99",
+            "model | requests × n | reply | engine, tok/s | HTTP | part | beside hostile requests, "
+            "of HTTP alone | TTFT p50 / p99",
             rows,
         ),
     ]
+
+
+def _beside(case: Record) -> str:
+    """Show the median of the ratios of the bursts that were sent one after the other."""
+    pairs = list(zip(case["hostile_tokens_per_s"], case["http_tokens_per_s"], strict=False))
+    return f"{median(beside / alone for beside, alone in pairs):.3f}" if pairs else "–"
 
 
 if __name__ == "__main__":

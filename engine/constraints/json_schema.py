@@ -26,6 +26,13 @@ MAX_DEFINITIONS = 1_000
 LARGEST = 2**53
 """Numbers up to this are told apart by every reader of JSON; bounds beyond count as it."""
 
+NUMBER_FORMATS = {
+    "int32": (-(2**31), 2**31 - 1),
+    **dict.fromkeys(("int64", "float", "double"), (-LARGEST, LARGEST)),
+}
+"""Formats of numbers, as OpenAPI has them, and their lowest and highest ones. Those beyond LARGEST
+are left out."""
+
 _ONE_SCHEMA = ("items", "additionalProperties")
 _SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED_SCHEMAS = ("properties", "patternProperties")
@@ -38,9 +45,12 @@ KEYWORDS = frozenset(
 ANNOTATIONS = frozenset(
     "title description default examples example deprecated readOnly writeOnly $comment $schema $id "
     "id $anchor $defs definitions discriminator "
-    "externalDocs xml markdownDescription enumDescriptions enumNames".split()
+    "externalDocs xml markdownDescription enumDescriptions markdownEnumDescriptions enumNames "
+    "deprecationMessage markdownDeprecationMessage errorMessage patternErrorMessage "
+    "defaultSnippets doNotSuggest suggestSortText allowComments allowTrailingCommas".split()
 )
-"""Keywords that constrain nothing; so are those that begin with x-. What is in $defs is read where
+"""Keywords that constrain nothing, of the drafts, OpenAPI and editors; so are those that begin with
+x-. What is in $defs is read where
 a reference leads to it."""
 _IF_TRUE = ("uniqueItems", "nullable")
 """Keywords that are not supported, but where they are false they say nothing."""
@@ -48,12 +58,18 @@ _CONTROL = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f]")
 HINTS = {
     "nullable": 'write "type" as a list with "null"',
     "not": "write what is allowed",
+    **dict.fromkeys(
+        ("uniqueItems", "contains", "minContains", "maxContains"),
+        "leave it out and check the reply",
+    ),
+    **dict.fromkeys(("contentMediaType", "contentEncoding"), "write pattern"),
     **dict.fromkeys(("if", "then", "else", "dependencies"), "write anyOf"),
     **dict.fromkeys(("dependentRequired", "dependentSchemas"), "write anyOf"),
-    **dict.fromkeys(("$dynamicRef", "$recursiveRef"), "write $ref"),
+    **dict.fromkeys(("$dynamicRef", "$dynamicAnchor", "$recursiveRef"), "write $ref"),
     "propertyNames": "write patternProperties and additionalProperties = false",
     "unevaluatedProperties": "write additionalProperties",
     "unevaluatedItems": "write items",
+    "x-guidance": "leave it out",
 }
 """What to write instead of keywords that are not supported."""
 Path = tuple[str, ...]
@@ -138,6 +154,7 @@ class _Writer:
             return True
         hint = HINTS.get(keyword)
         meant = f"; {hint}" if hint else did_you_mean(keyword, KEYWORDS)
+        meant = meant or "; leave it out, or begin its name with x-"
         raise _fault((*path, keyword), f"this keyword is not supported{meant}")
 
     def _write_keyword(self, written: dict[str, Any], keyword: str, value: Any, path: Path) -> None:
@@ -212,8 +229,9 @@ class _Writer:
                     raise _fault(at, f"must be a string; got {_show(value)}")
                 return _pattern(value, at)
             case "format":
-                if not isinstance(value, str) or value not in FORMATS:
-                    raise _fault(at, f"must be of {', '.join(FORMATS)}; got {_show(value)}")
+                known = (*FORMATS, *NUMBER_FORMATS)
+                if not isinstance(value, str) or value not in known:
+                    raise _fault(at, f"must be of {', '.join(known)}; got {_show(value)}")
             case "multipleOf":
                 if not _is_number(value) or not 0 < value <= LARGEST:
                     raise _fault(at, f"must be a number above 0, at most 2**53; got {_show(value)}")
@@ -243,6 +261,8 @@ class _Writer:
             del written["minProperties"]
         if self._strict:
             self._close(written, path)
+        if written.get("format") in NUMBER_FORMATS:
+            _bound_by_format(written, path)
         further = []
         if more := FORMATS[written["format"]] if "format" in written else "":
             if "pattern" in written:
@@ -271,6 +291,21 @@ class _Writer:
         is_object = "properties" in written or "object" in types
         if is_object and not joined:
             written.setdefault("additionalProperties", False)
+
+
+def _bound_by_format(written: dict[str, Any], path: Path) -> None:
+    """Write the format of a number as its bounds."""
+    name, types = written.pop("format"), written.get("type", "")
+    names = [types] if isinstance(types, str) else types
+    if "string" in names or not {"integer", "number"} & {*names}:
+        raise _fault(
+            (*path, "format"), f'{name} is one of numbers: write "type" as integer or number'
+        )
+    if name.startswith("int"):
+        written["type"] = ["integer" if own == "number" else own for own in names]
+    low, high = NUMBER_FORMATS[name]
+    written["minimum"] = max(low, written.get("minimum", low))
+    written["maximum"] = min(high, written.get("maximum", high))
 
 
 def _utf8(text: str, at: Path) -> str:

@@ -24,7 +24,7 @@ FORMATS = {
     "date": _DATE,
     "time": "^..:..:[0-5]",
     "duration": "",
-    "email": "",
+    "email": "^[^@]{1,64}@.{1,63}$",
     "hostname": "^.{1,253}$",
     "ipv4": "",
     "ipv6": "",
@@ -32,7 +32,7 @@ FORMATS = {
     "uri": "",
 }
 """Formats, each with a pattern for what llguidance does not ask of it: days that are in the
-calendar, no leap seconds, which nobody knows ahead, and the length of a name."""
+calendar, no leap seconds, which nobody knows ahead, and the lengths of names."""
 
 _PARTS = re.compile(
     r"\[\^?(?:\\.|[^\]\\])*\]|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|\.|[\x00-\x1f\x7f]", re.DOTALL

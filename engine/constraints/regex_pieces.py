@@ -231,7 +231,7 @@ class _Parser:
             return self._ends.begin if is_start else self._ends.finish
         if self._skip_if("."):
             return characters(invert([(10, 10)]), self._in_string)
-        if self._next() in "*+?{/":
+        if self._next() in "*+?{" or (self._next() == "/" and not self._in_string):
             raise NotCompiled(f"the regex has {self._next()!r} where it is not known here")
         if self._skip_if("["):
             return characters(self._read_class(), self._in_string)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from random import Random
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -27,3 +28,21 @@ def accepts(constraint: str, text: str) -> bool:
         and matcher.consume_tokens(data)
         and matcher.is_accepting()
     )
+
+
+def draw_text(constraint: str, random: Random, longest: int) -> str | None:
+    """A text that the constraint allows, with a liking for ends; None if none is so short."""
+    eos = len(BYTES) - 1
+    matcher = LLMatcher(byte_tokenizer(), constraint, log_level=0, limits=LIMITS)
+    data = bytearray()
+    while len(data) < longest and not matcher.is_error():
+        mask = matcher.compute_bitmask()
+        allowed = [token for token in range(eos) if mask[token // 8] >> token % 8 & 1]
+        if matcher.is_accepting() and (not allowed or random.random() < 0.3):
+            return data.decode()
+        ends = [byte for byte in b'"}],' if byte in allowed]
+        if not allowed:
+            return None
+        data.append(random.choice(ends if ends and random.random() < 0.4 else allowed))
+        assert matcher.consume_token(data[-1])
+    return None

@@ -14,9 +14,8 @@ from llguidance import LLMatcher
 from srm.engine.constraints.constraint import json_constraint
 from srm.engine.constraints.trial import LIMITS
 from srm.engine.errors import InvalidRequest
-from tests.engines.matching import BYTES, accepts, byte_tokenizer
+from tests.engines.matching import accepts, byte_tokenizer, draw_text
 
-EOS = len(BYTES) - 1
 LONGEST = 400
 NAMES = st.sampled_from(["a", "b", "ab", "é", "n\n", 'q"'])
 NUMBERS = st.one_of(st.integers(-20, 20), st.sampled_from([0.5, -1.25, 3.0]))
@@ -66,23 +65,6 @@ def around(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 SCHEMAS = st.recursive(LEAVES, around, max_leaves=6)
 
 
-def text_of(constraint: str, random: Random) -> str | None:
-    """A text that the grammar allows, with a liking for ends; None if none is short."""
-    matcher = LLMatcher(byte_tokenizer(), constraint, log_level=0, limits=LIMITS)
-    data = bytearray()
-    while len(data) < LONGEST and not matcher.is_error():
-        mask = matcher.compute_bitmask()
-        allowed = [token for token in range(EOS) if mask[token // 8] >> token % 8 & 1]
-        if matcher.is_accepting() and (not allowed or random.random() < 0.3):
-            return data.decode()
-        ends = [byte for byte in b'"}],' if byte in allowed]
-        if not allowed:
-            return None
-        data.append(random.choice(ends if ends and random.random() < 0.4 else allowed))
-        assert matcher.consume_token(data[-1])
-    return None
-
-
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32))
 def test_what_a_grammar_allows_is_valid(schema: Any, seed: int) -> None:
@@ -93,7 +75,7 @@ def test_what_a_grammar_allows_is_valid(schema: Any, seed: int) -> None:
     judge = Draft202012Validator(schema, format_checker=FormatChecker())
     random = Random(seed)
     for _ in range(5):
-        if (text := text_of(constraint, random)) is not None:
+        if (text := draw_text(constraint, random, LONGEST)) is not None:
             judge.validate(json.loads(text))
 
 

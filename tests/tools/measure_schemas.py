@@ -1,31 +1,56 @@
 """`python -m tests.tools.measure_schemas FOLDER…`: what becomes of the schemas of public suites.
 
-A folder has files as the JSON-Schema-Test-Suite has them, which is in the source package of
-`jsonschema` (`json/tests/draft2020-12`): each a list of `schema`, `tests` and in those `data` and
-`valid`. Compact texts of all data go through the matcher, and through the table of a schema that
-has one for the bundled model. Nothing of a suite is in this repository.
+A file has a case, `schema` and `tests` with `data` and `valid`, as MaskBench has them; a list of
+cases, as the JSON-Schema-Test-Suite in the source package of `jsonschema` has them; or a schema
+alone, as `check-jsonschema` ships them. What a schema's masks allow is sampled and judged by
+`jsonschema-rs`. So are values that `hypothesis-jsonschema` makes, where that is installed, and what
+becomes of valid ones by a small change. Both kinds of whitespace are tried, and the table of a
+schema that has one for the bundled model. Nothing of a suite is in this repository.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
+from hypothesis import HealthCheck, Phase, given, settings
+from jsonschema_rs import Draft4Validator, Draft7Validator, validator_for
 
 from srm.engine.constraints.automaton import TokenAutomaton, make_automaton
 from srm.engine.constraints.byte_automaton import NotCompiled
 from srm.engine.constraints.constraint import json_constraint
 from srm.engine.constraints.trial import why_not
 from srm.engine.errors import InvalidRequest
-from tests.engines.matching import accepts, byte_tokenizer
+from tests.engines.matching import accepts, byte_tokenizer, draw_text
 from tests.engines.tables import of_demo
+
+try:
+    from hypothesis_jsonschema import from_schema
+except ImportError:
+    from_schema = None
+
+SPACES = ("", " ")
+DRAWN = 2
+"""Texts that are sampled of each schema, and values that hypothesis makes."""
+LONGEST = 2_000
+"""Bytes after which a text that is sampled is given up."""
+_REPLACEMENTS: tuple[Any, ...] = (
+    *(None, True, -1, 10**6 + 0.5, "", "~" * 300, [], {}, {"~": 0}, ...),
+)
+"""What is put into a place of a value; `...`: nothing is there any more."""
+SUITE_SUFFIX = "*.json"
+FAULTS = ("invalid text allowed", "not the same by the table")
 
 
 class Tables:
@@ -71,51 +96,165 @@ def _table_accepts(table: TokenAutomaton, text: str) -> bool:
     return bool(table.distance[table.walk(np.array(token_ids, np.int32))] == 0)
 
 
-def measure(schema: Any, tests: list[dict[str, Any]], tables: Tables) -> Counter[str]:
-    """Count a schema's tests by what became of them; wrong ones are printed."""
+def measure(
+    schema: Any, tests: Iterable[tuple[Any, bool]], tables: Tables
+) -> tuple[Counter[str], list[str]]:
+    """Count what became of a schema and of texts, and show those that are not as they should be.
+
+    `tests`: values, and whether they are valid.
+    """
+    tests = list(tests)
     try:
-        constraint = json_constraint(schema)
+        constraints = {space: json_constraint(schema, space=space) for space in SPACES}
+        fault = why_not(constraints[""], byte_tokenizer())
     except InvalidRequest as error:
-        return Counter({"refused": len(tests), f"refused: {_reason(error.message)}": len(tests)})
-    if fault := why_not(constraint, byte_tokenizer()):
-        return Counter({"refused": len(tests), f"refused: {fault[:60]}": len(tests)})
-    counts: Counter[str] = Counter()
-    table = tables.make(constraint)
-    for test in tests:
-        text = json.dumps(test["data"], separators=(",", ":"), ensure_ascii=False)
-        is_accepted = accepts(constraint, text)
-        if table is not None and _table_accepts(table, text) != is_accepted:
-            counts["not the same by the table"] += 1
-            print(f"not the same by the table: {json.dumps(schema)[:300]} {text[:100]}")
-        if is_accepted == test["valid"]:
-            counts["passed"] += 1
-            continue
-        kind = "invalid text accepted" if is_accepted else "valid text not accepted"
-        counts[kind] += 1
-        print(f"{kind}: {json.dumps(schema)[:300]} {text[:100]}")
-    return counts
+        fault = error.message
+    if fault:
+        why = f"refused: {_reason(fault)}"
+        return Counter({"schemas refused": 1, "texts of those": len(tests), why: 1}), []
+    counts, shown = Counter({"schemas taken": 1}), []
+    random = Random(json.dumps(schema))
+    is_judged_valid = _judge(schema)
+    drawn_values: list[Any] = []
+    for constraint in constraints.values():
+        for drawn in filter(None, (draw_text(constraint, random, LONGEST) for _ in range(DRAWN))):
+            counts["sampled"] += 1
+            drawn_values.append(_read(drawn))
+            if not is_judged_valid(drawn_values[-1]):
+                counts["invalid text allowed"] += 1
+                shown.append(f"invalid text allowed: {json.dumps(schema)[:300]} {drawn[:200]}")
+    more = [*_made_values(schema), *drawn_values]
+    more += [value for value, is_valid in tests if is_valid]
+    more += [changed for value in more for changed in _change(value, random)]
+    tests += [(value, True) for value in more if is_judged_valid(value)]
+    tests += [(value, False) for value in more if not is_judged_valid(value)]
+    table = tables.make(constraints[""])
+    for space, constraint in constraints.items():
+        for value, is_valid in tests:
+            text = spell(value, space)
+            is_allowed = accepts(constraint, text)
+            verdict = {True: "passed", False: "valid text not allowed"}[is_allowed == is_valid]
+            if is_allowed and not is_valid:
+                verdict = "invalid text allowed"
+            if not space and table and _table_accepts(table, text) != is_allowed:
+                verdict = "not the same by the table"
+            counts[verdict] += 1
+            if verdict != "passed":
+                shown.append(f"{verdict}: {json.dumps(schema)[:300]} {text[:200]}")
+    return counts, shown
+
+
+def _judge(schema: Any) -> Callable[[Any], bool]:
+    """Return what says whether a value is valid, by the draft that the schema names or the latest
+    that it is of. `jsonschema` itself reckons 0.09 to be no multiple of 0.0001."""
+    for make in (validator_for, Draft7Validator, Draft4Validator):
+        with suppress(ValueError):
+            judge: Callable[[Any], bool] = make(schema, validate_formats=True).is_valid
+            return judge
+    raise ValueError(f"a schema of no draft is taken: {json.dumps(schema)[:300]}")
+
+
+def _read(text: str) -> Any:
+    """Return what the text says; a number that no double holds is the largest one."""
+
+    def number(digits: str) -> float:
+        return min(max(float(digits), -sys.float_info.max), sys.float_info.max)
+
+    return json.loads(text, parse_float=number)
+
+
+def spell(value: Any, space: str) -> str:
+    """Write a value as completions do."""
+    return json.dumps(value, separators=(f",{space}", f":{space}"), ensure_ascii=False)
+
+
+def _made_values(schema: Any) -> list[Any]:
+    made: list[Any] = []
+    if from_schema is None:
+        return made
+    few = settings(
+        max_examples=DRAWN,
+        phases=[Phase.generate],
+        database=None,
+        derandomize=True,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    with suppress(Exception):  # a schema beyond it, which says so in many ways
+        note = given(from_schema(schema))(lambda value: made.append(value))  # type: ignore[no-untyped-call]  # noqa: PLW0108
+        few(note)()
+    return made
+
+
+def _change(value: Any, random: Random) -> Iterator[Any]:
+    """Yield values in which one place is another one: gone, more, of another type or size."""
+    places = list(_places(value, ()))
+    for place in random.sample(places, min(len(places), 4)):
+        for new in _REPLACEMENTS:
+            yield _with(copy.deepcopy(value), place, new)
+
+
+def _places(value: Any, place: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    yield place
+    items: Iterable[Any] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    for key, item in items:
+        yield from _places(item, (*place, key))
+
+
+def _with(value: Any, place: tuple[Any, ...], new: Any) -> Any:
+    """Return the value with a new one at this place; with nothing there for `...`."""
+    if not place:
+        return {} if new is ... else new
+    around = value
+    for key in place[:-1]:
+        around = around[key]
+    if new is ...:
+        del around[place[-1]]
+    elif isinstance(new, dict) and new and isinstance(around[place[-1]], dict):
+        around[place[-1]] |= new
+    else:
+        around[place[-1]] = new
+    return value
 
 
 def _reason(message: str) -> str:
     """Return a message with the last part of its place alone."""
     place, _, what = message.partition(": ")
-    return f"{place.rpartition('/')[2]}: {what.partition(';')[0]}"[:80]
+    return f"{place.rpartition('/')[2]}: {what.partition(';')[0]}"[:110]
+
+
+def cases_of(file: bytes) -> Iterator[tuple[Any, list[tuple[Any, bool]]]]:
+    """Yield the schemas of a file and their tests."""
+    content = json.loads(file)
+    if isinstance(content, dict) and not isinstance(content.get("tests"), list):
+        yield content, []
+        return
+    for case in content if isinstance(content, list) else [content]:
+        yield case["schema"], [(test["data"], test["valid"]) for test in case["tests"]]
 
 
 def main(folders: list[str]) -> int:
-    files = [path for folder in folders for path in sorted(Path(folder).rglob("*.json"))]
+    files = [path for folder in folders for path in sorted(Path(folder).rglob(SUITE_SUFFIX))]
     if not files:
         print("there are no schemas in", *folders)
         return 0
+    digest = sha256(b"".join(sha256(path.read_bytes()).digest() for path in files))
+    print(f"{len(files)} files, sha256 of their sha256s: {digest.hexdigest()}")
     total: Counter[str] = Counter()
     tables = Tables()
     for path in files:
-        for case in json.loads(path.read_text()):
-            total += measure(case["schema"], case["tests"], tables)
+        for schema, tests in cases_of(path.read_bytes()):
+            counts, shown = measure(schema, tests, tables)
+            total += counts
+            print(*shown, sep="\n", end="\n" if shown else "")
     for what, count in total.most_common():
         print(f"{count:6} {what}")
     tables.report()
-    return min(total["invalid text accepted"] + total["not the same by the table"], 1)
+    return int(any(total[fault] for fault in FAULTS))
 
 
 if __name__ == "__main__":

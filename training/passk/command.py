@@ -67,6 +67,7 @@ async def _sampled(
             "is_srm": server.is_srm,
             "problems": digest(problems),
             **{name: settings[name] for name in OF_SAMPLES},
+            **({"regex": config.regex} if config.regex else {}),  # earlier journals have none
             "n": choices_of(config, server.is_srm),
         }
         with Journal(config.output / "journal.jsonl", about) as journal:

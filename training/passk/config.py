@@ -55,6 +55,9 @@ class PassKConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sampling temperature sent with every request."""
     top_p: float = 1.0
     """Top-p sent with every request."""
+    regex: str = ""
+    """Regular expression that the server keeps every completion to, as `structured_outputs` of the
+    request; empty: completions are free."""
     stop: tuple[str, ...] = ("Question:",)
     """Texts that end a completion."""
     seed: int = 0

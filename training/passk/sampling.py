@@ -118,6 +118,8 @@ class SamplingSession:
             "top_p": config.top_p,
             "seed": _seed(config.seed, problem, part * self._n),
         }
+        if config.regex:
+            body["structured_outputs"] = {"regex": config.regex}
         if config.stop:
             body["stop"] = list(config.stop)
         if self._server.is_srm:

@@ -75,6 +75,9 @@ def bursts(record: Record) -> None:
     kinds = [(case["requests"], case["n"], case["is_stream"]) for case in record["cases"]]
     assert kinds == [(3, 1, True), (2, 5, True), (2, 5, False)]
     assert all(case["http_tokens_per_s"][0] > 0 for case in record["cases"])
+    assert all(case["hostile_tokens_per_s"][0] > 0 for case in record["cases"])
+    for case in record["cases"]:
+        assert case["hostile_answers"] and {*case["hostile_answers"]} <= {"200", "400", "503"}
 
 
 @pytest.mark.slow
@@ -90,8 +93,8 @@ def bursts(record: Record) -> None:
          "--model=absent --repetitions=2", hosts, "| 32 | in turns of 16, replaced after 4 tokens"),
         ("constrained", "--rows=8 --constraints=1,3 --random-widths= --dtypes=float32 "
          "--repetitions=1 --seconds=0.05", constraints, "| demo | float32 | 100% | 3 |"),
-        ("http", "--model={demo} --streams=3 --requests=2 --n=5 --max-tokens=9 --repetitions=1",
-         bursts, "| 2 × 5 | whole |"),
+        ("http", "--model={demo} --streams=3 --requests=2 --n=5 --max-tokens=9 --repetitions=1 "
+         "--hostile=7", bursts, "| 2 × 5 | whole |"),
         ("dialects", "--samples=6 --max-tokens=5 --logprobs=true --repetitions=2", dialects,
          "| `/generate` |"),
         ("rollouts", "--model={bare} --rollouts=8 --prompt-tokens=3 --max-tokens=12 --changes=5 "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,16 @@ def test_our_server_counts_what_it_draws(
     assert "| 100 | " in printed.out and "2 of 2 problems" in printed.err
     (picture,) = (folder / "out").glob("*.svg")
     assert picture.read_text().startswith("<?xml")
+
+
+def test_completions_are_kept_to_a_regex(server: Server, folder: Path) -> None:
+    settings = {"samples": 50, "max_tokens": 8, "keep_texts": "true", "regex": "#### [0-9]{1,3}"}
+    assert run(server.url, folder, **settings) == 0
+    lines = (folder / "out/journal.jsonl").read_text().splitlines()
+    texts = [text for line in lines[1:] for text, _, _ in json.loads(line[9:])["texts"]]
+    assert len(texts) > 20 and all(re.fullmatch("#### [0-9]{1,3}", text) for text in texts)
+    assert run(server.url, folder, **settings | {"regex": ""}) == 2, "another run's"
+    assert run(server.url, folder, output=folder / "bad", **settings | {"regex": "("}) == 2
 
 
 def test_drawing_ends_early_in_the_same_way_here_and_on_the_server(

@@ -34,10 +34,14 @@ REFUSED: list[tuple[Any, str]] = [
     ({"properties": {"a": {"not": {}}}}, "/properties/a/not: this keyword is not supported"),
     ({"items": [{"if": True}]}, "/items/0/if: this keyword is not supported; write anyOf"),
     ({"x-guidance": {}}, "/x-guidance: this keyword"),
-    ({"uniqueItems": True}, "/uniqueItems: this keyword"),
+    ({"uniqueItems": True}, "/uniqueItems: this keyword is not supported; leave it out and check"),
+    ({"ownNote": 1}, "/ownNote: this keyword is not supported; leave it out, or begin its name"),
     ({"nullable": True}, '/nullable: this keyword is not supported; write "type" as a list'),
     ({"properties": {"a/b~": {"contains": {}}}}, "/properties/a~1b~0/contains: this keyword"),
-    ({"contentMediaType": "application/json"}, "/contentMediaType: this keyword"),
+    (
+        {"contentMediaType": "application/json"},
+        "/contentMediaType: this keyword is not supported; write pattern",
+    ),
     ({"enum": []}, "/enum: must be a list of at least one value; got []"),
     ({"enum": list(range(10_001))}, "/enum: enums have more than 10000 values"),
     ({"const": 2**53 + 1}, "/const: numbers must be from -2**53 to 2**53"),
@@ -52,6 +56,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"maxItems": 1.5}, "/maxItems: must be an integer from 0"),
     ({"multipleOf": 0}, "/multipleOf: must be a number above 0"),
     ({"format": "idn-email"}, "/format: must be of date-time, date, time"),
+    ({"format": "int32"}, "/format: int32 is one of numbers"),
+    ({"type": ["integer", "string"], "format": "int64"}, "/format: int64 is one of numbers"),
     ({"pattern": 3}, "/pattern: must be a string; got 3"),
     ({"pattern": "[a[b]c]"}, "/pattern: '[a[b]'"),
     ({"pattern": "a{,3}"}, "/pattern: {, is not supported in a pattern"),
@@ -196,6 +202,26 @@ def test_each_format_can_be_met_and_is(name: str) -> None:
     assert not accepts(constraint, '"-"')
     with_pattern = json_constraint({"type": "string", "format": name, "pattern": "[:@.-]|P"})
     assert accepts(with_pattern, json.dumps(examples[name]))
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed", "refused"),
+    [
+        ({"type": "integer", "format": "int32"}, ["-2147483648", "2147483647"], ["2147483648"]),
+        ({"type": "number", "format": "int32"}, ["7"], ["7.5", "-2147483649"]),
+        ({"type": "integer", "format": "int64"}, [str(2**53)], [str(2**53 + 1)]),
+        ({"type": "integer", "format": "int64", "minimum": 0, "maximum": 9}, ["9"], ["-1", "10"]),
+        ({"type": ["number", "null"], "format": "double"}, ["0.5", "null"], ["1e999", '"a"']),
+        ({"type": "string", "format": "email"}, [f'"{"a" * 64}@b.c"'], [f'"{"a" * 65}@b.c"']),
+        ({"type": "string", "format": "email"}, [f'"a@{"b" * 63}"'], [f'"a@{"b" * 64}"']),
+    ],
+)
+def test_formats_have_the_bounds_of_their_kind(
+    schema: Any, allowed: list[str], refused: list[str]
+) -> None:
+    constraint = json_constraint(schema)
+    assert all(accepts(constraint, text) for text in allowed)
+    assert not any(accepts(constraint, text) for text in refused)
 
 
 @pytest.mark.parametrize(

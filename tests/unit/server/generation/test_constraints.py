@@ -49,6 +49,15 @@ HOSTILE: list[tuple[Kind, bytes, str]] = [
     ("json", rb'"{\"\\ud800\": 1}"', r"/\ud800: this keyword"),
     ("json", b'{"format": {}}', "/format: must be of"),
     ("json", b'{"minimum": ' + b"1" * 5_000 + b"}", "a number has 5000 digits"),
+    ("json", b'{"const": "\xff"}', "it is not JSON"),
+    ("json", b'{"$ref": "http://127.0.0.1/a.json"}', "/$ref: must be '#' or '#/'"),
+    ("json", b'{"$ref": "file:///etc/passwd"}', "/$ref: must be '#' or '#/'"),
+    (
+        "json",
+        b'{"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}',
+        "no JSON text that ends can meet it",
+    ),
+    ("json", b'{"type": "integer", "minimum": 3, "maximum": 2}', "nsatisfiable"),
     ("json", b"3", "the schema: must be an object, true or false"),
     ("json", b"false", "the schema: no JSON text that ends can meet it"),
     ("regex", b'"((a{1,1000}){1,1000}){1,1000}"', "takes too much"),
@@ -152,6 +161,15 @@ async def test_hostile_ones_are_refused_and_the_next_is_made(
     assert refusal.value.message.startswith(f"structured_outputs.{kind}: ")
     assert message in refusal.value.message
     assert await make(constraints, source("choice", json.dumps(["a", value.hex()[:64]]).encode()))
+
+
+@pytest.mark.parametrize(
+    "regex", ["(a{1,100000}){1,100000}", "((a+)+)+(b{0,100000}){100000}", "(0|1)*1(0|1){30}"]
+)
+async def test_what_is_hostile_to_others_and_can_be_followed_is_made(
+    constraints: Constraints, regex: str
+) -> None:
+    assert await make(constraints, source("regex", json.dumps(regex).encode()))
 
 
 async def test_equal_ones_are_made_once_and_a_killed_process_is_replaced(text: Text) -> None:

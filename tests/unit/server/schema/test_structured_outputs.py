@@ -39,6 +39,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": REGEX, "response_format": SCHEMA}, "structured_outputs", "both say"),
     ({"structured_outputs": REGEX, "ignore_eos": True}, "ignore_eos", "does not go with"),
 ]
+LARGE = {"title": "a" * 10_000_000}
+"""A schema of 10 MB."""
+REFUSED += [
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": LARGE}}},
+     "response_format", "1048576 bytes"),
+    ({"structured_outputs": {"json": LARGE}}, "structured_outputs", "1048576 bytes"),
+]  # fmt: skip
 REFUSED += [({name: {}}, name, f"its name is {new}") for name, new in SUCCESSORS.items()]
 
 
