@@ -3,16 +3,18 @@
 Batch i is a function of (seed, i) alone, so a run resumes exactly where it stopped, and no batch
 needs the ones before it.
 
-Every row is full of consecutive problems, of which the last one is cut, so nothing is padded and
-the model has seen several problems in one context. Most batches have short rows, so that many
-problems are the first of theirs, and train answers alone; every `WHOLE_EVERY`-th has whole contexts
-and trains every token, so that every position is trained and questions are known too.
+Most batches are chats of like lengths, one a row from its first token on, as a model is asked, and
+train replies alone; behind each its row is empty. Every `WHOLE_EVERY`-th has whole contexts of
+consecutive chats and trains every token, so that every position is trained and questions are known
+too.
 """
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -21,13 +23,17 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from srm.training.problems import countdown
-from srm.training.problems.drawn import examples
+from srm.training.problems.drawn import chats
 
 Item = TypeVar("Item")
+_Chat = list[tuple[int, int]]
+"""Each token, and 1 in a reply, 0 before it."""
 
-WHOLE_EVERY = 4
-SHORT = 128
-"""Length of short rows, in tokens."""
+WHOLE_EVERY = 8
+POOL = 4
+"""Batches that are drawn at once, to take one of like lengths."""
+MEAN_LENGTH = 64
+"""Tokens of a chat, about."""
 IGNORED = -100
 """Target of a token that the loss leaves out."""
 
@@ -36,33 +42,56 @@ class ProblemBatches:
     """Batches of about `tokens` tokens: inputs and targets, int64 [rows, length]."""
 
     def __init__(self, tokenizer: Tokenizer, end: int, seed: int, tokens: int, n_ctx: int) -> None:
-        """`end` is the token behind each problem."""
+        """`end` is the token behind each reply."""
         self._tokenizer, self._end = tokenizer, end
         self._seed = seed
         self._tokens = tokens
         self._n_ctx = n_ctx
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        is_whole = index % WHOLE_EVERY == WHOLE_EVERY - 1
-        length = self._n_ctx if is_whole else min(SHORT, self._n_ctx)
-        stream = self._encoded((self._seed << 32) + index)
-        rows, targets = [], []
-        for _ in range(max(1, self._tokens // length)):
-            ids: list[int] = []
-            is_answer: list[bool] = []
-            while len(ids) <= length:
-                prompt, solution = next(stream)
-                ids += prompt + solution
-                is_answer += [is_whole] * len(prompt) + [True] * len(solution)
-            row = torch.tensor(ids[: length + 1])
-            rows.append(row[:-1])
-            targets.append(row[1:].where(torch.tensor(is_answer[1 : length + 1]), IGNORED))
-        return torch.stack(rows), torch.stack(targets)
+        seed = (self._seed << 32) + index
+        if index % WHOLE_EVERY == WHOLE_EVERY - 1:
+            stream = chain.from_iterable(self._encoded(seed))
+            shape = max(1, self._tokens // self._n_ctx), self._n_ctx + 1
+            ids = torch.tensor([id for id, _ in islice(stream, math.prod(shape))]).view(shape)
+            return ids[:, :-1], ids[:, 1:]
+        count = max(1, POOL * self._tokens // MEAN_LENGTH)
+        drawn = sorted(islice(self._encoded(seed), count), key=len)
+        whole = [row for row in drawn if len(row) <= self._n_ctx + 1]
+        rows = self._of_like_lengths(whole or drawn[:1], random.Random(seed))
+        length = min(len(rows[-1]), self._n_ctx + 1)
+        inputs = torch.full((len(rows), length), self._end)
+        targets = torch.full((len(rows), length), IGNORED)
+        for i, row in enumerate(rows):
+            ids, is_reply = torch.tensor(row[:length]).T
+            inputs[i, : len(ids)] = ids
+            targets[i, : len(ids)] = ids.where(is_reply.bool(), IGNORED)
+        return inputs[:, :-1], targets[:, 1:]
 
-    def _encoded(self, seed: int) -> Iterator[tuple[list[int], list[int]]]:
-        stream = examples(seed)
+    def _of_like_lengths(self, drawn: list[_Chat], random_: random.Random) -> list[_Chat]:
+        """Return one of the batches that these make, the shortest first; all as likely."""
+        batches: list[list[_Chat]] = [[]]
+        for row in drawn:
+            if batches[-1] and (len(batches[-1]) + 1) * len(row) > self._tokens:
+                batches.append([])
+            batches[-1].append(row)
+        return random_.choice(batches)
+
+    def _encoded(self, seed: int) -> Iterator[_Chat]:
+        """Yield chats, each from its begin token to the end token of its last reply."""
+        stream = chats(seed)
         while True:
-            yield from encode(self._tokenizer, list(islice(stream, 64)), self._end)
+            some = list(islice(stream, 64))
+            turns = iter(
+                encode(self._tokenizer, [turn for chat in some for turn in chat], self._end)
+            )
+            for chat in some:
+                yield [
+                    (id, is_reply)
+                    for turn in islice(turns, len(chat))
+                    for is_reply, ids in enumerate(turn)
+                    for id in ids
+                ]
 
 
 class CountdownBatches:
@@ -119,7 +148,7 @@ class EpochBatches(Generic[Item]):
 def problem_kinds(steps: int) -> dict[str, Sequence[int]]:
     """Return the kinds of batches, each with those of the first `steps` steps that use it."""
     return {
-        "answers in short rows": [step for step in range(steps) if (step + 1) % WHOLE_EVERY],
+        "replies in rows of their own": [step for step in range(steps) if (step + 1) % WHOLE_EVERY],
         "every token of whole contexts": range(WHOLE_EVERY - 1, steps, WHOLE_EVERY),
     }
 
@@ -129,6 +158,6 @@ def encode(
 ) -> list[tuple[list[int], list[int]]]:
     """Encode prompts, from the begin token, and solutions, to the end token."""
     prompts, solutions = zip(*batch, strict=True)
-    begun = tokenizer.encode_batch(prompts)
-    ended = tokenizer.encode_batch(solutions, add_special_tokens=False)
+    begun = tokenizer.encode_batch_fast(prompts)
+    ended = tokenizer.encode_batch_fast(solutions, add_special_tokens=False)
     return [(start.ids, [*other.ids, end]) for start, other in zip(begun, ended, strict=True)]

@@ -4,7 +4,7 @@ problems."""
 from __future__ import annotations
 
 import hashlib
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import msgspec
@@ -23,10 +23,11 @@ from srm.training.loss_files import write_losses
 from srm.training.model import SRM
 from srm.training.problems.countdown import Countdown
 from srm.training.problems.countdown_tokenizer import countdown_tokenizer
-from srm.training.problems.drawn import examples, problems
+from srm.training.problems.drawn import chats, problems
 from srm.training.processes import processes
 from srm.training.schedule import Schedule
 from srm.training.settings import PretrainConfig, select_fixed
+from srm.training.text.batches_ahead import batches_ahead
 from srm.training.text.documents import documents, files
 from srm.training.text.mixed_batches import MixedBatches
 from srm.training.text.packed_batches import PackedBatches
@@ -42,16 +43,27 @@ from srm.training.text.tokenizer import (
 from srm.training.text.whole_files import write_whole
 from srm.training.watch import ModelSeries, ShownSamples
 
-TOKENIZER_PROBLEMS = 100_000
+TOKENIZER_CHATS = 100_000
 EXAMPLE = Countdown((3, 5, 97, 12), 482)
 """The countdown puzzle that a model is shown while it learns."""
 
 CHAT_TEMPLATE = r"""{%- set asked = namespace(system='', is_new=false, is_open=false) -%}
+{%- set known = namespace(tools=[], has_called=false) -%}
+{%- for tool in tools or [] -%}
+{%- set fields = (tool.function.parameters or {}).properties or {} -%}
+{%- set known.tools = known.tools + [tool.function.name ~ '(' ~ fields | join(', ') ~ ')'] -%}
+{%- endfor -%}
 {%- for message in messages -%}
-{%- set content = message.content | trim -%}
-{%- if message.role not in ('system', 'user', 'assistant') or message.tool_calls -%}
-{{- raise_exception('this model knows questions and answers, no messages of '
-    ~ message.role ~ (' with tool calls' if message.tool_calls else '')) -}}
+{%- set content = (message.content or '') | trim -%}
+{%- if message.role not in ('system', 'user', 'assistant', 'tool') -%}
+{{- raise_exception('this model knows questions, answers and tools, no messages of '
+    ~ message.role) -}}
+{%- elif message.role == 'tool' -%}
+{%- if not known.has_called -%}
+{{- raise_exception('a result has no call before it') -}}
+{%- endif -%}
+{{- (' ' if asked.is_open else '<|begin_of_text|>Result: ') ~ content -}}
+{%- set asked.is_open = true -%}
 {%- elif message.role == 'system' and asked.is_open -%}
 {{- raise_exception('a message of system between a question and its answer') -}}
 {%- elif message.role == 'system' -%}
@@ -63,13 +75,20 @@ CHAT_TEMPLATE = r"""{%- set asked = namespace(system='', is_new=false, is_open=f
 {%- endif -%}
 {{- ' ' if asked.is_open else
     '<|begin_of_text|>' ~ ('System: ' ~ asked.system ~ '\n' if asked.system else '')
-    ~ 'Question: ' -}}
+    ~ ('Tools: ' ~ known.tools | join(', ') ~ '\n' if known.tools else '') ~ 'Question: ' -}}
 {{- content -}}
 {%- set asked.is_new = false -%}
 {%- set asked.is_open = true -%}
 {%- elif asked.is_open -%}
-{{- '\nAnswer: ' ~ content ~ '<|end_of_text|>' -}}
+{{- '\nAnswer:' ~ (' ' ~ content if content or not message.tool_calls else '') -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '\n' if content or not loop.first -}}
+{{- '{"name":' ~ call.function.name | tojson ~ ',"arguments":'
+    ~ call.function.arguments | tojson(separators=(',', ':')) ~ '}' -}}
+{%- endfor -%}
+{{- '<|end_of_text|>' -}}
 {%- set asked.is_open = false -%}
+{%- set known.has_called = message.tool_calls | length > 0 -%}
 {%- else -%}
 {{- raise_exception('an answer has no question before it') -}}
 {%- endif -%}
@@ -80,8 +99,8 @@ CHAT_TEMPLATE = r"""{%- set asked = namespace(system='', is_new=false, is_open=f
 {{- '\nAnswer:' -}}
 {%- endif -%}
 """
-"""Formats chats as the training problems: a begin token, the system message if there is one, a
-question, its answer, an end token."""
+"""Formats chats as the training problems: a begin token, the system message and the tools if there
+are any, a question or a result, its answer or a call, an end token."""
 
 
 def pretrain(config: PretrainConfig) -> Losses:
@@ -106,7 +125,8 @@ def pretrain(config: PretrainConfig) -> Losses:
         samples = ShownSamples(
             run, tokenizer, _prompt(config, tokenizer, ids), config.n_ctx, config.save_every
         )
-        run.train(batches, evaluation, (series, samples))
+        with batches_ahead(batches, config.steps, config.data_workers) as made:
+            run.train(made, evaluation, (series, samples))
         weights = run.weights()
         if own.is_first:
             save_model(model.config, weights, config.output)
@@ -140,8 +160,8 @@ def _tokenizer(config: PretrainConfig, is_first: bool) -> Tokenizer:
         if config.texts:
             texts = documents(config.texts, config.suffix, config.text_member)
         else:
-            sample = islice(examples(config.seed), TOKENIZER_PROBLEMS)
-            texts = (prompt + solution for prompt, solution in sample)
+            sample = chain.from_iterable(islice(chats(config.seed), TOKENIZER_CHATS))
+            texts = (prompt + reply for prompt, reply in sample)
             write_whole(config.output / "chat_template.jinja", CHAT_TEMPLATE.encode())
         trained = train_tokenizer(texts, config.max_vocab_size).to_str(pretty=True).encode()
         if path.is_file() and path.read_bytes() != trained:

@@ -26,11 +26,20 @@ MOST_SEED = 2**64 - 1
 MOST_FLOAT = 1e18
 """Largest number; the product of two of them still fits float32, in which the optimizer
 computes."""
-_MOST = {"threads": 4_096, "max_vocab_size": MAX_VOCAB_SIZE}
+_MOST = {"threads": 4_096, "data_workers": 256, "max_vocab_size": MAX_VOCAB_SIZE}
 _MAY_CHANGE = {
     *("steps", "epochs", "learning_rate", "warmup_steps", "warmup_share", "decline"),
     *("save_every", "keep_every", "evaluate_every", "tensorboard", "output"),
-    *("threads", "device", "shard", "compile", "precision", "micro_batches", "micro_batch_tokens"),
+    *(
+        "threads",
+        "data_workers",
+        "device",
+        "shard",
+        "compile",
+        "precision",
+        "micro_batches",
+        "micro_batch_tokens",
+    ),
     *("gpu_memory", "reward_limit_s", "model", "train", "evaluation", "texts", "suffix"),
     "tokenizer",
 }
@@ -40,7 +49,7 @@ MAY_CHANGE = (
 )
 """`_MAY_CHANGE` in words for error messages, without files, which are compared by content."""
 _LEAST = {"save_every": 1} | dict.fromkeys(
-    "learning_rate weight_decay evaluate_every keep_every threads".split(), 0
+    "learning_rate weight_decay evaluate_every keep_every threads data_workers".split(), 0
 )
 
 
@@ -165,10 +174,17 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Most entries of a trained tokenizer, which always has every byte and two special tokens."""
     threads: int = 0
     """CPU threads; 0: torch chooses."""
+    data_workers: int = 0
+    """Processes that make batches of generated problems ahead; 0: the training process makes
+    them."""
 
     def __post_init__(self) -> None:
         least = "steps batch_tokens micro_batches warmup_steps max_vocab_size evaluation_batches"
         check_numbers(self, dict.fromkeys(least.split(), 1))
+        if self.data_workers and self.texts:
+            raise ValueError(
+                f"data_workers must be 0 where texts is given, got {self.data_workers}"
+            )
         if self.windows == "documents" and not self.texts:
             raise ValueError("windows must be packed where there are no texts, got documents")
         weights = self.text_weights

@@ -10,15 +10,19 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Literal
 
+from srm.training.problems.calculator import call_tool, draw_tool
+from srm.training.problems.groups import groups
 from srm.training.problems.more_steps import (
-    change_from_a_bill,
+    groups_then_change,
     shared,
-    shopping,
     three_friends,
     times_as_many,
 )
-from srm.training.problems.one_step import gain, groups, groups_then_change, loss, plain
-from srm.training.problems.problem import Problem, Style
+from srm.training.problems.one_step import gain, loss
+from srm.training.problems.problem import Problem, Style, Turn, prompt
+from srm.training.problems.shopping import change_from_a_bill, shopping
+from srm.training.problems.sums import plain
+from srm.training.problems.talk import ANSWER, talk
 
 Split = Literal["train", "held-out"]
 
@@ -26,6 +30,12 @@ KINDS: tuple[Callable[[random.Random], Problem], ...] = (
     *(gain, loss, groups, groups_then_change, shopping, change_from_a_bill),
     *(times_as_many, three_friends, shared, plain),
 )
+_TALK = 0.04
+"""Share of turns that are no problems."""
+_TOOLS = 0.08
+"""Share of chats in which there is a calculator."""
+_FURTHER = 0.15
+"""How often another turn follows a turn."""
 _POLITE = ("", "", "", "", "You are a helpful assistant. ", "You solve word problems. ")
 _ASKS: dict[Style, tuple[str, ...]] = {
     "prose": (
@@ -47,7 +57,7 @@ _ASKS: dict[Style, tuple[str, ...]] = {
         *("Be brief.", "Show the steps.", "Calculate step by step."),
     ),
 }
-_SHARES: dict[Style, float] = {"prose": 0.27, "number": 0.1, "equations": 0.13}
+_SHARES: dict[Style, float] = {"prose": 0.23, "number": 0.07, "equations": 0.15}
 """How often a system message asks for each style. The rest has none, and equations."""
 
 
@@ -60,13 +70,25 @@ def problems(split: Split, seed: int) -> Iterator[Problem]:
             yield problem
 
 
-def examples(seed: int) -> Iterator[tuple[str, str]]:
-    """Yield prompts and solutions to train on: problems, some with a system message that says in
-    which style they are answered."""
+def chats(seed: int) -> Iterator[tuple[Turn, ...]]:
+    """Yield what to train on, each a chat of prompts and replies: a problem or several, answered in
+    the style that a system message says, or with a tool, or talk, whose reply says what the model
+    is for."""
     random_ = random.Random(f"styles-{seed}")
-    for problem in problems("train", seed):
+    drawn = problems("train", seed)
+    while True:
         system, style = instruction(random_)
-        yield problem.prompt_with(system), problem.solution_in(style)
+        tool = draw_tool(random_) if random_.random() < _TOOLS else None
+        turns: list[Turn] = []
+        while not turns or random_.random() < _FURTHER:
+            if random_.random() < _TALK:
+                turns.append((prompt(talk(random_), system, tool), f" {ANSWER}"))
+            elif tool:
+                turns += call_tool(next(drawn), system, tool)
+            else:
+                problem = next(drawn)
+                turns.append((problem.prompt_with(system), problem.solution_in(style)))
+        yield tuple(turns)
 
 
 def instruction(r: random.Random) -> tuple[str, Style]:

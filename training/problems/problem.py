@@ -15,6 +15,8 @@ HELD_OUT_SHARE = 64
 
 _OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 
+Turn = tuple[str, str]
+"""A prompt, which ends with "Answer:", and what follows it."""
 Step = tuple[int, str, int, str]
 """First number, operator, second number, and a sentence with `{}` for the equation."""
 
@@ -39,8 +41,7 @@ class Problem:
 
     def prompt_with(self, system: str) -> str:
         """Return the prompt with a system message before it, or with none."""
-        before = f"System: {system}\n" if system else ""
-        return f"{before}Question: {self.question}\nAnswer:"
+        return prompt(self.question, system)
 
     def solution_in(self, style: Style) -> str:
         """Return what follows the prompt."""
@@ -51,6 +52,14 @@ class Problem:
     def is_held_out(self) -> bool:
         digest = hashlib.sha256(self.question.encode()).digest()
         return int.from_bytes(digest[:8], "little") % HELD_OUT_SHARE == 0
+
+
+def prompt(question: str, system: str = "", tool: str | None = None) -> str:
+    """Return a question as a model gets it, with a system message before it and a tool that it may
+    call, or without."""
+    before = f"System: {system}\n" if system else ""
+    before += f"Tools: {tool}\n" if tool else ""
+    return f"{before}Question: {question}\nAnswer:"
 
 
 def problem(kind: str, question: str, *steps: Step) -> Problem:

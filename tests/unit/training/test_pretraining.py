@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -21,20 +23,22 @@ from srm.engine.config import DEMO_MODEL
 from srm.engine.errors import CheckpointError, ConfigError
 from srm.engine.weights.checkpoint import load_checkpoint, read_model
 from srm.loadtest.records import ROOT
+from srm.server.text.template_process import compile_template, render
 from srm.server.text.text import Text
 from srm.training import pretrain as pretraining
 from srm.training.checkpoint import load_model
-from srm.training.data import IGNORED, SHORT, WHOLE_EVERY, ProblemBatches, encode
+from srm.training.data import IGNORED, WHOLE_EVERY, ProblemBatches, encode
 from srm.training.model import SRM
 from srm.training.pretrain import CHAT_TEMPLATE, pretrain
-from srm.training.problems.drawn import examples, problems
+from srm.training.problems.drawn import chats, problems
 from srm.training.schedule import Schedule
 from srm.training.settings import PretrainConfig
+from srm.training.text.batches_ahead import batches_ahead
 from srm.training.text.packed_batches import PackedBatches
 from srm.training.text.tokenizer import BEGIN_ID, END_ID, train_tokenizer
 
-SIZES: dict[str, Any] = {"d_model": 16, "num_layers": 2, "num_heads": 2, "n_ctx": 64}
-TINY = PretrainConfig(batch_tokens=256, warmup_steps=2, max_vocab_size=400, threads=1, **SIZES)
+SIZES: dict[str, Any] = {"d_model": 16, "num_layers": 2, "num_heads": 2, "n_ctx": 128}
+TINY = PretrainConfig(batch_tokens=512, warmup_steps=2, max_vocab_size=400, threads=1, **SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +50,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(autouse=True)
 def few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tokenizer of a hundred thousand takes half a minute to train."""
-    monkeypatch.setattr(pretraining, "TOKENIZER_PROBLEMS", 500)
+    monkeypatch.setattr(pretraining, "TOKENIZER_CHATS", 500)
 
 
 def _run(folder: Path, steps: int, **changes: object) -> list[float]:
@@ -66,37 +70,121 @@ def test_every_digit_is_a_token(tokenizer: Tokenizer) -> None:
     assert not [token for token in tokenizer.get_vocab() if re.search(r"\d.|.\d", token)]
 
 
-def test_targets_are_the_next_tokens_and_of_short_rows_only_answers(tokenizer: Tokenizer) -> None:
+def test_targets_are_the_next_tokens_of_replies_or_of_whole_contexts(tokenizer: Tokenizer) -> None:
     """And batches are a function of seed and index."""
     batches, same = (
         ProblemBatches(tokenizer, END_ID, seed=1, tokens=512, n_ctx=256) for _ in range(2)
     )
-    assert not torch.equal(batches[1][0][:2, :20], batches[2][0][:2, :20])
+    assert not torch.equal(batches[1][0][:1, :20], batches[2][0][:1, :20])
     for index in (0, WHOLE_EVERY - 1):
         for first, again in zip(batches[index], same[index], strict=True):
             assert torch.equal(first, again)
-    inputs, targets = batches[0]
-    assert inputs.shape == targets.shape == (4, SHORT)
-    for row, target in zip(inputs.tolist(), targets.tolist(), strict=True):
-        is_answer = [token != IGNORED for token in target]
-        assert row[0] == BEGIN_ID and BEGIN_ID not in target
-        assert all(t == n for t, n, own in zip(target, row[1:], is_answer, strict=False) if own)
-        for place in (i for i, token in enumerate(row) if token == BEGIN_ID):
-            begun = is_answer.index(True, place) if True in is_answer[place:] else len(row)
-            asked = tokenizer.decode(row[place : begun + 1])
-            assert begun == len(row) or asked.endswith("\nAnswer:")
+    turns = 0
+    for index in range(WHOLE_EVERY - 1):
+        inputs, targets = batches[index]
+        assert inputs.shape == targets.shape and inputs.numel() <= 512 and inputs.shape[1] <= 256
+        for row, target in zip(inputs.tolist(), targets.tolist(), strict=True):
+            is_reply = [token != IGNORED for token in target]
+            assert row[0] == BEGIN_ID and BEGIN_ID not in target
+            assert all(t == n for t, n, own in zip(target, row[1:], is_reply, strict=False) if own)
+            for place in (i for i, token in enumerate(row) if token == BEGIN_ID):
+                begun = is_reply.index(True, place) if True in is_reply[place:] else len(row)
+                asked = tokenizer.decode(row[place : begun + 1])
+                assert begun == len(row) or asked.endswith("\nAnswer:")
+                turns += 1
+    assert turns > 20
     inputs, targets = batches[WHOLE_EVERY - 1]
     assert inputs.shape == (2, 256)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
-    assert (inputs == END_ID).sum() > 4
+    assert (inputs == END_ID).sum() > 3
+
+
+def test_chats_of_every_length_are_as_likely(tokenizer: Tokenizer) -> None:
+    """A batch has chats of like lengths, and those of many are as long as those drawn."""
+    batches = ProblemBatches(tokenizer, END_ID, seed=1, tokens=1024, n_ctx=512)
+    trained = torch.tensor(
+        [
+            int((row != END_ID).sum())
+            for index in range(200)
+            if index % WHOLE_EVERY < WHOLE_EVERY - 1
+            for row in batches[index][0]
+        ],
+        dtype=torch.float32,
+    )
+    drawn = torch.tensor(
+        [
+            sum(
+                len(prompt) + len(reply) - 1 for prompt, reply in encode(tokenizer, [*chat], END_ID)
+            )
+            for chat in islice(chats(9), 2_000)
+        ],
+        dtype=torch.float32,
+    ).clamp(max=511)
+    shares = torch.tensor([0.1, 0.5, 0.9])
+    assert trained.quantile(shares).tolist() == pytest.approx(
+        drawn.quantile(shares).tolist(), rel=0.1
+    )
 
 
 def test_prompt_and_solution_are_the_tokens_of_their_text(tokenizer: Tokenizer) -> None:
-    batch = list(islice(examples(0), 200))
+    batch = [turn for chat in islice(chats(0), 200) for turn in chat]
     for (prompt, solution), (begun, ended) in zip(
         batch, encode(tokenizer, batch, END_ID), strict=True
     ):
         assert [*tokenizer.encode(prompt + solution).ids, END_ID] == begun + ended
+
+
+def test_a_chat_fits_the_context(tokenizer: Tokenizer) -> None:
+    """So that its replies are whole; this tokenizer makes more tokens than the model's."""
+    turns = iter(encode(tokenizer, [t for c in islice(chats(1), 2_000) for t in c], END_ID))
+    lengths = [
+        sum(len(ids) for turn in islice(turns, len(chat)) for ids in turn)
+        for chat in islice(chats(1), 2_000)
+    ]
+    assert sum(length > PretrainConfig().n_ctx for length in lengths) < 0.02 * len(lengths)
+
+
+def test_a_chat_of_two_questions_is_written_as_a_row_is(tokenizer: Tokenizer) -> None:
+    (first, second) = list(islice(problems("train", 3), 2))
+    asked = {"role": "user", "content": first.question}
+    answered = {"role": "assistant", "content": first.solution.strip()}
+    messages = [asked, answered, {"role": "user", "content": second.question}]
+    chat = render(
+        compile_template(CHAT_TEMPLATE), {"messages": messages, "add_generation_prompt": True}
+    )
+    (before, solution), (after, _) = encode(
+        tokenizer, [(p.prompt, p.solution) for p in (first, second)], END_ID
+    )
+    assert tokenizer.encode(chat, add_special_tokens=False).ids == before + solution + after
+
+
+def test_batches_made_ahead_are_the_same(tokenizer: Tokenizer) -> None:
+    """From any index on, up to the last; their processes end with the block, also if it fails."""
+    batches = ProblemBatches(tokenizer, END_ID, seed=1, tokens=512, n_ctx=256)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with pytest.raises(ZeroDivisionError), batches_ahead(batches, 7, 2) as ahead:
+        for index in (0, 1, 2, 5, 6, 3):
+            for made, expected in zip(ahead[index], batches[index], strict=True):
+                assert torch.equal(made, expected) and made.dtype == expected.dtype
+        running = [
+            child
+            for child in psutil.Process().children(recursive=True)
+            if child.pid not in before and len(child.children()) == 0
+        ]
+        assert len(running) >= 2
+        raise ZeroDivisionError
+    left = {child.pid for child in psutil.Process().children(recursive=True)} - before
+    workers = [pid for pid in left if psutil.Process(pid).ppid() != os.getpid()]
+    assert not workers
+    with batches_ahead(batches, 7, 0) as same:
+        assert same is batches
+
+
+def test_a_run_with_batches_made_ahead_has_the_same_losses(tmp_path: Path) -> None:
+    alone = _run(tmp_path / "alone", steps=5)
+    assert _run(tmp_path / "both", steps=5, data_workers=2) == alone
+    with pytest.raises(ValueError, match="data_workers must be 0 where texts is given, got 2"):
+        msgspec.structs.replace(TINY, texts=(Path("a"),), data_workers=2)
 
 
 def test_training_learns_and_leaves_a_model_the_engine_loads(tmp_path: Path) -> None:
@@ -226,12 +314,12 @@ def test_documents_of_a_row_are_trained_on_as_if_each_stood_alone(
         (tokens[:trained], 1, losses.steps[0]),
         (tokens[trained:], 2, losses.evaluations[0][1]),
     ):
-        batches = PackedBatches(ids, 4, 64, config.seed, end)
+        batches = PackedBatches(ids, 4, 128, config.seed, end)
         each = [batches[index] for index in range(count)]
         rows = torch.cat([torch.cat([inputs, last[:, -1:]], 1) for inputs, last in each])
         total, targets, documents = 0.0, 0, 0
         for row in rows:
-            begins = [0, *(i for i in range(1, 65) if row[i] == BEGIN_ID), 65]
+            begins = [0, *(i for i in range(1, 129) if row[i] == BEGIN_ID), 129]
             pieces = [row[begin:stop] for begin, stop in pairwise(begins)]
             for piece in (piece for piece in pieces if len(piece) > 1):
                 logits = model(piece[None, :-1])[0]
@@ -242,10 +330,10 @@ def test_documents_of_a_row_are_trained_on_as_if_each_stood_alone(
 
 
 def test_problems_are_trained_on_one_by_one_too(tmp_path: Path) -> None:
-    sizes: dict[str, Any] = {"steps": 4, "precision": "float32", "n_ctx": 128}
+    sizes: dict[str, Any] = {"steps": WHOLE_EVERY, "precision": "float32", "n_ctx": 128}
     together = _run(tmp_path / "together", **sizes)
     apart = _run(tmp_path / "apart", separate_documents=True, **sizes)
-    assert together[0] != apart[0] and len(apart) == 4
+    assert together[-1] != apart[-1] and len(apart) == WHOLE_EVERY
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and no more", b"\x80\x02."])
@@ -402,7 +490,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_what_was_saved(tmp_path
 def test_two_processes_have_the_losses_of_one(texts: Path, tmp_path: Path, shard: str) -> None:
     config = msgspec.structs.replace(TINY, texts=(texts,), precision="float32", **ON_TEXTS)
     expected = pretrain(msgspec.structs.replace(config, output=tmp_path / "one"))
-    sizes = {**SIZES, **ON_TEXTS, "batch_tokens": 256, "warmup_steps": 2, "max_vocab_size": 400}
+    sizes = {**SIZES, **ON_TEXTS, "batch_tokens": 512, "warmup_steps": 2, "max_vocab_size": 400}
     flags = {**sizes, "texts": texts, "precision": "float32", "threads": 1, "shard": shard}
     settings = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
     start = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]

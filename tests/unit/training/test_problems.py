@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import random
 import re
@@ -10,8 +11,12 @@ from itertools import islice
 import pytest
 
 from srm.training.problems import words
-from srm.training.problems.drawn import KINDS, Split, examples, instruction, problems
+from srm.training.problems.drawn import KINDS, Split, chats, instruction, problems
+from srm.training.problems.patterns import conjugate, fill
 from srm.training.problems.problem import Problem, extract_answer, reward
+from srm.training.problems.story import in_digits
+from srm.training.problems.sums import plain
+from srm.training.problems.talk import ANSWER, talk
 
 SPLITS: tuple[Split, Split] = ("train", "held-out")
 
@@ -40,9 +45,9 @@ def test_every_kind_appears_about_equally_often() -> None:
 
 
 def test_names_are_seldom_seen_twice() -> None:
-    asked = [p.question for p in _drawn("train", 0, 2_000) if p.kind == "three friends"]
-    names = [re.findall(r"\b[A-Z][a-z]+\b", question)[-2] for question in asked]
-    assert len(set(names)) > 0.5 * len(names)
+    r = random.Random(0)
+    names = [words.name(r) for _ in range(2_000)]
+    assert len(set(names)) > 0.3 * len(names)
 
 
 def test_made_words_neither_offend_nor_are_words_of_their_own() -> None:
@@ -68,27 +73,126 @@ def test_a_system_message_chooses_the_style_of_the_answer() -> None:
     assert 800 < sum(not system for system, _ in drawn) < 1_200
 
 
-def test_examples_are_problems_in_every_style() -> None:
-    shown = list(islice(examples(3), 500))
-    assert shown == list(islice(examples(3), 500))
-    for problem, (prompt, solution) in zip(islice(problems("train", 3), 500), shown, strict=True):
+def test_chats_are_problems_in_every_style_calls_and_some_talk() -> None:
+    drawn = list(islice(chats(3), 2_000))
+    assert drawn == list(islice(chats(3), 2_000))
+    turns = [turn for chat in drawn for turn in chat]
+    texts = [prompt for prompt, reply in turns if reply == f" {ANSWER}"]
+    assert 40 < len(texts) < 140 and extract_answer(ANSWER) is None and not re.search(r"\d", ANSWER)
+    solved = iter([turn for turn in turns if turn[1] != f" {ANSWER}"])
+    calls = 0
+    for problem, turn in zip(problems("train", 3), solved, strict=False):
+        prompt, reply = turn
         assert prompt.endswith(problem.prompt)
-        assert solution in {problem.solution_in(s) for s in ("equations", "prose", "number")}
+        if "Tools: " not in prompt:
+            assert reply in {problem.solution_in(s) for s in ("equations", "prose", "number")}
+            continue
+        tool = re.search(r"Tools: (\w+)\((\w+)\)\n", prompt)
+        assert tool
+        for step in problem.steps:
+            call = json.loads(reply)
+            assert call["name"] == tool[1] and list(call["arguments"]) == [tool[2]]
+            result = str(eval(call["arguments"][tool[2]].replace("/", "//")))
+            assert f"{call['arguments'][tool[2]]} = {result}" == step
+            prompt, reply = next(solved)
+            assert prompt == f"Result: {result}\nAnswer:"
+            calls += 1
+        assert reply == f" #### {problem.answer}"
+    assert calls > 150 and sum(len(chat) > 1 for chat in drawn) > 300
+
+
+def test_talk_is_whole_and_mostly_new() -> None:
+    r = random.Random(1)
+    texts = [talk(r) for _ in range(2_000)]
+    assert len(set(texts)) > 1_000
+    assert not [text for text in texts if re.search(r"[][{}<>|@^%]|  ", text)]
 
 
 def test_every_step_is_true_of_given_numbers_and_the_last_is_the_answer() -> None:
+    """The numbers are those that the question has, whichever way it writes them."""
     operations = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
-    for problem in _drawn("train", 1, 2_000):
+    for problem in _drawn("train", 1, 20_000):
         assert problem.steps[-1].endswith(f"= {problem.answer}")
         assert problem.answer >= 0
-        known = set(re.findall(r"\d+", problem.question))
+        known = set(re.findall(r"\d+", in_digits(problem.question)))
+        known |= (
+            {"2"} if re.search(r"\b(twice|double|half|halve)\b", problem.question, re.I) else set()
+        )
+        known |= {"3"} if re.search(r"\btriple\b", problem.question, re.I) else set()
         for step in problem.steps:
             match = re.fullmatch(r"(\d+) ([-+*/]) (\d+) = (\d+)", step)
             assert match, step
             a, sign, b, result = match.groups()
             assert operations[sign](int(a), int(b)) == int(result), step
-            assert {a, b} <= known
+            assert {a, b} <= known, problem.question
             known.add(result)
+
+
+def test_plain_problems_are_what_they_say() -> None:
+    """Python reads those that are only numbers and signs, and computes the same."""
+    r, read = random.Random(2), 0
+    for _ in range(3_000):
+        problem = plain(r)
+        text = problem.question
+        for spoken, sign in (("plus", "+"), ("minus", "-"), ("divided by", "/"), ("times", "*")):
+            text = re.sub(rf"\b{spoken}\b", sign, text)
+        text = in_digits(text).translate(str.maketrans("x×÷–", "**/-"))
+        for written in re.findall(r"\d+(?: ?[-+*/] ?\d+)+", text):
+            read += 1
+            assert eval(written) == problem.answer, problem.question
+    assert read > 1_500
+
+
+def test_questions_are_english_of_many_frames() -> None:
+    """A frame is a question without its names, numbers and things, and without what is said besides
+    it."""
+    listed = {*words.THINGS, *words.ADJECTIVES, *words.HOLDERS, *words.GOODS, *words.DAYS}
+    listed |= {word for part in words.SORTS for word in re.findall(r"\w+", " ".join(part))}
+    listed |= {word for part in words.ACTIVITIES for word in re.findall(r"\w+", part[1])}
+    listed |= {*words.TIMES, *map(words.plural, words.GOODS), *(f"{time}s" for time in words.TIMES)}
+    letters = re.compile(r"[A-Za-z]+")
+    for kind in KINDS:
+        r, frames = random.Random(7), set()
+        for _ in range(4_000):
+            text = kind(r).question
+            assert not re.search(r"[][{}<>|@^]|  | [.?,!]", text.lower()) or (kind is plain), text
+            frames.add(
+                letters.sub(
+                    lambda match: "X" if match[0] in listed or match[0][0].isupper() else match[0],
+                    re.sub(r"\d[\d,]*", "N", text),
+                )
+            )
+        assert len(frames) > (300 if kind is plain else 1_500), (kind, len(frames))
+
+
+def test_numbers_of_every_length_are_well_represented() -> None:
+    lengths = [
+        len(number)
+        for problem in _drawn("train", 6, 4_000)
+        for step in problem.steps
+        for number in re.findall(r"\d+", step)[:2]
+    ]
+    for digits, share in ((1, 0.2), (2, 0.3), (3, 0.1), (4, 0.01)):
+        assert lengths.count(digits) > share * len(lengths), digits
+
+
+@pytest.mark.parametrize("pattern", ["[a", "a]", "a|b"])
+def test_a_pattern_that_is_not_closed_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match="a bracket or bar stands alone"):
+        fill(random.Random(0), f"{pattern}{{x}}", {"x": "y"})
+
+
+def test_verbs_agree() -> None:
+    for verb, person, is_past, form in (
+        ("give away", "she", False, "gives away"),
+        ("be given", "I", False, "am given"),
+        ("carry", "she", True, "carried"),
+        ("be", "they", True, "were"),
+        ("watch", "she", False, "watches"),
+        ("have", "she", False, "has"),
+        ("buy", "they", True, "bought"),
+    ):
+        assert conjugate(verb, person, is_past) == form
 
 
 @pytest.mark.parametrize(
