@@ -132,7 +132,7 @@ def test_tokens_are_those_the_server_makes_and_end_with_the_end_token(
         ({"messages": CHAT, "tools": [{"type": "function"}]}, r":2: tools must be absent"),
         (
             {"messages": [{"role": "tool", "content": "x"}, *CHAT[-1:]]},
-            r":2: the chat template: this model knows questions and answers, no messages of tool",
+            r":2: the chat template: a result has no call before it",
         ),
     ],
 )

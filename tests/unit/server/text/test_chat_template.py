@@ -278,8 +278,8 @@ async def test_a_model_whose_template_shows_no_tools_is_told_of_them(make: Make)
 async def test_the_demo_models_second_turn_has_what_a_tool_returned(make: Make) -> None:
     template = make((DEMO_MODEL / "chat_template.jinja").read_text())
     assert await template.render(chat(USER, CALLING, RESULT, RESULT)) == (
-        '<|begin_of_text|>Question: hi\nAnswer: {"name":"add","arguments":{"x": 1}}'
-        "<|end_of_text|><|begin_of_text|>Question: Result of add: 2\nResult of add: 2\nAnswer:"
+        '<|begin_of_text|>Question: hi\nAnswer:{"name":"add","arguments":{"x":1}}'
+        "<|end_of_text|><|begin_of_text|>Result: 2 2\nAnswer:"
     )
 
 

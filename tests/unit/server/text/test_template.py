@@ -11,7 +11,7 @@ import pytest
 from srm.engine.config import DEMO_MODEL
 from srm.server.text import template_process as template
 from srm.server.text.template_process import TemplateFailed, compile_template, render
-from srm.training.problems.drawn import problems
+from srm.training.problems.drawn import chats, problems
 
 LLAMA = """{{- bos_token }}
 {%- if messages[0]['role'] == 'system' %}
@@ -79,8 +79,6 @@ def test_the_demo_template_is_the_form_it_was_trained_on() -> None:
     assert rendered(source, ask) == begin + problem.prompt
     assert rendered(source, whole, add_generation_prompt=False) == shown
     assert rendered(source, [*whole, *ask]) == shown + begin + problem.prompt
-    with pytest.raises(TemplateFailed, match="no messages of tool"):
-        rendered(source, [{"role": "tool", "content": "5"}])
     system = {"role": "system", "content": " Be kind. "}
     asked = begin + problem.prompt_with("Be kind.")
     assert rendered(source, [system, *ask]) == asked
@@ -90,6 +88,28 @@ def test_the_demo_template_is_the_form_it_was_trained_on() -> None:
     assert rendered(source, [blank, *ask]) == begin + problem.prompt
     assert rendered(source, [kind, blank, brief, *ask]) == asked
     assert rendered(source, [brief, *whole, kind, brief, *ask]).endswith(end + asked)
+
+
+def test_the_demo_template_writes_tools_as_it_was_trained() -> None:
+    source = (DEMO_MODEL / "chat_template.jinja").read_text()
+    drawn = (turns for turns in chats(0) if "Tools: calculator(expression)" in turns[0][0])
+    turns = next(turns for turns in drawn if len(turns) > 2 and turns[-1][1].startswith(" #"))
+    parameters = {"type": "object", "properties": {"expression": {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": "calculator", "parameters": parameters}}]
+    messages: list[dict[str, Any]] = []
+    system = ""
+    for prompt, reply in turns:
+        named = dict(re.findall(r"^(\w+): (.*)$", prompt, re.MULTILINE))
+        if named.get("System", system) != system:
+            messages.append({"role": "system", "content": (system := named["System"])})
+        role, asked = ("user", "Question") if "Question" in named else ("tool", "Result")
+        messages.append({"role": role, "content": named[asked]})
+        said: dict[str, Any] = {"role": "assistant", "content": reply}
+        if reply.startswith("{"):
+            said = {**said, "content": None, "tool_calls": [{"function": json.loads(reply)}]}
+        messages.append(said)
+    shown = "".join(f"<|begin_of_text|>{prompt}{reply}<|end_of_text|>" for prompt, reply in turns)
+    assert rendered(source, messages, tools=tools, add_generation_prompt=False) == shown
 
 
 def test_the_demo_template_joins_questions_in_a_row() -> None:
@@ -103,10 +123,10 @@ def test_the_demo_template_joins_questions_in_a_row() -> None:
     assert rendered(source, whole[0]) == rendered(source, whole[1])
 
 
-CALLING: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [{}]}
 NO_CHATS: dict[str, list[dict[str, Any]]] = {
     "a message of system between": [*chat("hi"), {"role": "system", "content": "x"}],
-    "no messages of assistant with tool calls": [*chat("hi"), CALLING, *chat("hi")],
+    "no messages of clown": [{"role": "clown", "content": "x"}],
+    "a result has no call before it": [*chat("hi", "ho"), {"role": "tool", "content": "5"}],
     "an answer has no question before it": [*chat("hi", "ho"), *chat("hi", "ho")[1:]],
     "the last message is no question": chat("hi", "ho"),
     "the last message is no": [{"role": "system", "content": "x"}],
