@@ -1,8 +1,7 @@
 """The tools of a chat: which functions the model may call, and which of them it must.
 
-A call is the constraint of the text, so that any model makes one. `auto`, where a model chooses
-between a call and a text, needs a model and a template that agree on how a call is written, and no
-template says how: it is refused.
+A call is the constraint of the text, so that any model makes one. With `auto` the first character
+of a reply says whether it is one.
 """
 
 from __future__ import annotations
