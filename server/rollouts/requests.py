@@ -151,9 +151,9 @@ class GenerateRequest(Fields, frozen=True, kw_only=True):
     logprob_start_len: Annotated[
         int, Meta(ge=-1, le=2**31 - 2, description="a place in the prompt, or -1")
     ] = -1
-    """With `return_logprob`, return scores of the prompt's tokens behind this one; -1: of none."""
+    """With `return_logprob`, return scores of the prompt's tokens after this one; -1: none."""
     stream: bool = False
-    """Send all so far as server-sent events, again and again."""
+    """Stream server-sent events, each with the whole completion so far."""
     rid: RequestId | None = None
     """The reply's id, by which /abort_request ends it."""
     model: str | None = None

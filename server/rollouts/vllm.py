@@ -93,7 +93,7 @@ class PauseQuery(Fields, frozen=True, kw_only=True):
     mode: str = "keep"
     """`keep`: what runs goes on after /resume; `abort`: it ends, with its tokens so far."""
     clear_cache: bool = True
-    """Either: kept states go with the weights."""
+    """No effect: kept states of prompts are dropped whenever weights change."""
 
     def check(self) -> None:
         if self.mode not in {"keep", "abort"}:
