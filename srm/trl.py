@@ -72,7 +72,7 @@ class RolloutServer:
         prompt_ids = trainer._tokenize_prompts(prompts)[0]
         # A prompt stands there once for each of its samples: it is asked for once, if all agree.
         num_samples = math.gcd(*(len(list(same)) for _, same in groupby(prompt_ids)))
-        choices = self._ask(
+        reply = self._ask(
             "/v1/completions",
             {
                 "prompt": prompt_ids[::num_samples],
@@ -85,14 +85,17 @@ class RolloutServer:
                 "return_weight_versions": True,
                 **(trainer.args.generation_kwargs or {}),
             },
-        )["choices"]
+        )
+        choices, fingerprint = reply["choices"], reply["system_fingerprint"]
         versions = {span["version"] for choice in choices for span in choice["weight_versions"]}
-        if versions != {self.weights_version}:
+        if versions != {self.weights_version} or self._fingerprint not in ("", fingerprint):
+            self._sent = b""  # whatever comes next sends them again
             raise RuntimeError(
                 f"tokens are of weights {sorted(versions)}, and not of {self.weights_version} that "
                 "this trainer sent: another trainer changes the server's weights, or it has been "
                 "started anew"
             )
+        self._fingerprint = fingerprint
         return {
             "prompt_ids": prompt_ids,
             "completion_ids": [choice["token_ids"] for choice in choices],
@@ -123,6 +126,7 @@ class RolloutServer:
             save_file(tensors, Path(folder) / "model.safetensors")
             changed = self._ask("/update_weights", {"weight_dir": folder})
         self.weights_version, self._sent = changed["weights_version"], _digest(tensors)
+        self._fingerprint = ""
 
     def init_weight_transfer(self) -> None:
         """Check that the server answers. Raises RuntimeError if it does not."""

@@ -181,6 +181,9 @@ class EngineClient:
         away: then none is paused by this, and all else is done by those that are there.
         """
         if not isinstance(message, Pause):
+            for engine in self.engines:
+                if engine.status is None and isinstance(message, Resume):
+                    engine.send(message)  # to the one that takes its place, which is paused as well
             return _together(_all_done(await self._ask_each(message), "the others have done it"))
         if self._is_leaving:
             raise EngineUnavailable("the server is stopping: what runs is not paused")

@@ -98,10 +98,12 @@ def gpu_workspace_bytes(config: EngineConfig, model: ModelConfig) -> int:
 
     MAX plans one piece of memory for a step. Were no two of its parts in one place, a token would
     have five activations of d_model values, an inner one of four times as many and, where it passes
-    the output head, a logit for each entry of the vocabulary; all of two bytes.
+    the output head, a logit for each entry of the vocabulary; all of two bytes. A token that is
+    scored has `max_logprobs` alternatives of eight bytes.
     """
     _, tokens = config.step_limits(model)
-    return 2 * tokens * (5 * model.d_model + 4 * model.d_model + model.vocab_size)
+    activations = 2 * (5 * model.d_model + 4 * model.d_model + model.vocab_size)
+    return tokens * (activations + 8 * config.max_logprobs)
 
 
 def count_slots(config: EngineConfig, model: ModelConfig, device: Device) -> int:

@@ -211,7 +211,11 @@ class Engine:
         return BoundWeights(self.runner.bind_weights(weights), weights.fingerprint)
 
     def load_weights(
-        self, weights: Weights | BoundWeights, label: str = "", refeeds: bool = False
+        self,
+        weights: Weights | BoundWeights,
+        label: str = "",
+        refeeds: bool = False,
+        end_running: Callable[[], object] | None = None,
     ) -> None:
         """Go on with other weights of the same configuration, which their trainer may call
         something; the engine must be settled. Raises SRMError where the runner cannot use them:
@@ -219,7 +223,8 @@ class Engine:
 
         Running sequences go on from their states, or, with `refeeds`, from those that these weights
         make of their tokens. Whatever starts later uses no state of the old
-        weights, except samples of a prompt of which others run.
+        weights, except samples of a prompt of which others run. `end_running` is called once the
+        runner has the weights, and what ends then is still of the old ones.
         """
         assert self._in_flight is None, "settle() comes first"
         prepared = weights if isinstance(weights, BoundWeights) else self.bind_weights(weights)
@@ -228,6 +233,8 @@ class Engine:
         except Exception as error:  # as where a GPU has no room for both: the old ones go on
             why = f"weights {prepared.fingerprint} cannot be put to use: {error!r}"
             raise SRMError(why) from error
+        if end_running is not None:
+            end_running()
         self.scheduler.renew(self.weights_version, refeeds)
         self._fingerprint, self._label = prepared.fingerprint, label
         self.weights_version += 1

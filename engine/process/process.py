@@ -327,9 +327,7 @@ class EngineProcess:
                 return
             self._send_outputs(self._engine.settle())
             self._owner.pop(message.id, None)
-            if message.running == "abort":
-                self._end_requests(EndRequests(message.id))
-            done = self.weight_reload.make()
+            done = self.weight_reload.make(partial(self._end_requests, EndRequests(message.id)))
             if message.running == "drop":
                 for request_id in self._owner:
                     self._engine.abort(request_id)

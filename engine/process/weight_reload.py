@@ -225,13 +225,19 @@ class WeightReload:
             what = f"{running} sequences to end" if running else "the other engines"
             logger.warning("nothing has started for %.0f s: %s are waited for", self.held_s, what)
 
-    def make(self) -> Done:
-        """Put the loaded weights to use; the engine must be settled. Raises SRMError, and drops the
-        change, where the runner cannot use them."""
+    def make(self, end_running: Callable[[], object] | None = None) -> Done:
+        """Put the loaded weights to use; the engine must be settled. `end_running` is called where
+        they are wanted with running = abort. Raises SRMError, and drops the change, where the
+        runner cannot use them."""
         assert self._message is not None and self._loading is not None
         message, weights, started = self._message, self._loading.result(), time.monotonic()
         try:
-            self._engine.load_weights(weights, message.label, message.running == "refeed")
+            self._engine.load_weights(
+                weights,
+                message.label,
+                refeeds=message.running == "refeed",
+                end_running=end_running if message.running == "abort" else None,
+            )
         except SRMError as error:
             logger.exception("weights from %s are not put to use", message.path)
             self._drop()

@@ -152,7 +152,7 @@ def _first_scored(params: SamplingParams, prompt_length: int) -> int:
         return prompt_length
     if start > prompt_length:
         raise InvalidRequest(
-            f"prompt_logprobs_start lies beyond the prompt's {prompt_length} tokens",
+            f"prompt_logprobs_start lies after the last of the prompt's {prompt_length} tokens",
             "prompt_logprobs_start",
         )
     return max(start if start >= 0 else prompt_length + start, 1)

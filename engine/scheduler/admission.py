@@ -152,6 +152,8 @@ class Admission:
     def feed_again(self, group: SequenceGroup) -> None:
         """Feed again all of a group that is under way: prompts from their first token on, and what
         its sequences in slots have sampled."""
+        if group.taken_up is None:
+            return
         table, slots = self.table, group.slots[: group.reach].astype(np.int64)
         slots = slots[table.sequence_id[slots] == group.first_id + np.arange(len(slots))]
         runs = slots[table.is_running[slots]]

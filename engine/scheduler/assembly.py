@@ -47,7 +47,7 @@ class PromptChunk(NamedTuple):
     def num_scored(self) -> int:
         """Tokens whose next token is scored: all or none."""
         group = self.group
-        is_scored = group is not None and group.is_scored and self.start >= group.first_scored - 1
+        is_scored = group is not None and group.is_scored and self.start >= group.num_quiet
         return self.stop - self.start if is_scored else 0
 
     @property

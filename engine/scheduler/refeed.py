@@ -32,7 +32,7 @@ class Refeed:
     def __init__(self, table: SlotTable) -> None:
         self._table = table
         self._line: deque[_Refed] = deque()
-        self._due: frozenset[int] = frozenset()  # parked sequences
+        self._due: set[int] = set()  # parked sequences
         self.num_tokens = 0
         """Tokens still to be fed, those of sequences that have ended meanwhile included."""
 
@@ -43,7 +43,7 @@ class Refeed:
                 self._table.is_running[own.slot] = True
         self._line.clear()
         self.num_tokens = 0
-        self._due = frozenset(parked.tolist())
+        self._due = set(parked.tolist())
 
     def begin(self, group: SequenceGroup, slots: I32 | I64) -> None:
         """Have the group's sequences in these slots, which run, fed again."""
@@ -60,7 +60,7 @@ class Refeed:
         if self._due:
             ids = self._table.sequence_id[slots].tolist()
             is_due = np.array([id in self._due for id in ids], np.bool_)
-            self._due = self._due.difference(ids)
+            self._due.difference_update(ids)
             self.begin(group, slots[is_due])
 
     def chunks(self, room: int) -> list[PromptChunk]:

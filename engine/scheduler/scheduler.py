@@ -308,11 +308,17 @@ class Scheduler:
         """
         self.prefixes.forget()
         owned, parked = self.table.num_tokens(), self.parking.num_tokens()
-        self.table.switches.note(version, *map(np.concatenate, zip(owned, parked, strict=True)))
+        ids, counts = map(np.concatenate, zip(owned, parked, strict=True))
+        self.table.switches.note(version, ids, counts)
+        sampled = np.sort(ids[counts > 0])
         if refeeds:
             self.admission.refeed.begin_anew(parked[0])
         for group in self.registry.by_id.values():
-            if group.reach and not group.first_version:
+            first, last = group.first_id, group.first_id + group.request.params.n
+            has_output = (
+                group.scored or group.sampled or np.diff(sampled.searchsorted([first, last]))
+            )
+            if group.reach and not group.first_version and (has_output or not refeeds):
                 group.first_version = version
             if refeeds:
                 self.admission.feed_again(group)

@@ -66,7 +66,7 @@ class Generation:
         """Id of the reply. The engine gets the unique `id`: a request_id that is used again must
         not meet outputs of the earlier request that are still on their way."""
         self.request = request
-        self.prompts = [Prompt(prompt) for prompt in prompts]
+        self.prompts = [Prompt(prompt, request.prompt_logprobs_start) for prompt in prompts]
         self.num_prompt_tokens = sum(map(len, prompts)) // 4
         self.num_choices = len(prompts) * request.n
         self.owner = owner

@@ -25,8 +25,10 @@ _AT_ONCE = 512
 class Prompt:
     """One prompt, and its scores as they come."""
 
-    def __init__(self, token_ids: bytes) -> None:
+    def __init__(self, token_ids: bytes, scored_from: int = 0) -> None:
+        """`scored_from`: place of the first token that is scored, from the end if negative."""
         self.token_ids = token_ids  # int32 little-endian
+        self._scored_from = scored_from
         self.scores: list[Output] = []
         """Outputs with its scores; complete before the first of its samples."""
 
@@ -36,13 +38,15 @@ class Prompt:
 
     @cached_property
     def rest(self) -> Output:
-        """Its tokens that were scored, the last ones, with their scores."""
+        """Its tokens that were scored, those after the unscored ones, with their scores; not all of
+        them if it was aborted."""
         return join(self.scores or [Output("", PROMPT)])
 
     @property
     def num_unscored(self) -> int:
         """Tokens before those."""
-        return self.num_tokens - len(self.rest.token_ids) // 4
+        start = self._scored_from
+        return min(max(start if start >= 0 else self.num_tokens + start, 1), self.num_tokens)
 
 
 async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
@@ -78,11 +82,17 @@ async def encode_prompts(request: CompletionRequest, text: Text) -> list[bytes]:
         size = 4 * (limit if length < 0 else length)
         part = slice(size) if request.truncation_side == "right" else slice(-size, None)
         prompts = [prompt[part] for prompt in prompts]
-    for ids in prompts:
+    for i, ids in enumerate(prompts):
         if not ids:
             raise InvalidRequest("prompt must have at least one token; got none", "prompt")
         if len(ids) // 4 > limit:
             raise ContextTooLong.from_length(len(ids) // 4, limit, "prompt")
+        if request.prompt_logprobs_start > len(ids) // 4:
+            which = f"prompt {i}'s" if len(prompts) > 1 else "the prompt's"
+            raise InvalidRequest(
+                f"prompt_logprobs_start lies after the last of {which} {len(ids) // 4} tokens",
+                "prompt_logprobs_start",
+            )
     _check_scores(request, prompts, limit)
     return prompts
 

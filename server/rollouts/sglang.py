@@ -223,7 +223,7 @@ class GeneratedFormat(Format):
         if place not in self._of_prompts:
             prompt, num_top = self.generation.prompts[place], self.request.logprobs or 0
             start, ids = self.request.prompt_logprobs_start - 1, memoryview(prompt.token_ids)
-            unscored = ids.cast("i")[start : prompt.num_unscored].tolist()  # one, unless aborted
+            unscored = ids.cast("i")[start : prompt.num_unscored].tolist()  # one
             entries = [(b"[null,%d,null]" % token, b"null") for token in unscored]
             own, tops = zip(*entries, *self.scores.entries(prompt.rest, num_top), strict=True)
             shown = Raw(b"[%b]" % b",".join(tops)) if num_top else UNSET

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -89,7 +90,7 @@ async def leave(served: Served, client: EngineClient) -> None:
     served.process.drain()
     served.process.drain()
     served.join()
-    await until(lambda: client.engines[1].status is None)
+    await until(lambda: client.engines[-1].status is None)
 
 
 ENDS = EndRequests("control")
@@ -118,6 +119,23 @@ async def test_engines_do_what_they_can_while_another_is_away(
         assert reasons == ["abort" if message == ENDS else "length"] * 4
         with pytest.raises(EngineUnavailable, match="engine 1 does not answer"):
             await client.control(PAUSE)
+
+
+async def test_a_resume_reaches_the_engine_that_takes_the_place_of_a_lost_one(
+    serve: Serve, endpoint: str
+) -> None:
+    memory = os.memfd_create("pause")
+    served = serve(pause_fd=memory)
+    async with connected(endpoint) as client:
+        await client.control(PAUSE)
+        await leave(served, client)
+        with pytest.raises(EngineUnavailable, match="not ready"):
+            await client.control(Resume("resume"))
+        served = serve(pause_fd=memory)
+        await until(lambda: client.status is not None)
+        assert await collect(client, request_of("a", max_tokens=3))
+        await leave(served, client)
+    os.close(memory)
 
 
 async def test_a_change_that_another_process_made_is_known_when_asked_for(

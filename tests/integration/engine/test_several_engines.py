@@ -374,7 +374,7 @@ def cannot_use(served: Served) -> None:
     served.engine.runner.use_weights = fail  # type: ignore[method-assign,assignment]
 
 
-@pytest.mark.parametrize("running", ["continue", "drop"])
+@pytest.mark.parametrize("running", ["continue", "drop", "abort"])
 async def test_weights_that_cannot_be_put_to_use_end_no_request(
     serve: Serve, endpoint: str, weights: Weights, tmp_path: Path, running: Any
 ) -> None:

@@ -7,12 +7,12 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from srm.engine.messages import PROMPT, Output, Request
+from srm.engine.messages import PROMPT, Output, Request, join
 from srm.engine.process.engine import Engine
 from srm.engine.scheduler.prefill import MIN_SPLIT
 from srm.engine.steps.batch import Batch
-from tests.engines.making import engine_of, request_of
-from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
+from tests.engines.making import engine_of, ints, request_of
+from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
 from tests.engines.run_engine import run as run_all
 
 HEADER = [2 + i % 29 for i in range(30)]
@@ -185,3 +185,26 @@ def test_with_the_cache_off_only_several_samples_need_a_prefix(prefilled: list[i
         assert cached(run(engine)["a"]) == {0}
         assert engine.scheduler.prefixes.num_used == 0
     assert sum(prefilled) == 3 * 29
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("start", [0, 5, -20])
+@pytest.mark.parametrize("num_steps", [2, 4, 6, 8])
+def test_scores_come_once_though_a_prompt_is_fed_again(n: int, start: int, num_steps: int) -> None:
+    asked = request_of(prompt=HEADER, n=n, prompt_logprobs=1, prompt_logprobs_start=start)
+    engine = engine_of(max_step_rows=8, prefill_step_tokens=4)
+    engine.add(asked)
+    came = [output for _ in range(num_steps) for output in engine.step()]
+    engine.load_weights(tiny_weights(1), refeeds=True)
+    came += run_all(engine)
+    scored = join([output for output in came if output.index == PROMPT]).token_ids
+    assert ints(scored) == HEADER[start or 1 :]
+
+
+def test_a_sample_that_is_fed_again_without_tokens_is_of_the_new_weights() -> None:
+    engine = engine_of(max_step_rows=8, prefill_step_tokens=4)
+    engine.add(request_of(prompt=HEADER))
+    for _ in range(3):
+        assert not engine.step()
+    engine.load_weights(tiny_weights(1), refeeds=True)
+    assert {(output.first_version, output.versions) for output in run_all(engine)} == {(0, b"")}
