@@ -221,13 +221,14 @@ def parse_generate(body: bytes) -> AskedToGenerate:
 def _prompts(name: str, value: Raw) -> tuple[list[str] | list[bytes], bool]:
     is_list = first_byte(value) == b"["
     try:
-        if name == "text":
-            if is_list:
-                return texts(value, MAX_CHOICES), True
+        if name == "text" and not is_list:
             return [msgspec.json.decode(value, type=str)], False
-        if is_list and first_item_byte(value) == b"[":
+        if name == "text":
+            if several := texts(value, MAX_CHOICES):
+                return several, True
+        elif is_list and first_item_byte(value) == b"[":
             return token_lists(value, MAX_CHOICES), True
-        if ids := token_ids(value):
+        elif ids := token_ids(value):
             return [ids], False
     except msgspec.ValidationError:
         pass

@@ -61,6 +61,8 @@ REFUSED: list[tuple[str, str, str, dict[str, Any]]] = [
     (COMPLETIONS, "echo", "prompt_logprobs_start",
      {"echo": True, "logprobs": 0, "prompt_logprobs": 0, "prompt_logprobs_start": -1}),
     (CHATS, "prompt_logprobs_start", "only with", {"prompt_logprobs_start": -1}),
+    (GENERATE, "text", "none empty; got []", {"text": []}),
+    (GENERATE, "input_ids", "none empty; got []", {"input_ids": []}),
     (GENERATE, "logprob_start_len", "only with return_logprob",
      {"text": "x", "logprob_start_len": 0}),
     (GENERATE, "logprob_start_len", "lies after the last of the prompt's 2 tokens",
