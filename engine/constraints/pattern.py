@@ -38,8 +38,8 @@ _PARTS = re.compile(
     r"\[\^?(?:\\.|[^\]\\])*\]|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|\.|[\x00-\x1f\x7f]", re.DOTALL
 )
 _ESCAPE = re.compile(r"\\.", re.DOTALL)
-_SETS = re.compile(r"(?<!\\)(?:\[|&&|--|~~)")
-"""What Rust reads as sets of sets, and JavaScript as characters."""
+_SETS = re.compile(r"\[|&&|--|~~")
+"""What Rust reads as sets of sets and JavaScript as characters, where nothing is escaped."""
 _UNKNOWN = re.compile(r"\\[aAzZ<>GQEKXRhHeUNk]|\\[xu]\{|(?<!\\)\{,|\(\?(?!:)")
 """What is not the same everywhere, and has another spelling."""
 _CONTROL = re.compile(
@@ -84,7 +84,7 @@ def _portable_part(part: str, fault: Callable[[str], InvalidRequest]) -> str:
         return _NEVER if _CONTROL.fullmatch(part) else _LEAST.get(part, part)
     start = "[^" if part.startswith("[^") else "["
     inside = part[len(start) : -1]
-    if not inside or _SETS.search(inside):
+    if not inside or _SETS.search(_ESCAPE.sub("a", inside)):
         raise fault(f"{part!r:.80}: write \\[, \\], \\&, \\- and \\~ within [ ]")
     table = _LEAST if start == "[" else _MOST
     never = _NEVER if start == "[" and _CONTROL.search(inside) else ""

@@ -60,6 +60,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": ["integer", "string"], "format": "int64"}, "/format: int64 is one of numbers"),
     ({"pattern": 3}, "/pattern: must be a string; got 3"),
     ({"pattern": "[a[b]c]"}, "/pattern: '[a[b]'"),
+    *(({"pattern": rf"[{set_}a]"}, "/pattern: '[") for set_ in (r"^\\&&", r"^\\--", r"\\~~")),
     ({"pattern": "a{,3}"}, "/pattern: {, is not supported in a pattern"),
     ({"pattern": "(?i)a"}, "/pattern: (? is not supported in a pattern"),
     ({"pattern": "(?P<x>a)"}, "/pattern: (? is not supported in a pattern"),
@@ -123,6 +124,7 @@ JUDGED: list[tuple[Any, list[Any]]] = [
     ({"type": "string", "minLength": 2, "maxLength": 3, "pattern": "é"}, ["éx", "é", "abcd"]),
     ({"type": "string", "pattern": "^a\\x01b$"}, ["ab", "acb"]),
     ({"type": "string", "pattern": "^[\\x7f]$"}, [""]),
+    ({"type": "string", "pattern": r"^[&\x41&\&&\\&]$"}, ["&", "A", "\\", "x"]),
     ({"format": "date"}, ["2024-02-29", "2023-02-29", "2000-02-29", "1900-02-29", "0000-01-01"]),
     ({"format": "date"}, ["2024-04-31", "2024-12-31", "2024-10-10", "x", 3]),
 ]
