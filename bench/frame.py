@@ -18,7 +18,7 @@ Record = dict[str, Any]
 DRAWN = {"engine", "kernels", "prefill", "host", "precision"}
 """Kinds of records that have a picture."""
 MAY_BE_0 = {"threads", "seed", "logprobs", "n", "kills", "hostile"}
-MAY_BE_EMPTY = {"random_widths", "streams", "peers"}
+MAY_BE_EMPTY = {"random_widths", "streams", "peers", "gap_models"}
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -64,6 +64,8 @@ RESAMPLED = 1_000
 """Bootstrap resamples of the problems for the intervals."""
 AVERAGED = 5
 """Number of first and of last updates of GRPO whose mean reward is shown."""
+LEAST_MIXED = 0.01
+"""Share of puzzles with right and wrong answers below which GRPO has nothing to learn from."""
 
 
 class GRPOCase(NamedTuple):
@@ -348,6 +350,10 @@ def _took(
         )
         for kind in MODELS
     )
+    dtypes = ", ".join(
+        f"{kind} in {results[kind][0].get('dtype', 'a dtype that was not noted')}"
+        for kind in MODELS
+    )
     return [
         "Training, and what an answer cost:",
         "",
@@ -357,8 +363,8 @@ def _took(
         f"{'; '.join(tried)}.",
         "",
         "SRM was sampled by the engine of `srm serve` in the experiment's process, the Transformer "
-        "by a loop in torch with keys and values kept. Operations are two for each weight of a "
-        "product and token; those of attention and of the state are left out.",
+        f"by a loop in torch with keys and values kept; {dtypes}. Operations are two for each "
+        "weight of a product and token; those of attention and of the state are left out.",
     ]
 
 
@@ -437,9 +443,12 @@ def grpo_page(config: CoverageConfig, results: Results) -> list[str]:
             took.append([*row, f"{mean(seed['mixed'] for seed in seeds):.0%}", *rewards])
     heads = ["case", "answers a puzzle", "rows learned", "updates", "min sampling", "min learning"]
     heads += ["mixed", f"reward of the first {AVERAGED} updates", f"of the last {AVERAGED}"]
+    dtypes = {seed["grpo_dtype"] for name in config.grpo_cases for seed in results[name]}
     return [
         f"GRPO for {grpo.grpo_minutes:g} processor minutes each, sampling and learning together: "
-        f"an update asks {grpo.grpo_puzzles} puzzles. Plain GRPO learns from all answers to them, "
+        f"an update asks {grpo.grpo_puzzles} puzzles. All learn from answers in "
+        f"{' and '.join(sorted(dtypes))} at the rate {grpo.grpo_learning_rate:g}, which was not "
+        "searched. Plain GRPO learns from all answers to them, "
         "balanced resampling from as many as the table says, up to half of them right. pass@k "
         "before, and what it gained, by puzzle, with its standard error:",
         "",
@@ -451,7 +460,8 @@ def grpo_page(config: CoverageConfig, results: Results) -> list[str]:
 
 
 def grpo_verdict(config: CoverageConfig, results: Results) -> str:
-    """Say whether many answers of SRM gain more pass@1 than few of the Transformer."""
+    """Say whether many answers of SRM gain more pass@1 than few of the Transformer, if both had
+    something to learn from."""
     gained = {
         kind: (rates(results[f"{kind} {BALANCED}"], [1]) - rates(results[kind], [1]))
         for kind in MODELS
@@ -462,6 +472,12 @@ def grpo_verdict(config: CoverageConfig, results: Results) -> str:
         f"{config.grpo.transformer_rollouts} of the Transformer for the same compute"
     )
     outcome, of_gap = decide(claim, resampled_means(apart, RESAMPLED, 0)[:, 0])
+    mixed = {kind: mean(seed["mixed"] for seed in results[f"{kind} {BALANCED}"]) for kind in MODELS}
+    if mixed[least := min(MODELS, key=mixed.__getitem__)] < LEAST_MIXED:
+        outcome = (
+            f"{claim} is not decided here, since the models are not comparable: only "
+            f"{mixed[least]:.2%} of the puzzles of {least} had right and wrong answers"
+        )
     srm, other = (gained[kind].mean() for kind in MODELS)
     return (
         f"{outcome}: in {config.grpo.grpo_minutes:g} processor minutes of balanced GRPO pass@1 "

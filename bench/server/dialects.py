@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +26,9 @@ from srm.engine.errors import ConfigError
 _TIMEOUT_S = 3_600.0
 _PREFILLED = "srm_engine_prefill_tokens_total"
 PLAIN = "/v1/completions"
-"""The route that the others are compared with."""
+"""The route that the others' rates are compared with."""
+_TELLING = "/generate"
+"""The route whose replies have the samples' texts and token ids; others have either."""
 
 
 class DialectsConfig(Settings, frozen=True, forbid_unknown_fields=True):
@@ -61,12 +64,33 @@ def measure(config: DialectsConfig) -> Record:
             for route in sorted(DIALECTS, reverse=bool(turn % 2)):
                 body = chat if "chat" in route else {"prompt": ids}
                 asked[route].append(_ask(client, server, route, body, config, turn))
-    for route, requests in asked.items():
-        if [request["tokens"] for request in requests] != [
-            request["tokens"] for request in asked[PLAIN]
-        ]:
-            raise ConfigError(f"{route} did not sample the tokens of {PLAIN}")
+    check_same(asked)
     return {"prompt_tokens": len(ids), "dialects": {k: v[1:] for k, v in asked.items()}}
+
+
+def check_same(asked: dict[str, list[Record]]) -> None:
+    """Raise ConfigError unless all routes sampled the same in each turn."""
+    for route, requests in asked.items():
+        for turn, (request, told) in enumerate(zip(requests, asked[_TELLING], strict=True)):
+            for name in ("tokens", "texts", "ids"):
+                if name in request and request[name] != told[name]:
+                    raise ConfigError(f"{route} has other {name} than {_TELLING} in turn {turn}")
+
+
+def digests(reply: Any) -> dict[str, str]:
+    """Return digests of the samples' texts and token ids, by index; of those the reply has."""
+    choices = sorted(_choices(reply), key=lambda choice: choice.get("index", 0))
+    samples = {
+        "texts": [
+            choice.get("message", {}).get("content", choice.get("text")) for choice in choices
+        ],
+        "ids": [choice.get("output_ids", choice.get("token_ids")) for choice in choices],
+    }
+    return {
+        name: blake2b(msgspec.json.encode(values), digest_size=16).hexdigest()
+        for name, values in samples.items()
+        if None not in values
+    }
 
 
 def _ask(
@@ -84,12 +108,14 @@ def _ask(
     seconds = time.monotonic() - began
     if not reply.is_success:
         raise ConfigError(f"{route}: {reply.status_code} {reply.text[:500]}")
+    replied = msgspec.json.decode(reply.content)
     return {
         "seconds": seconds,
         "api_s": _api_s(server) - api_s,
         "bytes": len(reply.content),
-        "tokens": count_tokens(msgspec.json.decode(reply.content)),
+        "tokens": count_tokens(replied),
         "prefilled": _prefilled(client) - prefilled,
+        **digests(replied),
     }
 
 
@@ -137,7 +163,11 @@ def _by_usage(reply: Any) -> int:
 
 
 def _by_choices(reply: Any) -> int:
-    return sum(choice["meta_info"]["completion_tokens"] for choice in reply)
+    return sum(choice["meta_info"]["completion_tokens"] for choice in _choices(reply))
+
+
+def _choices(reply: Any) -> list[Any]:
+    return reply if isinstance(reply, list) else reply.get("choices", [reply])
 
 
 Body = Callable[[dict[str, Any], DialectsConfig, int], dict[str, Any]]

@@ -3,12 +3,14 @@
 Starts `srm serve` as a user would, sends bursts of requests, and compares the tokens a second with
 those of the engine in a process of its own: streams of one completion each, and few requests of
 many. Engine, server and client share this machine, so the client's own work is in the figures. With
-`hostile`, each burst is sent again beside requests whose constraints take all that they may.
+`hostile`, each burst has a second one beside requests whose constraints take all that they may, in
+turns before and behind it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -17,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -126,11 +128,12 @@ def _cases(
         for requests, n, _ in bursts
     }
     flags = (f"--model={model}", f"--dtype={dtype}", f"--api-processes={config.api_processes}")
-    with serving(*flags) as server:
+    numbers = itertools.count()  # the server remembers the constraints of all cases
+    with serving(*flags, "--prefix-cache=false") as server:
         for requests, n, streamed in bursts:
             for is_stream in streamed:
                 measured, beside, answers = _bursts(
-                    server.url, config, requests=requests, n=n, stream=is_stream
+                    server.url, config, numbers, requests=requests, n=n, stream=is_stream
                 )
                 yield {
                     "model": model.name,
@@ -156,7 +159,8 @@ def _ask_engine(burst: _Burst) -> list[float]:
 
 def engine_rates(burst: _Burst) -> list[float]:
     """Measure the engine's tokens a second in each repetition, after a small burst to warm up."""
-    weights, settings = load_checkpoint(burst.model), EngineConfig(dtype=burst.dtype)
+    weights = load_checkpoint(burst.model)
+    settings = EngineConfig(dtype=burst.dtype, prefix_cache=False)
     engine = Engine(weights.config, ModelRunner(weights, settings), settings)
     shape = (1 + burst.repetitions, burst.requests, burst.prompt_tokens)
     prompts = np.random.default_rng(0).integers(2, weights.config.vocab_size, shape).tolist()
@@ -173,56 +177,73 @@ def engine_rates(burst: _Burst) -> list[float]:
 
 
 def _bursts(
-    url: str, config: HttpBenchConfig, requests: int, n: int, stream: bool
+    url: str, config: HttpBenchConfig, numbers: Iterator[int], requests: int, n: int, stream: bool
 ) -> tuple[list[Recording], list[Recording], dict[int, int]]:
-    """Send a small burst to warm up, then the repetitions, each of them beside hostile requests
-    too where there are any: return both, and how many of these were answered, by status."""
+    """Send a small burst to warm up, then the repetitions, each of them with other prompts beside
+    hostile requests too where there are any: return both, and how many of these were answered, by
+    status."""
     sizes: dict[str, Any] = {"requests": requests, "concurrency": requests, "n": str(n)}
     sizes |= {"prompt_tokens": str(config.prompt_tokens), "stream": stream}
     send(url, output_tokens="2", seed=config.repetitions, **sizes)
     sizes["output_tokens"] = str(config.max_tokens)
     plain, beside, answers = list[Recording](), list[Recording](), Counter[int]()
+    orders = ((False, True), (True, False)) if config.hostile > 0 else ((False,),)
     for i in range(config.repetitions):
-        plain.append(send(url, seed=i, **sizes))
-        if config.hostile > 0:
-            with _hostile_requests(url, config.hostile, i, answers):
-                beside.append(send(url, seed=i, **sizes))
+        for is_beside in orders[i % len(orders)]:
+            others = _hostile_requests(url, config.hostile, numbers, answers)
+            seed = i + is_beside * (config.repetitions + 1)
+            with others if is_beside else nullcontext():
+                (beside if is_beside else plain).append(send(url, seed=seed, **sizes))
     return plain, beside, dict(answers)
 
 
 @contextmanager
-def _hostile_requests(url: str, count: int, seed: int, answers: Counter[int]) -> Iterator[None]:
-    """Send so many at once, go on once one is answered, and give up those that are not at the end.
-    Raises ConfigError for an answer that is neither a completion nor a refusal."""
-    has_begun, is_over = threading.Event(), threading.Event()
+def _hostile_requests(
+    url: str, num_requests: int, numbers: Iterator[int], answers: Counter[int]
+) -> Iterator[None]:
+    """Send so many at once, go on once one has ended, give up those that are not answered at the
+    end, and wait until a harmless one is: then what they left is over.
 
+    Raises ConfigError for an answer that is neither a completion nor a refusal, and for none.
+    """
+    has_begun, is_over = threading.Event(), threading.Event()
     address = urlsplit(url)
 
-    async def ask(number: int) -> None:  # httpx takes seconds to have a thousand connections
-        constraint = hostile_constraint(number)
+    async def ask(constraint: dict[str, Any]) -> int:  # httpx takes seconds for 1,000 connections
         body = msgspec.json.encode(
             {"prompt": "a", "max_tokens": 1, "structured_outputs": constraint}
         )
-        reader, writer = await asyncio.open_connection(address.hostname, address.port)
         try:
-            writer.write(
-                b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
-                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-                % (len(body), body)
-            )
-            answers[int((await reader.readline()).split()[1])] += 1
+            reader, writer = await asyncio.open_connection(address.hostname, address.port)
+            with closing(writer):
+                writer.write(
+                    b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
+                    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+                    % (len(body), body)
+                )
+                if not (line := await reader.readline()):
+                    raise ConfigError(f"{url}: a constraint was not answered")
+                if (status := int(line.split()[1])) not in (200, 400, 503):
+                    raise ConfigError(f"{url}: a constraint was answered with {status}")
+                return status
+        except OSError as error:
+            raise ConfigError(f"{url}: a constraint was not answered: {error}") from None
         finally:
-            writer.close()
-        has_begun.set()
+            has_begun.set()
 
     async def ask_all() -> None:
-        tasks = [asyncio.ensure_future(ask(seed * count + number)) for number in range(count)]
+        constraints = [hostile_constraint(next(numbers)) for _ in range(num_requests)]
+        tasks = [asyncio.ensure_future(ask(constraint)) for constraint in constraints]
         await asyncio.to_thread(is_over.wait)
         for task in tasks:
             task.cancel()
         for answer in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(answer, Exception):
                 raise answer
+            if isinstance(answer, int):  # it was not given up
+                answers[answer] += 1
+        while await ask({"choice": [f"{next(numbers)}"]}) == 503:
+            await asyncio.sleep(0.1)
 
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(asyncio.run, ask_all())
@@ -233,8 +254,6 @@ def _hostile_requests(url: str, count: int, seed: int, answers: Counter[int]) ->
         finally:
             is_over.set()
         asked.result()
-    if unexpected := answers.keys() - {200, 400, 503}:
-        raise ConfigError(f"{url}: a hostile constraint was answered with {min(unexpected)}")
 
 
 def hostile_constraint(number: int) -> dict[str, Any]:

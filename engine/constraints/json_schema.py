@@ -252,7 +252,7 @@ class _Writer:
         ):
             is_flag = isinstance(written.get(exclusive), bool)  # as it was in draft 4
             if is_flag and written.pop(exclusive) and bound in written:
-                written[exclusive] = written.pop(bound)
+                written[exclusive] = _bound(exclusive, written.pop(bound), (*path, bound))
         if (least := written.get("minProperties", 0)) > 1:
             if least > len(written.get("required", [])):
                 raise _fault(
@@ -344,12 +344,14 @@ def _check_exact(value: Any, at: Path) -> None:
 
 
 def _bound(keyword: str, value: Any, at: Path) -> Any:
-    if isinstance(value, bool) and keyword.startswith("exclusive"):
+    is_exclusive = keyword.startswith("exclusive")
+    if isinstance(value, bool) and is_exclusive:
         return value
     if not _is_number(value):
         raise _fault(at, f"must be a number; got {_show(value)}")
-    if abs(value) <= LARGEST:
+    if abs(value) <= LARGEST - is_exclusive:
         return value
     if (value > 0) == (keyword in _LOWER):
-        raise _fault(at, f"must be from -2**53 to 2**53; got {_show(value)}")
+        span = "between -2**53 and 2**53" if is_exclusive else "from -2**53 to 2**53"
+        raise _fault(at, f"must be {span}; got {_show(value)}")
     return LARGEST if value > 0 else -LARGEST

@@ -38,10 +38,11 @@ _PARTS = re.compile(
     r"\[\^?(?:\\.|[^\]\\])*\]|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|\.|[\x00-\x1f\x7f]", re.DOTALL
 )
 _ESCAPE = re.compile(r"\\.", re.DOTALL)
-_SETS = re.compile(r"(?<!\\)(?:\[|&&|--|~~)")
-"""What Rust reads as sets of sets, and JavaScript as characters."""
-_UNKNOWN = re.compile(r"\\[aAzZ<>GQEKXRhHeUNk]|\\[xu]\{|(?<!\\)\{,|\(\?(?!:)")
-"""What is not the same everywhere, and has another spelling."""
+_SETS = re.compile(r"\[|&&|--|~~")
+"""What Rust reads as sets of sets and JavaScript as characters, where nothing is escaped."""
+_UNKNOWN = re.compile(r"\\[aAzZ<>GQEKXRhHeUNk]|\\[xu]\{")
+_UNKNOWN_FORMS = re.compile(r"\{,|\(\?(?!:)")
+"""What is not the same everywhere, and has another spelling; forms mean nothing within a class."""
 _CONTROL = re.compile(
     r"\\x(?:0[0-7bBeEfF]|1.|7[fF])|\\u00(?:0[0-7bBeEfF]|1.|7[fF])|\\v|[\x00-\x07\x0b\x0e-\x1f\x7f]",
     re.DOTALL,
@@ -74,7 +75,8 @@ def portable(pattern: str, fault: Callable[[str], InvalidRequest]) -> str:
     """Return the pattern for llguidance. Raises `fault(what)` for one that has no such meaning."""
     if len(pattern) > MAX_PATTERN:
         raise fault(f"the pattern has {len(pattern)} characters; at most {MAX_PATTERN} are taken")
-    if part := _UNKNOWN.search(pattern.replace("\\\\", "")):
+    forms = _PARTS.sub("a", pattern)
+    if part := _UNKNOWN.search(pattern.replace("\\\\", "")) or _UNKNOWN_FORMS.search(forms):
         raise fault(f"{part[0]} is not supported in a pattern: programs read it differently")
     return _PARTS.sub(lambda part: _portable_part(part[0], fault), pattern)
 
@@ -84,7 +86,7 @@ def _portable_part(part: str, fault: Callable[[str], InvalidRequest]) -> str:
         return _NEVER if _CONTROL.fullmatch(part) else _LEAST.get(part, part)
     start = "[^" if part.startswith("[^") else "["
     inside = part[len(start) : -1]
-    if not inside or _SETS.search(inside):
+    if not inside or _SETS.search(_ESCAPE.sub("a", inside)):
         raise fault(f"{part!r:.80}: write \\[, \\], \\&, \\- and \\~ within [ ]")
     table = _LEAST if start == "[" else _MOST
     never = _NEVER if start == "[" and _CONTROL.search(inside) else ""

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from experiments.harness.result_cache import Numbers
-from experiments.harness.solving import draw_puzzles, open_sampler, prompt_ids
+from experiments.harness.solving import draw_puzzles, open_sampler, prompt_ids, training_dtype
 from srm.engine.progress import show_progress
 from srm.training.grpo.asked import Asked, Questions
 from srm.training.grpo.asking import Asking, rows_of
@@ -108,6 +108,7 @@ def reinforce(
         save_every=ENDLESS,
         clip_norm=CLIP_NORM,
     )
+    dtype = training_dtype()
     reference, budget = deepcopy(model), 60 * settings.grpo_minutes
     took: dict[str, list[float]] = {"sampling": [], "learning": []}
     updates: list[tuple[float, float, int]] = []
@@ -116,7 +117,7 @@ def reinforce(
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         reward = stack.enter_context(closing(RewardProcess([REWARD], [1.0], REWARD_LIMIT_S)))
         most = rollouts * settings.grpo_puzzles
-        sampler = stack.enter_context(closing(open_sampler(model, most)))
+        sampler = stack.enter_context(closing(open_sampler(model, most, dtype)))
         run = Run(model, schedule, Path(folder), own, {"seed": seed})
         learner = Learner(run, reference, RULES, own.device, run.precision, MICRO_BATCH_TOKENS)
         asking = Asking(sampling, seed, puzzles, countdown_tokenizer(), reward, sampler)
@@ -134,4 +135,10 @@ def reinforce(
             tell(round(spent), f"{len(updates)} updates, reward {updates[-1][0]:.3f}")
     rewards, mixed, learned = zip(*updates, strict=True)
     seconds = {f"{part}_seconds": sum(each) for part, each in took.items()}
-    return {"rewards": rewards, "mixed": mean(mixed), "rows": mean(learned), **seconds}
+    return {
+        "rewards": rewards,
+        "mixed": mean(mixed),
+        "rows": mean(learned),
+        "grpo_dtype": dtype,
+        **seconds,
+    }

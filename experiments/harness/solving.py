@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from itertools import chain
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,34 +24,43 @@ from srm.training.precision import choose_precision
 from srm.training.problems import countdown
 from srm.training.problems.countdown import SIZES, Countdown, draw_split
 
+SamplingDtype = Literal["float32", "bfloat16"]
 SLOTS = 2_048
 """Samples that run at once."""
 WARMING = Countdown((25, 3, 7, 4), 64)
 """A puzzle for what a first step takes."""
 
 
-def open_sampler(model: LanguageModel, most: int) -> Sampler:
+def open_sampler(model: LanguageModel, most: int, dtype: SamplingDtype) -> Sampler:
     """Return what samples up to `most` answers at once: our engine in this process, or for a
-    Transformer our loop in torch, in the precision that training takes."""
+    Transformer our loop in torch."""
     if isinstance(model, Transformer):
-        dtype = getattr(torch, choose_precision("auto", "cpu"))
-        sampler: Sampler = TransformerSampler(model, countdown.EOS, dtype)
+        sampler: Sampler = TransformerSampler(model, countdown.EOS, getattr(torch, dtype))
     else:
         assert isinstance(model, SRM)
-        engine = EngineConfig(num_slots=SLOTS, max_waiting=max(100_000, most))
+        engine = EngineConfig(dtype=dtype, num_slots=SLOTS, max_waiting=max(100_000, most))
         sampler = engine_sampler(model.config, model.state_dict(), engine, 1, 0.0)
     sampler.sample([prompt_ids(WARMING)], RolloutSampling(1, 8, 1.0, 1.0, 0))  # not timed
     return sampler
+
+
+def training_dtype() -> SamplingDtype:
+    """Return the precision that training takes on this processor."""
+    return "bfloat16" if choose_precision("auto", "cpu") == "bfloat16" else "float32"
 
 
 def draw_answers(
     model: LanguageModel, problems: Sequence[Countdown], samples: int, seed: int
 ) -> Numbers:
     """Return the right samples of each problem, their tokens, and what drawing them took; equal
-    answers are judged once, and judging is not timed."""
+    answers are judged once, and judging is not timed.
+
+    SRM draws in float32, as in all results so far, a Transformer in the precision of training.
+    """
+    dtype: SamplingDtype = "float32" if isinstance(model, SRM) else training_dtype()
     right, tokens, wall, processor = [], 0, 0.0, 0.0
     shown = show_progress("drawing", len(problems))
-    with closing(open_sampler(model, samples)) as sampler, shown as tell:
+    with closing(open_sampler(model, samples, dtype)) as sampler, shown as tell:
         for place, problem in enumerate(problems):
             prompt = prompt_ids(problem)
             longest = countdown.LONGEST - len(prompt)
@@ -64,7 +74,7 @@ def draw_answers(
             right.append(sum(count for ids, count in drawn.items() if is_right(problem, ids)))
             tell(place + 1, f"{place + 1} of {len(problems)} problems")
     took = {"seconds": wall, "processor_seconds": processor, "tokens": tokens}
-    return {"right": right, "samples": samples, **took}
+    return {"right": right, "samples": samples, "dtype": dtype, **took}
 
 
 def draw_puzzles(random: np.random.Generator, count: int, is_held_out: bool) -> list[Countdown]:

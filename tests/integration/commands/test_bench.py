@@ -61,7 +61,6 @@ def rollouts(record: Record) -> None:
     assert 0 < record["largest_error"] < 1e-4
     (paused,) = record["pauses"]
     assert len(paused["seconds"]) == 3 and min(*paused["seconds"], paused["step_s"]) > 0
-    assert record["wrong_off_share"] > 0.9, "models with 32 tokens agree by chance now and then"
 
 
 def dialects(record: Record) -> None:

@@ -1,4 +1,5 @@
-"""`srm bench rollouts` says which rollouts were not answered, and which tokens are off."""
+"""`srm bench rollouts` says which rollouts were not answered, which tokens are off, and with
+which weights they would be."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.model.rollouts import check, fault
+from bench.model.rollouts import check, fault, recompute
 from bench.server import soak as soaks
 from bench.server.soak import CheckedRollout, RolloutsBenchConfig, Soak
 from srm.engine.config import ModelConfig
@@ -45,6 +46,7 @@ def test_rollouts_without_an_answer_are_counted_and_not_waited_for_forever(
 @pytest.mark.parametrize("wrong", [0.001, -0.001, float("nan")])
 def test_tokens_that_are_off_are_counted(tmp_path: Path, wrong: float) -> None:
     soak = Soak(CONFIG, SHAPE, tmp_path)
+    soak.seeds |= {2: 1}
     model = SRM(SHAPE)
     tensors = random_tensors(SHAPE, soak.seed(0))
     model.load_state_dict({name: torch.tensor(value) for name, value in tensors.items()})
@@ -62,3 +64,22 @@ def test_tokens_that_are_off_are_counted(tmp_path: Path, wrong: float) -> None:
     assert fault(record) == (
         "3 rollouts were not answered; 1 tokens are off by more than 0.0001 nats"
     )
+
+
+@pytest.mark.parametrize("seeds", [{1: 0, 2: 1, 3: 1}, {1: 1, 2: 1, 3: 0}])
+def test_the_other_weights_are_others_where_a_change_was_made_twice(seeds: dict[int, int]) -> None:
+    def load(version: int) -> SRM:
+        model = SRM(SHAPE)
+        tensors = random_tensors(SHAPE, seeds[version])
+        model.load_state_dict({name: torch.tensor(value) for name, value in tensors.items()})
+        return model
+
+    rollout = CheckedRollout([1, 2], 1, [3, 4, 5], [0.0] * 3, [1, 2, 3])
+    right, wrong = recompute([rollout], load, seeds)
+    assert (np.abs(right - wrong) > 1e-6).all()  # all three are compared
+
+
+@pytest.mark.parametrize(("share", "is_wrong"), [(0.95, False), (0.94, True), (float("nan"), True)])
+def test_a_check_that_other_weights_pass_too_shows_nothing(share: float, is_wrong: bool) -> None:
+    said = fault({"unanswered": 0, "beyond": 0, "wrong_off_share": share})
+    assert ("with other weights: the check shows nothing" in said) == is_wrong

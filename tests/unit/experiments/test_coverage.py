@@ -14,7 +14,15 @@ from torch import Tensor
 
 from experiments import coverage
 from experiments.__main__ import main
-from experiments.coverage import MODELS, RANDOM, CoverageConfig, at_budget, hardest, verdict
+from experiments.coverage import (
+    MODELS,
+    RANDOM,
+    CoverageConfig,
+    at_budget,
+    grpo_verdict,
+    hardest,
+    verdict,
+)
 from experiments.harness import reinforcing, solving
 from experiments.harness.reinforcing import GRPOSettings
 from experiments.harness.result_cache import Numbers
@@ -48,14 +56,25 @@ def puzzles(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def numpy_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def numpy_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The dtypes that engines were asked for. Training takes bfloat16, as if there were
+    instructions for it."""
+    dtypes = []
+
     def sampler(
-        config: ModelConfig, tensors: Mapping[str, Tensor], _: EngineConfig, version: int, __: float
+        config: ModelConfig,
+        tensors: Mapping[str, Tensor],
+        settings: EngineConfig,
+        version: int,
+        _: float,
     ) -> EngineSampler:
+        dtypes.append(settings.dtype)
         engine = engine_of(folded(config, tensors, version), max_waiting=1_000)
         return EngineSampler(engine, lambda: None)
 
     monkeypatch.setattr(solving, "engine_sampler", sampler)
+    monkeypatch.setattr(solving, "choose_precision", lambda *_: "bfloat16")
+    return dtypes
 
 
 def test_both_are_trained_for_the_same_time_and_set_side_by_side(
@@ -84,7 +103,7 @@ def test_both_are_trained_for_the_same_time_and_set_side_by_side(
 
 
 def test_both_learn_from_rewards_for_the_same_time(
-    puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numpy_engine: list[str]
 ) -> None:
     """The clock of processor time is the test's: a batch of rollouts takes a second, an update of
     the weights half of one, so that two of them fill the minutes. A run that goes on after GRPO was
@@ -124,6 +143,9 @@ def test_both_learn_from_rewards_for_the_same_time(
             assert sum(advantage > 0 for advantage in advantages) == len(advantages) / 2
     page = path.with_suffix(".md").read_text()
     assert "That 10 rollouts of SRM gain more by GRPO than 5 of the Transformer" in page
+    assert "in bfloat16 at the rate 0.0001, which was not searched" in page
+    assert "SRM in float32, Transformer in bfloat16. Operations" in page
+    assert numpy_engine == ["float32"] + 2 * ["bfloat16", "float32"], "answers, then GRPO's, twice"
     assert "| Transformer balanced | 5 | 12 | 2 | 0.0 | 0.0 | 100% | 0." in page
 
 
@@ -232,6 +254,24 @@ def test_the_verdict_is_by_seconds(
     srm: list[int], other: list[int], slower: float, outcome: str
 ) -> None:
     assert outcome in verdict(CoverageConfig(samples=100), _results(srm, other, slower))
+
+
+@pytest.mark.parametrize(
+    ("mixed", "outcome"),
+    [
+        ((0.5, 0.01), "for the same compute holds here: in"),
+        ((0.5, 0.009), "since the models are not comparable: only 0.90% of the puzzles of Transfo"),
+        ((0.0, 0.5), "since the models are not comparable: only 0.00% of the puzzles of SRM had"),
+    ],
+)
+def test_models_that_had_nothing_to_learn_from_are_not_compared(
+    mixed: tuple[float, float], outcome: str
+) -> None:
+    results = _results([10] * 9, [10] * 9, 1.0)
+    for kind, share, right in zip(MODELS, mixed, ([30] * 9, [20] * 9), strict=True):
+        results[f"{kind} balanced"] = [{"right": right, "samples": 100, "mixed": share}]
+    config = CoverageConfig(samples=100, grpo=GRPOSettings(grpo_minutes=1))
+    assert outcome in grpo_verdict(config, results)
 
 
 def test_the_hardest_third_is_what_random_combinations_solve_least() -> None:
