@@ -71,9 +71,9 @@ def measure(config: DialectsConfig) -> Record:
 def check_same(asked: dict[str, list[Record]]) -> None:
     """Raise ConfigError unless all routes sampled the same in each turn."""
     for route, requests in asked.items():
-        for turn, (request, told) in enumerate(zip(requests, asked[_TELLING], strict=True)):
+        for turn, (request, reference) in enumerate(zip(requests, asked[_TELLING], strict=True)):
             for name in ("tokens", "texts", "ids"):
-                if name in request and request[name] != told[name]:
+                if name in request and request[name] != reference[name]:
                     raise ConfigError(f"{route} has other {name} than {_TELLING} in turn {turn}")
 
 

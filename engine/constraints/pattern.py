@@ -2,9 +2,10 @@
 formats as regexes.
 
 llguidance reads Rust's regexes. What it would match and JavaScript or Python would not is written
-narrower; a text that only one of them matches is never made. In one place llguidance errs: a
+narrower; a text that only one of them matches is never made. In two places llguidance errs. A
 control character that JSON cannot have but as an escape, within a literal, matches nothing at all
-instead of failing. Within a class it fails, so it is written as one.
+instead of failing. Within a class it fails, so it is written as one. And a class of all of them is
+taken to have quotation mark and backslash too, so that no class has the first one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ FORMATS = {
 calendar, no leap seconds, which nobody knows ahead, and the lengths of names."""
 
 _PARTS = re.compile(
-    r"\[\^?(?:\\.|[^\]\\])*\]|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|\.|[\x00-\x1f\x7f]", re.DOTALL
+    r"\[\^?(?:\\.|[^\]\\])*\]|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\[pP](?:\{[^}]*\}|.)|\\.|\.|"
+    r"[\x00-\x1f\x7f]",
+    re.DOTALL,
 )
 _ESCAPE = re.compile(r"\\.", re.DOTALL)
 _SETS = re.compile(r"\[|&&|--|~~")
@@ -47,7 +50,10 @@ _CONTROL = re.compile(
     r"\\x(?:0[0-7bBeEfF]|1.|7[fF])|\\u00(?:0[0-7bBeEfF]|1.|7[fF])|\\v|[\x00-\x07\x0b\x0e-\x1f\x7f]",
     re.DOTALL,
 )
-_NEVER = r"[\x00\x01]"
+_NUL = re.compile(r"(\\\\)|\\x00|\\u0000|\x00")
+"""The first control character, as it may be written."""
+_PROPERTY = re.compile(r"\\[pP](?:\{[^}]*\}|.)")
+_NEVER = r"[\x01\x02]"
 _SPACES = r"\t\n\f\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """White space of all three; of one at least are these and _MORE_SPACES."""
 _MORE_SPACES = _SPACES + r"\x1c-\x1f\x85\ufeff"
@@ -58,7 +64,7 @@ _LEAST = {
     r"\D": r"[^\p{Nd}]",
     r"\w": "[0-9A-Za-z_]",
     r"\W": r"[^\p{L}\p{M}\p{N}\p{Pc}]",
-    ".": r"[^\n\r\u2028\u2029]",
+    ".": r"[^[\x00]\n\r\u2028\u2029]",
 }
 _MOST = {
     r"\s": f"[{_MORE_SPACES}]",
@@ -82,12 +88,18 @@ def portable(pattern: str, fault: Callable[[str], InvalidRequest]) -> str:
 
 
 def _portable_part(part: str, fault: Callable[[str], InvalidRequest]) -> str:
+    if _PROPERTY.fullmatch(part):
+        return rf"[[^\x00]&&{part}]"
     if not part.startswith("["):
         return _NEVER if _CONTROL.fullmatch(part) else _LEAST.get(part, part)
     start = "[^" if part.startswith("[^") else "["
     inside = part[len(start) : -1]
     if not inside or _SETS.search(_ESCAPE.sub("a", inside)):
         raise fault(f"{part!r:.80}: write \\[, \\], \\&, \\- and \\~ within [ ]")
-    table = _LEAST if start == "[" else _MOST
-    never = _NEVER if start == "[" and _CONTROL.search(inside) else ""
-    return f"{start}{never}{_ESCAPE.sub(lambda escape: table.get(escape[0], escape[0]), inside)}]"
+    if start == "[^":
+        inside = _ESCAPE.sub(lambda escape: _MOST.get(escape[0], escape[0]), inside)
+        return rf"[^[\x00]{inside}]"
+    never = _NEVER if _CONTROL.search(inside) else ""
+    inside = _NUL.sub(lambda nul: nul[1] or r"\x01", inside)
+    written = f"[{never}{_ESCAPE.sub(lambda escape: _LEAST.get(escape[0], escape[0]), inside)}]"
+    return rf"[[^\x00]&&{written}]" if _PROPERTY.search(inside) else written

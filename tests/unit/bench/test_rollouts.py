@@ -81,5 +81,5 @@ def test_the_other_weights_are_others_where_a_change_was_made_twice(seeds: dict[
 
 @pytest.mark.parametrize(("share", "is_wrong"), [(0.95, False), (0.94, True), (float("nan"), True)])
 def test_a_check_that_other_weights_pass_too_shows_nothing(share: float, is_wrong: bool) -> None:
-    said = fault({"unanswered": 0, "beyond": 0, "wrong_off_share": share})
-    assert ("with other weights: the check shows nothing" in said) == is_wrong
+    message = fault({"unanswered": 0, "beyond": 0, "wrong_off_share": share})
+    assert ("with other weights: the check shows nothing" in message) == is_wrong

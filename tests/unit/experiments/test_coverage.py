@@ -59,7 +59,7 @@ def puzzles(tmp_path: Path) -> Path:
 def numpy_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The dtypes that engines were asked for. Training takes bfloat16, as if there were
     instructions for it."""
-    dtypes = []
+    dtypes: list[str] = []
 
     def sampler(
         config: ModelConfig,

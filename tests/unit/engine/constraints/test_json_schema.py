@@ -132,12 +132,22 @@ JUDGED: list[tuple[Any, list[Any]]] = [
     ({"type": "string", "pattern": "^a\\x01b$"}, ["ab", "acb"]),
     ({"type": "string", "pattern": "^[\\x7f]$"}, [""]),
     ({"type": "string", "pattern": r"^[&\x41&\&&\\&]$"}, ["&", "A", "\\", "x"]),
+    ({"type": "string", "pattern": r'^[^"\\]$'}, ["a", "\\", '"', "\n"]),
+    ({"type": "string", "pattern": r"^[\x00-!#-\[\]-\x7e]$"}, ["a", "\\", '"', "\n"]),
+    ({"type": "string", "pattern": r'^[^-"]$'}, ["a", "\\", '"', "-", ","]),
     ({"type": "string", "pattern": "^[^{,}]*$"}, ["", "a", "{", "a,"]),
     ({"type": "string", "pattern": "^[(?]$"}, ["(", "?", "a"]),
     ({"type": "string", "pattern": r"^(\\?a)\(?\{,$"}, ["a{,", "\\a({,", "?a{,", "a"]),
     ({"format": "date"}, ["2024-02-29", "2023-02-29", "2000-02-29", "1900-02-29", "0000-01-01"]),
     ({"format": "date"}, ["2024-04-31", "2024-12-31", "2024-10-10", "x", 3]),
 ]
+
+
+@pytest.mark.parametrize("pattern", [r"^\P{P}$", r"^[\P{P}]$", r"^[\p{Cc}a]$"])
+def test_a_property_has_no_punctuation_that_it_does_not_name(pattern: str) -> None:
+    constraint = json_constraint({"type": "string", "pattern": pattern})
+    assert accepts(constraint, '"a"')
+    assert not accepts(constraint, '"\\\\"') and not accepts(constraint, '"\\""')
 
 
 @pytest.mark.parametrize(("schema", "values"), JUDGED)
