@@ -51,6 +51,7 @@ class RolloutServer:
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, HTTPAdapter(max_retries=again))
         self._sent = b""  # digest of the weights sent last
+        self._fingerprint = ""  # of these, as the server's first reply has it
         self.weights_version = 0
         """Version that the server gave the weights sent last; 0 before any were sent."""
 
