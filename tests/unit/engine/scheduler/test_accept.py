@@ -124,7 +124,7 @@ def test_where_scores_begin_is_a_place_in_the_prompt() -> None:
         asked = accepted(prompt=prompt, prompt_logprobs=0, prompt_logprobs_start=start)
         assert asked.first_scored == first
     assert accepted(prompt=prompt).first_scored == 3
-    with pytest.raises(InvalidRequest, match="lies after the last of the prompt's 3 tokens") as error:
+    with pytest.raises(InvalidRequest, match="after the last of the prompt's 3 tokens") as error:
         accepted(prompt=prompt, prompt_logprobs=0, prompt_logprobs_start=4)
     assert error.value.param == "prompt_logprobs_start"
     with pytest.raises(InvalidRequest, match="only with prompt_logprobs"):
