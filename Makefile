@@ -111,7 +111,7 @@ attack: .venv/dev  ## half an hour of random requests, kills, full disks, flippe
 	.venv-verifiers/bin/pip install --progress-bar on --no-deps --require-hashes -r requirements-verifiers.lock
 	@touch $@
 
-test-clients: .venv/dev .venv-clients/ready .venv-agents/ready .venv-verifiers/ready  ## other people's clients against a server, in venvs of their own; writes the table of docs/clients.md
+test-clients: .venv/dev .venv-clients/ready .venv-agents/ready .venv-verifiers/ready  ## other people's clients against a server, in venvs of their own; writes docs/clients-called.md
 	CLIENTS_TABLE=1 $(BIN)/python -m pytest -m clients
 
 kernels: .venv/dev  ## compiles every op for an H100 or H200, without one, and shows registers and spills

@@ -1,4 +1,4 @@
-"""The table of docs/clients.md: packages, what was called of them, and what came of it.
+"""The table of docs/clients-called.md: packages, what was called of them, and what came of it.
 
 `make test-clients` writes it when all its tests have passed; nobody types it.
 """
@@ -15,7 +15,7 @@ from tests.serving import ROOT
 
 CLIENTS, AGENTS, VERIFIERS = (ROOT / f".venv-{name}" for name in ("clients", "agents", "verifiers"))
 NODE = AGENTS / "node"
-PAGE = ROOT / "docs" / "clients.md"
+PAGE = ROOT / "docs" / "clients-called.md"
 _TABLE = re.compile(
     r"(?<=<!-- written by make test-clients -->\n).*?(?=<!-- end of table -->)", re.S
 )
@@ -46,7 +46,7 @@ def write(rows: Iterable[Row]) -> None:
     lines = ["| package | version | called | result |", "|---|---|---|---|"]
     lines += [
         f"| {row.package} | {version(row.package)} | {row.called} | {row.result} |"
-        for row in sorted(rows, key=lambda row: row.package.casefold())
+        for row in sorted({*rows}, key=lambda row: (row.package.casefold(), row))
     ]
     table = "".join(f"{line}\n" for line in lines)
     PAGE.write_text(_TABLE.sub(lambda _old: table, PAGE.read_text()))
