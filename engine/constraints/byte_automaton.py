@@ -16,6 +16,9 @@ MAX_WORK = 600_000
 _PAUSED_EVERY = 250
 """Units after which other threads have their turn: the steps' one must not wait for this one."""
 _PAUSE_SECONDS = 50e-6
+_RESTS = 9
+"""Seconds of rest for each second of work while others wait too, so that a flood of constraints
+leaves nine tenths of a core to the steps."""
 
 
 class NotCompiled(Exception):
@@ -31,11 +34,19 @@ class NotCompiled(Exception):
 class Work:
     """Counts the work that is left for compiling a constraint."""
 
-    def __init__(self, left: int = MAX_WORK, ended: threading.Event | None = None) -> None:
-        """`ended`: set by another thread once nobody waits for it."""
+    def __init__(
+        self,
+        left: int = MAX_WORK,
+        ended: threading.Event | None = None,
+        others_wait: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`ended`: set by another thread once nobody waits for it. `others_wait`: whether more
+        constraints are to be compiled, which makes this thread rest."""
         self.left = left
         self._ended = ended
+        self._others_wait = others_wait
         self._paused_at = left
+        self._seconds = time.thread_time()
 
     def spend(self, units: int) -> None:
         """Count these units. Raises NotCompiled if they are too many, or as `pause`."""
@@ -48,7 +59,8 @@ class Work:
 
     def pause(self) -> None:
         """Let other threads have their turn. Raises NotCompiled if nobody waits for this one."""
-        time.sleep(_PAUSE_SECONDS)
+        worked, self._seconds = time.thread_time() - self._seconds, time.thread_time()
+        time.sleep(max(_PAUSE_SECONDS, _RESTS * worked if self._others_wait() else 0))
         if self._ended is not None and self._ended.is_set():
             raise NotCompiled("nobody waits for it")
 

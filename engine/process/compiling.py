@@ -168,7 +168,8 @@ class Compiling:
         if build is None:
             return
         try:
-            build.result = self._grammars.build(build.constraint, Work(ended=self._ended))
+            work = Work(ended=self._ended, others_wait=lambda: len(self._builds) > 1)
+            build.result = self._grammars.build(build.constraint, work)
         except BaseException as error:  # noqa: BLE001  a panic of the library is no Exception
             build.result = error
         self._built.put(build)

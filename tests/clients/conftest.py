@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write the table of docs/clients-called.md if `make test-clients` asks for it and all has passed."""
+    """Write docs/clients-called.md if `make test-clients` asks for it and all has passed."""
     if "CLIENTS_TABLE" in os.environ and exitstatus == 0 and shutil.which("node"):
         table.write(ROWS)
 

@@ -6,8 +6,10 @@ import json
 import re
 import tracemalloc
 from collections.abc import Callable
-from itertools import product
+from functools import partial
+from itertools import count, product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import pytest
 
 import srm.__main__ as srm
 from srm.engine.config import ModelConfig
-from srm.engine.constraints import automaton, schema_pieces
+from srm.engine.constraints import automaton, byte_automaton, schema_pieces
 from srm.engine.constraints.automaton import (
     UNREACHABLE,
     TokenAutomaton,
@@ -244,6 +246,16 @@ def test_what_compiling_takes_is_counted_and_the_same_each_time() -> None:
     with pytest.raises(NotCompiled, match="too much work"):
         short = Work(MAX_WORK - spent[0] - 1)
         determinize(regex("(?:[a-z]{1,12}[ ,.]){1,20}", short), short)
+
+
+def test_compiling_rests_while_other_constraints_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    rested: list[float] = []
+    clock = SimpleNamespace(sleep=rested.append, thread_time=partial(next, count(step=0.001)))
+    monkeypatch.setattr(byte_automaton, "time", clock)
+    Work(others_wait=lambda: False).pause()
+    Work(others_wait=lambda: True).pause()
+    assert rested[0] < 0.000_1
+    assert rested[1] == pytest.approx(0.009)
 
 
 def test_what_many_references_lead_to_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
