@@ -112,7 +112,7 @@ class _Header(msgspec.Struct):
     """Header of a file. `save_model` of safetensors writes a tensor once, and puts its other names
     here, each with the name that it is stored under."""
 
-    metadata: dict[str, str] = msgspec.field(default={}, name="__metadata__")
+    metadata: dict[str, str] | None = msgspec.field(default=None, name="__metadata__")
 
 
 def stored_tensors(
@@ -135,7 +135,7 @@ def stored_tensors(
         if own is None or name in own
     }
     size = int.from_bytes(content[:8], "little")
-    aliases = msgspec.json.decode(content[8 : 8 + size], type=_Header).metadata
+    aliases = msgspec.json.decode(content[8 : 8 + size], type=_Header).metadata or {}
     return {
         alias: stored[name]
         for alias, name in aliases.items()
@@ -148,7 +148,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     with suppress(OSError, *UNDECODABLE), path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size <= _LONGEST_HEADER:
-            return msgspec.json.decode(file.read(size), type=_Header).metadata
+            return msgspec.json.decode(file.read(size), type=_Header).metadata or {}
     return {}
 
 
