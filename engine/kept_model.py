@@ -57,8 +57,14 @@ def unclaimed(note: str | Path) -> Path:
     return Path(f"{note}.unclaimed")
 
 
-def copy_model(folder: Path, place: Path, is_wanted: IsWanted) -> None:
-    """Copy a model's files, unless `place` is there: of several processes one makes it.
+def copy_model(
+    folder: Path,
+    place: Path,
+    is_wanted: IsWanted,
+    complete: Callable[[Path], object] = lambda _partial: None,
+) -> None:
+    """Copy a model's files, unless `place` is there: of several processes one makes it. `complete`
+    is called with the copy before it is at its place, and may change and refuse it.
 
     Raises CheckpointError if the folder cannot be read, StoreFull and StoreError if the copy cannot
     be written, EngineUnavailable once it `is_wanted` no more; then nothing is left.
@@ -73,6 +79,7 @@ def copy_model(folder: Path, place: Path, is_wanted: IsWanted) -> None:
                 partial.mkdir()
                 for file in model_files(folder):
                     _copy(file, partial / file.name, is_wanted)
+                complete(partial)
                 partial.rename(place)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -162,8 +169,7 @@ def _copy(source: Path, target: Path, is_wanted: IsWanted) -> None:
     except OSError as error:
         raise CheckpointError(f"cannot read {source}: {error.strerror}") from None
     with reading, target.open("wb", buffering=0) as writing:
-        if shutil.disk_usage(target.parent).free < source.stat().st_size + SPARE_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        check_room(target.parent, source.stat().st_size)
         while True:
             _check(is_wanted)
             try:
@@ -175,6 +181,12 @@ def _copy(source: Path, target: Path, is_wanted: IsWanted) -> None:
             rest = memoryview(chunk)
             while rest:
                 rest = rest[writing.write(rest) :]
+
+
+def check_room(folder: Path, size: int) -> None:
+    """Raises OSError where so many bytes would not leave enough free."""
+    if shutil.disk_usage(folder).free < size + SPARE_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _reflink(source: Path, target: Path) -> bool:

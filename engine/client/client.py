@@ -189,7 +189,8 @@ class EngineClient:
             raise EngineUnavailable("the server is stopping: what runs is not paused")
         self._check_all_answer()
         answers = await self._ask_each(message)
-        if not all(isinstance(answer, Done) for answer in answers):
+        have_paused = [isinstance(answer, Done) for answer in answers]
+        if any(have_paused) and not all(have_paused):  # else another's pause would end
             await self._ask_each(_resume())
         return _together(_all_done(answers, "nothing is paused"))
 

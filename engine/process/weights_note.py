@@ -13,19 +13,36 @@ import threading
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, CheckpointError, StoreError
-from srm.engine.kept_model import FIRST, copies_of, copy_model, locked, remove, try_lock, unclaimed
+from srm.engine.errors import UNDECODABLE, CheckpointError, StoreError, cut
+from srm.engine.kept_model import (
+    FIRST,
+    WEIGHTS,
+    check_room,
+    copies_of,
+    copy_model,
+    locked,
+    remove,
+    try_lock,
+    unclaimed,
+)
 from srm.engine.seal import sealed, unsealed
+from srm.engine.weights.checkpoint import StoredModel, read_stored
+from srm.engine.weights.delta import made_whole
+from srm.engine.weights.tensor_file import DELTA_OF, read_metadata
 from srm.engine.weights.weights import Weights
 from srm.engine.wiring import EngineWiring
 
 logger = logging.getLogger(__name__)
 
 LoadFolder = Callable[[Path], Weights]  # reads a model folder; raises CheckpointError
+
+_Loaded = TypeVar("_Loaded", Weights, StoredModel)
 
 _LOCK, _SECOND = "lock", "note"
 
@@ -152,7 +169,7 @@ def _claimed(path: Path, note: Note) -> Note:
     return note
 
 
-def _load_noted(note: Note, path: Path, load: LoadFolder) -> Weights:
+def _load_noted(note: Note, path: Path, load: Callable[[Path], _Loaded]) -> _Loaded:
     reasons = []
     for folder in (copies_of(path) / note.change, Path(note.path)):
         if not folder.is_dir():
@@ -168,7 +185,7 @@ def _load_noted(note: Note, path: Path, load: LoadFolder) -> Weights:
             return weights
         reasons.append(f"they were {note.fingerprint}, and {folder} has {weights.fingerprint} now")
     raise CheckpointError(
-        f"weights version {note.weights_version}, in use before this process, cannot be loaded "
+        f"weights version {note.weights_version}, which was put to use, cannot be loaded "
         f"again: {'; '.join(reasons)}"
     )
 
@@ -199,8 +216,30 @@ class Copying:
                     self._file = os.dup(file)  # the same lock, until this is closed too
             except OSError as error:
                 raise StoreError(f"cannot write {copies}: {error.strerror}") from None
-            copy_model(folder, copies / change, lambda: self._is_wanted)
+            complete = partial(self._complete, folder, self._note)
+            copy_model(folder, copies / change, lambda: self._is_wanted, complete)
         return copies / change
+
+    @staticmethod
+    def _complete(folder: Path, path: Path, copied: Path) -> None:
+        """Make the copy of a delta whole, with the copy of the weights in use. Raises
+        CheckpointError, also for a delta of others; OSError."""
+        file = copied / WEIGHTS
+        if (base := read_metadata(file).get(DELTA_OF)) is None:
+            return
+        note = read_note(path)
+        if note is None or note.fingerprint != base:
+            in_use = "not known" if note is None else note.fingerprint
+            raise CheckpointError(
+                f"{folder / WEIGHTS} is a delta of weights {cut(base, 64)!r}, and those in use are "
+                f"{in_use}: send a delta of these, or a whole model"
+            )
+        try:
+            content = made_whole(file, _load_noted(note, path, read_stored).tensors)
+        except CheckpointError as error:
+            raise CheckpointError(error.message.replace(str(copied), str(folder))) from None
+        check_room(copied, len(content))
+        file.write_bytes(content)
 
     def end(self) -> None:
         """Note that the change has been made or dropped. Does not wait."""

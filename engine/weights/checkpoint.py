@@ -11,8 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from srm.engine.config import ModelConfig, parse_model_config
+from srm.engine.errors import CheckpointError, cut
 from srm.engine.steps.batch import F32
-from srm.engine.weights.tensor_file import checked, read_file, read_tensors, weights_path
+from srm.engine.weights.tensor_file import (
+    DELTA_OF,
+    StoredTensor,
+    checked,
+    read_file,
+    read_metadata,
+    read_tensors,
+    weights_path,
+)
 from srm.engine.weights.tensors import tensor_shapes
 from srm.engine.weights.weights import Weights, fold
 
@@ -27,20 +36,42 @@ class ModelFiles:
     fingerprint: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredModel:
+    """The same with its tensors as they are stored, and not checked."""
+
+    config: ModelConfig
+    tensors: dict[str, StoredTensor]
+    fingerprint: str
+
+
 def read_model(folder: Path) -> ModelFiles:
     """Read and check the files in `folder`. Raises CheckpointError naming the file, and the field
     or tensor, that is missing, unknown, of the wrong shape or not finite."""
+    stored = read_stored(folder)
+    shapes = tensor_shapes(stored.config)
+    return ModelFiles(
+        config=stored.config,
+        tensors=checked(weights_path(folder), stored.tensors, shapes, "config.json"),
+        dtypes={name: tensor.dtype for name, tensor in stored.tensors.items()},
+        fingerprint=stored.fingerprint,
+    )
+
+
+def read_stored(folder: Path) -> StoredModel:
+    """Read the files in `folder`. Raises CheckpointError naming the one that cannot be read, and
+    for a delta, which is no model of its own."""
     config_path, tensor_path = folder / "config.json", weights_path(folder)
     config_bytes = read_file(config_path)
     config = parse_model_config(config_path, config_bytes)
+    if (base := read_metadata(tensor_path).get(DELTA_OF)) is not None:
+        raise CheckpointError(
+            f"{tensor_path} is a delta: it has only what differs from weights {cut(base, 64)!r}, "
+            "and is for a server that runs these"
+        )
     hasher = hashlib.sha256(config_bytes)
-    stored = read_tensors(tensor_path, hasher.update)
-    return ModelFiles(
-        config=config,
-        tensors=checked(tensor_path, stored, tensor_shapes(config), "config.json"),
-        dtypes={name: tensor.dtype for name, tensor in stored.items()},
-        fingerprint=hasher.hexdigest()[:16],
-    )
+    tensors = read_tensors(tensor_path, hasher.update)
+    return StoredModel(config, tensors, hasher.hexdigest()[:16])
 
 
 def load_checkpoint(folder: Path) -> Weights:

@@ -25,6 +25,7 @@ from srm.engine.settings import CommandParser
 from srm.engine.steps.batch import F32
 from srm.engine.tokenizer_file import read_byte_level
 from srm.engine.weights.checkpoint import read_model
+from srm.engine.weights.delta import write_delta
 from srm.engine.weights.tensor_file import (
     StoredTensor,
     checked,
@@ -289,12 +290,25 @@ def parser() -> CommandParser:
         default="srm",
         help="transformers: write what its Auto classes and the server both read",
     )
+    made.add_argument(
+        "--delta-of",
+        type=Path,
+        metavar="BASE",
+        help="write only the tensors that differ from this model folder, for a server that runs it",
+    )
     return made
 
 
 def main(argv: list[str]) -> int:
     given = parser().parse_args(argv)
     weights = given.weights if given.args else find_model(given.weights)
-    lines = convert(weights, given.args, given.output, given.tokenizer, given.to)
+    if given.delta_of is None:
+        lines = convert(weights, given.args, given.output, given.tokenizer, given.to)
+    elif given.args or given.tokenizer or given.to != "srm":
+        raise ConfigError(
+            "--delta-of takes model folders as they are, and no --args, --tokenizer, --to"
+        )
+    else:
+        lines = write_delta(find_model(given.delta_of), weights, given.output)
     sys.stdout.write("\n".join([f"{given.output}: {lines[0]}", *(f"  {x}" for x in lines[1:]), ""]))
     return 0

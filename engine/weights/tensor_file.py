@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Container, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,10 @@ from srm.engine.memory import available_memory
 from srm.engine.steps.batch import F32
 from srm.engine.weights.tensors import Shapes
 
+DELTA_OF = "delta_of"
+"""Key in the metadata of a delta: the fingerprint of the weights that it has the changes of."""
+_LONGEST_HEADER = 100_000_000  # as safetensors itself allows
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SHARD = re.compile(r"-\d+-of-0*(?!1\.)([1-9]\d*)\.safetensors$")
 _LONGEST_NAME = 255
 _OURS = re.compile(r"(^|\.)(input_layer|mixer_blocks|output_layer)\.")
@@ -107,7 +112,7 @@ class _Header(msgspec.Struct):
     """Header of a file. `save_model` of safetensors writes a tensor once, and puts its other names
     here, each with the name that it is stored under."""
 
-    metadata: dict[str, str] = msgspec.field(default={}, name="__metadata__")
+    metadata: dict[str, str] | None = msgspec.field(default=None, name="__metadata__")
 
 
 def stored_tensors(
@@ -130,12 +135,38 @@ def stored_tensors(
         if own is None or name in own
     }
     size = int.from_bytes(content[:8], "little")
-    aliases = msgspec.json.decode(content[8 : 8 + size], type=_Header).metadata
+    aliases = msgspec.json.decode(content[8 : 8 + size], type=_Header).metadata or {}
     return {
         alias: stored[name]
         for alias, name in aliases.items()
         if name in stored and _OURS.search(alias)  # else it is a note that happens to be a name
     } | stored
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return what a file says besides its tensors; nothing of one that cannot be read."""
+    with suppress(OSError, *UNDECODABLE), path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size <= _LONGEST_HEADER:
+            return msgspec.json.decode(file.read(size), type=_Header).metadata or {}
+    return {}
+
+
+def encoded_tensors(
+    path: Path, tensors: Mapping[str, StoredTensor], metadata: dict[str, str]
+) -> bytes:
+    """Return the content of a file of these tensors, as safetensors' own functions write it. Raises
+    CheckpointError, which names the file `path`, for a dtype that no model has."""
+    specs = {}
+    for name, tensor in tensors.items():
+        data = np.frombuffer(tensor.data, np.uint8)
+        specs[name] = safetensors.TensorSpec(
+            dtype=_DTYPES[_readable(path, name, tensor)],
+            shape=tensor.shape,
+            data_ptr=data.ctypes.data,
+            data_len=data.nbytes,
+        )
+    return bytes(safetensors.serialize(specs, metadata))
 
 
 def checked(
@@ -148,6 +179,8 @@ def checked(
         others = f", like {len(missing) - 1} more" if len(missing) > 1 else ""
         unasked = [name for name in stored if name not in shapes]
         hint = f", and the file has {_first(unasked)}" if unasked else ""
+        if not unasked:
+            hint += f"; a delta names its base in its metadata, {DELTA_OF}"
         if any(name.endswith(f".{missing[0]}") for name in unasked):
             hint += "; `srm convert` leaves wrappers out of names"
         raise CheckpointError(
@@ -174,17 +207,23 @@ def _first(names: Iterable[str], most: int = 5) -> str:
     return ", ".join([*listed[:most], *(["…"] if len(listed) > most else [])])
 
 
-def _as_float32(path: Path, name: str, stored: StoredTensor) -> F32:
-    if stored.dtype == "F32":
-        values = np.frombuffer(stored.data, np.float32)
-    elif stored.dtype == "F16":
-        values = np.frombuffer(stored.data, np.float16).astype(np.float32)
-    elif stored.dtype == "BF16":  # the upper half of a float32
-        values = (np.frombuffer(stored.data, np.uint16).astype(np.uint32) << 16).view(np.float32)
-    else:
+def _readable(path: Path, name: str, stored: StoredTensor) -> str:
+    """Return a tensor's dtype. Raises CheckpointError for one that no model has."""
+    if stored.dtype not in _DTYPES:
         raise CheckpointError(
             f"{path}: tensor {name} is {stored.dtype}; F32, F16 and BF16 can be read"
         )
+    return stored.dtype
+
+
+def _as_float32(path: Path, name: str, stored: StoredTensor) -> F32:
+    dtype = _readable(path, name, stored)
+    if dtype == "F32":
+        values = np.frombuffer(stored.data, np.float32)
+    elif dtype == "F16":
+        values = np.frombuffer(stored.data, np.float16).astype(np.float32)
+    else:  # BF16: the upper half of a float32
+        values = (np.frombuffer(stored.data, np.uint16).astype(np.uint32) << 16).view(np.float32)
     if not np.isfinite(values).all():
         raise CheckpointError(f"{path}: tensor {name} has values that are not finite")
     return values.reshape(stored.shape)

@@ -91,16 +91,15 @@ class PauseQuery(Fields, frozen=True, kw_only=True):
     """The query of POST /pause."""
 
     mode: str = "keep"
-    """`keep`: what runs goes on after /resume; `abort`: it ends, with its tokens so far."""
+    """`keep`: what runs goes on after /resume; `abort`: it ends, with its tokens so far; `wait`: it
+    ends by itself, before the reply, while nothing starts."""
     clear_cache: bool = True
     """No effect: kept states of prompts are dropped whenever weights change."""
 
     def check(self) -> None:
-        if self.mode not in {"keep", "abort"}:
+        if self.mode not in {"keep", "abort", "wait"}:
             raise InvalidRequest(
-                f"mode must be keep or abort, got {self.mode[:80]!r}; to wait for what runs, ask "
-                "POST /v1/admin/weights with running = finish, and do not pause",
-                "mode",
+                f"mode must be keep, abort or wait, got {self.mode[:80]!r}", "mode"
             )
 
 
@@ -268,7 +267,7 @@ def routes(control: TrainerControl) -> APIRouter:
         query = from_text(PauseQuery, request.query_params.multi_items())
 
         async def make() -> PauseState:
-            await control.pause()
+            await control.pause(waits=query.mode == "wait")
             if query.mode == "abort":
                 await control.end()
             return PauseState("paused")

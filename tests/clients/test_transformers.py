@@ -20,14 +20,15 @@ from torch.nn import functional as F
 from srm.engine.config import DEMO_MODEL, Mixer, ModelConfig
 from srm.engine.weights.checkpoint import read_model
 from srm.engine.weights.convert import convert
+from srm.engine.weights.delta import write_delta
 from srm.engine.weights.random_model import write_random_model
 from srm.engine.weights.tensors import is_scalar
 from srm.training.checkpoint import load_model
 from srm.training.model import SRM
 from srm.training.problems.drawn import problems
-from tests.clients.conftest import Printed
+from tests.clients.conftest import Noted, Printed
 from tests.models.forms import CONFIGS, LENGTHS, TOLERANCE
-from tests.serving import ROOT
+from tests.serving import ROOT, Server, free_port
 
 SMALL = ModelConfig(d_model=16, num_layers=2, num_heads=4, n_ctx=32, vocab_size=23)
 STEPS = 20
@@ -202,3 +203,38 @@ def check_saved(model: Path, output: Path, dtypes: dict[str, str]) -> None:
         assert half.dtypes[name] == {"float32": "F32", "bfloat16": "BF16"}[exact]
         rounded = torch.from_numpy(values).to(getattr(torch, exact)).float().numpy()
         assert np.array_equal(half.tensors[name], rounded)
+
+
+def test_a_lora_of_peft_is_merged_and_served(
+    tmp_path: Path, printed: Printed, noted: Noted
+) -> None:
+    """By a change of weights to the folder, by a delta of it, and by a server that is started."""
+    prompts = [problem.prompt for problem in islice(problems("held-out", 5), 4)]
+    folder, merged, delta = (tmp_path / name for name in ("demo", "merged", "delta"))
+    for_transformers(DEMO_MODEL, folder)
+    reply = printed("transformers_lora", str(folder), json.dumps(prompts), str(merged))
+    assert reply["losses"][1] < reply["losses"][0]
+    assert reply["adapted"] == reply["merged"] != reply["before"]
+    expected = [row[: row.index(1)] if 1 in row else row for row in reply["merged"]]
+    served = {name: value.detach() for name, value in load_model(folder).named_parameters()}
+    trained = read_model(merged)
+    changed = {
+        name for name, value in trained.tensors.items() if not np.array_equal(value, served[name])
+    }
+    assert {name.split(".")[2] for name in changed} == {
+        *("channel_mixing_layer", "token_mixing_layer"),
+    }
+    write_delta(folder, merged, delta)
+    flags = ("--num-slots=64", f"--admin-port={free_port()}")
+    for model, change in ((folder, merged), (folder, delta), (merged, None)):
+        with Server(model, *flags, engine_module="srm.engine", start_s=600) as server:
+            if change is not None:
+                changing = server.admin.post("/v1/admin/weights", json={"path": str(change)})
+                assert changing.status_code == 200, changing.text
+                assert changing.json()["fingerprint"] == trained.fingerprint
+            body = {"prompt": reply["token_ids"], "max_tokens": 16, "temperature": 0}
+            made = server.post(**body, return_token_ids=True).json()
+        sampled = [choice["token_ids"] for choice in made["choices"]]
+        assert [ids[:-1] if ids[-1] == 1 else ids for ids in sampled] == expected
+        assert made["system_fingerprint"] == trained.fingerprint
+    noted("peft", "`get_peft_model(all-linear)`, `merge_and_unload`; its folder served")

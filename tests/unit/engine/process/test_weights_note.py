@@ -14,11 +14,13 @@ from typing import Any
 from unittest.mock import Mock
 
 import msgspec
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from srm.engine import kept_model
-from srm.engine.errors import CheckpointError, EngineUnavailable, StoreFull
-from srm.engine.kept_model import FIRST, copies_of, copy_model, hold_model, unclaimed
+from srm.engine.errors import CheckpointError, EngineUnavailable, InvalidRequest, StoreFull
+from srm.engine.kept_model import FIRST, WEIGHTS, copies_of, copy_model, hold_model, unclaimed
 from srm.engine.messages import LoadWeights
 from srm.engine.process import weights_note
 from srm.engine.process.engine import Engine
@@ -26,6 +28,7 @@ from srm.engine.process.weight_reload import WeightReload
 from srm.engine.process.weights_note import Note, first_weights, read_note, started_folder
 from srm.engine.seal import unsealed
 from srm.engine.weights.checkpoint import load_checkpoint
+from srm.engine.weights.delta import write_delta
 from srm.engine.weights.random_model import write_random_model
 from srm.engine.wiring import EngineWiring
 from tests.attack.damage import flipped
@@ -88,7 +91,7 @@ def test_what_was_put_to_use_outlives_its_folder(
     spoil(new)
     assert begun(config) == ("tiny-1", 2)
     spoil(copies_of(config.weights_note) / "a")
-    with pytest.raises(CheckpointError, match=r"version 2, in use before this process.*new"):
+    with pytest.raises(CheckpointError, match=r"version 2, which was put to use.*new"):
         begun(config)
     new.mkdir(exist_ok=True)
     model_folder(new, 1)  # the folder itself is as good as its copy, if it is the same
@@ -132,6 +135,129 @@ def test_the_copy_before_goes_when_the_last_engine_has_changed(
         other.make()
         wait_until(lambda change=change: copies(config) == {change})  # type: ignore[misc]
     assert begun(config) == ("tiny-1", 3)
+
+
+@pytest.fixture
+def real(config: EngineWiring) -> EngineWiring:
+    """Of a model with weights in a file, in use."""
+    write_random_model(config.model, TINY)
+    begun(config)
+    return config
+
+
+def changed(base: Path, folder: Path, value: float) -> Path:
+    """A model that differs from `base` in one tensor, whose first number is this."""
+    shutil.copytree(base, folder)
+    tensors = load_file(base / WEIGHTS)
+    tensors["output_layer.weight"][0, 0] = value
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+    return folder
+
+
+def delta_of(base: Path, new: Path) -> Path:
+    folder = new.with_name(f"{new.name}-delta")
+    write_delta(base, new, folder)
+    assert (folder / WEIGHTS).stat().st_size < (new / WEIGHTS).stat().st_size / 2
+    return folder
+
+
+def test_of_a_delta_the_whole_weights_are_kept(real: EngineWiring, tmp_path: Path) -> None:
+    engine, note, last = engine_of(), Path(real.weights_note), real.model
+    for version, name in ((2, "a"), (3, "b")):
+        new = changed(last, tmp_path / name, version)
+        delta = delta_of(last, new)
+        staged(engine, note, delta, name).make()
+        shutil.rmtree(delta)
+        shutil.rmtree(last)
+        assert engine.status().fingerprint == load_checkpoint(new).fingerprint
+        assert begun(real) == (load_checkpoint(new).fingerprint, version)
+        last = new
+
+
+DeltaFault = Callable[[Path, EngineWiring], None]
+
+
+def rewritten(
+    tensors: Callable[[dict[str, Any]], object], metadata: dict[str, str] | None = None
+) -> DeltaFault:
+    def rewrite(delta: Path, config: EngineWiring) -> None:
+        content = load_file(delta / WEIGHTS)
+        tensors(content)
+        base = {"delta_of": load_checkpoint(config.model).fingerprint}
+        save_file(content, delta / WEIGHTS, base if metadata is None else metadata)
+
+    return rewrite
+
+
+def cut_short(delta: Path, _: EngineWiring) -> None:
+    (delta / WEIGHTS).write_bytes((delta / WEIGHTS).read_bytes()[:-1])
+
+
+def lose_the_base(_: Path, config: EngineWiring) -> None:
+    rewrite(config.model)
+    (config.model / WEIGHTS).unlink()
+
+
+NAME = "output_layer.weight"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (rewritten(len, {"delta_of": "0123456789abcdef"}), "delta of weights '0123456789abcdef', "
+         "and those in use are [0-9a-f]{16}: send a delta of these"),
+        (rewritten(len, {"delta_of": ""}), "delta of weights '', and"),
+        (rewritten(len, {"delta_of": "f" * 100_000}), "delta of weights 'f{63}…', and"),
+        (rewritten(len, {"format": "pt"}), r"is missing, like \d+ more; .*a delta names its"),
+        (rewritten(lambda t: t.update(other=t[NAME])), "1 tensor does not belong .* other"),
+        (rewritten(lambda t: t.update({NAME: t[NAME][1:]})), f"{NAME} has shape"),
+        (rewritten(lambda t: t.update({NAME: t[NAME].astype("f8")})), f"{NAME} is F64"),
+        (rewritten(lambda t: t[NAME].fill(np.nan)), f"{NAME} has values that are not finite"),
+        (cut_short, "not a whole safetensors file"),
+        (lose_the_base, "weights version 1, which was put to use, cannot be loaded again"),
+    ],
+)  # fmt: skip
+def test_a_delta_that_cannot_be_used_changes_nothing(
+    real: EngineWiring, tmp_path: Path, spoil: DeltaFault, message: str
+) -> None:
+    delta = delta_of(real.model, changed(real.model, tmp_path / "new", 2.0))
+    spoil(delta, real)
+    engine = engine_of()
+    with pytest.raises(InvalidRequest, match=message) as raised:
+        staged(engine, Path(real.weights_note), delta)
+    assert raised.value.param == "path" and "partial" not in raised.value.message
+    assert str(delta) in raised.value.message
+    wait_until(lambda: not copies(real))
+    assert engine.weights_version == 1
+
+
+def test_a_delta_of_nothing_is_the_same_model(real: EngineWiring, tmp_path: Path) -> None:
+    same = shutil.copytree(real.model, tmp_path / "same")
+    write_delta(real.model, same, tmp_path / "delta")
+    staged(engine_of(), Path(real.weights_note), tmp_path / "delta").make()
+    copied = load_checkpoint(copies_of(real.weights_note) / "a")
+    assert np.array_equal(copied.head, load_checkpoint(real.model).head)
+
+
+def test_a_delta_made_whole_leaves_room_for_results(
+    real: EngineWiring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delta = delta_of(real.model, changed(real.model, tmp_path / "new", 2.0))
+    size = (real.model / WEIGHTS).stat().st_size
+    free = Mock(free=kept_model.SPARE_BYTES + size - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    with pytest.raises(StoreFull):
+        staged(engine_of(), Path(real.weights_note), delta)
+    wait_until(lambda: not copies(real))
+
+
+def test_without_a_copy_of_its_base_a_delta_is_refused(tmp_path: Path) -> None:
+    write_random_model(tmp_path / "model", TINY)
+    delta = delta_of(tmp_path / "model", changed(tmp_path / "model", tmp_path / "new", 2.0))
+    reload = WeightReload(engine_of(), load, "")
+    reload.begin(LoadWeights("a", str(delta)))
+    with pytest.raises(InvalidRequest, match="is a delta"):
+        wait_until(reload.is_due)
 
 
 def test_a_change_that_is_dropped_leaves_no_copy(config: EngineWiring, tmp_path: Path) -> None:

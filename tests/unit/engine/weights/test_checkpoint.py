@@ -40,6 +40,17 @@ def test_half_precision_files_load(folder: Path, dtype: torch.dtype) -> None:
     assert np.array_equal(load_checkpoint(folder).embedding, expected)
 
 
+def test_metadata_may_be_null(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = msgspec.json.encode(
+        {"__metadata__": None} | msgspec.json.decode(content[8 : 8 + size])
+    )
+    path.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + size :])
+    assert load_checkpoint(folder).config == CONFIG
+
+
 def test_the_fingerprint_changes_with_weights_and_config(folder: Path) -> None:
     first = load_checkpoint(folder).fingerprint
     assert load_checkpoint(folder).fingerprint == first == inspect_model(folder)["fingerprint"]
