@@ -22,8 +22,7 @@ from statistics import median
 from typing import Any, Literal, NamedTuple
 
 import httpx
-from jsonschema import Draft202012Validator, FormatChecker
-from jsonschema.exceptions import best_match
+from jsonschema import Draft202012Validator, FormatChecker, exceptions
 from msgspec.structs import replace
 
 from bench.frame import Record, Settings, run, table
@@ -281,17 +280,24 @@ def sort_texts(texts: Counter[tuple[str, str]], schema: Json) -> Json:
             counts["invalid"] += count
             examples.append(text[:_SHOWN])
             broken.update(dict.fromkeys(keywords, count))
-    found = {"distinct": len(texts), "reasons": sorted(reasons), "examples": examples[:3]}
-    return counts | found | {"cut_examples": cut_examples[:1], "broken": broken}
+    shown = {"distinct": len(texts), "reasons": sorted(reasons), "examples": examples[:3]}
+    return counts | shown | {"cut_examples": cut_examples[:1], "broken": broken}
 
 
 def _broken_keywords(text: str, validator: Draft202012Validator) -> set[str]:
-    """Return the schema's keywords that a text breaks, the innermost ones of alternatives."""
+    """Return the schema's keywords that a text breaks, the innermost ones of alternatives.
+
+    Formats have their names behind them.
+    """
     try:
         errors = list(validator.iter_errors(json.loads(text)))
     except (ValueError, RecursionError):
         return {"not JSON"}
-    return {best_match([error]).validator for error in errors}
+    innermost = [exceptions.best_match([error]) for error in errors]
+    return {
+        f"format {error.validator_value}" if error.validator == "format" else error.validator
+        for error in innermost
+    }
 
 
 def draw_schema(rng: random.Random, depth: int = 0) -> Json:
@@ -418,5 +424,5 @@ def _compared(cases: list[Json]) -> Iterator[str]:
         (free, median),
     ):
         yield f"{1e3 * summed(measured):,.1f} ms" if measured else "—"
-    broken = sum((Counter(case["broken"]) for case in cases), Counter())
+    broken: Counter[str] = sum((Counter(case["broken"]) for case in cases), Counter())
     yield ", ".join(f"`{keyword}` {count:,}" for keyword, count in broken.most_common()) or "none"

@@ -51,10 +51,13 @@ def test_each_reply_is_of_one_kind(text: str, reason: str, kind: str) -> None:
 
 def test_invalid_texts_are_counted_by_the_innermost_keywords_that_they_break() -> None:
     kinds = {"a": {"anyOf": [{"type": "string", "maxLength": 2}, {"type": "null"}]}}
-    schema = {"properties": {**kinds, "b": {"minimum": 0}}, "required": ["a"]}
-    texts = {'{"a":"xyz","b":-1}': 2, '{"a":"xyz"}': 3, "{}": 4, '{"a"': 5, '{"a":null}': 6}
+    schema = {
+        "properties": {**kinds, "b": {"minimum": 0}, "c": {"format": "date"}},
+        "required": ["a"],
+    }
+    texts = {'{"a":"xyz","b":-1}': 2, '{"a":"xyz","c":"1"}': 3, "{}": 4, '{"a"': 5, '{"a":null}': 6}
     broken = sort_texts(Counter({(text, "stop"): n for text, n in texts.items()}), schema)["broken"]
-    assert broken == {"maxLength": 5, "minimum": 2, "required": 4, "not JSON": 5}
+    assert broken == {"maxLength": 5, "minimum": 2, "format date": 3, "required": 4, "not JSON": 5}
 
 
 def test_parts_of_texts_add_up_to_the_whole() -> None:
