@@ -91,6 +91,8 @@ def surroundings(environment: str, folder: Path) -> dict[str, str]:
     entries = {**os.environ, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
     if environment:
         entries["PATH"] = f"{folder / environment / 'bin'}:{entries.get('PATH', '')}"
+    else:  # our server is that of this tree, wherever it is started
+        entries["PYTHONPATH"] = str(ROOT)
     if environment == "llama":
         entries["LLAMA_CPP_LIB_PATH"] = str(folder / "llama" / "build" / "bin")
     return entries
@@ -117,19 +119,21 @@ def _make(peer: Peer, path: Path, folder: Path) -> None:
     shape = shape_of(peer.model)
     task = {"kind": shape.kind, "shape": shape.task(), "output": str(path)}
     tokenizer = folder / "models" / "tokenizer"
+    if not tokenizer.exists():
+        made = {"output": str(tokenizer), "vocab_size": VOCAB_SIZE, "n_ctx": N_CTX}
+        _program("torch", folder, PROGRAMS + "make_tokenizer", json.dumps(made))
     if shape.kind == "srm":
         sizes: dict[str, Any] = {
             "num_layers": LAYERS,
             "num_heads": HEADS,
             "n_ctx": N_CTX,
             "vocab_size": VOCAB_SIZE,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
         }
         write_random_model(path, ModelConfig(d_model=shape.d_model, **sizes))
-        return
-    if not tokenizer.exists():
-        made = {"output": str(tokenizer), "vocab_size": VOCAB_SIZE, "n_ctx": N_CTX}
-        _program("torch", folder, PROGRAMS + "make_tokenizer", json.dumps(made))
-    if peer.suffix == ".gguf":
+        shutil.copy(tokenizer / "tokenizer.json", path)
+    elif peer.suffix == ".gguf":
         task["tokenizer"] = str(tokenizer / "tokenizer.json")
         _program("llama", folder, PROGRAMS + "make_gguf", json.dumps(task))
     elif peer.suffix == ".pth":

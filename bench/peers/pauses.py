@@ -11,11 +11,9 @@ import httpx
 import numpy as np
 
 from bench.frame import Record
-from bench.host.serving import server
 from bench.peers.catalog import chosen
 from bench.peers.config import PeersConfig
-from bench.peers.making import make_model, surroundings
-from bench.peers.running import engine_version, placeholders
+from bench.peers.running import engine_version, serving_peer
 
 _TIMEOUT_S = 600.0
 _BETWEEN_S = 0.1
@@ -29,14 +27,7 @@ def vllm_pauses(folder: str, running: int, count: int, max_tokens: int) -> Recor
     (peer,) = chosen((_PEER,))
     config = PeersConfig(peers_dir=Path(folder))
     version = engine_version(peer, config)
-    values = placeholders(peer, config, make_model(peer, config.folder))
-    command = [part.format(**values) for part in peer.command]
-    variables = surroundings(peer.environment, config.folder) | peer.variables
-    variables["VLLM_SERVER_DEV_MODE"] = "1"  # or it has no such routes
-    port, ask = int(values["port"]), {"prompt": [1, 2, 3], "max_tokens": 2}
-    log = config.folder / "pauses.log"
-    with server(command, variables, port, ask, log, config.start_s):
-        url = f"http://127.0.0.1:{port}"
+    with serving_peer(peer, config, VLLM_SERVER_DEV_MODE="1") as url:  # or it has no such routes
         measured = asyncio.run(pauses_of(url, url, running, count, max_tokens))
     return {"engine": version, "model": peer.model, **measured}
 

@@ -10,6 +10,8 @@ import json
 import math
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -101,6 +103,27 @@ def engine_version(peer: Peer, config: PeersConfig) -> str:
     return f"{peer.package} {ran.stdout.strip()}"
 
 
+@contextmanager
+def serving_peer(peer: Peer, config: PeersConfig, *flags: str, **variables: str) -> Iterator[str]:
+    """Start a peer's server with these flags and variables too, yield its base URL, and end it.
+
+    Its log is beside its environment. Raises ConfigError.
+    """
+    values = placeholders(peer, config, make_model(peer, config.folder))
+    command = [*(part.format(**values) for part in peer.command), *flags]
+    around = surroundings(peer.environment, config.folder) | peer.variables | variables
+    port, log = int(values["port"]), config.folder / f"{peer.name}.log"
+    with server(command, around, port, _probe(peer, values), log, config.start_s):
+        yield f"http://127.0.0.1:{port}"
+
+
+def _probe(peer: Peer, values: dict[str, str]) -> dict[str, Any]:
+    """Return the body of a completion that only a server that is ready answers."""
+    prompt = "a b c" if peer.has_text else 3 * [FIRST_TOKEN]
+    served = peer.served.format(**values) or peer.model
+    return {"model": served, "prompt": prompt, "max_tokens": _PROBE_TOKENS}
+
+
 def _measure_server(
     peer: Peer,
     config: PeersConfig,
@@ -112,15 +135,13 @@ def _measure_server(
     folder = (config.results / peer.name).absolute()
     variables = surroundings(peer.environment, config.folder) | peer.variables
     port = int(values["port"])
-    served = peer.served.format(**values) or peer.model
-    prompt = "a b c" if peer.has_text else 3 * [FIRST_TOKEN]
-    ask = {"model": served, "prompt": prompt, "max_tokens": _PROBE_TOKENS}
+    ask = _probe(peer, values)
     with server(command, variables, port, ask, folder / "server.log", config.start_s) as process:
         watch.pid = process.pid
         deadline = time.monotonic() + config.timeout_s
         text = config.folder / "models" / "tokenizer" / "tokenizer.json"
         asked = {
-            "served_model_name": served,
+            "served_model_name": ask["model"],
             "prompt_tokens": str(config.prompt_tokens),
             "output_tokens": str(config.output_tokens),
             "temperature": 0.0,

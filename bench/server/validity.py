@@ -2,6 +2,8 @@
 
 Schemas are drawn from the kinds that programs send. Every distinct text is checked by `jsonschema`,
 which neither server nor masks use. Any server can be asked that takes a schema in a completion.
+Other engines are started in turn and asked for the same, as is srm with a model of theirs: of the
+same shape and tokenizer, with random weights.
 """
 
 from __future__ import annotations
@@ -12,17 +14,23 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal
+from statistics import median
+from typing import Any, Literal, NamedTuple
 
 import httpx
-from jsonschema import Draft202012Validator, FormatChecker
+from jsonschema import Draft202012Validator, FormatChecker, exceptions
+from msgspec.structs import replace
 
 from bench.frame import Record, Settings, run, table
 from bench.host.serving import serving
+from bench.peers.catalog import chosen
+from bench.peers.config import PeersConfig
+from bench.peers.running import engine_version, serving_peer
+from bench.peers.shapes import VOCAB_SIZE
 from srm.engine.config import DEMO_MODEL, Dtype
 
 Json = dict[str, Any]
@@ -35,11 +43,42 @@ FIELDS: dict[str, Callable[[Json], Json]] = {
     "json_schema": lambda schema: {"json_schema": schema},
 }
 """Make the part of a body that carries a schema, by the name of the field that the server reads."""
+
+
+class AskedPeer(NamedTuple):
+    """A server beside ours."""
+
+    name: str
+    """Its name in bench/peers/catalog.toml."""
+    field: Literal["structured_outputs", "json_schema"]
+    """Its field, of FIELDS."""
+    flags: tuple[str, ...] = ()
+    """Further flags of its command."""
+    note: str = ""
+    """What these mean."""
+
+
+_COMPACT = (
+    "--structured-outputs-config",
+    '{"backend": "xgrammar", "disable_any_whitespace": true}',
+)
+"""By default vLLM's grammars allow any whitespace, which random weights seldom end."""
+PEERS = (
+    AskedPeer("srm-512-http", "structured_outputs"),
+    AskedPeer("vllm-http", "structured_outputs"),
+    AskedPeer("vllm-http", "structured_outputs", _COMPACT, " (xgrammar, no whitespace)"),
+    AskedPeer("llama-server-http", "json_schema"),
+)
+"""The servers that are asked one after the other."""
+_AT_ONCE = 256
+"""Requests that are open at once at a peer, of one completion each: all of these take as many."""
 _FORMATS = ("date", "uuid", "ipv4", "email")
 _PATTERNS = ("^[A-Z]{2}[0-9]{3}$", "^(a|b)+$", "^[0-9]{4}-[0-9]{2}$")
 _TIMEOUT_S = 3_600.0
 _CHECKED_AT_ONCE = 1_000
 """Texts that a process checks at a time."""
+_SHOWN = 400
+"""Characters of an example in a record."""
 
 
 class ValidityConfig(Settings, frozen=True, forbid_unknown_fields=True):
@@ -69,6 +108,19 @@ class ValidityConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Tokens of each completion, at most."""
     seed: int = 0
     """Draws the schemas."""
+    peers_dir: str = ""
+    """Folder of `python -m bench.peers setup`, whose vLLM and llama.cpp are asked too, and srm with
+    a model like theirs; empty: they are left out."""
+    peer_samples: int = 100
+    """Completions of each schema that each of these is asked for."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.peers_dir and (self.device, self.dtype == "float8") != ("cpu", False):
+            raise ValueError(
+                "peers_dir needs device cpu and dtype float32 or bfloat16, "
+                f"got {self.device} and {self.dtype}"
+            )
 
 
 def main(argv: list[str]) -> int:
@@ -79,14 +131,44 @@ def main(argv: list[str]) -> int:
 def measure(config: ValidityConfig) -> Record:
     """Return what became of each schema's samples."""
     schemas = [draw_schema(random.Random(f"{config.seed} {k}")) for k in range(config.schemas)]
-    with (
-        ProcessPoolExecutor(mp_context=get_context("forkserver")) as checkers,
-        _server(config) as url,
-        httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client,
-    ):
+    with ProcessPoolExecutor(mp_context=get_context("forkserver")) as checkers:
+        # First, so that what cannot be started ends the run before its longest part.
+        asked = PEERS if config.peers_dir else ()
+        peers = [_measure_peer(each, schemas, config, checkers) for each in asked]
+        with _server(config) as url:
+            return {"cases": _measure_server(url, schemas, config, checkers), "peers": peers}
+
+
+def _measure_peer(
+    asked: AskedPeer, schemas: list[Json], config: ValidityConfig, checkers: ProcessPoolExecutor
+) -> Json:
+    """Start a peer and return its engine, its model and its cases."""
+    (peer,) = chosen((asked.name,))
+    engines = PeersConfig(
+        peers_dir=Path(config.peers_dir),
+        dtype="float32" if config.dtype == "float32" else "bfloat16",
+    )
+    version = engine_version(peer, engines)
+    sizes = {"samples": config.peer_samples, "completions": 1, "concurrency": _AT_ONCE}
+    with serving_peer(peer, engines, *asked.flags) as url:
+        config = replace(config, field=asked.field, **sizes)
+        cases = _measure_server(url, schemas, config, checkers)
+    return {"engine": f"{peer.engine}, {version}{asked.note}", "model": peer.model, "cases": cases}
+
+
+def _measure_server(
+    url: str, schemas: list[Json], config: ValidityConfig, checkers: ProcessPoolExecutor
+) -> list[Json]:
+    """Ask a server for the samples of each schema, and return what became of these."""
+    limits = httpx.Limits(max_connections=None)
+    with httpx.Client(base_url=url, timeout=_TIMEOUT_S, limits=limits) as client:
         (model,) = (entry["id"] for entry in client.get("/v1/models").json()["data"][:1])
-        cases = [_measure_schema(client, model, schema, config, checkers) for schema in schemas]
-    return {"cases": cases}
+        body = {"model": model, "prompt": config.prompt, "max_tokens": config.max_tokens}
+        # Some servers leave out unlikely tokens by default.
+        body |= {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        other = draw_schema(random.Random(f"{config.seed} first"))
+        _first_token_s(client, body | FIELDS[config.field](other))  # loads what schemas need
+        return [_measure_schema(client, body, schema, config, checkers) for schema in schemas]
 
 
 @contextmanager
@@ -101,32 +183,32 @@ def _server(config: ValidityConfig) -> Iterator[str]:
 
 def _measure_schema(
     client: httpx.Client,
-    model: str,
+    body: Json,
     schema: Json,
     config: ValidityConfig,
     checkers: ProcessPoolExecutor,
 ) -> Json:
+    constrained = body | FIELDS[config.field](schema)
+    asked = {"new": constrained, "again": constrained, "free": body}
+    first_token_s = {name: _first_token_s(client, each) for name, each in asked.items()}
     sizes = [config.completions] * (config.samples // config.completions)
     if config.samples % config.completions:
         sizes.append(config.samples % config.completions)
-    body = {"model": model, "prompt": config.prompt, "max_tokens": config.max_tokens}
-    body |= {"temperature": 1.0, **FIELDS[config.field](schema)}
     before, began = _constrained_rows(client), time.monotonic()
     with ThreadPoolExecutor(config.concurrency) as threads:
-        ask = partial(_ask, client, body)
+        ask = partial(_ask, client, constrained)
         replies = list(threads.map(ask, range(len(sizes)), sizes))
     seconds = time.monotonic() - began
     texts: Counter[tuple[str, str]] = Counter()
     for reply, count in zip(replies, sizes, strict=True):
-        if reply.is_success:
-            texts.update(
-                (choice["text"], choice["finish_reason"]) for choice in reply.json()["choices"]
-            )
+        if isinstance(reply, str):
+            texts["", reply] += count
         else:
-            texts["", f"{reply.status_code}: {reply.text[:300]}"] += count
+            texts.update((each["text"], str(each["finish_reason"])) for each in reply["choices"])
     rows = {way: count - before.get(way, 0) for way, count in _constrained_rows(client).items()}
-    tokens = sum(r.json()["usage"]["completion_tokens"] for r in replies if r.is_success)
+    tokens = sum(r["usage"]["completion_tokens"] for r in replies if not isinstance(r, str))
     case = {"schema": schema, "seconds": seconds, "tokens": tokens, "rows": rows}
+    case["first_token_s"] = first_token_s
     counted, step = list(texts.items()), _CHECKED_AT_ONCE
     parts = [Counter(dict(counted[at : at + step])) for at in range(0, len(counted), step)]
     return case | add_sorted(checkers.map(partial(sort_texts, schema=schema), parts))
@@ -137,11 +219,31 @@ def add_sorted(parts: Iterable[Json]) -> Json:
     first, *others = parts
     for other in others:
         first = {name: first[name] + other[name] for name in first}
-    return first | {"reasons": sorted({*first["reasons"]}), "examples": first["examples"][:3]}
+    first |= {"examples": first["examples"][:3], "cut_examples": first["cut_examples"][:1]}
+    return first | {"reasons": sorted({*first["reasons"]})}
 
 
-def _ask(client: httpx.Client, body: Json, seed: int, n: int) -> httpx.Response:
-    return client.post("/v1/completions", json=body | {"seed": seed, "n": n})
+def _ask(client: httpx.Client, body: Json, seed: int, n: int) -> Json | str:
+    """Return the reply, or why there is none."""
+    try:
+        reply = client.post("/v1/completions", json=body | {"seed": seed, "n": n})
+    except httpx.HTTPError as error:  # a server that dies under a schema is a finding too
+        return f"{type(error).__name__}: {error}"
+    return reply.json() if reply.is_success else f"{reply.status_code}: {reply.text[:300]}"
+
+
+def _first_token_s(client: httpx.Client, body: Json) -> float | None:
+    """Return the seconds until a stream's first text, then end it; None if none comes."""
+    began = time.perf_counter()
+    with (
+        suppress(httpx.HTTPError),
+        client.stream("POST", "/v1/completions", json=body | {"stream": True}) as reply,
+    ):
+        for line in reply.iter_lines():
+            choices = json.loads(line[6:]).get("choices") if line.startswith("data: {") else None
+            if choices and choices[0]["text"]:
+                return time.perf_counter() - began
+    return None
 
 
 def _constrained_rows(client: httpx.Client) -> dict[str, int]:
@@ -158,31 +260,44 @@ def sort_texts(texts: Counter[tuple[str, str]], schema: Json) -> Json:
     """Return how many texts are valid, invalid, cut by their length, and refused, by reason.
 
     `texts` counts pairs of a text and its finish reason; another reason than `stop` and `length`
-    is a refusal.
+    is a refusal. `broken` counts the invalid ones by the keywords that they break.
     """
     validator = Draft202012Validator(schema, format_checker=FormatChecker(_FORMATS))
     counts = {"valid": 0, "invalid": 0, "cut": 0, "refused": 0}
     reasons: set[str] = set()
-    examples = []
+    broken: Counter[str] = Counter()
+    examples, cut_examples = [], []
     for (text, reason), count in texts.items():
         if reason not in {"stop", "length"}:
             reasons.add(reason)
             counts["refused"] += count
-        elif _is_valid(text, validator):
+        elif not (keywords := _broken_keywords(text, validator)):
             counts["valid"] += count
         elif reason == "length":
             counts["cut"] += count
+            cut_examples.append(text[:_SHOWN])
         else:
             counts["invalid"] += count
-            examples.append(text)
-    return counts | {"distinct": len(texts), "reasons": sorted(reasons), "examples": examples[:3]}
+            examples.append(text[:_SHOWN])
+            broken.update(dict.fromkeys(keywords, count))
+    shown = {"distinct": len(texts), "reasons": sorted(reasons), "examples": examples[:3]}
+    return counts | shown | {"cut_examples": cut_examples[:1], "broken": broken}
 
 
-def _is_valid(text: str, validator: Draft202012Validator) -> bool:
+def _broken_keywords(text: str, validator: Draft202012Validator) -> set[str]:
+    """Return the schema's keywords that a text breaks, the innermost ones of alternatives.
+
+    Formats have their names behind them.
+    """
     try:
-        return bool(validator.is_valid(json.loads(text)))
-    except ValueError:
-        return False
+        errors = list(validator.iter_errors(json.loads(text)))
+    except (ValueError, RecursionError):
+        return {"not JSON"}
+    innermost = [exceptions.best_match([error]) for error in errors]
+    return {
+        f"format {error.validator_value}" if error.validator == "format" else error.validator
+        for error in innermost
+    }
 
 
 def draw_schema(rng: random.Random, depth: int = 0) -> Json:
@@ -258,7 +373,28 @@ def markdown(record: Record) -> list[str]:
         " | ".join([way, str(len(cases)), *_totals(cases)]) for way, cases in sorted(groups.items())
     ]
     rows.append(" | ".join(["all", str(len(record["cases"])), *_totals(record["cases"])]))
-    return table(heads, rows)
+    lines = table(heads, rows)
+    if not record["peers"]:
+        return lines
+    settings = record["settings"]
+    name = settings["url"] or f"srm serve, {Path(settings['model']).name}"
+    heads = (
+        "server | samples | valid | invalid | cut by length | refused | tok/s | valid of whole"
+        " | compiling, p50 | longest | first token, known schema | none | invalid ones break"
+    )
+    servers = {name: record["cases"]} | {
+        f"{peer['engine']}, {peer['model']}": peer["cases"] for peer in record["peers"]
+    }
+    rows = [f"{name} | {' | '.join(_compared(cases))}" for name, cases in servers.items()]
+    return [
+        *lines,
+        "",
+        f"Peers have random weights and a tokenizer of {VOCAB_SIZE:,} tokens, {name} its own; they "
+        f"get requests of one completion, at most {_AT_ONCE} at once and of one schema. Compiling: "
+        "the time to the first token of a schema's first request, less that of the second.",
+        "",
+        *table(heads, rows),
+    ]
 
 
 def _way(case: Json) -> str:
@@ -272,3 +408,21 @@ def _totals(cases: list[Json]) -> Iterator[str]:
     sums = [sum(case[name] for case in cases) for name in ("valid", "invalid", "cut", "refused")]
     yield from (f"{number:,}" for number in (sum(sums), *sums))
     yield f"{sum(case['tokens'] for case in cases) / sum(case['seconds'] for case in cases):,.0f}"
+
+
+def _compared(cases: list[Json]) -> Iterator[str]:
+    yield from _totals(cases)
+    valid, invalid = (sum(case[name] for case in cases) for name in ("valid", "invalid"))
+    yield f"{valid / (valid + invalid):.2%}" if valid + invalid else "—"
+    times = [case["first_token_s"] for case in cases if None not in case["first_token_s"].values()]
+    compiling = [time["new"] - time["again"] for time in times]
+    again, free = ([time[name] for time in times] for name in ("again", "free"))
+    for measured, summed in (
+        (compiling, median),
+        (compiling, max),
+        (again, median),
+        (free, median),
+    ):
+        yield f"{1e3 * summed(measured):,.1f} ms" if measured else "—"
+    broken: Counter[str] = sum((Counter(case["broken"]) for case in cases), Counter())
+    yield ", ".join(f"`{keyword}` {count:,}" for keyword, count in broken.most_common()) or "none"
