@@ -57,7 +57,8 @@ DIFFERENCES = (
     "What differs: TRL computes all rows, `srm train grpo` leaves out groups whose rewards are all "
     "equal, which have no gradient. TRL pads prompts on their left and has shuffled micro-batches; "
     "ours have rows of like length. TRL's weights go to the server through a folder, ours within "
-    "the process; both are counted as waiting. `srm train grpo` draws its samples by its seed. The "
+    "the process; both are counted as waiting, and of `srm train grpo` what judging takes too. It "
+    "alone puts λ back into its range after an update, and draws its samples by its seed: the "
     "server draws a seed for each prompt of TRL, whose runs are therefore new ones each time."
 )
 
@@ -289,15 +290,13 @@ def page(config: TrainersConfig, results: Results) -> list[str]:
         solved_rows.append(row)
     for case in (TRL, SRM):
         seeds = results[case]
-        seconds, waited = (
-            [value for seed in seeds for value in seed[member]] for member in ("seconds", "waited")
-        )
+        seconds, waited = ([median(seed[name]) for seed in seeds] for name in ("seconds", "waited"))
         shares = [sum(seed["waited"]) / sum(seed["seconds"]) for seed in seeds]
         rewards = (
             f"{mean(mean(seed['rewards'][part]) for seed in seeds):.3f}"
             for part in (slice(AVERAGED), slice(-AVERAGED, None))
         )
-        row = [case, f"{median(seconds):.2f}", f"{median(waited):.2f}"]
+        row = [case, *(", ".join(f"{value:.2f}" for value in each) for each in (seconds, waited))]
         row += [f"{mean(shares):.0%} ({min(shares):.0%} … {max(shares):.0%})"]
         row += [f"{mean(mean(seed['tokens']) for seed in seeds):,.0f}", *rewards]
         row += [f"{mean(mean(seed['mixed']) for seed in seeds):.0%}"]
@@ -305,7 +304,7 @@ def page(config: TrainersConfig, results: Results) -> list[str]:
     versions = results[TRL][0]
     heads = ["after", "held-out pass@1", "gained", "by seed"]
     heads += ["pass@1 of those learned from", "gained", "by seed"]
-    times = ["trainer", "s an update, median", "of it waiting, median", "share that waits"]
+    times = ["trainer", "s an update, median by seed", "of it waiting", "share that waits"]
     times += ["tokens sampled an update", f"reward of the first {AVERAGED}", f"last {AVERAGED}"]
     rows = config.questions * config.rollouts
     return [

@@ -43,7 +43,10 @@ def test_the_page_has_what_was_learned_and_what_it_took() -> None:
     text = "\n".join(page(TrainersConfig(seeds=(0, 1)), RESULTS))
     assert "| TRL | 0.6000 | +0.4000 ± 0.0000 | 0.5000, 0.7000 | 0.8000 | +0.6000" in text
     assert "| start | 0.2000 | – | – | 0.2000 | – | – |" in text
-    assert "| srm train grpo | 3.00 | 1.00 | 33% (33% … 33%) | 60 | 0.500 | 0.500 | 75% |" in text
+    assert (
+        "| srm train grpo | 3.00, 3.00 | 1.00, 1.00 | 33% (33% … 33%) | 60 | 0.500 | 0.500 | 75% |"
+        in text
+    )
 
 
 @pytest.mark.parametrize(
