@@ -42,6 +42,7 @@ from srm.training.grpo.record import JsonLinesFile, Update
 from srm.training.harness.served import free_port, served
 from srm.training.problems.drawn import problems
 from srm.training.schedule import LAMBDA, Schedule
+from srm.training.statistics.coverage import Floats
 from srm.training.text.whole_files import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -247,9 +248,10 @@ def check_environment(config: TrainersConfig) -> None:
         )
 
 
-def right_shares(results: list[Numbers], member: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+def right_shares(results: list[Numbers], member: str) -> Floats:
     """Return f64[seeds, problems], the share of samples that are right."""
-    return np.array([result[member] for result in results]) / results[0]["samples"]
+    shares: Floats = np.array([result[member] for result in results]) / results[0]["samples"]
+    return shares
 
 
 def difference(results: Results, member: str) -> tuple[float, float]:
