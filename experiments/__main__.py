@@ -12,6 +12,7 @@ from srm.server.commands.standard_output import INTERRUPTED
 EXPERIMENTS = (
     *("mixers", "baselines", "matrices", "scaling", "forms", "throughput"),
     *("copying", "capacity", "memory", "information", "finetuning", "grpo", "rollouts", "coverage"),
+    "trainers",
 )
 """Modules beside this one, each imported only when asked for: some need MAX and others do not."""
 

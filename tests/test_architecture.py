@@ -99,7 +99,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "experiments": (
         *("engine", "engine.weights", "training", "training.text", "experiments.harness"),
         *("training.questions", "training.statistics", "training.finetuning", "training.grpo"),
-        *("training.baselines", "training.problems"),
+        *("training.baselines", "training.problems", "training.harness"),
     ),
     "deploy": ("server", "server.supervise", "engine"),
     "deploy.ray": (

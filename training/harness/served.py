@@ -21,12 +21,11 @@ _STOP_S = 60.0
 
 
 @contextmanager
-def served(model: Path) -> Iterator[str]:
+def served(model: Path, *flags: str) -> Iterator[str]:
     """Serve a folder on this machine alone and yield the server's address. Raises SRMError if it
     does not start; it says why on standard error."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-    command = [sys.executable, "-m", "srm", "serve", str(model), f"--port={port}"]
+    port = free_port()
+    command = [sys.executable, "-m", "srm", "serve", str(model), f"--port={port}", *flags]
     with subprocess.Popen([*command, "--log-level=warning"], stdout=sys.stderr) as process:
         try:
             url = f"http://127.0.0.1:{port}"
@@ -38,6 +37,13 @@ def served(model: Path) -> Iterator[str]:
                 process.wait(_STOP_S)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def free_port() -> int:
+    """Return a port of this machine that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def _wait(process: subprocess.Popen[bytes], url: str) -> None:
