@@ -111,7 +111,14 @@ attack: .venv/dev  ## half an hour of random requests, kills, full disks, flippe
 	.venv-verifiers/bin/pip install --progress-bar on --no-deps --require-hashes -r requirements-verifiers.lock
 	@touch $@
 
-test-clients: .venv/dev .venv-clients/ready .venv-agents/ready .venv-verifiers/ready  ## other people's clients against a server, in venvs of their own; writes docs/clients-called.md
+.venv-ray/ready: requirements-ray.lock requirements-torch.lock
+	$(PYTHON) -m venv .venv-ray
+	@echo "Installing Ray, and verl, which is made of it and asks for an older transformers (0.5 GB with torch for a CPU, once) ..."
+	.venv-ray/bin/pip install --progress-bar on --no-deps --require-hashes -r requirements-ray.lock
+	.venv-ray/bin/pip install --progress-bar on -r requirements-torch.lock
+	@touch $@
+
+test-clients: .venv/dev .venv-clients/ready .venv-agents/ready .venv-verifiers/ready .venv-ray/ready  ## other people's clients against a server, in venvs of their own; writes docs/clients-called.md
 	CLIENTS_TABLE=1 $(BIN)/python -m pytest -m clients
 
 kernels: .venv/dev  ## compiles every op for an H100 or H200, without one, and shows registers and spills
@@ -207,4 +214,4 @@ wheel: .venv/dev graphs  ## the wheel with the bundled model's graphs, in dist/
 check: lint types docs test kernels  ## what CI runs: lint, types, docs, tests, kernels
 
 clean:  ## removes environments, builds and caches
-	rm -rf .venv .venv-clients .venv-agents .venv-verifiers .venv-docs .venv-locks .venv-deploy .venv-image .venv-storage build dist graphs site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-clients .venv-agents .venv-verifiers .venv-ray .venv-docs .venv-locks .venv-deploy .venv-image .venv-storage build dist graphs site .pytest_cache .mypy_cache .ruff_cache

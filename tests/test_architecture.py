@@ -115,7 +115,7 @@ MAY_IMPORT_LIBRARY = {
     "transformers": ("training.huggingface", "bench.peers.programs"),
     "max": ("engine.device", "bench.engine", "bench.gpu", "bench.peaks"),
     "torch": ("training", "experiments", "bench.model"),
-    "ray": ("deploy.ray", "bench.ray"),
+    "ray": ("deploy.ray", "bench.ray", "srm.verl"),
     "llguidance": ("engine.constraints", "server.text.constraint_process"),
     "tokenizers": (
         "server",

@@ -1,8 +1,8 @@
 """The demo model served by the real engine, and programs of other people's clients to ask it.
 
-They run in `.venv-clients`, those of agents in `.venv-agents`, and verifiers in
-`.venv-verifiers`. `make test-clients` makes all three: what they need does not have to agree with
-what we need. Nothing is fetched: they are told that they are offline.
+They run in `.venv-clients`, those of agents in `.venv-agents`, verifiers in `.venv-verifiers`, Ray
+and verl in `.venv-ray`. `make test-clients` makes all four: what they need does not have to agree
+with what we need. Nothing is fetched: they are told that they are offline.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ from tests.serving import Server
 BIN = Path(os.environ.get("CLIENTS_VENV", table.CLIENTS)) / "bin"
 """CLIENTS_VENV runs them with other versions, as tests of transformers do with its oldest."""
 AGENTS_PYTHON = str(table.AGENTS / "bin" / "python")
-PYTHONS = {"agents": AGENTS_PYTHON, "verifiers": str(table.VERIFIERS / "bin" / "python")}
+RAY_PYTHON = str(table.RAY / "bin" / "python")
+PYTHONS = {
+    "agents": AGENTS_PYTHON,
+    "verifiers": str(table.VERIFIERS / "bin" / "python"),
+    "ray": RAY_PYTHON,
+}
 """By the folder of the programs that they run; others are run by .venv-clients."""
 PROGRAMS = Path(__file__).parent / "programs"
 OFFLINE = (
@@ -138,7 +143,7 @@ def run_client(folder: Path, program: str, *arguments: str, **variables: str) ->
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1800,  # of a hang
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3_000:] + done.stderr[-5_000:]

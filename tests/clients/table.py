@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from tests.serving import ROOT
 
-CLIENTS, AGENTS, VERIFIERS = (ROOT / f".venv-{name}" for name in ("clients", "agents", "verifiers"))
+VENVS = [ROOT / f".venv-{name}" for name in ("clients", "agents", "verifiers", "ray")]
+CLIENTS, AGENTS, VERIFIERS, RAY = VENVS
 NODE = AGENTS / "node"
 PAGE = ROOT / "docs" / "clients-called.md"
 _TABLE = re.compile(
@@ -29,11 +30,7 @@ class Row(NamedTuple):
 
 def version(package: str) -> str:
     """That of an installed package, of Python or of Node."""
-    sites = [
-        str(site)
-        for venv in (CLIENTS, AGENTS, VERIFIERS)
-        for site in venv.glob("lib/*/site-packages")
-    ]
+    sites = [str(site) for venv in VENVS for site in venv.glob("lib/*/site-packages")]
     for installed in distributions(name=package, path=sites):
         return installed.version
     shown: str = json.loads((NODE / "node_modules" / package / "package.json").read_text())[
