@@ -214,6 +214,14 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
 
+def check_max_logprobs(max_logprobs: int) -> None:
+    """Raise ValueError for a setting that no vocabulary allows."""
+    if max_logprobs < 1 and max_logprobs != -1:
+        raise ValueError(
+            f"max_logprobs must be at least 1, or -1 for the whole vocabulary, got {max_logprobs}"
+        )
+
+
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the engine runs."""
 
@@ -253,7 +261,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Largest fraction of a step with prompts that prompts take from running sequences; their first
     tokens come first."""
     max_logprobs: int = MAX_LOGPROBS
-    """Most alternatives to a token that may be asked for, up to the vocabulary. Each costs a
+    """Most alternatives to a token that may be asked for; -1: the whole vocabulary. Each costs a
     search of it, and other numbers than 20 a compile."""
     max_waiting: int = 100_000
     """Most sequences that wait for a slot; a request beyond them is refused with 503."""
@@ -295,13 +303,14 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if not 0 < getattr(self, name) <= 1:  # nor NaN
                 raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
         for least, names in (
-            (1, ("prefix_slots", "max_logprobs", "max_waiting", "max_waiting_bytes")),
+            (1, ("prefix_slots", "max_waiting", "max_waiting_bytes")),
             (0, ("max_slots", "max_step_rows", "max_step_tokens", "max_parked_bytes")),
             (0, ("drain_s", "request_timeout_s", "snapshot_interval_s", "snapshot_s")),
         ):
             for name in names:
                 if not getattr(self, name) >= least:  # nor NaN
                     raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        check_max_logprobs(self.max_logprobs)
         if self.devices and self.device == "cpu":
             raise ValueError(
                 f"devices must be empty where device is cpu, got {self.devices}; use device = gpu"
@@ -337,14 +346,16 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         With float8 it is that of the channel mixers, and all else is bfloat16."""
         return AUTO_DTYPES[self.device] if self.dtype == "auto" else self.dtype
 
-    def check_logprobs(self, model: ModelConfig) -> None:
-        """Raise ConfigError for more alternatives than there are tokens, or the default."""
+    def logprobs_limit(self, model: ModelConfig) -> int:
+        """Most alternatives to a token: as set, or all tokens where the setting is -1. Raises
+        ConfigError for more than there are tokens, or the default."""
         most = max(model.vocab_size, MAX_LOGPROBS)
         if self.max_logprobs > most:
             raise ConfigError(
                 f"max_logprobs must be at most {most} where the vocabulary has {model.vocab_size} "
                 f"tokens, got {self.max_logprobs}"
             )
+        return model.vocab_size if self.max_logprobs == -1 else self.max_logprobs
 
     def step_limits(self, model: ModelConfig) -> tuple[int, int]:
         """Most rows and most tokens of a step: as set, or chosen where the setting is 0; then rows

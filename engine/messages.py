@@ -6,7 +6,7 @@ makes a Python object per token.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -116,6 +116,29 @@ class SamplingParams(
     prompt_logprobs_start: int = 0
     """First prompt token that is scored; below 0 it counts from the end. What is before it may
     begin from a kept state."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """If any are given, send the log-probabilities of these tokens in each sampled token's place,
+    in this order, and not of the likeliest; each once, at most max_logprobs. `logprobs` is how
+    many they are."""
+    prompt_logprob_token_ids: tuple[int, ...] = ()
+    """The same for each prompt token that is scored; `prompt_logprobs` is how many they are."""
+
+
+NAMED = {"logprobs": "logprob_token_ids", "prompt_logprobs": "prompt_logprob_token_ids"}
+"""Numbers of alternatives, and what names them."""
+_Asked = TypeVar("_Asked", bound=msgspec.Struct)
+
+
+def count_alternatives(asked: _Asked, vocab_size: int) -> _Asked:
+    """Return SamplingParams, or a request with the same fields of NAMED, with the number of
+    alternatives in place of -1, which is all tokens, and beside tokens that are named."""
+    counts = {}
+    for name, named in NAMED.items():
+        if token_ids := getattr(asked, named):
+            counts[name] = len(token_ids)
+        elif getattr(asked, name) == -1:
+            counts[name] = vocab_size
+    return msgspec.structs.replace(asked, **counts) if counts else asked
 
 
 MIN_WEIGHT, MAX_WEIGHT = 1e-3, 1e3
@@ -288,7 +311,7 @@ class Output(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """int32[tokens], for the prompt and with alternatives: 1 is the likeliest, ties go by id."""
     top_ids: bytes = b""
     """int32[tokens, k] where k alternatives were asked for: the likeliest tokens in each one's
-    place, the likeliest first, ties by id; -1 where the vocabulary has no more."""
+    place, the likeliest first, ties by id; -1 where the vocabulary has no more. Or those named."""
     top_logprobs: bytes = b""
     """float32[tokens, k]: log-probabilities of `top_ids`, under the same distribution."""
     versions: bytes = b""

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-SCORES_OF_ANY = (
-    "POST /v1/completions with max_tokens = 0 and prompt_logprobs = 0 scores the token that a "
-    "prompt ends with, whichever it is; max_logprobs lets a request ask for the whole vocabulary"
-)
 _FOLDERS = (
     "weights are read from folders: write one and send POST /update_weights "
     '{"weight_dir": …} or POST /update_weights_from_disk {"model_path": …}'
@@ -63,8 +59,9 @@ ROUTES: dict[str, str] = {
 }
 """By path, and by no path that this server answers."""
 FIELDS: dict[str, str] = {
-    "logprob_token_ids": SCORES_OF_ANY,
-    "token_ids_logprob": SCORES_OF_ANY,
+    "logprob_token_ids": "POST /v1/completions and /v1/chat/completions have it; in POST /generate "
+    "token_ids_logprob is its name",
+    "token_ids_logprob": "logprob_token_ids is its name here, and this that of POST /generate",
     "logprob_start_len": "prompt_logprobs_start is its name here, and counts one more",
     "prompt_logprobs_last_n": "prompt_logprobs_start = -n is its name here",
     "max_new_tokens": "max_tokens is its name here, and max_new_tokens that of POST /generate",

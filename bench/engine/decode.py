@@ -45,6 +45,7 @@ def prefill_rows(token_ids: I32, position: int = 0, slots: I32 | None = None) ->
         targets=FOLLOWING,
         score_rows=NOTHING,
         num_top=NOTHING,
+        named=NOTHING,
     )
 
 

@@ -155,7 +155,7 @@ class Feeds:
         """Return inputs that score the sampled token of every row."""
         likeliest = np.full(rows, min(TOP, self._model.vocab_size), np.int32)
         sampled = [_sampling(rows), _slots(rows), self._tokens(rows), _zeros(1)]
-        return [self._logits(rows), *sampled, _slots(rows), likeliest]
+        return [self._logits(rows), *sampled, _slots(rows), likeliest, _zeros(1)]
 
     def _middle(self, rows: int) -> I32:
         return np.full(rows, self._model.n_ctx // 2, np.int32)

@@ -208,7 +208,11 @@ _TABLE: dict[str, _Dense | tuple[str, Callable[..., Any], Callable[..., list[Arr
     "constrain": (_CONSTRAINED, kernels.constrain, Feeds.constrain),
     "sample": (_SAMPLED, kernels.sample, Feeds.sample),
     "sample_top_p": (_SAMPLED, kernels.sample, partial(Feeds.sample, top_p=0.9)),
-    "score": ("logits records decode decode targets scored scored", kernels.score, Feeds.score),
+    "score": (
+        "logits records decode decode targets scored scored named",
+        kernels.score,
+        Feeds.score,
+    ),
 }
 """Of each op the names of its inputs, what calls it and what makes them; or its product."""
 _TYPES = {

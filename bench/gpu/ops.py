@@ -315,7 +315,7 @@ def _sample(before: list[Array], outputs: list[Array], after: list[Array]) -> Fo
 
 
 def _score(before: list[Array], outputs: list[Array], _: list[Array]) -> Found:
-    (logits, sampling, slots, tokens), (rows, num_top) = before[:4], before[5:]
+    (logits, sampling, slots, tokens), (rows, num_top) = before[:4], before[5:7]
     logprobs, ranks, top_ids, top_logprobs = outputs
     got, expected = [], []
     for place in looked_at(len(rows)):

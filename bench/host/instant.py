@@ -44,7 +44,7 @@ class InstantRunner:
         ordinary = [token for token in range(model.vocab_size) if token != model.eos_token_id]
         self._tokens = rng.choice(np.array(ordinary, np.int32), count)
         self._logprobs = -rng.random(count, np.float32)
-        likely = (count, config.max_logprobs)
+        likely = (count, config.logprobs_limit(model))
         self._top_ids = rng.choice(np.array(ordinary, np.int32), likely)
         self._top_logprobs = -np.sort(rng.random(likely, np.float32))
         self._steps = 0

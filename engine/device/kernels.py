@@ -308,6 +308,8 @@ def score(
     targets: TensorValue,
     rows: TensorValue,
     num_top: TensorValue,
+    named: TensorValue,
+    *,
     most: int = MAX_LOGPROBS,
 ) -> tuple[TensorValue, ...]:
     """Score what follows some rows of logits, and find the likeliest tokens there.
@@ -323,18 +325,19 @@ def score(
         tokens: i32[D], what they sampled.
         targets: i32[1 + H - D], what follows the others; the first stands for the decode rows.
         rows: i32[Q], the rows to score.
-        num_top: i32[Q], likeliest tokens wanted, at most `most`.
+        num_top: i32[Q], likeliest tokens wanted, at most `most`; or ~i for those of a list.
+        named: i32[N], lists of at most `most` tokens; a list at i is its length, then its tokens.
 
     Returns:
         Of what follows: log-probabilities f32[Q] and ranks i32[Q] from 1, NaN and 0 where the
-        logits have NaN or +inf or nothing finite; of the likeliest: ids i32[Q, most] and
+        logits have NaN or +inf or nothing finite; of the likeliest or listed: ids i32[Q, most] and
         log-probabilities f32[Q, most], -1 and 0 where there are no more or none are wanted.
     """
     count, device = rows.shape[0], logits.device
     scores = ops.inplace_custom(
         "srm_score",
         device,
-        [logits, sampling, slots, tokens, targets, rows, num_top],
+        [logits, sampling, slots, tokens, targets, rows, num_top, named],
         out_types=[
             TensorType(DType.float32, [count], device),
             TensorType(DType.int32, [count], device),

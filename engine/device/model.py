@@ -80,6 +80,7 @@ BATCH_INPUTS = {
     "targets": ("targets",),
     "score_rows": ("scored",),
     "num_top": ("scored",),
+    "named": ("named",),
 }
 """Dimensions of each input, all int32, which are fields of `engine.steps.batch.Batch`; they follow
 those of the pool."""
@@ -166,7 +167,7 @@ def build_step_graph(
         edit(last_token, logits, batch.token_ids, batch.read_slots, *edits, slices=slices)
         constrain(last_token, sampling, logits, positions, slots, tables, slices=slices)
         tokens, logprobs = sample(last_token, logits, sampling, positions, slots, slices)
-        scores = score(logits, sampling, slots, tokens, targets, scored[0], scored[1], max_logprobs)
+        scores = score(logits, sampling, slots, tokens, targets, *scored, most=max_logprobs)
         graph.output(tokens, logprobs, *scores)
     return graph
 

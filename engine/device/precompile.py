@@ -17,7 +17,13 @@ import msgspec
 from max import driver
 from max.engine import InferenceSession
 
-from srm.engine.config import AUTO_DTYPES, Mixer, ModelConfig, ProductSetting
+from srm.engine.config import (
+    AUTO_DTYPES,
+    Mixer,
+    ModelConfig,
+    ProductSetting,
+    check_max_logprobs,
+)
 from srm.engine.device.graph_cache import GraphCache, cache_path
 from srm.engine.device.linear import graph_dtype
 from srm.engine.device.model import graph_shape
@@ -68,8 +74,7 @@ class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Folder that the compiled graph is written to."""
 
     def __post_init__(self) -> None:
-        if self.max_logprobs < 1:
-            raise ValueError(f"max_logprobs must be at least 1, got {self.max_logprobs}")
+        check_max_logprobs(self.max_logprobs)
         self.shape()
 
     def shape(self) -> ModelConfig:
@@ -113,8 +118,9 @@ def precompile(config: PrecompileConfig) -> Path:
     cache = GraphCache(InferenceSession(devices=[device]), device, config.output)
     if config.device == "gpu":
         cache.slots()
-    cache.step(shape, dtype, product, config.max_logprobs)
-    kind = graph_shape(shape, dtype, product, config.max_logprobs)
+    most = shape.vocab_size if config.max_logprobs == -1 else config.max_logprobs
+    cache.step(shape, dtype, product, most)
+    kind = graph_shape(shape, dtype, product, most)
     return cache_path("step", kind, device, config.output)
 
 

@@ -84,7 +84,7 @@ class ModelRunner:
 
     def __init__(self, weights: Weights, config: EngineConfig) -> None:
         keep_freed_memory()
-        config.check_logprobs(weights.config)
+        max_logprobs = config.logprobs_limit(weights.config)
         self.device = open_device(config.device, *config.devices)
         if config.num_slots:  # refuse too many slots before anything is compiled
             count_slots(config, weights.config, self.device)
@@ -99,7 +99,7 @@ class ModelRunner:
         self.arithmetic = " ".join(filter(None, (config.device, config.compute_dtype, product)))
         self._session = InferenceSession(devices=[self.device])
         cache = GraphCache(self._session, self.device, folder, shipped)
-        self._compiled = cache.step(weights.config, self.dtype, product, config.max_logprobs)
+        self._compiled = cache.step(weights.config, self.dtype, product, max_logprobs)
         copies = None
         if not self.device.is_host:
             width = weights.config.state_width

@@ -103,7 +103,7 @@ def gpu_workspace_bytes(config: EngineConfig, model: ModelConfig) -> int:
     """
     _, tokens = config.step_limits(model)
     activations = 2 * (5 * model.d_model + 4 * model.d_model + model.vocab_size)
-    return tokens * (activations + 8 * config.max_logprobs)
+    return tokens * (activations + 8 * config.logprobs_limit(model))
 
 
 def count_slots(config: EngineConfig, model: ModelConfig, device: Device) -> int:

@@ -69,7 +69,7 @@ class Engine:
         self.model = model
         self._fingerprint = fingerprint
         self.weights_version, self._label = weights_version, label
-        self._max_waiting, self._max_logprobs = config.max_waiting, config.max_logprobs
+        self._max_waiting, self._max_logprobs = config.max_waiting, config.logprobs_limit(model)
         self._arithmetic = runner.arithmetic
         self.runner = runner
         """The runner that executes the batches of its steps."""

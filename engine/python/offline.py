@@ -28,7 +28,7 @@ from srm.engine.errors import (
     RequestError,
     in_words,
 )
-from srm.engine.messages import SamplingParams
+from srm.engine.messages import SamplingParams, count_alternatives
 from srm.engine.process.engine import Engine as SteppedEngine
 from srm.engine.python.pending_prompt import PendingPrompt, Prompt, in_turn
 from srm.engine.python.request_output import Completion, Generated
@@ -119,7 +119,7 @@ class Engine:
                 tokens = scheduler.latencies.num_sampled - before
                 on_progress(GenerateProgress(finished, total, tokens, scheduler.table.num_owned))
 
-        asked = in_turn(zip(given, each, strict=True), self._tokenizer)
+        asked = in_turn(zip(given, _counted(each, steps), strict=True), self._tokenizer)
         with closing(self._run(steps, asked, report)) as completions:
             for prompt, made in completions:
                 finished += 1
@@ -141,9 +141,9 @@ class Engine:
         the iterator is closed. Raises as `generate`; `prompt_logprobs` is refused.
         """
         given = iter([prompts] if isinstance(prompts, str) else prompts)
-        each = map(_streamed, _checked(params))
-        asked = in_turn(zip(given, each, strict=False), self._tokenizer)
-        with closing(self._run(self._open(), asked, lambda: None)) as completions:
+        steps, each = self._open(), map(_streamed, _checked(params))
+        asked = in_turn(zip(given, _counted(each, steps), strict=False), self._tokenizer)
+        with closing(self._run(steps, asked, lambda: None)) as completions:
             for _, made in completions:
                 yield made
 
@@ -258,6 +258,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {_plain(key): _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _counted(each: Iterable[SamplingParams], steps: SteppedEngine) -> Iterator[SamplingParams]:
+    return (count_alternatives(params, steps.model.vocab_size) for params in each)
 
 
 def _streamed(params: SamplingParams) -> SamplingParams:

@@ -4,6 +4,8 @@ forgotten, and nothing of it is left anywhere."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import numpy as np
 
@@ -18,6 +20,7 @@ from srm.engine.messages import (
     MAX_TEMPERATURE,
     MAX_WEIGHT,
     MIN_WEIGHT,
+    NAMED,
     Request,
     SamplingParams,
 )
@@ -40,7 +43,8 @@ def accept(
     """Check all that a request says; `grammar` is of its constraint. Raises RequestError for what
     does not fit the model."""
     params = request.params
-    _check_ranges(params, max_logprobs)
+    _check_named(params, max_logprobs, model.vocab_size)
+    _check_ranges(params, max_logprobs, model.vocab_size)
     if not MIN_WEIGHT <= request.weight <= MAX_WEIGHT:
         raise InvalidRequest(
             f"weight must be {MIN_WEIGHT:g} … {MAX_WEIGHT:g}, got {request.weight}", "weight"
@@ -123,8 +127,10 @@ def _prompt(data: bytes, model: ModelConfig) -> I32:
     return prompt
 
 
-def _check_ranges(params: SamplingParams, max_logprobs: int) -> None:
-    alternatives = f"0 … {max_logprobs}, the setting max_logprobs"
+def _check_ranges(params: SamplingParams, max_logprobs: int, vocab_size: int) -> None:
+    alternatives = (
+        f"0 … {max_logprobs}, the setting max_logprobs (the vocabulary has {vocab_size} tokens)"
+    )
     check_ranges(
         params,
         ("max_tokens", params.max_tokens >= 0, "at least 0"),
@@ -136,9 +142,31 @@ def _check_ranges(params: SamplingParams, max_logprobs: int) -> None:
         ("seed", 0 <= params.seed < 2**64, "0 … 2**64 - 1"),
         *(
             (name, 0 <= (getattr(params, name) or 0) <= max_logprobs, alternatives)
-            for name in ("logprobs", "prompt_logprobs")
+            for name in NAMED
         ),
     )
+
+
+def _check_named(params: SamplingParams, max_logprobs: int, vocab_size: int) -> None:
+    """Check the tokens whose scores are wanted."""
+    for count, name in NAMED.items():
+        token_ids = getattr(params, name)
+        if len(token_ids) > max_logprobs:
+            raise InvalidRequest(
+                f"{name} must be at most {max_logprobs} token ids, the setting max_logprobs, got "
+                f"{len(token_ids)}",
+                name,
+            )
+        check_ids(name, token_ids, vocab_size)
+        if len(set(token_ids)) < len(token_ids):
+            ((twice, _),) = Counter(token_ids).most_common(1)
+            raise InvalidRequest(f"{name} holds {twice} more than once", name)
+        if token_ids and getattr(params, count) != len(token_ids):
+            raise InvalidRequest(
+                f"{count} must be {len(token_ids)} beside as many {name}, got "
+                f"{getattr(params, count)}",
+                count,
+            )
 
 
 def _first_scored(params: SamplingParams, prompt_length: int) -> int:
@@ -231,5 +259,6 @@ class RequestRegistry:
             self.unreported = {id for id in self.unreported if id not in ids}
         if group.stop_row >= 0:
             self._admission.stop_sets.release(group.stop_ids)
+        self._table.named.pop(group.first_id, None)
         if group.table:
             self._table.tables.release(group.request.params.constraint)

@@ -55,6 +55,30 @@ class PromptChunk(NamedTuple):
         """Number of likeliest tokens wanted for each."""
         return (self.group and self.group.request.params.prompt_logprobs) or 0
 
+    @property
+    def named(self) -> tuple[int, ...]:
+        """The tokens wanted instead of these, if any."""
+        return self.group.request.params.prompt_logprob_token_ids if self.group else ()
+
+
+class NamedLists:
+    """Lists of tokens, as `Batch.named` has them; equal ones are one."""
+
+    def __init__(self) -> None:
+        self._begins: dict[tuple[int, ...], int] = {}
+        self._ids: list[int] = []
+
+    def add(self, token_ids: tuple[int, ...]) -> int:
+        """Return what `Batch.num_top` says of such a list."""
+        if token_ids not in self._begins:
+            self._begins[token_ids] = len(self._ids)
+            self._ids += [len(token_ids), *token_ids]
+        return ~self._begins[token_ids]
+
+    def build(self) -> I32:
+        """Return all lists."""
+        return np.array(self._ids, np.int32)
+
 
 def assemble(
     table: SlotTable, slots: I64, chunks: list[PromptChunk], is_partial: bool = False
@@ -101,17 +125,32 @@ def _prefill_rows(chunks: list[PromptChunk], num_decode: int) -> Records:
 
 def _scored(table: SlotTable, slots: I64, scored: list[PromptChunk]) -> dict[str, I32]:
     if not scored and not table.num_asking:
-        return {"targets": FOLLOWING, "score_rows": NOTHING, "num_top": NOTHING}
-    alternatives = table.num_logprobs[slots]
+        return {
+            "targets": FOLLOWING,
+            **dict.fromkeys(("score_rows", "num_top", "named"), NOTHING),
+        }
+    alternatives, named = table.num_logprobs[slots], NamedLists()
     rows = np.flatnonzero(alternatives > 0).astype(np.int32)
+    wanted = alternatives[rows]
+    if table.named:
+        groups, whose = np.unique(table.first_id[slots[rows]], return_inverse=True)
+        own = [table.named.get(first_id, ()) for first_id in groups.tolist()]
+        lists = np.array([named.add(token_ids) if token_ids else 0 for token_ids in own], np.int32)
+        wanted = np.where(lists[whose] < 0, lists[whose], wanted)
     given = [chunk.tokens[chunk.start + 1 : chunk.stop + 1] for chunk in scored]
     targets = np.concatenate([FOLLOWING, *given])
     head_rows = np.arange(len(slots), len(slots) + len(targets) - 1, dtype=np.int32)
-    tops = [np.full(chunk.num_scored, chunk.num_top, np.int32) for chunk in scored]
+    tops = [
+        np.full(
+            chunk.num_scored, named.add(chunk.named) if chunk.named else chunk.num_top, np.int32
+        )
+        for chunk in scored
+    ]
     return {
         "targets": targets,
         "score_rows": np.concatenate([rows, head_rows]),
-        "num_top": np.concatenate([alternatives[rows], *tops]),
+        "num_top": np.concatenate([wanted, *tops]),
+        "named": named.build(),
     }
 
 

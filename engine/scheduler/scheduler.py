@@ -58,6 +58,7 @@ class Scheduler:
         self._model = model
         self._grammars = grammars or Grammars(model, None)
         self._config = config
+        self._max_logprobs = config.logprobs_limit(model)
         self._state_bytes = 4 * model.state_width
         self._max_rows, _ = config.step_limits(model)
         self._prefill_step_tokens = config.prefill_step_limit(model)
@@ -108,7 +109,7 @@ class Scheduler:
         """
         constraint = request.params.constraint
         grammar = self._grammars.compile(constraint) if constraint else None
-        group = accept(request, self._model, self._next_id, grammar, self._config.max_logprobs)
+        group = accept(request, self._model, self._next_id, grammar, self._max_logprobs)
         count, limit = request.params.n, self._config.max_waiting
         running = self.registry.by_id.get(request.id)
         if running is not None:

@@ -111,6 +111,8 @@ class SlotTable:
         self.emit = np.zeros(num_slots, np.uint8)  # u8 FINAL, DELTA or TOKENS
         self.stream = np.zeros(num_slots, np.int64)  # i64 its number in Tokens
         self.num_logprobs = np.full(num_slots, NO_LOGPROBS, np.int32)  # i32 alternatives wanted
+        self.named: dict[int, tuple[int, ...]] = {}
+        """Tokens wanted as alternatives, by the owner's group where it names them."""
         self.is_edited = np.zeros(num_slots, np.bool_)  # bool: its logits are edited
         self.is_masked = np.zeros(num_slots, np.bool_)  # bool: a grammar says what it may sample
         self.edits: dict[int, EditPlan] = {}  # by slot, where edited or masked
@@ -202,6 +204,8 @@ class SlotTable:
         self.stream[at] = group.request.stream + samples
         self.num_logprobs[at] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         self.num_asking += count if params.logprobs else 0
+        if params.logprob_token_ids:
+            self.named[group.first_id] = params.logprob_token_ids
         if group.edits is not None:
             self.is_edited[at] = group.edits.has_own
             self.edits.update(dict.fromkeys(slots.tolist(), group.edits))

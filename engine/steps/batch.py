@@ -11,7 +11,8 @@ first one that a sequence has in a slot it says all, and the device keeps the re
 
 The first H >= D tokens go through the output head: those of the decode rows, and those of the
 prefill rows whose prompts are scored, which come first among the prefill rows. Q of these tokens
-are scored: how likely is the token that follows, and which are the likeliest instead.
+are scored: how likely is the token that follows, and which are the likeliest instead, or how likely
+are some that the request names.
 """
 
 from __future__ import annotations
@@ -110,7 +111,9 @@ class Batch:
     scored_ids: I64  # i64[C] first sequence id of each prompt scored, by prefill rows D … D + C - 1
     targets: I32  # i32[1 + H - D] what follows each token: SAMPLED, then the prompts' tokens
     score_rows: I32  # i32[Q] tokens to be scored, ascending: some decode rows, then D … H - 1
-    num_top: I32  # i32[Q] likeliest tokens wanted, 0 … k, the setting max_logprobs
+    num_top: I32  # i32[Q] likeliest tokens wanted, 0 … k, the setting max_logprobs; or ~i: those
+    # that are listed at named[i]
+    named: I32  # i32[*] lists of tokens, each behind its length, at most k
     edits: Edits = NO_EDITS
     has_tables: bool = False  # some sequences have tables, though maybe none of these
     tables: Sequence[tuple[int, U16]] = ()  # where each begins; to be put there before the step
@@ -148,7 +151,7 @@ class Scores:
 
     logprobs: F32  # f32[Q] of the target; NaN where the logits were not finite
     ranks: I32  # i32[Q] of the target, 1 being the likeliest; 0 where not finite
-    top_ids: I32  # i32[Q, k] the likeliest; -1 beyond num_top
+    top_ids: I32  # i32[Q, k] the likeliest, or those named; -1 beyond them
     top_logprobs: F32  # f32[Q, k] theirs
 
     def as_bytes(self, start: int, stop: int, num_top: int) -> dict[str, bytes]:
@@ -228,6 +231,8 @@ def padded(batch: Batch, spare_slot: int) -> Batch:
         batch = replace(batch, new=NO_NEW_ROW)
     if not len(batch.score_rows):
         batch = replace(batch, score_rows=zero, num_top=zero)
+    if not len(batch.named):
+        batch = replace(batch, named=zero)
     own = {field.name: getattr(batch.edits, field.name) for field in fields(Edits)}
     missing = {name: getattr(NOTHING_EDITED, name) for name, array in own.items() if not len(array)}
     return replace(batch, edits=replace(batch.edits, **missing))

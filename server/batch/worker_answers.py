@@ -15,6 +15,7 @@ from srm.server.schema.chat_request import ChatRequest, parse_chat
 from srm.server.schema.chat_response import ChatChoice, ChatCompletion
 from srm.server.schema.completion_request import CompletionRequest, parse_completion
 from srm.server.schema.completion_response import Choice, Completion, Usage
+from srm.server.schema.sampling_fields import MAX_SCORES
 from srm.server.schema.worker import Url
 
 _ENDS = ("stop", "length")
@@ -33,6 +34,11 @@ _DECODERS: dict[Url, tuple[Callable[[bytes], Any], Callable[[Any], Any]]] = {
     ),
 }
 """What decodes a reply and what each of its choices, by route."""
+
+
+def _most_alternatives(wanted: int | None, named: list[int]) -> int:
+    """Return how many a token has at most."""
+    return len(named) or (MAX_SCORES if wanted == -1 else wanted or 0)
 
 
 class Expected:
@@ -61,8 +67,11 @@ class Expected:
         self._may_be_fewer = request.ends_early or request.returns != "choices"
         self._prompt_tokens = self._prompts * n_ctx
         self._tokens = self._prompts * request.num_samples * min(most, n_ctx)
-        scores = self._tokens * (1 + (shown or 0))
-        scores += self._choices * len(body) * (1 + (prompts_shown or 0) + (shown or 0))
+        shown = _most_alternatives(shown, request.logprob_token_ids)
+        prompts_shown = _most_alternatives(prompts_shown, request.prompt_logprob_token_ids)
+        prompts = self._choices * len(body)
+        scores = self._tokens + prompts
+        scores += min(self._tokens * shown + prompts * (prompts_shown + shown), MAX_SCORES)
         self.max_bytes = _LEAST_BYTES + _BYTES_A_SCORE * (scores + self._choices)
         """Most bytes of the reply."""
 

@@ -166,6 +166,8 @@ def sampling_params(request: CompletionRequest, text: Text, constraint: str = ""
         logprobs=_alternatives(request),
         prompt_logprobs=_prompt_alternatives(request),
         prompt_logprobs_start=request.prompt_logprobs_start,
+        logprob_token_ids=tuple(request.logprob_token_ids),
+        prompt_logprob_token_ids=tuple(request.prompt_logprob_token_ids),
         constraint=constraint,
         **edit_params(request, text, request.max_tokens),
     )

@@ -44,7 +44,8 @@ class ShownPrompt:
     def logprobs(self) -> Raw:
         """Return its scores, as `prompt_logprobs` asks for them."""
         rest, num_top = self._prompt.rest, self._request.prompt_logprobs or 0
-        return render_prompt(self._prompt.num_unscored, rest, num_top, self._scores.name)
+        is_ranked = not self._request.prompt_logprob_token_ids
+        return render_prompt(self._prompt.num_unscored, rest, num_top, self._scores.name, is_ranked)
 
     @cached_property
     def packed(self) -> Raw:

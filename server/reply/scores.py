@@ -232,8 +232,11 @@ def scores_of(kind: type[ScoreWriter], text: Text, as_ids: bool) -> ScoreWriter:
     return kind(text, as_ids)
 
 
-def render_prompt(num_unscored: int, scored: Output, num_top: int, name: Name) -> Raw:
-    """Return a prompt's scores: null for its first tokens, then objects by token id."""
+def render_prompt(
+    num_unscored: int, scored: Output, num_top: int, name: Name, is_ranked: bool = True
+) -> Raw:
+    """Return a prompt's scores: null for its first tokens, then objects by token id. The ranks of
+    others than its own are known if they are the likeliest."""
     token_ids, logprobs, top_ids, top_logprobs = columns = _unpack(scored)
     numbers, top_numbers = (
         [max(value, LOWEST) for value in values] for values in (logprobs, top_logprobs)
@@ -243,10 +246,12 @@ def render_prompt(num_unscored: int, scored: Output, num_top: int, name: Name) -
     for place, (token, number, rank) in enumerate(
         zip(token_ids, numbers, array("i", scored.ranks), strict=True)
     ):
-        shown = slice(place * width, place * width + min(width, num_top))
+        shown, own = slice(place * width, place * width + min(width, num_top)), {token: rank}
         pairs = enumerate(zip(top_ids[shown], top_numbers[shown], strict=True), 1)
         entry = {
-            str(other): PromptLogprob(p, i, name(other)) for i, (other, p) in pairs if other >= 0
+            str(other): PromptLogprob(p, i if is_ranked else own.get(other), name(other))
+            for i, (other, p) in pairs
+            if other >= 0
         }
         entry.setdefault(str(token), PromptLogprob(number, rank, name(token)))
         entries.append(entry)

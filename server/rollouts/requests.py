@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from srm.engine.errors import UNDECODABLE, InvalidRequest, RequestError
+from srm.engine.messages import NAMED
 from srm.server.elsewhere import FIELDS
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.json_parts import (
@@ -23,7 +24,7 @@ from srm.server.schema.json_parts import (
     token_ids,
     token_lists,
 )
-from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, CacheSalt, RequestId
+from srm.server.schema.sampling_fields import NEUTRAL, CacheSalt, NamedTokens, RequestId
 from srm.server.schema.until import MAX_CHOICES
 from srm.server.schema.validation import (
     Fields,
@@ -49,7 +50,8 @@ VLLM_PARAMS = {
         name: name
         for name in (
             "max_tokens min_tokens logprobs prompt_logprobs prompt_logprobs_start bad_words "
-            "allowed_token_ids include_stop_str_in_output truncate_prompt_tokens structured_outputs"
+            "allowed_token_ids include_stop_str_in_output truncate_prompt_tokens "
+            "structured_outputs logprob_token_ids"
         ).split()
     },
 }
@@ -107,9 +109,9 @@ def parse_tokens(body: bytes) -> CompletionRequest:
     params = _params(TokensRequest, given, VLLM_PARAMS, _VLLM_NEUTRAL)
     converted: dict[str, Any] = {"token_ids": ids_of(given, "token_ids"), **params.own}
     asked = checked(TokensRequest, given, converted, dict(TOKENS_NEUTRAL))
-    request = checked(
-        CompletionRequest, params.given, {"prompt": [asked.token_ids]}, params.neutral
-    )
+    scored = {"logprobs": Raw(b"0")} if "logprob_token_ids" in params.given else {}
+    prompt = {"prompt": [asked.token_ids]}
+    request = checked(CompletionRequest, scored | params.given, prompt, params.neutral)
     return msgspec.structs.replace(
         request,
         model=asked.model,
@@ -146,8 +148,13 @@ class GenerateRequest(Fields, frozen=True, kw_only=True):
     """How to sample, by SGLang's names; `max_new_tokens` is 128 by default."""
     return_logprob: bool = False
     """Return log-probabilities of the tokens sampled."""
-    top_logprobs_num: Alternatives = 0
+    top_logprobs_num: Annotated[
+        int,
+        Meta(ge=0, le=2**31 - 1, description="an integer from 0 to the setting max_logprobs"),
+    ] = 0
     """With `return_logprob`, return so many of the likeliest tokens in the place of each."""
+    token_ids_logprob: NamedTokens = []  # noqa: RUF012 - msgspec copies it
+    """With `return_logprob`, return the scores of these tokens there instead."""
     logprob_start_len: Annotated[
         int, Meta(ge=-1, le=2**31 - 2, description="a place in the prompt, or -1")
     ] = -1
@@ -162,11 +169,17 @@ class GenerateRequest(Fields, frozen=True, kw_only=True):
     def check(self) -> None:
         asked = {
             "top_logprobs_num": self.top_logprobs_num != 0,
+            "token_ids_logprob": bool(self.token_ids_logprob),
             "logprob_start_len": self.logprob_start_len != -1,
         }
         for name, is_asked in asked.items():
             if is_asked and not self.return_logprob:
                 raise InvalidRequest(f"{name} is allowed only with return_logprob = true", name)
+        if self.token_ids_logprob and self.top_logprobs_num:
+            raise InvalidRequest(
+                "token_ids_logprob does not go with top_logprobs_num: send two requests",
+                "token_ids_logprob",
+            )
 
 
 GENERATE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -196,13 +209,15 @@ def parse_generate(body: bytes) -> AskedToGenerate:
     params = _params(GenerateRequest, given, _SGLANG_PARAMS, _SGLANG_NEUTRAL)
     asked = checked(GenerateRequest, given, {name: prompts, **params.own}, dict(GENERATE_NEUTRAL))
     longest = {} if "max_tokens" in params.given else {"max_tokens": DEFAULT_NEW_TOKENS}
-    converted = {"prompt": prompts, **longest}
+    converted: dict[str, Any] = {"prompt": prompts, **longest}
     if asked.logprob_start_len >= 0:
-        converted["prompt_logprobs"] = max(asked.top_logprobs_num, 0)
+        converted["prompt_logprobs"] = asked.top_logprobs_num
+        converted["prompt_logprob_token_ids"] = asked.token_ids_logprob
         converted["prompt_logprobs_start"] = asked.logprob_start_len + 1
     names = {ours: theirs for theirs, ours in _SGLANG_PARAMS.items() if ours not in _OF_BOTH}
     names |= {"prompt": name, "logprobs": "top_logprobs_num", "request_id": "rid", **params.names}
     names |= {"prompt_logprobs": "top_logprobs_num", "prompt_logprobs_start": "logprob_start_len"}
+    names |= dict.fromkeys(NAMED.values(), "token_ids_logprob")
     with naming(**names):
         request = checked(CompletionRequest, params.given, converted, params.neutral)
         changed = msgspec.structs.replace(
@@ -211,6 +226,7 @@ def parse_generate(body: bytes) -> AskedToGenerate:
             stream=asked.stream,
             request_id=asked.rid,
             logprobs=asked.top_logprobs_num if asked.return_logprob else None,
+            logprob_token_ids=asked.token_ids_logprob,
             return_token_ids=True,
             return_weight_versions=True,
         )

@@ -83,10 +83,14 @@ class MetaInfo(msgspec.Struct, kw_only=True):
     """For each token its log-probability, its id and null; with `return_logprob`."""
     output_top_logprobs: TopScoresJson | UnsetType = UNSET
     """For each token a list of such triples, of the likeliest tokens in its place."""
+    output_token_ids_logprobs: TopScoresJson | UnsetType = UNSET
+    """The same of the tokens that `token_ids_logprob` names."""
     input_token_logprobs: ScoresJson | UnsetType = UNSET
     """The same of the prompt's tokens from `logprob_start_len` on; the first has no score."""
     input_top_logprobs: TopScoresJson | UnsetType = UNSET
     """Null for the first of these, then a list for each."""
+    input_token_ids_logprobs: TopScoresJson | UnsetType = UNSET
+    """The same of the tokens that `token_ids_logprob` names."""
 
 
 class GeneratedText(msgspec.Struct, kw_only=True):
@@ -210,12 +214,14 @@ class GeneratedFormat(Format):
             weight_version=spans[-1].version if spans else label(last or 0),
             weight_versions=spans,
         )
+        others = "token_ids_logprobs" if self.request.logprob_token_ids else "top_logprobs"
         if self.request.logprobs is not None:
             meta.output_token_logprobs = Raw(b"[" + written.scores[1:] + b"]")
             if self.request.logprobs:
-                meta.output_top_logprobs = Raw(b"[" + written.tops[1:] + b"]")
+                setattr(meta, f"output_{others}", Raw(b"[" + written.tops[1:] + b"]"))
         if self.request.prompt_logprobs is not None:
-            meta.input_token_logprobs, meta.input_top_logprobs = self._scores_of_prompt(place)
+            meta.input_token_logprobs, tops = self._scores_of_prompt(place)
+            setattr(meta, f"input_{others}", tops)
         ids = memoryview(part.token_ids).cast("i").tolist()
         return GeneratedText(text=part.text, output_ids=ids, meta_info=meta, index=index)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from srm.engine.client.client import EngineClient
 from srm.engine.errors import InvalidRequest
+from srm.engine.messages import count_alternatives
 from srm.server.generation.constraints import Constraints
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.generation import Generation
@@ -112,6 +113,7 @@ class Completions(Endpoint):
                 "priority",
             )
         self._check_fits(request)
+        request = count_alternatives(request, self._text.model.vocab_size)
         prompts = await encode_prompts(request, self._text)
         if source is None and (request.response_format or request.structured_outputs):
             source = request.constraint_source()

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from srm.engine.errors import UNDECODABLE, InvalidRequest, in_words
+from srm.engine.messages import NAMED
 from srm.server.schema.conversation import ExactPrompt
 from srm.server.schema.json_parts import (
     TokenIds,
@@ -73,6 +74,8 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
             raise refused(CompletionRequest, "max_tokens", 0)
         if self.prompt_logprobs_start and self.logprobs is not None:
             self.refuse_beside({"echo": self.echo}, "prompt_logprobs_start and logprobs")
+        for named in NAMED.values():
+            self.refuse_beside({"echo": self.echo and bool(getattr(self, named))}, named)
         if self.num_samples < self.n or (self.stream and self.num_samples > self.n):
             raise refused(CompletionRequest, "best_of", self.best_of)
         if len(self.prompt) * self.num_samples > MAX_CHOICES:

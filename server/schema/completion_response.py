@@ -24,8 +24,8 @@ class PromptLogprob(msgspec.Struct):
     """The score of a prompt token, or of another one in its place."""
 
     logprob: float
-    rank: int
-    """1 is the likeliest."""
+    rank: int | None
+    """1 is the likeliest; null of others that prompt_logprob_token_ids names."""
     decoded_token: str
 
 

@@ -13,9 +13,9 @@ from srm.engine.messages import (
     MAX_PENALTY,
     MAX_PRIORITY,
     MAX_TEMPERATURE,
+    NAMED,
     REPETITION_PENALTIES,
 )
-from srm.server.elsewhere import SCORES_OF_ANY
 from srm.server.schema.json_parts import TokenId
 from srm.server.schema.structured_outputs import ConstrainedRequest
 from srm.server.schema.until import MAX_CHOICES
@@ -39,13 +39,12 @@ MAX_BAD_WORD_LENGTH = 256
 Alternatives = Annotated[
     int,
     Meta(
+        ge=-1,
         le=2**31 - 1,
-        description="an integer from 0 to the setting max_logprobs",
-        extra_json_schema={"minimum": 0},
+        description="an integer from 0 to the setting max_logprobs; -1: the whole vocabulary",
     ),
 ]
-"""Less is refused with what there is instead: -1 means all tokens elsewhere. How many there may be
-the engine says."""
+"""How many there may be the engine says."""
 ScoredFrom = Annotated[
     int,
     Meta(
@@ -89,6 +88,14 @@ AllowedTokens = Annotated[
         max_length=MAX_ALLOWED,
         description=f"a list of 1 to {MAX_ALLOWED} token ids",
         extra={"most_bytes": 4 * 1024 * 1024},
+    ),
+]
+NamedTokens = Annotated[
+    list[TokenId],
+    Meta(
+        min_length=1,
+        max_length=MAX_ALLOWED,
+        description="a list of different token ids, 1 to the setting max_logprobs",
     ),
 ]
 Seed = Annotated[
@@ -201,6 +208,10 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     """Fewest tokens of an event, except the first and last."""
     prompt_logprobs_start: ScoredFrom = 0
     """First prompt token that prompt_logprobs scores: -9 scores the last nine."""
+    logprob_token_ids: NamedTokens = []
+    """With logprobs, score these tokens in each one's place, instead of the likeliest."""
+    prompt_logprob_token_ids: NamedTokens = []
+    """With prompt_logprobs, the same for the prompt's tokens."""
     return_token_ids: bool = False
     """Add token_ids and prompt_token_ids to choices."""
     return_tokens_as_token_ids: bool = False
@@ -236,9 +247,10 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
                 self.refuse_beside({name: is_asked}, 'return = "counts", which has no choices')
 
     def check(self) -> None:
-        for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
-            if (getattr(self, name, None) or 0) < 0:
-                raise refused(type(self), name, getattr(self, name), SCORES_OF_ANY)
+        for name, named in NAMED.items():
+            wanted = getattr(self, name, None)
+            if getattr(self, named) and (wanted is None or wanted is False):
+                raise InvalidRequest(f"{named} is allowed only with {name}", named)
         if self.prompt_logprobs_start and getattr(self, "prompt_logprobs", None) is None:
             raise InvalidRequest(
                 f"prompt_logprobs_start = {self.prompt_logprobs_start} is allowed only with "

@@ -15,7 +15,7 @@ import torch
 from srm.engine.config import EngineConfig
 from srm.engine.device.runner import ModelRunner
 from srm.engine.errors import ConfigError
-from srm.engine.messages import MAX_LOGPROBS, PROMPT, Output, SamplingParams
+from srm.engine.messages import MAX_LOGPROBS, NAMED, PROMPT, Output, SamplingParams
 from srm.engine.process.engine import Engine
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.random_model import random_tensors, write_random_model
@@ -110,7 +110,7 @@ def test_alternatives_reach_the_whole_vocabulary(
     size, prompts = SMALL.vocab_size, prompts[:5]
     params = msgspec.structs.replace(PARAMS, logprobs=size, prompt_logprobs=size)
     weights = load_checkpoint(folder)
-    with engine_on_max(weights, num_slots=64, max_logprobs=size) as wide:
+    with engine_on_max(weights, num_slots=64, max_logprobs=-1) as wide:
         result = wide.generate(prompts, params)
     few = generate(engine, prompts, PARAMS, 128)
     model = load_model(folder).double()
@@ -126,6 +126,26 @@ def test_alternatives_reach_the_whole_vocabulary(
         for name, dtype in (("top_ids", "<i4"), ("top_logprobs", "<f4")):
             wide_rows = joined(outputs, name, dtype).reshape(-1, size)[:, :MAX_LOGPROBS]
             assert wide_rows.tobytes() == joined(fewer, name, dtype).tobytes()
+    # Those of named tokens, in the order of the names, are the same to the last bit.
+    names = [tuple(np.random.default_rng(at).permutation(size)[:count].tolist()) for at, count in
+             enumerate((MAX_LOGPROBS, 1, 3))]  # fmt: skip
+    for ids in names:
+        named = msgspec.structs.replace(
+            PARAMS,
+            **dict.fromkeys(NAMED, len(ids)),
+            **dict.fromkeys(NAMED.values(), ids),
+        )
+        for outputs, whole in zip(generate(engine, prompts, named, 19), result, strict=True):
+            for name in ("token_ids", "logprobs", "ranks"):
+                assert joined(outputs, name).tobytes() == joined(whole, name).tobytes()
+            top_ids, top_logprobs = (
+                joined(whole, name, dtype).reshape(-1, size)
+                for name, dtype in (("top_ids", "<i4"), ("top_logprobs", "<f4"))
+            )
+            places = np.argsort(top_ids)[:, list(ids)]
+            assert joined(outputs, "top_ids").tolist() == list(ids) * len(top_ids)
+            expected = np.take_along_axis(top_logprobs, places, axis=1)
+            assert joined(outputs, "top_logprobs", "<f4").tobytes() == expected.tobytes()
     with pytest.raises(ConfigError, match="at most 97 where the vocabulary has 97 tokens, got 98"):
         ModelRunner(weights, EngineConfig(max_logprobs=size + 1))
 

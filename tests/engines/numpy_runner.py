@@ -305,7 +305,8 @@ def sample(logits: F64, sampling: np.void, position: int) -> tuple[int, float]:
 def score(logits: F64, batch: Batch, sampling: Records, tokens: I32) -> Scores:
     """The scores of `batch.score_rows`, given how decode rows sample and what they sampled."""
     rows = batch.score_rows
-    size = len(rows), int(batch.num_top.max(initial=MAX_LOGPROBS))
+    widths = [batch.named[~at] if at < 0 else at for at in batch.num_top]
+    size = len(rows), max(MAX_LOGPROBS, *widths, 0)
     scores = Scores(
         logprobs=np.zeros(len(rows), np.float32),
         ranks=np.zeros(len(rows), np.int32),
@@ -317,7 +318,7 @@ def score(logits: F64, batch: Batch, sampling: Records, tokens: I32) -> Scores:
         temperature = float(sampling["temperature"][row]) if is_decode else 1.0
         target = int(tokens[row] if is_decode else batch.targets[1 + row - batch.num_decode])
         scores.logprobs[i], scores.ranks[i], likeliest = oracle.score(
-            logits[row], temperature, target, int(batch.num_top[i])
+            logits[row], temperature, target, int(batch.num_top[i]), batch.named.tolist()
         )
         for place, (token, logprob) in enumerate(likeliest):
             scores.top_ids[i, place], scores.top_logprobs[i, place] = token, logprob
@@ -360,8 +361,13 @@ def check_scoring(batch: Batch, vocab_size: int) -> None:
     assert (batch.targets[1:] >= 0).all() and (batch.targets[1:] < vocab_size).all()
     assert len(rows) == len(batch.num_top) and (np.diff(rows) > 0).all()
     assert rows[batch.num_scored_decode :].tolist() == list(range(decode, head))
-    assert (batch.num_top[: batch.num_scored_decode] > 0).all()
-    assert (batch.num_top >= 0).all() and (batch.num_top <= max(vocab_size, MAX_LOGPROBS)).all()
+    assert (batch.num_top[: batch.num_scored_decode] != 0).all()
+    named = batch.named
+    assert named.dtype == np.int32 and (batch.num_top <= max(vocab_size, MAX_LOGPROBS)).all()
+    for begin in ~batch.num_top[batch.num_top < 0]:
+        ids = named[begin + 1 : begin + 1 + named[begin]]
+        assert len(np.unique(ids)) == len(ids) == named[begin] > 0
+        assert (ids >= 0).all() and (ids < vocab_size).all()
 
 
 def check_edits(edits: Edits, num_decode: int, vocab_size: int) -> None:

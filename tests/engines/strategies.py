@@ -10,6 +10,7 @@ from llguidance import LLMatcher
 
 from srm.engine.config import EngineConfig
 from srm.engine.constraints.constraint import choice_constraint, regex_constraint
+from srm.engine.messages import NAMED
 from tests.bodies.edit_strategies import wanted
 from tests.engines.making import request_of
 from tests.engines.numpy_runner import TINY
@@ -81,6 +82,14 @@ def scored_from(**fields: Any) -> dict[str, Any]:
     return {**fields, "prompt_logprobs_start": starts[fields["seed"] % len(starts)]}
 
 
+def scored_by_name(named: tuple[int, ...], **fields: Any) -> dict[str, Any]:
+    """Return fields of a request, whose alternatives are these tokens, if there are any."""
+    for count, name in NAMED.items():
+        if named and fields[count]:
+            fields |= {count: len(named), name: named}
+    return fields
+
+
 alike = st.builds(
     lambda header, length, rest: header[:length] + rest,
     st.sampled_from(HEADERS),
@@ -94,14 +103,15 @@ prompts = st.one_of(
     alike,
 )
 requests = st.builds(
-    lambda prompt, edits, share, constraint, **others: request_of(
+    lambda prompt, edits, named, share, constraint, **others: request_of(
         *("", prompt),
         share=share,
         weight=WEIGHTS_OF[share],
-        **constrained(constraint, **edits, **scored_from(**others)),
+        **constrained(constraint, **edits, **scored_by_name(named, **scored_from(**others))),
     ),
     prompts,
     wanted(TINY.vocab_size),
+    st.just(()) | st.lists(tokens, min_size=1, max_size=4, unique=True).map(tuple),
     st.sampled_from(sorted(WEIGHTS_OF)),
     st.just("") | constraints,
     priority=st.integers(-1, 1),

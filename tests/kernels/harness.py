@@ -175,7 +175,8 @@ def _ops(on: DeviceRef) -> dict[str, tuple[Callable[..., Any], Inputs]]:
     taps = make_type(F32, "kernel_size", "n_ctx"), make_type(F32, "n_ctx")
     sampling, decode = BufferType(I32, ["slots", "record"], on), make_type(I32, "decode")
     message = (make_type(I32, name, f"{name}_values") for name in ("new", "prefill"))
-    scoring = (make_type(I32, dim) for dim in ("decode", "decode", "targets", "scored", "scored"))
+    dims = ("decode", "decode", "targets", "scored", "scored", "named")
+    scoring = (make_type(I32, dim) for dim in dims)
     pool = BufferType(F32, ["slots", "pool_width"], on)
     copied: Inputs = [pool, last_token, BufferType(F32, ["packed"], on), make_type(I32, "copied")]
     ops: dict[str, tuple[Callable[..., Any], Inputs]] = {

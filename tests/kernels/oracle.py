@@ -6,6 +6,7 @@ Written from the definitions in the ops' docstrings and nothing else; slow and o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -246,13 +247,16 @@ def sample(
 
 
 def score(
-    logits: F64, temperature: float, target: int, num_top: int
+    logits: F64, temperature: float, target: int, num_top: int, named: Sequence[int] = ()
 ) -> tuple[float, int, list[tuple[int, float]]]:
-    """(logprob, rank) of the target and (id, logprob) of the likeliest; NaN, 0 and none if none."""
+    """(logprob, rank) of the target and (id, logprob) of the likeliest, or of those in the list at
+    ~num_top of `named`; NaN, 0 and none if none."""
     if np.isnan(logits).any() or not math.isfinite(logits.max()):
         return math.nan, 0, []
     z = logits / (temperature or 1.0)
     logprobs = z - z.max() - math.log(np.exp(z - z.max()).sum())
     order = sorted(range(len(z)), key=lambda token: (-logits[token], token))
-    likeliest = [(token, float(logprobs[token])) for token in order[:num_top]]
+    begin = ~num_top + 1
+    chosen = order[:num_top] if num_top >= 0 else named[begin : begin + named[begin - 1]]
+    likeliest = [(int(token), float(logprobs[token])) for token in chosen]
     return float(logprobs[target]), order.index(target) + 1, likeliest

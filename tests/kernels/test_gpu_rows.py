@@ -318,17 +318,23 @@ def test_odd_rows(kernels: dict[str, Kernel], vocab: int) -> None:
 @pytest.mark.parametrize("vocab", [3, 2048, 8192, 8193])
 def test_scores(kernels: dict[str, Kernel], vocab: int) -> None:
     rng = np.random.default_rng(vocab)
-    bits, logits = rounded(rng.integers(-40, 40, (3, vocab)) / 8)
-    targets, num_top = rng.integers(0, vocab, 3).astype(np.int32), np.array([0, 2, TOP], np.int32)
-    temperature = np.array([1, 0.5, 2], np.float32)
-    result = np.full((3, TOP), -9, np.int32), np.full((3, TOP), 9, np.float32)
-    ranks, logprobs = np.zeros(3, np.int32), np.zeros(3, np.float32)
-    asked = temperature, targets, num_top, TOP
+    bits, logits = rounded(rng.integers(-40, 40, (5, vocab)) / 8)
+    targets = rng.integers(0, vocab, 5).astype(np.int32)
+    num_top = np.array([0, 2, TOP, ~4, ~0], np.int32)
+    named = np.array([3, vocab - 1, 0, 1, 1, vocab // 2], np.int32)
+    temperature = np.array([1, 0.5, 2, 0.5, 3], np.float32)
+    result = np.full((5, TOP), -9, np.int32), np.full((5, TOP), 9, np.float32)
+    ranks, logprobs = np.zeros(5, np.int32), np.zeros(5, np.float32)
+    asked = temperature, targets, num_top, named, TOP
     kernel = kernel_for(kernels, "score", vocab)
-    kernel.launch(3, THREADS, bits, vocab, *asked, *result, ranks, logprobs)
+    kernel.launch(5, THREADS, bits, vocab, *asked, *result, ranks, logprobs)
     for i, (ids, top) in enumerate(zip(*result, strict=True)):
         logprob, rank, likeliest = oracle.score(
-            logits[i].astype(np.float64), float(temperature[i]), int(targets[i]), int(num_top[i])
+            logits[i].astype(np.float64),
+            float(temperature[i]),
+            int(targets[i]),
+            int(num_top[i]),
+            named.tolist(),
         )
         assert (logprobs[i], ranks[i]) == (pytest.approx(logprob, abs=2e-5), rank)
         likeliest += [(-1, 0.0)] * (TOP - len(likeliest))

@@ -35,6 +35,7 @@ class Rows(NamedTuple):
     targets: I32  # of all rows
     rows: I32
     num_top: I32
+    named: I32 = np.empty(0, np.int32)
 
 
 def run(ops: Ops, asked: Rows) -> Found:
@@ -62,7 +63,7 @@ def check(result: Found, asked: Rows) -> None:
         logprob, rank, likeliest = oracle.score(
             asked.logits[row].astype(np.float64),
             float(asked.temperature[row]) if is_decode else 1.0,
-            *(target, int(asked.num_top[q])),
+            *(target, int(asked.num_top[q]), asked.named.tolist()),
         )
         likeliest += [(-1, 0.0)] * (MAX_LOGPROBS - len(likeliest))
         ids, logprobs = zip(*likeliest, strict=True)
@@ -72,7 +73,7 @@ def check(result: Found, asked: Rows) -> None:
         given = np.append(result.logprobs[q], result.top_logprobs[q])
         np.testing.assert_allclose(given, expected, rtol=2e-6, atol=2e-6)
         if target in ids:  # the same bits wherever a token appears
-            assert result.top_logprobs[q, rank - 1] == result.logprobs[q]
+            assert result.top_logprobs[q, ids.index(target)] == result.logprobs[q]
 
 
 @pytest.mark.parametrize("vocab", VOCABULARIES)
@@ -88,6 +89,11 @@ def test_some_rows_of_a_batch(ops: Ops, vocab: int) -> None:
         rows,
         rng.integers(MAX_LOGPROBS + 1, size=len(rows), dtype=np.int32),
     )
+    lists = [rng.permutation(vocab)[:size] for size in (1, MAX_LOGPROBS, 3)]
+    named = np.concatenate([[len(ids), *ids] for ids in lists]).astype(np.int32)
+    begins = np.array([0, 2, 3 + len(lists[1])])
+    asked.num_top[::4] = ~begins[rng.integers(3, size=len(rows[::4]))]  # some are of named tokens
+    asked = asked._replace(named=named)
     together = run(ops, asked)
     check(together, asked)
     for part in (slice(0), *(slice(q, q + 1) for q in range(len(rows)))):  # none, or one alone

@@ -36,7 +36,7 @@ from msgspec.structs import replace
 
 from srm.engine.config import EngineConfig
 from srm.engine.errors import InvalidRequest, Overloaded
-from srm.engine.messages import PROMPT, REASONS, Output, Request, Running, join
+from srm.engine.messages import NAMED, PROMPT, REASONS, Output, Request, Running, join
 from srm.engine.process.engine import Engine
 from srm.engine.scheduler.completion import NOT_ALLOWED, NOT_FINITE
 from srm.engine.scheduler.parking import parkable
@@ -102,7 +102,8 @@ def scored_ids(request: Request) -> bytes:
 
 def of_prompt(like: Request, prompt: list[int], **params: Any) -> Request:
     ids = np.array(prompt, "<i4").tobytes()
-    params = {"prompt_logprobs_start": 0, **params}
+    unscored = {name: () for count, name in NAMED.items() if params.get(count, ()) is None}
+    params = {"prompt_logprobs_start": 0, **unscored, **params}
     return replace(like, prompt_token_ids=ids, params=replace(like.params, **params))
 
 
@@ -421,9 +422,8 @@ class EngineMachine(RuleBasedStateMachine):
         if PROMPT in entries and len(entries) > 1:
             assert entries[PROMPT].token_ids == scored_ids(request)
         if request.params.max_tokens and request.params.prompt_logprobs is not None:
-            params = replace(
-                request.params, logprobs=None, prompt_logprobs=None, prompt_logprobs_start=0
-            )
+            none = dict.fromkeys(NAMED) | dict.fromkeys(NAMED.values(), ())
+            params = replace(request.params, prompt_logprobs_start=0, **none)
             unscored = expected_of(replace(request, params=params))
             for index in unscored.keys() & entries.keys():
                 is_broken = entries[index].finish_reason == "error"  # maybe only a prompt's score

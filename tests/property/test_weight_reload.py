@@ -23,13 +23,16 @@ from srm.engine.config import EngineConfig
 from srm.engine.messages import PROMPT, Output, Request, Running, join
 from srm.engine.process.engine import Engine
 from tests.engines.invariants import prefixes_add_up, queues_add_up, slots_add_up
-from tests.engines.making import ints, request_of
+from tests.engines.making import floats, ints, request_of
 from tests.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
 from tests.engines.run_engine import alone
 from tests.engines.strategies import configs
 
 VERSIONS = [tiny_weights(seed) for seed in range(3)]
 HEADER = np.random.default_rng(3).integers(0, 31, 40).tolist()
+
+NAMED = (30, 3)
+"""Tokens whose scores are sent in the place of each one sampled."""
 
 prompts = st.one_of(
     st.lists(st.integers(0, 31), min_size=1, max_size=8),
@@ -47,6 +50,8 @@ added = st.builds(
     temperature=st.sampled_from([0.0, 1.0]),
     ignore_eos=st.booleans(),
     prompt_logprobs=st.sampled_from([None, None, 1]),
+    logprobs=st.just(len(NAMED)),
+    logprob_token_ids=st.just(NAMED),
 )
 reloaded = st.sampled_from(["finish", "drop", "continue"])
 histories = st.lists(st.one_of(added, added, st.integers(1, 6), reloaded), max_size=25)
@@ -106,8 +111,11 @@ def assert_is_of_all_before(
     the tokens before it."""
     sampled: list[int] = []
     versions: list[int] = []
+    scores: list[float] = []
     for version, output in messages:
         sampled += ints(output.token_ids)
+        scores += floats(output.top_logprobs)
+        assert ints(output.top_ids) == list(NAMED) * (len(output.token_ids) // 4)
         versions += ints(output.versions) or [version] * (len(output.token_ids) // 4)
     begins = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist()]
     for begin, end in zip(begins, [*begins[1:], len(sampled)], strict=True):
@@ -118,6 +126,8 @@ def assert_is_of_all_before(
         again = msgspec.structs.replace(request, prompt_token_ids=prompt, params=params)
         exact = expected(msgspec.msgpack.encode(again), versions[begin])[index]
         assert sampled[begin:end] == ints(exact.token_ids)[: end - begin]
+        own = slice(len(NAMED) * begin, len(NAMED) * end)
+        assert scores[own] == floats(exact.top_logprobs)[: len(NAMED) * (end - begin)]
 
 
 @settings(max_examples=100)

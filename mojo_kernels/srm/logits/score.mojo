@@ -4,6 +4,9 @@
     logprobs[q] = log softmax(z)[target],  ranks[q] = 1 + tokens before the target
     top_ids[q, i] = the i-th token for i < num_top[q],  top_logprobs[q, i] = log softmax(z)[it]
 
+Where num_top[q] < 0, the tokens are not the likeliest but those of a list, in its order: at
+named[~num_top[q]] is how many there are, and they follow.
+
 Tokens are ordered by logit, the largest first, and equal ones by id, the lowest first. The target is
 the token given; of a decode row the one just sampled. So a row's numbers depend on that row alone,
 and a target among the likeliest has the same bits in both places. What is not asked for, or not
@@ -25,6 +28,7 @@ for the largest logit after the one before, so few cost little.
     targets       [1 + H - D]  int32  in, of the others from 1 on
     rows          [Q]     int32     in
     num_top       [Q]     int32     in, at most N
+    named         [*]     int32     in, lists of at most N tokens
 """
 
 import extensibility
@@ -53,6 +57,7 @@ def _score_row[
     temperature: Float32,
     next: Int,
     num_top: Int,
+    named: Pointer[Int32, _],
     top_ids: Pointer[Int32, MutUnsafeAnyOrigin],
     top_logprobs: Pointer[Float32, MutUnsafeAnyOrigin],
     size: Int,
@@ -60,7 +65,7 @@ def _score_row[
 ) -> Tuple[Float32, Int32]:
     """The log-probability and the rank of the token `next`.
 
-    Of the threads that call this for a row, one `writes` the `num_top` likeliest.
+    Of the threads that call this for a row, one `writes` the `num_top` likeliest, or those `named`.
     """
     if writes:
         for i in range(size):
@@ -74,8 +79,15 @@ def _score_row[
     if isnan(mass):
         return (nan[DType.float32](), Int32(0))
     var token = -1
-    for i in range(min(num_top, vocab)):
-        token = row.after(token)
+    var is_listed = num_top < 0
+    var count = min(num_top, vocab)
+    if is_listed:
+        count = min(Int(named[unsafe_offset=~num_top]), size)
+    for i in range(count):
+        if is_listed:
+            token = Int(named[unsafe_offset=~num_top + 1 + i])
+        else:
+            token = row.after(token)
         if writes:
             top_ids[unsafe_offset=i] = Int32(token)
             top_logprobs[unsafe_offset=i] = logprob_of(
@@ -106,6 +118,7 @@ struct _Score:
         targets: InputTensor[dtype=DType.int32, rank=1, ...],
         rows: InputTensor[dtype=DType.int32, rank=1, ...],
         num_top: InputTensor[dtype=DType.int32, rank=1, ...],
+        named: InputTensor[dtype=DType.int32, rank=1, ...],
         ctx: DeviceContext,
     ) raises:
         var num_rows = rows.dim_size(0)
@@ -126,6 +139,7 @@ struct _Score:
         var target_ptr = targets.unsafe_ptr()
         var row_ptr = rows.unsafe_ptr()
         var num_top_ptr = num_top.unsafe_ptr()
+        var named_ptr = named.unsafe_ptr()
 
         @always_inline
         def score[Row: LogitRow, //](mut row: Row, q: Int, writes: Bool) {var}:
@@ -144,6 +158,7 @@ struct _Score:
                 temperature,
                 Int(next),
                 Int(num_top_ptr[unsafe_offset=q]),
+                named_ptr,
                 top_id_ptr.unsafe_offset(q * Int(size)),
                 top_logprob_ptr.unsafe_offset(q * Int(size)),
                 Int(size),

@@ -198,6 +198,7 @@ class Breaks(NumpyRunner):
     ("emit", "params"),
     [
         *((emit, {"logprobs": 2}) for emit in ("delta", "tokens")),
+        *((emit, {"logprobs": 2, "logprob_token_ids": (30, 3)}) for emit in ("delta", "tokens")),
         *((emit, {}) for emit in ("final", "delta", "tokens")),
         *((emit, {"logprobs": 0, "prompt_logprobs": 2}) for emit in ("final", "delta", "tokens")),
     ],

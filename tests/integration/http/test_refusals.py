@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from srm.engine.messages import NAMED
 from srm.server.schema.sampling_fields import MAX_CUT_LENGTH, MAX_SCORES
 from tests.serving import (
     CHATS,
@@ -28,7 +29,7 @@ ONLY_WHOLE = {"best_of", "return", "until", "verify"}
 """Fields that are refused for something else, or not at all, where `stream` is true."""
 TOO_MANY = f"max_waiting = {MAX_WAITING}"
 RESPONSES, GENERATE, TOKENS = "/v1/responses", "/generate", "/inference/v1/generate"
-MOST = "0 … 20, the setting max_logprobs, got"
+MOST = "0 … 20, the setting max_logprobs (the vocabulary has 320 tokens), got"
 MANY_SCORES = f"a reply may have {MAX_SCORES}"
 REFUSED: list[tuple[str, str, str, dict[str, Any]]] = [
     # What the model or the engine cannot do.
@@ -67,10 +68,37 @@ REFUSED: list[tuple[str, str, str, dict[str, Any]]] = [
      {"text": "x", "logprob_start_len": 0}),
     (GENERATE, "logprob_start_len", "lies after the last of the prompt's 2 tokens",
      {"input_ids": [5, 6], "return_logprob": True, "logprob_start_len": 2}),
-    (GENERATE, "token_ids_logprob", "prompt_logprobs = 0 scores",
-     {"input_ids": [5, 6], "return_logprob": True, "token_ids_logprob": [5]}),
-    (TOKENS, "sampling_params", "prompt_logprobs = 0 scores",
-     {"token_ids": [5], "sampling_params": {"logprob_token_ids": [5]}}),
+    *((COMPLETIONS, name, f"{MOST} 320", {name: -1}) for name in NAMED),
+    (CHATS, "top_logprobs", f"{MOST} 320", {"logprobs": True, "top_logprobs": -1}),
+    (TOKENS, "logprobs", f"{MOST} 320", {"token_ids": [5], "sampling_params": {"logprobs": -1}}),
+    (GENERATE, "top_logprobs_num", "got -1",
+     {"text": "x", "return_logprob": True, "top_logprobs_num": -1}),
+    *((COMPLETIONS, ids, f"only with {name}", {ids: [5]}) for name, ids in NAMED.items()),
+    *((COMPLETIONS, ids, "5 more than once", {name: 0, ids: [5, 6, 5]})
+      for name, ids in NAMED.items()),
+    *((COMPLETIONS, ids, "holds 320; ids are 0 … 319", {name: 0, ids: [320]})
+      for name, ids in NAMED.items()),
+    *((COMPLETIONS, ids, "at most 20 token ids, the setting max_logprobs, got 21",
+       {name: 0, ids: [*range(21)]}) for name, ids in NAMED.items()),
+    *((COMPLETIONS, "echo", ids, {"echo": True, name: 0, ids: [5]})
+      for name, ids in NAMED.items()),
+    (CHATS, "logprob_token_ids", "only with logprobs", {"logprob_token_ids": [5]}),
+    (CHATS, "logprob_token_ids", "5 more than once",
+     {"logprobs": True, "logprob_token_ids": [5, 5]}),
+    (TOKENS, "logprob_token_ids", "5 more than once",
+     {"token_ids": [5], "sampling_params": {"logprob_token_ids": [5, 5]}}),
+    (GENERATE, "token_ids_logprob", "only with return_logprob",
+     {"input_ids": [5, 6], "token_ids_logprob": [5]}),
+    (GENERATE, "token_ids_logprob", "top_logprobs_num",
+     {"input_ids": [5, 6], "return_logprob": True, "token_ids_logprob": [5],
+      "top_logprobs_num": 1}),
+    (GENERATE, "token_ids_logprob", "token_ids_logprob holds 5 more than once",
+     {"input_ids": [5, 6], "return_logprob": True, "token_ids_logprob": [5, 5]}),
+    (GENERATE, "token_ids_logprob", "token_ids_logprob holds 320",
+     {"input_ids": [5, 6], "return_logprob": True, "token_ids_logprob": [320],
+      "logprob_start_len": 0}),
+    (RESPONSES, "logprob_token_ids", "POST /v1/chat/completions has it",
+     {"input": "x", "logprob_token_ids": [5]}),
     (CHATS, "n", TOO_MANY, {"n": MAX_WAITING + 1}),
     (CHATS, "stop_token_ids", "", {"stop_token_ids": [1_000]}),
     (CHATS, "logprobs", MANY_SCORES,

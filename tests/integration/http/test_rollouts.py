@@ -195,6 +195,39 @@ def test_prompts_are_scored_in_both_forms(trained: Server) -> None:
     assert reply["prompt_logprobs"] == [None] * 5 + plain["prompt_logprobs"][5:]
 
 
+def test_named_tokens_are_scored_in_both_forms(trained: Server) -> None:
+    ids, named = [*IDS, 50], [7, 280, 5]
+    params = {"max_tokens": 4, "seed": 3, "ignore_eos": True, "temperature": 0.7}
+    reply = ask(trained, TOKENS, token_ids=ids,
+                sampling_params=params | {"logprob_token_ids": named})["choices"][0]  # fmt: skip
+    content = reply["logprobs"]["content"]
+    assert [[top["token_id"] for top in entry["top_logprobs"]] for entry in content] == [named] * 4
+    params |= {"max_new_tokens": params.pop("max_tokens")}
+    body = {"input_ids": ids, "sampling_params": params, "return_logprob": True}
+    body |= {"token_ids_logprob": named}
+    meta = ask(trained, GENERATE, **body)["meta_info"]
+    assert meta["output_token_ids_logprobs"] == [
+        [[top["logprob"], top["token_id"], None] for top in entry["top_logprobs"]]
+        for entry in content
+    ]
+    assert [entry[1] for entry in meta["output_token_logprobs"]] == reply["token_ids"]
+    assert not {"output_top_logprobs", "input_token_ids_logprobs"} & meta.keys()
+    streamed = events_of(trained, GENERATE, **body)[-1]["meta_info"]
+    assert streamed["output_token_ids_logprobs"] == meta["output_token_ids_logprobs"]
+    meta = ask(trained, GENERATE, **body, logprob_start_len=1)["meta_info"]
+    none, *scores = meta["input_token_ids_logprobs"]
+    scored = complete(trained, prompt=ids, max_tokens=0, prompt_logprobs=0,
+                      prompt_logprob_token_ids=named)["choices"][0]["prompt_logprobs"]  # fmt: skip
+    assert none is None and "input_top_logprobs" not in meta
+    assert scores == [
+        [[entry[str(id)]["logprob"], id, None] for id in named] for entry in scored[2:]
+    ]
+    body["sampling_params"] = {"max_new_tokens": 0}
+    alone = ask(trained, GENERATE, **body, logprob_start_len=1)["meta_info"]
+    assert alone["input_token_ids_logprobs"] == meta["input_token_ids_logprobs"]
+    assert alone["output_token_ids_logprobs"] == []
+
+
 def test_a_stop_string_remains_if_it_is_not_trimmed(trained: Server) -> None:
     params = {"max_new_tokens": 8, "temperature": 0, "ignore_eos": True}
     whole = ask(trained, GENERATE, text="the cat", sampling_params=params)["text"]

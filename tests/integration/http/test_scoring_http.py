@@ -13,9 +13,18 @@ import numpy as np
 import pytest
 
 from tests.engines.likelihoods import distributions, greedy_after
+from tests.engines.numpy_runner import TINY
 from tests.engines.served_app import Visit, application
 from tests.engines.served_engine import Serve
-from tests.serving import EOS_PROMPT, TEXT_MODEL, Server, choice_of, complete, unpacked
+from tests.serving import (
+    EOS_PROMPT,
+    TEXT_MODEL,
+    Server,
+    choice_of,
+    complete,
+    events_of,
+    unpacked,
+)
 
 PROMPT = [0, 5, 90, 91, 92, 33, 33, 7, 280]
 LM_EVAL = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
@@ -157,6 +166,107 @@ def test_prompt_logprobs_have_rank_and_text(server: Server) -> None:
                 assert value["rank"] == order.index(int(name)) + 1
                 assert value["logprob"] == pytest.approx(row[int(name)], abs=1e-4)
                 assert isinstance(value["decoded_token"], str)
+
+
+NAMED = [7, 280, 5]
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        {"temperature": 0},
+        {"temperature": 0.5, "n": 2, "top_k": 3},
+        {"logit_bias": {"280": 3}, "frequency_penalty": 1, "repetition_penalty": 1.5},
+        {"allowed_token_ids": [5, 7, 9]},
+    ],
+)
+def test_named_tokens_are_scored_in_the_place_of_each_sampled_one(
+    server: Server, edits: dict[str, Any]
+) -> None:
+    """As the likeliest would be: the same numbers, in whole replies, streams and arrays."""
+    fields = {"prompt": PROMPT, "max_tokens": 6, "seed": 3, "ignore_eos": True, **edits}
+    shown = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    named = {"logprobs": 0, "logprob_token_ids": NAMED}
+    choices = complete(server, **fields, **shown, **named)["choices"]
+    likeliest = complete(server, **fields, **shown, logprobs=20)["choices"]
+    events = events_of(server, **fields, **shown, **named)
+    packed = complete(server, **fields, return_packed=True, **named)["choices"]
+    for choice, plain, compact in zip(choices, likeliest, packed, strict=True):
+        assert choice["token_ids"] == plain["token_ids"]
+        arrays, more = choice["logprobs"], plain["logprobs"]
+        assert arrays["token_logprobs"] == more["token_logprobs"]
+        for token, top, other in zip(
+            choice["token_ids"], arrays["top_logprobs"], more["top_logprobs"], strict=True
+        ):
+            assert set(top) == {f"token_id:{item}" for item in [*NAMED, token]}
+            common = top.keys() & other.keys()
+            assert f"token_id:{token}" in common
+            assert {name: top[name] for name in common} == {name: other[name] for name in common}
+        own = [c for event in events for c in event["choices"] if c["index"] == choice["index"]]
+        streamed = [top for part in own for top in part["logprobs"]["top_logprobs"]]
+        assert streamed == arrays["top_logprobs"]
+        ids, numbers = (
+            np.frombuffer(unpacked(compact)["packed"][name], dtype).reshape(-1, len(NAMED))
+            for name, dtype in (("top_token_ids", "<i4"), ("top_logprobs", "<f4"))
+        )
+        assert ids.tolist() == [NAMED] * len(choice["token_ids"])
+        expected = [[top[f"token_id:{item}"] for item in NAMED] for top in arrays["top_logprobs"]]
+        assert np.maximum(numbers, -9999).tolist() == pytest.approx(np.array(expected))
+    if edits == {"temperature": 0}:
+        rows = distributions([*PROMPT, *choices[0]["token_ids"]][:-1])[len(PROMPT) - 1 :]
+        assert np.array(expected) == pytest.approx(rows[:, NAMED], abs=1e-4)
+
+
+def test_named_tokens_are_scored_in_the_place_of_each_of_a_prompt(server: Server) -> None:
+    fields = {"prompt": PROMPT, "max_tokens": 0, "prompt_logprobs": 0}
+    named = {"prompt_logprob_token_ids": NAMED}
+    first, *rest = choice_of(server, **fields, **named)["prompt_logprobs"]
+    assert first is None
+    for row, token, entry in zip(distributions(PROMPT[:-1]), PROMPT[1:], rest, strict=True):
+        assert set(entry) == {str(item) for item in [*NAMED, token]}
+        for name, value in entry.items():
+            assert value["logprob"] == pytest.approx(row[int(name)], abs=1e-4)
+            rank = int((row > row[token]).sum()) + 1 if name == str(token) else None
+            assert value["rank"] == rank
+    packed = unpacked(choice_of(server, **fields, **named, return_packed=True,
+                                return_token_ids=True))["packed_prompt"]  # fmt: skip
+    ids = np.frombuffer(base64.b64decode(packed["top_token_ids"]), "<i4").reshape(-1, len(NAMED))
+    assert ids.tolist() == [[-1] * 3] + [NAMED] * (len(PROMPT) - 1)
+
+
+async def test_minus_one_is_the_whole_vocabulary(
+    serve: Serve, endpoint: str, tiny_folder: Path
+) -> None:
+    """Where the setting reaches so far, which is -1 too; names may be as many."""
+    serve(max_logprobs=-1)
+    vocab = TINY.vocab_size
+    fields = {"prompt": [5, 6, 7], "max_tokens": 3, "return_tokens_as_token_ids": True}
+    every = [*range(vocab)]
+    async with application(endpoint, tiny_folder) as (app, _):
+        replies = []
+        for asked in (
+            {"logprobs": -1, "prompt_logprobs": -1},
+            {"logprobs": vocab, "prompt_logprobs": vocab},
+            {"logprobs": 0, "logprob_token_ids": every[::-1]}
+            | {"prompt_logprobs": 5, "prompt_logprob_token_ids": every},
+        ):
+            status, reply = await Visit(app, fields | asked, []).reply()
+            assert status == 200, reply
+            replies.append(json.loads(reply)["choices"])
+        ((choice,), again, ((named),)) = replies
+        assert again == [choice]
+        assert named["logprobs"]["top_logprobs"] == choice["logprobs"]["top_logprobs"]
+        for top in choice["logprobs"]["top_logprobs"]:
+            assert len(top) == vocab and np.exp([*top.values()]).sum() == pytest.approx(1)
+        for entry, other in zip(
+            choice["prompt_logprobs"][1:], named["prompt_logprobs"][1:], strict=True
+        ):
+            assert len(entry) == vocab
+            assert {name: value["logprob"] for name, value in entry.items()} == {
+                name: value["logprob"] for name, value in other.items()
+            }
+        status, reply = await Visit(app, fields | {"logprobs": vocab + 1}, []).reply()
+        assert status == 400 and f"max_logprobs (the vocabulary has {vocab} tokens" in str(reply)
 
 
 def test_the_last_tokens_of_a_prompt_are_scored_alone(server: Server) -> None:

@@ -33,8 +33,9 @@ from tests.serving import TEXT_MODEL, Server, complete
 SLOTS = 16
 
 
-def make(folder: Path) -> tuple[Engine, SteppedEngine]:
-    config = EngineConfig(num_slots=SLOTS, max_step_rows=8, max_step_tokens=64, model=folder)
+def make(folder: Path, **settings: Any) -> tuple[Engine, SteppedEngine]:
+    sizes: dict[str, Any] = {"num_slots": SLOTS, "max_step_rows": 8, "max_step_tokens": 64}
+    config = EngineConfig(**sizes, model=folder, **settings)
     runner = NumpyRunner(tiny_weights(config=TEXT_MODEL), SLOTS)
     steps = SteppedEngine(TEXT_MODEL, runner, config)
     return Engine.over(steps, config), steps
@@ -139,6 +140,10 @@ def test_params_of_another_type_are_named(llm: Engine, params: Any, kind: str) -
         ("logprobs", True, "prompt 0: logprobs must be an integer or null; got True"),
         ("stop_token_ids", 5, "prompt 0: stop_token_ids must be a list; got 5"),
         ("logit_bias", {"5": 1.0}, "prompt 0: a key in logit_bias must be an integer; got {'5'"),
+        ("logprob_token_ids", (5, 5), "prompt 0: logprob_token_ids holds 5 more than once"),
+        ("logprob_token_ids", 5, "prompt 0: logprob_token_ids must be a list; got 5"),
+        ("logprobs", -1, "prompt 0: logprobs must be 0 … 20, .* 320 tokens.*, got 320"),
+        ("logprobs", -2, "prompt 0: logprobs must be 0 … 20, .*, got -2"),
         ("allowed_token_ids", ([5],), r"prompt 0: allowed_token_ids\[.*\] must be an integer"),
     ],
 )
@@ -175,6 +180,29 @@ def test_numbers_and_lists_of_numpy_are_taken_as_meant(llm: Engine) -> None:
     given |= {"logit_bias": {np.int32(5): np.float32(1)}, "stop_token_ids": np.array([7])}
     results = [llm.generate([[5]], params) for params in (meant, SamplingParams(**given))]
     assert tokens(results[0][0].completions) == tokens(results[1][0].completions)
+
+
+def test_named_tokens_and_the_whole_vocabulary_are_scored(text_model: Path) -> None:
+    llm, steps = make(text_model, max_logprobs=-1)
+    size, ids = steps.model.vocab_size, [7, 280, 5]
+    given: dict[str, Any] = {"max_tokens": 4, "seed": 3, "ignore_eos": True}
+    every = SamplingParams(**given, logprobs=-1, prompt_logprobs=-1)
+    named: Any = {"logprob_token_ids": np.array(ids), "prompt_logprob_token_ids": ids[:1]}
+    (whole,), (few,) = (llm.generate([[5, 6, 7]], asked) for asked in
+                        (every, SamplingParams(**given, **named)))  # fmt: skip
+    for all_scores, scores, own in (
+        (whole.completions[0].scores, few.completions[0].scores, ids),
+        (whole.prompt_scores, few.prompt_scores, ids[:1]),
+    ):
+        assert all_scores is not None and scores is not None
+        assert (np.sort(all_scores.top_ids) == np.arange(size)).all()
+        assert scores.top_ids.tolist() == [own] * len(scores.top_ids)
+        places = np.argsort(all_scores.top_ids)[:, own]
+        expected = np.take_along_axis(all_scores.top_logprobs, places, axis=1)
+        assert scores.top_logprobs.tolist() == expected.tolist()
+    (streamed,) = llm.stream([[5, 6, 7]], SamplingParams(**given, logprob_token_ids=(7, 280, 5)))
+    assert streamed.scores is not None and few.completions[0].scores is not None
+    assert (streamed.scores.top_logprobs == few.completions[0].scores.top_logprobs).all()
 
 
 def test_prompts_are_scored(llm: Engine) -> None:

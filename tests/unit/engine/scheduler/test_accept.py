@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from srm.engine.errors import ContextTooLong, InvalidRequest
-from srm.engine.messages import Request, SamplingParams
+from srm.engine.messages import NAMED, Request, SamplingParams
 from srm.engine.scheduler.accept import accept
 from srm.engine.state.sequence import SequenceGroup
 from tests.engines.making import request_of
@@ -116,6 +116,30 @@ def test_alternatives_go_up_to_the_setting(name: str, most: int) -> None:
         with pytest.raises(InvalidRequest, match=f"0 … {most}, the setting max_logprobs") as error:
             ask(count)
         assert error.value.param == name
+
+
+@pytest.mark.parametrize(("count", "name"), NAMED.items())
+def test_named_tokens_are_in_the_vocabulary_each_once_and_as_many_as_the_setting(
+    count: str, name: str
+) -> None:
+    def ask(ids: tuple[int, ...], size: int | None = None, most: int = 3) -> SequenceGroup:
+        fields: dict[str, Any] = {name: ids, count: len(ids) if size is None else size}
+        return accept(request_of(**fields, emit="tokens"), TINY, 0, max_logprobs=most)
+
+    for ids in ((), (0,), (V - 1, 0, 5)):
+        assert getattr(ask(ids).request.params, name) == ids
+    refused: list[tuple[str, str, tuple[int, ...], int | None]] = [
+        (name, "at most 3 token ids, the setting max_logprobs, got 4", (1, 2, 3, 4), None),
+        (name, f"holds {V}; ids are 0", (1, V), None),
+        (name, "holds -1; ids are 0", (-1,), None),
+        (name, "holds 7 more than once", (7, 2, 7), None),
+        (count, "must be 2 beside as many", (7, 2), 1),
+    ]
+    for field, message, wrong, size in refused:
+        with pytest.raises(InvalidRequest, match=message) as error:
+            ask(wrong, size)
+        assert error.value.param == field
+    assert len(getattr(ask(tuple(range(V)), most=V).request.params, name)) == V
 
 
 def test_where_scores_begin_is_a_place_in_the_prompt() -> None:

@@ -100,6 +100,27 @@ def test_alternatives_come_with_each_token_to_those_who_asked(most: int) -> None
     assert (len(scheduled(scheduler).score_rows), scheduler.table.num_asking) == (0, 0)
 
 
+def test_named_tokens_are_lists_that_equal_requests_share() -> None:
+    scheduler = scheduler_of(max_step_tokens=64)
+    for name, ids in (("a", (7, 3)), ("b", (7, 3)), ("c", (9,))):
+        scheduler.add(
+            request_of(name, [5], emit="delta", logprobs=len(ids), logprob_token_ids=ids, n=2)
+        )
+    scheduler.add(request_of("likeliest", [5], emit="delta", logprobs=2))
+    scheduler.add(request_of("prompt", [5, 6, 7], prompt_logprobs=1, prompt_logprob_token_ids=(9,)))
+    batch = scheduled(scheduler)
+    asked = [(2, 7, 3)] * 4 + [(1, 9)] * 2 + [None] + [(1, 9)] * 2
+    named, wanted = batch.named.tolist(), batch.num_top.tolist()
+    assert [None if at >= 0 else tuple(named[~at : ~at + 1 + named[~at]]) for at in wanted] == asked
+    assert (wanted[6], len(named)) == (2, 3 + 2)
+    complete(scheduler, batch)
+    assert len(scheduler.table.named) == 3
+    for name in ("a", "b", "c"):
+        scheduler.abort(name)
+    assert not scheduler.table.named
+    assert scheduled(scheduler).named.tolist() == []
+
+
 def test_alternatives_in_tokens_are_those_of_the_first_rows() -> None:
     scheduler = scheduler_of()
     for stream, most in enumerate((None, 1, 0, 2)):

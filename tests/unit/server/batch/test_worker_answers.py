@@ -42,6 +42,14 @@ def expected(**fields: Any) -> Expected:
     return Expected("/v1/chat/completions", json.dumps(body).encode(), "a", 1, "m", 64)
 
 
+def test_a_reply_may_be_larger_the_more_scores_it_may_have() -> None:
+    sizes = [
+        expected(logprobs=True, **asked).max_bytes
+        for asked in ({}, {"logprob_token_ids": [5, 6]}, {"top_logprobs": 3}, {"top_logprobs": -1})
+    ]
+    assert sizes == sorted({*sizes})
+
+
 @pytest.mark.parametrize("choice", ["required", "auto"])
 def test_a_call_ends_an_answer_where_tools_may_be_called(choice: str) -> None:
     called = answer({"content": None, "tool_calls": [CALL]}, "tool_calls")

@@ -123,16 +123,19 @@ MEANT += [
     (COMPLETIONS, {"prompt": "a", name: [1]}, name, f"{name!r} is not a field of this request")
     for name in ("prompt_token_ids", "required_prefix_token_ids")
 ]
-SCORED = "prompt_logprobs = 0 scores the token that a prompt ends with"
 MEANT += [
-    (COMPLETIONS, {"prompt": "a", "logprob_token_ids": [1]}, "logprob_token_ids", SCORED),
     (
         COMPLETIONS,
-        {"prompt": "a", "logprobs": -1},
-        "logprobs",
-        "max_logprobs; got -1: POST",
+        {"prompt": "a", "token_ids_logprob": [1]},
+        "token_ids_logprob",
+        "logprob_token_ids is its name here",
     ),
-    (CHATS, {"messages": [USER], "logprobs": True, "top_logprobs": -1}, "top_logprobs", SCORED),
+    (
+        COMPLETIONS,
+        {"prompt": "a", "logprobs": -2},
+        "logprobs",
+        "max_logprobs; -1: the whole vocabulary; got -2",
+    ),
 ]
 HINTS: list[dict[str, Any]] = [
     {"reasoning_effort": "none"},
