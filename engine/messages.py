@@ -255,9 +255,6 @@ class Pause(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pause"
     """Seconds without a Pause, LoadWeights or PutWeights after which steps are made again."""
     refeeds: bool = False
     """Whether weights that are changed meanwhile with `continue` are changed with `refeed`."""
-    waits: bool = False
-    """Whether what runs ends first, while nothing starts: only then it is answered. Refused if
-    another Pause, a Resume or the end of the lease comes before."""
 
 
 class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="resume"):

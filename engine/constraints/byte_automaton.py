@@ -16,9 +16,9 @@ MAX_WORK = 600_000
 _PAUSED_EVERY = 250
 """Units after which other threads have their turn: the steps' one must not wait for this one."""
 _PAUSE_SECONDS = 50e-6
-_RESTS = 9
-"""Seconds of rest for each second of work while others wait too, so that a flood of constraints
-leaves nine tenths of a core to the steps."""
+_RESTS = 4
+"""Seconds of rest for each second of work on a constraint of a flood, which so leaves four fifths
+of a core to the steps."""
 
 
 class NotCompiled(Exception):
@@ -38,13 +38,13 @@ class Work:
         self,
         left: int = MAX_WORK,
         ended: threading.Event | None = None,
-        others_wait: Callable[[], bool] = lambda: False,
+        is_flood: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`ended`: set by another thread once nobody waits for it. `others_wait`: whether more
-        constraints are to be compiled, which makes this thread rest."""
+        """`ended`: set by another thread once nobody waits for it. `is_flood`: whether so many
+        are to be compiled that this thread is to rest between."""
         self.left = left
         self._ended = ended
-        self._others_wait = others_wait
+        self._is_flood = is_flood
         self._paused_at = left
         self._seconds = time.thread_time()
 
@@ -60,7 +60,7 @@ class Work:
     def pause(self) -> None:
         """Let other threads have their turn. Raises NotCompiled if nobody waits for this one."""
         worked, self._seconds = time.thread_time() - self._seconds, time.thread_time()
-        time.sleep(max(_PAUSE_SECONDS, _RESTS * worked if self._others_wait() else 0))
+        time.sleep(max(_PAUSE_SECONDS, _RESTS * worked if self._is_flood() else 0))
         if self._ended is not None and self._ended.is_set():
             raise NotCompiled("nobody waits for it")
 

@@ -1,5 +1,4 @@
-"""Pausing: between two steps all sequences stand still in their slots, until somebody resumes them;
-or they run to their ends, and nothing starts.
+"""Pausing: between two steps all sequences stand still in their slots, until somebody resumes them.
 
 A pause has a lease: who asked for it may be gone, and then what runs goes on. It is of all engines
 of a server, in memory that they share, and so of those that are started again meanwhile.
@@ -17,9 +16,8 @@ from srm.engine.messages import Done, Pause, Resume
 logger = logging.getLogger(__name__)
 
 # Places in the memory; times are of time.monotonic, which is the same in all processes.
-# _PAUSED_AT is 0 where there is no pause; the last pause says what the last two are.
-_PAUSED_AT, _LEASE_S, _ENDS_AT, _REFEEDS, _WAITS = range(5)
-_BYTES = 5 * 8
+_PAUSED_AT, _LEASE_S, _ENDS_AT, _REFEEDS = range(4)  # _PAUSED_AT is 0 where steps are made
+_BYTES = 4 * 8
 
 
 class Pausing:
@@ -41,11 +39,6 @@ class Pausing:
         """Whether it is a pause after which what runs is fed again by weights that are new."""
         return self.is_paused and self._shared[_REFEEDS] > 0
 
-    @property
-    def waits(self) -> bool:
-        """Whether it is a pause that lets what runs end, and nothing start."""
-        return self.is_paused and self._shared[_WAITS] > 0
-
     def receive(self, message: Pause | Resume) -> Done:
         """Pause or resume; once more is the same as once, but begins the lease anew."""
         if isinstance(message, Resume):
@@ -53,7 +46,6 @@ class Pausing:
         now = time.monotonic()
         self._shared[_LEASE_S] = message.lease_s
         self._shared[_REFEEDS] = message.refeeds or self.refeeds
-        self._shared[_WAITS] = message.waits
         self.renew()
         if not self.is_paused:
             self._shared[_PAUSED_AT] = now

@@ -111,7 +111,6 @@ class EngineProcess:
         self.weight_reload = WeightReload(engine, load, config.weights_note)
         """The change of weights that is under way, if one is."""
         self._pausing = Pausing(config.pause_fd)
-        self._waiting_pauses: list[tuple[bytes, Done]] = []  # who asked, and what they will hear
         self._deadline: float | None = None  # of the drain; None: not draining
         self._leaves_at_once = False
         self._read_at = time.monotonic()  # when the inbox was read last
@@ -144,7 +143,7 @@ class EngineProcess:
                     self._durable.advance()
                 if self._pausing.has_changed():
                     self._send_statuses()
-                self._wait_for_pause()
+                self._compiling.is_beside_steps = self._makes_steps
                 if self._makes_steps:
                     self._send_outputs(self._step())
                 elif self._engine.has_work:  # what waits beside what is paused is to be seen
@@ -167,10 +166,7 @@ class EngineProcess:
 
     @property
     def _is_paused(self) -> bool:
-        """Whether no step is made; a pause that waits lets what runs end."""
-        if not self._pausing.is_paused or self._deadline is not None:  # what is drained is to end
-            return False
-        return not self._pausing.waits or self._engine.scheduler.is_quiet
+        return self._pausing.is_paused and self._deadline is None  # what is drained is to end
 
     def _is_over(self) -> bool:
         if self._deadline is None:
@@ -274,30 +270,13 @@ class EngineProcess:
                 return
             done = self._pausing.receive(message)
             self._send_statuses()
-            if isinstance(message, Pause) and message.waits:
-                self._waiting_pauses.append((client, done))
-            else:
-                self._send(client, done)
+            self._send(client, done)
             return
         if isinstance(message, DropPrefixes):
             self._engine.scheduler.prefixes.forget()
             self._send(client, Done(message.id))
             return
         self._send(client, self._end_requests(message))
-
-    def _wait_for_pause(self) -> None:
-        """Let nothing start while a pause waits for what runs; answer it when that has ended."""
-        waits = self._pausing.waits and self._deadline is None
-        self._engine.scheduler.admission.is_pausing = waits
-        if not self._waiting_pauses or (waits and not self._engine.scheduler.is_quiet):
-            return
-        self._send_outputs(self._engine.settle())
-        for client, done in self._waiting_pauses:
-            over = EngineUnavailable(
-                "the pause was over, or another one, before what ran had ended"
-            )
-            self._send(client, done if waits else refusal(done.id, over))
-        self._waiting_pauses.clear()
 
     def _end_requests(self, message: EndRequests) -> Done:
         """End those that are meant; the engine must be settled."""
@@ -325,8 +304,7 @@ class EngineProcess:
             raise EngineUnavailable("the engine is draining: what runs is not paused")
         change = self.weight_reload.current
         stands_still = self._is_paused and self._engine.scheduler.is_quiet
-        stops = not message.waits and not stands_still
-        if change is not None and change.running == "finish" and stops:
+        if change is not None and change.running == "finish" and not stands_still:
             raise SwapInProgress(
                 f"the weights are being changed for those in {change.path!r} with running = "
                 "'finish', which waits for what a pause would stop: pause when they are changed, "
@@ -488,7 +466,7 @@ class EngineProcess:
         status = self.weight_reload.add_status(self._engine.status())
         if self._deadline is not None:
             status = msgspec.structs.replace(status, state="draining")
-        if self._pausing.is_paused and self._deadline is None:
+        if self._is_paused:
             status = msgspec.structs.replace(status, paused=True)
         return self._send(client, status)
 

@@ -50,16 +50,11 @@ class Admission:
     forking: FairQueue = field(default_factory=FairQueue)  # prefilled, for slots to start in
     prefill: Prefill = field(init=False)
     refeed: Refeed = field(init=False)
-    is_held: bool = False  # until weights are changed only what is parked gets slots
-    is_pausing: bool = False  # the same until a pause is over
+    is_held: bool = False  # only what is parked gets slots
     _yielding: SequenceGroup | None = None  # gives up its prefix when none of its rows needs it
     _waiting_at: Counter[int] = field(default_factory=Counter)  # of num_waiting, by priority
     _resumed: list[tuple[I64, SlotStates]] = field(default_factory=list)
     _rivals: tuple[FairQueue, ...] = field(init=False)  # those that can use a slot now
-
-    @property
-    def begins_nothing(self) -> bool:
-        return self.is_held or self.is_pausing
 
     def __post_init__(self) -> None:
         self.prefill = Prefill(self.prefixes, self.waiting)
@@ -247,7 +242,7 @@ class Admission:
     def _next(self, room: int) -> tuple[FairQueue, SequenceGroup] | None:
         """Return who gets the next free slot, and the line it is in."""
         free, best = self.table.num_free, None
-        if self.begins_nothing:
+        if self.is_held:
             parked = self.parking.line.peek()
             return (self.parking.line, parked) if parked is not None and free else None
         waiting = self.waiting.peek()
@@ -283,7 +278,7 @@ class Admission:
         """Where states of prompts are scarce, begin a prompt of the share that has fewest of them,
         and have another share give one up for it."""
         first = self.waiting.peek()
-        if first is None or self.begins_nothing or self.room <= 0:
+        if first is None or self.is_held or self.room <= 0:
             return
         line = self.waiting.get_queue(first.share.tier.priority)
         if self.prefixes.num_available > len(line):

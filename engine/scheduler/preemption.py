@@ -31,7 +31,7 @@ def choose_preempted(admission: Admission, state_bytes: int) -> I64:
     waiting = {priority for line in admission.lines for priority in line.priorities}
     priorities = sorted(waiting, reverse=True)
     owning = admission.shares.owning
-    if not priorities or not owning or parking.room <= 0 or admission.begins_nothing:
+    if not priorities or not owning or parking.room <= 0 or admission.is_held:
         return NONE
     preempted, room = NONE, parking.room
     if priorities[0] > owning[0]:

@@ -35,10 +35,10 @@ def write_delta(base: Path, new: Path, output: Path) -> list[str]:
     """Write what is to be changed in the model `base` to have the model `new`; return what was
     decided, line by line. Raises CheckpointError for what is no model, and ConfigError for two that
     cannot follow each other; then nothing is written."""
+    before, after = read_stored(base), read_stored(new)
     for folder in (base, new):
         if output.exists() and output.samefile(folder):
             raise ConfigError(f"--output {output} is the folder of a model, which stays as it is")
-    before, after = read_stored(base), read_stored(new)
     if before.config != after.config:
         raise ConfigError(f"--delta-of {base} and {new} differ in their architecture")
     if unshared := sorted(before.tensors.keys() ^ after.tensors.keys()):
@@ -46,11 +46,13 @@ def write_delta(base: Path, new: Path, output: Path) -> list[str]:
     changed = {
         name: tensor for name, tensor in after.tensors.items() if tensor != before.tensors[name]
     }
-    metadata = read_metadata(weights_path(new)) or {"format": "pt"}
-    content = encoded_tensors(new, changed, metadata | {DELTA_OF: before.fingerprint})
+    metadata = read_metadata(weights_path(new)) | {DELTA_OF: before.fingerprint}
+    content = encoded_tensors(new, changed, metadata)
     try:
         output.mkdir(parents=True, exist_ok=True)
-        (output / WEIGHTS).write_bytes(content)
+        partial = output / f"{WEIGHTS}.partial"
+        partial.write_bytes(content)
+        partial.replace(output / WEIGHTS)  # which somebody may be reading
         (output / "config.json").write_bytes(read_file(new / "config.json"))
     except OSError as error:
         raise ConfigError(f"cannot write {output}: {error.strerror}") from None

@@ -166,7 +166,7 @@ def encoded_tensors(
             data_ptr=data.ctypes.data,
             data_len=data.nbytes,
         )
-    return bytes(safetensors.serialize(specs, metadata))
+    return bytes(safetensors.serialize(specs, metadata or None))
 
 
 def checked(

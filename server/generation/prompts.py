@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from srm.engine.errors import ContextTooLong, InvalidRequest
-from srm.engine.messages import PROMPT, Output, join
+from srm.engine.messages import NAMED, PROMPT, Output, join
 from srm.server import metrics
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.conversation import ExactPrompt
@@ -186,9 +186,10 @@ def _check_scores(request: CompletionRequest, prompts: list[bytes], n_ctx: int) 
             total += (request.prompt_logprobs + 1) * scored
     total *= request.num_samples
     if total > MAX_SCORES:
+        name = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
         raise InvalidRequest(
             f"{len(prompts)} prompts with n = {request.num_samples}, logprobs = {request.logprobs} "
             f"and prompt_logprobs = {request.prompt_logprobs} could take {total} "
             f"log-probabilities; a reply may have {MAX_SCORES}: send fewer prompts at once",
-            "logprobs" if request.prompt_logprobs is None else "prompt_logprobs",
+            NAMED[name] if getattr(request, NAMED[name]) else name,
         )

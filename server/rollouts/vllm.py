@@ -91,15 +91,16 @@ class PauseQuery(Fields, frozen=True, kw_only=True):
     """The query of POST /pause."""
 
     mode: str = "keep"
-    """`keep`: what runs goes on after /resume; `abort`: it ends, with its tokens so far; `wait`: it
-    ends by itself, before the reply, while nothing starts."""
+    """`keep`: what runs goes on after /resume; `abort`: it ends, with its tokens so far."""
     clear_cache: bool = True
     """No effect: kept states of prompts are dropped whenever weights change."""
 
     def check(self) -> None:
-        if self.mode not in {"keep", "abort", "wait"}:
+        if self.mode not in {"keep", "abort"}:
             raise InvalidRequest(
-                f"mode must be keep, abort or wait, got {self.mode[:80]!r}", "mode"
+                f"mode must be keep or abort, got {self.mode[:80]!r}; to wait for what runs, ask "
+                "POST /v1/admin/weights with running = finish, and do not pause",
+                "mode",
             )
 
 
@@ -267,7 +268,7 @@ def routes(control: TrainerControl) -> APIRouter:
         query = from_text(PauseQuery, request.query_params.multi_items())
 
         async def make() -> PauseState:
-            await control.pause(waits=query.mode == "wait")
+            await control.pause()
             if query.mode == "abort":
                 await control.end()
             return PauseState("paused")

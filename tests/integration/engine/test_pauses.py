@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from srm.engine.client.client import EngineClient
-from srm.engine.client.spread import PART_SAMPLES
 from srm.engine.constraints.grammars import Grammars
 from srm.engine.errors import EngineUnavailable, InvalidRequest, SwapInProgress
 from srm.engine.messages import (
@@ -25,7 +23,6 @@ from srm.engine.messages import (
     EndRequests,
     HoldWeights,
     LoadWeights,
-    Output,
     Pause,
     Resume,
 )
@@ -225,74 +222,3 @@ async def test_who_leaves_lets_what_is_paused_go_on_and_pauses_nothing(
         with pytest.raises(EngineUnavailable, match="is stopping"):
             await client.control(PAUSE)
         assert isinstance(await client.control(Resume("resume")), Done)
-
-
-@contextmanager
-def stopped(served: Served) -> Iterator[None]:
-    """After two steps none is made, and all else is."""
-    step = served.process._step
-
-    def make_few() -> list[Output]:
-        if served.engine.num_steps < 2:
-            return step()
-        time.sleep(0.002)
-        return []
-
-    served.process._step = make_few
-    yield
-    served.process._step = step
-
-
-def has_begun(served: Served) -> bool:
-    return served.engine.num_steps == 2
-
-
-WAIT = Pause("pause", 1_000.0, waits=True)
-
-
-async def test_a_pause_waits_for_what_runs_on_every_engine(serve: Serve, endpoint: str) -> None:
-    memory = os.memfd_create("pause")
-    one, other = serve(pause_fd=memory), serve(number=1, pause_fd=memory)
-    many = request_of("a", n=3 * PART_SAMPLES, max_tokens=9)
-    async with client_of_two(endpoint) as client:
-        with stopped(other):
-            asked = asyncio.create_task(collect(client, many))
-            await until(lambda: has_begun(other))
-            paused = asyncio.create_task(client.control(WAIT))
-            await until(lambda: one.engine.num_steps > 0 and one.engine.scheduler.is_quiet)
-            later = asyncio.create_task(collect(client, request_of("b", max_tokens=3)))
-            await until(lambda: all(are_paused(client)))
-            assert not paused.done()
-        await paused
-        assert one.engine.scheduler.is_quiet and other.engine.scheduler.is_quiet
-        assert not later.done(), "it begins when they are resumed"
-        await client.control(Resume("resume"))
-        assert len(await later) == 1
-        assert {output.finish_reason for output in await asked} == {"length"}
-    os.close(memory)
-
-
-async def test_a_pause_whose_lease_ends_first_says_so(serve: Serve, endpoint: str) -> None:
-    served = serve()
-    async with connected(endpoint) as client:
-        with stopped(served):
-            asked = asyncio.create_task(collect(client, request_of("a", max_tokens=9)))
-            await until(lambda: has_begun(served))
-            with pytest.raises(EngineUnavailable, match="before what ran had ended"):
-                await client.control(msgspec.structs.replace(WAIT, lease_s=0.1))
-            assert are_paused(client) == [False]
-        assert len(await asked) == 1
-
-
-async def test_what_a_pause_waits_for_is_drained_too(serve: Serve, endpoint: str) -> None:
-    served = serve()
-    async with connected(endpoint) as client:
-        with stopped(served):
-            asked = asyncio.create_task(collect(client, request_of("a", n=20, max_tokens=9)))
-            await until(lambda: has_begun(served))
-            paused = asyncio.create_task(client.control(WAIT))
-            await until(lambda: any(are_paused(client)))
-            served.process.drain()
-            with pytest.raises(EngineUnavailable):
-                await paused
-        assert len(await asked) == 20, "those that had not begun as well"

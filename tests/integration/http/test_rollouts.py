@@ -32,7 +32,6 @@ from tests.serving import (
 TOKENS, GENERATE = "/inference/v1/generate", "/generate"
 IDS = [9, 21, 33, 14]
 LONG_CHOICE = {"max_tokens": 100, "structured_outputs": {"choice": ["a choice of many tokens"]}}
-LONG: dict[str, Any] = {"token_ids": IDS, "sampling_params": {"max_tokens": 90, "ignore_eos": True}}
 KEY = {"Authorization": "Bearer the-key-of-the-operator"}
 
 
@@ -264,40 +263,6 @@ def test_a_pause_keeps_what_runs_where_it_is(trained: Server) -> None:
             assert asked.result()["choices"][0]["text"] == expected
             assert "text" in other.result()["choices"][0]
         wait_until(lambda: not trained.admin.get("/is_paused").json()["is_paused"])
-
-
-def test_a_pause_may_wait_for_what_runs(trained: Server, folders: Path) -> None:
-    with ThreadPoolExecutor() as pool:
-        with running(trained, TOKENS, **LONG) as asked:
-            paused = pool.submit(tell, trained, "/pause?mode=wait")
-            wait_until(lambda: trained.admin.get("/is_paused").json()["is_paused"])
-            other = pool.submit(complete, trained, max_tokens=2)
-            wait_until(lambda: trained.metric("srm_engine_waiting_sequences") == 1)
-            assert not paused.done() and not asked.done()
-        assert paused.result() == {"status": "paused"}
-        assert tell(trained, "/pause?mode=wait") == {"status": "paused"}, "nothing runs"
-        assert not other.done() and trained.metric("srm_engine_waiting_sequences") == 1
-        tell(trained, "/update_weights", weight_dir=str(folders / "1"))
-        version = trained.metric("srm_weights_version")
-        tell(trained, "/resume")
-        assert asked.result()["weights_version"] == version - 1
-        assert other.result()["weights_version"] == version
-
-
-@pytest.mark.parametrize("end", ["/resume", "/pause?mode=keep"])
-def test_a_pause_that_waits_is_refused_where_another_word_comes_first(
-    trained: Server, end: str
-) -> None:
-    url = f"{trained.admin_url}/pause?mode=wait"
-    with ThreadPoolExecutor() as pool:
-        with running(trained, TOKENS, **LONG) as asked:
-            paused = pool.submit(httpx.post, url, timeout=120)
-            wait_until(lambda: trained.admin.get("/is_paused").json()["is_paused"])
-            tell(trained, end)
-            assert "before what ran had ended" in error_of(paused.result(), 503)["message"]
-            assert trained.admin.get("/is_paused").json()["is_paused"] == (end != "/resume")
-            tell(trained, "/resume")
-        assert asked.result()["choices"][0]["finish_reason"] == "length"
 
 
 def test_weights_change_between_pause_and_resume(trained: Server, folders: Path) -> None:
@@ -615,7 +580,7 @@ def generated(**params: Any) -> dict[str, Any]:
         (GENERATE, {"text": "a", "top_logprobs_num": 2}, "top_logprobs_num"),
         (GENERATE, {"text": "a", "sampling_params": {"max_tokens": 1}}, "sampling_params"),
         (GENERATE, {"text": "a", "return_hidden_states": True}, "return_hidden_states"),
-        ("/pause?mode=later", None, "mode"),
+        ("/pause?mode=wait", None, "mode"),
         ("/pause_generation", {"mode": "wait"}, "mode"),
         ("/abort_request", {}, "rid"),
         ("/abort_request", {"rid": "a", "abort_all": True}, "rid"),

@@ -248,14 +248,14 @@ def test_what_compiling_takes_is_counted_and_the_same_each_time() -> None:
         determinize(regex("(?:[a-z]{1,12}[ ,.]){1,20}", short), short)
 
 
-def test_compiling_rests_while_other_constraints_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_rests_in_a_flood_of_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
     rested: list[float] = []
     clock = SimpleNamespace(sleep=rested.append, thread_time=partial(next, count(step=0.001)))
     monkeypatch.setattr(byte_automaton, "time", clock)
-    Work(others_wait=lambda: False).pause()
-    Work(others_wait=lambda: True).pause()
+    Work(is_flood=lambda: False).pause()
+    Work(is_flood=lambda: True).pause()
     assert rested[0] < 0.000_1
-    assert rested[1] == pytest.approx(0.009)
+    assert rested[1] == pytest.approx(0.004)
 
 
 def test_what_many_references_lead_to_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,16 @@ def test_base_and_delta_are_the_new_file(pair: tuple[Path, Path], tmp_path: Path
         load_checkpoint(delta)
 
 
+def test_a_file_without_metadata_is_made_whole_to_the_bit(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    base, new = pair
+    save_file(load_file(new / FILE), new / FILE)
+    write_delta(base, new, tmp_path / "delta")
+    whole = made_whole(tmp_path / "delta" / FILE, read_stored(base).tensors)
+    assert whole == (new / FILE).read_bytes()
+
+
 def test_what_was_one_tensor_may_become_two(tmp_path: Path) -> None:
     write_random_model(tmp_path / "base", CONFIG)
     tensors = load_file(tmp_path / "base" / FILE)
@@ -91,6 +101,8 @@ def test_two_models_that_cannot_follow_each_other(pair: tuple[Path, Path], tmp_p
     for taken in (base, new):
         with pytest.raises(ConfigError, match="which stays as it is"):
             write_delta(base, new, taken)
+    with pytest.raises(CheckpointError, match="missing"):
+        write_delta(tmp_path / "missing", new, tmp_path)
     tensors = load_file(new / FILE)
     del tensors[CHANGED[0]]
     save_file(tensors, new / FILE)
