@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,18 +22,24 @@ from srm.trl import RolloutServer
 
 _MOST_ABORTED = 4096  # ids in one request
 _WAITS_S = (1, 2, 4, 8, 16)  # before a request that is refused for now is sent again
+_NO_LIMIT = 2**31 - 1  # of calls in Ray, which would have control wait behind calls that wait
 
 
 class RolloutActor:
-    """The actor that asks a server for verl. Its methods are those that verl calls."""
+    """The actor that asks a server for verl. Its methods are those that verl calls.
 
-    def __init__(self, config: Any, url: str, key: str) -> None:
+    It takes any number of calls, and has `max_running` of their requests run at once. A concurrency
+    group of Ray's would not do for control: it has an event loop of its own, in another thread.
+    """
+
+    def __init__(self, config: Any, url: str, key: str, max_running: int) -> None:
         self._config = config
         self._url = url
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._session: aiohttp.ClientSession | None = None
         self._steps: dict[int, int | None] = {}  # trainer's step, by the server's version
         self._newest: int | None = None
+        self._places = asyncio.Semaphore(max_running)
         self._running: set[str] = set()
         self._open = asyncio.Event()
         self._open.set()
@@ -45,8 +52,8 @@ class RolloutActor:
 
         `extra_fields` says of which of the trainer's steps its first and its last token are, and
         in `weight_versions` which of the server's versions made which tokens. Raises ValueError for
-        what is no text, RuntimeError for what the server refuses, and for tokens of weights that
-        this trainer did not send.
+        what is no text, RuntimeError for what the server refuses or does not answer, and for tokens
+        of weights that this trainer did not send.
         """
         params = dict(sampling_params)
         others["prompt_logprobs"] = params.pop("prompt_logprobs", None)
@@ -66,19 +73,23 @@ class RolloutActor:
                 "logprobs": 0 if params.get("logprobs") else None,
             },
         }
-        while not self._open.is_set():
-            if self._rejects:
+        while True:
+            if self._rejects and not self._open.is_set():
                 return TokenOutput(
                     token_ids=[],
                     stop_reason="aborted",
                     extra_fields={"global_steps": self._newest},
                 )
             await self._open.wait()
-        self._running.add(request_id)
-        try:
-            reply = await self._post("/inference/v1/generate", body)
-        finally:
-            self._running.discard(request_id)
+            async with self._places:
+                if not self._open.is_set():  # any more
+                    continue
+                self._running.add(request_id)
+                try:
+                    reply = await self._post("/inference/v1/generate", body)
+                finally:
+                    self._running.discard(request_id)
+            break
         [choice] = reply["choices"]
         versions = [span["version"] for span in choice["weight_versions"]]
         if self._steps and not self._steps.keys() >= {*versions}:
@@ -129,13 +140,17 @@ class RolloutActor:
                 headers=self._headers,
                 timeout=aiohttp.ClientTimeout(total=None),
             )
+        url = f"{self._url}{path}"
         for wait_s in (*_WAITS_S, 0):
-            async with self._session.post(f"{self._url}{path}", json=body) as reply:
-                if reply.status == 200:
-                    return await reply.json()
-                refusal = f"POST {path}: {reply.status} {(await reply.text())[:2_000]}"
-                if reply.status not in (429, 503):
-                    break
+            try:
+                async with self._session.post(url, json=body) as reply:
+                    if reply.status == 200:
+                        return await reply.json()
+                    refusal = f"POST {url}: {reply.status} {(await reply.text())[:2_000]}"
+            except (aiohttp.ClientError, OSError, ValueError) as error:  # the last for no JSON
+                raise RuntimeError(f"POST {url}: {type(error).__name__}: {error}") from error
+            if reply.status not in (429, 503):
+                break
             await asyncio.sleep(wait_s)
         raise RuntimeError(refusal)
 
@@ -151,9 +166,9 @@ class SRMReplica(RolloutReplica):
             raise ValueError("rollout.full_determinism: verl seeds all samples of a prompt alike")
         url, _, key = _settings(self.config, self.replica_rank)
         actor = ray.remote(RolloutActor).options(
-            name=_actor_name(self.replica_rank), max_concurrency=self.max_concurrency
+            name=_actor_name(self.replica_rank), max_concurrency=_NO_LIMIT
         )
-        self._server_handle = actor.remote(self.config, url, key)
+        self._server_handle = actor.remote(self.config, url, key, self.max_concurrency)
         self._server_address = urlsplit(url).netloc
         self.servers = [self._server_handle]
         await self._server_handle.check.remote()
@@ -223,6 +238,12 @@ def _settings(config: Any, replica_rank: int) -> tuple[str, str, str]:
     name = "rollout.engine_kwargs.srm"
     if settings:
         raise ValueError(f"{name}: unknown {', '.join(settings)}; it has urls, folder and key")
+    if (
+        isinstance(urls, str)
+        or not isinstance(urls, Sequence)
+        or not all(isinstance(url, str) for url in urls)
+    ):
+        raise ValueError(f"{name}.urls: {urls!r} is no list of strings")
     if replica_rank >= len(urls):
         raise ValueError(f"{name}.urls: replica {replica_rank} has none; each needs a server")
     if not folder:

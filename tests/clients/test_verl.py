@@ -48,6 +48,10 @@ def test_rollouts_go_on_with_the_weights_of_each_step(
     noted("verl", "`abort_all_requests`, `FullyAsyncLLMServerClient`, `resume_generation`")
     assert result["rejected"] == ["aborted", []]
     assert result["no scores"] is None
+    assert {step for _, _, step in result["crowd"]} == {7}
+    completed = [tokens for reason, tokens, _ in result["crowd"] if reason == "completed"]
+    assert len(result["crowd"]) == 18 and len(completed) >= 2  # at most 16 ran when aborted
+    assert {*completed} == {400}
     refusals = result["refusals"]
     assert "image_data" in refusals["an image"]
     assert "temperature" in refusals["a temperature"] and "400" in refusals["a temperature"]
@@ -57,6 +61,15 @@ def test_rollouts_go_on_with_the_weights_of_each_step(
     assert "folder: is missing" in refusals["no folder"]
     assert "unknown url" in refusals["a misspelt setting"]
     assert "not finite" in refusals["no number"]
+    for name in ("a string", "a number"):
+        assert "engine_kwargs.srm.urls: " in refusals[name], refusals
+        assert "no list of strings" in refusals[name]
+    for name in ("a reward model", "a teacher"):
+        assert "rollout.name: srm makes the actor's rollouts alone" in refusals[name]
+    assert "rollout.full_determinism" in refusals["determinism"]
+    assert "POST http://127.0.0.1:1/abort_requests: Client" in refusals["no server"]
+    assert "prompt_logprobs: " in refusals["prompt_logprobs"]
+    assert "tokens are of weights" in refusals["foreign weights"]
     assert result["left"] == []  # no folder of weights
 
 

@@ -37,6 +37,10 @@ from verl.workers.rollout.llm_server import (  # noqa: E402
     FullyAsyncLLMServerClient,
     LLMServerManager,
 )
+from verl.workers.rollout.replica import RolloutReplicaRegistry  # noqa: E402
+
+from srm.trl import RolloutServer  # noqa: E402
+from srm.verl import RolloutActor, SRMReplica  # noqa: E402
 
 torch.set_num_threads(1)
 TEMPERATURE = 1.3
@@ -116,17 +120,50 @@ async def refused(asked: Any) -> str:
     return ""
 
 
+def third(settings: dict[str, Any], **more: Any) -> RolloutConfig:
+    return RolloutConfig(
+        name="srm", tensor_model_parallel_size=1, engine_kwargs={"srm": settings}, **more
+    )
+
+
 def refused_settings(**settings: Any) -> str:
     """What the adapter of the third replica says of its settings."""
     os.environ["RANK"] = "2"
-    rollout = RolloutConfig(
-        name="srm", tensor_model_parallel_size=1, engine_kwargs={"srm": settings}
-    )
+    model = HFModelConfig(path=folder, trust_remote_code=True)
     try:
-        get_rollout_class("srm")(rollout, HFModelConfig(path=folder, trust_remote_code=True), None)
+        get_rollout_class("srm")(third(settings), model, None)
     except ValueError as error:
         return str(error)
     return ""
+
+
+def refused_replica(determined: bool = False, **kind: bool) -> str:
+    """What the third replica says when it begins."""
+    rollout = third({"urls": [url] * 3, "folder": weights}, full_determinism=determined)
+    return asyncio.run(refused(SRMReplica(2, rollout, None, **kind).launch_servers()))
+
+
+class NarrowReplica(SRMReplica):
+    """16 of its requests run at once."""
+
+    max_concurrency = 16
+
+
+async def crowd(replica: Any, row: list[int], version: int) -> list[Any]:
+    """Samples of a replica that has more calls than may run: control does not wait for them."""
+    server = replica.server_handle
+    params = {"max_tokens": 400, "ignore_eos": True}
+    await replica.abort_all_requests()
+    asked = [
+        server.generate.remote(prompt_ids=row, sampling_params=params, request_id=uuid4().hex)
+        for _ in range(18)
+    ]
+    await server.check.remote()  # which Ray begins behind these 18, all of which wait
+    await server.set_global_steps.remote(7, version)
+    await replica.resume_generation()
+    await replica.abort_all_requests()  # 16 run, and two go on waiting
+    await replica.resume_generation()
+    return await asyncio.gather(*asked)
 
 
 async def until_running(replica: Any) -> None:
@@ -148,6 +185,7 @@ async def straddle(manager: Any, group: Any, rows: list[list[int]]) -> list[Any]
 
 
 tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+RolloutReplicaRegistry.register("srm", lambda: NarrowReplica)
 rows = [tokenizer(prompt)["input_ids"] for prompt in json.loads(prompts)]
 first = loaded()
 ray.init(num_cpus=8, include_dashboard=False)
@@ -192,7 +230,13 @@ asyncio.run(replica.abort_all_requests(reject_request=True))
 [rejected] = asyncio.run(sample(client, rows[:1]))
 result["rejected"] = [rejected.stop_reason, rejected.token_ids]
 asyncio.run(replica.resume_generation())
-result["no scores"] = asyncio.run(sample(client, rows[:1]))[0].log_probs
+[unscored] = asyncio.run(sample(client, rows[:1]))
+result["no scores"] = unscored.log_probs
+[span] = unscored.extra_fields["weight_versions"]
+result["crowd"] = [
+    (reply.stop_reason, len(reply.token_ids), reply.extra_fields["global_steps"])
+    for reply in asyncio.run(crowd(replica, rows[0], span["version"]))
+]
 result["refusals"] = {
     "an image": asyncio.run(
         refused(client.generate("a", prompt_ids=[5], sampling_params={}, image_data=["b"]))
@@ -203,8 +247,17 @@ result["refusals"] = {
     "a server too few": refused_settings(urls=[url, url], folder=weights),
     "no folder": refused_settings(urls=[url] * 3),
     "a misspelt setting": refused_settings(url=url),
+    "a string": refused_settings(urls=url, folder=weights),
+    "a number": refused_settings(urls=[url, url, 3], folder=weights),
+    "a reward model": refused_replica(is_reward_model=True),
+    "a teacher": refused_replica(is_teacher_model=True),
+    "determinism": refused_replica(determined=True),
+    "no server": asyncio.run(refused(RolloutActor(None, "http://127.0.0.1:1", "", 1).check())),
+    "prompt_logprobs": asyncio.run(refused(sample(client, rows[:1], prompt_logprobs=1))),
     "no number": group.update_weights(float("nan"), 5)[0],
 }
+RolloutServer(url, weights, first.config).send_weights(first.named_parameters())
+result["refusals"]["foreign weights"] = asyncio.run(refused(sample(client, rows[:1])))
 result["left"] = [path.name for path in Path(weights).iterdir()]
 ray.shutdown()
 print(json.dumps(result))
