@@ -144,9 +144,13 @@ class RolloutServer:
         self._session.close()
 
     def _ask(self, path: str, body: dict[str, Any]) -> Any:
-        reply = self._session.post(f"{self._url}{path}", json=body, timeout=self._timeout_s)
+        url = f"{self._url}{path}"
+        try:
+            reply = self._session.post(url, json=body, timeout=self._timeout_s)
+        except requests.RequestException as error:
+            raise RuntimeError(f"POST {url}: {type(error).__name__}: {error}") from error
         if reply.status_code != 200:
-            raise RuntimeError(f"POST {path}: {reply.status_code} {reply.text[:2_000]}")
+            raise RuntimeError(f"POST {url}: {reply.status_code} {reply.text[:2_000]}")
         return reply.json()
 
 
