@@ -280,11 +280,15 @@ async def test_with_nothing_to_go_on_with_nothing_is_written_and_who_goes_answer
                 await client.snapshot()
 
 
-async def left_in_the_middle(served: Served, endpoint: str, wanted: list[Request]) -> None:
-    """By a client that is gone, when the engine has made 25 steps."""
+async def left_in_the_middle(
+    served: Served, endpoint: str, wanted: list[Request], folder: Path
+) -> None:
+    """By a client that is gone, after 25 steps of the held engine, which has all from the first."""
     patience_s = served.process.clients.timeout_s
     async with connected(endpoint) as leaving:
         asked = asyncio.create_task(collect_all(leaving, wanted))
+        await until(lambda: served.engine.scheduler.num_requests == len(wanted))
+        hold(folder, steps=25)
         await until(lambda: served.engine.num_steps == 25)
     await lost(asked)
     served.process.clients.timeout_s = 0
@@ -307,8 +311,8 @@ async def test_a_successor_goes_on_with_what_a_client_that_is_gone_left(
     wanted = requests()
     names = "srm_restored_sequences_total", "srm_engine_decode_tokens_total"
     restored, sampled = map(sample_value, names)
-    with held(folder.parent, steps=25):
-        await left_in_the_middle(served, endpoint, wanted)
+    with held(folder.parent):
+        await left_in_the_middle(served, endpoint, wanted, folder.parent)
     assert not served.engine.has_work
     async with asking(endpoint) as client:
         await steps_after_all(client, wanted, weights)
@@ -324,8 +328,8 @@ async def test_what_a_client_that_is_gone_left_is_in_the_next_snapshot(
 ) -> None:
     served = serve(make_engine=HeldEngine, model=folder.parent, snapshot_dir=str(folder))
     wanted = requests()
-    with held(folder.parent, steps=25):
-        await left_in_the_middle(served, endpoint, wanted)
+    with held(folder.parent):
+        await left_in_the_middle(served, endpoint, wanted, folder.parent)
     served.process.drain()
     assert served.join() == 0
     serve(snapshot_dir=str(folder))
