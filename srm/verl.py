@@ -89,7 +89,9 @@ class RolloutActor:
                     reply = await self._post("/inference/v1/generate", body)
                 finally:
                     self._running.discard(request_id)
-            break
+            return self._output(reply)
+
+    def _output(self, reply: Any) -> TokenOutput:
         [choice] = reply["choices"]
         versions = [span["version"] for span in choice["weight_versions"]]
         if self._steps and not self._steps.keys() >= {*versions}:

@@ -45,18 +45,7 @@ def accept(
     params = request.params
     _check_named(params, max_logprobs, model.vocab_size)
     _check_ranges(params, max_logprobs, model.vocab_size)
-    if not MIN_WEIGHT <= request.weight <= MAX_WEIGHT:
-        raise InvalidRequest(
-            f"weight must be {MIN_WEIGHT:g} … {MAX_WEIGHT:g}, got {request.weight}", "weight"
-        )
-    for name in ("priority", "precedence"):
-        if abs(getattr(request, name)) > MAX_PRIORITY:
-            raise InvalidRequest(
-                f"{name} must be -{MAX_PRIORITY} … {MAX_PRIORITY}, got {getattr(request, name)}",
-                name,
-            )
-    if request.durable and request.emit == "tokens":
-        raise InvalidRequest("durable must be false where emit is tokens, got true", "durable")
+    _check_turn(request)
     samples = _samples(request)
     last = params.n - 1 if samples is None else int(samples[-1])
     if request.stream < 0 or request.stream % STREAMS + last >= STREAMS:
@@ -87,6 +76,21 @@ def accept(
         to_start=params.n,
         num_bytes=GROUP_BYTES + 2 * len(_encode(request)),  # as it came, and as arrays
     )
+
+
+def _check_turn(request: Request) -> None:
+    if not MIN_WEIGHT <= request.weight <= MAX_WEIGHT:
+        raise InvalidRequest(
+            f"weight must be {MIN_WEIGHT:g} … {MAX_WEIGHT:g}, got {request.weight}", "weight"
+        )
+    for name in ("priority", "precedence"):
+        if abs(getattr(request, name)) > MAX_PRIORITY:
+            raise InvalidRequest(
+                f"{name} must be -{MAX_PRIORITY} … {MAX_PRIORITY}, got {getattr(request, name)}",
+                name,
+            )
+    if request.durable and request.emit == "tokens":
+        raise InvalidRequest("durable must be false where emit is tokens, got true", "durable")
 
 
 def _check_room(automaton: TokenAutomaton, max_tokens: int, max_outputs: int) -> None:
