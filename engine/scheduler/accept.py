@@ -133,7 +133,7 @@ def _prompt(data: bytes, model: ModelConfig) -> I32:
 
 def _check_ranges(params: SamplingParams, max_logprobs: int, vocab_size: int) -> None:
     alternatives = (
-        f"0 … {max_logprobs}, the setting max_logprobs (the vocabulary has {vocab_size} tokens)"
+        f"0 … {max_logprobs}, the setting max_logprobs (-1 is the vocabulary, {vocab_size} tokens)"
     )
     check_ranges(
         params,
@@ -158,7 +158,7 @@ def _check_named(params: SamplingParams, max_logprobs: int, vocab_size: int) -> 
         if len(token_ids) > max_logprobs:
             raise InvalidRequest(
                 f"{name} must be at most {max_logprobs} token ids, the setting max_logprobs, got "
-                f"{len(token_ids)}",
+                f"{len(token_ids)} ids",
                 name,
             )
         check_ids(name, token_ids, vocab_size)

@@ -95,7 +95,7 @@ NamedTokens = Annotated[
     Meta(
         min_length=1,
         max_length=MAX_ALLOWED,
-        description="a list of different token ids, 1 to the setting max_logprobs",
+        description="a list of different token ids, at most the setting max_logprobs of them",
     ),
 ]
 Seed = Annotated[

@@ -29,7 +29,7 @@ ONLY_WHOLE = {"best_of", "return", "until", "verify"}
 """Fields that are refused for something else, or not at all, where `stream` is true."""
 TOO_MANY = f"max_waiting = {MAX_WAITING}"
 RESPONSES, GENERATE, TOKENS = "/v1/responses", "/generate", "/inference/v1/generate"
-MOST = "0 … 20, the setting max_logprobs (the vocabulary has 320 tokens), got"
+MOST = "0 … 20, the setting max_logprobs (-1 is the vocabulary, 320 tokens), got"
 MANY_SCORES = f"a reply may have {MAX_SCORES}"
 REFUSED: list[tuple[str, str, str, dict[str, Any]]] = [
     # What the model or the engine cannot do.
