@@ -154,7 +154,7 @@ class GenerateRequest(Fields, frozen=True, kw_only=True):
     ] = 0
     """With `return_logprob`, return so many of the likeliest tokens in the place of each."""
     token_ids_logprob: NamedTokens = []  # noqa: RUF012 - msgspec copies it
-    """With `return_logprob`, return the scores of these tokens in each one's place, not of the likeliest."""
+    """With `return_logprob`, return the scores of these tokens in place of the likeliest."""
     logprob_start_len: Annotated[
         int, Meta(ge=-1, le=2**31 - 2, description="a place in the prompt, or -1")
     ] = -1
