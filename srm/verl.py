@@ -184,7 +184,7 @@ class SRMReplica(RolloutReplica):
 
 
 class WeightUpdater(BaseRollout):
-    """What has a server go on with the weights of the trainer's process that it is in."""
+    """Sends the weights of a trainer's process to a server, which goes on with them."""
 
     def __init__(
         self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1

@@ -55,7 +55,7 @@ class AskedPeer(NamedTuple):
     flags: tuple[str, ...] = ()
     """Further flags of its command."""
     note: str = ""
-    """What these mean."""
+    """What the table says of the flags."""
 
 
 _COMPACT = (

@@ -16,9 +16,6 @@ MAX_WORK = 600_000
 _PAUSED_EVERY = 250
 """Units after which other threads have their turn: the steps' one must not wait for this one."""
 _PAUSE_SECONDS = 50e-6
-_RESTS = 4
-"""Seconds of rest for each second of work on a constraint of a flood, which so leaves four fifths
-of a core to the steps."""
 
 
 class NotCompiled(Exception):
@@ -34,19 +31,11 @@ class NotCompiled(Exception):
 class Work:
     """Counts the work that is left for compiling a constraint."""
 
-    def __init__(
-        self,
-        left: int = MAX_WORK,
-        ended: threading.Event | None = None,
-        is_flood: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """`ended`: set by another thread once nobody waits for it. `is_flood`: whether so many
-        are to be compiled that this thread is to rest between."""
+    def __init__(self, left: int = MAX_WORK, ended: threading.Event | None = None) -> None:
+        """`ended`: set by another thread once nobody waits for it."""
         self.left = left
         self._ended = ended
-        self._is_flood = is_flood
         self._paused_at = left
-        self._seconds = time.thread_time()
 
     def spend(self, units: int) -> None:
         """Count these units. Raises NotCompiled if they are too many, or as `pause`."""
@@ -59,8 +48,7 @@ class Work:
 
     def pause(self) -> None:
         """Let other threads have their turn. Raises NotCompiled if nobody waits for this one."""
-        worked, self._seconds = time.thread_time() - self._seconds, time.thread_time()
-        time.sleep(max(_PAUSE_SECONDS, _RESTS * worked if self._is_flood() else 0))
+        time.sleep(_PAUSE_SECONDS)
         if self._ended is not None and self._ended.is_set():
             raise NotCompiled("nobody waits for it")
 

@@ -21,9 +21,6 @@ from srm.engine.messages import Request, StopSamples
 
 logger = logging.getLogger(__name__)
 
-_FLOOD = 8
-"""Constraints that wait, more of which are a flood: compiling them is not to slow the steps."""
-
 
 class Waiting(NamedTuple):
     """A request that waits for its grammar, and what was said of it meanwhile."""
@@ -53,8 +50,6 @@ class Compiling:
         """`max_waiting`: most sequences of a share that wait here."""
         self._grammars = grammars
         self._max_waiting = max_waiting
-        self.is_beside_steps = False
-        """Whether steps are made now."""
         self._waiting: dict[tuple[bytes, str], Waiting] = {}  # by client and id
         self._counts = Counter[Share]()  # sequences that wait
         self._builds: dict[str, _Build] = {}  # by constraint, until they are taken
@@ -66,9 +61,6 @@ class Compiling:
 
     def __len__(self) -> int:
         return len(self._builds)
-
-    def _is_flood(self) -> bool:
-        return self.is_beside_steps and len(self._builds) > _FLOOD
 
     def start(self, client: bytes, request: Request) -> bool:
         """Have the request's constraint compiled; False if there is nothing to do. Raises
@@ -176,8 +168,7 @@ class Compiling:
         if build is None:
             return
         try:
-            work = Work(ended=self._ended, is_flood=self._is_flood)
-            build.result = self._grammars.build(build.constraint, work)
+            build.result = self._grammars.build(build.constraint, Work(ended=self._ended))
         except BaseException as error:  # noqa: BLE001  a panic of the library is no Exception
             build.result = error
         self._built.put(build)

@@ -143,7 +143,6 @@ class EngineProcess:
                     self._durable.advance()
                 if self._pausing.has_changed():
                     self._send_statuses()
-                self._compiling.is_beside_steps = self._makes_steps
                 if self._makes_steps:
                     self._send_outputs(self._step())
                 elif self._engine.has_work:  # what waits beside what is paused is to be seen

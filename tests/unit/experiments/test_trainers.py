@@ -13,7 +13,7 @@ from srm.engine.errors import ConfigError
 
 
 def result(right: list[int], known: list[int]) -> Numbers:
-    """Of two updates: ten samples of each problem, and a third of the time spent waiting."""
+    """Return a result of two updates; problems have ten samples, a third of the time is waiting."""
     times = {"seconds": [2.0, 4.0], "waited": [1.0, 1.0], "tokens": [50, 70]}
     learned = {"rewards": [0.25, 0.75], "mixed": [1.0, 0.5], "trl": "1", "torch": "2"}
     return {"right": right, "known": known, "samples": 10, **times, **learned}

@@ -127,7 +127,7 @@ def third(settings: dict[str, Any], **more: Any) -> RolloutConfig:
 
 
 def refused_settings(**settings: Any) -> str:
-    """What the adapter of the third replica says of its settings."""
+    """Return the error that these settings of the third replica raise; empty: none."""
     os.environ["RANK"] = "2"
     model = HFModelConfig(path=folder, trust_remote_code=True)
     try:
@@ -138,7 +138,7 @@ def refused_settings(**settings: Any) -> str:
 
 
 def refused_replica(determined: bool = False, **kind: bool) -> str:
-    """What the third replica says when it begins."""
+    """Return the error that the third replica raises when it starts; empty: none."""
     rollout = third({"urls": [url] * 3, "folder": weights}, full_determinism=determined)
     return asyncio.run(refused(SRMReplica(2, rollout, None, **kind).launch_servers()))
 

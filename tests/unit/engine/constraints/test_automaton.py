@@ -6,10 +6,8 @@ import json
 import re
 import tracemalloc
 from collections.abc import Callable
-from functools import partial
-from itertools import count, product
+from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ import pytest
 
 import srm.__main__ as srm
 from srm.engine.config import ModelConfig
-from srm.engine.constraints import automaton, byte_automaton, schema_pieces
+from srm.engine.constraints import automaton, schema_pieces
 from srm.engine.constraints.automaton import (
     UNREACHABLE,
     TokenAutomaton,
@@ -246,16 +244,6 @@ def test_what_compiling_takes_is_counted_and_the_same_each_time() -> None:
     with pytest.raises(NotCompiled, match="too much work"):
         short = Work(MAX_WORK - spent[0] - 1)
         determinize(regex("(?:[a-z]{1,12}[ ,.]){1,20}", short), short)
-
-
-def test_compiling_rests_in_a_flood_of_constraints(monkeypatch: pytest.MonkeyPatch) -> None:
-    rested: list[float] = []
-    clock = SimpleNamespace(sleep=rested.append, thread_time=partial(next, count(step=0.001)))
-    monkeypatch.setattr(byte_automaton, "time", clock)
-    Work(is_flood=lambda: False).pause()
-    Work(is_flood=lambda: True).pause()
-    assert rested[0] < 0.000_1
-    assert rested[1] == pytest.approx(0.004)
 
 
 def test_what_many_references_lead_to_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

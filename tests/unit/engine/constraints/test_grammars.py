@@ -300,7 +300,7 @@ def test_an_exit_waits_for_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
         begun.set()
         goes_on.wait()
 
-    monkeypatch.setattr(byte_automaton, "time", SimpleNamespace(sleep=pause, thread_time=float))
+    monkeypatch.setattr(byte_automaton, "time", SimpleNamespace(sleep=pause))
     compiling, made, build = Compiling(own, 100), Queue[Grammar](), own.build
     monkeypatch.setattr(own, "build", lambda *given: made.put(build(*given)))
     compiling.start(b"x", request_of("a", constraint=regex_constraint("[a-j]{99}")))

@@ -139,7 +139,7 @@ def test_the_copy_before_goes_when_the_last_engine_has_changed(
 
 @pytest.fixture
 def real(config: EngineWiring) -> EngineWiring:
-    """Of a model with weights in a file, in use."""
+    """Wiring whose model has its weights in a file, and is in use."""
     write_random_model(config.model, TINY)
     begun(config)
     return config
