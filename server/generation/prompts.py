@@ -190,7 +190,7 @@ def _check_scores(request: CompletionRequest, prompts: list[bytes], n_ctx: int) 
         raise InvalidRequest(
             f"{len(prompts)} prompts with n = {request.num_samples}, logprobs = {request.logprobs} "
             f"and prompt_logprobs = {request.prompt_logprobs} could take {total} "
-            f"log-probabilities; a reply may have {MAX_SCORES}: ask for fewer prompts, completions, tokens or "
-            "alternatives",
+            f"log-probabilities; a reply may have {MAX_SCORES}: ask for fewer prompts, "
+            "completions, tokens or alternatives",
             NAMED[name] if getattr(request, NAMED[name]) else name,
         )
