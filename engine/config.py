@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from codecs import BOM_UTF8
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -186,7 +186,12 @@ def parse_model_config(path: Path, data: bytes) -> ModelConfig:
         own = {name: value for name, value in given.items() if name not in _OF_TRANSFORMERS}
         return msgspec.json.decode(msgspec.json.encode(own), type=ModelConfig)
     except (*UNDECODABLE, ValueError) as error:
-        raise CheckpointError(f"{path}: {in_words(error)}") from None
+        why = in_words(error)
+        name, is_choice, value = why.partition(": Invalid enum value ")
+        if is_choice:
+            choices = ", ".join(map(repr, get_args(get_type_hints(ModelConfig)[name])))
+            why = f"{name} must be one of {choices}, got {value}"
+        raise CheckpointError(f"{path}: {why}") from None
 
 
 Dtype = Literal["float32", "bfloat16", "float8"]

@@ -190,6 +190,8 @@ async def framework_error(request: Request, error: Exception) -> Response:
         message += f": {way}"
     elif status == HTTPStatus.NOT_FOUND and (meant := _path_meant(request)):
         message += f"; did you mean {meant}?"
+    elif allowed := (error.headers or {}).get("Allow"):
+        message += f"; it takes {', '.join(sorted(allowed.split(', ')))}"
     body = ErrorBody(ErrorDetail(message, kind, None, status.name.lower()))
     return response(status, body, dict(error.headers or {}))
 

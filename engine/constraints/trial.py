@@ -12,6 +12,10 @@ LIMITS = LLParserLimits(verbose_errors=False)
 """How large a grammar and its states may become: the library's own limits."""
 _UNMET = "no text of the model's tokens can meet it, or to follow it takes too much"
 _SHOWS_PLACE = re.compile(r"\s*(?:\^*$|[0-9]+ \| |<non-verbose/>)")
+_REGEX_FAULT = re.compile(
+    r"at 1\(8\): (invalid regex .*) \(in regex\): (?:regex parse error:; .*; error: )?"
+)
+"""What is said of a regex's place in our grammar, and of how it was read."""
 _WALKED = 64
 """Tokens of the walk that shows whether a constraint can be followed."""
 
@@ -64,4 +68,5 @@ def why_not(constraint: str, tokenizer: LLTokenizer) -> str:
 def _plain(error: str) -> str:
     """Return what llguidance says, without its state and the lines that show a place."""
     lines = [line.strip() for line in error.splitlines() if not _SHOWS_PLACE.match(line)]
-    return _UNMET if error.startswith("NoExtension") else "; ".join(lines)[:500]
+    fault = _REGEX_FAULT.sub(r"\1: ", "; ".join(lines))
+    return _UNMET if error.startswith("NoExtension") else fault[:500]

@@ -6,6 +6,7 @@ server that runs it makes the folder whole; what it keeps and loads is no delta 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -46,16 +47,24 @@ def write_delta(base: Path, new: Path, output: Path) -> list[str]:
     changed = {
         name: tensor for name, tensor in after.tensors.items() if tensor != before.tensors[name]
     }
-    metadata = read_metadata(weights_path(new)) | {DELTA_OF: before.fingerprint}
-    content = encoded_tensors(new, changed, metadata)
+    if not changed:
+        raise ConfigError(
+            f"--delta-of {base} and {new} have the same tensors: nothing is to change"
+        )
+    metadata = read_metadata(weights_path(new))
+    whole = encoded_tensors(new, {**before.tensors, **changed}, metadata)
+    content = encoded_tensors(new, changed, metadata | {DELTA_OF: before.fingerprint})
+    config_bytes = read_file(new / "config.json")
     try:
         output.mkdir(parents=True, exist_ok=True)
         partial = output / f"{WEIGHTS}.partial"
         partial.write_bytes(content)
         partial.replace(output / WEIGHTS)  # which somebody may be reading
-        (output / "config.json").write_bytes(read_file(new / "config.json"))
+        (output / "config.json").write_bytes(config_bytes)
     except OSError as error:
         raise ConfigError(f"cannot write {output}: {error.strerror}") from None
+    made = hashlib.sha256(config_bytes + whole).hexdigest()[:16]
     return [
-        f"{len(changed)} of {len(after.tensors)} tensors, which differ from {before.fingerprint}"
+        f"{len(changed)} of {len(after.tensors)} tensors, which differ from {before.fingerprint}",
+        f"a server that takes them has weights {made}, which the next delta is of",
     ]

@@ -187,10 +187,11 @@ def _check_scores(request: CompletionRequest, prompts: list[bytes], n_ctx: int) 
     total *= request.num_samples
     if total > MAX_SCORES:
         name = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+        sizes = {"prompts": len(prompts), "n": request.num_samples, "logprobs": request.logprobs,
+                 "prompt_logprobs": request.prompt_logprobs}  # fmt: skip
+        given = ", ".join(f"{name} = {size}" for name, size in sizes.items() if size is not None)
         raise InvalidRequest(
-            f"{len(prompts)} prompts with n = {request.num_samples}, logprobs = {request.logprobs} "
-            f"and prompt_logprobs = {request.prompt_logprobs} could take {total} "
-            f"log-probabilities; a reply may have {MAX_SCORES}: ask for fewer prompts, "
-            "completions, tokens or alternatives",
+            f"the reply could have {total} log-probabilities, and may have {MAX_SCORES}: "
+            f"ask for fewer prompts, completions, tokens or alternatives; got {given}",
             NAMED[name] if getattr(request, NAMED[name]) else name,
         )

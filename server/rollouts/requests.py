@@ -203,7 +203,8 @@ def parse_generate(body: bytes) -> AskedToGenerate:
     """Read the body of POST /generate. Raises InvalidRequest naming field and value."""
     given = given_fields(body)
     if ("text" in given) == ("input_ids" in given):
-        raise InvalidRequest("text or input_ids is required, and not both", "input_ids")
+        got = "both" if "text" in given else "neither"
+        raise InvalidRequest(f"one of text and input_ids must be given; got {got}", "input_ids")
     name = "text" if "text" in given else "input_ids"
     prompts, is_list = _prompts(name, given[name])
     params = _params(GenerateRequest, given, _SGLANG_PARAMS, _SGLANG_NEUTRAL)

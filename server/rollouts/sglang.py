@@ -335,7 +335,7 @@ class AbortRequest(Fields, frozen=True, kw_only=True):
 
     def check(self) -> None:
         if (self.rid is None) != self.abort_all:
-            raise InvalidRequest("rid, or abort_all = true, is required, and not both", "rid")
+            raise InvalidRequest("either rid or abort_all = true must be given", "rid")
 
 
 class Changed(msgspec.Struct):

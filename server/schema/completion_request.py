@@ -43,7 +43,7 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
     best_of: BestOf | None = None
     """Sample this many, return the n likeliest per token."""
     max_tokens: Annotated[
-        int, Meta(ge=0, description="an integer of at least 1; 0 with echo or prompt_logprobs")
+        int, Meta(ge=0, description="an integer of at least 1, or 0 with echo or prompt_logprobs")
     ] = 16
     """Most tokens of a completion; 0 only scores the prompt."""
     max_completion_tokens: MaxTokens | None = None

@@ -22,8 +22,11 @@ def test_the_example_runs(
 ) -> None:
     script = tmp_path / f"example.{language}"
     here = example.replace("http://127.0.0.1:8000", demo.url)
-    script.write_text(here.replace("$MODEL", str(DEMO_MODEL)))
+    script.write_text(here.replace("models/demo", str(DEMO_MODEL)))
     if language == "python":
-        run(AGENTS_PYTHON if re.search("litellm|dspy", example) else "python", str(script))
+        run(
+            AGENTS_PYTHON if re.search("litellm|dspy|instructor", example) else "python",
+            str(script),
+        )
     else:
         run("bash", "-euo", "pipefail", str(script))

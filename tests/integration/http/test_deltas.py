@@ -130,7 +130,7 @@ def test_a_delta_of_other_weights_is_refused_and_nothing_else(
         assert error["param"] == name
         assert f"those in use are {before['system_fingerprint']}" in error["message"]
         assert served.admin.get("/is_paused").json() == {"is_paused": False}
-        assert served.admin.get("/v1/admin/state").json()["changing"] == ""
+        wait_until(lambda: served.admin.get("/v1/admin/state").json()["changing"] == "")
     assert asked.answer().json()["weights_version"] == before["weights_version"]
     whole = {name: str(trainer.folders[-1]), **more}
     assert served.admin.post(path, json=whole).status_code == 200, "which is the way out"

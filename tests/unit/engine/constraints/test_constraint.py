@@ -69,7 +69,8 @@ def test_what_is_none_is_refused(make: Callable[[Any], str], asked: Any, message
 
 def test_a_trial_says_what_cannot_be_compiled_written_or_followed() -> None:
     for constraint, fault in (
-        (regex_constraint("(a"), "unclosed group"),
+        (regex_constraint("(a"), 'invalid regex "(a": unclosed group'),
+        (regex_constraint(r"a\z1"), 'invalid regex "a\\\\z1": lookarounds not supported'),
         (regex_constraint("a(?=b)"), "look-around"),
         (regex_constraint("[a&&b]"), "can meet it"),
         (lark_constraint('start: "a" start'), "oo many items"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -42,7 +43,11 @@ def test_base_and_delta_are_the_new_file(pair: tuple[Path, Path], tmp_path: Path
     base, new = pair
     delta = tmp_path / "delta"
     fingerprint = load_checkpoint(base).fingerprint
-    assert write_delta(base, new, delta) == [f"2 of 62 tensors, which differ from {fingerprint}"]
+    assert write_delta(base, new, delta) == [
+        f"2 of 62 tensors, which differ from {fingerprint}",
+        f"a server that takes them has weights {load_checkpoint(new).fingerprint}, "
+        "which the next delta is of",
+    ]
     assert read_tensors(delta / FILE).keys() == {*CHANGED}
     assert read_metadata(delta / FILE) == {"format": "pt", "delta_of": fingerprint}
     assert made_whole(delta / FILE, read_stored(base).tensors) == (new / FILE).read_bytes()
@@ -103,6 +108,8 @@ def test_two_models_that_cannot_follow_each_other(pair: tuple[Path, Path], tmp_p
             write_delta(base, new, taken)
     with pytest.raises(CheckpointError, match="missing"):
         write_delta(tmp_path / "missing", new, tmp_path)
+    with pytest.raises(ConfigError, match="have the same tensors: nothing is to change"):
+        write_delta(base, shutil.copytree(base, tmp_path / "same"), output)
     tensors = load_file(new / FILE)
     del tensors[CHANGED[0]]
     save_file(tensors, new / FILE)
