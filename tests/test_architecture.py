@@ -23,6 +23,7 @@ _DIALECTS = ("server.schema.responses", "server.schema.messages")
 _ANSWERS = (*_EDGE, *_DIALECTS, "server.text", "server.generation", "server.reply")
 _MEASURES = ("engine.errors", "engine.settings", "loadtest")
 """What every command of ours says, reads and writes in one way: nothing that serves."""
+_LIMITED = "engine.process.limited_process"
 _REPORTS = (*_MEASURES, "loadtest.analysis", "loadtest.client")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine": (),
@@ -41,9 +42,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "server.schema.messages": (*_SERVES, "server", "server.schema"),
     "server.http": (*_SERVES, "server", "server.schema"),
     "server.storage": (*_SERVES, *_EDGE),
-    "server.text": (*_SERVES, "server", "server.schema", "engine.constraints"),
+    "server.text": (*_SERVES, "server", "server.schema", "engine.constraints", _LIMITED),
     "server.supervise": (*_SERVES, *_EDGE, "server.text"),
-    "server.generation": (*_SERVES, *_EDGE, "server.text", "engine.constraints.share_lines"),
+    "server.generation": (
+        *(*_SERVES, *_EDGE, "server.text", _LIMITED, "engine.constraints.share_lines"),
+    ),
     "server.reply": (
         *_SERVES,
         *_EDGE,

@@ -22,6 +22,7 @@ from srm.engine import metrics as engine_metrics
 from srm.engine.config import EngineConfig, Mixer, ModelConfig
 from srm.engine.errors import ConfigError
 from srm.engine.messages import SamplingParams
+from srm.engine.process import limited_process
 from srm.engine.python.request_output import Completion, Generated
 from srm.engine.settings import build, settings_in
 from srm.engine.weights.convert import parser as convert_parser
@@ -37,7 +38,6 @@ from srm.server.routes.app import OPERATIONS
 from srm.server.routes.scrape import VLLM_CACHE_CONFIG
 from srm.server.schema import conversation, json_parts, sampling_fields, tools, verify
 from srm.server.supervise import launch
-from srm.server.text import limited_process
 from srm.server.text.chat_template import RENDER_S
 from tests.serving import ROOT, SERVER_FLAGS, Server, free_port
 from tests.tools import doc_tables

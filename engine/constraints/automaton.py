@@ -58,6 +58,21 @@ class TokenAutomaton:
     def nbytes(self) -> int:
         return self.next_state.nbytes + self.class_of.nbytes + self.distance.nbytes
 
+    def to_bytes(self) -> bytes:
+        """Return it as `of_bytes` reads it."""
+        shape = np.array(self.next_state.shape, np.uint16)
+        parts = (shape, self.class_of, self.distance, self.next_state.ravel())
+        return np.concatenate(parts).tobytes()
+
+    @classmethod
+    def of_bytes(cls, data: bytes, vocab_size: int) -> TokenAutomaton:
+        """Read what `to_bytes` made of one for so many tokens."""
+        values = np.frombuffer(data, np.uint16)
+        states, classes = values[:2].tolist()
+        bounds = np.cumsum([2, vocab_size, states])
+        _, class_of, distance, next_state = np.split(values, bounds)
+        return cls(next_state.reshape(states, classes), class_of, distance)
+
     def walk(self, token_ids: I32, state: int = START) -> int:
         """Return the state after these tokens; DEAD if one of them is not allowed."""
         for token in token_ids.tolist():

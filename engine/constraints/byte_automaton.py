@@ -6,16 +6,11 @@ much is refused on every machine alike.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 MAX_WORK = 600_000
 """Most units of work for one constraint; a core does 0.4 to 0.8 million in a second."""
-_PAUSED_EVERY = 250
-"""Units after which other threads have their turn: the steps' one must not wait for this one."""
-_PAUSE_SECONDS = 50e-6
 
 
 class NotCompiled(Exception):
@@ -31,26 +26,14 @@ class NotCompiled(Exception):
 class Work:
     """Counts the work that is left for compiling a constraint."""
 
-    def __init__(self, left: int = MAX_WORK, ended: threading.Event | None = None) -> None:
-        """`ended`: set by another thread once nobody waits for it."""
+    def __init__(self, left: int = MAX_WORK) -> None:
         self.left = left
-        self._ended = ended
-        self._paused_at = left
 
     def spend(self, units: int) -> None:
-        """Count these units. Raises NotCompiled if they are too many, or as `pause`."""
+        """Count these units. Raises NotCompiled if they are too many."""
         self.left -= units
         if self.left < 0:
             raise NotCompiled("it takes too much work to compile")
-        if self._paused_at - self.left > _PAUSED_EVERY:
-            self._paused_at = self.left
-            self.pause()
-
-    def pause(self) -> None:
-        """Let other threads have their turn. Raises NotCompiled if nobody waits for this one."""
-        time.sleep(_PAUSE_SECONDS)
-        if self._ended is not None and self._ended.is_set():
-            raise NotCompiled("nobody waits for it")
 
 
 class Nfa:

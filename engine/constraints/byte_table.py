@@ -53,7 +53,7 @@ def smallest(dfa: Dfa, work: Work) -> ByteDfa:
     own, classes = np.nonzero(bits[arcs[:, 1]][:, first_byte])
     table[arcs[own, 0], classes] = arcs[own, 2] + START
     accepting = np.array([False, *dfa.accepting])
-    group = _number(_group(table, accepting, work)[:, None], work)
+    group = _number(_group(table, accepting, work)[:, None])
     if group[START] == group[DEAD]:
         raise NotCompiled("nothing meets it")
     first = np.unique(group, return_index=True)[1]
@@ -67,13 +67,13 @@ def _group(table: I32, accepting: Bool, work: Work) -> I32:
     different ones; the largest part keeps the number, so that little has to be looked at again.
     """
     arrows = _Arrows(table)
-    group = _number(arrows.count_steps(accepting)[:, None], work)
+    group = _number(arrows.count_steps(accepting)[:, None])
     sizes = np.bincount(group).tolist()
     changed = np.arange(len(table))
     while len(changed):
         work.spend(10 + len(changed) * (8 + table.shape[1]) // 8)
         parts: dict[int, list[npt.NDArray[np.int64]]] = {}
-        numbers = _number(np.column_stack([group[changed], group[table[changed]]]), work)
+        numbers = _number(np.column_stack([group[changed], group[table[changed]]]))
         order = np.argsort(numbers, kind="stable")
         for part in np.split(changed[order], np.flatnonzero(np.diff(numbers[order])) + 1):
             parts.setdefault(int(group[part[0]]), []).append(part)
@@ -96,16 +96,12 @@ def _group(table: I32, accepting: Bool, work: Work) -> I32:
     return group
 
 
-def _number(rows: npt.NDArray[np.integer], work: Work) -> I32:
+def _number(rows: npt.NDArray[np.integer]) -> I32:
     """Number rows in the order in which they first come; equal ones have one number."""
     raw, width = np.ascontiguousarray(rows, np.int32).tobytes(), rows.shape[1] * 4
     known: dict[bytes, int] = {}
-    numbers: list[int] = []
-    for start in range(0, len(raw), 512 * width):
-        work.pause()
-        places = range(start, min(start + 512 * width, len(raw)), width)
-        numbers += [known.setdefault(raw[i : i + width], len(known)) for i in places]
-    return np.array(numbers, np.int32)
+    places = range(0, len(raw), width)
+    return np.array([known.setdefault(raw[i : i + width], len(known)) for i in places], np.int32)
 
 
 class _Arrows:

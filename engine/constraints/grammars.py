@@ -24,14 +24,13 @@ from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
 
 from srm.engine.config import ModelConfig
 from srm.engine.constraints.automaton import TokenAutomaton, compile_automaton
-from srm.engine.constraints.byte_automaton import Work
 from srm.engine.constraints.trial import LIMITS, tokenizer_of
 from srm.engine.cores import available_cores
 from srm.engine.errors import InvalidRequest, SRMError
 from srm.engine.tokenizer_file import parse_tokenizer, read_file
 
 I32 = npt.NDArray[np.int32]
-MakeTable = Callable[[str, list[bytes], int, int, Work | None], TokenAutomaton | None]
+MakeTable = Callable[[str, list[bytes], int, int], TokenAutomaton | None]
 """As `compile_automaton`."""
 MAX_KEPT = 64
 """Most compiled grammars that are kept for later requests."""
@@ -106,11 +105,8 @@ class Grammars:
         self._kept.move_to_end(constraint)
         return grammar
 
-    def build(
-        self, constraint: str, work: Work | None = None, make_table: MakeTable = compile_automaton
-    ) -> Grammar:
-        """As `compile`, anew; for any thread. `work`: what its table may take. Raises what
-        `make_table` does."""
+    def build(self, constraint: str, make_table: MakeTable = compile_automaton) -> Grammar:
+        """As `compile`, anew; for any thread. Raises what `make_table` does."""
         tokenizer = self._read_tokenizer()
         vocab_size = self._model.vocab_size
         written = unforced(constraint)
@@ -125,7 +121,7 @@ class Grammars:
 
         grammar = Grammar(make, vocab_size)
         grammar.automaton = make_table(
-            constraint, self.tokens, vocab_size, self._model.eos_token_id, work
+            constraint, self.tokens, vocab_size, self._model.eos_token_id
         )
         return grammar
 

@@ -1,4 +1,5 @@
-"""Requests whose constraints are being compiled, on a thread beside the steps."""
+"""Requests whose constraints are being compiled, on a thread beside the steps; their tables in a
+process."""
 
 from __future__ import annotations
 
@@ -8,16 +9,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from threading import Event, Lock
+from threading import Lock
 from typing import NamedTuple
 
 import msgspec
 
-from srm.engine.constraints.byte_automaton import Work
 from srm.engine.constraints.grammars import Grammar, Grammars
 from srm.engine.constraints.share_lines import Share, ShareLines
 from srm.engine.errors import InvalidRequest, Overloaded
 from srm.engine.messages import Request, StopSamples
+from srm.engine.process.table_process import TableProcess
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Compiling:
         self._lock = Lock()  # of the lines
         self._built = SimpleQueue[_Build]()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compile")
-        self._ended = Event()
+        self._tables = TableProcess()
 
     def __len__(self) -> int:
         return len(self._builds)
@@ -138,8 +139,8 @@ class Compiling:
     def close(self) -> None:
         """End the thread, which the process's exit waits for: soon, but for what llguidance is at,
         whose own limits end that within seconds."""
-        self._ended.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._tables.close()
 
     def _enter(self, waiting: Waiting) -> None:
         key, build = (waiting.client, waiting.request.id), waiting.build
@@ -168,7 +169,7 @@ class Compiling:
         if build is None:
             return
         try:
-            build.result = self._grammars.build(build.constraint, Work(ended=self._ended))
+            build.result = self._grammars.build(build.constraint, self._tables.make_table)
         except BaseException as error:  # noqa: BLE001  a panic of the library is no Exception
             build.result = error
         self._built.put(build)

@@ -47,10 +47,6 @@ def write_delta(base: Path, new: Path, output: Path) -> list[str]:
     changed = {
         name: tensor for name, tensor in after.tensors.items() if tensor != before.tensors[name]
     }
-    if not changed:
-        raise ConfigError(
-            f"--delta-of {base} and {new} have the same tensors: nothing is to change"
-        )
     metadata = read_metadata(weights_path(new))
     whole = encoded_tensors(new, {**before.tensors, **changed}, metadata)
     content = encoded_tensors(new, changed, metadata | {DELTA_OF: before.fingerprint})
@@ -64,7 +60,8 @@ def write_delta(base: Path, new: Path, output: Path) -> list[str]:
     except OSError as error:
         raise ConfigError(f"cannot write {output}: {error.strerror}") from None
     made = hashlib.sha256(config_bytes + whole).hexdigest()[:16]
+    what = f"{len(changed)} of {len(after.tensors)} tensors, which differ from"
     return [
-        f"{len(changed)} of {len(after.tensors)} tensors, which differ from {before.fingerprint}",
+        f"{what if changed else 'changes nothing: no tensor differs from'} {before.fingerprint}",
         f"a server that takes them has weights {made}, which the next delta is of",
     ]

@@ -17,9 +17,15 @@ import msgspec
 
 from srm.engine.constraints.share_lines import ShareLines
 from srm.engine.errors import InvalidRequest, Overloaded
+from srm.engine.process.limited_process import (
+    CPU_S,
+    MAX_MEMORY,
+    Died,
+    LimitedProcess,
+    ProcessFailed,
+)
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.schema.structured_outputs import ConstraintSource, Vocabulary
-from srm.server.text.limited_process import CPU_S, MAX_MEMORY, Died, LimitedProcess, ProcessFailed
 from srm.server.text.text import Text
 
 WITHIN_S = 60.0
@@ -120,7 +126,7 @@ class Constraints:
             vocabulary = Vocabulary(self._text.table().entries, self._text.model.eos_token_id)
             self._process = LimitedProcess("srm.server.text.constraint_process", vocabulary)
         try:
-            return _Made(self._process.ask(source, WITHIN_S))
+            return _Made(self._process.ask(source, WITHIN_S).text)
         except Died as error:
             if not error.is_over_limit:  # the machine's fault: not to be kept
                 raise Overloaded(f"a constraint was not compiled: {error}", 1) from None

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from srm.engine.errors import CheckpointError, InvalidRequest
+from srm.engine.process.limited_process import Died, LimitedProcess, ProcessFailed
 from srm.server.schema.conversation import Conversation, ExactPrompt, names_in
-from srm.server.text.limited_process import Died, LimitedProcess, ProcessFailed
 
 RENDER_S = 5.0
 """Seconds a template may take for one chat."""
@@ -133,7 +133,8 @@ class ChatTemplate:
     def _text_of(self, variables: dict[str, Any]) -> str:
         """Return what it makes of these. Raises ProcessFailed."""
         absent = {"tools": None, "documents": None}
-        return self._process.ask({**self._special_tokens, **absent, **variables}, self.render_s)
+        variables = {**self._special_tokens, **absent, **variables}
+        return self._process.ask(variables, self.render_s).text
 
     def close(self) -> None:
         """End the process, whatever it does."""

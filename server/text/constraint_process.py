@@ -23,14 +23,14 @@ from srm.engine.constraints.constraint import (
 )
 from srm.engine.constraints.trial import tokenizer_of, why_not
 from srm.engine.errors import UNDECODABLE, InvalidRequest
-from srm.server.schema.structured_outputs import ConstraintSource, Vocabulary
-from srm.server.text.limited_process import (
+from srm.engine.process.limited_process import (
     Answer,
     limit_processor_time,
     limit_this_process,
     receive,
     send,
 )
+from srm.server.schema.structured_outputs import ConstraintSource, Vocabulary
 from srm.server.text.tool_calls import call_constraint
 
 _NICE = 10

@@ -22,7 +22,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from srm.server.text.limited_process import Answer, limit_this_process, receive, send
+from srm.engine.process.limited_process import Answer, limit_this_process, receive, send
 
 MAX_TEXT = 32 * 1024 * 1024
 """Most characters that a template may make of a chat."""

@@ -6,19 +6,15 @@ import json
 import shutil
 import threading
 from pathlib import Path
-from queue import Queue
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from llguidance import LLMatcher, LLParserLimits
 
-from srm.engine.constraints import byte_automaton
 from srm.engine.constraints import grammars as matching
-from srm.engine.constraints.byte_automaton import Work
 from srm.engine.constraints.constraint import json_constraint, regex_constraint
-from srm.engine.constraints.grammars import MAX_KEPT, Grammar, Grammars, make_masks
+from srm.engine.constraints.grammars import MAX_KEPT, Grammar, Grammars, MakeTable, make_masks
 from srm.engine.errors import InvalidRequest, Overloaded
 from srm.engine.messages import Request, StopSamples
 from srm.engine.process.compiling import Compiling
@@ -225,10 +221,10 @@ def held(own: Grammars, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Even
     """Have compiles wait for the event; return it, and the constraints that were begun."""
     goes_on, begun, build = threading.Event(), list[str](), own.build
 
-    def hang(constraint: str, work: Work) -> Grammar:
+    def hang(constraint: str, make_table: MakeTable) -> Grammar:
         begun.append(constraint)
         goes_on.wait()
-        return build(constraint, work)
+        return build(constraint, make_table)
 
     monkeypatch.setattr(own, "build", hang)
     return goes_on, begun
@@ -291,23 +287,6 @@ def test_what_is_being_compiled_is_kept_for_those_who_come_later(
     goes_on.set()
     assert compiled(compiling) == [("again", None)] and begun == [FEW]
     compiling.close()
-
-
-def test_an_exit_waits_for_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, begun, goes_on = grammars(), threading.Event(), threading.Event()
-
-    def pause(_: float) -> None:
-        begun.set()
-        goes_on.wait()
-
-    monkeypatch.setattr(byte_automaton, "time", SimpleNamespace(sleep=pause))
-    compiling, made, build = Compiling(own, 100), Queue[Grammar](), own.build
-    monkeypatch.setattr(own, "build", lambda *given: made.put(build(*given)))
-    compiling.start(b"x", request_of("a", constraint=regex_constraint("[a-j]{99}")))
-    begun.wait()
-    compiling.close()
-    goes_on.set()
-    assert made.get().automaton is None
 
 
 def test_no_more_sequences_of_a_share_wait_for_constraints_than_may_wait(
@@ -417,7 +396,7 @@ def test_a_bug_in_a_compile_refuses_its_request_alone(monkeypatch: pytest.Monkey
     own = grammars()
     compiling = Compiling(own, 100)
 
-    def fail(_: str, work: Work) -> None:
+    def fail(_: str, make_table: MakeTable) -> None:
         raise ZeroDivisionError("a bug")
 
     with monkeypatch.context() as patched:

@@ -13,11 +13,11 @@ import pytest
 from msgspec import Raw
 
 from srm.engine.errors import InvalidRequest, Overloaded
+from srm.engine.process.limited_process import Answer, LimitedProcess
 from srm.server.generation import constraints as kept
 from srm.server.generation.constraints import Constraints
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.schema.structured_outputs import ConstraintSource, Kind
-from srm.server.text.limited_process import LimitedProcess
 from srm.server.text.text import Text
 from tests.bodies.refusals import completion
 from tests.engines.matching import accepts
@@ -98,7 +98,7 @@ def hold(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[bytes]]
     """Have all that is asked wait for the event; return it, and what was begun."""
     goes_on, begun, ask = threading.Event(), list[bytes](), LimitedProcess.ask
 
-    def hang(process: LimitedProcess, message: ConstraintSource, within_s: float) -> str:
+    def hang(process: LimitedProcess, message: ConstraintSource, within_s: float) -> Answer:
         begun.append(bytes(message.value))
         goes_on.wait()
         return ask(process, message, within_s)
@@ -263,7 +263,7 @@ async def test_a_process_that_is_killed_is_not_the_constraints_fault(
     await make(constraints, source("regex", b'"a"'))
     ask = LimitedProcess.ask
 
-    def kill_and_ask(process: LimitedProcess, message: object, within_s: float) -> str:
+    def kill_and_ask(process: LimitedProcess, message: object, within_s: float) -> Answer:
         threading.Timer(0.05, children()[0].kill).start()
         return ask(process, message, within_s)
 

@@ -17,10 +17,10 @@ from msgspec import Raw
 
 from srm.engine.config import DEMO_MODEL
 from srm.engine.errors import CheckpointError, ConfigError, InvalidRequest
+from srm.engine.process.limited_process import Died, LimitedProcess
 from srm.server.schema.conversation import Conversation, messages_of
 from srm.server.schema.tools import Function, Tool
 from srm.server.text.chat_template import ChatTemplate
-from srm.server.text.limited_process import Died, LimitedProcess
 from srm.server.text.tokenizer_files import MAX_BYTES, chat_template, special_tokens
 from tests.serving import ROOT
 

@@ -1,8 +1,8 @@
 """A process of its own for what others wrote and nobody can stop from outside: templates, grammars.
 
-It gets little memory, no environment and no secrets, and is ended when it takes too long; the next
-question starts another. Messages are JSON behind their length, and each is answered. It leaves with
-its parent.
+What it does keeps no thread of ours from its turn. It gets little memory, no environment and no
+secrets, and is ended when it takes too long; the next question starts another. Messages are JSON
+behind their length, and each is answered. It leaves with its parent.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Answer(msgspec.Struct):
     """What the process made of a message, or why it is nothing."""
 
     text: str = ""
+    data: bytes = b""
     error: str | None = None
 
 
@@ -97,7 +98,7 @@ class LimitedProcess:
         self._first = first
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, message: object, within_s: float) -> str:
+    def ask(self, message: object, within_s: float) -> Answer:
         """Return the answer; kill the process after `within_s` seconds. Raises ProcessFailed."""
         if self._process is None or self._process.poll() is not None:
             self.start()
@@ -119,7 +120,7 @@ class LimitedProcess:
         )
         self._ask(self._first, START_S)
 
-    def _ask(self, message: object, within_s: float) -> str:
+    def _ask(self, message: object, within_s: float) -> Answer:
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         took_too_long = threading.Event()
@@ -139,12 +140,13 @@ class LimitedProcess:
             timer.cancel()
         if reply is None:
             self.close()
+            process.wait()  # which another thread may have closed
             why = f"it takes longer than {within_s:g} s" if took_too_long.is_set() else "it failed"
             raise Died(why, -process.returncode)
         answer = msgspec.json.decode(reply, type=Answer)
         if answer.error is not None:
             raise ProcessFailed(answer.error)
-        return answer.text
+        return answer
 
     def close(self) -> None:
         """End the process, whatever it does."""
