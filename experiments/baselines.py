@@ -21,6 +21,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from experiments.harness.corpus import Corpus, standard_library
+from experiments.harness.learning_rates import best_rate, losses_of, or_worst
 from experiments.harness.models import IN_FLOAT32, MULTIPLE, REFERENCE, MakeModel, model_makers
 from experiments.harness.ordering import ordering
 from experiments.harness.report import number, points, spread, table
@@ -92,12 +93,14 @@ class Trials:
         return list(self._make)
 
     def run(
-        self, of: Mapping[str, tuple[float, int]], seeds: Sequence[int] = ()
+        self, of: Mapping[str, tuple[float, int]], seeds: Sequence[int] = (), is_trial: bool = False
     ) -> dict[str, list[Numbers]]:
         """Return each model's results with the learning rate and the number of steps that `of`
-        gives it."""
+        gives it. A trial may diverge."""
         names = {f"{name} {rate:g} {steps}": name for name, (rate, steps) in of.items()}
         cases = {case: self._case(name, *of[name]) for case, name in names.items()}
+        if is_trial:
+            cases = {case: or_worst(measure) for case, measure in cases.items()}
         losses = run_cases("baselines", self._config, cases, {"texts": self._corpus.sha256}, seeds)
         return {names[case]: results for case, results in losses.items()}
 
@@ -120,7 +123,7 @@ def try_rates(config: BaselinesConfig, trials: Trials) -> dict[str, dict[float, 
 
     def run(rates: Mapping[str, float]) -> None:
         of = {name: (rate, config.steps) for name, rate in rates.items()}
-        for name, (result,) in trials.run(of, config.seeds[:1]).items():
+        for name, (result,) in trials.run(of, config.seeds[:1], is_trial=True).items():
             tried[name][rates[name]] = result
 
     for rate in config.learning_rates:
@@ -128,11 +131,6 @@ def try_rates(config: BaselinesConfig, trials: Trials) -> dict[str, dict[float, 
     for _ in range(config.further_rates):
         run({name: rate for name, losses in tried.items() if (rate := rate_beyond(losses))})
     return {name: dict(sorted(losses.items())) for name, losses in tried.items()}
-
-
-def best_rate(tried: Mapping[float, Numbers]) -> float:
-    """Return the learning rate with the least loss."""
-    return min(tried, key=lambda rate: tried[rate]["loss"])
 
 
 def rate_beyond(tried: Mapping[float, Numbers]) -> float:
@@ -191,11 +189,10 @@ def page(
     agrees."""
     lines = ["Losses by learning rate, with one seed:", ""]
     for name, result in tried.items():
-        losses = ", ".join(f"{rate:g}: {figures['loss']:.3f}" for rate, figures in result.items())
         side = (
             "" if not rate_beyond(result) else "; the best is the last that was tried on its side"
         )
-        lines += [f"- {name}: {losses}{side}"]
+        lines += [f"- {name}: {losses_of(result)}{side}"]
     lines += [""]
     for title, results in (("parameters", parameters), ("processor time", time)):
         ours = values_of(results, "loss")

@@ -26,6 +26,8 @@ from matplotlib.figure import Figure
 from msgspec.structs import asdict
 
 from experiments.finetuning import gain, law, powers, rates
+from experiments.harness import learning_rates
+from experiments.harness.learning_rates import or_worst
 from experiments.harness.models import HEADS, MULTIPLE, REFERENCE
 from experiments.harness.reinforcing import GRPOSettings, reinforce
 from experiments.harness.report import spread, table
@@ -217,7 +219,9 @@ def run_all(config: CoverageConfig, puzzles: Sequence[Countdown]) -> Results:
     prompts = "\n".join(puzzle.prompt for puzzle in puzzles)
     made_of = {"puzzles": hashlib.sha256(prompts.encode()).hexdigest()}
     cases: dict[str, Callable[[int], Numbers]] = {
-        searching(kind, rate): partial(learned, config, kind, rate, config.search_minutes, False)
+        searching(kind, rate): or_worst(
+            partial(learned, config, kind, rate, config.search_minutes, False)
+        )
         for kind in MODELS
         for rate in config.learning_rates
     }
@@ -250,7 +254,12 @@ def training(kind: str) -> str:
 
 def best_rate(config: CoverageConfig, results: Results, kind: str) -> float:
     """Return the learning rate with the least loss."""
-    return min(config.learning_rates, key=lambda rate: results[searching(kind, rate)][0]["loss"])
+    return learning_rates.best_rate(tried_rates(config, results, kind))
+
+
+def tried_rates(config: CoverageConfig, results: Results, kind: str) -> dict[float, Numbers]:
+    """Return the results of the search, by learning rate."""
+    return {rate: results[searching(kind, rate)][0] for rate in config.learning_rates}
 
 
 def costs(results: Results, kind: str) -> dict[str, float]:
@@ -343,12 +352,7 @@ def _took(
     heads = ["model", "parameters", "rate", "updates", "M tokens", "processor min", "loss"]
     heads += ["MFLOP an answer", "µs of a core an answer", "tokens a core second"]
     tried = (
-        f"{kind} "
-        + ", ".join(
-            f"{rate:g}: {results[searching(kind, rate)][0]['loss']:.3f}"
-            for rate in config.learning_rates
-        )
-        for kind in MODELS
+        f"{kind} {learning_rates.losses_of(tried_rates(config, results, kind))}" for kind in MODELS
     )
     dtypes = ", ".join(
         f"{kind} in {results[kind][0].get('dtype', 'a dtype that was not noted')}"
@@ -381,15 +385,13 @@ def verdict(config: CoverageConfig, results: Results) -> str:
     ks = spaced(config.samples)
     cost = {kind: costs(results, kind)["seconds"] for kind in MODELS}
     seconds = config.samples * min(cost.values())
+    # The quotient may be above the samples by a rounding error.
+    answers = {kind: min(max(1.0, seconds / cost[kind]), config.samples) for kind in MODELS}
     tables = {kind: rates(results[kind], ks) for kind in MODELS}
-    reached = {
-        kind: at_budget(tables[kind].mean(axis=0), ks, max(1.0, seconds / cost[kind]))
-        for kind in MODELS
-    }
+    reached = {kind: at_budget(tables[kind].mean(axis=0), ks, answers[kind]) for kind in MODELS}
     gaps = np.array(
         [
-            at_budget(means, ks, max(1.0, seconds / cost[REFERENCE]))
-            - at_budget(other, ks, max(1.0, seconds / cost[TRANSFORMER]))
+            at_budget(means, ks, answers[REFERENCE]) - at_budget(other, ks, answers[TRANSFORMER])
             for means, other in zip(
                 resampled_means(tables[REFERENCE], RESAMPLED, 0),
                 resampled_means(tables[TRANSFORMER], RESAMPLED, 0),  # the same puzzles

@@ -20,7 +20,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from experiments.harness.report import table
-from experiments.harness.result_cache import Numbers, digest
+from experiments.harness.result_cache import Numbers, digest, folder_of
 from experiments.harness.runner import Results, check_writable, publish, run_cases
 from experiments.harness.settings import ExperimentSettings
 from srm.engine.config import DEMO_MODEL, EngineConfig
@@ -113,12 +113,13 @@ class FinetuningConfig(ExperimentSettings, frozen=True):
 
     def tuning(self, train: tuple[Path, ...], seed: int) -> SFTConfig:
         """Return the settings of a run of `srm train sft`. Raises ValueError."""
-        return SFTConfig(
-            output=self.results / "finetuning" / f"model-{seed}",
-            train=train,
-            seed=seed,
+        settings = {
+            "train": train,
+            "seed": seed,
             **self.only("model", "epochs", "batch_rows", "learning_rate", "clip_norm", "threads"),
-        )
+        }
+        output = folder_of(self.results / "finetuning" / f"model-{seed}", settings)
+        return SFTConfig(output=output, **settings)
 
 
 def generated(count: int, seed: int) -> Iterator[dict[str, str]]:

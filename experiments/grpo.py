@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from experiments.finetuning import gain, powers, rates, solved
 from experiments.harness.report import table
-from experiments.harness.result_cache import Numbers, digest
+from experiments.harness.result_cache import Numbers, digest, folder_of
 from experiments.harness.runner import Results, publish, run_cases
 from experiments.harness.settings import ExperimentSettings
 from srm.engine.config import DEMO_MODEL
@@ -95,7 +95,6 @@ class GRPOExperimentConfig(ExperimentSettings, frozen=True):
         kind, count = case.split()
         rollouts = int(count)
         settings = {
-            "output": self.results / "grpo" / f"model-{kind}-{rollouts}-{seed}",
             "questions": self.sampled // rollouts,
             "rollouts": rollouts,
             "group_size": 0 if kind == PLAIN else min(self.group_size, rollouts - 1),
@@ -105,7 +104,8 @@ class GRPOExperimentConfig(ExperimentSettings, frozen=True):
             **self.only("model", "train", "evaluation", "steps", "learning_rate", "kl_weight"),
             **self.only("temperature", "top_p", "max_tokens", "threads"),
         }
-        return build(GRPOConfig, settings)
+        output = folder_of(self.results / "grpo" / f"model-{kind}-{rollouts}-{seed}", settings)
+        return build(GRPOConfig, settings | {"output": output})
 
     @property
     def sampling(self) -> GRPOConfig:

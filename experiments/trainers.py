@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 from experiments.finetuning import gain, solved
 from experiments.harness.report import table
-from experiments.harness.result_cache import Numbers, digest
+from experiments.harness.result_cache import Numbers, digest, folder_of
 from experiments.harness.runner import Results, check_writable, publish, run_cases
 from experiments.harness.settings import ExperimentSettings
 from srm.engine.config import DEMO_MODEL
@@ -111,7 +111,6 @@ class TrainersConfig(ExperimentSettings, frozen=True):
         exact = {"precision": "float32", "dtype": "float32", "temperature": 1.0, "top_p": 1.0}
         plain = {"group_size": 0, "kl_weight": 0.0, "warmup_share": 0.0, "weight_decay": 0.0}
         settings = {
-            "output": self.folder / f"srm-{seed}",
             "train": (self.train,),
             "evaluate_every": 0,
             "save_every": self.steps,
@@ -120,7 +119,9 @@ class TrainersConfig(ExperimentSettings, frozen=True):
             **self.only("model", "steps", "questions", "rollouts", "learning_rate", "max_tokens"),
             **self.only("threads"),
         }
-        return build(GRPOConfig, settings | exact | plain)
+        settings |= exact | plain
+        output = folder_of(self.folder / f"srm-{seed}", settings)
+        return build(GRPOConfig, settings | {"output": output})
 
     def evaluation(self, files: tuple[Path, ...]) -> GRPOConfig:
         """Return how all problems of files, or held-out ones, are sampled. Raises ConfigError."""

@@ -74,7 +74,7 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     """
     drawn = list(islice(problems("held-out", config.seed), config.problems))
     digest = hashlib.sha256(msgspec.json.encode([token.prompt for token in drawn])).hexdigest()[:16]
-    other = None if config.against is None else _read(config.against, digest, config.samples)
+    other = None if config.against is None else _read(config.against, digest, config)
     weights = load_checkpoint(config.model)
     tokenizer = read_tokenizer(config.model / "tokenizer.json")
     engine_config = EngineConfig(model=config.model)
@@ -117,9 +117,9 @@ def evaluate(config: EvaluateConfig) -> Evaluation:
     )
 
 
-def _read(path: Path, digest: str, samples: int) -> Evaluation:
+def _read(path: Path, digest: str, config: EvaluateConfig) -> Evaluation:
     """Read what `srm evaluate` printed for another model. Raises ConfigError if it cannot be read
-    or has other problems or fewer samples."""
+    or has other problems, another temperature or fewer samples."""
     try:
         decoded = msgspec.json.decode(path.read_bytes(), type=Evaluation)
     except OSError as error:
@@ -133,9 +133,14 @@ def _read(path: Path, digest: str, samples: int) -> Evaluation:
             f"against: {path} has {decoded.problems} problems that are not those of problems and "
             "seed here: give both as they were for that file"
         )
-    if decoded.samples < samples:
+    if decoded.temperature != config.temperature:
         raise ConfigError(
-            f"against: {path} must have at least {samples} samples of each problem, got "
+            f"against: {path} was sampled at temperature {decoded.temperature:g}: give that here "
+            f"too, got {config.temperature:g}"
+        )
+    if decoded.samples < config.samples:
+        raise ConfigError(
+            f"against: {path} must have at least {config.samples} samples of each problem, got "
             f"{decoded.samples}"
         )
     if len(decoded.right) != decoded.problems or not all(

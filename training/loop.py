@@ -54,6 +54,10 @@ class TrainingBatches(Protocol):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]: ...
 
 
+class Diverged(ConfigError):
+    """A loss or a gradient that is not finite."""
+
+
 class Losses(msgspec.Struct):
     """Losses in nats per target."""
 
@@ -241,15 +245,20 @@ class Run:
 
     def _check(self, value: float, which: str) -> None:
         if not math.isfinite(value):
-            raise ConfigError(
+            raise Diverged(
                 f"the {which} is {value}: lower learning_rate, or take precision = float32; saved "
                 f"is what {self._saved.parent} has"
             )
 
     def _parts(self, inputs: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return this process's micro-batches of a batch."""
-        count = self._schedule.micro_batches
-        parts = [torch.chunk(self._own.part(whole), count) for whole in (inputs, targets)]
+        """Return this process's micro-batches of a batch: as many in all processes. Raises
+        ConfigError for fewer rows than processes."""
+        count = min(self._schedule.micro_batches, len(inputs) // self._own.count)
+        if not count:
+            raise ConfigError(
+                f"a batch has {len(inputs)} rows for {self._own.count} processes: raise its size"
+            )
+        parts = [torch.tensor_split(self._own.part(whole), count) for whole in (inputs, targets)]
         return list(zip(*parts, strict=True))
 
     def _mean_over(self, targets: Tensor) -> Callable[[tuple[Tensor, Tensor]], Tensor]:

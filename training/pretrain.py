@@ -91,6 +91,11 @@ def pretrain(config: PretrainConfig) -> Losses:
     if config.threads:
         torch.set_num_threads(config.threads)
     with processes(config.device) as own, own.alone_in(config.output):
+        if 1 < own.count > config.batch_tokens // config.n_ctx:
+            raise ConfigError(
+                f"batch_tokens must be at least n_ctx = {config.n_ctx} for each of the {own.count} "
+                f"processes, got {config.batch_tokens}"
+            )
         with own.first_alone():
             tokenizer = _tokenizer(config, own.is_first)
             ids = special_ids(tokenizer, config.output)
@@ -131,9 +136,9 @@ def _tokenizer(config: PretrainConfig, is_first: bool) -> Tokenizer:
                 f"tokenizer: {config.output} has a run of another one than {config.tokenizer}: "
                 "leave it out or change output"
             )
-        write_whole(path, content)
-        for name, description in described.items():
-            write_whole(config.output / name, description)
+        if is_first:
+            for name, written in {path.name: content, **described}.items():
+                write_whole(config.output / name, written)
     elif is_first and config.problems == "countdown":
         write_whole(path, countdown_tokenizer().to_str(pretty=True).encode())
     elif is_first and not (path.exists() and saved.exists()):

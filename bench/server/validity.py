@@ -19,7 +19,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import httpx
 from jsonschema import Draft202012Validator, FormatChecker, exceptions
@@ -290,7 +290,7 @@ def _broken_keywords(text: str, validator: Draft202012Validator) -> set[str]:
     Formats have their names behind them.
     """
     try:
-        errors = list(validator.iter_errors(json.loads(text)))
+        errors = list(validator.iter_errors(json.loads(text, parse_constant=_refuse)))
     except (ValueError, RecursionError):
         return {"not JSON"}
     innermost = [exceptions.best_match([error]) for error in errors]
@@ -298,6 +298,11 @@ def _broken_keywords(text: str, validator: Draft202012Validator) -> set[str]:
         f"format {error.validator_value}" if error.validator == "format" else error.validator
         for error in innermost
     }
+
+
+def _refuse(constant: str) -> NoReturn:
+    """NaN and the infinities are Python's, and no JSON."""
+    raise ValueError(constant)
 
 
 def draw_schema(rng: random.Random, depth: int = 0) -> Json:

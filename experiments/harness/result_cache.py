@@ -46,6 +46,13 @@ def cached(path: Path, about: Mapping[str, Any], measure: Callable[[], Numbers])
     return result  # type: ignore[no-any-return]
 
 
+def folder_of(folder: Path, made_of: Mapping[str, Any]) -> Path:
+    """Return the folder of a model that is trained with these settings: its name ends with their
+    hash, so that no run goes on with what others have trained."""
+    sealed = msgspec.json.encode(dict(made_of), enc_hook=str, order="sorted")
+    return folder.with_name(f"{folder.name}-{hashlib.sha256(sealed).hexdigest()[:8]}")
+
+
 def digest(paths: Iterable[Path]) -> str:
     """Return a hash of the contents of files. Raises ConfigError for one that cannot be read."""
     hasher = hashlib.sha256()

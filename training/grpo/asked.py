@@ -35,13 +35,13 @@ class QuestionBatches(Protocol):
 
 
 class ProblemQuestions:
-    """Generated word problems, new ones for each update."""
+    """Generated word problems, new ones for each update; pretraining with its seed has others."""
 
     def __init__(self, tokenizer: Tokenizer, count: int, seed: int) -> None:
         self._tokenizer, self._count, self._seed = tokenizer, count, seed
 
     def __getitem__(self, index: int) -> list[Asked]:
-        drawn = islice(_generated("train", (self._seed << 32) + index), self._count)
+        drawn = islice(_generated("train", f"grpo-{self._seed}-{index}"), self._count)
         return [_asked(token, self._tokenizer) for token in drawn]
 
 
@@ -72,12 +72,12 @@ def questions(
         )
     most = n_ctx - max_tokens
     evaluation: list[Asked] = []
-    if evaluations.evaluate_every and (data.evaluation or not data.train):
+    if data.evaluation or not data.train:
         wanted = evaluations.evaluation_questions
         if data.evaluation:
             evaluation = _read("evaluation", data.evaluation, tokenizer, most)
         else:
-            drawn = islice(_generated("held-out", seed), wanted or None)
+            drawn = islice(_generated("held-out", seed), wanted)
             evaluation = [_asked(token, tokenizer) for token in drawn]
         if len(evaluation) < wanted:
             raise ConfigError(
@@ -87,7 +87,7 @@ def questions(
         evaluation = evaluation[: wanted or None]
     if not data.train:
         batches = ProblemQuestions(tokenizer, data.questions, seed)
-        return Questions(batches, evaluation, f"problems {_digest(evaluation)}")
+        return Questions(batches, evaluation, f"problems of GRPO {_digest(evaluation)}")
     train = _read("train", data.train, tokenizer, most)
     return Questions(
         EpochBatches(train, data.questions, seed),
@@ -96,7 +96,7 @@ def questions(
     )
 
 
-def _generated(split: Split, seed: int) -> Iterator[Question]:
+def _generated(split: Split, seed: int | str) -> Iterator[Question]:
     return (Question(problem.question, problem.solution) for problem in problems(split, seed))
 
 

@@ -7,6 +7,7 @@ own. Each task is a process: one whose data cannot be had takes no other along.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shlex
 import shutil
 from contextlib import nullcontext
@@ -19,6 +20,7 @@ from srm.engine.errors import ConfigError
 from srm.engine.settings import Command, load
 from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import read_model
+from srm.engine.weights.tensor_file import read_file
 from srm.loadtest.records import ROOT, new_record, settings_of, write_record
 from srm.training.harness.config import HarnessConfig
 from srm.training.harness.served import served
@@ -41,6 +43,10 @@ def main(argv: list[str]) -> int:
         model = asyncio.run(_model_of(config, url))
         settings = _model_settings(config, url, model)
         about = read_model(config.model).fingerprint if config.model else f"{model} at {url}"
+        if config.tokenizer:
+            about += (
+                f" {hashlib.sha256(read_file(config.tokenizer / 'tokenizer.json')).hexdigest()}"
+            )
         results = [run_task(config, program, settings, about, task) for task in config.tasks]
     record = new_record(shlex.join(["srm", "evaluate", "harness", *argv])) | {
         "settings": settings_of(config),

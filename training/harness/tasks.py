@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -44,14 +45,17 @@ def run_task(
 ) -> TaskResult:
     """Run a task, unless its results of the model that `about` identifies are there already; what
     lm-eval says goes into a log."""
-    folder, log = config.output / task, config.output / f"{task}.log"
+    log = config.output / f"{task}.log"
     asked = [
         *("--tasks", task),
         *(("--include_path", str(config.include)) if config.include else ()),
         *(("--num_fewshot", str(config.shots)) if config.shots >= 0 else ()),
         *(("--limit", str(config.limit)) if config.limit else ()),
     ]
-    identity, done = msgspec.json.encode([about, asked]), folder / "asked.json"
+    how = {name: value for name, value in model.items() if name != "base_url"}
+    identity = msgspec.json.encode([about, how, asked])
+    folder = config.output / f"{task}-{hashlib.sha256(identity).hexdigest()[:8]}"
+    done = folder / "asked.json"
     if done.is_file() and done.read_bytes() == identity and (scores := read_scores(folder)):
         return TaskResult(task, scores)
     command = [

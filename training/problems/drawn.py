@@ -51,7 +51,7 @@ _SHARES: dict[Style, float] = {"prose": 0.27, "number": 0.1, "equations": 0.13}
 """How often a system message asks for each style. The rest has none, and equations."""
 
 
-def problems(split: Split, seed: int) -> Iterator[Problem]:
+def problems(split: Split, seed: int | str) -> Iterator[Problem]:
     """Yield problems without end, distinct by chance; the same for the same split and seed."""
     random_ = random.Random(f"{split}-{seed}")
     while True:

@@ -38,6 +38,7 @@ def test_an_evaluation_is_compared_with_another_problem_by_problem(
     ("changed", "message"),
     [
         ({"digest": "0"}, "not those of problems and seed"),
+        ({"temperature": 0.5}, "was sampled at temperature 0.5: give that here too, got 1"),
         ({"samples": 19}, "must have at least 20 samples of each problem, got 19"),
         ({"right": [21, 0, 0]}, "must have the right samples of each problem"),
         ({"right": [0]}, "must have the right samples of each problem"),

@@ -56,8 +56,9 @@ def test_invalid_texts_are_counted_by_the_innermost_keywords_that_they_break() -
         "required": ["a"],
     }
     texts = {'{"a":"xyz","b":-1}': 2, '{"a":"xyz","c":"1"}': 3, "{}": 4, '{"a"': 5, '{"a":null}': 6}
+    texts['{"a":null,"b":NaN}'] = 7
     broken = sort_texts(Counter({(text, "stop"): n for text, n in texts.items()}), schema)["broken"]
-    assert broken == {"maxLength": 5, "minimum": 2, "format date": 3, "required": 4, "not JSON": 5}
+    assert broken == {"maxLength": 5, "minimum": 2, "format date": 3, "required": 4, "not JSON": 12}
 
 
 def test_parts_of_texts_add_up_to_the_whole() -> None:

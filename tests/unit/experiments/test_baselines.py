@@ -16,8 +16,11 @@ from experiments.baselines import (
     rate_beyond,
     width_of,
 )
+from experiments.harness.learning_rates import best_rate, losses_of, or_worst
 from experiments.harness.models import model_makers
 from experiments.harness.result_cache import Numbers
+from srm.engine.errors import ConfigError
+from srm.training.loop import Diverged
 from tests.unit.experiments.conftest import Experiment
 
 NAMES = ["SRM", "Transformer", "masked mixer", "Mamba 2", "RWKV-4"]
@@ -74,6 +77,19 @@ def test_the_best_rate_is_looked_for_beyond_those_that_are_given() -> None:
     assert beyond({1: 1.0, 2: 2.0, 4: 3.0}) == 0.5
     assert beyond({1: 3.0, 2: 2.0, 4: 2.5}) == 0
     assert beyond({2: 3.0}) == 4 and beyond({2: 3.0, 4: 4.0}) == 1
+
+
+def test_a_rate_that_diverges_loses_and_ends_nothing() -> None:
+    def diverge(_: int) -> Numbers:
+        raise Diverged("the loss is nan")
+
+    tried = {0.1: or_worst(lambda _: {"loss": 2.0})(0), 1.0: or_worst(diverge)(0)}
+    tried[2.0] = or_worst(lambda _: {"loss": float("nan"), "steps": 3})(0)
+    assert best_rate(tried) == 0.1
+    assert losses_of(tried) == "0.1: 2.000, 1: diverged, 2: diverged"
+    del tried[0.1]
+    with pytest.raises(ConfigError, match="learning_rates: training diverged with each of 1, 2"):
+        best_rate(tried)
 
 
 def result(loss: float, seconds: float) -> Numbers:

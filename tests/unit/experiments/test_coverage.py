@@ -256,6 +256,18 @@ def test_the_verdict_is_by_seconds(
     assert outcome in verdict(CoverageConfig(samples=100), _results(srm, other, slower))
 
 
+@pytest.mark.parametrize("cost", [0.1, 0.7, 1.1, 1 / 3, 2.3e-5, 49.0, 1.7e-3])
+@pytest.mark.parametrize("samples", [500, 1_000, 10_000])
+def test_no_rounding_makes_a_verdict_of_nothing(samples: int, cost: float) -> None:
+    """A budget of `samples` answers, divided by the cost of one, may be more than `samples`."""
+    results = _results([30] * 9, [30] * 9, 2.0)
+    for kind in MODELS:
+        (seed,) = results[kind]
+        seed["samples"] = samples
+        seed["processor_seconds"] *= cost * samples / 100
+    assert "nan" not in verdict(CoverageConfig(samples=samples), results)
+
+
 @pytest.mark.parametrize(
     ("mixed", "outcome"),
     [

@@ -7,7 +7,7 @@ import math
 import signal
 import string
 from contextlib import closing
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from tokenizers.processors import TemplateProcessing
 
-from srm.engine.config import ModelConfig
+from srm.engine.config import DEMO_MODEL, ModelConfig
 from srm.engine.errors import ConfigError
 from srm.engine.settings import build, flatten, load
 from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.training.checkpoint import load_model, save_model
-from srm.training.grpo.asked import Questions, questions
+from srm.training.grpo.asked import ProblemQuestions, Questions, questions
 from srm.training.grpo.asking import Asking, rows_of, updates_of
 from srm.training.grpo.command import grpo
 from srm.training.grpo.config import GRPOConfig, ScheduleSettings
@@ -33,6 +33,7 @@ from srm.training.grpo.rollouts import RolloutSampling, Sampler
 from srm.training.grpo.torch_sampler import TorchSampler
 from srm.training.instruments.log import LOG, read_log
 from srm.training.model import SRM
+from srm.training.problems.drawn import problems
 from srm.training.questions.reward_process import RewardProcess
 from srm.training.schedule import Schedule
 from srm.training.text.tokenizer import BEGIN, BEGIN_ID, END, END_ID
@@ -125,6 +126,16 @@ def test_what_is_rewarded_is_sampled_more_often(base: Path, tmp_path: Path) -> N
     before = (tmp_path / "model.safetensors").read_bytes()
     assert grpo(config).evaluations == trained.evaluations
     assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_no_update_has_the_problems_of_pretraining() -> None:
+    tokenizer = read_tokenizer(DEMO_MODEL / "tokenizer.json")
+    batches = ProblemQuestions(tokenizer, 64, 0)
+    pretrained = {problem.question for problem in islice(problems("train", 7), 64)}
+    asked = [token.question.question for token in batches[7]]
+    assert asked == [token.question.question for token in ProblemQuestions(tokenizer, 64, 0)[7]]
+    assert len(pretrained.intersection(asked)) < 8, "short ones are alike by chance"
+    assert asked != [token.question.question for token in batches[8]]
 
 
 def test_a_resumed_run_equals_one_that_never_stopped(

@@ -13,12 +13,13 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from srm.engine.config import ModelConfig
+from srm.engine.errors import ConfigError
 from srm.training import precision
 from srm.training.baselines.mamba2 import Mamba2, Mamba2Shape
 from srm.training.loop import Run
 from srm.training.model import SRM, LanguageModel
 from srm.training.precision import choose_precision
-from srm.training.processes import processes
+from srm.training.processes import Processes, processes
 from srm.training.schedule import ParameterGroup, Schedule, parameter_groups
 from srm.training.settings import Precision
 
@@ -142,3 +143,26 @@ def test_training_on_a_gpu_names_it_as_torch_does(
         monkeypatch.setenv("LOCAL_RANK", rank)
     with processes("gpu") as own:
         assert [own.device] == chosen == [torch.device(place)]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 9])
+def test_a_batch_is_cut_into_as_many_parts_in_all_processes(rows: int, tmp_path: Path) -> None:
+    """Of 5 rows in 4 parts, torch's chunks would be 3, and of 4 rows 4."""
+    batch = torch.zeros(rows, 8)
+    run = Run(
+        SRM(ModelConfig(8, 1, 2, 8, 5)),
+        replace(SCHEDULE, micro_batches=4),
+        tmp_path,
+        Processes(0, 1, torch.device("cpu")),
+        {},
+    )
+    sizes = []
+    for rank in range(2):
+        run._own = Processes(rank, 2, torch.device("cpu"))
+        if rows == 1:
+            with pytest.raises(ConfigError, match="a batch has 1 rows for 2 processes"):
+                run._parts(batch, batch)
+            return
+        sizes.append([len(inputs) for inputs, _ in run._parts(batch, batch)])
+    assert len(sizes[0]) == len(sizes[1]) and all(map(all, sizes))
+    assert sum(map(sum, sizes)) == rows
