@@ -84,8 +84,13 @@ def copy_model(
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
-        kind = StoreFull if error.errno in {errno.ENOSPC, errno.EDQUOT} else StoreError
-        raise kind(f"cannot keep a copy of {folder} at {place}: {error.strerror}") from None
+        raise store_error(f"cannot keep a copy of {folder} at {place}", error) from None
+
+
+def store_error(what: str, error: OSError) -> StoreError:
+    """Return the error of a disk that does not take what is written: StoreFull where it is full."""
+    kind = StoreFull if error.errno in {errno.ENOSPC, errno.EDQUOT} else StoreError
+    return kind(f"{what}: {error.strerror}")
 
 
 def hold_model(folder: Path, place: Path) -> None:
@@ -160,6 +165,7 @@ def remove(path: Path) -> None:
 
 
 def _copy(source: Path, target: Path, is_wanted: IsWanted) -> None:
+    check_room(target.parent, 0)
     if _reflink(source, target):
         return
     try:

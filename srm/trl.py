@@ -106,11 +106,18 @@ class RolloutServer:
     def _send_newest(self, trainer: Any) -> None:
         """Send the trainer's weights; of several processes all take part, and the first sends."""
         tensors = trainer.accelerator.get_state_dict(trainer.model)
+        fault = ""
         if trainer.accelerator.is_main_process:
             whole = _on_the_host(tensors.items())
-            if _digest(whole) != self._sent:
-                self._send(whole)
-        [self.weights_version] = broadcast_object_list([self.weights_version])
+            try:
+                if _digest(whole) != self._sent:
+                    self._send(whole)
+            except (OSError, RuntimeError) as error:
+                fault = f"{error}" or type(error).__name__
+        # The other processes wait for this: they are to end with the same error.
+        self.weights_version, fault = broadcast_object_list([self.weights_version, fault])
+        if fault:
+            raise RuntimeError(fault)
 
     def send_weights(self, tensors: Iterable[tuple[str, Any]]) -> None:
         """Have the server go on with these tensors, by name; what runs goes on too.

@@ -20,7 +20,7 @@ from verl.workers.rollout.utils import ensure_async_iterator
 
 from srm.trl import RolloutServer
 
-_MOST_ABORTED = 4096  # ids in one request
+_MOST_ABORTED = 4_000  # ids in one request
 _WAITS_S = (1, 2, 4, 8, 16)  # before a request that is refused for now is sent again
 _NO_LIMIT = 2**31 - 1  # of calls in Ray, which would have control wait behind calls that wait
 

@@ -25,7 +25,7 @@ from srm.engine.client.unread import (
     RUNS,
     TokenTable,
 )
-from srm.engine.errors import EngineError, SRMError, StepFailed
+from srm.engine.errors import EngineError, EngineUnavailable, SRMError, StepFailed
 from srm.engine.messages import (
     PROMPT,
     REASONS,
@@ -80,6 +80,8 @@ class Stream(AbstractContextManager["Stream"]):
         self._ends = [self.n] * len(requests)  # completions of each from which on all were cut
         self._outputs: list[tuple[int, Output]] = []
         self._error: Exception | None = None
+        self._again_version = 0  # of the weights that what comes again is of
+        self._is_shut = False
         self.parts: list[list[Part]] = []
         """All that engines were given of it, by place of its request."""
         for place, request in enumerate(requests):
@@ -203,6 +205,8 @@ class Stream(AbstractContextManager["Stream"]):
 
     def add_output(self, part: Part, output: Output, version: int) -> None:
         """Take in an Output of one of the requests."""
+        if self._is_shut:
+            return
         self._unread.note_new(output.first_version or version, version)
         place = part.place
         if self._streams.spread.count > 1:
@@ -247,12 +251,25 @@ class Stream(AbstractContextManager["Stream"]):
         self._table.expect_again(
             self._unread, np.append(first + left, len(self._state) + part.place)
         )
+        self._again_version = status.weights_version
+        streams.again.add(self)
         again = part.again(left, engine[0])
         own = self.parts[part.place]
         own[own.index(part)] = again
         streams.take_back(part)
         streams.submit(self, again)
         return True
+
+    def check_again(self, version: int) -> bool:
+        """Return whether something is still to come again, and let nothing come any more if weights
+        of another version make it: a sample would be joined of two."""
+        if not self._unread.comes_again:
+            return False
+        if version != self._again_version:
+            self._is_shut = True
+            self._table.shut(self._unread)
+            self.fail(EngineUnavailable("weights changed while what an engine lost was made again"))
+        return not self._is_shut
 
     def _of_whole(self, part: Part, output: Output) -> Output:
         """Return the Output as one of the whole request's, without tokens that came before."""
@@ -275,6 +292,7 @@ class Stream(AbstractContextManager["Stream"]):
         for part in chain(*self.parts):
             self._streams.take_back(part)
         del self._streams.by_number[self.number]
+        self._streams.again.discard(self)
         self._table.close(self.number)
         is_lost = self._is_durable and isinstance(self._error, EngineError)
         for place in np.flatnonzero(runs & (not is_lost)).tolist():
@@ -291,6 +309,8 @@ class Streams:
         self.spread = Spread(len(sends))
         self.table = TokenTable(counts=len(sends) > 1)
         self.by_number: dict[int, Stream] = {}
+        self.again: set[Stream] = set()
+        """Those of which something comes again, that an engine lost."""
         self._places: dict[str, tuple[Stream, Part]] = {}  # by the id that an engine knows
         self._write: Write | None = None
 
@@ -331,6 +351,7 @@ class Streams:
             self.refuse(message.id, error_of(message))
             return
         version = message.weights_version
+        self.again = {stream for stream in self.again if stream.check_again(version)}
         ends: list[tuple[int, int]] = []  # numbers and reasons of those that came in rows so far
         for output in message.outputs:
             waiting = self._places.get(output.id)

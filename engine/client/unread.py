@@ -85,6 +85,13 @@ class UnreadTokens:
         if len(self._parts) > 1 and self.state.all():
             self._merge(0)  # others' rows of the same tables are not to stay in memory
 
+    @property
+    def comes_again(self) -> bool:
+        """Whether something is expected that came before, of what still runs."""
+        size = len(self.state)
+        is_running = bool((self.num_again[:size] > 0)[self.state == RUNS].any())
+        return is_running or bool(self.num_again[size:].any())
+
     def note_new(self, first_version: int, version: int) -> None:
         """Note that something came, of a request that began with weights `first_version`."""
         self.version = version
@@ -233,6 +240,10 @@ class TokenTable:
         """Let completions be over, and drop what was not read of them: how many tokens."""
         self.flags[IS_FILTERED, reader.number] = True
         return reader.end(indices)
+
+    def shut(self, reader: UnreadTokens) -> None:
+        """Keep nothing that still comes for a reader; what it has not read stays."""
+        self.flags[:, reader.number] = False
 
     def expect_again(self, reader: UnreadTokens, counts: I64) -> None:
         """Keep nothing again of what is counted there: all of it comes once more."""

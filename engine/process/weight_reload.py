@@ -33,7 +33,7 @@ from srm.engine.errors import (
     StoreError,
     SwapInProgress,
 )
-from srm.engine.kept_model import copies_of
+from srm.engine.kept_model import copies_of, store_error
 from srm.engine.messages import AboutWeights, Done, HoldWeights, LoadWeights, Status
 from srm.engine.process.engine import BoundWeights, Engine
 from srm.engine.process.weights_note import (
@@ -300,7 +300,7 @@ class WeightReload:
                 self._prepared.write_bytes(encoded(note))
         except OSError as error:
             self._end("refused")
-            raise SRMError(f"cannot write {self._prepared}: {error.strerror}") from None
+            raise store_error(f"cannot write {self._prepared}", error) from None
 
     def _drop(self) -> None:
         self._end("refused")

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, CheckpointError, StoreError, cut
+from srm.engine.errors import UNDECODABLE, CheckpointError, EngineUnavailable, cut
 from srm.engine.kept_model import (
     FIRST,
     WEIGHTS,
@@ -28,6 +28,7 @@ from srm.engine.kept_model import (
     copy_model,
     locked,
     remove,
+    store_error,
     try_lock,
     unclaimed,
 )
@@ -210,12 +211,14 @@ class Copying:
             return folder
         copies = copies_of(self._note)
         with self._busy:
+            if not self._is_wanted:  # `end` has been called: it would let go of no lock
+                raise EngineUnavailable("the weights are not wanted any more")
             try:
                 copies.mkdir(mode=0o700, exist_ok=True)
                 with locked(copies / _LOCK, lambda: self._is_wanted, fcntl.LOCK_SH) as file:
                     self._file = os.dup(file)  # the same lock, until this is closed too
             except OSError as error:
-                raise StoreError(f"cannot write {copies}: {error.strerror}") from None
+                raise store_error(f"cannot write {copies}", error) from None
             complete = partial(self._complete, folder, self._note)
             copy_model(folder, copies / change, lambda: self._is_wanted, complete)
         return copies / change
@@ -235,7 +238,11 @@ class Copying:
                 f"{in_use}: send a delta of these, or a whole model"
             )
         try:
-            content = made_whole(file, _load_noted(note, path, read_stored).tensors)
+            stored = _load_noted(note, path, read_stored)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error.message}: send a whole model") from None
+        try:
+            content = made_whole(file, stored.tensors)
         except CheckpointError as error:
             raise CheckpointError(error.message.replace(str(copied), str(folder))) from None
         check_room(copied, len(content))

@@ -64,6 +64,8 @@ _SHOWING = {
 }
 """Fields that change no token, or are said by another one."""
 
+MAX_ID = 128
+"""Most characters of a `request_id`."""
 _MOST_BYTES = 32 * 1024 * 1024
 """Most bytes of a reply, estimated. The body of each prompt repeats the parameters."""
 _BYTES_OF_ID = 11
@@ -86,7 +88,7 @@ def render_requests(generation: Generation) -> list[RenderedRequest]:
         )
     return [
         RenderedRequest(
-            request_id=f"{id}-{i}" if len(prompts) > 1 else id,
+            request_id=_numbered(id, i) if len(prompts) > 1 else id,
             model=request.model,
             token_ids=memoryview(prompt.token_ids).cast("i").tolist(),
             sampling_params=params,
@@ -96,6 +98,12 @@ def render_requests(generation: Generation) -> list[RenderedRequest]:
         )
         for i, prompt in enumerate(prompts)
     ]
+
+
+def _numbered(id: str, number: int) -> str:
+    """Return an id of each prompt's own, no longer than those that are taken."""
+    end = f"-{number}"
+    return id[: MAX_ID - len(end)] + end
 
 
 def _new_id(prefix: str) -> str:

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from starlette.responses import Response
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import InvalidRequest
+from srm.engine.errors import EngineUnavailable, InvalidRequest
 from srm.engine.messages import Running
 from srm.server.generation.detokenize import ChoicePart, join
 from srm.server.generation.engine_request import RequestOwner
@@ -32,7 +32,7 @@ from srm.server.rollouts.requests import (
     naming,
     parse_generate,
 )
-from srm.server.rollouts.vllm import StartGeneration, read_fields
+from srm.server.rollouts.vllm import Nothing, StartGeneration, check_bare, read_fields
 from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.schema.validation import Fields
 from srm.server.text.text import Text
@@ -293,10 +293,6 @@ class PauseGeneration(Fields, frozen=True, kw_only=True):
     `retract`: it goes on, but new weights are fed all of its tokens again."""
 
 
-class Nothing(Fields, frozen=True, kw_only=True):
-    """A body without fields."""
-
-
 class DiskRequest(Fields, frozen=True, kw_only=True):
     """Body of POST /update_weights_from_disk, checked."""
 
@@ -500,15 +496,21 @@ class SglangRoutes:
         return Changed(True, "resumed")
 
     async def change(self, asked: DiskRequest) -> Changed:
-        """Raises the SRMError to answer with; then the weights have not changed."""
+        """Raises the SRMError to answer with; then the weights have not changed. The reply says it
+        if a pause cannot be ended: after an error they would be sent again."""
         control, before = self._control, await self._control.status()
         paused = before.running if before.paused else 0
         running: Running = "abort" if asked.abort_all_requests else "continue"
         with naming(path="model_path"):
             version = await control.change(asked.model_path, running, asked.weight_version or "")
-        if not asked.keep_pause:
-            await control.resume()
-        return Changed(True, f"weights version {version} is in use", paused)
+        message = f"weights version {version} is in use"
+        try:
+            if not asked.keep_pause:
+                await control.resume()
+                paused = 0
+        except EngineUnavailable as error:
+            message += f", and sequences may still be paused: {error.message}"
+        return Changed(True, message, paused)
 
     async def end(self, asked: AbortRequest) -> Changed:
         """Raises EngineUnavailable."""
@@ -527,25 +529,31 @@ def routes(served: SglangRoutes) -> APIRouter:
 
     @router.post("/pause_generation")
     async def pause_generation(request: Request) -> Response:
+        check_bare(request)
         asked = await read_fields(request, PauseGeneration)
         return WhileConnected(lambda: served.pause(asked))
 
     @router.post("/continue_generation")
     async def continue_generation(request: Request) -> Response:
+        check_bare(request)
         return json_reply(await served.resume(await read_fields(request, Nothing)))
 
     @router.post("/update_weights_from_disk")
     async def update_weights_from_disk(request: Request) -> Response:
+        check_bare(request)
         asked = await read_fields(request, DiskRequest, DISK_NEUTRAL)
         return WhileConnected(lambda: served.change(asked))
 
     @router.post("/abort_request")
     async def abort_request(request: Request) -> Response:
+        check_bare(request)
         return json_reply(await served.end(await read_fields(request, AbortRequest)))
 
     @router.get("/flush_cache")
     @router.post("/flush_cache")
-    async def flush_cache() -> Response:
+    async def flush_cache(request: Request) -> Response:
+        check_bare(request)
+        await read_fields(request, Nothing)
         return json_reply(await served.flush())
 
     @router.get("/get_weight_version")

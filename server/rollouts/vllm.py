@@ -38,7 +38,8 @@ from srm.server.schema.openapi import BodySchema, Operation, reference
 from srm.server.schema.validation import Fields, checked, from_text, given_fields, require
 from srm.server.text.text import Text
 
-MAX_BODY_BYTES = 64 * 1024
+MAX_BODY_BYTES = 1024 * 1024
+"""More than the most ids of `AbortRequests` take, each of the most characters."""
 StartGeneration = Callable[[str, CompletionRequest, RequestOwner], Awaitable[Generation]]
 """Makes a checked request ready to run."""
 
@@ -104,6 +105,27 @@ class PauseQuery(Fields, frozen=True, kw_only=True):
             )
 
 
+class Nothing(Fields, frozen=True, kw_only=True):
+    """A body or a query without fields."""
+
+
+class DropQuery(Fields, frozen=True, kw_only=True):
+    """The query of POST /reset_prefix_cache."""
+
+    reset_running_requests: bool = False
+    """Refused if true: POST /abort_requests ends requests."""
+    reset_external: bool = False
+    """No effect: there is no other cache."""
+
+    def check(self) -> None:
+        if self.reset_running_requests:
+            raise InvalidRequest(
+                "reset_running_requests must be false, got true: end requests with POST "
+                "/abort_requests, or have them fed again with POST /v1/admin/weights",
+                "reset_running_requests",
+            )
+
+
 class PauseState(msgspec.Struct):
     status: Literal["paused", "resumed"]
     """What the engines are now."""
@@ -144,7 +166,8 @@ class AbortRequests(Fields, frozen=True, kw_only=True):
 
 class Aborted(msgspec.Struct):
     aborted: int
-    """How many requests have been ended; unknown and ended ones do not count."""
+    """How many prompts have been ended, each counted by every engine that has samples of it.
+    Unknown and ended ones do not count."""
 
 
 class PrefixesDropped(msgspec.Struct):
@@ -169,7 +192,7 @@ OPERATIONS = (
     Operation("POST", "/abort_requests", "End requests, each with its tokens so far.",
               Aborted, body=BodySchema(AbortRequests), errors=(403, 404)),
     Operation("POST", "/reset_prefix_cache", "Forget the kept states of prompts.",
-              PrefixesDropped, errors=(403, 404)),
+              PrefixesDropped, query=DropQuery, errors=(400, 403, 404)),
 )  # fmt: skip
 
 
@@ -248,6 +271,11 @@ async def read_fields(
     return checked(kind, given, {}, neutral or {})
 
 
+def check_bare(request: Request) -> None:
+    """Raise InvalidRequest for a query, on a route that takes none."""
+    from_text(Nothing, request.query_params.multi_items())
+
+
 def folder_of(request: FolderRequest) -> str:
     """The folder of new weights. Raises InvalidRequest where they are to come another way."""
     if not request.weight_dir or request.update_info is not None:
@@ -266,6 +294,7 @@ def routes(control: TrainerControl) -> APIRouter:
     @router.post("/pause")
     async def pause(request: Request) -> Response:
         query = from_text(PauseQuery, request.query_params.multi_items())
+        await read_fields(request, Nothing)
 
         async def make() -> PauseState:
             await control.pause()
@@ -276,7 +305,9 @@ def routes(control: TrainerControl) -> APIRouter:
         return WhileConnected(make)
 
     @router.post("/resume")
-    async def resume() -> Response:
+    async def resume(request: Request) -> Response:
+        check_bare(request)
+        await read_fields(request, Nothing)
         await control.resume()
         return json_reply(PauseState("resumed"))
 
@@ -286,6 +317,7 @@ def routes(control: TrainerControl) -> APIRouter:
 
     @router.post("/update_weights")
     async def update_weights(request: Request) -> Response:
+        check_bare(request)
         folder = folder_of(await read_fields(request, FolderRequest))
 
         async def make() -> FolderInUse:
@@ -297,6 +329,7 @@ def routes(control: TrainerControl) -> APIRouter:
 
     @router.post("/abort_requests")
     async def abort_requests(request: Request) -> Response:
+        check_bare(request)
         asked = await read_fields(request, AbortRequests)
 
         async def make() -> Aborted:
@@ -305,7 +338,9 @@ def routes(control: TrainerControl) -> APIRouter:
         return WhileConnected(make)
 
     @router.post("/reset_prefix_cache")
-    async def reset_prefix_cache() -> Response:
+    async def reset_prefix_cache(request: Request) -> Response:
+        from_text(DropQuery, request.query_params.multi_items())
+        await read_fields(request, Nothing)
         await control.drop_prefixes()
         return json_reply(PrefixesDropped(success=True))
 

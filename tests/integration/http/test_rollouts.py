@@ -581,6 +581,15 @@ def generated(**params: Any) -> dict[str, Any]:
         (GENERATE, {"text": "a", "sampling_params": {"max_tokens": 1}}, "sampling_params"),
         (GENERATE, {"text": "a", "return_hidden_states": True}, "return_hidden_states"),
         ("/pause?mode=wait", None, "mode"),
+        ("/pause", {"mode": "abort"}, "mode"),
+        ("/resume", {"mode": "abort"}, "mode"),
+        ("/resume?tags=weights", None, "tags"),
+        ("/reset_prefix_cache?reset_running_requests=true", None, "reset_running_requests"),
+        ("/reset_prefix_cache", {"device": "cpu"}, "device"),
+        ("/flush_cache?timeout=3", None, "timeout"),
+        ("/update_weights?weight_dir=x", None, "weight_dir"),
+        ("/abort_requests?request_ids=x", None, "request_ids"),
+        ("/abort_requests", {"request_ids": ["x"] * 4097}, "request_ids"),
         ("/pause_generation", {"mode": "wait"}, "mode"),
         ("/abort_request", {}, "rid"),
         ("/abort_request", {"rid": "a", "abort_all": True}, "rid"),
@@ -597,6 +606,19 @@ def test_what_is_wrong_is_named(trained: Server, path: str, body: Any, param: st
     theirs = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
     assert theirs.get(param, "…") not in error["message"]
     assert trained.admin.get("/is_paused").json() == {"is_paused": False}
+
+
+def test_as_many_and_as_long_ids_are_taken_as_may_be_sent(trained: Server) -> None:
+    body = {"request_ids": [f"{number:0128}" for number in range(4096)]}
+    assert trained.admin.post("/abort_requests", json=body).json() == {"aborted": 0}
+
+
+def test_rendered_ids_are_ids_that_are_taken(trained: Server) -> None:
+    body = {"prompt": ["a"] * 11, "request_id": "x" * 128, "max_tokens": 1}
+    reply = trained.http.post("/v1/completions/render", json=body)
+    assert reply.status_code == 200, reply.text
+    ids = [rendered["request_id"] for rendered in reply.json()]
+    assert len({*ids}) == 11 and max(map(len, ids)) == 128
 
 
 def test_routes_and_fields_of_other_servers_say_what_does_that_here(trained: Server) -> None:

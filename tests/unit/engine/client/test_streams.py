@@ -22,6 +22,7 @@ from srm.engine.messages import (
     ToEngine,
 )
 from srm.engine.steps.tokens import step_tokens
+from tests.engines.making import IDLE
 
 LENGTH = REASONS.index("length")
 N = 4
@@ -178,3 +179,59 @@ def test_more_completions_than_there_are_numbers_for_are_refused() -> None:
     first, second = (streams.open([request(name)]) for name in "ab")
     streams.receive(Outputs([Output("b", 1, finish_reason="stop")]))
     assert (len(first.take_outputs()), len(second.take_outputs())) == (0, 1)
+
+
+class TwoEngines:
+    """Two engines of weights 1, one of which has a request of one completion."""
+
+    def __init__(self, emit: str) -> None:
+        self.heard: tuple[list[Any], list[Any]] = ([], [])
+        self.streams = Streams(self.heard[0].append, self.heard[1].append)
+        for engine in (0, 1):
+            self.streams.spread.note_status(engine, IDLE)
+        self.stream = self.streams.open([request("a", 1, emit=emit)])
+        self.has_it = 0 if self.heard[0] else 1
+
+    def die(self) -> None:
+        self.streams.lose(self.has_it, lambda: EngineUnavailable("it died"))
+        self.has_it = 1 - self.has_it
+
+    def say(self, ids: list[int], version: int) -> None:
+        """The engine that has it has made these tokens."""
+        asked = self.heard[self.has_it][0]
+        outputs, rows = [Output(asked.id, 0, array("i", ids).tobytes())], None
+        if asked.emit == "tokens":
+            numbers, reasons = np.full(len(ids), asked.stream), np.zeros(len(ids), np.uint8)
+            outputs, rows = [], step_tokens(numbers, np.array(ids, np.int32), reasons).to_wire()
+        self.streams.receive(Outputs(outputs, rows, weights_version=version))
+
+
+@pytest.mark.parametrize("emit", ["delta", "tokens"])
+@pytest.mark.parametrize("caught_up", [0, 2])
+async def test_no_sample_is_joined_of_two_weights(emit: str, caught_up: int) -> None:
+    """What makes it anew gets other weights before it has made again what had come."""
+    engines = TwoEngines(emit)
+    engines.say([10, 11, 12, 13], version=1)
+    engines.die()
+    if caught_up:
+        engines.say([10, 11], version=1)
+    engines.say([90, 91, 92], version=2)
+    engines.say([93, 94], version=2)
+    await engines.stream.wait()
+    assert engines.stream.read_new().tokens.token_ids.tolist() == [10, 11, 12, 13]
+    with pytest.raises(EngineUnavailable, match="weights changed while"):
+        await engines.stream.wait()
+    with engines.stream:
+        pass
+    asked, *others = engines.heard[engines.has_it]
+    assert others == [Abort(asked.id)]
+
+
+@pytest.mark.parametrize("emit", ["delta", "tokens"])
+async def test_weights_may_change_once_what_was_lost_has_been_made_again(emit: str) -> None:
+    engines = TwoEngines(emit)
+    engines.say([10, 11], version=1)
+    engines.die()
+    for token, version in ((10, 1), (11, 1), (12, 2)):
+        engines.say([token], version)
+    assert engines.stream.read_new().tokens.token_ids.tolist() == [10, 11, 12]

@@ -469,3 +469,19 @@ def test_the_second_note_never_says_what_was_before(
     monkeypatch.undo()
     assert not second.exists()
     assert begun(config) == ("tiny-1", 4)
+
+
+def test_a_change_dropped_before_its_copy_begins_holds_no_lock(
+    config: EngineWiring, tmp_path: Path
+) -> None:
+    """Another engine may refuse it before this one's thread has come to the copy."""
+    begun(config)
+    note, new = Path(config.weights_note), model_folder(tmp_path / "new", 1)
+    dropped = weights_note.Copying(str(note))
+    dropped.end()
+    with pytest.raises(EngineUnavailable, match="not wanted any more"):
+        dropped.copy(new, "dropped")
+    engine = engine_of()
+    for number in range(1, 4):
+        staged(engine, note, model_folder(tmp_path / f"n{number}", number), f"{number}").make()
+    wait_until(lambda: copies(config) - {FIRST} == {"3"})
