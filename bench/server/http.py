@@ -3,8 +3,8 @@
 Starts `srm serve` as a user would, sends bursts of requests, and compares the tokens a second with
 those of the engine in a process of its own: streams of one completion each, and few requests of
 many. Engine, server and client share this machine, so the client's own work is in the figures. With
-`hostile`, each burst has a second one beside requests whose constraints take all that they may, in
-turns before and behind it.
+`hostile`, each burst takes turns with two more: one beside so many other requests, and one beside
+as many whose constraints take all that they may.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -69,7 +69,8 @@ class HttpBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     repetitions: int = 3
     """Bursts through HTTP and through the engine alone; the medians are compared."""
     hostile: int = 0
-    """Requests with hostile constraints that are sent at once beside a second burst of each."""
+    """Requests with hostile constraints that are sent at once beside a burst, and as many with
+    harmless ones beside another."""
 
     @property
     def kind(self) -> str:
@@ -132,9 +133,10 @@ def _cases(
     with serving(*flags, "--prefix-cache=false") as server:
         for requests, n, streamed in bursts:
             for is_stream in streamed:
-                measured, beside, answers = _bursts(
+                bursts_of, answers = _bursts(
                     server.url, config, numbers, requests=requests, n=n, stream=is_stream
                 )
+                measured = bursts_of["http"]
                 yield {
                     "model": model.name,
                     "dtype": dtype,
@@ -142,8 +144,10 @@ def _cases(
                     "n": n,
                     "is_stream": is_stream,
                     "engine_tokens_per_s": engine[requests, n],
-                    "http_tokens_per_s": [rate_of(burst) for burst in measured],
-                    "hostile_tokens_per_s": [rate_of(burst) for burst in beside],
+                    **{
+                        f"{kind}_tokens_per_s": [rate_of(burst) for burst in recordings]
+                        for kind, recordings in bursts_of.items()
+                    },
                     "hostile_answers": answers,
                     "ttft_s": [_ttft(burst) for burst in measured] if is_stream else [],
                 }
@@ -178,34 +182,38 @@ def engine_rates(burst: _Burst) -> list[float]:
 
 def _bursts(
     url: str, config: HttpBenchConfig, numbers: Iterator[int], requests: int, n: int, stream: bool
-) -> tuple[list[Recording], list[Recording], dict[int, int]]:
-    """Send a small burst to warm up, then the repetitions, each of them with other prompts beside
-    hostile requests too where there are any: return both, and how many of these were answered, by
-    status."""
+) -> tuple[dict[str, list[Recording]], dict[int, int]]:
+    """Send a small burst to warm up, then the repetitions, and where there are hostile requests
+    each with other prompts beside harmless and beside hostile ones: return all by kind, and how
+    many hostile ones were answered, by status."""
     sizes: dict[str, Any] = {"requests": requests, "concurrency": requests, "n": str(n)}
     sizes |= {"prompt_tokens": str(config.prompt_tokens), "stream": stream}
     send(url, output_tokens="2", seed=config.repetitions, **sizes)
     sizes["output_tokens"] = str(config.max_tokens)
-    plain, beside, answers = list[Recording](), list[Recording](), Counter[int]()
-    orders = ((False, True), (True, False)) if config.hostile > 0 else ((False,),)
+    answers = Counter[int]()
+    kinds = ("http", "harmless", "hostile") if config.hostile > 0 else ("http",)
+    measured: dict[str, list[Recording]] = {kind: [] for kind in ("http", "harmless", "hostile")}
     for i in range(config.repetitions):
-        for is_beside in orders[i % len(orders)]:
-            others = _hostile_requests(url, config.hostile, numbers, answers)
-            seed = i + is_beside * (config.repetitions + 1)
-            with others if is_beside else nullcontext():
-                (beside if is_beside else plain).append(send(url, seed=seed, **sizes))
-    return plain, beside, dict(answers)
+        for kind in kinds[i % len(kinds) :] + kinds[: i % len(kinds)]:
+            seed = i + kinds.index(kind) * (config.repetitions + 1)
+            with _requests_beside(url, kind, config.hostile, numbers, answers):
+                measured[kind].append(send(url, seed=seed, **sizes))
+    return measured, dict(answers)
 
 
 @contextmanager
-def _hostile_requests(
-    url: str, num_requests: int, numbers: Iterator[int], answers: Counter[int]
+def _requests_beside(
+    url: str, kind: str, num_requests: int, numbers: Iterator[int], answers: Counter[int]
 ) -> Iterator[None]:
-    """Send so many at once, go on once one has ended, give up those that are not answered at the
-    end, and wait until a harmless one is: then what they left is over.
+    """Send so many of a kind at once, go on once one has ended, give up those that are not answered
+    at the end, and wait until one with a new constraint is: then what they left is over. `http` is
+    none at all.
 
     Raises ConfigError for an answer that is neither a completion nor a refusal, and for none.
     """
+    if kind == "http":
+        yield
+        return
     has_begun, is_over = threading.Event(), threading.Event()
     address = urlsplit(url)
 
@@ -232,7 +240,9 @@ def _hostile_requests(
             has_begun.set()
 
     async def ask_all() -> None:
-        constraints = [hostile_constraint(next(numbers)) for _ in range(num_requests)]
+        constraints: list[dict[str, Any]] = [{"choice": ["yes", "no"]}] * num_requests
+        if kind == "hostile":
+            constraints = [hostile_constraint(next(numbers)) for _ in range(num_requests)]
         tasks = [asyncio.ensure_future(ask(constraint)) for constraint in constraints]
         await asyncio.to_thread(is_over.wait)
         for task in tasks:
@@ -240,7 +250,7 @@ def _hostile_requests(
         for answer in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(answer, Exception):
                 raise answer
-            if isinstance(answer, int):  # it was not given up
+            if isinstance(answer, int) and kind == "hostile":  # it was not given up
                 answers[answer] += 1
         while await ask({"choice": [f"{next(numbers)}"]}) == 503:
             await asyncio.sleep(0.1)
@@ -303,7 +313,8 @@ def markdown(record: Record) -> list[str]:
         ]
         rows.append(
             f"{case['model']}, {case['dtype']} | {size} | {kind} "
-            f"| {engine:,.0f} | {http:,.0f} | {http / engine:.0%} | {_beside(case)} | "
+            f"| {engine:,.0f} | {http:,.0f} | {http / engine:.0%} | "
+            f"{_beside(case, 'harmless', 'http')} | {_beside(case, 'hostile', 'harmless')} | "
             + " / ".join(f"{seconds:.2f} s" for seconds in ttft)
         )
     return [
@@ -312,17 +323,18 @@ def markdown(record: Record) -> list[str]:
         "The client is that of `srm loadtest`, which reads every event.",
         "",
         *table(
-            "model | requests × n | reply | engine, tok/s | HTTP | part | beside hostile requests, "
-            "of HTTP alone | TTFT p50 / p99",
+            "model | requests × n | reply | engine, tok/s | HTTP | part | beside harmless requests"
+            ", of HTTP alone | beside hostile ones, of that | TTFT p50 / p99",
             rows,
         ),
     ]
 
 
-def _beside(case: Record) -> str:
-    """Show the median of the ratios of the bursts that were sent one after the other."""
-    pairs = list(zip(case["hostile_tokens_per_s"], case["http_tokens_per_s"], strict=False))
-    return f"{median(beside / alone for beside, alone in pairs):.3f}" if pairs else "–"
+def _beside(case: Record, kind: str, other: str) -> str:
+    """Show the median of the ratios of two kinds of bursts, of those sent in one repetition."""
+    rates = (case[f"{name}_tokens_per_s"] for name in (kind, other))
+    ratios = [one / two for one, two in zip(*rates, strict=False)]
+    return f"{median(ratios):.3f}" if ratios else "–"
 
 
 if __name__ == "__main__":

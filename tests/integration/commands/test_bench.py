@@ -76,6 +76,7 @@ def bursts(record: Record) -> None:
     kinds = [(case["requests"], case["n"], case["is_stream"]) for case in record["cases"]]
     assert kinds == [(3, 1, True), (2, 5, True), (2, 5, False)]
     assert all(case["http_tokens_per_s"][0] > 0 for case in record["cases"])
+    assert all(case["harmless_tokens_per_s"][0] > 0 for case in record["cases"])
     assert all(case["hostile_tokens_per_s"][0] > 0 for case in record["cases"])
     for case in record["cases"]:
         assert case["hostile_answers"] and {*case["hostile_answers"]} <= {"200", "400", "503"}

@@ -26,23 +26,37 @@ def test_bursts_take_turns_and_the_server_has_seen_none_of_them() -> None:
             http._bursts(toy.url, CONFIG, numbers, requests=2, n=1, stream=False)
     bodies = [served.body for served in toy.served]
     constraints = [
-        json.dumps(body["structured_outputs"]) for body in bodies if is_constrained(body)
+        json.dumps(body["structured_outputs"])
+        for body in bodies
+        if kind_of(body) in {"hostile", "new"}
     ]
     assert len(set(constraints)) == len(constraints) > 4
     bursts = [str(body["prompt"]) for body in bodies if not is_constrained(body)]
-    assert len(set(bursts[:10])) == 10, "no prompt comes twice in a case"
-    kinds = (is_constrained(body) for body in bodies if not is_hostile(body))
-    lengths = [len([*group]) for _, group in groupby(kinds)]
-    # To warm up, alone, beside; a harmless one; beside; a harmless one; alone. Twice.
-    assert lengths == [6, 1, 2, 1, 2 + 6, 1, 2, 1, 2]
+    assert len(set(bursts[:14])) == 14, "no prompt comes twice in a case"
+    order = [kind for kind, _ in groupby(bodies, kind_of) if kind != "new"]
+    of_turns = [kind for kind, _ in groupby(order, lambda kind: kind == "burst") if not kind]
+    assert len(of_turns) == 8, "two harmless and two hostile ones in each case"
+    assert Counter(map(kind_of, bodies)) == {
+        "burst": 2 * (2 + 6 * 2),
+        "harmless": 2 * 2 * 3,
+        "hostile": 2 * 2 * 3,
+        "new": 2 * 4,
+    }
 
 
 def is_constrained(body: dict[str, Any]) -> bool:
     return "structured_outputs" in body
 
 
-def is_hostile(body: dict[str, Any]) -> bool:
-    return is_constrained(body) and "choice" not in body["structured_outputs"]
+def kind_of(body: dict[str, Any]) -> str:
+    match body.get("structured_outputs"):
+        case None:
+            return "burst"
+        case {"choice": ["yes", "no"]}:
+            return "harmless"
+        case {"choice": _}:
+            return "new"
+    return "hostile"
 
 
 @pytest.fixture(params=["closes", "is gone"])
@@ -57,6 +71,6 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_a_server_that_does_not_answer_is_not_waited_for(url: str) -> None:
     with (
         pytest.raises(ConfigError, match="a constraint was not answered"),
-        http._hostile_requests(url, 1, count(), Counter()),
+        http._requests_beside(url, "hostile", 1, count(), Counter()),
     ):
         pass
