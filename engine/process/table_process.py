@@ -8,7 +8,6 @@ where there is none.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 
 import msgspec
@@ -21,11 +20,10 @@ from srm.engine.process.limited_process import (
     limit_this_process,
     receive,
     send,
+    take_idle_processors,
 )
 
 logger = logging.getLogger(__name__)
-NICE = 19
-"""The steps' threads take a processor before it; what they leave is its own."""
 WITHIN_S = 600.0
 """Seconds that a table may take. Its work is bounded: on a processor of its own it takes two."""
 _TRIES = 2
@@ -51,7 +49,9 @@ class TableProcess:
         started again, once; then there is no table, and that is logged."""
         if self._process is None:
             vocabulary = _Vocabulary(tokens, vocab_size, eos)
-            self._process = LimitedProcess("srm.engine.process.table_process", vocabulary)
+            self._process = LimitedProcess(
+                "srm.engine.process.table_process", vocabulary, is_restart_idle=True
+            )
         for _ in range(_TRIES):
             if self._is_closed:
                 break
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
     vocabulary = msgspec.json.decode(first, type=_Vocabulary)
     about = vocabulary.tokens, vocabulary.size, vocabulary.eos_token_id
     send(outbox, Answer())
-    os.nice(NICE)
+    take_idle_processors()
     while (message := receive(inbox)) is not None:
         table = compile_automaton(msgspec.json.decode(message, type=str), *about)
         send(outbox, Answer(data=table.to_bytes() if table else b""))

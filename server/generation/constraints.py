@@ -28,8 +28,8 @@ from srm.server.generation.engine_request import RequestOwner
 from srm.server.schema.structured_outputs import ConstraintSource, Vocabulary
 from srm.server.text.text import Text
 
-WITHIN_S = 60.0
-"""Seconds that one may take on a machine that is busy; of processor time it gets less."""
+WITHIN_S = 600.0
+"""Seconds that one may take, of which CPU_S on a processor: others have these first."""
 MAX_WAITING = 64
 """Most constraints of a share that wait for their turn."""
 MAX_KEPT, MAX_KEPT_BYTES = 1_000, 32 * 1024 * 1024
@@ -124,7 +124,9 @@ class Constraints:
     def _asked(self, source: ConstraintSource) -> _Made:
         if self._process is None:
             vocabulary = Vocabulary(self._text.table().entries, self._text.model.eos_token_id)
-            self._process = LimitedProcess("srm.server.text.constraint_process", vocabulary)
+            self._process = LimitedProcess(
+                "srm.server.text.constraint_process", vocabulary, is_restart_idle=True
+            )
         try:
             return _Made(self._process.ask(source, WITHIN_S).text)
         except Died as error:

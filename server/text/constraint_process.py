@@ -7,7 +7,6 @@ the others are what requests say; each answer is the constraint, or what is wron
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 
@@ -29,11 +28,11 @@ from srm.engine.process.limited_process import (
     limit_this_process,
     receive,
     send,
+    take_idle_processors,
 )
 from srm.server.schema.structured_outputs import ConstraintSource, Vocabulary
 from srm.server.text.tool_calls import call_constraint
 
-_NICE = 10
 _STACK = 2 * 1024 * 1024
 """Bytes of the thread that compiles: what would overflow the engine's overflows this one first."""
 
@@ -80,6 +79,7 @@ def _serve() -> None:
     vocabulary = msgspec.json.decode(first, type=Vocabulary)
     tokenizer = tokenizer_of(vocabulary.tokens, vocabulary.eos_token_id)
     send(outbox, Answer())
+    take_idle_processors()
     while (message := receive(inbox)) is not None:
         limit_processor_time()
         answered = answer(message, tokenizer)
@@ -92,7 +92,6 @@ def _serve() -> None:
 def main(argv: list[str]) -> int:
     if not limit_this_process(int(argv[0])):
         return 1
-    os.nice(_NICE)
     threading.stack_size(_STACK)
     thread = threading.Thread(target=_serve)
     thread.start()

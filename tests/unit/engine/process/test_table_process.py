@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
@@ -14,7 +15,7 @@ import pytest
 from srm.engine.constraints.automaton import TokenAutomaton, compile_automaton
 from srm.engine.constraints.constraint import choice_constraint, json_constraint, regex_constraint
 from srm.engine.process.limited_process import Died, LimitedProcess
-from srm.engine.process.table_process import NICE, TableProcess
+from srm.engine.process.table_process import TableProcess
 
 TOKENS = [b"", b"", *(bytes([byte]) for byte in range(32, 127)), b"abc", b"ab"]
 ABOUT = TOKENS, len(TOKENS), 1
@@ -53,7 +54,7 @@ def test_they_are_those_made_here(tables: TableProcess) -> None:
         assert is_made_here(tables.make_table(constraint, *ABOUT), constraint)
     for without in (regex_constraint("(0|1)*1(0|1){30}"), json_constraint({}), "{", "€"):
         assert tables.make_table(without, *ABOUT) is None
-    assert worker().nice() == NICE
+    assert os.sched_getscheduler(worker().pid) == os.SCHED_IDLE
 
 
 def test_a_killed_process_is_replaced(tables: TableProcess) -> None:

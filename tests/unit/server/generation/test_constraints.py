@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any, get_args
@@ -94,6 +95,12 @@ def begin(constraints: Constraints, regex: str, share: str = "") -> asyncio.Futu
     return asyncio.ensure_future(make(constraints, asked, share))
 
 
+def policies() -> list[int]:
+    """How the threads of the newest process have processors, the first one first."""
+    child = max(children(), key=lambda child: child.pid)
+    return [os.sched_getscheduler(thread.id) for thread in sorted(child.threads())]
+
+
 def hold(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, list[bytes]]:
     """Have all that is asked wait for the event; return it, and what was begun."""
     goes_on, begun, ask = threading.Event(), list[bytes](), LimitedProcess.ask
@@ -177,13 +184,14 @@ async def test_equal_ones_are_made_once_and_a_killed_process_is_replaced(text: T
     made = await asyncio.gather(*(make(constraints, source("regex", b'"a"')) for _ in range(100)))
     assert len({id(constraint) for constraint in made}) == 1
     before = children()
+    assert os.SCHED_IDLE in policies() and policies()[0] != os.SCHED_IDLE, "its start waits less"
     for child in before:
         child.kill()
         child.wait()
     assert await make(constraints, source("regex", b'"a"')) == made[0]
     assert not children(), "what is kept needs no process"
     assert await make(constraints, source("regex", b'"b"'))
-    assert len(children()) == 1
+    assert len(children()) == 1 and {*policies()} == {os.SCHED_IDLE}
     constraints.close()
     assert not children()
 
