@@ -109,17 +109,19 @@ class LimitedProcess:
         self._is_restart_idle, self._has_begun = is_restart_idle, False
         self._first = first
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
 
     def ask(self, message: object, within_s: float) -> Answer:
         """Return the answer; kill the process after `within_s` seconds. Raises ProcessFailed."""
-        if self._process is None or self._process.poll() is not None:
-            self.start()
-        return self._ask(message, within_s)
+        process = self._process
+        if process is None or process.poll() is not None:
+            process = self.start()
+        return self._ask(process, message, within_s)
 
-    def start(self) -> None:
+    def start(self) -> subprocess.Popen[bytes]:
         """Start anew. Raises ProcessFailed with what is wrong with the first message."""
-        self.close()
-        self._process = subprocess.Popen(
+        self._kill()
+        self._process = process = subprocess.Popen(
             # -P: a folder named as ours where we are started is not ours
             [sys.executable, "-P", "-m", self._module, str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -130,14 +132,17 @@ class LimitedProcess:
                 **{name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             },
         )
+        if self._is_closed:  # by a thread that may not have seen this process
+            self._kill()
+            raise Died("it is closed", 0)
         if self._is_restart_idle and self._has_begun:
-            take_idle_processors(self._process.pid)
+            take_idle_processors(process.pid)
         self._has_begun = True
-        self._ask(self._first, START_S)
+        self._ask(process, self._first, START_S)
+        return process
 
-    def _ask(self, message: object, within_s: float) -> Answer:
-        process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
+    def _ask(self, process: subprocess.Popen[bytes], message: object, within_s: float) -> Answer:
+        assert process.stdin is not None and process.stdout is not None
         took_too_long = threading.Event()
 
         def stop() -> None:
@@ -154,8 +159,8 @@ class LimitedProcess:
         finally:
             timer.cancel()
         if reply is None:
-            self.close()
-            process.wait()  # which another thread may have closed
+            self._kill()
+            process.wait()  # where another thread closes it
             why = f"it takes longer than {within_s:g} s" if took_too_long.is_set() else "it failed"
             raise Died(why, -process.returncode)
         answer = msgspec.json.decode(reply, type=Answer)
@@ -164,7 +169,11 @@ class LimitedProcess:
         return answer
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, whatever it does; none is started any more. For any thread."""
+        self._is_closed = True
+        self._kill()
+
+    def _kill(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return

@@ -52,19 +52,21 @@ class TableProcess:
             self._process = LimitedProcess(
                 "srm.engine.process.table_process", vocabulary, is_restart_idle=True
             )
+            if self._is_closed:  # by a thread that may not have seen it
+                self._process.close()
         for _ in range(_TRIES):
-            if self._is_closed:
-                break
             try:
                 data = self._process.ask(constraint, WITHIN_S).data
             except (Died, OSError) as error:
+                if self._is_closed:
+                    break
                 logger.warning("a constraint's table was not made: %s", error)
             else:
                 return TokenAutomaton.of_bytes(data, vocab_size) if data else None
         return None
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, whatever it does; no table is made any more."""
         self._is_closed = True
         if self._process is not None:
             self._process.close()
