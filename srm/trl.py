@@ -108,11 +108,11 @@ class RolloutServer:
         tensors = trainer.accelerator.get_state_dict(trainer.model)
         fault = ""
         if trainer.accelerator.is_main_process:
-            whole = _on_the_host(tensors.items())
             try:
+                whole = _on_the_host(tensors.items())
                 if _digest(whole) != self._sent:
                     self._send(whole)
-            except (OSError, RuntimeError) as error:
+            except Exception as error:  # noqa: BLE001  whatever it is
                 fault = f"{error}" or type(error).__name__
         # The other processes wait for this: they are to end with the same error.
         self.weights_version, fault = broadcast_object_list([self.weights_version, fault])

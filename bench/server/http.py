@@ -324,7 +324,7 @@ def markdown(record: Record) -> list[str]:
         "",
         *table(
             "model | requests × n | reply | engine, tok/s | HTTP | part | beside harmless requests"
-            ", of HTTP alone | beside hostile ones, of that | TTFT p50 / p99",
+            ", of HTTP alone | beside hostile ones, of harmless | TTFT p50 / p99",
             rows,
         ),
     ]

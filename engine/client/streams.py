@@ -265,7 +265,9 @@ class Stream(AbstractContextManager["Stream"]):
         of another version make it: a sample would be joined of two."""
         if not self._unread.comes_again:
             return False
-        if version != self._again_version:
+        if (
+            version > self._again_version
+        ):  # an engine that changes last may still be of the one before
             self._is_shut = True
             self._table.shut(self._unread)
             self.fail(EngineUnavailable("weights changed while what an engine lost was made again"))

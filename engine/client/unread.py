@@ -88,9 +88,10 @@ class UnreadTokens:
     @property
     def comes_again(self) -> bool:
         """Whether something is expected that came before, of what still runs."""
-        size = len(self.state)
-        is_running = bool((self.num_again[:size] > 0)[self.state == RUNS].any())
-        return is_running or bool(self.num_again[size:].any())
+        runs, again = self.state == RUNS, self.num_again > 0
+        of_samples, of_prompts = np.split(again, [len(runs)])
+        runs_of = runs.reshape(len(of_prompts), -1).any(axis=1)
+        return bool((of_samples & runs).any() or (of_prompts & runs_of).any())
 
     def note_new(self, first_version: int, version: int) -> None:
         """Note that something came, of a request that began with weights `first_version`."""

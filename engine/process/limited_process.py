@@ -1,6 +1,6 @@
 """A process of its own for what others wrote and nobody can stop from outside: templates, grammars.
 
-What it does keeps no thread of ours from its turn. It gets little memory, no environment and no
+It gets little memory, no environment and no
 secrets, and is ended when it takes too long; the next question starts another. Messages are JSON
 behind their length, and each is answered. It leaves with its parent.
 """
@@ -43,8 +43,10 @@ class ProcessFailed(Exception):
 class Died(ProcessFailed):
     """The process ended, or took too long. The next question may be answered."""
 
-    def __init__(self, why: str, by_signal: int) -> None:
+    def __init__(self, why: str, by_signal: int, is_late: bool = False) -> None:
         super().__init__(why)
+        self.is_late = is_late
+        """Whether it took too long."""
         self.is_over_limit = by_signal in (signal.SIGXCPU, signal.SIGABRT, signal.SIGSEGV)
         """Whether the question was too much for it, and will always be."""
 
@@ -91,11 +93,14 @@ def limit_processor_time() -> None:
 
 def take_idle_processors(thread: int = 0) -> None:
     """Have a thread, by default this one, and those that it begins take a processor only where no
-    other thread wants it. At nice 19 each second of it took 0.7 s of the engine's."""
+    other thread wants it, if the system can. At nice 19 a second of it took the engine 0.7 s."""
+    with contextlib.suppress(OSError):  # a system that groups threads by session
+        Path(f"/proc/{thread or 'self'}/autogroup").write_text("19")
     try:
         os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
-    except PermissionError:  # of a sandbox
-        os.setpriority(os.PRIO_PROCESS, thread, 19)
+    except OSError:  # a sandbox
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, 19)
 
 
 class LimitedProcess:
@@ -128,6 +133,7 @@ class LimitedProcess:
             stdout=subprocess.PIPE,
             start_new_session=True,  # a terminal's Ctrl-C is for us
             env={
+                "OPENBLAS_NUM_THREADS": "1",  # which each take 40 MiB of MAX_MEMORY
                 "PYTHONPATH": os.pathsep.join((str(_ROOT), *filter(None, sys.path))),
                 **{name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             },
@@ -154,15 +160,16 @@ class LimitedProcess:
         try:
             send(process.stdin, message)
             reply = receive(process.stdout)
-        except BrokenPipeError:
+        except (BrokenPipeError, ValueError):  # ended, or closed by another thread
             reply = None
         finally:
             timer.cancel()
         if reply is None:
             self._kill()
             process.wait()  # where another thread closes it
-            why = f"it takes longer than {within_s:g} s" if took_too_long.is_set() else "it failed"
-            raise Died(why, -process.returncode)
+            is_late = took_too_long.is_set()
+            why = f"it takes longer than {within_s:g} s" if is_late else "it failed"
+            raise Died(why, -process.returncode, is_late)
         answer = msgspec.json.decode(reply, type=Answer)
         if answer.error is not None:
             raise ProcessFailed(answer.error)

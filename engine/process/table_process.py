@@ -24,7 +24,7 @@ from srm.engine.process.limited_process import (
 )
 
 logger = logging.getLogger(__name__)
-WITHIN_S = 600.0
+WITHIN_S = 120.0
 """Seconds that a table may take. Its work is bounded: on a processor of its own it takes two."""
 _TRIES = 2
 
@@ -46,7 +46,8 @@ class TableProcess:
         self, constraint: str, tokens: list[bytes], vocab_size: int, eos: int
     ) -> TokenAutomaton | None:
         """As `compile_automaton`, always with the same vocabulary. A process that was killed is
-        started again, once; then there is no table, and that is logged."""
+        started again, once. Then there is no table, as for one that takes too long; that is
+        logged."""
         if self._process is None:
             vocabulary = _Vocabulary(tokens, vocab_size, eos)
             self._process = LimitedProcess(
@@ -61,6 +62,8 @@ class TableProcess:
                 if self._is_closed:
                     break
                 logger.warning("a constraint's table was not made: %s", error)
+                if isinstance(error, Died) and error.is_late:
+                    break
             else:
                 return TokenAutomaton.of_bytes(data, vocab_size) if data else None
         return None

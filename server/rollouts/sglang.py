@@ -34,7 +34,7 @@ from srm.server.rollouts.requests import (
 )
 from srm.server.rollouts.vllm import Nothing, StartGeneration, check_bare, read_fields
 from srm.server.schema.openapi import BodySchema, Operation
-from srm.server.schema.validation import Fields
+from srm.server.schema.validation import Fields, from_text
 from srm.server.text.text import Text
 
 _SCORE = {"type": "array", "items": {"type": ["number", "null"]}}
@@ -293,6 +293,13 @@ class PauseGeneration(Fields, frozen=True, kw_only=True):
     `retract`: it goes on, but new weights are fed all of its tokens again."""
 
 
+class FlushQuery(Fields, frozen=True, kw_only=True):
+    """The query of /flush_cache."""
+
+    timeout: Annotated[float, Meta(ge=0, description="a number of at least 0")] = 0.0
+    """No effect: nothing is waited for."""
+
+
 class DiskRequest(Fields, frozen=True, kw_only=True):
     """Body of POST /update_weights_from_disk, checked."""
 
@@ -424,7 +431,7 @@ OPERATIONS = (
     Operation("POST", "/abort_request", "End requests, each with its tokens so far.", Changed,
               body=BodySchema(AbortRequest), errors=(403, 404)),
     *(Operation(method, "/flush_cache", "Forget the kept states of prompts.", Changed,
-                errors=(403, 404)) for method in ("GET", "POST")),
+                query=FlushQuery, errors=(400, 403, 404)) for method in ("GET", "POST")),
     Operation("GET", "/get_weight_version", "What the weights in use are called.", WeightVersion),
     *(Operation("GET", path, "The served model.", ModelInfo)
       for path in ("/model_info", "/get_model_info")),
@@ -552,7 +559,7 @@ def routes(served: SglangRoutes) -> APIRouter:
     @router.get("/flush_cache")
     @router.post("/flush_cache")
     async def flush_cache(request: Request) -> Response:
-        check_bare(request)
+        from_text(FlushQuery, request.query_params.multi_items())
         await read_fields(request, Nothing)
         return json_reply(await served.flush())
 

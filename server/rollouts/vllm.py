@@ -110,7 +110,7 @@ class Nothing(Fields, frozen=True, kw_only=True):
 
 
 class DropQuery(Fields, frozen=True, kw_only=True):
-    """The query of POST /reset_prefix_cache."""
+    """Query or body of POST /reset_prefix_cache."""
 
     reset_running_requests: bool = False
     """Refused if true: POST /abort_requests ends requests."""
@@ -166,8 +166,8 @@ class AbortRequests(Fields, frozen=True, kw_only=True):
 
 class Aborted(msgspec.Struct):
     aborted: int
-    """How many prompts have been ended, each counted by every engine that has samples of it.
-    Unknown and ended ones do not count."""
+    """How many prompts have been ended. One whose samples several engines have counts for each of
+    them; unknown and ended ones do not count."""
 
 
 class PrefixesDropped(msgspec.Struct):
@@ -192,7 +192,8 @@ OPERATIONS = (
     Operation("POST", "/abort_requests", "End requests, each with its tokens so far.",
               Aborted, body=BodySchema(AbortRequests), errors=(403, 404)),
     Operation("POST", "/reset_prefix_cache", "Forget the kept states of prompts.",
-              PrefixesDropped, query=DropQuery, errors=(400, 403, 404)),
+              PrefixesDropped, query=DropQuery, body=BodySchema(DropQuery),
+              errors=(403, 404)),
 )  # fmt: skip
 
 
@@ -340,7 +341,7 @@ def routes(control: TrainerControl) -> APIRouter:
     @router.post("/reset_prefix_cache")
     async def reset_prefix_cache(request: Request) -> Response:
         from_text(DropQuery, request.query_params.multi_items())
-        await read_fields(request, Nothing)
+        await read_fields(request, DropQuery)
         await control.drop_prefixes()
         return json_reply(PrefixesDropped(success=True))
 

@@ -79,7 +79,7 @@ def questions(
         else:
             drawn = islice(_generated("held-out", seed), wanted)
             evaluation = [_asked(token, tokenizer) for token in drawn]
-        if len(evaluation) < wanted:
+        if evaluations.evaluate_every and len(evaluation) < wanted:
             raise ConfigError(
                 f"evaluation_questions must be at most {len(evaluation)}, what evaluation has, got "
                 f"{wanted}"

@@ -586,7 +586,8 @@ def generated(**params: Any) -> dict[str, Any]:
         ("/resume?tags=weights", None, "tags"),
         ("/reset_prefix_cache?reset_running_requests=true", None, "reset_running_requests"),
         ("/reset_prefix_cache", {"device": "cpu"}, "device"),
-        ("/flush_cache?timeout=3", None, "timeout"),
+        ("/reset_prefix_cache", {"reset_running_requests": True}, "reset_running_requests"),
+        ("/flush_cache?timeout=-1", None, "timeout"),
         ("/update_weights?weight_dir=x", None, "weight_dir"),
         ("/abort_requests?request_ids=x", None, "request_ids"),
         ("/abort_requests", {"request_ids": ["x"] * 4097}, "request_ids"),
@@ -606,6 +607,17 @@ def test_what_is_wrong_is_named(trained: Server, path: str, body: Any, param: st
     theirs = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
     assert theirs.get(param, "…") not in error["message"]
     assert trained.admin.get("/is_paused").json() == {"is_paused": False}
+
+
+def test_what_asks_for_nothing_more_is_taken(trained: Server) -> None:
+    for path, body in (
+        ("/reset_prefix_cache", {"reset_running_requests": False}),  # as SkyRL sends it
+        ("/reset_prefix_cache?reset_running_requests=False&reset_external=false", None),
+        ("/flush_cache?timeout=30", None),
+        ("/resume", {}),
+    ):
+        reply = trained.admin.post(path, json=body)
+        assert reply.status_code == 200, reply.text
 
 
 def test_as_many_and_as_long_ids_are_taken_as_may_be_sent(trained: Server) -> None:

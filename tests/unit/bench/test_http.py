@@ -33,15 +33,13 @@ def test_bursts_take_turns_and_the_server_has_seen_none_of_them() -> None:
     assert len(set(constraints)) == len(constraints) > 4
     bursts = [str(body["prompt"]) for body in bodies if not is_constrained(body)]
     assert len(set(bursts[:14])) == 14, "no prompt comes twice in a case"
-    order = [kind for kind, _ in groupby(bodies, kind_of) if kind != "new"]
-    of_turns = [kind for kind, _ in groupby(order, lambda kind: kind == "burst") if not kind]
-    assert len(of_turns) == 8, "two harmless and two hostile ones in each case"
-    assert Counter(map(kind_of, bodies)) == {
-        "burst": 2 * (2 + 6 * 2),
-        "harmless": 2 * 2 * 3,
-        "hostile": 2 * 2 * 3,
-        "new": 2 * 4,
-    }
+    counts = Counter(map(kind_of, bodies))
+    assert (counts["burst"], counts["new"]) == (2 * (2 + 6 * 2), 2 * 4)
+    for kind in ("harmless", "hostile"):  # of which some may be given up before they come
+        assert 4 <= counts[kind] <= 2 * 2 * 3
+    # A burst alone ends before others come, and others end before the next burst.
+    order = [kind for kind, _ in groupby(kind_of(body) for body in bodies) if kind != "new"]
+    assert order[:2] == ["burst", "harmless"] and {*order} == {"burst", "harmless", "hostile"}
 
 
 def is_constrained(body: dict[str, Any]) -> bool:

@@ -6,12 +6,14 @@ import asyncio
 from array import array
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from srm.engine.client.streams import Stream, Streams
 from srm.engine.errors import EngineUnavailable, InvalidRequest, Overloaded, SRMError, StepFailed
 from srm.engine.messages import (
+    PROMPT,
     REASONS,
     Abort,
     Output,
@@ -235,3 +237,27 @@ async def test_weights_may_change_once_what_was_lost_has_been_made_again(emit: s
     for token, version in ((10, 1), (11, 1), (12, 2)):
         engines.say([token], version)
     assert engines.stream.read_new().tokens.token_ids.tolist() == [10, 11, 12]
+
+
+async def test_an_engine_that_is_late_with_new_weights_ends_nothing() -> None:
+    engines = TwoEngines("tokens")
+    engines.say([10, 11], version=2)
+    for engine in (0, 1):
+        engines.streams.spread.note_status(engine, msgspec.structs.replace(IDLE, weights_version=2))
+    engines.die()
+    engines.streams.receive(Outputs([], weights_version=1))
+    for token in (10, 11, 12):
+        engines.say([token], version=2)
+    assert engines.stream.read_new().tokens.token_ids.tolist() == [10, 11, 12]
+
+
+async def test_scores_of_a_prompt_that_nobody_waits_for_hold_up_no_change() -> None:
+    engines = TwoEngines("delta")
+    asked = engines.heard[engines.has_it][0]
+    scores = Output(asked.id, PROMPT, array("i", [5]).tobytes())
+    engines.streams.receive(Outputs([scores]))
+    engines.say([10], version=1)
+    engines.die()
+    engines.stream.stop(np.array([0]))
+    engines.streams.receive(Outputs([], weights_version=2))
+    await asyncio.wait_for(engines.stream.wait(), 60)

@@ -14,7 +14,8 @@ import pytest
 
 from srm.engine.constraints.automaton import TokenAutomaton, compile_automaton
 from srm.engine.constraints.constraint import choice_constraint, json_constraint, regex_constraint
-from srm.engine.process.limited_process import Died, LimitedProcess
+from srm.engine.process import table_process
+from srm.engine.process.limited_process import Died, LimitedProcess, take_idle_processors
 from srm.engine.process.table_process import TableProcess
 
 TOKENS = [b"", b"", *(bytes([byte]) for byte in range(32, 127)), b"abc", b"ab"]
@@ -94,3 +95,35 @@ def test_an_exit_waits_for_no_table(tables: TableProcess) -> None:
         assert asked.result() is None
     assert not stopped.is_running()
     assert tables.make_table(CHOICE, *ABOUT) is None, "it is closed"
+
+
+def test_it_has_no_threads_of_libraries(tables: TableProcess) -> None:
+    """Of 24 processors as many threads of OpenBLAS would take the memory that it may have."""
+    tables.make_table(REGEX, *ABOUT)
+    assert worker().num_threads() == 1
+    assert worker().memory_info().vms < 2**28
+
+
+@pytest.mark.parametrize("fault", [PermissionError, OSError])
+def test_a_system_that_has_no_idle_processors_to_give_has_tables(
+    fault: type[OSError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise fault("as a sandbox says")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "sched_setscheduler", refuse)
+        patched.setattr(os, "setpriority", refuse)
+        take_idle_processors()
+
+
+def test_a_table_that_takes_too_long_is_not_begun_again(
+    tables: TableProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tables.make_table(REGEX, *ABOUT)
+    monkeypatch.setattr(table_process, "WITHIN_S", 0.01)
+    worker().suspend()
+    assert tables.make_table(CHOICE, *ABOUT) is None
+    assert [record.message for record in caplog.records] == [
+        "a constraint's table was not made: it takes longer than 0.01 s"
+    ]
