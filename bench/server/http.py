@@ -75,7 +75,8 @@ class HttpBenchConfig(Settings, frozen=True, forbid_unknown_fields=True):
     @property
     def kind(self) -> str:
         """Name of the record: which models are measured."""
-        return "random" if self.random_widths else self.model.name
+        models = "random" if self.random_widths else self.model.name
+        return f"{models}-hostile" if self.hostile else models
 
 
 class _Burst(msgspec.Struct, frozen=True):
@@ -333,7 +334,7 @@ def markdown(record: Record) -> list[str]:
 def _beside(case: Record, kind: str, other: str) -> str:
     """Show the median of the ratios of two kinds of bursts, of those sent in one repetition."""
     rates = (case[f"{name}_tokens_per_s"] for name in (kind, other))
-    ratios = [one / two for one, two in zip(*rates, strict=False)]
+    ratios = [beside / alone for beside, alone in zip(*rates, strict=False)]
     return f"{median(ratios):.3f}" if ratios else "–"
 
 

@@ -30,7 +30,7 @@ ONLY_WHOLE = {"best_of", "return", "until", "verify"}
 TOO_MANY = f"max_waiting = {MAX_WAITING}"
 RESPONSES, GENERATE, TOKENS = "/v1/responses", "/generate", "/inference/v1/generate"
 MOST = "0 … 20, the setting max_logprobs (-1 is the vocabulary, 320 tokens), got"
-MANY_SCORES = f"a reply may have {MAX_SCORES}"
+MANY_SCORES = f"log-probabilities, and may have {MAX_SCORES}"
 REFUSED: list[tuple[str, str, str, dict[str, Any]]] = [
     # What the model or the engine cannot do.
     (COMPLETIONS, "prompt", "at least one token", {"prompt": "", "add_special_tokens": False}),
