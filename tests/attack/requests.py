@@ -73,6 +73,7 @@ VALID: dict[str, Sequence[dict[str, Any]]] = {
         {"text": "the", "sampling_params": {"max_new_tokens": 60}, "stream": True},
     ),
     "FolderRequest": ({"weight_dir": "nowhere"},),
+    "DropQuery": ({}, {"reset_running_requests": False}),
     "AbortRequests": ({}, {"request_ids": ["r", "x"]}),
     "PauseGeneration": ({}, {"mode": "abort"}),
     "Nothing": ({},),
