@@ -112,7 +112,7 @@ class RolloutServer:
                 whole = _on_the_host(tensors.items())
                 if _digest(whole) != self._sent:
                     self._send(whole)
-            except Exception as error:  # noqa: BLE001  whatever it is
+            except Exception as error:  # noqa: BLE001 - each process raises it below
                 fault = f"{error}" or type(error).__name__
         # The other processes wait for this: they are to end with the same error.
         self.weights_version, fault = broadcast_object_list([self.weights_version, fault])

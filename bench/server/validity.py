@@ -55,7 +55,7 @@ class AskedPeer(NamedTuple):
     flags: tuple[str, ...] = ()
     """Further flags of its command."""
     note: str = ""
-    """What the table says of the flags."""
+    """A remark on the flags, shown behind the engine's version in the table."""
 
 
 _COMPACT = (

@@ -15,7 +15,7 @@ _SHOWS_PLACE = re.compile(r"\s*(?:\^*$|[0-9]+ \| |<non-verbose/>)")
 _REGEX_FAULT = re.compile(
     r"at 1\(8\): (invalid regex .*) \(in regex\): (?:regex parse error:; .*; error: )?"
 )
-"""What is said of a regex's place in our grammar, and of how it was read."""
+"""Matches llguidance's message of an invalid regex, whose place is one in our own grammar."""
 _WALKED = 64
 """Tokens of the walk that shows whether a constraint can be followed."""
 

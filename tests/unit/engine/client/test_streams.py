@@ -211,7 +211,7 @@ class TwoEngines:
 @pytest.mark.parametrize("emit", ["delta", "tokens"])
 @pytest.mark.parametrize("caught_up", [0, 2])
 async def test_no_sample_is_joined_of_two_weights(emit: str, caught_up: int) -> None:
-    """What makes it anew gets other weights before it has made again what had come."""
+    """The second engine changes weights before it has repeated the tokens that were delivered."""
     engines = TwoEngines(emit)
     engines.say([10, 11, 12, 13], version=1)
     engines.die()

@@ -98,7 +98,7 @@ def test_an_exit_waits_for_no_table(tables: TableProcess) -> None:
 
 
 def test_it_has_no_threads_of_libraries(tables: TableProcess) -> None:
-    """Of 24 processors as many threads of OpenBLAS would take the memory that it may have."""
+    """OpenBLAS begins a thread for each processor: 24 of them would fill the process's memory."""
     tables.make_table(REGEX, *ABOUT)
     assert worker().num_threads() == 1
     assert worker().memory_info().vms < 2**28
