@@ -147,7 +147,7 @@ def test_training_on_a_gpu_names_it_as_torch_does(
 
 @pytest.mark.parametrize("rows", [1, 3, 5, 9])
 def test_a_batch_is_cut_into_as_many_parts_in_all_processes(rows: int, tmp_path: Path) -> None:
-    """`torch.chunk` would cut 5 rows into 3 parts and 4 rows into 4, where 4 parts are asked for."""
+    """`torch.chunk` cuts 5 rows into 3 parts and 4 rows into 4, where 4 parts are asked for."""
     batch = torch.zeros(rows, 8)
     run = Run(
         SRM(ModelConfig(8, 1, 2, 8, 5)),
