@@ -214,4 +214,4 @@ wheel: .venv/dev graphs  ## the wheel with the bundled model's graphs, in dist/
 check: lint types docs test kernels  ## what CI runs: lint, types, docs, tests, kernels
 
 clean:  ## removes environments, builds and caches
-	rm -rf .venv .venv-clients .venv-agents .venv-verifiers .venv-ray .venv-docs .venv-locks .venv-deploy .venv-image .venv-storage build dist graphs site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-clients .venv-agents .venv-verifiers .venv-ray .venv-problems .venv-docs .venv-locks .venv-deploy .venv-image .venv-storage build dist graphs site .pytest_cache .mypy_cache .ruff_cache

@@ -1,10 +1,11 @@
 """`python -m experiments coverage`: problems solved for the same compute, SRM and a Transformer.
 
-Both learn countdown puzzles for the same processor time, each at the best of several learning
-rates, which are tried for a part of it. Then both answer puzzles that neither was trained on, many
-times: pass@k stands over samples, over operations and over seconds of the processor. Beside them
-are random combinations of the numbers, which need no model. SRM is sampled by our engine in this
-process, the Transformer by a loop in torch with keys and values kept: no other engine has it.
+Both learn countdown puzzles, or the questions of a file, for the same processor time, each at the
+best of several learning rates, which are tried for a part of it. Then both answer problems that
+neither was trained on, many times: pass@k stands over samples, over operations and over seconds of
+the processor. Beside them are guesses, which need no model: random combinations of the numbers, or
+answers drawn from those of the training questions. SRM is sampled by our engine in this process,
+the Transformer by a loop in torch with keys and values kept: no other engine has it.
 
 With `grpo_minutes` both then learn from rewards of their own answers, for the same processor time
 too: SRM from many answers to a puzzle, the Transformer from few.
@@ -13,7 +14,7 @@ too: SRM from many answers to a puzzle, the Transformer from few.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -34,23 +35,15 @@ from experiments.harness.report import spread, table
 from experiments.harness.result_cache import Numbers
 from experiments.harness.runner import Results, check_writable, fit, publish, run_cases
 from experiments.harness.settings import ExperimentSettings
-from experiments.harness.solving import draw_answers, draw_puzzles, draw_random
+from experiments.harness.solving import draw_answers
+from experiments.harness.tasks import CountdownTask, Task, TextTask, draw_puzzles
 from srm.engine.config import ModelConfig
 from srm.engine.errors import ConfigError
 from srm.engine.settings import load
 from srm.training.baselines.transformer import Transformer, TransformerShape
-from srm.training.data import CountdownBatches
 from srm.training.model import SRM, LanguageModel
-from srm.training.problems.countdown import (
-    BOS,
-    EOS,
-    LONGEST,
-    SIZES,
-    VOCABULARY,
-    Countdown,
-    parse_prompt,
-)
-from srm.training.questions.questions import read_questions
+from srm.training.problems.countdown import Countdown, parse_prompt
+from srm.training.questions.questions import Question, read_questions
 from srm.training.schedule import count_factors
 from srm.training.statistics import power_law
 from srm.training.statistics.coverage import Floats, Interval, intervals, resampled_means, spaced
@@ -101,13 +94,17 @@ class CoverageConfig(ExperimentSettings, frozen=True):
     """Number of blocks of both."""
     batch_tokens: int = 8_192
     """Approximate tokens of one update."""
-    input: Path | None = None
-    """File .jsonl or .parquet of puzzles, whose `question` reads "make 64 of 25 3 7 4 :"; None:
-    held-out ones are drawn, of four, five and six numbers in turn."""
+    train: Path | None = None
+    """File .jsonl or .parquet of questions to learn, whose answers end with `#### <number>`; None:
+    countdown puzzles are drawn."""
+    input: tuple[Path, ...] = ()
+    """Files .jsonl and .parquet of questions to answer, like those of `train`, or of puzzles, whose
+    `question` reads "make 64 of 25 3 7 4 :"; none: held-out puzzles are drawn, of four, five and
+    six numbers in turn."""
     problems: int = 200
-    """Number of puzzles to answer, the first ones."""
+    """Number of problems to answer, the first ones of each file."""
     samples: int = 10_000
-    """Answers to each puzzle; the largest k."""
+    """Answers to each problem; the largest k."""
     grpo: GRPOSettings = GRPOSettings()
 
     def __post_init__(self) -> None:
@@ -120,15 +117,25 @@ class CoverageConfig(ExperimentSettings, frozen=True):
                 raise ValueError(
                     f"{name} must be a multiple of {MULTIPLE}, got {getattr(self, name)}"
                 )
+        if self.train is None:
+            return
+        if not self.input:
+            raise ValueError("input must have files where train has one, got none")
+        for setting, value, only in (
+            ("form", self.form, "direct"),
+            ("grpo_minutes", self.grpo.grpo_minutes, 0),
+        ):
+            if value != only:
+                raise ValueError(f"{setting} must be {only} where train is a file, got {value}")
 
-    def make(self, kind: str) -> SRM | Transformer:
+    def make(self, kind: str, task: Task) -> SRM | Transformer:
         """Make a model of a kind."""
         if kind == TRANSFORMER:
             width = self.transformer_width
-            shape = (width, self.num_layers, HEADS, 2 * width, len(VOCABULARY))
+            shape = (width, self.num_layers, HEADS, 2 * width, task.vocab_size)
             return Transformer(TransformerShape(*shape))
-        sizes = (self.d_model, self.num_layers, HEADS, LONGEST + 1, len(VOCABULARY))
-        return SRM(ModelConfig(*sizes, bos_token_id=BOS, eos_token_id=EOS))
+        sizes = (self.d_model, self.num_layers, HEADS, task.longest + 1, task.vocab_size)
+        return SRM(ModelConfig(*sizes, bos_token_id=task.begin, eos_token_id=task.end))
 
     @property
     def grpo_cases(self) -> dict[str, GRPOCase]:
@@ -148,33 +155,54 @@ class CoverageConfig(ExperimentSettings, frozen=True):
         return self.results / "coverage" / f"model-{kind}-{seed}.pt"
 
 
-def read_puzzles(config: CoverageConfig) -> list[Countdown]:
-    """Return the puzzles to answer. Raises ConfigError for a file without so many, or with one that
-    models are trained on."""
-    if config.input is None:
-        return draw_puzzles(np.random.default_rng(0), config.problems, is_held_out=True)
-    questions = read_questions(config.input)
-    if config.problems > len(questions):
-        raise ConfigError(f"problems = {config.problems}, but {config.input} has {len(questions)}")
-    puzzles = []
-    for question in questions[: config.problems]:
+def read_task(config: CoverageConfig) -> Task:
+    """Return what is learned and answered. Raises ConfigError for a file without so many problems,
+    or with one that models are trained on."""
+    if config.train is not None:
+        return TextTask(config.train, read_inputs(config))
+    if not config.input:
+        drawn = draw_puzzles(np.random.default_rng(0), config.problems, is_held_out=True)
+        return CountdownTask({"": drawn}, config.form)
+    puzzles = {kind: [*_puzzles(of_kind)] for kind, of_kind in read_inputs(config).items()}
+    return CountdownTask(puzzles, config.form)
+
+
+def read_inputs(config: CoverageConfig) -> dict[str, list[Question]]:
+    """Return the questions to answer by kind, which is the name of their file."""
+    by_kind = {}
+    for path in config.input:
+        questions = read_questions(path)
+        if config.problems > len(questions):
+            raise ConfigError(f"problems = {config.problems}, but {path} has {len(questions)}")
+        if path.stem in by_kind:
+            raise ConfigError(f"input: two files are called {path.stem}")
+        by_kind[path.stem] = questions[: config.problems]
+    return by_kind
+
+
+def _puzzles(questions: Sequence[Question]) -> Iterator[Countdown]:
+    for question in questions:
         try:
-            puzzles.append(parse_prompt(question.question))
+            puzzle = parse_prompt(question.question)
         except ValueError as error:
-            raise ConfigError(f"input: {config.input}: {error}") from None
-        if not puzzles[-1].is_held_out:
-            raise ConfigError(
-                f"input: {config.input}: models are trained on {question.question!r}: leave it out"
-            )
-    return puzzles
+            raise ConfigError(f"input: {error}") from None
+        if not puzzle.is_held_out:
+            raise ConfigError(f"input: models are trained on {question.question!r}: leave it out")
+        yield puzzle
 
 
 def learned(
-    config: CoverageConfig, kind: str, rate: float, minutes: float, is_kept: bool, seed: int
+    config: CoverageConfig,
+    task: Task,
+    kind: str,
+    rate: float,
+    minutes: float,
+    is_kept: bool,
+    seed: int,
 ) -> Numbers:
-    """Train a model for some processor minutes; return its loss on held-out puzzles."""
-    batches = CountdownBatches(seed, config.batch_tokens, config.form)
-    train = partial(fit, partial(config.make, kind), batches, seed, learning_rate=rate)
+    """Train a model for some processor minutes; return its loss on what is held out."""
+    batches = task.batches(seed, config.batch_tokens)
+    train = partial(fit, partial(config.make, kind, task), batches, seed, learning_rate=rate)
     _, _, trial = train(TIMED)
     steps = max(1, round(60 * minutes * TIMED / trial["processor_seconds"]))
     run, model, took = train(steps)
@@ -182,14 +210,14 @@ def learned(
         with replace_file(config.weights(kind, seed)) as partial_file:
             torch.save(model.state_dict(), partial_file)
     factors = count_factors(model)
-    tokens = mean(batches[step][0].numel() for step in range(len(SIZES))) * steps
+    tokens = mean(batches[step][0].numel() for step in range(TIMED)) * steps
     figures = {"rate": rate, "steps": steps, "factors": factors, "training_tokens": tokens}
     return {"loss": run.evaluate(batches.evaluation(EVALUATION_BATCHES)), **figures, **took}
 
 
-def trained(config: CoverageConfig, kind: str, seed: int) -> LanguageModel:
+def trained(config: CoverageConfig, task: Task, kind: str, seed: int) -> LanguageModel:
     """Return a trained model. Raises ConfigError if its file is missing or of other sizes."""
-    model: LanguageModel = config.make(kind)
+    model: LanguageModel = config.make(kind, task)
     path = config.weights(kind, seed)
     try:
         model.load_state_dict(torch.load(path, weights_only=True))
@@ -198,29 +226,27 @@ def trained(config: CoverageConfig, kind: str, seed: int) -> LanguageModel:
     return model
 
 
-def solved(config: CoverageConfig, kind: str, puzzles: Sequence[Countdown], seed: int) -> Numbers:
-    """Answer the puzzles with a trained model; return the right answers of each."""
-    return draw_answers(trained(config, kind, seed), puzzles, config.samples, seed)
+def solved(config: CoverageConfig, task: Task, kind: str, seed: int) -> Numbers:
+    """Answer the problems with a trained model; return the right answers of each."""
+    return draw_answers(trained(config, task, kind, seed), task, config.samples, seed)
 
 
-def rewarded(
-    config: CoverageConfig, case: GRPOCase, puzzles: Sequence[Countdown], seed: int
-) -> Numbers:
-    """Answer the puzzles with a trained model that has gone through GRPO; return the right answers
+def rewarded(config: CoverageConfig, task: Task, case: GRPOCase, seed: int) -> Numbers:
+    """Answer the problems with a trained model that has gone through GRPO; return the right answers
     of each, and what GRPO took."""
-    model = trained(config, case.kind, seed)
+    model = trained(config, task, case.kind, seed)
     took = reinforce(model, config.grpo, case.rollouts, case.group_size, seed)
-    return draw_answers(model, puzzles, config.samples, seed) | took
+    return draw_answers(model, task, config.samples, seed) | took
 
 
-def run_all(config: CoverageConfig, puzzles: Sequence[Countdown]) -> Results:
+def run_all(config: CoverageConfig, task: Task) -> Results:
     """Search the rates, train, and answer; or read from disk what was done before."""
     check_writable("results", config.results / "coverage")
-    prompts = "\n".join(puzzle.prompt for puzzle in puzzles)
-    made_of = {"puzzles": hashlib.sha256(prompts.encode()).hexdigest()}
+    prompts = "\n".join(problem.prompt for problem in task.problems)
+    made_of = task.made_of | {"problems": hashlib.sha256(prompts.encode()).hexdigest()}
     cases: dict[str, Callable[[int], Numbers]] = {
         searching(kind, rate): or_worst(
-            partial(learned, config, kind, rate, config.search_minutes, False)
+            partial(learned, config, task, kind, rate, config.search_minutes, False)
         )
         for kind in MODELS
         for rate in config.learning_rates
@@ -229,15 +255,15 @@ def run_all(config: CoverageConfig, puzzles: Sequence[Countdown]) -> Results:
     cases = {}
     for kind in MODELS:
         rate = best_rate(config, searched, kind)
-        cases[training(kind)] = partial(learned, config, kind, rate, config.minutes, True)
-        cases[kind] = partial(solved, config, kind, puzzles)
+        cases[training(kind)] = partial(learned, config, task, kind, rate, config.minutes, True)
+        cases[kind] = partial(solved, config, task, kind)
     cases[RANDOM] = lambda seed: {
-        "right": draw_random(puzzles, config.samples, seed),
+        "right": task.guess(config.samples, seed),
         "samples": config.samples,
     }
     results = searched | run_cases("coverage", config, cases, made_of)
     cases = {
-        name: partial(rewarded, config, case, puzzles) for name, case in config.grpo_cases.items()
+        name: partial(rewarded, config, task, case) for name, case in config.grpo_cases.items()
     }
     return results | run_cases("coverage", config, cases, {**made_of, "grpo": asdict(config.grpo)})
 
@@ -284,26 +310,30 @@ def at_budget(solved_rates: Floats, ks: Sequence[int], budget: float) -> float:
     return float(np.interp(np.log(budget), np.log(ks), solved_rates))
 
 
-def page(config: CoverageConfig, results: Results) -> list[str]:
+def page(config: CoverageConfig, task: Task, results: Results) -> list[str]:
     """Return the record's text: what came out, pass@k over samples, operations and seconds, and
     what training took."""
     ks, few = spaced(config.samples), powers(config.samples)
     curves = {case: rates(results[case], ks).mean(axis=0) for case in (*MODELS, RANDOM)}
     cost = {kind: costs(results, kind) for kind in MODELS}
     at_few = {case: rates(results[case], few) for case in curves}
-    hard = hardest(results)
+    kinds = np.array([problem.kind for problem in task.problems])
+    groups = {"": np.full(len(kinds), True), ", hard": hardest(results)}
+    if len(names := dict.fromkeys(kinds)) > 1:
+        groups |= {f", {name}": kinds == name for name in names}
     lines = [
         verdict(config, results),
         "",
-        f"{len(results[RANDOM][0]['right'])} puzzles that neither model was trained on, "
-        f"{config.samples:,} answers to each at temperature 1, with {len(config.seeds)} seed(s). "
-        f"Hard puzzles are the {hard.sum()} that random combinations solve most seldom.",
+        f"{len(task.problems)} problems that neither model was trained on, {config.samples:,} "
+        f"answers to each at temperature 1, with {len(config.seeds)} seed(s). The row "
+        f"{RANDOM} has {task.guesses}. Hard are the {groups[', hard'].sum()} problems that these "
+        "solve most seldom.",
         "",
         *table(
             ["pass@k", *(f"k = {k:,}" for k in few)],
             [
                 [f"{case}{title}", *(f"{value:.4f}" for value in of.mean(axis=0))]
-                for title, which in (("", slice(None)), (", hard", hard))
+                for title, which in groups.items()
                 for case, whole in at_few.items()
                 for of in [whole[which]]
             ],
@@ -373,7 +403,7 @@ def _took(
 
 
 def hardest(results: Results) -> np.ndarray:
-    """Return which third of the puzzles random combinations solve most seldom."""
+    """Return which third of the problems guesses solve most seldom."""
     right = np.sum([seed["right"] for seed in results[RANDOM]], axis=0)
     is_hard = np.zeros(len(right), bool)
     is_hard[np.argsort(right, kind="stable")[: max(1, len(right) // 3)]] = True
@@ -394,7 +424,7 @@ def verdict(config: CoverageConfig, results: Results) -> str:
             at_budget(means, ks, answers[REFERENCE]) - at_budget(other, ks, answers[TRANSFORMER])
             for means, other in zip(
                 resampled_means(tables[REFERENCE], RESAMPLED, 0),
-                resampled_means(tables[TRANSFORMER], RESAMPLED, 0),  # the same puzzles
+                resampled_means(tables[TRANSFORMER], RESAMPLED, 0),  # the same problems
                 strict=True,
             )
         ]
@@ -402,16 +432,16 @@ def verdict(config: CoverageConfig, results: Results) -> str:
     gap = reached[REFERENCE] - reached[TRANSFORMER]
     outcome, of_gap = decide("The paper's claim, more problems solved for the same compute,", gaps)
     return (
-        f"{outcome}: in {seconds:.3g} processor seconds a puzzle SRM solves "
-        f"{reached[REFERENCE]:.3f} of the puzzles and the Transformer "
+        f"{outcome}: in {seconds:.3g} processor seconds a problem SRM solves "
+        f"{reached[REFERENCE]:.3f} of the problems and the Transformer "
         f"{reached[TRANSFORMER]:.3f}, a difference of "
-        f"{gap:+.3f} ({of_gap.low:+.3f} … {of_gap.high:+.3f}, 95 % over puzzles)."
+        f"{gap:+.3f} ({of_gap.low:+.3f} … {of_gap.high:+.3f}, 95 % over problems)."
     )
 
 
 def decide(claim: str, gaps: Floats) -> tuple[str, Interval]:
     """Say whether a claim holds that a gap is above 0, and in which interval that lies; `gaps` are
-    those of resampled puzzles."""
+    those of resampled problems."""
     (of_gap,) = intervals(gaps[:, None])
     if of_gap.low > 0:
         return f"{claim} holds here", of_gap
@@ -496,9 +526,9 @@ def drawn(config: CoverageConfig, results: Results) -> Figure:
     ks = spaced(config.samples)
     beyond = [k * config.samples for k in spaced(100)]
     for axes, member, label in (
-        (panels[0], "", "answers to a puzzle, k"),
-        (panels[1], "FLOP", "FLOP a puzzle"),
-        (panels[2], "seconds", "processor seconds a puzzle"),
+        (panels[0], "", "answers to a problem, k"),
+        (panels[1], "FLOP", "FLOP a problem"),
+        (panels[2], "seconds", "processor seconds a problem"),
     ):
         for case, colour in zip((*MODELS, RANDOM), ("C0", "C1", "C7"), strict=True):
             if case == RANDOM and member:
@@ -531,6 +561,7 @@ def drawn(config: CoverageConfig, results: Results) -> Figure:
 def main(argv: list[str]) -> int:
     """Run all cases and write the record."""
     config = load(CoverageConfig, argv, prog="python -m experiments coverage")
-    results = run_all(config, read_puzzles(config))
-    publish("coverage", argv, config, results, page(config, results), drawn(config, results))
+    task = read_task(config)
+    results = run_all(config, task)
+    publish("coverage", argv, config, results, page(config, task, results), drawn(config, results))
     return 0

@@ -98,6 +98,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "experiments.harness": (
         *("engine", "training", "training.text", "training.baselines"),
         *("training.problems", "training.questions", "training.grpo", "loadtest"),
+        "training.finetuning",
     ),
     "experiments": (
         *("engine", "engine.weights", "training", "training.text", "experiments.harness"),
@@ -124,6 +125,7 @@ MAY_IMPORT_LIBRARY = {
         "server",
         "loadtest",
         "training",
+        "experiments",
         "bench",
         "engine.python",
         "engine.tokenizer_file",

@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from experiments.harness.result_cache import Numbers
-from experiments.harness.solving import draw_puzzles, open_sampler, prompt_ids, training_dtype
+from experiments.harness.solving import open_sampler, training_dtype
+from experiments.harness.tasks import draw_puzzles, prompt_ids
 from srm.engine.progress import show_progress
 from srm.training.grpo.asked import Asked, Questions
 from srm.training.grpo.asking import Asking, rows_of
@@ -24,7 +25,7 @@ from srm.training.grpo.objective import Objective
 from srm.training.grpo.resampling import Resampling
 from srm.training.loop import Run
 from srm.training.model import LanguageModel
-from srm.training.problems.countdown import LONGEST, SIZES
+from srm.training.problems.countdown import EOS, LONGEST, SIZES
 from srm.training.problems.countdown_tokenizer import countdown_tokenizer
 from srm.training.processes import processes
 from srm.training.questions.questions import Question
@@ -116,8 +117,9 @@ def reinforce(
         own = stack.enter_context(processes("cpu"))
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         reward = stack.enter_context(closing(RewardProcess([REWARD], [1.0], REWARD_LIMIT_S)))
-        most = rollouts * settings.grpo_puzzles
-        sampler = stack.enter_context(closing(open_sampler(model, most, dtype)))
+        most, (first, *_) = rollouts * settings.grpo_puzzles, puzzles.train[0]
+        opened = open_sampler(model, most, dtype, first.token_ids, EOS)
+        sampler = stack.enter_context(closing(opened))
         run = Run(model, schedule, Path(folder), own, {"seed": seed})
         learner = Learner(run, reference, RULES, own.device, run.precision, MICRO_BATCH_TOKENS)
         asking = Asking(sampling, seed, puzzles, countdown_tokenizer(), reward, sampler)

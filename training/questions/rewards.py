@@ -25,14 +25,23 @@ _NUMBER = re.compile(r"-?\$?[0-9][0-9,]*(?:\.[0-9]+)?|-?\.[0-9]+")
 
 def gsm8k_strict(completion: str, question: Question) -> float:
     """Return 1.0 if the first `#### <number>` is the answer's, else 0.0."""
-    match, wanted = _STRICT.search(_own(completion)), _answer(question)
+    match, wanted = _STRICT.search(_own(completion)), final_number(question)
     return float(match is not None and _value(match[1]) == wanted)
 
 
 def gsm8k_lenient(completion: str, question: Question) -> float:
     """Return 1.0 if the last number, wherever it is, is the answer's, else 0.0."""
-    numbers, wanted = _NUMBER.findall(_own(completion)), _answer(question)
+    numbers, wanted = _NUMBER.findall(_own(completion)), final_number(question)
     return float(bool(numbers) and _value(numbers[-1]) == wanted)
+
+
+def final_number(question: Question) -> Decimal:
+    """Return the value after `####`, or of the whole answer. Raises ValueError if it is no
+    number."""
+    value = _value(question.answer.rpartition("####")[2])
+    if value is None:
+        raise ValueError(f"the answer of {question.question!r:.100} ends with no number")
+    return value
 
 
 def countdown(completion: str, question: Question) -> float:
@@ -76,15 +85,6 @@ def rewarded(reward: Reward, completion: str, question: Question) -> float:
 
 def _own(completion: str) -> str:
     return completion.partition("Question:")[0]
-
-
-def _answer(question: Question) -> Decimal:
-    """Return the value after `####`, or of the whole answer. Raises ValueError if it is no
-    number."""
-    value = _value(question.answer.rpartition("####")[2])
-    if value is None:
-        raise ValueError(f"the answer of {question.question!r:.100} ends with no number")
-    return value
 
 
 def _value(text: str) -> Decimal | None:

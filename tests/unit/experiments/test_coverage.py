@@ -21,19 +21,20 @@ from experiments.coverage import (
     at_budget,
     grpo_verdict,
     hardest,
+    read_task,
     verdict,
 )
-from experiments.harness import reinforcing, solving
+from experiments.harness import reinforcing, solving, tasks
 from experiments.harness.reinforcing import GRPOSettings
 from experiments.harness.result_cache import Numbers
-from experiments.harness.solving import draw_random, is_right, prompt_ids
+from experiments.harness.tasks import EVALUATED, TextTask, draw_random, is_right, prompt_ids
 from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.errors import ConfigError
 from srm.training.grpo.asking import Asking, RolloutBatch, rows_of
 from srm.training.grpo.engine_sampler import EngineSampler, folded
 from srm.training.grpo.objective import RolloutRow
 from srm.training.grpo.resampling import Resampling
-from srm.training.problems.countdown import EOS, Countdown, draw_split, parse_ids
+from srm.training.problems.countdown import EOS, Countdown, draw_split, parse_ids, parse_prompt
 from srm.training.questions.questions import Question
 from srm.training.questions.rewards import countdown
 from tests.engines.making import engine_of
@@ -85,8 +86,9 @@ def test_both_are_trained_for_the_same_time_and_set_side_by_side(
     assert main(argv) == 0
     (page,) = (tmp_path / "output").glob("*-experiment-coverage.md")
     first = page.read_text()
-    for done in ("learned", "solved", "rewarded", "draw_random"):  # nothing is done again
+    for done in ("learned", "solved", "rewarded"):  # nothing is done again
         monkeypatch.setattr(coverage, done, None)
+    monkeypatch.setattr(tasks, "draw_random", None)
     monkeypatch.setattr(coverage, "partial", lambda *_: None)
     assert main(argv) == 0 and page.read_text() == first
     results = json.loads(page.with_suffix(".json").read_text())["results"]
@@ -99,7 +101,7 @@ def test_both_are_trained_for_the_same_time_and_set_side_by_side(
             assert seed["processor_seconds"] > 0
     assert first.count("\n| SRM | ") == 2 and "| Transformer, hard |" in first
     assert "The paper's claim, more problems solved for the same compute," in first
-    assert "<!-- FLOP a puzzle -->" in page.with_suffix(".svg").read_text()
+    assert "<!-- FLOP a problem -->" in page.with_suffix(".svg").read_text()
 
 
 def test_both_learn_from_rewards_for_the_same_time(
@@ -199,7 +201,9 @@ class EveryOther:
 
 
 def test_puzzles_are_drawn_where_there_is_no_file() -> None:
-    drawn = coverage.read_puzzles(CoverageConfig(problems=8))
+    drawn = [
+        parse_prompt(problem.prompt) for problem in read_task(CoverageConfig(problems=8)).problems
+    ]
     assert [len(puzzle.numbers) for puzzle in drawn] == [4, 5, 6, 4, 5, 6, 4, 5]
     assert all(puzzle.is_held_out for puzzle in drawn)
 
@@ -310,6 +314,95 @@ def test_the_hardest_third_is_what_random_combinations_solve_least() -> None:
 def test_what_cannot_be_run_is_refused(puzzles: Path, flags: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         main(["coverage", f"--input={puzzles}", *flags])
+
+
+def write_questions(
+    path: Path, places: range, worked: str = "{0} and {0} is {1}.\n#### {1}"
+) -> Path:
+    """Write a file of questions about numbers at these places."""
+    rows = ({"question": f"Twice {n}?", "answer": worked.format(n, 2 * n)} for n in places)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> list[str]:
+    """Flags of files of questions to learn and to answer."""
+    train = write_questions(tmp_path / "train.jsonl", range(2 * EVALUATED))
+    known = write_questions(tmp_path / "known.jsonl", range(2_000, 2_004))
+    new = write_questions(tmp_path / "new.jsonl", range(3_000, 3_004))
+    return [f"--train={train}", f"--input={known},{new}"]
+
+
+def test_questions_of_files_are_learned_and_answered(questions: list[str], tmp_path: Path) -> None:
+    places = [f"--output={tmp_path / 'output'}", f"--results={tmp_path / 'results'}"]
+    assert main(["coverage", *TINY, *places, *questions]) == 0
+    (path,) = (tmp_path / "output").glob("*-experiment-coverage.json")
+    results = json.loads(path.read_text())["results"]
+    assert all(len(seed["right"]) == 6 for kind in MODELS for seed in results[kind])
+    page = path.with_suffix(".md").read_text()
+    assert "| Transformer, known |" in page and "| random, new |" in page
+    assert "The row random has answers drawn from those of the training questions." in page
+
+
+def test_answers_of_questions_are_judged_by_their_number_once_they_have_ended(
+    tmp_path: Path,
+) -> None:
+    train = write_questions(tmp_path / "train.jsonl", range(2 * EVALUATED))
+    asked = [Question("Twice 1,500?", "#### 3000.0"), Question("Twice 7, again?", "14")]
+    task = TextTask(train, {"of file": asked})
+    problem = task.problems[0]
+    assert problem.prompt == "Question: Twice 1,500?\nAnswer:" and problem.kind == "of file"
+    assert problem.ids[0] == task.begin
+
+    def ids(text: str) -> list[int]:
+        return task.tokenizer.encode(text, add_special_tokens=False).ids
+
+    assert problem.is_right([*ids(" It is 7.\n#### 3,000"), task.end])
+    assert not problem.is_right(ids(" It is 7.\n#### 3,000")) and not problem.is_right([task.end])
+    assert not problem.is_right([*ids(" It is 3000."), task.end]) and not problem.is_right([])
+    none, some = task.guess(10_000, 0)
+    assert none == 0 and 0 < some < 50, "one training answer in 1,024 is 14"
+    batches = task.batches(0, 300)
+    trained_on = {tuple(row.tolist()) for at in range(200) for row in batches[at][0]}
+    held = {tuple(row.tolist()) for inputs, _ in batches.evaluation(10) for row in inputs}
+    assert held and not {row for row in held if row in trained_on}
+    inputs, targets = batches[0]
+    assert inputs.shape == targets.shape
+    for row, learned in zip(inputs.tolist(), targets.tolist(), strict=True):
+        answer = task.tokenizer.decode([token for token in learned if token > task.end])
+        assert task.tokenizer.decode(row).split("Answer:")[1].startswith(answer.split("####")[0])
+    assert batches[0][0].equal(task.batches(0, 300)[0][0])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--form=steps"], "form must be direct where train is a file, got steps"),
+        (["--grpo-minutes=1"], "grpo_minutes must be 0 where train is a file, got 1"),
+        (["--input="], "input must have files where train has one, got none"),
+        (["--input={0},{0}"], "input: two files are called train"),
+        (["--input={0}"], "input: models are trained on 'Twice 0.': leave it out"),
+        (["--problems=5"], "problems = 5, but .*known.jsonl has 4"),
+        (["--train={1}", "--input={0}"], "train: .*known.jsonl must have 1024 rows, has 4"),
+        (
+            ["--input={2}"],
+            "input: 'Twice twice .* tokens with what is put around it, must have few",
+        ),
+        (["--input={3}"], "input: the answer of 'Twice 5000.' ends with no number"),
+        (["--train={3}", "--input={1}"], "train: the answer of 'Twice 5000.' ends with no number"),
+    ],
+)
+def test_questions_that_cannot_be_used_are_refused(
+    questions: list[str], flags: list[str], message: str, tmp_path: Path
+) -> None:
+    long = tmp_path / "long.jsonl"
+    long.write_text(3 * (json.dumps({"question": "Twice " + 400 * "twice ", "answer": "1"}) + "\n"))
+    unworked = write_questions(tmp_path / "unworked.jsonl", range(5_000, 7_000), "#### many")
+    files = [tmp_path / name for name in ("train.jsonl", "known.jsonl")]
+    given = [flag.format(*files, long, unworked) for flag in flags]
+    with pytest.raises(ConfigError, match=message):
+        main(["coverage", *questions, "--problems=3", *given])
 
 
 def test_puzzles_that_are_trained_on_or_are_none_are_refused(puzzles: Path) -> None:
