@@ -16,9 +16,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from pickle import UnpicklingError
 from statistics import mean
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +34,7 @@ from experiments.harness.learning_rates import or_worst
 from experiments.harness.models import HEADS, MULTIPLE, REFERENCE
 from experiments.harness.reinforcing import GRPOSettings, reinforce
 from experiments.harness.report import spread, table
-from experiments.harness.result_cache import Numbers
+from experiments.harness.result_cache import Numbers, digest
 from experiments.harness.runner import Results, check_writable, fit, publish, run_cases
 from experiments.harness.settings import ExperimentSettings
 from experiments.harness.solving import draw_answers
@@ -42,8 +44,15 @@ from srm.engine.errors import ConfigError
 from srm.engine.settings import load
 from srm.training.baselines.transformer import Transformer, TransformerShape
 from srm.training.model import SRM, LanguageModel
-from srm.training.problems.countdown import Countdown, parse_prompt
-from srm.training.questions.questions import Question, read_questions
+from srm.training.problems.countdown import (
+    LARGEST,
+    LARGEST_GIVEN,
+    LEAST_TARGET,
+    SIZES,
+    Countdown,
+    parse_prompt,
+)
+from srm.training.questions.questions import Question, check_apart, read_questions
 from srm.training.schedule import count_factors
 from srm.training.statistics import power_law
 from srm.training.statistics.coverage import Floats, Interval, intervals, resampled_means, spaced
@@ -99,7 +108,7 @@ class CoverageConfig(ExperimentSettings, frozen=True):
     countdown puzzles are drawn."""
     input: tuple[Path, ...] = ()
     """Files .jsonl and .parquet of questions to answer, like those of `train`, or of puzzles, whose
-    `question` reads "make 64 of 25 3 7 4 :"; none: held-out puzzles are drawn, of four, five and
+    `question` reads "make 482 of 97 3 5 12 :"; none: held-out puzzles are drawn, of four, five and
     six numbers in turn."""
     problems: int = 200
     """Number of problems to answer, the first ones of each file."""
@@ -167,6 +176,17 @@ def read_task(config: CoverageConfig) -> Task:
     return CountdownTask(puzzles, config.form)
 
 
+def fault_of(puzzle: Countdown) -> str:
+    """Say why a puzzle is none to answer; nothing if it is one."""
+    if len(puzzle.numbers) not in SIZES:
+        return f"must have {', '.join(map(str, SIZES))} numbers, has {len(puzzle.numbers)}"
+    if not all(1 <= number <= LARGEST_GIVEN for number in puzzle.numbers):
+        return f"must have numbers of 1 … {LARGEST_GIVEN}"
+    if not LEAST_TARGET <= puzzle.target <= LARGEST:
+        return f"must have a target of {LEAST_TARGET} … {LARGEST}, has {puzzle.target}"
+    return "" if puzzle.is_held_out else "is one that models are trained on: leave it out"
+
+
 def read_inputs(config: CoverageConfig) -> dict[str, list[Question]]:
     """Return the questions to answer by kind, which is the name of their file."""
     by_kind = {}
@@ -177,6 +197,7 @@ def read_inputs(config: CoverageConfig) -> dict[str, list[Question]]:
         if path.stem in by_kind:
             raise ConfigError(f"input: two files are called {path.stem}")
         by_kind[path.stem] = questions[: config.problems]
+    check_apart("input", [], chain.from_iterable(by_kind.values()))
     return by_kind
 
 
@@ -186,8 +207,8 @@ def _puzzles(questions: Sequence[Question]) -> Iterator[Countdown]:
             puzzle = parse_prompt(question.question)
         except ValueError as error:
             raise ConfigError(f"input: {error}") from None
-        if not puzzle.is_held_out:
-            raise ConfigError(f"input: models are trained on {question.question!r}: leave it out")
+        if fault := fault_of(puzzle):
+            raise ConfigError(f"input: {question.question!r:.200} {fault}")
         yield puzzle
 
 
@@ -221,7 +242,7 @@ def trained(config: CoverageConfig, task: Task, kind: str, seed: int) -> Languag
     path = config.weights(kind, seed)
     try:
         model.load_state_dict(torch.load(path, weights_only=True))
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, EOFError, KeyError, UnpicklingError) as error:
         raise ConfigError(f"results: {path} is no model: remove {path.parent}: {error}") from None
     return model
 
@@ -243,7 +264,9 @@ def run_all(config: CoverageConfig, task: Task) -> Results:
     """Search the rates, train, and answer; or read from disk what was done before."""
     check_writable("results", config.results / "coverage")
     prompts = "\n".join(problem.prompt for problem in task.problems)
-    made_of = task.made_of | {"problems": hashlib.sha256(prompts.encode()).hexdigest()}
+    problems = {"problems": hashlib.sha256(prompts.encode()).hexdigest()}
+    made_of: dict[str, Any] = problems | {"train": digest([*filter(None, [config.train])])}
+    made_of |= {"input": digest(config.input)}
     cases: dict[str, Callable[[int], Numbers]] = {
         searching(kind, rate): or_worst(
             partial(learned, config, task, kind, rate, config.search_minutes, False)
@@ -253,19 +276,34 @@ def run_all(config: CoverageConfig, task: Task) -> Results:
     }
     searched = run_cases("coverage", config, cases, made_of, config.seeds[:1])
     cases = {}
+    of_case: dict[str, Callable[[int], dict[str, Any]]] = {}
     for kind in MODELS:
         rate = best_rate(config, searched, kind)
+        of_case[training(kind)] = partial(rate_of, rate)
+        of_case[kind] = partial(weights_of, config, kind)
         cases[training(kind)] = partial(learned, config, task, kind, rate, config.minutes, True)
         cases[kind] = partial(solved, config, task, kind)
     cases[RANDOM] = lambda seed: {
         "right": task.guess(config.samples, seed),
         "samples": config.samples,
     }
-    results = searched | run_cases("coverage", config, cases, made_of)
+    results = searched | run_cases("coverage", config, cases, made_of, of_case=of_case)
     cases = {
         name: partial(rewarded, config, task, case) for name, case in config.grpo_cases.items()
     }
-    return results | run_cases("coverage", config, cases, {**made_of, "grpo": asdict(config.grpo)})
+    of_case = {name: of_case[case.kind] for name, case in config.grpo_cases.items()}
+    made_of["grpo"] = asdict(config.grpo)
+    return results | run_cases("coverage", config, cases, made_of, of_case=of_case)
+
+
+def rate_of(rate: float, _: int) -> dict[str, Any]:
+    """Return the rate that a model is trained at, which is of the first seed whatever the seed."""
+    return {"rate": rate}
+
+
+def weights_of(config: CoverageConfig, kind: str, seed: int) -> dict[str, Any]:
+    """Return the digest of a trained model's weights, which its answers depend on."""
+    return {"weights": digest([config.weights(kind, seed)])}
 
 
 def searching(kind: str, rate: float) -> str:
@@ -320,7 +358,7 @@ def page(config: CoverageConfig, task: Task, results: Results) -> list[str]:
     kinds = np.array([problem.kind for problem in task.problems])
     groups = {"": np.full(len(kinds), True), ", hard": hardest(results)}
     if len(names := dict.fromkeys(kinds)) > 1:
-        groups |= {f", {name}": kinds == name for name in names}
+        groups |= {f" of {name}": kinds == name for name in names}
     lines = [
         verdict(config, results),
         "",
@@ -384,6 +422,7 @@ def _took(
     tried = (
         f"{kind} {learning_rates.losses_of(tried_rates(config, results, kind))}" for kind in MODELS
     )
+    edges = (edge(kind, config.learning_rates, best_rate(config, results, kind)) for kind in MODELS)
     dtypes = ", ".join(
         f"{kind} in {results[kind][0].get('dtype', 'a dtype that was not noted')}"
         for kind in MODELS
@@ -394,12 +433,20 @@ def _took(
         *table(heads, rows),
         "",
         f"Losses in nats a token by learning rate, after {config.search_minutes:g} minutes: "
-        f"{'; '.join(tried)}.",
+        f"{'; '.join(tried)}.{''.join(edges)}",
         "",
         "SRM was sampled by the engine of `srm serve` in the experiment's process, the Transformer "
         f"by a loop in torch with keys and values kept; {dtypes}. Operations are two for each "
         "weight of a product and token; those of attention and of the state are left out.",
     ]
+
+
+def edge(kind: str, rates: Sequence[float], best: float) -> str:
+    """Say where no rate beyond a model's best one was tried."""
+    if len(rates) == 1:
+        return f" No other rate was tried for {kind}."
+    names = {min(rates): "least", max(rates): "largest"}
+    return f" {kind}'s best rate is the {names[best]} that was tried." if best in names else ""
 
 
 def hardest(results: Results) -> np.ndarray:

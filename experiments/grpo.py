@@ -9,6 +9,7 @@ word problems of `srm train grpo`; pass@k is of others than were trained on.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 
@@ -28,6 +29,7 @@ from srm.engine.weights.checkpoint import read_model
 from srm.training.grpo.command import grpo
 from srm.training.grpo.config import EvaluationSettings, GRPOConfig
 from srm.training.grpo.record import JsonLinesFile, Update
+from srm.training.questions.questions import check_apart, read_questions
 from srm.training.statistics.coverage import Floats, spaced
 
 START, PLAIN, BALANCED = "start", "plain", "balanced"
@@ -199,6 +201,11 @@ def drawn(config: GRPOExperimentConfig, results: Results) -> Figure:
 def main(argv: list[str]) -> int:
     """Run all cases and write the record."""
     config = load(GRPOExperimentConfig, argv, prog="python -m experiments grpo")
+    check_apart(
+        "evaluation",
+        chain.from_iterable(map(read_questions, config.train)),
+        chain.from_iterable(map(read_questions, config.evaluation)),
+    )
     made_of = {
         "model": read_model(config.model).fingerprint,
         "questions": digest((*config.train, *config.evaluation)),

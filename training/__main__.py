@@ -55,7 +55,7 @@ def _tokenizer(argv: list[str]) -> None:
     command = Command(
         "srm train tokenizer",
         "Make a byte-level BPE tokenizer of texts.",
-        "srm train tokenizer --texts corpus/ --vocab-size 8192 --output runs/tokenizer",
+        "srm train tokenizer --texts corpus/ --max-vocab-size 8192 --output tokenizer.json",
     )
     config = load(TokenizerConfig, argv, prog=command)
     print(f"{config.output}: {make_tokenizer(config).get_vocab_size()} entries")

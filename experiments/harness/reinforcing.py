@@ -48,6 +48,8 @@ RULES = Objective(
     loss_mean="completion",
     max_tokens=LONGEST_ANSWER,
 )
+OWN_STREAM = 1
+"""Part of the seed that keeps these puzzles apart from those of pretraining."""
 WARMUP, ENDLESS = 5, 10**9
 """Updates of the warm-up, and so many that the learning rate does not fall behind it: seconds, not
 updates, end a run."""
@@ -84,7 +86,7 @@ class PuzzleBatches:
         self._count, self._seed = count, seed
 
     def __getitem__(self, index: int) -> list[Asked]:
-        random = np.random.default_rng((self._seed, index))
+        random = np.random.default_rng((self._seed, index, OWN_STREAM))
         puzzles = draw_puzzles(random, self._count, is_held_out=False)
         return [Asked(Question(puzzle.prompt, ""), prompt_ids(puzzle)) for puzzle in puzzles]
 

@@ -60,7 +60,7 @@ def draw_answers(model: LanguageModel, task: Task, samples: int, seed: int) -> N
         for place, problem in enumerate(problems):
             longest = task.longest - len(problem.ids)
             begun = time.monotonic(), time.process_time()
-            sampling = RolloutSampling(samples, longest, 1.0, 1.0, seed + place)
+            sampling = RolloutSampling(samples, longest, 1.0, 1.0, (seed + place) % 2**64)
             (rollouts,) = sampler.sample([problem.ids], sampling)
             drawn = Counter(tuple(rollout.token_ids.tolist()) for rollout in rollouts)
             wall += time.monotonic() - begun[0]

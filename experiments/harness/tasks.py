@@ -14,14 +14,13 @@ import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from experiments.harness.result_cache import digest
 from srm.engine.errors import ConfigError
 from srm.training.data import CountdownBatches, EpochBatches
 from srm.training.finetuning.examples import Example, in_order, padded
 from srm.training.loop import TrainingBatches
 from srm.training.problems import countdown
 from srm.training.problems.countdown import SIZES, Countdown, draw_split
-from srm.training.questions.questions import Question, read_questions
+from srm.training.questions.questions import Question, check_apart, read_questions
 from srm.training.questions.rewards import final_number, gsm8k_strict
 from srm.training.text.tokenizer import BEGIN_ID, END_ID, train_tokenizer
 
@@ -66,8 +65,6 @@ class Task(Protocol):
     vocab_size: int
     longest: int
     """Most tokens of a problem with its answer, begin and end token included."""
-    made_of: dict[str, str]
-    """Digests of what results depend on beside the settings."""
     guesses: str
     """What is guessed."""
 
@@ -96,7 +93,6 @@ class CountdownTask:
             for kind, of_kind in puzzles.items()
             for puzzle in of_kind
         ]
-        self.made_of: dict[str, str] = {}
 
     def batches(self, seed: int, tokens: int) -> CountdownBatches:
         return CountdownBatches(seed, tokens, self._form)
@@ -136,13 +132,12 @@ class TextTask:
         learned from, and for questions that it has or that are too long."""
         asked = [*chain.from_iterable(by_kind.values())]
         learned = read_questions(train)
-        if len(learned) < 2 * EVALUATED:
-            raise ConfigError(f"train: {train} must have {2 * EVALUATED} rows, has {len(learned)}")
-        known = {question.question for question in learned}
-        for question in asked:
-            if question.question in known:
+        check_apart("input", learned, asked)
+        self._learned_numbers = Counter(numbers("train", learned))
+        for question in learned:
+            if gsm8k_strict(question.answer, question) != 1:
                 raise ConfigError(
-                    f"input: models are trained on {question.question!r}: leave it out"
+                    f"train: the answer of {question.question!r:.200} must have one `#### <number>`"
                 )
         texts = [
             part for row in learned[:READ_FOR_VOCABULARY] for part in (row.question, row.answer)
@@ -150,8 +145,11 @@ class TextTask:
         self.tokenizer = train_tokenizer(texts, VOCABULARY_OF_TEXT)
         self.vocab_size = self.tokenizer.get_vocab_size()
         self._examples = encode(self.tokenizer, learned, self.longest)
-        self.made_of = {"train": digest([train])}
-        self._learned_numbers = Counter(numbers("train", learned))
+        if len(self._examples) < 2 * EVALUATED:
+            raise ConfigError(
+                f"train: {train} must have {2 * EVALUATED} rows of at most {self.longest} tokens, "
+                f"has {len(self._examples)} of {len(learned)}"
+            )
         self._numbers = numbers("input", asked)
         self.problems = [
             self._problem(question, kind)

@@ -16,7 +16,7 @@ from srm.engine.errors import ConfigError
 from srm.training.data import EpochBatches
 from srm.training.grpo.config import DataSettings, EvaluationSettings
 from srm.training.problems.drawn import Split, problems
-from srm.training.questions.questions import Question, read_questions
+from srm.training.questions.questions import PROMPT, Question, read_questions
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +37,13 @@ class QuestionBatches(Protocol):
 class ProblemQuestions:
     """Generated word problems, new ones for each update; pretraining with its seed has others."""
 
-    def __init__(self, tokenizer: Tokenizer, count: int, seed: int) -> None:
-        self._tokenizer, self._count, self._seed = tokenizer, count, seed
+    def __init__(self, tokenizer: Tokenizer, form: str, count: int, seed: int) -> None:
+        self._tokenizer, self._form = tokenizer, form
+        self._count, self._seed = count, seed
 
     def __getitem__(self, index: int) -> list[Asked]:
         drawn = islice(_generated("train", f"grpo-{self._seed}-{index}"), self._count)
-        return [_asked(token, self._tokenizer) for token in drawn]
+        return [_asked(question, self._tokenizer, self._form) for question in drawn]
 
 
 class Questions(msgspec.Struct, frozen=True):
@@ -70,15 +71,15 @@ def questions(
         raise ConfigError(
             f"max_tokens must be below the model's context of {n_ctx} tokens, got {max_tokens}"
         )
-    most = n_ctx - max_tokens
+    most, form = n_ctx - max_tokens, data.prompt or PROMPT
     evaluation: list[Asked] = []
     if data.evaluation or not data.train:
         wanted = evaluations.evaluation_questions
         if data.evaluation:
-            evaluation = _read("evaluation", data.evaluation, tokenizer, most)
+            evaluation = _read("evaluation", data.evaluation, tokenizer, form, most)
         else:
             drawn = islice(_generated("held-out", seed), wanted)
-            evaluation = [_asked(token, tokenizer) for token in drawn]
+            evaluation = [_asked(question, tokenizer, form) for question in drawn]
         if evaluations.evaluate_every and len(evaluation) < wanted:
             raise ConfigError(
                 f"evaluation_questions must be at most {len(evaluation)}, what evaluation has, got "
@@ -86,9 +87,9 @@ def questions(
             )
         evaluation = evaluation[: wanted or None]
     if not data.train:
-        batches = ProblemQuestions(tokenizer, data.questions, seed)
+        batches = ProblemQuestions(tokenizer, form, data.questions, seed)
         return Questions(batches, evaluation, f"problems of GRPO {_digest(evaluation)}")
-    train = _read("train", data.train, tokenizer, most)
+    train = _read("train", data.train, tokenizer, form, most)
     return Questions(
         EpochBatches(train, data.questions, seed),
         evaluation,
@@ -100,12 +101,15 @@ def _generated(split: Split, seed: int | str) -> Iterator[Question]:
     return (Question(problem.question, problem.solution) for problem in problems(split, seed))
 
 
-def _asked(question: Question, tokenizer: Tokenizer) -> Asked:
-    return Asked(question, tokenizer.encode(question.prompt()).ids)
+def _asked(question: Question, tokenizer: Tokenizer, form: str) -> Asked:
+    return Asked(question, tokenizer.encode(question.prompt(form)).ids)
 
 
-def _read(name: str, paths: tuple[Path, ...], tokenizer: Tokenizer, most: int) -> list[Asked]:
-    results = [_asked(question, tokenizer) for path in paths for question in read_questions(path)]
+def _read(
+    name: str, paths: tuple[Path, ...], tokenizer: Tokenizer, form: str, most: int
+) -> list[Asked]:
+    read = (question for path in paths for question in read_questions(path))
+    results = [_asked(question, tokenizer, form) for question in read]
     short = [asked for asked in results if len(asked.token_ids) <= most]
     if not short:
         raise ConfigError(f"{name}: all prompts have more than {most} tokens: lower max_tokens")

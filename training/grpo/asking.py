@@ -126,7 +126,8 @@ class Asking:
     def examples(self, batch: RolloutBatch) -> list[Sample]:
         """Return the best and the worst rollout of the first question to learn from."""
         question = batch.learnable[0]
-        rewards, prompt = batch.rewards[question], batch.asked[question].question.prompt()
+        rewards = batch.rewards[question]
+        prompt = self._tokenizer.decode(batch.asked[question].token_ids)
         samples = []
         for place in (rewards.argmax(), rewards.argmin()):
             ids = batch.rollouts[question][place].token_ids.tolist()

@@ -11,6 +11,7 @@ import msgspec
 from srm.engine.config import DEMO_MODEL, find_model
 from srm.engine.messages import MAX_TEMPERATURE
 from srm.training.grpo.resampling import Resampling
+from srm.training.questions.questions import check_prompt
 from srm.training.settings import Precision, check_numbers
 
 LossMean = Literal["completion", "batch", "max_tokens"]
@@ -33,6 +34,8 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     evaluation: tuple[Path, ...] = ()
     """Files like those of `train` for evaluation; empty: held-out word problems, or no evaluation
     where `train` has files."""
+    prompt: str = ""
+    """Text to complete, in which `{question}` stands for the question; empty: that of GSM8K."""
     reward: str = "srm.training.questions.rewards:gsm8k_strict"
     """Reward function of completion and question, as `module:function` or `file.py:function`, or
     several with commas, which are added; a reward of 1 or more is good."""
@@ -45,6 +48,7 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         check_numbers(self, {"questions": 1, "reward_limit_s": 1})
+        check_prompt(self.prompt)
         names, weights, _ = self.rewards
         if len(names) != len(weights):
             raise ValueError(

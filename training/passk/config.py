@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from srm.training.questions.questions import check_prompt
+
 MOST = 1_000_000
 """Most samples of a problem, and most choices of a request."""
 ON_SRM, ELSEWHERE = 10_000, 100
@@ -88,8 +90,7 @@ class PassKConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} must be {ends}, got {value}")
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url must begin with http:// or https://, got {self.url!r}")
-        if self.prompt and "{question}" not in self.prompt:
-            raise ValueError(f"prompt must have {{question}} in it, got {self.prompt!r}")
+        check_prompt(self.prompt)
         if self.match and not self.until:
             raise ValueError(f"match = {self.match!r} ends nothing where until is 0")
         if self.shots and self.input is not None and self.examples is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,23 @@ class Question(msgspec.Struct, frozen=True):
     def prompt(self, form: str = PROMPT) -> str:
         """Return the text to complete: `form` with `{question}` replaced."""
         return form.replace("{question}", self.question)
+
+
+def check_apart(setting: str, learned: Iterable[Question], asked: Iterable[Question]) -> None:
+    """Raise ConfigError, which names the setting, for a question to answer that is also learned, or
+    is there twice; spaces make no difference."""
+    known = {" ".join(question.question.split()): "models are trained on" for question in learned}
+    for question in asked:
+        plain = " ".join(question.question.split())
+        if plain in known:
+            raise ConfigError(f"{setting}: {known[plain]} {question.question!r:.200}: leave it out")
+        known[plain] = "there is twice"
+
+
+def check_prompt(form: str) -> None:
+    """Raise ValueError for a template without its question; an empty one stands for PROMPT."""
+    if form and "{question}" not in form:
+        raise ValueError(f"prompt must have {{question}} in it, got {form!r}")
 
 
 def read_questions(path: Path) -> list[Question]:

@@ -27,7 +27,14 @@ from experiments.coverage import (
 from experiments.harness import reinforcing, solving, tasks
 from experiments.harness.reinforcing import GRPOSettings
 from experiments.harness.result_cache import Numbers
-from experiments.harness.tasks import EVALUATED, TextTask, draw_random, is_right, prompt_ids
+from experiments.harness.tasks import (
+    EVALUATED,
+    CountdownTask,
+    TextTask,
+    draw_random,
+    is_right,
+    prompt_ids,
+)
 from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.errors import ConfigError
 from srm.training.grpo.asking import Asking, RolloutBatch, rows_of
@@ -44,6 +51,7 @@ TINY = (
     "--batch-tokens=200 --learning-rates=0.001,0.01 --problems=3 --samples=20 --seeds=0,1"
 ).split()
 GIVEN = Countdown((25, 3, 7, 4), 64)
+PUZZLES = CountdownTask({"": [GIVEN]}, "direct")
 
 
 @pytest.fixture
@@ -86,10 +94,9 @@ def test_both_are_trained_for_the_same_time_and_set_side_by_side(
     assert main(argv) == 0
     (page,) = (tmp_path / "output").glob("*-experiment-coverage.md")
     first = page.read_text()
-    for done in ("learned", "solved", "rewarded"):  # nothing is done again
-        monkeypatch.setattr(coverage, done, None)
-    monkeypatch.setattr(tasks, "draw_random", None)
-    monkeypatch.setattr(coverage, "partial", lambda *_: None)
+    for done in ("learned", "solved", "rewarded"):
+        monkeypatch.setattr(coverage, done, done_before)
+    monkeypatch.setattr(tasks, "draw_random", done_before)
     assert main(argv) == 0 and page.read_text() == first
     results = json.loads(page.with_suffix(".json").read_text())["results"]
     for kind in MODELS:
@@ -102,6 +109,33 @@ def test_both_are_trained_for_the_same_time_and_set_side_by_side(
     assert first.count("\n| SRM | ") == 2 and "| Transformer, hard |" in first
     assert "The paper's claim, more problems solved for the same compute," in first
     assert "<!-- FLOP a problem -->" in page.with_suffix(".svg").read_text()
+
+
+def test_results_of_another_rate_or_of_other_weights_are_refused(
+    puzzles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [f"--output={tmp_path / 'output'}", f"--results={tmp_path / 'results'}"]
+    argv = ["coverage", *TINY[:-1], *places, f"--input={puzzles}", "--seeds=0"]
+    assert main(argv) == 0
+    monkeypatch.setattr(coverage, "best_rate", lambda *_: 0.5)
+    with pytest.raises(ConfigError, match=r"train_SRM-0.json is of another rate, 0.0.* not 0.5"):
+        main(argv)
+    monkeypatch.undo()
+    weights = tmp_path / "results/coverage/model-SRM-0.pt"
+    weights.write_bytes(b"0")
+    with pytest.raises(ConfigError, match=r"coverage/SRM-0.json is of another weights"):
+        main(argv)
+    for damaged in (b"", b"0"):
+        weights.write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"model-SRM-0.pt is no model: remove"):
+            coverage.trained(CoverageConfig(results=tmp_path / "results"), PUZZLES, "SRM", 0)
+
+
+def test_the_page_says_where_no_rate_beyond_the_best_was_tried() -> None:
+    assert coverage.edge("SRM", [1e-3], 1e-3) == " No other rate was tried for SRM."
+    assert "is the largest that" in coverage.edge("SRM", [1e-3, 3e-3], 3e-3)
+    assert "is the least that" in coverage.edge("SRM", [1e-3, 3e-3], 1e-3)
+    assert not coverage.edge("SRM", [1e-3, 2e-3, 3e-3], 2e-3)
 
 
 def test_both_learn_from_rewards_for_the_same_time(
@@ -341,7 +375,7 @@ def test_questions_of_files_are_learned_and_answered(questions: list[str], tmp_p
     results = json.loads(path.read_text())["results"]
     assert all(len(seed["right"]) == 6 for kind in MODELS for seed in results[kind])
     page = path.with_suffix(".md").read_text()
-    assert "| Transformer, known |" in page and "| random, new |" in page
+    assert "| Transformer of known |" in page and "| random of new |" in page
     assert "The row random has answers drawn from those of the training questions." in page
 
 
@@ -384,29 +418,48 @@ def test_answers_of_questions_are_judged_by_their_number_once_they_have_ended(
         (["--input={0},{0}"], "input: two files are called train"),
         (["--input={0}"], "input: models are trained on 'Twice 0.': leave it out"),
         (["--problems=5"], "problems = 5, but .*known.jsonl has 4"),
-        (["--train={1}", "--input={0}"], "train: .*known.jsonl must have 1024 rows, has 4"),
         (
-            ["--input={2}"],
-            "input: 'Twice twice .* tokens with what is put around it, must have few",
+            ["--train={1}", "--input={0}"],
+            "train: .*known.jsonl must have 1024 rows of .* has 4 of 4",
         ),
+        (["--input={2}"], "input: '0 twice .* tokens with what is put around it, must have few"),
         (["--input={3}"], "input: the answer of 'Twice 5000.' ends with no number"),
         (["--train={3}", "--input={1}"], "train: the answer of 'Twice 5000.' ends with no number"),
+        (["--train={4}"], "train: the answer of 'Twice 9000.' must have one `#### <number>`"),
+        (["--train={2}"], "train: .*long.jsonl must have 1024 rows of .* has 0 of 2000"),
+        (["--input={5}"], "input: models are trained on ' Twice  3. ': leave it out"),
+        (["--input={6}", "--problems=2"], "input: there is twice 'Twice 8000.': leave it out"),
     ],
 )
 def test_questions_that_cannot_be_used_are_refused(
     questions: list[str], flags: list[str], message: str, tmp_path: Path
 ) -> None:
     long = tmp_path / "long.jsonl"
-    long.write_text(3 * (json.dumps({"question": "Twice " + 400 * "twice ", "answer": "1"}) + "\n"))
+    rows = ({"question": f"{n} " + 400 * "twice ", "answer": f"#### {n}"} for n in range(2_000))
+    long.write_text("".join(json.dumps(row) + "\n" for row in rows))
     unworked = write_questions(tmp_path / "unworked.jsonl", range(5_000, 7_000), "#### many")
+    bare = write_questions(tmp_path / "bare.jsonl", range(9_000, 11_000), "{1}")
+    spaced = tmp_path / "spaced.jsonl"
+    spaced.write_text(json.dumps({"question": " Twice  3? ", "answer": "6"}))
+    twice = write_questions(tmp_path / "twice.jsonl", range(8_000, 8_001))
+    twice.write_text(2 * twice.read_text())
     files = [tmp_path / name for name in ("train.jsonl", "known.jsonl")]
-    given = [flag.format(*files, long, unworked) for flag in flags]
+    given = [flag.format(*files, long, unworked, bare, spaced, twice) for flag in flags]
     with pytest.raises(ConfigError, match=message):
-        main(["coverage", *questions, "--problems=3", *given])
+        main(["coverage", *questions, "--problems=1", *given])
 
 
 def test_puzzles_that_are_trained_on_or_are_none_are_refused(puzzles: Path) -> None:
-    for question, reason in (("make 64 of 25 3 7 4 :", "are trained on"), ("64?", "no countdown")):
+    for question, reason in (
+        ("make 482 of 97 3 5 12 :", "are trained on"),
+        ("64?", "no countdown"),
+        ("make 205 of 205 :", "must have 4, 5, 6 numbers, has 1"),
+        ("make 205 of 1 2 3 4 5 6 7 :", "must have 4, 5, 6 numbers, has 7"),
+        ("make 205 of 1 2 3 0 :", "must have numbers of 1 … 100"),
+        ("make 205 of 1 2 3 101 :", "must have numbers of 1 … 100"),
+        ("make 99 of 1 2 3 4 :", "must have a target of 100 … 999, has 99"),
+        (f"make {10**23} of 1 2 3 4 :", "must have a target of 100 … 999, has 10000"),
+    ):
         puzzles.write_text(json.dumps({"question": question, "answer": ""}))
         with pytest.raises(ConfigError, match=reason):
             main(["coverage", f"--input={puzzles}", "--problems=1"])

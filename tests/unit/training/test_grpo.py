@@ -34,6 +34,7 @@ from srm.training.grpo.torch_sampler import TorchSampler
 from srm.training.instruments.log import LOG, read_log
 from srm.training.model import SRM
 from srm.training.problems.drawn import problems
+from srm.training.questions.questions import PROMPT
 from srm.training.questions.reward_process import RewardProcess
 from srm.training.schedule import Schedule
 from srm.training.text.tokenizer import BEGIN, BEGIN_ID, END, END_ID
@@ -130,10 +131,12 @@ def test_what_is_rewarded_is_sampled_more_often(base: Path, tmp_path: Path) -> N
 
 def test_no_update_has_the_problems_of_pretraining() -> None:
     tokenizer = read_tokenizer(DEMO_MODEL / "tokenizer.json")
-    batches = ProblemQuestions(tokenizer, 64, 0)
+    batches = ProblemQuestions(tokenizer, PROMPT, 64, 0)
     pretrained = {problem.question for problem in islice(problems("train", 7), 64)}
     asked = [token.question.question for token in batches[7]]
-    assert asked == [token.question.question for token in ProblemQuestions(tokenizer, 64, 0)[7]]
+    assert asked == [
+        token.question.question for token in ProblemQuestions(tokenizer, PROMPT, 64, 0)[7]
+    ]
     assert len(pretrained.intersection(asked)) < 8, "short ones are alike by chance"
     assert asked != [token.question.question for token in batches[8]]
 
