@@ -147,6 +147,7 @@ class Run:
                     if self._own.is_first and not sys.stdout.isatty():
                         sys.stdout.write(f"{message}{self.decays}\n")  # a log shows no bar
                 if is_over and not is_last:
+                    self._own.meet()
                     raise KeyboardInterrupt
 
     def evaluate(self, batches: list[tuple[Tensor, Tensor]]) -> float:
@@ -155,9 +156,8 @@ class Run:
         self._model.eval()
         with torch.no_grad():
             for inputs, targets in batches:
-                total += self._own.total(
-                    self._loss(self._own.part(inputs), self._own.part(targets))
-                )
+                losses = [self._loss(*part) for part in self._parts(inputs, targets, least=1)]
+                total += self._own.total(torch.stack(losses).sum())
                 count += int((targets != IGNORED).sum())
         self._model.train()
         return total / count
@@ -250,10 +250,12 @@ class Run:
                 f"is what {self._saved.parent} has"
             )
 
-    def _parts(self, inputs: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return this process's micro-batches of a batch: as many in all processes. Raises
-        ConfigError for fewer rows than processes."""
-        count = min(self._schedule.micro_batches, len(inputs) // self._own.count)
+    def _parts(
+        self, inputs: Tensor, targets: Tensor, least: int = 0
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Return this process's micro-batches of a batch, `least` or more: as many in all
+        processes. Raises ConfigError for fewer rows than processes where `least` is 0."""
+        count = max(least, min(self._schedule.micro_batches, len(inputs) // self._own.count))
         if not count:
             raise ConfigError(
                 f"a batch has {len(inputs)} rows for {self._own.count} processes: raise its size"
@@ -285,20 +287,32 @@ class Run:
         """Save the run, so that it can be resumed; all processes must call it. Raises ConfigError
         for weights that are not finite, which the losses so far did not show."""
         model, optimizer = states.get_state_dict(self._model, self._optimizer, options=_WHOLE)
+        run: dict[str, Any] = {}
         if self._own.is_first:
             self._tell_ranges(self._checked(cast(dict[str, Tensor], model)))
-            run: dict[str, Any] = {"settings": self._source, "kept": dict(self._kept)}
+            run = {"settings": self._source, "kept": dict(self._kept)}
             run |= {"model": model, "optimizer": optimizer}
             run |= {"scaler": self._scaler.state_dict(), "losses": msgspec.to_builtins(self.losses)}
             run["best"] = self._best
-            with replace_file(self._saved) as partial:
-                try:
-                    torch.save(run, partial)
-                except RuntimeError as error:  # its writer says no more
-                    raise ConfigError(
-                        f"{self._saved} cannot be written, is the disk full? {error}"
-                    ) from error
-                seal(partial)
+        # The log is written first: a resumed run drops the lines of updates that are not saved.
+        try:
+            self.flush()
+        finally:
+            if self._own.is_first:
+                self._write(run)
+
+    def _write(self, run: dict[str, Any]) -> None:
+        with replace_file(self._saved) as partial:
+            try:
+                torch.save(run, partial)
+            except RuntimeError as error:  # its writer says no more
+                raise ConfigError(
+                    f"{self._saved} cannot be written, is the disk full? {error}"
+                ) from error
+            seal(partial)
+
+    def flush(self) -> None:
+        """Write what the log has not written yet."""
         if self._log is not None:
             self._log.flush(len(self.losses.steps) == self._schedule.steps)
 

@@ -108,9 +108,8 @@ def pretrain(config: PretrainConfig) -> Losses:
         run = Run(model, schedule, config.output, own, {"texts": source}, settings)
         every = (config.keep_every, own.is_first)
         series = ModelSeries(run, model.config, config.output, config.output, *every)
-        samples = ShownSamples(
-            run, tokenizer, _prompt(config, tokenizer, ids), config.n_ctx, config.save_every
-        )
+        prompt, shown = _prompt(config, tokenizer, ids), (config.save_every, config.steps)
+        samples = ShownSamples(run, tokenizer, prompt, config.n_ctx, *shown)
         run.train(batches, evaluation, (series, samples))
         weights = run.weights()
         if own.is_first:
@@ -131,7 +130,7 @@ def _tokenizer(config: PretrainConfig, is_first: bool) -> Tokenizer:
     if config.tokenizer:
         wanted, described = _given_tokenizer(Path(config.tokenizer))
         content = wanted.to_str(pretty=True).encode()
-        if saved.exists() and path.read_bytes() != content:
+        if saved.exists() and (not path.exists() or path.read_bytes() != content):
             raise ConfigError(
                 f"tokenizer: {config.output} has a run of another one than {config.tokenizer}: "
                 "leave it out or change output"
@@ -255,7 +254,7 @@ def _batches_of(
     paths = files(texts, config.suffix)
     sizes = "".join(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}\n" for path in paths)
     described = f"{sizes}{config.text_member}\n{tokenizer.to_str()}"
-    source = hashlib.sha256(described.encode()).hexdigest()
+    source = hashlib.sha256(described.encode(errors="surrogateescape")).hexdigest()
     _, ids = token_file(
         config.output / name,
         source,

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 
@@ -24,6 +25,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from srm.engine.errors import ConfigError
 from srm.training.model import LanguageModel
+
+LONGEST_WAIT = timedelta(days=7)
+"""Longest that processes wait for each other: the first one may read texts for hours."""
 
 
 @dataclass(frozen=True)
@@ -79,19 +83,31 @@ class Processes:
             distributed.all_reduce(value := value.detach().clone())
         return float(value)
 
+    def meet(self) -> None:
+        """Wait until all processes are here: none ends while another still writes."""
+        if self.count > 1:
+            distributed.barrier()
+
+
+def process_count() -> int:
+    """Return how many processes torchrun has started for this run; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
 
 @contextmanager
 def stop_asked() -> Iterator[threading.Event]:
     """Yield an event that the first SIGTERM or SIGINT sets, so that the run can be saved; a second
-    signal ends the process as usual. Outside the main thread, which alone gets signals, it is
-    never set."""
+    signal ends the process as usual. Of several processes each gets SIGTERM from torchrun too,
+    which kills those that take too long: there a second SIGTERM does nothing. Outside the main
+    thread, which alone gets signals, the event is never set."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return
 
     def note(number: int, _: FrameType | None) -> None:
-        signal.signal(number, before[signal.Signals(number)])
+        if number == signal.SIGINT or process_count() == 1:
+            signal.signal(number, before[signal.Signals(number)])
         asked.set()
 
     before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -109,13 +125,14 @@ def processes(device: str) -> Iterator[Processes]:
         raise ConfigError(
             "device = gpu, and torch finds no GPU: install torch for CUDA, or use cpu"
         )
-    rank, count = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, count = int(os.environ.get("RANK", "0")), process_count()
     place = torch.device("cpu")
     if device == "gpu":
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(place)
     if count > 1:
-        distributed.init_process_group("nccl" if device == "gpu" else "gloo")
+        kind = "nccl" if device == "gpu" else "gloo"
+        distributed.init_process_group(kind, timeout=LONGEST_WAIT)
     try:
         yield Processes(rank, count, place)
         if count > 1:

@@ -50,10 +50,12 @@ class ShownSamples:
     prompt: Sequence[int]
     n_ctx: int
     every: int
+    last: int
+    """Updates of the whole run, after which a text is shown too."""
 
     def __call__(self, done: int) -> None:
         """Sample at temperature 1, by a seed that is the number of updates."""
-        if done % self.every:
+        if done % self.every and done != self.last:
             return
         random = torch.Generator().manual_seed(done)
         most = min(SAMPLE_TOKENS, max(1, self.n_ctx // 2))

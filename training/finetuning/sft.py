@@ -80,7 +80,8 @@ def sft(config: SFTConfig) -> Losses:
         first = data.evaluation[0]
         prompt = first.ids[: int(first.is_target.argmax())].tolist() or [base.config.bos_token_id]
         tokenizer = read_tokenizer(config.model / "tokenizer.json")
-        samples = ShownSamples(run, tokenizer, prompt, base.config.n_ctx, config.save_every)
+        shown = (base.config.n_ctx, schedule.save_every, schedule.steps)
+        samples = ShownSamples(run, tokenizer, prompt, *shown)
         run.train(
             ExampleBatches(data.train, config.batch_rows, config.seed),
             in_order(data.evaluation, config.batch_rows),

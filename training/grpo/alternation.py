@@ -110,6 +110,7 @@ def _evaluate(
     evaluations.add(_saved_first(run, partial(asking.evaluate, done, samples, earliest)))
     _say(_evaluation_line(evaluations[-1]))
     run.tell("pass@1", evaluations[-1].pass_at["1"])
+    run.flush()
 
 
 def _saved_first(run: Run, call: Callable[[], Result]) -> Result:

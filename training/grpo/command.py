@@ -108,7 +108,9 @@ def _records(folder: Path, done: int) -> Records:
             f"{folder}/updates.jsonl must have the {done} updates of run.pt, got {last}: change "
             "output"
         )
-    return Records(updates, JsonLinesFile(folder / "evaluations.jsonl", StepEvaluation, done))
+    # Without an update there is no run.pt that says whose evaluation there is.
+    evaluations = JsonLinesFile(folder / "evaluations.jsonl", StepEvaluation, done or -1)
+    return Records(updates, evaluations)
 
 
 def _check_steps(schedule: ScheduleSettings, done: int) -> None:

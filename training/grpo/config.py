@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +11,7 @@ from srm.engine.config import DEMO_MODEL, find_model
 from srm.engine.messages import MAX_TEMPERATURE
 from srm.training.grpo.resampling import Resampling
 from srm.training.questions.questions import check_prompt
-from srm.training.settings import Precision, check_numbers
+from srm.training.settings import MOST_FLOAT, Precision, check_numbers
 
 LossMean = Literal["completion", "batch", "max_tokens"]
 
@@ -55,8 +54,11 @@ class DataSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"reward_weights must be as many as reward has functions, {len(names)}, got "
                 f"{len(weights)}"
             )
-        if not all(map(math.isfinite, self.reward_weights)):
-            raise ValueError(f"reward_weights must be finite numbers, got {self.reward_weights}")
+        if not all(abs(weight) <= MOST_FLOAT for weight in self.reward_weights):
+            raise ValueError(
+                f"reward_weights must be numbers of at most {MOST_FLOAT:g} either way, got "
+                f"{self.reward_weights}"
+            )
 
     @property
     def rewards(self) -> tuple[list[str], tuple[float, ...], float]:

@@ -40,13 +40,13 @@ def main(argv: list[str]) -> int:
     config = load(HarnessConfig, argv, prog=COMMAND)
     program = _program(config)
     with served(config.model) if config.model else nullcontext(config.url) as url:
-        model = asyncio.run(_model_of(config, url))
+        model, fingerprint = asyncio.run(_model_of(config, url))
         settings = _model_settings(config, url, model)
-        about = read_model(config.model).fingerprint if config.model else f"{model} at {url}"
-        if config.tokenizer:
-            about += (
-                f" {hashlib.sha256(read_file(config.tokenizer / 'tokenizer.json')).hexdigest()}"
-            )
+        about = f"{model} at {url} {fingerprint}"
+        if config.model:
+            about = read_model(config.model).fingerprint
+        for path in _read_by_tasks(config):
+            about += f" {hashlib.sha256(read_file(path)).hexdigest()}"
         results = [run_task(config, program, settings, about, task) for task in config.tasks]
     record = new_record(shlex.join(["srm", "evaluate", "harness", *argv])) | {
         "settings": settings_of(config),
@@ -57,10 +57,22 @@ def main(argv: list[str]) -> int:
     return int(any(result.error for result in results))
 
 
-async def _model_of(config: HarnessConfig, url: str) -> str:
+async def _model_of(config: HarnessConfig, url: str) -> tuple[str, str | None]:
+    """Return the model's name and what the server says identifies its weights, if it does."""
     name = config.served_model_name
     async with CompletionsServer(url, name, config.api_key_env, 60.0) as server:
-        return server.model
+        reply = await server.complete({"prompt": "0", "max_tokens": 1})
+        return server.model, reply.system_fingerprint
+
+
+def _read_by_tasks(config: HarnessConfig) -> list[Path]:
+    """Return the files that results depend on, beside the model."""
+    own = (
+        sorted(path for path in config.include.rglob("*") if path.is_file())
+        if config.include
+        else []
+    )
+    return [config.tokenizer / "tokenizer.json", *own] if config.tokenizer else own
 
 
 def _program(config: HarnessConfig) -> str:

@@ -6,7 +6,6 @@ where it begins a question of its own. That of countdown reads the puzzle in the
 
 from __future__ import annotations
 
-import math
 import re
 import runpy
 from collections.abc import Callable
@@ -19,6 +18,8 @@ from srm.training.questions.questions import Question
 
 Reward = Callable[[str, Question], float]
 
+MOST_REWARD = 1e18
+"""Largest reward, as of other numbers of training: sums of squares still have a root."""
 _STRICT = re.compile(r"####\s*([-$0-9.,]*[0-9])")
 _NUMBER = re.compile(r"-?\$?[0-9][0-9,]*(?:\.[0-9]+)?|-?\.[0-9]+")
 
@@ -76,9 +77,10 @@ def rewarded(reward: Reward, completion: str, question: Question) -> float:
         reward_value = float(reward(completion, question))
     except (Exception, SystemExit) as error:  # it is the user's code
         raise ConfigError(f"reward failed for {completion!r:.200}: {error!r}") from error
-    if not math.isfinite(reward_value):
+    if not abs(reward_value) <= MOST_REWARD:
         raise ConfigError(
-            f"reward must be a finite number, got {reward_value} for {completion!r:.200}"
+            f"reward must be a number of at most {MOST_REWARD:g} either way, got {reward_value} "
+            f"for {completion!r:.200}"
         )
     return reward_value
 

@@ -60,7 +60,7 @@ def _parquet(path: Path, setting: str, column: str) -> Iterator[tuple[int, Row]]
                 raise ConfigError(f"{setting}: {path} has no column {column!r}, but {names}")
             batches = table.iter_batches(_AT_ONCE, columns=[column] if column else None)
             yield from enumerate(chain.from_iterable(map(_rows_of, batches)), 1)
-    except arrow.ArrowException as error:
+    except (arrow.ArrowException, UnicodeDecodeError) as error:
         raise ConfigError(f"{setting}: {path}: {error}") from error
 
 

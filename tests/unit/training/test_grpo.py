@@ -31,7 +31,7 @@ from srm.training.grpo.engine_sampler import EngineSampler, folded
 from srm.training.grpo.record import JsonLinesFile, StepEvaluation, Update, evaluated
 from srm.training.grpo.rollouts import RolloutSampling, Sampler
 from srm.training.grpo.torch_sampler import TorchSampler
-from srm.training.instruments.log import LOG, read_log
+from srm.training.instruments.log import LOG, PAGE, read_log
 from srm.training.model import SRM
 from srm.training.problems.drawn import problems
 from srm.training.questions.questions import PROMPT
@@ -113,6 +113,8 @@ def test_what_is_rewarded_is_sampled_more_often(base: Path, tmp_path: Path) -> N
     assert all(update.gap < 1e-4 for update in made), (
         "the trainer's log-probabilities are the engine's"
     )
+    logged = {line.step for line in read_log(tmp_path / LOG) if "pass@1" in line.values}
+    assert logged == {0, 12, 24} and "pass@1" in (tmp_path / PAGE).read_text()
     first, _, last = trained.evaluations
     assert [evaluation.step for evaluation in trained.evaluations] == [0, 12, 24]
     assert last.weights_version == 25
@@ -127,6 +129,35 @@ def test_what_is_rewarded_is_sampled_more_often(base: Path, tmp_path: Path) -> N
     before = (tmp_path / "model.safetensors").read_bytes()
     assert grpo(config).evaluations == trained.evaluations
     assert (tmp_path / "model.safetensors").read_bytes() == before
+
+
+def test_an_evaluation_that_no_run_vouches_for_is_made_again(base: Path, tmp_path: Path) -> None:
+    evaluation = {"evaluation": (base / "train.jsonl",), "evaluation_questions": 5}
+    config = settings(base, tmp_path, steps=1, evaluate_every=1, **evaluation)
+    grpo(config)
+    (tmp_path / "run.pt").unlink()
+    (tmp_path / "updates.jsonl").unlink()
+    evaluation["evaluation_questions"] = 3
+    other = settings(base, tmp_path, steps=1, evaluate_every=1, **evaluation)
+    first, last = grpo(other).evaluations
+    assert len(first.right) == len(last.right) == 3
+
+
+def test_prompts_of_another_form_are_asked(base: Path, tmp_path: Path) -> None:
+    config = settings(base, tmp_path, prompt="{question} =")
+    tokenizer = read_tokenizer(base / "tokenizer.json")
+    asked = asked_of(config, SMALL, tokenizer)
+    texts = {tokenizer.decode(question.token_ids) for question in asked.train[0]}
+    assert texts < {f"{number}? =" for number in range(5)}
+    generated = asked_of(
+        build(GRPOConfig, {"model": DEMO_MODEL, "prompt": "{question} =", "max_tokens": 6}),
+        load_checkpoint(DEMO_MODEL).config,
+        tokenizer := read_tokenizer(DEMO_MODEL / "tokenizer.json"),
+    )
+    for question in (*generated.train[0], *generated.evaluation):
+        assert tokenizer.decode(question.token_ids) == f"{question.question.question} ="
+    with pytest.raises(ConfigError, match=r"prompt must have \{question\} in it, got 'none'"):
+        settings(base, tmp_path, prompt="none")
 
 
 def test_no_update_has_the_problems_of_pretraining() -> None:
@@ -351,7 +382,7 @@ def test_rewards_are_added_by_weight_and_told_apart(base: Path, tmp_path: Path) 
     assert (update.each_reward, update.reward) == ([1.0, 3.0], 1.25)
     with pytest.raises(ConfigError, match=r"reward_weights must be as many as .*, 2, got 1"):
         settings(base, tmp_path, **{**changes, "reward_weights": (1.0,)})
-    with pytest.raises(ConfigError, match="reward_weights must be finite numbers"):
+    with pytest.raises(ConfigError, match=r"reward_weights must be numbers of at most 1e\+18"):
         settings(base, tmp_path, **{**changes, "reward_weights": (1.0, math.nan)})
 
 

@@ -35,8 +35,18 @@ values = {{"alias": task, "acc,none": 0.25, "acc_stderr,none": 0.01, "word_perpl
 
 
 class _Models(BaseHTTPRequestHandler):
+    fingerprint = "first"
+
     def do_GET(self) -> None:
-        body = b'{"data": [{"id": "tiny", "owned_by": "srm"}]}'
+        self._answer({"data": [{"id": "tiny", "owned_by": "srm"}]})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        usage = {"prompt_tokens": 1, "completion_tokens": 1}
+        self._answer({"choices": [], "usage": usage, "system_fingerprint": self.fingerprint})
+
+    def _answer(self, reply: dict[str, Any]) -> None:
+        body = json.dumps(reply).encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -116,7 +126,7 @@ def test_a_task_that_never_ends_is_ended(program: Path, url: str) -> None:
 
 
 def test_what_was_measured_is_not_measured_again_unless_it_would_differ(
-    program: Path, url: str
+    program: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for tasks, flags, times in (
         ("one", (), 1), ("one,two", (), 2), ("one", ("--limit=2",), 3), ("one", ("--limit=2",), 3),
@@ -128,6 +138,15 @@ def test_what_was_measured_is_not_measured_again_unless_it_would_differ(
     next((program.parent / "out").glob("two-*/**/results_*.json")).write_text('{"resul')
     evaluate(program, url, "two")
     assert len(asked(program)) == 4
+    monkeypatch.setattr(_Models, "fingerprint", "of other weights")
+    evaluate(program, url, "one")
+    assert len(asked(program)) == 5
+    own = tmp_path / "tasks"
+    own.mkdir()
+    for content in ("a: 1", "a: 2", "a: 2"):
+        (own / "one.yaml").write_text(content)
+        evaluate(program, url, "one", f"--include={own}")
+    assert len(asked(program)) == 7
 
 
 @pytest.mark.parametrize(

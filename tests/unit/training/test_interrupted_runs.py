@@ -269,3 +269,15 @@ def test_a_second_signal_ends_a_run_at_once() -> None:
         assert asked.is_set()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+def test_a_second_sigterm_ends_none_of_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun sends one to each process that a service manager has sent one to before."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with stop_asked() as asked:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGTERM)
+        assert asked.is_set()
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

@@ -96,6 +96,10 @@ def test_what_is_damaged_in_parquet_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"some.parquet: .*[a-z]{4}") as refused:
         read_questions(path)
     assert "None" not in str(refused.value)
+    latin = pa.array([b"caf\xe9"]).view(pa.string())
+    parquet.write_table(pa.table({"question": latin, "answer": ["1"]}), path)
+    with pytest.raises(ConfigError, match=r"some.parquet: 'utf-8' codec can't decode byte 0xe9"):
+        read_questions(path)
 
 
 def test_rewards_are_loaded_by_name(tmp_path: Path) -> None:

@@ -38,6 +38,9 @@ def raises(completion, question):
 
 def nan(completion, question):
     return float("nan")
+
+def huge(completion, question):
+    return -1e200
 """
 QUESTION = Question("1?", "234")
 LONG_S = 300.0
@@ -93,7 +96,8 @@ def test_a_function_that_never_returns_is_named_with_its_completion(
     [
         ("leaves", "reward ended its process, with code 7, for 'x'"),
         ("raises", r"reward failed for 'x': SystemExit\('done'\)"),
-        ("nan", "reward must be a finite number, got nan for 'x'"),
+        ("nan", r"reward must be a number of at most 1e\+18 either way, got nan for 'x'"),
+        ("huge", r"reward must be a number of at most 1e\+18 either way, got -1e\+200 for 'x'"),
     ],
 )
 def test_what_a_function_does_instead_is_said(

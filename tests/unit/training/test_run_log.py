@@ -90,7 +90,7 @@ def test_a_log_has_each_update_once_and_what_was_seen_at_saves(
     assert [*logged["loss"].values()] == losses.steps
     assert [*logged["evaluation loss"].items()] == losses.evaluations
     samples = [line for line in read_log(tmp_path / LOG) if line.sample]
-    assert [line.step for line in samples] == [3, 6, 9]
+    assert [line.step for line in samples] == [3, 6, 9, 10]
     assert all(line.sample and line.sample.text for line in samples)
     page = (tmp_path / PAGE).read_text()
     assert "After 10 updates" in page and page.count("<figure>") == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tracemalloc
 from collections import Counter
@@ -17,6 +18,8 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, pre_tokenizers, processors
 
 from srm.engine.errors import ConfigError
+from srm.training.pretrain import pretrain
+from srm.training.settings import PretrainConfig
 from srm.training.text.documents import documents
 from srm.training.text.mixed_batches import MixedBatches
 from srm.training.text.packed_batches import PackedBatches, _document_windows
@@ -53,6 +56,26 @@ def test_documents_come_from_all_kinds_of_files_in_order(folder: Path) -> None:
     assert list(documents([folder], ".txt")) == [TEXTS[0]]
     (folder / "b.jsonl").rename(folder / "b.JSONL")  # as some tools name it; it was one text
     assert list(documents([folder])) == TEXTS
+
+
+def test_a_file_name_need_not_be_unicode(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"caf\xe9.txt")).write_text("\n".join(20 * TEXTS))
+    made = pretrain(
+        PretrainConfig(
+            output=tmp_path / "run", texts=(tmp_path,), suffix=".txt", d_model=16, num_layers=1,
+            num_heads=2, n_ctx=8, steps=1, batch_tokens=16, warmup_steps=1, max_vocab_size=300,
+            threads=1, evaluate_every=0, precision="float32",
+        )
+    )  # fmt: skip
+    assert len(made.steps) == 1
+    (tmp_path / "run" / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    with pytest.raises(ConfigError, match=r"has a run of another one than .*: leave it out or"):
+        pretrain(
+            PretrainConfig(
+                output=tmp_path / "run", texts=(tmp_path,), suffix=".txt",
+                tokenizer=str(tmp_path / "tokenizer.json"),
+            )
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(
