@@ -209,8 +209,9 @@ def _default(setting: Setting) -> str:
         return ""
     if isinstance(default, tuple):
         return f" Default: {','.join(map(str, default))}"
-    if isinstance(default, Path) and default.is_absolute():  # the bundled model
-        return f" Default: {default.name}"
+    if isinstance(default, Path) and default.is_absolute():  # a model, or of the source tree
+        is_near = default.is_relative_to(Path.cwd()) and not (default / "config.json").exists()
+        default = default.relative_to(Path.cwd()) if is_near else default.name
     return f" Default: {str(default).lower() if isinstance(default, bool) else default}"
 
 
