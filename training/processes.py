@@ -26,8 +26,9 @@ from torch.nn.parallel import DistributedDataParallel
 from srm.engine.errors import ConfigError
 from srm.training.model import LanguageModel
 
-LONGEST_WAIT = timedelta(days=7)
-"""Longest that processes wait for each other: the first one may read texts for hours."""
+FIRST_ALONE = timedelta(days=7)
+"""Longest that processes wait for what the first one does alone, such as reading texts for hours.
+Otherwise the minutes hold that torch sets, after which a process is lost."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,15 @@ class Processes:
     def first_alone(self) -> Iterator[None]:
         """Let the first process run the block before the others, which then find what it has
         written."""
-        if self.count > 1 and not self.is_first:
-            distributed.barrier()
+        if self.count == 1:
+            yield
+            return
+        patient = distributed.new_group(backend="gloo", timeout=FIRST_ALONE)
+        if not self.is_first:
+            distributed.barrier(patient)
         yield
-        if self.count > 1 and self.is_first:
-            distributed.barrier()
+        if self.is_first:
+            distributed.barrier(patient)
 
     @contextmanager
     def alone_in(self, folder: Path) -> Iterator[None]:
@@ -131,8 +136,7 @@ def processes(device: str) -> Iterator[Processes]:
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(place)
     if count > 1:
-        kind = "nccl" if device == "gpu" else "gloo"
-        distributed.init_process_group(kind, timeout=LONGEST_WAIT)
+        distributed.init_process_group("nccl" if device == "gpu" else "gloo")
     try:
         yield Processes(rank, count, place)
         if count > 1:
