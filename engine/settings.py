@@ -210,8 +210,11 @@ def _default(setting: Setting) -> str:
     if isinstance(default, tuple):
         return f" Default: {','.join(map(str, default))}"
     if isinstance(default, Path) and default.is_absolute():  # a model, or of the source tree
-        is_near = default.is_relative_to(Path.cwd()) and not (default / "config.json").exists()
-        default = default.relative_to(Path.cwd()) if is_near else default.name
+        try:
+            near = default.relative_to(Path.cwd())
+        except (OSError, ValueError):
+            near = Path(default.name)
+        default = default.name if (default / "config.json").exists() else near
     return f" Default: {str(default).lower() if isinstance(default, bool) else default}"
 
 

@@ -227,12 +227,20 @@ def learned(
     _, _, trial = train(TIMED)
     steps = max(1, round(60 * minutes * TIMED / trial["processor_seconds"]))
     run, model, took = train(steps)
+    weights = ""
     if is_kept:
         with replace_file(config.weights(kind, seed)) as partial_file:
             torch.save(model.state_dict(), partial_file)
+            weights = digest([partial_file])
     factors = count_factors(model)
     tokens = mean(batches[step][0].numel() for step in range(TIMED)) * steps
-    figures = {"rate": rate, "steps": steps, "factors": factors, "training_tokens": tokens}
+    figures = {
+        "rate": rate,
+        "weights": weights,
+        "steps": steps,
+        "factors": factors,
+        "training_tokens": tokens,
+    }
     return {"loss": run.evaluate(batches.evaluation(EVALUATION_BATCHES)), **figures, **took}
 
 
@@ -274,36 +282,43 @@ def run_all(config: CoverageConfig, task: Task) -> Results:
         for kind in MODELS
         for rate in config.learning_rates
     }
-    searched = run_cases("coverage", config, cases, made_of, config.seeds[:1])
-    cases = {}
-    of_case: dict[str, Callable[[int], dict[str, Any]]] = {}
-    for kind in MODELS:
-        rate = best_rate(config, searched, kind)
-        of_case[training(kind)] = partial(rate_of, rate)
-        of_case[kind] = partial(weights_of, config, kind)
-        cases[training(kind)] = partial(learned, config, task, kind, rate, config.minutes, True)
-        cases[kind] = partial(solved, config, task, kind)
-    cases[RANDOM] = lambda seed: {
-        "right": task.guess(config.samples, seed),
-        "samples": config.samples,
-    }
-    results = searched | run_cases("coverage", config, cases, made_of, of_case=of_case)
-    cases = {
-        name: partial(rewarded, config, task, case) for name, case in config.grpo_cases.items()
-    }
-    of_case = {name: of_case[case.kind] for name, case in config.grpo_cases.items()}
-    made_of["grpo"] = asdict(config.grpo)
-    return results | run_cases("coverage", config, cases, made_of, of_case=of_case)
+    results = run_cases("coverage", config, cases, made_of, config.seeds[:1])
+    rates = {kind: best_rate(config, results, kind) for kind in MODELS}
+    for seed in config.seeds:  # so that a run that is stopped has all of the first seeds
+        of_seed = run_seed(config, task, rates, made_of, seed)
+        for case, numbers in of_seed.items():
+            results.setdefault(case, []).extend(numbers)
+    return results
 
 
-def rate_of(rate: float, _: int) -> dict[str, Any]:
-    """Return the rate that a model is trained at, which is of the first seed whatever the seed."""
-    return {"rate": rate}
+def run_seed(
+    config: CoverageConfig,
+    task: Task,
+    rates: Mapping[str, float],
+    made_of: Mapping[str, Any],
+    seed: int,
+) -> Results:
+    """Train at the rates, answer, and learn from rewards with one seed."""
+
+    def run(made_of: Mapping[str, Any], **cases: Callable[[int], Numbers]) -> Results:
+        return run_cases("coverage", config, cases, made_of, [seed])
+
+    results: Results = {}
+    for kind, rate in rates.items():
+        train = {training(kind): partial(learned, config, task, kind, rate, config.minutes, True)}
+        results |= run({**made_of, "rate": rate}, **train)
+        of_weights = {**made_of, "weights": results[training(kind)][0]["weights"]}
+        results |= run(of_weights, **{kind: partial(solved, config, task, kind)})
+        of_weights["grpo"] = asdict(config.grpo)
+        for name, case in config.grpo_cases.items():
+            if case.kind == kind:
+                results |= run(of_weights, **{name: partial(rewarded, config, task, case)})
+    return results | run(made_of, **{RANDOM: partial(guessed, config, task)})
 
 
-def weights_of(config: CoverageConfig, kind: str, seed: int) -> dict[str, Any]:
-    """Return the digest of a trained model's weights, which its answers depend on."""
-    return {"weights": digest([config.weights(kind, seed)])}
+def guessed(config: CoverageConfig, task: Task, seed: int) -> Numbers:
+    """Answer the problems without a model; return the right answers of each."""
+    return {"right": task.guess(config.samples, seed), "samples": config.samples}
 
 
 def searching(kind: str, rate: float) -> str:
@@ -412,7 +427,12 @@ def _took(
         losses = [seed["loss"] for seed in seeds]
         loss = spread(losses) if len(losses) > 1 else f"{losses[0]:.3f}"
         row = [kind, f"{seeds[0]['parameters']:,}", f"{best_rate(config, results, kind):g}"]
-        row += [f"{seeds[0]['steps']:,}", f"{tokens / 1e6:.1f}", f"{seconds / 60:.1f}", loss]
+        row += [
+            f"{mean(seed['steps'] for seed in seeds):,.0f}",
+            f"{tokens / 1e6:.1f}",
+            f"{seconds / 60:.1f}",
+            loss,
+        ]
         drawn_tokens = sum(seed["tokens"] for seed in results[kind])
         drawn_seconds = sum(seed["processor_seconds"] for seed in results[kind])
         row += [f"{cost[kind]['FLOP'] / 1e6:.1f}", f"{1e6 * cost[kind]['seconds']:.0f}"]

@@ -9,7 +9,7 @@ word problems of `srm train grpo`; pass@k is of others than were trained on.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from statistics import mean
 
@@ -204,7 +204,7 @@ def main(argv: list[str]) -> int:
     check_apart(
         "evaluation",
         chain.from_iterable(map(read_questions, config.train)),
-        chain.from_iterable(map(read_questions, config.evaluation)),
+        islice(chain.from_iterable(map(read_questions, config.evaluation)), config.questions),
     )
     made_of = {
         "model": read_model(config.model).fingerprint,

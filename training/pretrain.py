@@ -127,10 +127,12 @@ def _tokenizer(config: PretrainConfig, is_first: bool) -> Tokenizer:
     Raises ConfigError if a new run's folder already has a different one.
     """
     path, saved = config.output / "tokenizer.json", config.output / "run.pt"
+    if saved.exists() and not path.exists():
+        raise ConfigError(f"output: {saved} has no {path.name} beside it: put it back")
     if config.tokenizer:
         wanted, described = _given_tokenizer(Path(config.tokenizer))
         content = wanted.to_str(pretty=True).encode()
-        if saved.exists() and (not path.exists() or path.read_bytes() != content):
+        if saved.exists() and path.read_bytes() != content:
             raise ConfigError(
                 f"tokenizer: {config.output} has a run of another one than {config.tokenizer}: "
                 "leave it out or change output"

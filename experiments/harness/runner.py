@@ -45,13 +45,11 @@ def run_cases(
     cases: Mapping[str, Callable[[int], Numbers]],
     made_of: Mapping[str, Any],
     seeds: Sequence[int] = (),
-    of_case: Mapping[str, Callable[[int], Mapping[str, Any]]] | None = None,
 ) -> Results:
     """Run each case with each seed, or read its result from disk; `made_of` identifies the data.
 
-    `of_case` has functions, by case, that say of a seed what else its result is made of; they are
-    called once the cases before have run. Without `seeds`, those of the settings are taken. Raises
-    ConfigError before any work if `results` or `output` cannot be written.
+    Without `seeds`, those of the settings are taken. Raises ConfigError before any work if
+    `results` or `output` cannot be written.
     """
     for setting, folder in (("results", config.results / name), ("output", config.output)):
         check_writable(setting, folder)
@@ -71,8 +69,6 @@ def run_cases(
         sys.stderr.write(f"{name}: {number} of {len(runs)}: {case}, seed {seed}\n")
         path = config.results / name / f"{case.replace(' ', '_')}-{seed}.json"
         about = {"case": case, "seed": seed, **made_of}
-        if of_case and case in of_case:
-            about |= of_case[case](seed)
         by_case[case].append(cached(path, about, measured))
     return by_case
 

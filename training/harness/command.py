@@ -45,8 +45,8 @@ def main(argv: list[str]) -> int:
         about = f"{model} at {url} {fingerprint}"
         if config.model:
             about = read_model(config.model).fingerprint
-        for path in _read_by_tasks(config):
-            about += f" {hashlib.sha256(read_file(path)).hexdigest()}"
+        for name, path in _read_by_tasks(config).items():
+            about += f" {name} {hashlib.sha256(read_file(path)).hexdigest()}"
         results = [run_task(config, program, settings, about, task) for task in config.tasks]
     record = new_record(shlex.join(["srm", "evaluate", "harness", *argv])) | {
         "settings": settings_of(config),
@@ -61,18 +61,24 @@ async def _model_of(config: HarnessConfig, url: str) -> tuple[str, str | None]:
     """Return the model's name and what the server says identifies its weights, if it does."""
     name = config.served_model_name
     async with CompletionsServer(url, name, config.api_key_env, 60.0) as server:
+        if config.model or not server.is_srm:
+            return server.model, None
         reply = await server.complete({"prompt": "0", "max_tokens": 1})
         return server.model, reply.system_fingerprint
 
 
-def _read_by_tasks(config: HarnessConfig) -> list[Path]:
-    """Return the files that results depend on, beside the model."""
-    own = (
-        sorted(path for path in config.include.rglob("*") if path.is_file())
-        if config.include
-        else []
-    )
-    return [config.tokenizer / "tokenizer.json", *own] if config.tokenizer else own
+def _read_by_tasks(config: HarnessConfig) -> dict[str, Path]:
+    """Return the files that results depend on beside the model, by name: the tokenizer, and of
+    `include` what no program has written."""
+    read = {}
+    if config.tokenizer:
+        read["tokenizer"] = config.tokenizer / "tokenizer.json"
+    for path in sorted(config.include.rglob("*")) if config.include else ():
+        name = path.relative_to(config.include or "")
+        is_written = "__pycache__" in name.parts or path.is_relative_to(config.output)
+        if path.is_file() and not is_written and not any(x.startswith(".") for x in name.parts):
+            read[str(name)] = path
+    return read
 
 
 def _program(config: HarnessConfig) -> str:

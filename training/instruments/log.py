@@ -29,10 +29,10 @@ class RunLog:
     """Writes `log.jsonl`, `curves.html` and, if wanted, events for TensorBoard into a folder."""
 
     def __init__(self, folder: Path, done: int, tensorboard: bool) -> None:
-        """Go on after `done` updates."""
+        """Go on after `done` updates; without any, nothing says whose lines there are."""
         self._folder, self._line, self._due = folder, LogLine(done), 0.0
         self._events: Events | None = events_in(folder, done) if tensorboard else None
-        retained = [line for line in read_log(folder / LOG) if line.step <= done]
+        retained = [line for line in read_log(folder / LOG) if line.step <= (done or -1)]
         write_whole(folder / LOG, b"".join(msgspec.json.encode(line) + b"\n" for line in retained))
 
     def tell(self, step: int, name: str, value: float) -> None:

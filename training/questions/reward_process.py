@@ -47,8 +47,8 @@ class RewardProcess:
         self._answer(START_S, "its import")
 
     def rewards(self, texts: Sequence[str], question: Question) -> NDArray[np.float64]:
-        """Return f64[texts, functions]. Raises ConfigError if a function fails, returns no finite
-        number, takes too long or ends its process."""
+        """Return f64[texts, functions]. Raises ConfigError if a function fails, returns no number
+        of at most MOST_REWARD, takes too long or ends its process."""
         with suppress(BrokenPipeError):  # the answer, which does not come, says why
             self._connection.send((texts, question))
         return np.array([self._answer(self._limit_s, repr(text)[:200]) for text in texts])

@@ -71,8 +71,8 @@ def load_reward(name: str) -> Reward:
 
 
 def rewarded(reward: Reward, completion: str, question: Question) -> float:
-    """Return a completion's reward. Raises ConfigError if the function fails or returns no finite
-    number."""
+    """Return a completion's reward. Raises ConfigError if the function fails or returns no number
+    of at most MOST_REWARD."""
     try:
         reward_value = float(reward(completion, question))
     except (Exception, SystemExit) as error:  # it is the user's code

@@ -121,10 +121,11 @@ def test_results_of_another_rate_or_of_other_weights_are_refused(
     with pytest.raises(ConfigError, match=r"train_SRM-0.json is of another rate, 0.0.* not 0.5"):
         main(argv)
     monkeypatch.undo()
-    weights = tmp_path / "results/coverage/model-SRM-0.pt"
-    weights.write_bytes(b"0")
+    (tmp_path / "results/coverage/train_SRM-0.json").unlink()
+    monkeypatch.setattr(coverage, "learned", lambda *_: {"weights": "others"})
     with pytest.raises(ConfigError, match=r"coverage/SRM-0.json is of another weights"):
         main(argv)
+    weights = tmp_path / "results/coverage/model-SRM-0.pt"
     for damaged in (b"", b"0"):
         weights.write_bytes(damaged)
         with pytest.raises(ConfigError, match=r"model-SRM-0.pt is no model: remove"):

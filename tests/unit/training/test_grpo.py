@@ -141,6 +141,8 @@ def test_an_evaluation_that_no_run_vouches_for_is_made_again(base: Path, tmp_pat
     other = settings(base, tmp_path, steps=1, evaluate_every=1, **evaluation)
     first, last = grpo(other).evaluations
     assert len(first.right) == len(last.right) == 3
+    logged = [line.step for line in read_log(tmp_path / LOG) if "pass@1" in line.values]
+    assert logged == [0, 1]
 
 
 def test_prompts_of_another_form_are_asked(base: Path, tmp_path: Path) -> None:

@@ -147,6 +147,14 @@ def test_what_was_measured_is_not_measured_again_unless_it_would_differ(
         (own / "one.yaml").write_text(content)
         evaluate(program, url, "one", f"--include={own}")
     assert len(asked(program)) == 7
+    (own / "__pycache__").mkdir()
+    for written in (".git", "__pycache__/utils.pyc"):
+        (own / written).write_text("by a program")
+    evaluate(program, url, "one", f"--include={own}")
+    assert len(asked(program)) == 7
+    (own / "one.yaml").rename(own / "two.yaml")
+    evaluate(program, url, "one", f"--include={own}")
+    assert len(asked(program)) == 8
 
 
 @pytest.mark.parametrize(

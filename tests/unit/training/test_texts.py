@@ -69,7 +69,7 @@ def test_a_file_name_need_not_be_unicode(tmp_path: Path) -> None:
     )  # fmt: skip
     assert len(made.steps) == 1
     (tmp_path / "run" / "tokenizer.json").rename(tmp_path / "tokenizer.json")
-    with pytest.raises(ConfigError, match=r"has a run of another one than .*: leave it out or"):
+    with pytest.raises(ConfigError, match=r"run.pt has no tokenizer.json beside it: put it back"):
         pretrain(
             PretrainConfig(
                 output=tmp_path / "run", texts=(tmp_path,), suffix=".txt",
