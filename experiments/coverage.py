@@ -38,7 +38,7 @@ from experiments.harness.result_cache import Numbers, digest
 from experiments.harness.runner import Results, check_writable, fit, publish, run_cases
 from experiments.harness.settings import ExperimentSettings
 from experiments.harness.solving import draw_answers
-from experiments.harness.tasks import CountdownTask, Task, TextTask, draw_puzzles
+from experiments.harness.tasks import CountdownTask, SolvingTask, TextTask, draw_puzzles
 from srm.engine.config import ModelConfig
 from srm.engine.errors import ConfigError
 from srm.engine.settings import load
@@ -137,7 +137,7 @@ class CoverageConfig(ExperimentSettings, frozen=True):
             if value != only:
                 raise ValueError(f"{setting} must be {only} where train is a file, got {value}")
 
-    def make(self, kind: str, task: Task) -> SRM | Transformer:
+    def make(self, kind: str, task: SolvingTask) -> SRM | Transformer:
         """Make a model of a kind."""
         if kind == TRANSFORMER:
             width = self.transformer_width
@@ -164,7 +164,7 @@ class CoverageConfig(ExperimentSettings, frozen=True):
         return self.results / "coverage" / f"model-{kind}-{seed}.pt"
 
 
-def read_task(config: CoverageConfig) -> Task:
+def read_task(config: CoverageConfig) -> SolvingTask:
     """Return what is learned and answered. Raises ConfigError for a file without so many problems,
     or with one that models are trained on."""
     if config.train is not None:
@@ -212,39 +212,37 @@ def _puzzles(questions: Sequence[Question]) -> Iterator[Countdown]:
         yield puzzle
 
 
-def learned(
-    config: CoverageConfig,
-    task: Task,
-    kind: str,
-    rate: float,
-    minutes: float,
-    is_kept: bool,
-    seed: int,
-) -> Numbers:
-    """Train a model for some processor minutes; return its loss on what is held out."""
+def fitted(
+    config: CoverageConfig, task: SolvingTask, kind: str, rate: float, minutes: float, seed: int
+) -> tuple[LanguageModel, Numbers]:
+    """Train a model for some processor minutes; return it, and its loss on what is held out."""
     batches = task.batches(seed, config.batch_tokens)
     train = partial(fit, partial(config.make, kind, task), batches, seed, learning_rate=rate)
     _, _, trial = train(TIMED)
     steps = max(1, round(60 * minutes * TIMED / trial["processor_seconds"]))
     run, model, took = train(steps)
-    weights = ""
-    if is_kept:
-        with replace_file(config.weights(kind, seed)) as partial_file:
-            torch.save(model.state_dict(), partial_file)
-            weights = digest([partial_file])
-    factors = count_factors(model)
     tokens = mean(batches[step][0].numel() for step in range(TIMED)) * steps
-    figures = {
-        "rate": rate,
-        "weights": weights,
-        "steps": steps,
-        "factors": factors,
-        "training_tokens": tokens,
-    }
-    return {"loss": run.evaluate(batches.evaluation(EVALUATION_BATCHES)), **figures, **took}
+    figures = {"rate": rate, "steps": steps, "factors": count_factors(model)}
+    loss = run.evaluate(batches.evaluation(EVALUATION_BATCHES))
+    return model, {"loss": loss, "training_tokens": tokens, **figures, **took}
 
 
-def trained(config: CoverageConfig, task: Task, kind: str, seed: int) -> LanguageModel:
+def tried(config: CoverageConfig, task: SolvingTask, kind: str, rate: float, seed: int) -> Numbers:
+    """Train a model for the minutes of the search; return its loss."""
+    return fitted(config, task, kind, rate, config.search_minutes, seed)[1]
+
+
+def learned(
+    config: CoverageConfig, task: SolvingTask, kind: str, rate: float, seed: int
+) -> Numbers:
+    """Train a model for the minutes and keep its weights; return its loss and their digest."""
+    model, figures = fitted(config, task, kind, rate, config.minutes, seed)
+    with replace_file(config.weights(kind, seed)) as partial_file:
+        torch.save(model.state_dict(), partial_file)
+        return figures | {"weights": digest([partial_file])}
+
+
+def trained(config: CoverageConfig, task: SolvingTask, kind: str, seed: int) -> LanguageModel:
     """Return a trained model. Raises ConfigError if its file is missing or of other sizes."""
     model: LanguageModel = config.make(kind, task)
     path = config.weights(kind, seed)
@@ -255,12 +253,12 @@ def trained(config: CoverageConfig, task: Task, kind: str, seed: int) -> Languag
     return model
 
 
-def solved(config: CoverageConfig, task: Task, kind: str, seed: int) -> Numbers:
+def solved(config: CoverageConfig, task: SolvingTask, kind: str, seed: int) -> Numbers:
     """Answer the problems with a trained model; return the right answers of each."""
     return draw_answers(trained(config, task, kind, seed), task, config.samples, seed)
 
 
-def rewarded(config: CoverageConfig, task: Task, case: GRPOCase, seed: int) -> Numbers:
+def rewarded(config: CoverageConfig, task: SolvingTask, case: GRPOCase, seed: int) -> Numbers:
     """Answer the problems with a trained model that has gone through GRPO; return the right answers
     of each, and what GRPO took."""
     model = trained(config, task, case.kind, seed)
@@ -268,7 +266,7 @@ def rewarded(config: CoverageConfig, task: Task, case: GRPOCase, seed: int) -> N
     return draw_answers(model, task, config.samples, seed) | took
 
 
-def run_all(config: CoverageConfig, task: Task) -> Results:
+def run_all(config: CoverageConfig, task: SolvingTask) -> Results:
     """Search the rates, train, and answer; or read from disk what was done before."""
     check_writable("results", config.results / "coverage")
     prompts = "\n".join(problem.prompt for problem in task.problems)
@@ -276,9 +274,7 @@ def run_all(config: CoverageConfig, task: Task) -> Results:
     made_of: dict[str, Any] = problems | {"train": digest([*filter(None, [config.train])])}
     made_of |= {"input": digest(config.input)}
     cases: dict[str, Callable[[int], Numbers]] = {
-        searching(kind, rate): or_worst(
-            partial(learned, config, task, kind, rate, config.search_minutes, False)
-        )
+        searching(kind, rate): or_worst(partial(tried, config, task, kind, rate))
         for kind in MODELS
         for rate in config.learning_rates
     }
@@ -293,7 +289,7 @@ def run_all(config: CoverageConfig, task: Task) -> Results:
 
 def run_seed(
     config: CoverageConfig,
-    task: Task,
+    task: SolvingTask,
     rates: Mapping[str, float],
     made_of: Mapping[str, Any],
     seed: int,
@@ -305,7 +301,7 @@ def run_seed(
 
     results: Results = {}
     for kind, rate in rates.items():
-        train = {training(kind): partial(learned, config, task, kind, rate, config.minutes, True)}
+        train = {training(kind): partial(learned, config, task, kind, rate)}
         results |= run({**made_of, "rate": rate}, **train)
         of_weights = {**made_of, "weights": results[training(kind)][0]["weights"]}
         results |= run(of_weights, **{kind: partial(solved, config, task, kind)})
@@ -316,7 +312,7 @@ def run_seed(
     return results | run(made_of, **{RANDOM: partial(guessed, config, task)})
 
 
-def guessed(config: CoverageConfig, task: Task, seed: int) -> Numbers:
+def guessed(config: CoverageConfig, task: SolvingTask, seed: int) -> Numbers:
     """Answer the problems without a model; return the right answers of each."""
     return {"right": task.guess(config.samples, seed), "samples": config.samples}
 
@@ -363,7 +359,7 @@ def at_budget(solved_rates: Floats, ks: Sequence[int], budget: float) -> float:
     return float(np.interp(np.log(budget), np.log(ks), solved_rates))
 
 
-def page(config: CoverageConfig, task: Task, results: Results) -> list[str]:
+def page(config: CoverageConfig, task: SolvingTask, results: Results) -> list[str]:
     """Return the record's text: what came out, pass@k over samples, operations and seconds, and
     what training took."""
     ks, few = spaced(config.samples), powers(config.samples)

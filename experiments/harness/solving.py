@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from experiments.harness.result_cache import Numbers
-from experiments.harness.tasks import Task
+from experiments.harness.tasks import SolvingTask
 from srm.engine.config import EngineConfig
 from srm.engine.progress import show_progress
 from srm.training.baselines.transformer import Transformer
@@ -46,7 +46,7 @@ def training_dtype() -> SamplingDtype:
     return "bfloat16" if choose_precision("auto", "cpu") == "bfloat16" else "float32"
 
 
-def draw_answers(model: LanguageModel, task: Task, samples: int, seed: int) -> Numbers:
+def draw_answers(model: LanguageModel, task: SolvingTask, samples: int, seed: int) -> Numbers:
     """Return the right samples of each problem, their tokens, and what drawing them took; equal
     answers are judged once, and judging is not timed.
 

@@ -37,7 +37,7 @@ EVALUATED = 512
 """Questions at the end of the file that are left out of training, for the loss."""
 
 
-class Problem(NamedTuple):
+class PosedProblem(NamedTuple):
     """A problem as a model meets it."""
 
     prompt: str
@@ -56,10 +56,10 @@ class EvaluatedBatches(TrainingBatches, Protocol):
         ...
 
 
-class Task(Protocol):
+class SolvingTask(Protocol):
     """Problems to answer, and batches of others to learn from."""
 
-    problems: list[Problem]
+    problems: list[PosedProblem]
     begin: int
     end: int
     vocab_size: int
@@ -89,7 +89,7 @@ class CountdownTask:
         """`puzzles` has those to answer by kind."""
         self._puzzles, self._form = [*chain.from_iterable(puzzles.values())], form
         self.problems = [
-            Problem(puzzle.prompt, prompt_ids(puzzle), partial(is_right, puzzle), kind)
+            PosedProblem(puzzle.prompt, prompt_ids(puzzle), partial(is_right, puzzle), kind)
             for kind, of_kind in puzzles.items()
             for puzzle in of_kind
         ]
@@ -157,7 +157,7 @@ class TextTask:
             for question in of_kind
         ]
 
-    def _problem(self, question: Question, kind: str) -> Problem:
+    def _problem(self, question: Question, kind: str) -> PosedProblem:
         prompt = question.prompt()
         ids = self.tokenizer.encode(prompt).ids
         if len(ids) >= self.longest:
@@ -166,7 +166,7 @@ class TextTask:
                 f"it, must have fewer than {self.longest}"
             )
 
-        return Problem(prompt, ids, partial(self._is_right, question), kind)
+        return PosedProblem(prompt, ids, partial(self._is_right, question), kind)
 
     def _is_right(self, question: Question, ids: Sequence[int]) -> bool:
         """Whether an answer has ended and its number is right."""
