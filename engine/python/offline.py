@@ -119,8 +119,11 @@ class Engine:
                 tokens = scheduler.latencies.num_sampled - before
                 on_progress(GenerateProgress(finished, total, tokens, scheduler.table.num_owned))
 
-        asked = in_turn(zip(given, _counted(each, steps), strict=True), self._tokenizer)
-        with closing(self._run(steps, asked, report)) as completions:
+        asked = list(in_turn(zip(given, _counted(each, steps), strict=True), self._tokenizer))
+        for pending in asked:  # so that none is refused once others have been generated
+            with naming(pending):
+                steps.scheduler.check(pending.request)
+        with closing(self._run(steps, iter(asked), report)) as completions:
             for prompt, made in completions:
                 finished += 1
                 generateds[prompt.number].completions.append(made)
@@ -204,14 +207,22 @@ class Engine:
         if steps.scheduler.num_waiting >= self._read_ahead:
             return False
         try:
-            steps.add(asked.request)
+            with naming(asked):
+                steps.add(asked.request)
         except Overloaded:
             return False
-        except RequestError as error:
-            error.message = f"prompt {asked.number}: {error.message}"
-            error.args = (error.message,)
-            raise
         return True
+
+
+@contextmanager
+def naming(asked: PendingPrompt) -> Iterator[None]:
+    """Have a RequestError of the block name the prompt."""
+    try:
+        yield
+    except RequestError as error:
+        error.message = f"prompt {asked.number}: {error.message}"
+        error.args = (error.message,)
+        raise
 
 
 def _checked(

@@ -61,6 +61,12 @@ def in_turn(
     """Yield the prompts as requests. Raises InvalidRequest for anything that is not a prompt."""
     first = 0
     while some := list(islice(given, _AT_ONCE)):
+        for number, (prompt, _) in enumerate(some, first):
+            if isinstance(prompt, str) and any("\ud800" <= char <= "\udfff" for char in prompt):
+                raise InvalidRequest(
+                    f"prompt {number} must be Unicode, got half a surrogate pair: {prompt!r:.80}",
+                    "prompts",
+                )
         texts = [prompt for prompt, _ in some if isinstance(prompt, str)]
         encoded = iter(tokenizer.encode(texts) if texts else ())
         for number, (prompt, params) in enumerate(some, first):
@@ -76,7 +82,10 @@ def in_turn(
 
 
 def _as_bytes(token_ids: Any, number: int) -> bytes:
-    ids = np.asarray(token_ids)
+    try:
+        ids = np.asarray(token_ids)
+    except (ValueError, TypeError):  # lists of unequal length
+        ids = np.zeros((1, 1))
     if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
         raise InvalidRequest(
             f"prompt {number} must be a text or a list of token ids, got {token_ids!r:.80}",

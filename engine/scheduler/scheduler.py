@@ -101,16 +101,23 @@ class Scheduler:
     def request_ids(self) -> list[str]:
         return list(self.registry.by_id)
 
+    def check(self, request: Request) -> SequenceGroup:
+        """Return a request's sequences, none of which is added. Raises the RequestError that says
+        why it can never be accepted."""
+        constraint = request.params.constraint
+        grammar = self._grammars.compile(constraint) if constraint else None
+        group = accept(request, self._model, self._next_id, grammar, self._max_logprobs)
+        if (count := request.params.n) > (limit := self._config.max_waiting):
+            raise InvalidRequest(f"n must be at most max_waiting = {limit}, got {count}", "n")
+        return group
+
     def add(self, request: Request, parked: Parked | None = None) -> None:
         """Accept a request, or raise the RequestError that says why not.
 
         Its samples in `parked`, if they can, go on from there. If it repeats a durable one that
         runs, it takes over what runs; then no step may be under way when the next one is scheduled.
         """
-        constraint = request.params.constraint
-        grammar = self._grammars.compile(constraint) if constraint else None
-        group = accept(request, self._model, self._next_id, grammar, self._max_logprobs)
-        count, limit = request.params.n, self._config.max_waiting
+        group, count, limit = self.check(request), request.params.n, self._config.max_waiting
         running = self.registry.by_id.get(request.id)
         if running is not None:
             if not self.is_sent_again(request):
@@ -120,8 +127,6 @@ class Scheduler:
             running.request, running.unfinished = request, count
             self.registry.report_again(running, self.admission.begin_again(running))
             return
-        if count > limit:
-            raise InvalidRequest(f"n must be at most max_waiting = {limit}, got {count}", "n")
         if parked and group.is_resumable:
             check_fits(group, parked)
             group.start_anew(np.setdiff1d(np.arange(count), parked.indices))

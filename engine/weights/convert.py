@@ -16,6 +16,7 @@ from typing import Literal, get_args
 
 import msgspec
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from srm.engine.config import ModelConfig, find_model
@@ -232,9 +233,9 @@ def _write(output: Path, weights: Path, tensors: dict[str, F32], texts: dict[str
             f"--output {output} has {', '.join(others)} of another model, which would stay beside "
             "the new weights: name another folder, or delete what is there"
         )
+    partial = target.with_suffix(".partial")
     try:
         output.mkdir(parents=True, exist_ok=True)
-        partial = target.with_suffix(".partial")
         partial.touch()
         mode = partial.stat().st_mode
         save_file(tensors, partial, metadata={"format": "pt"})
@@ -242,8 +243,9 @@ def _write(output: Path, weights: Path, tensors: dict[str, F32], texts: dict[str
         partial.replace(target)
         for name in sorted(texts, key=lambda name: name == "config.json"):
             (output / name).write_bytes(texts[name])
-    except OSError as error:
-        raise ConfigError(f"cannot write {output}: {error.strerror}") from None
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise ConfigError(f"cannot write {output}: {error}") from None
 
 
 def _summary(config: ModelConfig) -> str:

@@ -51,13 +51,14 @@ def write_delta(base: Path, new: Path, output: Path) -> list[str]:
     whole = encoded_tensors(new, {**before.tensors, **changed}, metadata)
     content = encoded_tensors(new, changed, metadata | {DELTA_OF: before.fingerprint})
     config_bytes = read_file(new / "config.json")
+    partial = output / f"{WEIGHTS}.partial"
     try:
         output.mkdir(parents=True, exist_ok=True)
-        partial = output / f"{WEIGHTS}.partial"
         partial.write_bytes(content)
         partial.replace(output / WEIGHTS)  # which somebody may be reading
         (output / "config.json").write_bytes(config_bytes)
     except OSError as error:
+        partial.unlink(missing_ok=True)
         raise ConfigError(f"cannot write {output}: {error.strerror}") from None
     made = hashlib.sha256(config_bytes + whole).hexdigest()[:16]
     what = f"{len(changed)} of {len(after.tensors)} tensors, which differ from"

@@ -57,10 +57,13 @@ class ConcurrencyLimiter:
         share.last_turn = self._num_grants
 
     def _leave(self, share: LimiterShare) -> None:
-        self.waiting.remove(share)
+        if share in self.waiting:
+            self.waiting.remove(share)
         self._grant()
 
     def _grant(self) -> None:
+        # One that was cancelled stays until its task wakes.
+        self.waiting[:] = [share for share in self.waiting if not share.granted.done()]
         while self.waiting:
             highest: dict[str, int] = {}
             for share in self.waiting:
@@ -116,9 +119,9 @@ class LimiterShare:
 
     def give_up(self) -> None:
         """End a waiting `acquire` without room."""
-        if self in self._limiter.waiting:
-            self._limiter._leave(self)
+        if self in self._limiter.waiting and not self.granted.done():
             self.granted.set_result(False)
+            self._limiter._leave(self)
 
     def free(self, size: int) -> None:
         """Give back the room of a line that has ended."""

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -148,9 +149,12 @@ class BatchJob:
         assert record.output_file_id and record.error_file_id
         output, errors = path_of(record.output_file_id), path_of(record.error_file_id)
         with path_of(record.input_file_id).open("rb") as file:
+            with ExitStack() as opened:  # closes the first where the second cannot be opened
+                parts = [opened.enter_context(closing(PartFile(path))) for path in (output, errors)]
+                opened.pop_all()
             results = ResultFiles(
-                PartFile(output),
-                PartFile(errors),
+                parts[0],
+                parts[1],
                 self._config.batch_fsync_s,
                 self.id,
                 os.fstat(file.fileno()).st_size + 1,

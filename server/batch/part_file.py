@@ -37,9 +37,13 @@ class PartFile:
         self._lines: list[bytes] = []
         """Lines put since the last `sync`, which may not be on disk."""
         self._num_put = self._num_synced = 0  # bytes; each is changed by one thread only
-        self._synced_size = os.fstat(file).st_size
-        if is_new:
-            sync_folder(path.parent)
+        try:
+            self._synced_size = os.fstat(file).st_size
+            if is_new:
+                sync_folder(path.parent)
+        except OSError:
+            os.close(file)
+            raise
 
     @property
     def num_pending_bytes(self) -> int:

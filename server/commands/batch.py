@@ -304,7 +304,15 @@ def check_files(files: _Files, resume: bool) -> None:
     paths = {"input": files.input, "output": output, "errors": errors}
     seen: dict[Path, str] = {}
     for name, path in paths.items():
-        if not isinstance(path, Path) or path == STANDARD or _is_stream(path):
+        if not isinstance(path, Path) or path == STANDARD:
+            continue
+        try:
+            is_stream = _is_stream(path.resolve())
+        except (OSError, RuntimeError) as error:  # a name that is too long, links in a circle
+            raise ConfigError(f"{name} = {path}: {error}") from None
+        if is_stream:
+            if name == "output" and is_parquet(path):
+                raise ConfigError(f"output = {path} is there, and is no file")
             continue
         other = seen.setdefault(path.resolve(), name)
         if other != name:

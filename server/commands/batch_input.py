@@ -68,7 +68,7 @@ def peek(lines: Iterator[list[RawLine]]) -> tuple[bytes, Iterator[list[RawLine]]
 
 def open_input(path: Source, max_line_bytes: int) -> Input:
     """Open a file by its name; - is standard input. Raises ConfigError."""
-    if path == STANDARD and sys.stdin.isatty():
+    if path == STANDARD and (sys.stdin is None or sys.stdin.isatty()):
         raise ConfigError("input is missing: srm batch FILE")
     try:
         if isinstance(path, Path) and (path == STANDARD or not stat.S_ISREG(path.stat().st_mode)):

@@ -1,6 +1,6 @@
 """Parquet files of `srm batch`: rows as lines, and results as rows. Needs the extra `parquet`.
 
-Holds a few rows, and the pages of the file that they are in, at a time in memory.
+Holds a few rows to read, with their pages, and one group of rows to write at a time in memory.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
-from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,8 +25,9 @@ from srm.server.schema.validation import hints_of
 
 ROWS_READ = 32
 """Rows that are in memory at once: a value that all rows have takes no room in the file."""
-_ROWS_WRITTEN = 5_000
-"""Rows of a row group."""
+_ROWS_WRITTEN, _BYTES_WRITTEN = 5_000, 32 * 2**20
+"""Most rows of a row group, and bytes of results after which it ends: a reply may have megabytes,
+and takes six times its bytes while it is written."""
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
@@ -116,6 +116,10 @@ def read_ids(path: Path) -> Iterator[tuple[str, bool]]:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(columns=["id", "status_code"]):
                 for row in batch.to_pylist():
+                    if not isinstance(row["id"], str):
+                        raise ConfigError(
+                            f"output = {path} is no file of results: id {row['id']!r}"
+                        )
                     yield row["id"], row["status_code"] != 200
     except (arrow.ArrowException, KeyError) as error:
         raise ConfigError(f"output = {path} is no file of results: {error}") from None
@@ -138,13 +142,25 @@ def write_results(records: Iterable[bytes], path: Path) -> None:
         ]
     )
     unfinished = path.with_name(f"{path.name}.tmp")
-    rows = iter(records)
     with parquet.ParquetWriter(unfinished, schema, compression="zstd") as writer:
-        while some := [_row(record) for record in islice(rows, _ROWS_WRITTEN)]:
+        for some in _groups(records):
             writer.write_table(arrow.Table.from_pylist(some, schema))
     with unfinished.open("rb") as file:
         os.fsync(file.fileno())
     unfinished.replace(path)
+
+
+def _groups(records: Iterable[bytes]) -> Iterator[list[dict[str, Any]]]:
+    group: list[dict[str, Any]] = []
+    num_bytes = 0
+    for record in records:
+        group.append(_row(record))
+        num_bytes += len(record)
+        if len(group) == _ROWS_WRITTEN or num_bytes >= _BYTES_WRITTEN:
+            yield group
+            group, num_bytes = [], 0
+    if group:
+        yield group
 
 
 def check_installed() -> None:

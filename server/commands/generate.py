@@ -7,6 +7,7 @@ comes, several each when those before it are through.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import sys
 import uuid
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 
 from srm.engine.client.client import EngineClient
+from srm.engine.config import check_utf8
 from srm.engine.errors import UNDECODABLE, ConfigError, RequestError, in_words
 from srm.engine.settings import Command
 from srm.server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
@@ -60,6 +62,13 @@ class GenerateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether completions go on at the end-of-text token."""
     extra_body: str = "{}"
     """Further fields of the request, as a JSON object; they override flags."""
+
+    def __post_init__(self) -> None:
+        for text in (self.prompt, self.extra_body, *self.stop):
+            check_utf8("prompt, stop and extra_body", text)
+        for name, value in msgspec.structs.asdict(self).items():
+            if isinstance(value, float) and not math.isfinite(value):  # JSON would have null
+                raise ValueError(f"{name} must be a finite number, got {value}")
 
 
 def main(argv: list[str], engine_module: str = "srm.engine") -> int:

@@ -20,12 +20,12 @@ from typing import BinaryIO, Literal
 import msgspec
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import ConfigError, RequestError
+from srm.engine.errors import ConfigError, RequestError, SRMError
 from srm.engine.progress import Tell, show_progress
 from srm.engine.settings import Command
 from srm.engine.tasks import task_group
 from srm.server.commands.score_lines import Failure, LineScore, failure, next_line, parse, score
-from srm.server.commands.standard_output import INTERRUPTED
+from srm.server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
 from srm.server.supervise.embedded_engine import PRIVATE, command_settings, with_engine
 from srm.server.text.text import Text
 
@@ -131,6 +131,11 @@ def main(argv: list[str], engine_module: str = "srm.engine") -> int:
             asyncio.run(with_engine(engine, engine_module, file.score))
         except KeyboardInterrupt:
             return INTERRUPTED
+        except BrokenPipeError:
+            leave_broken_pipe()
+            return BROKEN_PIPE
+        except OSError as error:  # the disk is full
+            raise SRMError(f"output = {files.output}: {error.strerror}") from None
     if file.num_failed:
         log.error("srm score: %d lines could not be scored", file.num_failed)
     return 1 if file.num_failed else 0

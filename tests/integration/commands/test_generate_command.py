@@ -72,6 +72,10 @@ def test_json_is_the_servers_reply(generate: Callable[..., bytes], server: Serve
     ("message", "flags"),
     [
         ("temperature must be a number from 0", ["--temperature=-1", "a"]),
+        ("temperature must be a finite number, got nan", ["--temperature=nan", "a"]),
+        ("min_p must be a finite number, got inf", ["--min-p=inf", "a"]),
+        ("prompt, stop and extra_body must be UTF-8, got b'a", ["a\udcff"]),
+        ("prompt, stop and extra_body must be UTF-8, got b'", ["--stop=\udcff", "a"]),
         ("max_tokens must be an integer of at least 1", ["--max-tokens=0", "a"]),
         ("prompt must be token ids", ["--token-ids", "a b"]),
         ("extra_body must be a JSON object", ["--extra-body=[]", "a"]),

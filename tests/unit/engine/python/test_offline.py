@@ -284,6 +284,8 @@ def test_a_refusal_names_the_prompt_and_leaves_nothing_behind(
         ([[5], []], good, InvalidRequest, "prompt 1: prompt_token_ids must be one or more"),
         ([5, 6], good, InvalidRequest, "prompt 0 must be a text or a list of token ids, got 5"),
         ([["a"]], good, InvalidRequest, "prompt 0 must be a text or a list of token ids"),
+        ([[5], [[1, 2], [3]]], good, InvalidRequest, "prompt 1 must be a text or a list of token"),
+        (["a", "\ud800"], good, InvalidRequest, "prompt 1 must be Unicode, got half a surrogate"),
         ([[5, 2**40]], good, InvalidRequest, "prompt 0 has ids beyond"),
         (["a"], SamplingParams(n=0), InvalidRequest, "prompt 0: n must be at least 1, got 0"),
         (["a"], SamplingParams(n=10**6), InvalidRequest, "n must be at most max_waiting"),
@@ -293,6 +295,11 @@ def test_a_refusal_names_the_prompt_and_leaves_nothing_behind(
             llm.generate(prompts, params)  # type: ignore[arg-type]
         assert not steps.has_work
         assert steps.scheduler.table.num_owned == 0
+    # Far behind what is read ahead, and nothing has been generated.
+    before = steps.scheduler.latencies.num_sampled
+    with pytest.raises(InvalidRequest, match="prompt 2000: prompt_token_ids holds 400"):
+        llm.generate([[5]] * 2_000 + [[400]], good)
+    assert steps.scheduler.latencies.num_sampled == before
     with pytest.raises(InvalidRequest, match="prompt_logprobs must be None here, got 0"):
         list(llm.stream(["a"], SamplingParams(prompt_logprobs=0)))
 

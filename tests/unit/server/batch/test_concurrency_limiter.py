@@ -89,3 +89,20 @@ async def test_room_that_is_granted_to_who_leaves_is_given_back() -> None:
     waiting.cancel()
     await turns()
     assert (share.sequences, room.lines) == (0, 0)
+
+
+async def test_any_that_wait_may_be_cancelled_at_once() -> None:
+    room = ConcurrencyLimiter(10, 1000)
+    holder, others = room.share(), [room.share(), room.share()]
+    await holder.acquire(10)
+    await others[0].acquire(5)  # their part, so that more has to wait
+    await others[1].acquire(3)
+    waiting = [asyncio.create_task(share.acquire(9)) for share in others]
+    await turns()
+    for task in waiting:
+        task.cancel()
+    holder.free(10)  # before any of them can notice
+    others[0].give_up()
+    ended = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(error) for error in ended] == [asyncio.CancelledError] * 2
+    assert (room.lines, room.sequences, room.waiting) == (2, 8, [])

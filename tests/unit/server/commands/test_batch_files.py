@@ -19,8 +19,10 @@ from pyarrow import parquet
 from srm.engine.config import EngineConfig
 from srm.engine.errors import ConfigError, InvalidRequest
 from srm.server.batch.lines import BatchLine
+from srm.server.commands import batch_parquet
+from srm.server.commands.batch import check_files, locate_files
 from srm.server.commands.batch_config import BatchConfig
-from srm.server.commands.batch_input import check_custom_ids, open_input, parse
+from srm.server.commands.batch_input import STANDARD, check_custom_ids, open_input, parse
 from srm.server.commands.batch_output import StreamPart, open_part
 from srm.server.commands.batch_progress import BatchMeter, Level
 from srm.server.commands.batch_results import BatchResults, job_name
@@ -371,3 +373,43 @@ def test_the_time_left_goes_by_tokens_and_not_by_lines_that_have_ended() -> None
     assert message.endswith("200,000 tokens, 20,000 tok/s, 64 sequences running, 0:00:10 left")
     assert "left" not in meter.describe(Level(1_000, 400_000, 400_000, 0), 1_000)
     assert Level(5, 2_000, 500_000, 64).expected(1_000) == 500_000, "never less than there are"
+
+
+def test_large_results_are_written_in_groups_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_parquet, "_BYTES_WRITTEN", 1_000)
+    path = tmp_path / "out.parquet"
+    batch_parquet.write_results((record(number) for number in range(1, 40)), path)
+    with parquet.ParquetFile(path) as file:
+        assert file.metadata.num_rows == 39
+        assert 3 < file.metadata.num_row_groups < 39
+    assert [name for name, _ in batch_parquet.read_ids(path)] == [
+        f"batch_req_0123456789abcdef_{number}" for number in range(1, 40)
+    ]
+    parquet.write_table(pyarrow.table({"id": [1], "status_code": [200]}), path)
+    with pytest.raises(ConfigError, match=r"out.parquet is no file of results: id 1"):
+        list(batch_parquet.read_ids(path))
+
+
+def test_outputs_that_cannot_be_are_refused_before_the_job(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text("{}")
+    (tmp_path / "folder.parquet").mkdir()
+    os.mkfifo(tmp_path / "pipe.parquet")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    for name, fault in (
+        ("folder.parquet", "is there, and is no file"),
+        ("pipe.parquet", "is there, and is no file"),
+        ("circle", "ymlink|symbolic links"),
+        ("x" * 300, "File name too long"),
+    ):
+        files = locate_files(BatchConfig(input=str(source), output=str(tmp_path / name)))
+        with pytest.raises(ConfigError, match=f"^output = .*({fault})"):
+            check_files(files, False)
+
+
+def test_a_closed_standard_input_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(ConfigError, match="input is missing"):
+        open_input(STANDARD, 100)
