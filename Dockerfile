@@ -86,7 +86,7 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca,ta
 
 FROM server AS loadtest
 COPY --from=loadtest-packages /opt/loadtest /opt/loadtest
-ENV PYTHONPATH=/opt/loadtest
+ENV PYTHONPATH=/opt/srm:/opt/loadtest
 HEALTHCHECK NONE
 CMD ["loadtest", "--help"]
 

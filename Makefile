@@ -199,7 +199,7 @@ docs: .venv-docs/ready  ## the pages as a site, in site/; a broken link fails
 locks:  ## the hashes in all lock files but torch's, after a version there was changed
 	$(PYTHON) -m venv .venv-locks
 	.venv-locks/bin/pip install --quiet uv==0.13.9
-	@for lock in $(filter-out requirements-torch.lock,$(wildcard requirements*.lock deploy/image/*.lock)); do \
+	@for lock in $(filter-out requirements-torch.lock,$(wildcard requirements*.lock deploy/image/*.lock deploy/kubernetes/router/*.lock)); do \
 	  sed -n 's/^\([^ #]*==[^ ]*\).*/\1/p' $$lock > $$lock.in && .venv-locks/bin/uv pip compile --quiet --no-deps \
 	    --generate-hashes --no-annotate --no-header $$lock.in > $$lock.new && mv $$lock.new $$lock || exit 1; rm $$lock.in; done
 

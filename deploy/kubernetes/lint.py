@@ -19,6 +19,8 @@ from srm.engine.settings import build_struct
 from srm.server.config import ServerConfig
 
 Object = dict[str, Any]
+CLIENTS = {"srm-client": "true"}
+"""The label of pods that are no part of an overlay, and may send it requests."""
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|[KMGTPE]i|[MGTPE])?")
 _POD_NAME = "statefulset.kubernetes.io/pod-name"
 _EXIT_S = 20
@@ -186,7 +188,7 @@ def _network(objects: Sequence[Object]) -> Iterator[str]:
     for policy in policies:
         chosen = policy["spec"]["podSelector"].get("matchLabels", {})
         pods = _selected(objects, chosen)
-        if not pods:
+        if not pods and chosen != CLIENTS:
             yield f"{title_of(policy)}: podSelector matches no pods"
         for way, ends in (("ingress", "from"), ("egress", "to")):
             for rule in policy["spec"].get(way, []):

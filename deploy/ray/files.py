@@ -98,11 +98,13 @@ def input_files(uri: str) -> list[str]:
 
 def pieces(uri: str, path: str, lines: int) -> list[Piece]:
     """Cut a file of the input into pieces of so many lines; reads all of it, unless it is Parquet.
-    Raises OSError."""
+    Raises ConfigError for a file that cannot be read."""
     files, _ = locate(uri)
-    if is_parquet(Path(path)):
-        return list(_row_pieces(files, path, lines))
-    return list(_line_pieces(files, path, lines))
+    cut = _row_pieces if is_parquet(Path(path)) else _line_pieces
+    try:
+        return list(cut(files, path, lines))
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ConfigError(f"input = {path}: {error}") from None
 
 
 def _row_pieces(files: Any, path: str, lines: int) -> Iterator[Piece]:

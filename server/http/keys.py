@@ -100,9 +100,9 @@ def _of_file(file: str) -> Iterator[tuple[str, str]]:
     if not file:
         return
     path = Path(file).expanduser()
-    if path.exists() and not path.is_file():  # reading a pipe would wait for who knows how long
-        raise ConfigError(f"api_keys_file = {file!r}: must be a file")
     try:
+        if path.exists() and not path.is_file():  # reading a pipe would wait for who knows how long
+            raise ConfigError(f"api_keys_file = {file!r}: must be a file")
         text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"

@@ -328,7 +328,10 @@ def flags(config: msgspec.Struct) -> list[str]:
 
 def check_writable(name: str, folder: Path) -> None:
     """Raise ConfigError if the folder cannot be written into, or cannot be made."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    except OSError as error:  # a folder above may not be entered
+        raise ConfigError(f"{name} = {folder}: {error.strerror}") from None
     if not there.is_dir():
         raise ConfigError(f"{name} = {folder}: {there} is no folder")
     if not os.access(there, os.W_OK | os.X_OK):

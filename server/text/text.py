@@ -121,11 +121,11 @@ def _by_length(texts: list[str]) -> Iterator[list[str]]:
 def read_model_config(folder: Path) -> ModelConfig:
     """Raises CheckpointError, which names the file."""
     path = folder / "config.json"
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"there is no folder {folder}; demo, demo-grpo and countdown are the bundled models"
-        )
     try:
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"there is no folder {folder}; demo, demo-grpo and countdown are the bundled models"
+            )
         return parse_model_config(path, tokenizer_files.regular(path).read_bytes())
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None

@@ -138,3 +138,10 @@ def test_files_of_other_programs_follow_their_published_schemas(schema: str, pat
     with pytest.raises(SystemExit) as left:
         checker.main(["--builtin-schema", f"vendor.{schema}", str(ROOT / path)])
     assert left.value.code == 0
+
+
+@pytest.mark.parametrize("page", ["Dockerfile", "docs/deploy.md"])
+def test_every_image_finds_the_server(page: str) -> None:
+    """It is in no lock: only PYTHONPATH says where it is."""
+    paths = re.findall(r"PYTHONPATH=(\S+)", (ROOT / page).read_text())
+    assert paths and all("/opt/srm" in path.split(":") for path in paths)

@@ -200,3 +200,15 @@ def test_the_serve_configuration_is_one() -> None:
     ]
     with pytest.raises(ConfigError, match="host is no setting of a replica"):
         module.settings_of({"host": "0.0.0.0"})
+
+
+def test_input_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "in.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a"]}), path)
+    content = bytearray(path.read_bytes())
+    content[-6] ^= 0xFF  # of the footer's length
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"^input = .*in\.parquet: .*[a-z]{4}"):
+        pieces(str(tmp_path), str(path), 10)
+    with pytest.raises(ConfigError, match=r"^input = .*none\.jsonl: "):
+        pieces(str(tmp_path), str(tmp_path / "none.jsonl"), 10)
