@@ -141,6 +141,8 @@ def check_refusals(refusals: dict[str, str]) -> None:
         "rows that go on": "position_ids must count",
         "seq_idx": "the model reads no seq_idx",
         "another cache": "must be an SRMCache, got a object",
+        "other rows": "is of 2 sequences, input_ids of 1",
+        "no token of a row": "attention_mask leaves a sequence of the cache no token",
     }.items():
         assert message in refusals.pop(name)
     assert not refusals

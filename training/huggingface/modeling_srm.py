@@ -245,9 +245,19 @@ class SRMForCausalLM(PreTrainedModel, GenerationMixin):
         )
         if cache is None and position_ids is None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
+        if cache is not None and len(cache.positions) != len(input_ids):
+            raise ValueError(
+                f"{CACHE} is of {len(cache.positions)} sequences, input_ids of {len(input_ids)}: "
+                "batch_repeat_interleave and batch_select_indices make them as many"
+            )
         is_fresh = cache is None  # with a cache, a row of the batch is one sequence
         layout = _layout(attention_mask, position_ids if is_fresh else None, input_ids)
         first = None if cache is None else cache.positions
+        if layout is not None and first is not None and ((layout.lengths == 0) & (first > 0)).any():
+            raise ValueError(
+                "attention_mask leaves a sequence of the cache no token in this call: its next one "
+                "is predicted by its last one, which was in an earlier call"
+            )
         lengths = None if layout is None else layout.lengths
         self._check_positions(position_ids, layout, first, input_ids.shape[1])
         x = self.input_layer(input_ids)

@@ -7,6 +7,7 @@ squared error of the coverage itself: its logarithm would count most where cover
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -35,8 +36,8 @@ class PowerLaw(NamedTuple):
 def fit(ks: Sequence[int], coverage: Floats, start: PowerLaw | None = None) -> PowerLaw | None:
     """Fit the law to the coverage at each k, by Levenberg and Marquardt's method.
 
-    Returns None where no law can be fitted: fewer than three values of k, or the same coverage at
-    all of them.
+    Returns None where no law can be fitted: fewer than three values of k, the same coverage at all
+    of them, or a step, whose law would be infinite.
     """
     if len(ks) < 3 or np.ptp(coverage) == 0:
         return None
@@ -49,8 +50,9 @@ def fit(ks: Sequence[int], coverage: Floats, start: PowerLaw | None = None) -> P
         at = np.array([np.log(-start.a), start.b])
     damping, error = 1e-3, _error(at, x, coverage)
     for _ in range(_STEPS):
-        hazard = np.exp(at[0] + at[1] * x)
-        slope = -np.exp(-hazard) * hazard  # of c by p; by b it is x times as much
+        with np.errstate(over="ignore", invalid="ignore"):
+            hazard = np.exp(at[0] + at[1] * x)
+            slope = np.nan_to_num(-np.exp(-hazard) * hazard)  # of c by p; by b x times as much
         jacobian = np.stack([slope, slope * x], axis=1)
         curvature = jacobian.T @ jacobian
         gradient = jacobian.T @ (coverage - np.exp(-hazard))
@@ -62,7 +64,9 @@ def fit(ks: Sequence[int], coverage: Floats, start: PowerLaw | None = None) -> P
                 break
         elif (damping := damping * 10) > 1 / _SMALLEST:
             break
-    return PowerLaw(float(-np.exp(at[0])), float(at[1]))
+    with np.errstate(over="ignore"):
+        law = PowerLaw(float(-np.exp(at[0])), float(at[1]))
+    return law if math.isfinite(law.a) and math.isfinite(law.b) else None
 
 
 def _error(at: Floats, x: Floats, coverage: Floats) -> float:

@@ -58,6 +58,7 @@ twice = [
 n_ctx = model.config.n_ctx
 ones = torch.ones(1, 8, dtype=torch.long)
 full = model(torch.ones(1, n_ctx, dtype=torch.long), use_cache=True)[name]
+two = model(ones.view(2, 4), use_cache=True)[name]
 reply = {
     "token_ids": [tokenizer(prompt)["input_ids"] for prompt in prompts],
     "text": tokenizer.decode(tokenizer(prompts[0])["input_ids"], skip_special_tokens=True),
@@ -84,6 +85,12 @@ reply = {
         ),
         "seq_idx": refusal(input_ids=ones, seq_idx=ones),
         "another cache": refusal(input_ids=ones, cache=object()),
+        "other rows": refusal(input_ids=ones, **{name: two}),
+        "no token of a row": refusal(
+            input_ids=ones.view(2, 4)[:, :1],
+            attention_mask=torch.tensor([[1] * 5, [1] * 4 + [0]]),
+            **{name: two},
+        ),
     },
 }
 

@@ -134,3 +134,9 @@ def test_no_right_sample_is_exactly_no_coverage_at_any_k() -> None:
     ks = spaced(1_000)
     assert not pass_table([Tally(1_000, 0)], ks).any()
     assert fit(ks, pass_table([Tally(1_000, 0)], ks).mean(axis=0)) is None
+
+
+def test_a_step_has_no_law() -> None:
+    """As of one problem that is drawn until it is right."""
+    ks = spaced(1_000)
+    assert fit(ks, pass_table([Tally(900, 1, is_until=True)], ks).mean(axis=0)) is None
