@@ -208,7 +208,7 @@ more besides their rows: in theirs, tokens times d_model are `CPU_PREFILL_STEP_V
 CPU_PREFILL_STEP_VALUES = 2**18
 GPU_STEP_VALUES = 2**23
 """Rows of a GPU's step times d_model. On an H200 steps of 16,384 rows at d 512 and of 8,192 at
-d 1,024 reach 94 and 96 % of what any number does; of half as many rows, at d 512, 74 %."""
+d 1,024 reach 92 and 93 % of what any number does; of half as many rows, at d 512, 74 %."""
 GPU_STEP_ROWS = 65_536
 """Most rows of a GPU's step: what is measured and tested there goes no further."""
 GPU_VALUES = 2**31 - 1

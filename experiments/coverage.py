@@ -242,10 +242,15 @@ def learned(
         return figures | {"weights": digest([partial_file])}
 
 
-def trained(config: CoverageConfig, task: SolvingTask, kind: str, seed: int) -> LanguageModel:
-    """Return a trained model. Raises ConfigError if its file is missing or of other sizes."""
+def trained(
+    config: CoverageConfig, task: SolvingTask, kind: str, weights: str, seed: int
+) -> LanguageModel:
+    """Return a trained model, whose file has the digest `weights`. Raises ConfigError if it is
+    missing or another one."""
     model: LanguageModel = config.make(kind, task)
     path = config.weights(kind, seed)
+    if digest([path]) != weights:
+        raise ConfigError(f"results: {path} is not the model of its result: remove {path.parent}")
     try:
         model.load_state_dict(torch.load(path, weights_only=True))
     except (OSError, RuntimeError, EOFError, KeyError, UnpicklingError) as error:
@@ -253,15 +258,19 @@ def trained(config: CoverageConfig, task: SolvingTask, kind: str, seed: int) -> 
     return model
 
 
-def solved(config: CoverageConfig, task: SolvingTask, kind: str, seed: int) -> Numbers:
+def solved(
+    config: CoverageConfig, task: SolvingTask, kind: str, weights: str, seed: int
+) -> Numbers:
     """Answer the problems with a trained model; return the right answers of each."""
-    return draw_answers(trained(config, task, kind, seed), task, config.samples, seed)
+    return draw_answers(trained(config, task, kind, weights, seed), task, config.samples, seed)
 
 
-def rewarded(config: CoverageConfig, task: SolvingTask, case: GRPOCase, seed: int) -> Numbers:
+def rewarded(
+    config: CoverageConfig, task: SolvingTask, case: GRPOCase, weights: str, seed: int
+) -> Numbers:
     """Answer the problems with a trained model that has gone through GRPO; return the right answers
     of each, and what GRPO took."""
-    model = trained(config, task, case.kind, seed)
+    model = trained(config, task, case.kind, weights, seed)
     took = reinforce(model, config.grpo, case.rollouts, case.group_size, seed)
     return draw_answers(model, task, config.samples, seed) | took
 
@@ -303,12 +312,13 @@ def run_seed(
     for kind, rate in rates.items():
         train = {training(kind): partial(learned, config, task, kind, rate)}
         results |= run({**made_of, "rate": rate}, **train)
-        of_weights = {**made_of, "weights": results[training(kind)][0]["weights"]}
-        results |= run(of_weights, **{kind: partial(solved, config, task, kind)})
+        weights = results[training(kind)][0].get("weights", "")  # an older result has none
+        of_weights = {**made_of, "weights": weights}
+        results |= run(of_weights, **{kind: partial(solved, config, task, kind, weights)})
         of_weights["grpo"] = asdict(config.grpo)
         for name, case in config.grpo_cases.items():
             if case.kind == kind:
-                results |= run(of_weights, **{name: partial(rewarded, config, task, case)})
+                results |= run(of_weights, **{name: partial(rewarded, config, task, case, weights)})
     return results | run(made_of, **{RANDOM: partial(guessed, config, task)})
 
 

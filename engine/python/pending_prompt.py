@@ -62,11 +62,13 @@ def in_turn(
     first = 0
     while some := list(islice(given, _AT_ONCE)):
         for number, (prompt, _) in enumerate(some, first):
-            if isinstance(prompt, str) and any("\ud800" <= char <= "\udfff" for char in prompt):
+            try:
+                prompt.encode() if isinstance(prompt, str) else None
+            except UnicodeEncodeError:
                 raise InvalidRequest(
                     f"prompt {number} must be Unicode, got half a surrogate pair: {prompt!r:.80}",
                     "prompts",
-                )
+                ) from None
         texts = [prompt for prompt, _ in some if isinstance(prompt, str)]
         encoded = iter(tokenizer.encode(texts) if texts else ())
         for number, (prompt, params) in enumerate(some, first):

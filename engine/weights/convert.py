@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -244,8 +245,10 @@ def _write(output: Path, weights: Path, tensors: dict[str, F32], texts: dict[str
         for name in sorted(texts, key=lambda name: name == "config.json"):
             (output / name).write_bytes(texts[name])
     except (OSError, SafetensorError) as error:
-        partial.unlink(missing_ok=True)
-        raise ConfigError(f"cannot write {output}: {error}") from None
+        with suppress(OSError):
+            partial.unlink()
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot write {output}: {reason}") from None
 
 
 def _summary(config: ModelConfig) -> str:

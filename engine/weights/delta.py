@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from srm.engine.errors import CheckpointError, ConfigError
@@ -58,7 +59,8 @@ def write_delta(base: Path, new: Path, output: Path) -> list[str]:
         partial.replace(output / WEIGHTS)  # which somebody may be reading
         (output / "config.json").write_bytes(config_bytes)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
         raise ConfigError(f"cannot write {output}: {error.strerror}") from None
     made = hashlib.sha256(config_bytes + whole).hexdigest()[:16]
     what = f"{len(changed)} of {len(after.tensors)} tensors, which differ from"

@@ -66,7 +66,8 @@ def run_cases(
             result = {name: of_now[name] for name in ("commit", "machine")} | cases[case](seed)
             return {"seed": seed} | result
 
-        sys.stderr.write(f"{name}: {number} of {len(runs)}: {case}, seed {seed}\n")
+        place = f"{number} of {len(runs)}: " if len(runs) > 1 else ""
+        sys.stderr.write(f"{name}: {place}{case}, seed {seed}\n")
         path = config.results / name / f"{case.replace(' ', '_')}-{seed}.json"
         about = {"case": case, "seed": seed, **made_of}
         by_case[case].append(cached(path, about, measured))

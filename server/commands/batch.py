@@ -307,10 +307,12 @@ def check_files(files: _Files, resume: bool) -> None:
         if not isinstance(path, Path) or path == STANDARD:
             continue
         try:
-            is_stream = _is_stream(path.resolve())
-        except (OSError, RuntimeError) as error:  # a name that is too long, links in a circle
-            raise ConfigError(f"{name} = {path}: {error}") from None
-        if is_stream:
+            path.stat()
+        except FileNotFoundError:
+            pass
+        except OSError as error:  # a name that is too long, links in a circle
+            raise ConfigError(f"{name} = {path}: {error.strerror}") from None
+        if _is_stream(path):
             if name == "output" and is_parquet(path):
                 raise ConfigError(f"output = {path} is there, and is no file")
             continue

@@ -118,24 +118,25 @@ def main(argv: list[str], engine_module: str = "srm.engine") -> int:
     if files.input != _STANDARD and files.output.exists() and files.output.samefile(files.input):
         raise ConfigError(f"output = {files.output} is the input, and would be lost")
     text = Text(engine.model)
-    with ExitStack() as stack:
-        source = _open(stack, "input", files.input, "rb")
-        file = ScoreFile(
-            source=source,
-            sink=_open(stack, "output", files.output, "wb"),
-            size=files.input.stat().st_size if files.input != _STANDARD else None,
-            text=text,
-            window=min(_WINDOW, engine.max_waiting),
-        )
-        try:
-            asyncio.run(with_engine(engine, engine_module, file.score))
-        except KeyboardInterrupt:
-            return INTERRUPTED
-        except BrokenPipeError:
-            leave_broken_pipe()
-            return BROKEN_PIPE
-        except OSError as error:  # the disk is full
-            raise SRMError(f"output = {files.output}: {error.strerror}") from None
+    try:
+        with ExitStack() as stack:
+            source = _open(stack, "input", files.input, "rb")
+            file = ScoreFile(
+                source=source,
+                sink=_open(stack, "output", files.output, "wb"),
+                size=files.input.stat().st_size if files.input != _STANDARD else None,
+                text=text,
+                window=min(_WINDOW, engine.max_waiting),
+            )
+            try:
+                asyncio.run(with_engine(engine, engine_module, file.score))
+            except KeyboardInterrupt:
+                return INTERRUPTED
+    except BrokenPipeError:
+        leave_broken_pipe()
+        return BROKEN_PIPE
+    except OSError as error:  # a full disk, which closing the file finds again
+        raise SRMError(f"input or output: {error.strerror or error}") from None
     if file.num_failed:
         log.error("srm score: %d lines could not be scored", file.num_failed)
     return 1 if file.num_failed else 0

@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
         about = f"{model} at {url} {fingerprint}"
         if config.model:
             about = read_model(config.model).fingerprint
-        for name, path in _read_by_tasks(config).items():
+        for name, path in files_of_tasks(config).items():
             about += f" {name} {hashlib.sha256(read_file(path)).hexdigest()}"
         results = [run_task(config, program, settings, about, task) for task in config.tasks]
     record = new_record(shlex.join(["srm", "evaluate", "harness", *argv])) | {
@@ -67,15 +67,18 @@ async def _model_of(config: HarnessConfig, url: str) -> tuple[str, str | None]:
         return server.model, reply.system_fingerprint
 
 
-def _read_by_tasks(config: HarnessConfig) -> dict[str, Path]:
+def files_of_tasks(config: HarnessConfig) -> dict[str, Path]:
     """Return the files that results depend on beside the model, by name: the tokenizer, and of
-    `include` what no program has written."""
+    `include` what no program has written. Raises ConfigError for an output that is around it."""
     read = {}
     if config.tokenizer:
         read["tokenizer"] = config.tokenizer / "tokenizer.json"
+    output = config.output.resolve()
+    if config.include and config.include.resolve().is_relative_to(output):
+        raise ConfigError(f"output must not be include or around it, got {config.output}")
     for path in sorted(config.include.rglob("*")) if config.include else ():
         name = path.relative_to(config.include or "")
-        is_written = "__pycache__" in name.parts or path.is_relative_to(config.output)
+        is_written = "__pycache__" in name.parts or path.resolve().is_relative_to(output)
         if path.is_file() and not is_written and not any(x.startswith(".") for x in name.parts):
             read[str(name)] = path
     return read

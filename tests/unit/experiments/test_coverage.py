@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -121,15 +122,24 @@ def test_results_of_another_rate_or_of_other_weights_are_refused(
     with pytest.raises(ConfigError, match=r"train_SRM-0.json is of another rate, 0.0.* not 0.5"):
         main(argv)
     monkeypatch.undo()
+    weights = tmp_path / "results/coverage/model-SRM-0.pt"
+    content = weights.read_bytes()
+    weights.write_bytes(b"0")
+    assert main(argv) == 0, "its answers are there"
+    (answers := tmp_path / "results/coverage/SRM-0.json").rename(tmp_path / "answers")
+    with pytest.raises(ConfigError, match=r"model-SRM-0.pt is not the model of its result: remove"):
+        main(argv)
+    weights.write_bytes(content)
+    (tmp_path / "answers").rename(answers)
     (tmp_path / "results/coverage/train_SRM-0.json").unlink()
     monkeypatch.setattr(coverage, "learned", lambda *_: {"weights": "others"})
     with pytest.raises(ConfigError, match=r"coverage/SRM-0.json is of another weights"):
         main(argv)
-    weights = tmp_path / "results/coverage/model-SRM-0.pt"
     for damaged in (b"", b"0"):
         weights.write_bytes(damaged)
+        of = hashlib.sha256(damaged).hexdigest()
         with pytest.raises(ConfigError, match=r"model-SRM-0.pt is no model: remove"):
-            coverage.trained(CoverageConfig(results=tmp_path / "results"), PUZZLES, "SRM", 0)
+            coverage.trained(CoverageConfig(results=tmp_path / "results"), PUZZLES, "SRM", of, 0)
 
 
 def test_the_page_says_where_no_rate_beyond_the_best_was_tried() -> None:

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 import srm.__main__ as srm
+from srm.engine.errors import ConfigError
+from srm.training.harness.command import files_of_tasks
+from srm.training.harness.config import HarnessConfig
 
 PROGRAM = """#!{python}
 import json, os, pathlib, sys, time
@@ -152,6 +155,8 @@ def test_what_was_measured_is_not_measured_again_unless_it_would_differ(
         (own / written).write_text("by a program")
     evaluate(program, url, "one", f"--include={own}")
     assert len(asked(program)) == 7
+    with pytest.raises(ConfigError, match="output must not be include or around it"):
+        files_of_tasks(HarnessConfig(tasks=("one",), include=own, output=tmp_path))
     (own / "one.yaml").rename(own / "two.yaml")
     evaluate(program, url, "one", f"--include={own}")
     assert len(asked(program)) == 8

@@ -388,6 +388,13 @@ def test_a_file_is_not_converted_onto_itself(files: Files) -> None:
     assert weights.read_bytes() == before
 
 
+def test_an_output_that_cannot_be_written_is_said(files: Files, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    for output, reason in (("taken", "File exists"), ("taken/below", "Not a directory")):
+        with pytest.raises(ConfigError, match=f"cannot write .*{output}: {reason}"):
+            convert(files[0], files[1], tmp_path / output)
+
+
 def test_a_tokenizer_is_copied_if_its_tokens_are_the_models(files: Files, tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer.json"
     made = Tokenizer(models.BPE({"a": 0, "b": 10}, []))

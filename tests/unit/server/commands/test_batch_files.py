@@ -401,7 +401,7 @@ def test_outputs_that_cannot_be_are_refused_before_the_job(tmp_path: Path) -> No
     for name, fault in (
         ("folder.parquet", "is there, and is no file"),
         ("pipe.parquet", "is there, and is no file"),
-        ("circle", "ymlink|symbolic links"),
+        ("circle", "Too many levels of symbolic links"),
         ("x" * 300, "File name too long"),
     ):
         files = locate_files(BatchConfig(input=str(source), output=str(tmp_path / name)))

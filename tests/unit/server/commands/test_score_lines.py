@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import EngineUnavailable, InvalidRequest
+from srm.engine.errors import EngineUnavailable, InvalidRequest, SRMError
+from srm.server.commands import score as score_command
 from srm.server.commands import score_lines
 from srm.server.commands.score import ScoreFile
 from srm.server.commands.score_lines import LineScore, Scoring
@@ -52,3 +54,13 @@ def test_an_id_of_a_column_of_pandas_is_taken(text: Text, id: str | int | float)
     """A column of numbers with a gap has 7.0, which was refused."""
     data = b'{"prompt": [1, 2], "id": %s}' % json.dumps(id).encode()
     assert score_lines.parse(data, 1, text).id == id
+
+
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fill(_engine: object, _module: str, work: Any) -> None:
+        work.__self__.sink.write(b"a result")
+
+    monkeypatch.setattr(score_command, "with_engine", fill)
+    (tmp_path / "in.jsonl").write_text("{}")
+    with pytest.raises(SRMError, match=r"^input or output: No space left on device"):
+        score_command.main([str(tmp_path / "in.jsonl"), "-o", "/dev/full"])
