@@ -162,7 +162,7 @@ def test_the_paper_is_agreed_with_or_not() -> None:
         (["grpo", "--rollouts=7"], "rollouts must each be at least 3 and divide sampled = 400"),
         (["grpo", "--rollouts=50,5"], "rollouts must be one or more that rise"),
         (["grpo", "--rollouts="], "rollouts must be one or more that rise"),
-        (["grpo", "--train=/no.jsonl", "--evaluation=/no.jsonl"], "/no.jsonl cannot be read"),
+        (["grpo", "--train=/no.jsonl", "--evaluation=/no.jsonl"], "/no.jsonl: No such file"),
         (["finetuning", "--train=/", "--evaluation=/"], "/ cannot be read: Is a directory"),
         (["finetuning", "--rows=200000"], "at most 200000 together where train has no files"),
         (["grpo", "--group-size=1"], "group_size must be 0 or 2 … 5"),

@@ -250,6 +250,7 @@ def test_problems_are_trained_on_one_by_one_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and no more", b"\x80\x02."])
 def test_a_damaged_run_is_named(tmp_path: Path, content: bytes) -> None:
+    _run(tmp_path, steps=1)
     (tmp_path / "run.pt").write_bytes(content)
     with pytest.raises(ConfigError, match=r"run\.pt is damaged, as its SHA-256 says: remove it"):
         _run(tmp_path, steps=2)
