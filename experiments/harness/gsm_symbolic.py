@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 
 SUFFIX = " Give the result as your final answer. Do not include units."
-"""What ends every question, and is left out."""
+"""Every question ends with it; the files leave it out."""
 KEPT_OUT = 5
 """One template in this many is in no training question."""
 SIZE = 2**20

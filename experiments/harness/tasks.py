@@ -1,4 +1,4 @@
-"""What `coverage` has models learn and answer: countdown puzzles, or questions of a file."""
+"""What models of `coverage` learn and answer: countdown puzzles, or questions of files."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SolvingTask(Protocol):
     longest: int
     """Most tokens of a problem with its answer, begin and end token included."""
     guesses: str
-    """What is guessed."""
+    """Words for what `guess` draws."""
 
     def batches(self, seed: int, tokens: int) -> EvaluatedBatches:
         """Return batches of about `tokens` tokens."""

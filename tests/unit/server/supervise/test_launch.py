@@ -20,6 +20,7 @@ from srm.server.model_identity import model_id
 from srm.server.supervise import launch
 from srm.server.supervise.launch import QUESTION, flags, load_settings, main
 from srm.server.supervise.listeners import listen, listen_as, remove_same, url_of
+from srm.server.text.text import read_model_config
 from srm.server.wiring import ServerWiring
 from tests.serving import ROOT
 
@@ -238,3 +239,19 @@ def test_a_model_is_told_from_another_wherever_it_lies(tmp_path: Path) -> None:
     (tmp_path / "b" / "tokenizer.json").write_text("{}")
     assert model_id(tmp_path / "b") != a
     assert model_id(tmp_path / "nowhere") == ""
+
+
+def test_a_folder_above_that_may_not_be_entered_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user who is not root finds it."""
+
+    def refuse(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    for look in ("exists", "is_dir", "is_file"):
+        monkeypatch.setattr(Path, look, refuse)
+    with pytest.raises(ConfigError, match=r"data_dir = /a/b: Permission denied"):
+        launch.check_writable("data_dir", Path("/a/b"))
+    with pytest.raises(ConfigError, match=r"api_keys_file = '/a/b': cannot be read: Permission"):
+        load_keys("/a/b", {})
+    with pytest.raises(CheckpointError, match=r"cannot read /a/b/config.json: Permission denied"):
+        read_model_config(Path("/a/b"))
