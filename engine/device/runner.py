@@ -10,7 +10,7 @@ import itertools
 import logging
 import os
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class LaunchedGpuStep:
 
     def wait(self) -> StepResult:
         """Block until steps launched meanwhile are enqueued too, and this one is done."""
-        return self._thread.submit(self._future.result().read).result()
+        return self._thread.submit(self._future.result().wait).result()
 
 
 class ModelRunner:
@@ -117,12 +117,22 @@ class ModelRunner:
             thread_name_prefix="step",
             initializer=None if on_gpu else let_timers_be_late,
         )
+        self._enqueued: Future[EnqueuedStep]  # the last step that the thread got
 
-    def launch(self, batch: Batch) -> LaunchedStep | LaunchedGpuStep:
-        if self._gpu_steps is None:
+    def launch(self, batch: Batch) -> LaunchedStep | LaunchedGpuStep | EnqueuedStep:
+        steps = self._gpu_steps
+        if steps is None:
             return LaunchedStep(self._thread.submit(self._run, batch))
-        enqueue = self._gpu_steps.enqueue
-        return LaunchedGpuStep(self._thread, self._thread.submit(enqueue, self._model, batch))
+        if steps.is_captured(self._model, batch):
+            wait([self._enqueued])  # which stands before this one on the device
+            return steps.enqueue(self._model, batch)
+        self._enqueued = self._thread.submit(steps.enqueue, self._model, batch)
+        return LaunchedGpuStep(self._thread, self._enqueued)
+
+    def replay_steps(self, replays: bool) -> None:
+        """Replay captured steps from the next one on, or launch all; a CPU has none to replay."""
+        if self._gpu_steps is not None:
+            self._gpu_steps.replays = replays
 
     def read_slots(self, slots: I64) -> SlotStates:
         return self._thread.submit(self._pool.read, slots).result()

@@ -198,15 +198,25 @@ NO_NEW_ROW = np.array([(-1, 0, 0, GREEDY)], NEW_ROW)
 """Says nothing of any row."""
 
 
-def padded(batch: Batch, spare_slot: int) -> Batch:
+def padded(batch: Batch, spare_slot: int, rows: int = 0, new: int = 0) -> Batch:
     """The same step as a GPU wants it: no array is empty, and two tokens at least are fed and pass
-    the output head, because there a product of one row is summed in another order.
+    the output head, because there a product of one row is summed in another order. With `rows`, a
+    step that only decodes gets so many decode rows and room for `new` new ones.
 
     What is added changes nothing: rows at position 0 of `spare_slot`, which nobody has, a target
     that nobody asks for, a scored row, an edit without effect. It lies behind what is there, but
     for the decode row that a step without any gets. `unpadded` takes it out of the result.
     """
     zero = np.zeros(1, np.int32)
+    if rows:
+        more = rows - batch.num_decode
+        batch = replace(
+            batch,
+            slots=np.append(batch.slots, np.full(more, spare_slot, np.int32)),
+            positions=np.append(batch.positions, np.zeros(more, np.int32)),
+            new=np.append(batch.new, np.repeat(NO_NEW_ROW, new - len(batch.new))),
+            prefill=np.array([(0, 0, 0, rows)], PREFILL_ROW),
+        )
     if not batch.num_decode:
         prefill = batch.prefill.copy()
         prefill["end"] += 1

@@ -117,9 +117,32 @@ class LateModel:
     def __init__(self, device: LateDevice, run: Callable[[Batch], Any]) -> None:
         self._device, self.run = device, run
         self.inputs: dict[str, LateBuffer] = {}  # of the last step
+        self._captured: dict[
+            int, tuple[tuple[LateBuffer, ...], Callable[[], None], list[LateBuffer]]
+        ] = {}
 
     def execute(self, launched: Batch, *inputs: LateBuffer) -> list[LateBuffer]:
         """`launched` stands for the pool, whose tables it says."""
+        compute, outputs = self._prepare(launched, *inputs)
+        self._device.enqueue("launch", compute)
+        return outputs
+
+    def capture(self, key: int, launched: Batch, *inputs: LateBuffer) -> list[LateBuffer]:
+        """Record what `execute` would do with the buffers, whatever lies in them then."""
+        assert key not in self._captured and not launched.has_tables
+        compute, outputs = self._prepare(launched, *inputs)
+        self._captured[key] = inputs, compute, outputs
+        return outputs
+
+    def replay(self, key: int, _: Batch, *inputs: LateBuffer) -> list[LateBuffer]:
+        captured, compute, outputs = self._captured[key]
+        assert all(own is given for own, given in zip(captured, inputs, strict=True))
+        self._device.enqueue("replay", compute)
+        return outputs
+
+    def _prepare(
+        self, launched: Batch, *inputs: LateBuffer
+    ) -> tuple[Callable[[], None], list[LateBuffer]]:
         given = self.inputs = dict(zip([*BATCH_INPUTS, *EDIT_INPUTS], inputs, strict=True))
         decode, scored = given["slots"].shape[0], given["score_rows"].shape[0]
         top = scored, MAX_LOGPROBS
@@ -153,8 +176,7 @@ class LateModel:
             ):
                 target.memory[...] = array
 
-        self._device.enqueue("launch", compute)
-        return outputs
+        return compute, outputs
 
 
 class LateRunner(NumpyRunner):

@@ -261,6 +261,7 @@ EXPORT int cuStreamDestroy(Stream *stream) { return cuStreamDestroy_v2(stream); 
 
 EXPORT int cuStreamSynchronize(Stream *stream) {
     BEGIN();
+    if (fake_captured >= 0) return CAPTURE_UNSUPPORTED;
     LOG("\"stream\": %d", fake_stream(stream));
     return OK;
 }
@@ -273,7 +274,7 @@ EXPORT int cuStreamWaitEvent(Stream *stream, Event *event, unsigned flags) {
 
 EXPORT int cuStreamIsCapturing(Stream *stream, int *status) {
     BEGIN();
-    *status = 0;
+    *status = fake_captured >= 0;
     LOG("\"stream\": %d", fake_stream(stream));
     return OK;
 }
@@ -318,6 +319,7 @@ EXPORT int cuEventRecord(Event *event, Stream *stream) {
 
 EXPORT int cuEventSynchronize(Event *event) {
     BEGIN();
+    if (fake_captured >= 0) return CAPTURE_UNSUPPORTED;
     LOG("\"event\": %d", event->number);
     return OK;
 }

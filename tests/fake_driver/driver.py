@@ -115,6 +115,8 @@ def enqueued(lines: list[Call]) -> Iterator[str]:
             yield line["copy"]
         elif name.startswith("cuLaunch"):
             yield "launch"
+        elif name == "cuGraphLaunch":
+            yield f"graph of {line['launches']}"
         elif name == "cuEventRecord":
             yield "event"
         elif "Synchronize" in name:

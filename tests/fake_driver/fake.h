@@ -31,6 +31,7 @@ enum {
     OUT_OF_RESOURCES = 701,
     LAUNCH_FAILED = 719,
     NOT_SUPPORTED = 801,
+    CAPTURE_UNSUPPORTED = 900,
     NVML_NOT_FOUND = 6,
     NVML_LOST = 15,
 };
@@ -58,6 +59,9 @@ int fake_current(void);
 
 /* The GPU that a process calls by this number, which CUDA_VISIBLE_DEVICES decides; -1 for none. */
 int fake_visible(int ordinal);
+
+/* Launches of the capture under way; -1: there is none. */
+extern int fake_captured;
 
 /* The number of a stream, 0 of a context's default one. */
 int fake_stream(const void *stream);

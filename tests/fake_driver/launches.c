@@ -259,6 +259,7 @@ EXPORT int cuLaunchKernelEx(const Configuration *how, Function *function, void *
         if (how->attributes[i].kind == CLUSTER_ATTRIBUTE)
             memcpy(cluster, how->attributes[i].value.cluster, sizeof cluster);
     int status = extra ? NOT_SUPPORTED : allowed(function, how, cluster);
+    if (fake_captured >= 0) fake_captured++;
     char text[8192];
     write_parameters(function, parameters, text, sizeof text);
     LOG("\"kernel\": \"%s\", \"grid\": [%u, %u, %u], \"block\": [%u, %u, %u], \"shared\": %u, "
@@ -285,7 +286,6 @@ EXPORT int cuLaunchKernel(Function *function, unsigned grid_x, unsigned grid_y, 
         return NOT_SUPPORTED;                           \
     }
 NOT_HERE(cuCtxEnablePeerAccess)
-NOT_HERE(cuDeviceGetGraphMemAttribute)
 NOT_HERE(cuDeviceGetMemPool)
 NOT_HERE(cuDeviceGetP2PAttribute)
 NOT_HERE(cuGraphAddChildGraphNode)
@@ -295,13 +295,9 @@ NOT_HERE(cuGraphAddMemcpyNode)
 NOT_HERE(cuGraphAddMemsetNode)
 NOT_HERE(cuGraphCreate)
 NOT_HERE(cuGraphDebugDotPrint)
-NOT_HERE(cuGraphDestroy)
-NOT_HERE(cuGraphExecDestroy)
 NOT_HERE(cuGraphInstantiate)
 NOT_HERE(cuGraphInstantiateWithFlags)
-NOT_HERE(cuGraphInstantiateWithParams)
 NOT_HERE(cuGraphKernelNodeSetAttribute)
-NOT_HERE(cuGraphLaunch)
 NOT_HERE(cuMemExportToShareableHandle)
 NOT_HERE(cuMemGetAddressRange_v2)
 NOT_HERE(cuMemGetHandleForAddressRange)
@@ -319,7 +315,60 @@ NOT_HERE(cuMulticastGetGranularity)
 NOT_HERE(cuMulticastUnbind)
 NOT_HERE(cuPointerGetAttributes)
 NOT_HERE(cuPointerSetAttribute)
-NOT_HERE(cuStreamBeginCapture)
-NOT_HERE(cuStreamEndCapture)
 NOT_HERE(cuStreamWaitValue64_v2)
 NOT_HERE(cuTensorMapEncodeIm2col)
+
+/* Device graphs: a capture counts its launches, and a launch of the graph says that number. */
+typedef struct {
+    int launches;
+} Graph;
+int fake_captured = -1;
+
+EXPORT int cuStreamBeginCapture(void *stream, int mode) {
+    BEGIN();
+    LOG("\"stream\": %d, \"mode\": %d", fake_stream(stream), mode);
+    if (fake_captured >= 0) return INVALID_VALUE;
+    fake_captured = 0;
+    return OK;
+}
+
+EXPORT int cuStreamEndCapture(void *stream, Graph **graph) {
+    BEGIN();
+    if (fake_captured < 0) return INVALID_VALUE;
+    *graph = malloc(sizeof **graph);
+    (*graph)->launches = fake_captured;
+    fake_captured = -1;
+    LOG("\"stream\": %d, \"launches\": %d", fake_stream(stream), (*graph)->launches);
+    return OK;
+}
+
+EXPORT int cuGraphInstantiateWithParams(Graph **executable, const Graph *graph, void *how) {
+    BEGIN();
+    (void)how;
+    *executable = malloc(sizeof **executable);
+    **executable = *graph;
+    LOG("\"launches\": %d", graph->launches);
+    return OK;
+}
+
+EXPORT int cuGraphLaunch(const Graph *executable, void *stream) {
+    BEGIN();
+    LOG("\"stream\": %d, \"launches\": %d", fake_stream(stream), executable->launches);
+    return OK;
+}
+
+EXPORT int cuGraphDestroy(Graph *graph) {
+    BEGIN();
+    LOG("\"launches\": %d", graph->launches);
+    free(graph);
+    return OK;
+}
+
+EXPORT int cuGraphExecDestroy(Graph *executable) { return cuGraphDestroy(executable); }
+
+EXPORT int cuDeviceGetGraphMemAttribute(int device, int attribute, uint64_t *bytes) {
+    BEGIN();
+    LOG("\"of\": %d, \"attribute\": %d", device, attribute);
+    *bytes = 0;
+    return OK;
+}

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,15 @@ def steps(folder: str) -> dict[str, Any]:
     one.wait()
     mark("read the first")
     other.wait()
+    runner.replay_steps(True)
+    for number in ("captured", "replayed"):
+        mark(number)
+        runner.launch(batch).wait()
+    mark("eager beside it")
+    runner.launch(replace(batch, score_rows=batch.slots[:1], num_top=batch.slots[:1])).wait()
+    mark("both")
+    one, other = runner.launch(batch), runner.launch(batch)
+    one.wait(), other.wait()
     mark("closed")
     runner.close()
     return {"arithmetic": runner.arithmetic, "slots": runner.num_slots}

@@ -158,6 +158,27 @@ def test_no_step_after_the_first_ones_waits_fills_or_allocates(log: dict[str, li
         assert called.keys() <= ENQUEUED | ON_HOST
 
 
+def test_a_replayed_step_is_one_launch_of_a_graph(log: dict[str, list[Call]]) -> None:
+    """The first step of a size runs, and is then captured without waiting or copying."""
+    captured = log["captured"]
+    begins, ends = (
+        next(place for place, call in enumerate(captured) if call["call"] == name)
+        for name in ("cuStreamBeginCapture", "cuStreamEndCapture")
+    )
+    assert [*enqueued(captured[:begins])][: len(STEP)] == STEP  # then MAX backs all its memory
+    assert [*enqueued(captured[begins:ends])] == ["launch"] * 46
+    assert captured[ends]["launches"] == 46
+    assert [*enqueued(log["replayed"])] == ["up", "graph of 46", "down", "down", "event", "wait"]
+    called = {call["call"].removesuffix("_v2") for call in log["replayed"]}
+    assert called <= ENQUEUED | ON_HOST | {"cuGraphLaunch", "cuEventSynchronize"}
+
+
+def test_steps_that_cannot_be_replayed_are_launched(log: dict[str, list[Call]]) -> None:
+    assert [*enqueued(log["eager beside it"])].count("launch") == 46
+    both = ["up", "graph of 46", "down", "down", "event"]
+    assert [*enqueued(log["both"])] == [*both, *both, "wait", "wait"]
+
+
 def test_weights_are_uploaded_once(log: dict[str, list[Call]]) -> None:
     uploads = calls_of(log[""], "cuMemcpyHtoDAsync")
     assert len(uploads) == 2 + 12 * LAYERS

@@ -4,6 +4,7 @@ a stub does all as late as it can, and MAX's CPU computes from views of one pack
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from srm.engine.messages import SamplingParams
 from srm.engine.process.engine import Engine
 from srm.engine.steps.batch import Batch, padded
 from srm.engine.weights.weights import Weights
-from tests.engines.late_device import LateBuffer, LateRunner
+from tests.engines.late_device import LateBuffer, LateModel, LateRunner
 from tests.engines.making import request_of, scheduler_of, step
 from tests.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
 from tests.engines.run_engine import run, tokens
@@ -75,6 +76,32 @@ def test_memory_is_not_written_again_before_it_was_copied(
     assert len(expected) == 2 + 8 * 3 + 4 + 1 and len(set(expected.values())) > 9
     assert ask(Engine(TINY, late, config)) == expected
     assert len(late.steps.unused) == 2, "two steps are under way at once, not more"
+
+
+def test_replayed_steps_give_the_same_tokens(
+    late: LateRunner, weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padded with rows of the spare slot, in the order of the steps that are launched."""
+    monkeypatch.setattr(gpu_steps, "CAPTURED_ROWS", (2, 3))
+    monkeypatch.setattr(gpu_steps, "NEW_SHARE", 2)
+    config = EngineConfig(prefix_slots=2, max_parked_bytes=2**30, **SIZES)
+    expected = ask(Engine(TINY, NumpyRunner(weights, 4, 2), config))
+    late.steps.replays = True
+    assert ask(Engine(TINY, late, config)) == expected
+    counted = Counter(late.late.calls)
+    assert counted["replay"] >= 5 and counted["launch"] >= 5
+    assert counted["upload"] == counted["replay"] + counted["launch"]
+
+
+def test_other_weights_are_captured_again(late: LateRunner, weights: Weights) -> None:
+    late.steps.replays = True
+    engine = Engine(TINY, late, EngineConfig(prefix_slots=2, **SIZES))
+    replayed = []
+    for _ in range(2):
+        engine.generate([[5]], SamplingParams(max_tokens=4))
+        replayed.append(late.late.calls.count("replay"))
+        late.model = LateModel(late.late, late.run_batch)
+    assert replayed[1] == 2 * replayed[0] > 0
 
 
 def test_steps_may_be_waited_for_in_any_order_and_number(
