@@ -140,7 +140,7 @@ gpu-kit: .venv/dev  ## packs what a GPU machine without MAX needs, graphs includ
 
 gpu-kit-rehearsal: .venv/dev  ## all calls of the kit at tiny sizes on a processor, and their report, in build/rehearsal
 	rm -rf build/rehearsal
-	@for call in 1 2 3; do $(BIN)/python -m deploy.gpu.run $$call build/rehearsal --device cpu || exit 1; done
+	@for call in 1 2 3 4; do $(BIN)/python -m deploy.gpu.run $$call build/rehearsal --device cpu || exit 1; done
 	$(BIN)/python -m bench.gpu.report build/rehearsal build/rehearsal
 
 image:  ## the container image, as `srm`; ENGINE=podman for another builder than docker

@@ -29,6 +29,7 @@ FORMS = {
     "compiled": "PyTorch compiled",
     "captured": "PyTorch captured",
     "compiled captured": "PyTorch compiled, captured",
+    "max-autotune captured": "PyTorch compiled with max-autotune, captured",
 }
 """Name of each form in a record."""
 WARM_STEPS = 3
@@ -80,6 +81,9 @@ class Decoder:
             self._step: Step = self._model
             if form.startswith("compiled"):
                 self._step = torch.compile(self._model, fullgraph=True, options=options)
+            elif form.startswith("max-autotune"):
+                mode = "max-autotune-no-cudagraphs"
+                self._step = torch.compile(self._model, fullgraph=True, dynamic=False, mode=mode)
 
     def measure(self, batch_size: int, repetitions: int, seconds: float) -> dict[str, Any]:
         """Return tokens a second, and how long the first step took, compilation included."""

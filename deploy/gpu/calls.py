@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-LIMIT_S = {1: 280, 2: 400, 3: 330}
+LIMIT_S = {1: 280, 2: 400, 3: 330, 4: 415}
 """Seconds of a call, unpacking included."""
 FIRST = {"machine", "opening", "adopt"}
 """Parts with which each call begins."""
@@ -56,6 +56,8 @@ class Sizes:
     served: int = 64_000  # completions at once, of requests for many
     step_rows: tuple[int, ...] = (8192, 16_384, 32_768)  # beside the first
     forms: tuple[tuple[str, ...], ...] = (("captured",), ("compiled captured",), ("eager",))
+    all_rows: tuple[int, ...] = (4096, 65_536, 1024, 16_384, 256)
+    replayed_rows: tuple[int, ...] = (4096, 256, 1024, 8192, 16_384)
     products: tuple[tuple[int, int, int], ...] = (
         (8192, 8192, 8192),
         *((65_536, d, columns) for d in (1024, 512) for columns in (4 * d, d, 8192)),
@@ -129,7 +131,31 @@ def calls(sizes: Sizes, cache_dir: str) -> dict[int, list[KitPart]]:
         + _two_engines(sizes),
         2: begin + _everything(sizes) + _pytorch(sizes, sizes.forms[1:]),
         3: begin + _http(sizes) + _float8(sizes) + _checks(sizes),
+        4: begin + _what_decides(sizes),
     }
+
+
+def _what_decides(sizes: Sizes) -> list[KitPart]:
+    """Replayed steps beside launched ones with the host's phases, float8 at the rows of its
+    headline, PyTorch at every size, bundled models served, and every counter of each kernel."""
+    gpu: dict[str, Any] = {"needs_gpu": "a processor launches no kernels and has no float8"}
+    float8 = {"dtype": "float8", "product": "own", "seconds": sizes.op_seconds, **gpu}
+    replays = {"rows": sizes.replayed_rows, "seconds": sizes.first_seconds, **gpu}
+    rows = {"rows": sizes.first_rows, "op_rows": sizes.op_rows[-1:]}
+    return [
+        *(_part("replays", 60, "replays", width, **replays) for width in sizes.widths),
+        *(_part("ops float8", 45, "ops", width, **rows, **float8) for width in sizes.widths),
+        KitPart(
+            name="serve",
+            limit_s=60,
+            module="bench.gpu.serve",
+            attempt_s=40,
+            needs_gpu="tests serve the bundled models on a processor",
+        ),
+        *_pytorch(sizes, (("compiled captured",), ("captured",)), sizes.all_rows),
+        *_profiles(sizes),
+        *_pytorch(sizes, (("max-autotune captured",),), sizes.all_rows[:2]),
+    ]
 
 
 def _headline(sizes: Sizes) -> list[KitPart]:
@@ -171,8 +197,10 @@ def _headline(sizes: Sizes) -> list[KitPart]:
     ]
 
 
-def _pytorch(sizes: Sizes, forms: Iterable[tuple[str, ...]]) -> list[KitPart]:
-    settings = {"rows": sizes.first_steps, "seconds": sizes.first_seconds}
+def _pytorch(
+    sizes: Sizes, forms: Iterable[tuple[str, ...]], rows: tuple[int, ...] = ()
+) -> list[KitPart]:
+    settings = {"rows": rows or sizes.first_steps, "seconds": sizes.first_seconds}
     return [
         KitPart(
             name=f"pytorch {', '.join(form)} {width}",

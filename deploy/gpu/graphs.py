@@ -27,6 +27,8 @@ GRAPHS = {
 """By description: the module that compiles the graphs, with its own settings. Models have 8 layers,
 as `deploy.gpu.calls` measures them."""
 GPU_GRAPHS = {
+    "demo": f"{STEP} --model models/demo",
+    "countdown": f"{STEP} --model models/countdown",
     "d 1,024, float8": f"{STEP} --d-model 1024 --dtype float8",
     "d 512, float8": f"{STEP} --d-model 512 --dtype float8",
     "ops of d 1,024, float8": f"{OPS} --d-model 1024 --dtype float8",

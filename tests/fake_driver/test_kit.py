@@ -59,6 +59,7 @@ SIZES["gpu"] = sizes = replace(
     product_rows=(0, 1, 2, 129),
     first_rows=(2, 129),
     first_steps=(4096, 256),
+    replayed_rows=(4096, 256),
     first_seconds=0.01,
     counted_rows=256,
     op_rows=(2, 129),
@@ -81,6 +82,7 @@ RAN = {
     2: BEGIN
     | {"probe 512", "decode more 512", "wide pool 512", "4096 slots 512", "262144 slots 512"},
     3: BEGIN | {"http 512", "launches 512", "states 512"},
+    4: BEGIN | {"replays 512", "serve", "profile 512"},
 }
 """Parts that end well, though nothing is computed."""
 NO_PROGRAM = {"memcheck 512", "racecheck 512"}
@@ -103,7 +105,7 @@ def ends(results: Path, number: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_a_call_runs_to_its_end_and_is_reported(
     fake: FakeDriver, graphs: Path, place: Path, number: int
 ) -> None:
@@ -120,7 +122,7 @@ def test_a_call_runs_to_its_end_and_is_reported(
     for name in result.keys() - RAN[number] - NO_PROGRAM:
         assert name == "ops 512" and result[name]["exit"] and DIED in text
     assert len(launches_of(read_log(place / "log"))) > 46
-    for counted in results.glob("*-counters.ncu-rep"):  # of the first call
+    for counted in results.glob("*-counters.ncu-rep"):  # of the first and the fourth call
         kernels = [row.split(",")[1] for row in counted.read_text().splitlines()[2:]]
         assert len(kernels) == len({*kernels}) == KERNELS, "each kernel of a step once"
     report = [sys.executable, "-m", "bench.gpu.report", str(results), str(place)]
