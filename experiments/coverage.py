@@ -108,8 +108,8 @@ class CoverageConfig(ExperimentSettings, frozen=True):
     countdown puzzles are drawn."""
     input: tuple[Path, ...] = ()
     """Files .jsonl and .parquet of questions to answer, like those of `train`, or of puzzles, whose
-    `question` reads "make 482 of 97 3 5 12 :"; none: held-out puzzles are drawn, of four, five and
-    six numbers in turn."""
+    `question` reads "make 958 of 11 49 18 74 14 :"; none: held-out puzzles are drawn, of four, five
+    and six numbers in turn."""
     problems: int = 200
     """Number of problems to answer, the first ones of each file."""
     samples: int = 10_000

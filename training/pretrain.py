@@ -43,7 +43,7 @@ from srm.training.text.whole_files import write_whole
 from srm.training.watch import ModelSeries, ShownSamples
 
 TOKENIZER_PROBLEMS = 100_000
-EXAMPLE = Countdown((3, 5, 97, 12), 482)
+EXAMPLE = Countdown((11, 49, 18, 74, 14), 958)
 """The countdown puzzle that a model is shown while it learns."""
 
 CHAT_TEMPLATE = r"""{%- set asked = namespace(system='', is_new=false, is_open=false) -%}

@@ -24,7 +24,7 @@ import msgspec
 
 import srm
 from srm.engine import logs, metrics_memory
-from srm.engine.config import EngineConfig
+from srm.engine.config import COUNTDOWN_MODEL, EngineConfig
 from srm.engine.cores import available_cores
 from srm.engine.errors import ConfigError
 from srm.engine.metrics_memory import Region
@@ -43,7 +43,8 @@ from srm.server.wiring import ServerWiring
 
 _ROOT = Path(srm.__file__).resolve().parents[1]
 QUESTION = '"Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\\nAnswer:"'
-"""The README's prompt, as JSON: the bundled model knows the answer."""
+PUZZLE = '"make 958 of 11 49 18 74 14 :"'
+"""The README's prompts, as JSON: each of the bundled models knows one of them."""
 _MOST_BY_DEFAULT, _MOST_OF_AN_ENGINE = 8, 4
 """API processes, whatever the number of cores; the larger of both counts."""
 _LONGEST_SOCKET = 107
@@ -105,12 +106,19 @@ def main(argv: list[str], engine_module: str = "srm.engine") -> int:
             listeners,
             folder,
         )
-        prompt = QUESTION if (server.model / "tokenizer.json").exists() else "[0]"
+        prompt = example_prompt(server.model)
         url = "http://localhost" if server.uds else url_of(server.host, listener)
         page = url_of(server.admin_host, listeners[-1]) if server.admin_port else url
         say = partial(announce, server.model_name, url, page, prompt, server.uds)
         meanwhile = partial(_meanwhile, folder, say)
         return asyncio.run(supervisor.run(meanwhile))
+
+
+def example_prompt(model: Path) -> str:
+    """Return what to ask a model of this folder first, as JSON."""
+    if not (model / "tokenizer.json").exists():
+        return "[0]"
+    return PUZZLE if model.name == COUNTDOWN_MODEL.name else QUESTION
 
 
 def wired(kind: type[Wiring], config: msgspec.Struct, **own: Any) -> Wiring:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 
+from experiments.harness.tasks import draw_random
 from srm.engine.config import COUNTDOWN_MODEL
 from srm.loadtest.records import ROOT
 from srm.training.problems.countdown import is_solved, parse_prompt
 from tests.serving import Server
 
+PUZZLE_RECORD = ROOT / "docs" / "benchmarks" / "2026-11-28-c64c155b-passk.json"
 EXAMPLE = re.compile(r"'(\{\s*\"prompt\": \"make .*?\})'", re.S)
 
 
@@ -25,3 +27,15 @@ def test_the_readmes_puzzle_is_solved_in_one_of_many_samples() -> None:
     *wrong, right = (choice["text"] for choice in reply["choices"])
     assert is_solved(problem, right)
     assert not any(is_solved(problem, text) for text in wrong)
+
+
+def test_the_readmes_puzzle_is_solved_eight_times_more_than_by_chance() -> None:
+    readme = (ROOT / "README.md").read_text()
+    (example,) = EXAMPLE.findall(readme)
+    prompt = json.loads(example)["prompt"]
+    (counted,) = json.loads(PUZZLE_RECORD.read_text())["problems"]
+    (by_chance,) = draw_random([parse_prompt(prompt)], counted["drawn"], seed=0)
+    assert counted["question"] == prompt and counted["right"] >= 8 * by_chance
+    stated = " ".join(readme.split())
+    assert f"Of {counted['drawn']:,} samples {counted['right']:,} are right" in stated
+    assert f"of {counted['drawn']:,} random combinations of the numbers {by_chance}." in stated

@@ -10,7 +10,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 import srm.__main__ as srm
-from srm.engine.config import EngineConfig
+from srm.engine.config import COUNTDOWN_MODEL, DEMO_MODEL, EngineConfig
 from srm.engine.errors import CheckpointError, ConfigError
 from srm.engine.settings import load
 from srm.server.config import ServerConfig, within_open_files
@@ -218,6 +218,14 @@ async def test_the_page_is_said_to_be_where_it_is(
         assert f'"prompt": {QUESTION},' in (ROOT / "README.md").read_text(), "asks what it knows"
         assert f"Serving m on http://{message}:{public.getsockname()[1]}\n" in out
         assert f"watch and try it: http://127.0.0.1:{admin.getsockname()[1]}/ " in out
+
+
+def test_the_first_example_is_one_that_the_model_knows(tmp_path: Path) -> None:
+    """The puzzle model was asked about pears, of which it has no token."""
+    assert launch.example_prompt(COUNTDOWN_MODEL) == launch.PUZZLE
+    assert f'"prompt": {launch.PUZZLE},' in (ROOT / "README.md").read_text()
+    assert launch.example_prompt(DEMO_MODEL) == QUESTION
+    assert launch.example_prompt(tmp_path) == "[0]"
 
 
 def test_each_model_has_a_name_and_a_data_folder_of_its_own(tmp_path: Path) -> None:
