@@ -11,6 +11,7 @@ below and above them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -51,6 +52,14 @@ def _labelled(name: str, meaning: str, label: str, values: tuple[str, ...]) -> C
 
 RESTARTS = Counter("srm_engine_restarts_total", "Engine processes started after the first one.")
 RESTARTS.inc(_IS_RESTARTED)
+STARTING_SINCE = _gauge(
+    metrics_memory.STARTING_SINCE,
+    "When the engine's process started, in Unix time, while it has not served yet; 0 once it does.",
+)
+STARTING_SINCE.set(time.time() if metrics_memory.own_region() else 0)
+COMPILING = _gauge(
+    metrics_memory.COMPILING, "1 while the engine compiles a graph, or waits for who does; else 0."
+)
 STEPS = Counter("srm_engine_steps_total", "Steps run.")
 DECODE_TOKENS = Counter("srm_engine_decode_tokens_total", "Tokens sampled.")
 MASKED_ROWS = Counter(

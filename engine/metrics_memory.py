@@ -15,6 +15,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -31,6 +32,8 @@ COUNTS_BYTES = 15 * 2**20
 pages that nobody has written take no memory."""
 GAUGES_BYTES = 2**20
 _REGION_BYTES = COUNTS_BYTES + GAUGES_BYTES
+STARTING_SINCE, COMPILING = "srm_engine_starting_since_seconds", "srm_engine_compiling"
+"""Gauges by which API processes see what an engine does that does not answer yet."""
 _UNIT = 8  # bytes of a number: all places are whole ones
 _SIZES = struct.Struct("<q")
 
@@ -86,18 +89,31 @@ class Region(msgspec.Struct, frozen=True):
     def read(self) -> Iterator[tuple[str, list[Read]]]:
         """Yield the label and the values of each region; one that is damaged is left out."""
         for number, label in enumerate(self.labels):
-            reads: list[Read] = []
             start = number * _REGION_BYTES
             try:
-                for place, size in ((start, COUNTS_BYTES), (start + COUNTS_BYTES, GAUGES_BYTES)):
-                    used = min(*_SIZES.unpack(os.pread(self.fd, _SIZES.size, place)), size)
-                    reads += (
-                        entry for entry, _ in _entries(os.pread(self.fd, max(used, 0), place))
-                    )
+                reads = [
+                    *self._read_table(start, COUNTS_BYTES),
+                    *self._read_table(start + COUNTS_BYTES, GAUGES_BYTES),
+                ]
             except UNDECODABLE as error:
                 log.warning("metrics of region %d are damaged and left out: %s", number, error)
             else:
                 yield label, reads
+
+    def gauge(self, name: str, label: str) -> float:
+        """Return the largest value of a gauge in the regions of a label; 0 where it is not."""
+        found = [0.0]
+        for number, own in enumerate(self.labels):
+            if own == label:
+                with suppress(*UNDECODABLE):
+                    gauges = self._read_table(number * _REGION_BYTES + COUNTS_BYTES, GAUGES_BYTES)
+                    found += [entry.value for entry in gauges if entry.key.name == name]
+        return max(found)
+
+    def _read_table(self, place: int, size: int) -> Iterator[Read]:
+        used = min(*_SIZES.unpack(os.pread(self.fd, _SIZES.size, place)), size)
+        for entry, _ in _entries(os.pread(self.fd, max(used, 0), place)):
+            yield entry
 
 
 def create(labels: Sequence[str]) -> list[Region]:

@@ -68,6 +68,7 @@ class EngineClient:
             EngineConnection(
                 *(endpoint, heartbeat_s, engine_timeout_s),
                 *(self.streams.receive, partial(self._change, engine_index), len(endpoints) > 1),
+                label=str(engine_index) if len(endpoints) > 1 else "",
             )
             for engine_index, endpoint in enumerate(endpoints)
         ]
@@ -119,8 +120,13 @@ class EngineClient:
         await asyncio.gather(
             *(engine.ask(hello) for engine in self.engines), return_exceptions=True
         )
+        return self.require_status()
+
+    def require_status(self) -> Status:
+        """Return `status`. Raises EngineUnavailable, which says why, while there is none."""
         if self.status is None:
-            raise EngineUnavailable("the engine does not answer: it is starting, or gone")
+            reasons = [engine.why_away for engine in self.engines]
+            raise EngineUnavailable(next(filter(None, reasons), "the engine is not ready"))
         return self.status
 
     async def close(self) -> None:
@@ -155,8 +161,7 @@ class EngineClient:
 
         Raises EngineUnavailable where there is no engine; the stream's `wait` raises all else.
         """
-        if self.status is None:
-            raise EngineUnavailable("the engine is not ready")
+        self.require_status()
         for request in requests:
             if self.streams.has_request(request.id):
                 raise InvalidRequest(f"id {request.id!r} is in use by a running request", "id")
@@ -282,7 +287,7 @@ class EngineClient:
     def _check_all_answer(self) -> None:
         for number, engine in enumerate(self.engines):
             if engine.status is None and len(self.engines) > 1:
-                raise EngineUnavailable(f"engine {number} does not answer: it is starting, or gone")
+                raise EngineUnavailable(f"engine {number}: {engine.why_away}")
 
     async def _ask_each(self, message: Control) -> list[Done | BaseException]:
         """Ask every engine; return what each one answers, or why it does not."""

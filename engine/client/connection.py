@@ -14,6 +14,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
+from srm.engine import metrics_memory
 from srm.engine.errors import UNDECODABLE, EngineUnavailable, SRMError
 from srm.engine.messages import (
     Control,
@@ -32,6 +33,8 @@ from srm.engine.messages import (
 from srm.engine.tasks import Fail, beside, end_process, vital
 
 MAX_INBOX = 64  # messages handled before others get their turn
+_STARTING = "the engine has not answered yet: it is starting"
+_GONE = "the engine does not answer any more: it is frozen or gone, and is started again"
 
 
 class EngineConnection:
@@ -45,9 +48,10 @@ class EngineConnection:
         receive: Callable[[Outputs | Refusal], None],
         changed: Callable[[str], None],
         renews: bool = False,
+        label: str = "",
     ) -> None:
         """`receive` is given what concerns requests; `changed` is called for each new status, with
-        an empty text, and with the reason when the engine is lost.
+        an empty text, and with the reason when the engine is lost. `label` is that of its metrics.
 
         `renews`: no message comes any more from an engine that was taken for gone, and messages
         that it has not received are dropped: others run its requests.
@@ -56,6 +60,7 @@ class EngineConnection:
         self._heartbeat_s = heartbeat_s
         self.engine_timeout_s = engine_timeout_s
         self._hand_on, self._changed, self._renews = receive, changed, renews
+        self._label = label
         self._is_connected = False
         self.losses = 0
         """How often the engine became unreachable."""
@@ -69,6 +74,18 @@ class EngineConnection:
         self._reading: asyncio.Task[None] | None = None
         self._decoder = msgspec.msgpack.Decoder[FromEngine](FromEngine)
         self._encoder = msgspec.msgpack.Encoder()
+
+    @property
+    def why_away(self) -> str:
+        """Why the engine does not answer; empty while it has a status."""
+        if self.status is not None:
+            return ""
+        region = metrics_memory.own_region()
+        if region and (since := region.gauge(metrics_memory.STARTING_SINCE, self._label)):
+            is_compiling = region.gauge(metrics_memory.COMPILING, self._label)
+            doing = "compiling" if is_compiling else "loading"
+            return f"the engine is starting: {doing}, {max(0, time.time() - since):.0f} s so far"
+        return _GONE if self.losses else _STARTING
 
     @property
     def silent_s(self) -> float:
@@ -106,7 +123,7 @@ class EngineConnection:
         Raises the error that the engine refuses it with, and EngineUnavailable where there is none.
         """
         if self.status is None:
-            raise EngineUnavailable("the engine is not ready")
+            raise EngineUnavailable(self.why_away)
         answer: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         self._asked[message.id] = answer
         self.send(message)

@@ -35,7 +35,7 @@ from max.dtype import DType
 from max.engine import CompiledModel, InferenceSession, read
 from max.graph import Graph, Module
 
-from srm.engine import messages
+from srm.engine import messages, metrics
 from srm.engine.config import ModelConfig
 from srm.engine.device import kernels, linear, model, processor, products
 from srm.engine.device.linear import KERNELS
@@ -313,9 +313,11 @@ def _progress(what: str) -> Iterator[None]:
     log.info("%s", what)
     thread = threading.Thread(target=report, daemon=True)
     thread.start()
+    metrics.COMPILING.set(1)
     try:
         yield
     finally:
+        metrics.COMPILING.set(0)
         done.set()
         thread.join()
         if is_terminal:

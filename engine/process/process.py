@@ -20,6 +20,7 @@ from types import FrameType
 import msgspec
 import numpy as np
 
+from srm.engine import metrics
 from srm.engine.errors import (
     UNDECODABLE,
     EngineUnavailable,
@@ -508,6 +509,7 @@ def serve(engine: Engine, config: EngineWiring, load: LoadFolder = load_checkpoi
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     logger.info("ready on %s", config.endpoint)
+    metrics.STARTING_SINCE.set(0)
     try:
         return process.run()
     finally:

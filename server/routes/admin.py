@@ -18,7 +18,7 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import CheckpointError, EngineUnavailable, InvalidRequest, SwapInProgress
+from srm.engine.errors import CheckpointError, InvalidRequest, SwapInProgress
 from srm.engine.messages import Done, Running
 from srm.engine.tokenizer_file import read_tokenizer
 from srm.server.config import ServerConfig
@@ -158,10 +158,7 @@ class Admin:
 
     def state(self) -> EngineState:
         """Return the engine's state. Raises EngineUnavailable while it does not answer."""
-        status = self._client.status
-        if status is None:
-            raise EngineUnavailable("the engine does not answer: it is starting, or gone")
-        state = msgspec.convert(status, EngineState, from_attributes=True)
+        state = msgspec.convert(self._client.require_status(), EngineState, from_attributes=True)
         if len(self._client.engines) > 1:
             each = [engine.status for engine in self._client.engines]
             state.engines = msgspec.convert(each, list[OneEngine | None], from_attributes=True)

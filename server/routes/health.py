@@ -86,16 +86,11 @@ OPERATIONS = (
 )  # fmt: skip
 
 
-_STARTING = "the engine has not answered yet: it is starting"
-_GONE = "the engine does not answer any more: it is frozen or gone, and is started again"
-
-
 def check_ready(client: EngineClient, stall_s: float) -> Health:
     """Return what there is to say. Raises EngineUnavailable with the reason if completions would
     not be answered, by any engine."""
+    client.require_status()
     reasons = why_not_ready(client, stall_s)
-    if client.status is None:
-        raise EngineUnavailable(next(filter(None, reasons), _STARTING))
     if all(reasons):
         raise EngineUnavailable(reasons[0])
     states = [reason or "ready" for reason in reasons]
@@ -113,7 +108,7 @@ def _why_not(engine: EngineConnection, stall_s: float) -> str:
     """Return the reason why an engine would not answer; empty if it would."""
     status = engine.status
     if status is None:
-        return _GONE if engine.losses else _STARTING
+        return engine.why_away
     if status.state != "ready":
         return f"the engine is {status.state}"
     if engine.silent_s > stall_s:

@@ -60,17 +60,33 @@ def test_every_alert_is_explained() -> None:
 
 def test_the_dashboards_queries_are_queries_of_one_server_or_all(tmp_path: Path) -> None:
     board = json.loads((ROOT / "deploy" / "grafana" / "srm.json").read_text())
-    assert [load["name"] for load in board["templating"]["list"]] == ["source", "instance"]
+    chosen = ["namespace", "job", "instance"]
+    assert [load["name"] for load in board["templating"]["list"]] == ["source", *chosen]
+    selector = re.escape("{" + ", ".join(f'{name}=~"${name}"' for name in chosen))
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     for query in asked:
-        metrics = re.findall(r"\b(?:srm|http)_\w+(\{instance=~\"\$instance\")?", query)
+        metrics = re.findall(rf"\b(?:(?:srm|http)_\w+|up\b)({selector})?", query)
         assert metrics and all(metrics), query
-    filled = [reply.replace("$__rate_interval", "1m").replace("$instance", ".*") for reply in asked]
+    filled = [re.sub(r"\$[a-z]+", ".*", ask.replace("$__rate_interval", "1m")) for ask in asked]
     rules = [{"record": f"panel:{number}", "expr": item} for number, item in enumerate(filled)]
     file = tmp_path / "rules.yml"
     file.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))  # YAML too
     done = promtool("check", "rules", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_metric_of_an_alert_is_on_a_panel() -> None:
+    board = json.loads((ROOT / "deploy" / "grafana" / "srm.json").read_text())
+    shown = " ".join(target["expr"] for panel in board["panels"] for target in panel["targets"])
+    metric = re.compile(r"\b(?:(?:srm|http)_[a-z]\w*|up\b(?=\{))")
+    asked = set(metric.findall(RULES.read_text()))
+    assert len(asked) > 15 and asked <= set(metric.findall(shown))
+
+
+def test_an_alert_window_holds_three_scrapes_of_a_minute() -> None:
+    """A rate of one value is none, and its alert never came."""
+    windows = re.findall(r"\[(\d+)m\]", RULES.read_text())
+    assert windows and min(map(int, windows)) >= 3
 
 
 def test_alerts_and_dashboard_ask_for_metrics_that_there_are() -> None:

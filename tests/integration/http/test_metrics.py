@@ -106,6 +106,11 @@ def test_a_part_can_be_asked_for(server: Server) -> None:
     assert reply.headers["content-type"].startswith("text/plain")
 
 
+def test_an_engine_that_serves_is_no_longer_starting(server: Server) -> None:
+    reply = server.get("/metrics")
+    assert re.search(r"^srm_engine_starting_since_seconds 0\.0$", reply.text, re.MULTILINE)
+
+
 def test_paths_and_methods_of_callers_make_no_series(server: Server) -> None:
     server.get("/metrics")
     before = len(server.get("/metrics").text.splitlines())

@@ -16,6 +16,7 @@ from max import driver
 from max.driver import CPU
 from max.dtype import DType
 from max.graph import DeviceRef, Graph, Module, ops
+from prometheus_client import REGISTRY
 
 from srm.engine.config import ModelConfig
 from srm.engine.device import graph_cache, processor
@@ -92,6 +93,20 @@ def test_a_processor_takes_the_highest_level_that_it_has(
     assert "".join(chosen) == processor.level() == expected
     assert (processor.target() == expected) == bool(expected)
     assert len(names | {path(), path(DType.bfloat16)}) == (4 if expected else 2)
+
+
+def test_a_compile_is_in_the_metrics_while_it_lasts(tmp_path: Path, compiler: Compiler) -> None:
+    def compiling() -> float | None:
+        return REGISTRY.get_sample_value("srm_engine_compiling")
+
+    seen: list[float | None] = []
+
+    def note_and_build() -> Built:
+        seen.append(compiling())
+        return build()
+
+    GraphCache(cast(Any, compiler), CPU(), tmp_path).load("test", (), note_and_build)
+    assert [*seen, compiling()] == [1, 0]
 
 
 def test_a_graph_that_was_shipped_is_taken_and_nothing_is_written(

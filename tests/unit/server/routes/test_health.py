@@ -5,10 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from srm.engine import metrics_memory
 from srm.engine.client import client as client_module
 from srm.engine.client import connection
 from srm.engine.client.client import EngineClient
 from srm.engine.errors import EngineUnavailable
+from srm.engine.metrics_memory import JoinedRegion
 from srm.server.routes.health import check_ready, why_not_ready
 from tests.engines.making import IDLE
 
@@ -26,6 +28,8 @@ class Heard:
 
     def monotonic(self) -> float:
         return self.now
+
+    time = monotonic
 
     def report(self, after_s: float, **fields: object) -> str:
         """Why it is not ready once this is said; empty if it is."""
@@ -52,6 +56,30 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
 def test_it_is_not_ready_before_the_first_answer_and_while_it_drains(heard: Heard) -> None:
     assert "it is starting" in heard.reason()
     assert heard.report(1, state="draining", running=2) == "the engine is draining"
+
+
+def test_a_start_says_what_it_does_and_how_long_so_far(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first compile of minutes was an engine that does not answer, to /ready and completions."""
+    region = metrics_memory.create([""])[0]
+    monkeypatch.setattr(metrics_memory, "_regions", [region])
+    engine = JoinedRegion(region)
+    since, compiling = (
+        engine.new_value("gauge", name, name, (), (), "", multiprocess_mode="livemostrecent")
+        for name in (metrics_memory.STARTING_SINCE, metrics_memory.COMPILING)
+    )
+    since.set(heard.now - 3)
+    assert heard.reason() == "the engine is starting: loading, 3 s so far"
+    compiling.set(1)
+    heard.now += 187
+    assert heard.reason() == "the engine is starting: compiling, 190 s so far"
+    with pytest.raises(EngineUnavailable, match=r"is starting: compiling, 190 s so far"):
+        heard.client.open([])
+    assert not heard.report(1), "it serves"
+    since.set(0)
+    heard.engine.give_up("it is gone")
+    assert "frozen or gone" in heard.reason()
 
 
 @pytest.mark.parametrize("is_full", [False, True])
