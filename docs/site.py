@@ -34,6 +34,13 @@ def _check_prose(page: str, markdown: str) -> None:
                 log.warning("%s:%d: a cell of more than %d characters", page, number, MAX_CELL)
 
 
+def on_post_page(output: str, *, page: Any, **_: Any) -> None:
+    for found in re.finditer(
+        r"<(?:script|link|img)\b[^>]* (?:src|href)=\"?(?:https?:)?//[^>]*", output
+    ):
+        log.warning("%s: %s: the site needs no network", page.file.src_uri, found[0])
+
+
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     if not page.file.src_uri.startswith(UNREAD):
         _check_prose(page.file.src_uri, markdown)

@@ -31,6 +31,20 @@ def find_model(path: Path) -> Path:
     return path if bundled is None or path.exists() else bundled
 
 
+def check_model_folder(folder: Path) -> None:
+    """Raise CheckpointError for what is no folder: a name of Hugging Face, a file of weights."""
+    try:
+        if folder.is_dir():
+            return
+        what = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
+    except OSError as error:
+        raise CheckpointError(f"cannot read {folder / 'config.json'}: {error.strerror}") from None
+    raise CheckpointError(
+        f"{what}: a model is a folder with the config.json and model.safetensors of an SRM. GGUF "
+        "is not read, and nothing is downloaded. demo, demo-grpo and countdown are bundled"
+    )
+
+
 Mixer = Literal[
     "mixed",  # the paper's main model: first half of the heads column, second half row
     "parallel",  # the same with one projection for all heads and one decay a layer

@@ -6,12 +6,14 @@ import dataclasses
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from itertools import chain, takewhile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import msgspec
@@ -282,6 +284,21 @@ def test_the_tests_that_complaints_name_are_there() -> None:
             proof = {"Solved": "[test_", "Documented": "[page]", "Open": ""}
             verdict = re.split(r"\W", row["here"])[0]
             assert proof[verdict] in row["test or page"], complaint
+
+
+def test_the_site_asks_no_other_host(caplog: pytest.LogCaptureFixture) -> None:
+    """Search from a file rested on a script of a CDN."""
+    settings = (ROOT / "mkdocs.yml").read_text()
+    (shim,) = re.findall(r"^  polyfills: \[(\S+)\]", settings, re.M)
+    assert "iframe-worker" in shim and "IFrameWorker" in read(shim)
+    check = runpy.run_path(str(DOCS / "site.py"))["on_post_page"]
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
+    for tag in ('<script src="assets/a.js">', '<a href="https://x.org">', '<img src="a.png">'):
+        check(tag, page=page)
+    assert not caplog.records
+    for tag in ('<script src="https://x.org/a.js">', "<link rel=stylesheet href=//x.org/a.css>"):
+        check(tag, page=page)
+        assert "needs no network" in caplog.records.pop().getMessage()
 
 
 def test_what_is_to_be_installed_is_on_an_index() -> None:

@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from srm.engine.config import ModelConfig, parse_model_config
+from srm.engine.config import ModelConfig, check_model_folder, parse_model_config
 from srm.engine.errors import CheckpointError, cut
 from srm.engine.steps.batch import F32
 from srm.engine.weights.tensor_file import (
@@ -61,6 +61,7 @@ def read_model(folder: Path) -> ModelFiles:
 def read_stored(folder: Path) -> StoredModel:
     """Read the files in `folder`. Raises CheckpointError naming the one that cannot be read, and
     for a delta, which is no model of its own."""
+    check_model_folder(folder)
     config_path, tensor_path = folder / "config.json", weights_path(folder)
     config_bytes = read_file(config_path)
     config = parse_model_config(config_path, config_bytes)

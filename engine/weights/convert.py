@@ -20,7 +20,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from srm.engine.config import ModelConfig, find_model
+from srm.engine.config import ModelConfig, check_model_folder, find_model
 from srm.engine.errors import CheckpointError, ConfigError
 from srm.engine.kept_model import INDEX, WEIGHTS
 from srm.engine.settings import CommandParser
@@ -103,6 +103,8 @@ def convert(
 
 
 def _read_folder(folder: Path, notes: list[str]) -> tuple[ModelConfig, dict[str, F32]]:
+    if not folder.is_file() or folder.suffix == ".gguf":
+        check_model_folder(folder)
     if not (folder / "config.json").exists():
         raise ConfigError(
             f"args must be given, as {folder} is no model folder: it has no config.json"

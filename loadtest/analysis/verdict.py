@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 
 from srm.loadtest.analysis.measures import is_whole, under_way, within
 from srm.loadtest.analysis.window import Window
-from srm.loadtest.recording import Recording, Times
+from srm.loadtest.recording import Recording, Rows, Times
+from srm.loadtest.scenario import Scenario
 from srm.loadtest.summary import Summary
 
 BUSY = 0.8
@@ -114,8 +116,23 @@ def _counts(summary: Summary, recording: Recording) -> Iterator[str]:
             f"Tokens of {int(guessed.sum())} replies were counted by neither client nor server:"
             " each event counts as one token."
         )
+    yield from _short(requests[planned & is_whole(requests)], recording.about.scenario)
     if summary.completed and not summary.ttft.count and recording.about.scenario.stream:
         yield "No reply brought a token: there is no TTFT, no ITL and no TPOT."
+
+
+def _short(rows: Rows, scenario: Scenario) -> Iterator[str]:
+    if not msgspec.json.decode(scenario.extra_body).get("ignore_eos", scenario.ignore_eos):
+        return
+    tokens = np.maximum(rows["output_tokens"], rows["usage_output_tokens"])
+    asked = rows["n"].astype(np.int64) * rows["max_tokens"]
+    short = (tokens >= 0) & (tokens < asked)
+    if short.any():
+        yield (
+            f"{int(short.sum())} of {len(rows)} replies were shorter than asked for, in spite of"
+            f" `ignore_eos`: {tokens[short].sum()} of {asked[short].sum()} tokens. A server that"
+            " ends replies early does less work than one that does not."
+        )
 
 
 def _cached(summary: Summary, recording: Recording) -> Iterator[str]:

@@ -14,7 +14,7 @@ class EventParser:
     """The parser of one reply. The common event, one line of data ended by LF LF, costs a split and
     a slice.
 
-    `named_error` is whether an event of the type `error` has come.
+    `named_error` is whether an event of the type `error`, or a field of that name, has come.
     """
 
     __slots__ = ("_after_cr", "_held", "_is_first", "named_error")
@@ -77,6 +77,9 @@ class EventParser:
             value = value.removeprefix(b" ")
             if name == b"data":
                 lines.append(value)
+            elif name == b"error":  # llama.cpp's, in place of data
+                lines.append(value)
+                self.named_error = True
             elif name == b"event" and value == b"error":
                 self.named_error = True
         return b"\n".join(lines) if lines else None

@@ -6,6 +6,7 @@ Reads only the fields it counts by, of a stream's events or of a whole reply.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -14,12 +15,18 @@ from srm.engine.errors import UNDECODABLE
 from srm.loadtest.client.event_stream import EventParser
 
 _NOTHING = {b'""', b"null", b"false", b"{}", b"[]"}
+_FAILED = ("error", "abort", "aborted", "cancelled", "failed")
+"""Values of `finish_reason` by which servers say that a choice failed."""
 MAX_BYTES = 2**28
 """Most bytes of a reply, or of an event of one, that are kept: more are a broken server's."""
 MAX_REASON = 300
 """Most bytes of a refusal that are shown and recorded."""
 UNKNOWN = -1
 """The server does not say, or the client cannot count."""
+
+
+class BadReply(Exception):
+    """The reply is not one of an OpenAI-compatible server, or reports a failure."""
 
 
 class _Logprobs(msgspec.Struct, gc=False):
@@ -49,6 +56,16 @@ class _Choice(msgspec.Struct, gc=False):
     token_ids: Raw = Raw()
     """A list if the server sends token ids; counted by its commas."""
     logprobs: _Logprobs | None = None
+    finish_reason: Any = None
+    error: Raw = Raw()
+
+    def check(self) -> None:
+        """Raise BadReply if the choice failed."""
+        reason = self.finish_reason
+        if isinstance(reason, dict):  # SGLang's
+            reason = reason.get("type")
+        if reason in _FAILED or (self.error and bytes(self.error) not in _NOTHING):
+            raise BadReply(f"a choice failed: {self.finish_reason}, {bytes(self.error)!r}")
 
 
 class _Details(msgspec.Struct, gc=False):
@@ -79,10 +96,6 @@ _decode = msgspec.json.Decoder(_Document, strict=False).decode  # 5.0 and "5" ar
 
 TokenCounts = list[tuple[int, int]]
 """New tokens: pairs of choice and count."""
-
-
-class BadReply(Exception):
-    """The reply is not one of an OpenAI-compatible server, or reports a failure."""
 
 
 class Reply:
@@ -153,9 +166,12 @@ class Reply:
             document = _decode(data)
         except UNDECODABLE as error:
             raise BadReply(f"{error}: {data[:MAX_REASON]!r}") from None
-        if document.error and (message := bytes(document.error)) not in _NOTHING:
-            raise BadReply(message.decode(errors="replace"))
-        if (usage := document.usage) is not None:
+        usage, times = document.usage, document.time_info
+        # Each server has its own spelling of an error, and none has choices or counts in it.
+        is_part = document.choices is not None or usage is not None or times is not None
+        if not is_part or (document.error and bytes(document.error) not in _NOTHING):
+            raise BadReply(f"no part of a reply: {data[:MAX_REASON].decode(errors='replace')}")
+        if usage is not None:
             if usage.completion_tokens is not None:
                 self.usage_output_tokens = usage.completion_tokens
             if usage.prompt_tokens is not None:
@@ -164,12 +180,15 @@ class Reply:
                 self.usage_cached_tokens = details.cached_tokens
             if usage.queue_time is not None:
                 self.queue_s = usage.queue_time
-        if (times := document.time_info) is not None and times.queue_time is not None:
+        if times is not None and times.queue_time is not None:
             self.queue_s = times.queue_time
         return document
 
     def _count(self, choice: _Choice) -> int:
-        """Count new tokens: by their ids, else their logprobs, else 1 if there is text."""
+        """Count new tokens: by their ids, else their logprobs, else 1 if there is text. Raises
+        BadReply if the choice failed."""
+        if choice.finish_reason is not None or choice.error:
+            choice.check()
         count = _read_count(choice)
         if count is not None and self.texts is None:
             self._has_counts = True

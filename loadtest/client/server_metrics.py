@@ -102,7 +102,11 @@ class MetricsSampler(AbstractContextManager["MetricsSampler"]):
         try:
             # Servers that know this parameter, ours among them, send these families alone.
             reply = client.get(f"{self._url}/metrics", params={"name[]": FAMILIES})
-            reply.raise_for_status()
+            if not reply.is_success:  # of a 404 httpx would show the address with all families
+                raise ValueError(
+                    f"{reply.status_code} {reply.reason_phrase}; --metrics-url says where they "
+                    "are, such as on an admin port, and none that they are not read"
+                )
             values = read(reply.content.decode(errors="replace"))
         except (httpx.HTTPError, ValueError) as error:
             self.note = self.note or f"{self._url}/metrics: {error}".splitlines()[0]

@@ -4,6 +4,7 @@ few lines of plain text, for people and for pipes."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import secrets
 import signal
@@ -67,9 +68,15 @@ def record(scenario: Scenario, command: str, folder: Path, name: str = "") -> Re
     about = recording.about
     about.server_metrics = sampling.samples(about.started_unix, about.seconds)
     if sampling.note:
-        say(f"note: {sampling.note}")
+        _note_once(sampling.note)
     recording.save(folder)
     return recording
+
+
+@functools.cache
+def _note_once(text: str) -> None:
+    """Print a note; the steps of a sweep all have the same."""
+    say(f"note: {text}")
 
 
 async def _until_over(scenario: Scenario, on_progress: OnProgress, command: str) -> Recording:

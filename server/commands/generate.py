@@ -117,12 +117,14 @@ def _body(asked: GenerateConfig) -> dict[str, Any]:
         raise ConfigError(f"extra_body must be a JSON object: {in_words(error)}") from None
     prompt = asked.prompt
     if prompt == "-":
-        if sys.stdin.isatty():
+        if sys.stdin is None or sys.stdin.isatty():
             raise ConfigError("prompt is missing: srm generate PROMPT")
         try:
             prompt = sys.stdin.buffer.read().decode().removesuffix("\n")
         except UnicodeDecodeError as error:
             raise ConfigError(f"prompt is not UTF-8: {error}") from None
+        if not prompt:
+            raise ConfigError("prompt is missing: standard input is empty; srm generate PROMPT")
     given["prompt"] = _token_ids(prompt) if asked.token_ids else prompt
     return {**given, "stream": not asked.json, **extra}
 

@@ -113,7 +113,7 @@ def main(argv: list[str], engine_module: str = "srm.engine") -> int:
         variables=None,
     )
     files, engine = command_settings(ScoreConfig, argv, command, is_quiet=False)
-    if files.input == _STANDARD and sys.stdin.isatty():
+    if files.input == _STANDARD and (sys.stdin is None or sys.stdin.isatty()):
         raise ConfigError("input is missing: srm score FILE")
     if files.input != _STANDARD and files.output.exists() and files.output.samefile(files.input):
         raise ConfigError(f"output = {files.output} is the input, and would be lost")

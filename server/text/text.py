@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
 
-from srm.engine.config import ModelConfig, parse_model_config
+from srm.engine.config import ModelConfig, check_model_folder, parse_model_config
 from srm.engine.errors import CheckpointError
 from srm.engine.tokenizer_file import read_byte_level
 from srm.server.text import tokenizer_files
@@ -120,12 +120,9 @@ def _by_length(texts: list[str]) -> Iterator[list[str]]:
 
 def read_model_config(folder: Path) -> ModelConfig:
     """Raises CheckpointError, which names the file."""
+    check_model_folder(folder)
     path = folder / "config.json"
     try:
-        if not folder.is_dir():
-            raise CheckpointError(
-                f"there is no folder {folder}; demo, demo-grpo and countdown are the bundled models"
-            )
         return parse_model_config(path, tokenizer_files.regular(path).read_bytes())
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from srm.engine.errors import ConfigError, EngineUnavailable
+from srm.server.commands import score
 from srm.server.commands.generate import main
 from srm.server.commands.standard_output import BROKEN_PIPE, INTERRUPTED
 from tests.serving import ROOT, Server, complete
@@ -91,6 +92,24 @@ def test_what_cannot_be_is_refused_before_the_engine_starts(
     with pytest.raises(kind, match=message) as caught:
         main([f"--model={text_model}", *flags], engine_module="tests.no_such_engine")
     assert caught.value.exit_code == (1 if kind is EngineUnavailable else 2)
+
+
+@pytest.mark.parametrize("given", [b"", b"\n", None])
+@pytest.mark.parametrize("program", [main, score.main])
+def test_an_empty_or_closed_standard_input_is_no_prompt(
+    program: Callable[..., int],
+    given: bytes | None,
+    text_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`srm generate </dev/null` made up a question, and with `<&-` both had a traceback."""
+    if program is score.main and given is not None:
+        return  # no text to score is no fault
+    monkeypatch.setattr(
+        sys, "stdin", None if given is None else io.TextIOWrapper(io.BytesIO(given))
+    )
+    with pytest.raises(ConfigError, match=r"(prompt|input) is missing"):
+        program([f"--model={text_model}"], engine_module="tests.no_such_engine")
 
 
 def test_what_only_the_model_can_refuse_is_a_bad_argument_too(text_model: Path) -> None:

@@ -131,7 +131,9 @@ def test_a_server_without_metrics_that_refuses_all_is_told_of(
     with ToyServer(fault=lambda _number: "500") as toy:
         flags = ("--duration-s=0", "--requests=40", f"--metrics-url={toy.url}/nothing")
         assert call(toy.url, tmp_path, *flags) == 1
-    assert "note: " in (err := capsys.readouterr().err) and "404" in err
+        assert "note: " in (err := capsys.readouterr().err) and "404" in err
+        assert call(toy.url, tmp_path, *flags) == 1
+        assert "note: " not in capsys.readouterr().err, "each step of a sweep said it again"
     assert load(tmp_path).about.server_metrics == []
     summary = summary_in(tmp_path)
     assert (summary.completed, summary.planned, summary.errors) == (0, 40, {"server": 40})

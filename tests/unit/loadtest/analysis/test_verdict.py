@@ -59,10 +59,31 @@ def test_nothing_speaks_against_a_good_run() -> None:
             "Tokens of 24 replies were counted by neither",
         ),
         (steady(num=0), "No request was planned in the window"),
+        (
+            steady({"max_tokens": 3, "n": 2}),
+            "24 of 1200 replies were shorter than asked for, in spite of `ignore_eos`: 48 of 144",
+        ),
+        (steady({"max_tokens": 3, "output_tokens": -1}), "24 of 1200 replies were shorter"),
     ],
 )
 def test_what_speaks_against_a_run(run: Recording, sentence: str) -> None:
     assert read_verdict(run).count(sentence) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "settings"),
+    [
+        ({"max_tokens": 3}, {"ignore_eos": False}),
+        ({"max_tokens": 3}, {"extra_body": '{"ignore_eos": false}'}),
+        ({"max_tokens": 3, "error": 2}, {}),
+        ({"max_tokens": 3, "output_tokens": -1, "usage_output_tokens": -1}, {}),
+        ({"max_tokens": 2}, {}),
+    ],
+)
+def test_replies_that_may_end_or_are_as_long_as_asked_are_not_short(
+    change: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    assert "shorter" not in read_verdict(steady(change, **settings))
 
 
 def test_why_requests_failed_is_told() -> None:

@@ -125,6 +125,8 @@ def test_null_and_numbers_of_another_type_are_no_protocol_error(stream: bool) ->
     odd: list[dict[str, Any]] = [
         *({"index": None}, {"index": 0.0}, {"index": "0"}, {"logprobs": None}, {"token_ids": None}),
         *({"logprobs": {"tokens": None, "content": None}}, {"delta": None, "message": None}),
+        *({"finish_reason": reason} for reason in (["stop"], {"type": "length"}, 3, None)),
+        {"error": None},
     ]
     counts = {"completion_tokens": "1", "prompt_tokens": 2.0, "queue_time": None}
     usages: tuple[Any, ...] = (None, {}, {"index": None}, counts, {"prompt_tokens_details": None})
@@ -163,6 +165,18 @@ def test_whole_replies_count_what_each_choice_says_or_share_out_their_usage() ->
         (True, [event(error={"message": "no"}), DONE]),
         (True, [b"event: error\n" + event(message="no"), DONE]),
         (True, [b'{"choices": []}']),
+        (True, [text_event("a"), event(object="error", message="no", code=500), DONE]),  # vLLM
+        (True, [text_event("a"), event(type="error", message="no"), DONE]),
+        (True, [text_event("a"), b'error: {"code": 500, "message": "no"}\n\n', DONE]),  # llama.cpp
+        (True, [text_event("a"), b'event: error\ndata: {"error": "no"}\n\n', DONE]),  # TGI
+        (True, [text_event("a"), event(error="no", error_type="generation"), DONE]),
+        (True, [text_event("a"), event(message="no", code=500), DONE]),
+        (True, [text_event("a"), event(detail="no"), DONE]),
+        (True, [text_event("a"), b'event: exception\ndata: {"reason": "no"}\n\n', DONE]),
+        (True, [event(choices=[{"text": "a", "error": {"code": 502}}]), DONE]),  # OpenRouter
+        (True, [event(choices=[{"text": "", "finish_reason": "abort"}]), DONE]),
+        (True, [event(choices=[{"text": "", "finish_reason": {"type": "abort"}}]), DONE]),  # SGLang
+        (False, [b'{"choices": [{"text": "a", "finish_reason": "error"}]}']),
         (False, [b""]),
         (False, [b"no JSON"]),
         (False, [b"[]"]),

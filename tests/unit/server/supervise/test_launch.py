@@ -202,6 +202,22 @@ def test_a_model_of_another_library_is_said_to_be_none_once(
         )
 
 
+@pytest.mark.parametrize("command", ["serve", "generate", "batch", "score", "inspect", "convert"])
+def test_a_hub_name_or_a_gguf_file_is_no_model_folder(
+    command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "llama.gguf"
+    file.write_bytes(b"GGUF")
+    given = {"serve": "--port=0", "generate": "hello", "batch": "-", "score": "-"}.get(command)
+    for model, what in (("meta-llama/Llama-3", "there is no folder"), (file, "is a file")):
+        named = [str(model)] if given is None else [f"--model={model}", given]
+        more = [f"--output={tmp_path / 'out'}"] if command == "convert" else []
+        assert srm.main([command, *named, *more]) == CheckpointError.exit_code
+        error = capfd.readouterr().err
+        assert what in error and str(model) in error
+        assert "GGUF is not read, and nothing is downloaded" in error
+
+
 @pytest.mark.parametrize(
     ("host", "message"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("localhost", "localhost")]
 )
