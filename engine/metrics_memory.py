@@ -102,13 +102,13 @@ class Region(msgspec.Struct, frozen=True):
 
     def gauge(self, name: str, label: str) -> float:
         """Return the largest value of a gauge in the regions of a label; 0 where it is not."""
-        found = [0.0]
+        readings = [0.0]
         for number, own in enumerate(self.labels):
             if own == label:
                 with suppress(*UNDECODABLE):
                     gauges = self._read_table(number * _REGION_BYTES + COUNTS_BYTES, GAUGES_BYTES)
-                    found += [entry.value for entry in gauges if entry.key.name == name]
-        return max(found)
+                    readings += [entry.value for entry in gauges if entry.key.name == name]
+        return max(readings)
 
     def _read_table(self, place: int, size: int) -> Iterator[Read]:
         used = min(*_SIZES.unpack(os.pread(self.fd, _SIZES.size, place)), size)

@@ -286,6 +286,19 @@ def test_the_tests_that_complaints_name_are_there() -> None:
             assert proof[verdict] in row["test or page"], complaint
 
 
+def test_each_figure_of_the_readmes_list_has_a_record() -> None:
+    """It said "20,480 of 20,480 tokens", of which nothing was kept."""
+    head, _, _ = (ROOT / "README.md").read_text().partition("\n## ")
+    claims = re.findall(r"^- \*\*.*(?:\n  .*)*", head, re.M)
+    assert len(claims) > 4
+    for claim in claims:
+        linked = re.findall(r"\]\((docs/[^)#]+)", claim)
+        has_record = [
+            "benchmarks/" in link or "(benchmarks/" in (ROOT / link).read_text() for link in linked
+        ]
+        assert any(has_record) or not re.search(r"\d{2,}", claim), claim
+
+
 def test_the_site_asks_no_other_host(caplog: pytest.LogCaptureFixture) -> None:
     """Search from a file rested on a script of a CDN."""
     settings = (ROOT / "mkdocs.yml").read_text()
