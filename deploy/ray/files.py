@@ -19,7 +19,7 @@ from pyarrow import fs, parquet
 
 from srm.engine.errors import ConfigError
 from srm.server.batch.lines import RawLine, read_lines
-from srm.server.commands.batch_parquet import ROWS_READ, encode_row, is_parquet, rows_of
+from srm.server.commands.batch_parquet import ROWS_READ, check_rows, encode_rows, is_parquet
 from srm.server.commands.compression import CHUNK, codec_of
 
 UNFINISHED = "_unfinished"
@@ -98,7 +98,7 @@ def input_files(uri: str) -> list[str]:
 
 def pieces(uri: str, path: str, lines: int) -> list[Piece]:
     """Cut a file of the input into pieces of so many lines; reads all of it, unless it is Parquet.
-    Raises ConfigError for a file that cannot be read."""
+    Raises ConfigError for a file that cannot be read, and for rows that cannot be said in JSON."""
     files, _ = locate(uri)
     cut = _row_pieces if is_parquet(Path(path)) else _line_pieces
     try:
@@ -109,7 +109,9 @@ def pieces(uri: str, path: str, lines: int) -> list[Piece]:
 
 def _row_pieces(files: Any, path: str, lines: int) -> Iterator[Piece]:
     with files.open_input_file(path) as file:
-        metadata = parquet.read_metadata(file)
+        rows_file = parquet.ParquetFile(file)
+        check_rows(rows_file, path)
+        metadata = rows_file.metadata
     for group in range(metadata.num_row_groups):
         rows = metadata.row_group(group).num_rows
         for start in range(0, rows, lines):
@@ -148,8 +150,8 @@ def read_shard(uri: str, shard: Shard, max_line_bytes: int) -> list[RawLine]:
     piece = shard.piece
     with files.open_input_file(piece.path) as file:
         if is_parquet(Path(piece.path)):
-            encoded = map(encode_row, _rows(parquet.ParquetFile(file), piece))
-            lines = enumerate(file if len(file) <= max_line_bytes else None for file in encoded)
+            rows = _rows(parquet.ParquetFile(file), piece)
+            lines = enumerate(row if len(row) <= max_line_bytes else None for row in rows)
             return [(shard.first + number, line) for number, line in lines]
         file.seek(piece.start)
         data = BytesIO(file.read(piece.end - piece.start))
@@ -157,12 +159,12 @@ def read_shard(uri: str, shard: Shard, max_line_bytes: int) -> list[RawLine]:
     return [(shard.first - 1 + number, line) for number, line in read]
 
 
-def _rows(file: Any, piece: Piece) -> Iterator[dict[str, Any]]:
+def _rows(file: Any, piece: Piece) -> Iterator[bytes]:
     at = 0
     for batch in file.iter_batches(batch_size=ROWS_READ, row_groups=[piece.group]):
         skipped = max(0, piece.start - at)
         if skipped < batch.num_rows:
-            yield from rows_of(batch.slice(skipped, piece.end - at - skipped), piece.path)
+            yield from encode_rows(batch.slice(skipped, piece.end - at - skipped), piece.path)
         at += batch.num_rows
         if at >= piece.end:
             return

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO
+from types import UnionType
+from typing import Annotated, Any, BinaryIO, Union, get_args, get_origin
 
 import msgspec
 
-from srm.engine.errors import ConfigError, cut, did_you_mean
+from srm.engine.errors import UNDECODABLE, ConfigError, cut, did_you_mean
 from srm.server.batch.lines import RawLine
 from srm.server.commands.object_storage import Source, StoredObject
 from srm.server.schema.chat_request import CHAT_NEUTRAL, ChatRequest
@@ -28,7 +29,12 @@ ROWS_READ = 32
 _ROWS_WRITTEN, _BYTES_WRITTEN = 5_000, 32 * 2**20
 """Most rows of a row group, and bytes of results after which it ends: a reply may have megabytes,
 and takes six times its bytes while it is written."""
-_encode = msgspec.json.Encoder(enc_hook=str).encode
+_SHOWN_TYPE = 80
+_MAY_BE_NULL = {"const", "default", "equals"}
+"""Fields of schemas and rules that null is a value of."""
+_ANY_JSON = {*_MAY_BE_NULL, "enum", "examples", "chat_template_kwargs"}
+"""Fields inside whose values a null is one."""
+_encode = msgspec.json.Encoder(enc_hook=str, decimal_format="number").encode
 
 
 class _Usage(msgspec.Struct):
@@ -74,9 +80,10 @@ def is_parquet(path: Source) -> bool:
 
 def read_rows(path: Source, max_line_bytes: int, only: str = "") -> Iterator[list[RawLine]]:
     """Yield rows as JSON lines, numbered from 1, perhaps with `only` one column. Nulls are left
-    out, also inside a row.
+    out, also inside structs.
 
-    Raises ConfigError for what is no Parquet file, and for columns that no request has.
+    Raises ConfigError for what is no Parquet file, and before the first row for columns that no
+    request has and for what `check_rows` finds.
     """
     arrow, parquet = _arrow()
     try:
@@ -86,11 +93,12 @@ def read_rows(path: Source, max_line_bytes: int, only: str = "") -> Iterator[lis
             _check_columns(path, names)
             if only:
                 names = [name for name in names if name == only]
+            else:
+                check_rows(file, str(path))
             for batch in file.iter_batches(batch_size=ROWS_READ, columns=names):
                 lines: list[RawLine] = []
-                for row in rows_of(batch, str(path)):
+                for line in encode_rows(batch, str(path)):
                     number += 1
-                    line = encode_row(row)
                     lines.append((number, line if len(line) <= max_line_bytes else None))
                 yield lines
     except arrow.ArrowException as error:
@@ -182,44 +190,121 @@ def _arrow() -> tuple[Any, Any]:
         ) from None
 
 
-def rows_of(batch: Any, path: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of some of a file. Raises ConfigError for what Python has no value for."""
+def check_rows(file: Any, path: str) -> None:
+    """Raise ConfigError for a row that `encode_rows` would refuse. Reads only columns of types that
+    may have one."""
+    if names := [field.name for field in file.schema_arrow if _may_fail(field.type, (field.name,))]:
+        for batch in file.iter_batches(batch_size=ROWS_READ, columns=names):
+            for _ in encode_rows(batch, path):
+                pass
+
+
+def encode_rows(batch: Any, path: str) -> Iterator[bytes]:
+    """Yield the rows of some of a file as JSON. A string column is JSON where its field is no text.
+
+    Raises ConfigError for what JSON has no value for, and for a null of a struct that may be a
+    value or a field left out.
+    """
     columns: dict[str, list[Any]] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
-            columns[name] = column.to_pylist(maps_as_pydicts="strict")
+            values = column.to_pylist(maps_as_pydicts="strict")
+            columns[name] = [_as_json(value, column.type, (name,)) for value in values]
         except (KeyError, ValueError) as error:  # a key given twice, or a time too exact
             fault = str(error).partition(". ")[0]  # behind it, which package to install
-            raise ConfigError(f"input = {path}: column {name!r} ({column.type}): {fault}") from None
+            kind = cut(str(column.type), _SHOWN_TYPE)
+            raise ConfigError(f"input = {path}: column {name!r} ({kind}): {fault}") from None
     for row in range(batch.num_rows):
-        yield {name: values[row] for name, values in columns.items()}
+        line = {name: values[row] for name, values in columns.items() if values[row] is not None}
+        line = _read_texts(line)
+        if isinstance(line.get("body"), dict):
+            line["body"] = _read_texts(line["body"])
+        yield _encode(line)
 
 
-def encode_row(row: dict[str, Any]) -> bytes:
-    """Encode a row; its column `body` may be a struct, or JSON in a string."""
-    given = _as_json(row)
-    body = given.get("body")
-    if isinstance(body, str):
-        given["body"] = msgspec.Raw(body.encode())
-    return _encode(given)
+def _read_texts(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with JSON in place of text that is JSON of a list or an object."""
+    return {
+        name: _read(value) if isinstance(value, str) and name in _NO_TEXTS else value
+        for name, value in fields.items()
+    }
 
 
-def _as_json(value: Any) -> Any:
-    """Leave out nulls: every row of a struct has all of its fields, so those not given are null,
-    or NaN. What JSON lacks becomes what no field takes, so that its name and it are shown."""
+def _read(text: str) -> str | msgspec.Raw:
+    try:  # what is not JSON stays text, which the field refuses
+        raw = msgspec.json.decode(text, type=msgspec.Raw)
+    except UNDECODABLE:
+        return text
+    return raw if bytes(raw)[:1] in (b"[", b"{") else text
+
+
+def _takes_text(hint: Any) -> bool:
+    is_choice = get_origin(hint) in (Annotated, Union, UnionType)
+    return hint is str or (is_choice and any(map(_takes_text, get_args(hint))))
+
+
+_FIELDS = {**hints_of(ChatRequest), **hints_of(CompletionRequest), "prompt": str, "body": dict}
+_NO_TEXTS = {name for name, hint in _FIELDS.items() if not _takes_text(hint)}
+"""Fields that take no text, or a few words alone, none of which is JSON of a list or an object."""
+
+
+def _is_value(place: tuple[str, ...]) -> bool:
+    """Whether a null in this place is a value, and not the same as a field left out."""
+    return place[-1] in _MAY_BE_NULL or not _ANY_JSON.isdisjoint(place[:-1])
+
+
+def _may_fail(kind: Any, place: tuple[str, ...]) -> bool:
+    """Whether `_as_json` may refuse a value of this Arrow type."""
+    types = _arrow()[0].types
+    if types.is_struct(kind):
+        places = [(field.type, (*place, field.name)) for field in kind]
+        return any(_is_value(inner) or _may_fail(own, inner) for own, inner in places)
+    if hasattr(kind, "value_type") and not types.is_dictionary(kind):
+        return _may_fail(kind.value_type, (*place, "[]"))
+    is_number = types.is_floating(kind) and _is_value(place)
+    return bool(is_number or types.is_map(kind) or types.is_temporal(kind))
+
+
+def _as_json(value: Any, kind: Any, place: tuple[str, ...]) -> Any:
+    """Return a value of this Arrow type as what JSON is made of; None for null and NaN. What JSON
+    lacks becomes what no field takes, so that its name and it are shown.
+
+    Every row of a struct has all of its fields, so those not given are null, and are left out.
+    Raises ValueError where null may be a value as well.
+    """
     if isinstance(value, dict):
-        children = ((_as_key(name), _as_json(child)) for name, child in value.items())
-        return {name: child for name, child in children if child is not None}
+        item = getattr(kind, "item_type", None)  # of a map, which has what it was given alone
+        fields = {}
+        for name, child in value.items():
+            inner = (*place, str(_as_key(name)))
+            own = _as_json(child, item or kind.field(name).type, inner)
+            if own is None and item is None:
+                _refuse_missing(inner)
+                continue
+            fields[_as_key(name)] = own
+        return fields
     if isinstance(value, list):
-        return [_as_json(child) for child in value]
+        return [_as_json(child, kind.value_type, (*place, "[]")) for child in value]
     if isinstance(value, bytes):  # text as Spark and Impala write it
         try:
             return value.decode()
         except UnicodeDecodeError:
             return {"bytes that are not UTF-8": value[:16].hex()}
     if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else msgspec.Raw(b"1e999" if value > 0 else b"-1e999")
+        if math.isnan(value):
+            _refuse_missing(place)
+            return None
+        return msgspec.Raw(b"1e999" if value > 0 else b"-1e999")
     return value
+
+
+def _refuse_missing(place: tuple[str, ...]) -> None:
+    if _is_value(place):
+        shown = ".".join(place[1:]).replace(".[]", "[]")
+        raise ValueError(
+            f"{cut(shown, _SHOWN_TYPE)} is null or NaN, which may be a value or a field left out: "
+            "write the column as JSON in strings"
+        )
 
 
 def _as_key(name: Any) -> Any:

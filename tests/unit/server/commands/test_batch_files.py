@@ -3,14 +3,17 @@ anywhere."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import threading
 import zlib
 from contextlib import closing
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow
 import pytest
 import zstandard
@@ -267,6 +270,73 @@ def test_what_json_lacks_reaches_the_check_of_its_field(tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidRequest, match=fault):
             parse_completion(line or b"")
+
+
+_MAP = pyarrow.map_(pyarrow.string(), pyarrow.float64())
+_NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "place"),
+    [
+        ("structured_outputs", [{"json": {"const": None}}], "json.const"),
+        ("structured_outputs", [{"json": {"const": {"a": None}}}], "json.const.a"),
+        ("structured_outputs", [{"json": {"enum": [{"a": None}]}}], "json.enum[].a"),
+        ("structured_outputs", [{"json": {"enum": [1.0, _NAN]}}], "json.enum[]"),
+        ("structured_outputs", [{"json": {"anyOf": [{"const": 1}, {}]}}], "json.anyOf[].const"),
+        ("tools", [[{"function": {"parameters": {"default": None}}}]], "[].function.para"),
+        ("chat_template_kwargs", [{"a": True, "b": None}], "b"),
+        ("chat_template_kwargs", pyarrow.array([[("a", _NAN)]], _MAP), "a"),
+        ("verify", [{"pointer": "/a", "equals": None}], "equals"),
+        ("verify", [{"any": [{"equals": {"x": None}}]}], "any[].equals.x"),
+        ("body", [{"response_format": {"json_schema": {"schema": {"const": None}}}}], "response_"),
+    ],
+)
+def test_a_null_that_may_be_a_value_is_refused(
+    tmp_path: Path, column: str, values: Any, place: str
+) -> None:
+    """`const: null` of a struct was "anything", since nulls of structs were fields left out. The
+    row behind many others is refused before the first of them is handed out."""
+    path = tmp_path / "in.parquet"
+    rows = pyarrow.concat_arrays([pyarrow.nulls(99, (own := pyarrow.array(values)).type), own])
+    parquet.write_table(pyarrow.table({"custom_id": list(range(100)), column: rows}), path)
+    with pytest.raises(ConfigError) as raised:
+        next(open_input(path, 4096).lines)
+    message = raised.value.message
+    assert f"column '{column}'" in message and f": {place}" in message
+    assert message.endswith("or a field left out: write the column as JSON in strings")
+    text = msgspec.json.encode({"const": None, "x": {"a": None}}).decode()
+    (line,) = read_table(path, {column: [text]})
+    assert line == f'{{"{column}":{text}}}'.encode()
+
+
+def test_nulls_that_can_mean_one_thing_are_taken_so(tmp_path: Path) -> None:
+    tools = [
+        [{"name": "a", "parameters": {"properties": {name: {"type": "string"}}}}] for name in "xy"
+    ]
+    for column, values, expected in (
+        ("logit_bias", [{"5": 1.0}, {"7": None}], [{"5": 1.0}, {}]),
+        ("logit_bias", pyarrow.array([[("5", None)]], _MAP), [{"5": None}]),
+        ("chat_template_kwargs", pyarrow.array([[("a", None)]], _MAP), [{"a": None}]),
+        ("structured_outputs", [{"json": {"enum": [None, 1]}}], [{"json": {"enum": [None, 1]}}]),
+        ("tools", tools, tools),
+        ("temperature", [Decimal("0.50")], [0.5]),
+    ):
+        lines = read_table(tmp_path / "in.parquet", {column: values})
+        assert [json.loads(line or b"")[column] for line in lines] == expected, column
+
+
+def test_text_that_is_no_json_stays_one_field(tmp_path: Path) -> None:
+    """And so does JSON where a text is meant."""
+    for column, text in (
+        ("body", '{"prompt": "a"}, "custom_id": "9"'),
+        ("tools", "[{]"),
+        ("logit_bias", '"5"'),
+        ("prompt", "[1, 2]"),
+        ("stop", '["a"]'),
+    ):
+        (line,) = read_table(tmp_path / "in.parquet", {column: [text]})
+        assert json.loads(line or b"") == {column: text}
 
 
 def test_what_a_row_cannot_be_made_of_names_its_column(tmp_path: Path) -> None:
