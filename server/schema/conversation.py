@@ -51,6 +51,14 @@ class _TextPart(msgspec.Struct, frozen=True):
 class _Function(msgspec.Struct, frozen=True):
     name: str
     arguments: str
+    """JSON of an object."""
+
+    def __post_init__(self) -> None:
+        try:
+            arguments = read_arguments(self.arguments)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from None  # to which msgspec adds the place
+        msgspec.structs.force_setattr(self, "arguments", arguments)
 
 
 class _ToolCall(msgspec.Struct, frozen=True):
@@ -59,6 +67,23 @@ class _ToolCall(msgspec.Struct, frozen=True):
     function: _Function
     id: str | None = None
     type: Literal["function"] = "function"
+
+
+def read_arguments(text: str) -> str:
+    """Return the arguments of an earlier call, which are JSON of an object: none are given by a
+    text that is blank or null. Raises msgspec.ValidationError for any other text."""
+    if text.strip() in ("", "null"):
+        return "{}"
+    if len(text) <= MAX_VALUE_BYTES:  # longer ones are refused with all others of the request
+        try:
+            msgspec.json.decode(text, type=dict[str, Any])
+        except UNDECODABLE as error:
+            is_deep = isinstance(error, RecursionError)
+            fault = "it nests too deep" if is_deep else in_words(error)
+            raise msgspec.ValidationError(
+                f"arguments must be JSON of an object: {fault}; got {show(text)}"
+            ) from None
+    return text
 
 
 _IDS = Meta(
@@ -457,13 +482,5 @@ def _for_template(message: Message, knows_developer: bool) -> dict[str, Any]:
     for name in _ID_LISTS:  # which no template writes
         del template[name]
     for call in template.get("tool_calls") or ():
-        call["function"]["arguments"] = _arguments(call["function"]["arguments"])
+        call["function"]["arguments"] = msgspec.json.decode(call["function"]["arguments"])
     return template
-
-
-def _arguments(text: str) -> Any:
-    """Decode an earlier call's arguments; return the text if it is no JSON object."""
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except UNDECODABLE:
-        return text

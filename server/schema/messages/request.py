@@ -15,7 +15,13 @@ from msgspec import UNSET, Meta, Raw, UnsetType, field
 from srm.engine.errors import UNDECODABLE, InvalidRequest, RequestError, cut, in_words
 from srm.server.schema.chat_request import ChatRequest, chat_of
 from srm.server.schema.completion_response import NULL
-from srm.server.schema.conversation import MAX_MESSAGES, MAX_PARTS, Message, messages_of
+from srm.server.schema.conversation import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    Message,
+    messages_of,
+    read_arguments,
+)
 from srm.server.schema.json_parts import fields_of, first_byte, items_of
 from srm.server.schema.sampling_fields import (
     MAX_STOPS,
@@ -308,7 +314,7 @@ def _messages(turns: list[Turn]) -> list[dict[str, Any]]:
     """Return the messages of the chat: what a tool returned is one of its own."""
     messages: list[dict[str, Any]] = []
     for turn in turns:
-        if isinstance(turn.content, str):
+        if isinstance(turn.content, str) or not turn.content:
             messages.append({"role": turn.role, "content": turn.content})
             continue
         message: dict[str, Any] = {}
@@ -401,8 +407,6 @@ def _check(turn: Turn) -> None:
     """Raise ValidationError for a block that lacks a field, or has one of another type."""
     if isinstance(turn.content, str):
         return
-    if not turn.content:
-        raise msgspec.ValidationError("content has no block")
     for block in turn.content:
         there = {name for name in _OWN if getattr(block, name) not in (None, NULL)}
         needed = _NEEDED[block.type]
@@ -412,5 +416,7 @@ def _check(turn: Turn) -> None:
             raise msgspec.ValidationError(f"`{min(more)}` is not a field of a {block.type}")
         if (block.type == "tool_use") != (turn.role == "assistant") and block.type != "text":
             raise msgspec.ValidationError(f"a {block.type} is not of role {turn.role}")
-        if block.type == "tool_use" and first_byte(block.input) != b"{":
-            raise msgspec.ValidationError("`input` must be an object")
+        if block.type == "tool_use":
+            if first_byte(block.input) != b"{":
+                raise msgspec.ValidationError("`input` must be an object")
+            read_arguments(bytes(block.input).decode())

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Raw, field
+from msgspec import UNSET, Meta, Raw, UnsetType, field
 
 from srm.engine.errors import UNDECODABLE, InvalidRequest, cut, in_words
 from srm.server.schema.chat_response import TokenLogprob
 from srm.server.schema.completion_response import NULL
-from srm.server.schema.conversation import MAX_MESSAGES, MAX_PARTS
+from srm.server.schema.conversation import MAX_MESSAGES, MAX_PARTS, read_arguments
 from srm.server.schema.json_parts import fields_of, first_byte, items_of
 from srm.server.schema.validation import not_json, not_null, show
 
@@ -22,11 +22,15 @@ _SHOWN_FAULT = 160
 """Most characters of what is wrong, which may repeat a value."""
 
 
-class InputText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+_Any = Annotated[Raw, Meta(extra_json_schema={})] | UnsetType
+
+
+class InputText(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="input_text"
+):
     """A text of a message, or of what a function returned."""
 
     text: str
-    type: Literal["input_text", "output_text"]
     annotations: Annotated[Raw, Meta(extra_json_schema={"type": "array"})] = field(
         default_factory=lambda: NULL
     )
@@ -36,13 +40,30 @@ class InputText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
 
 
-class InputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message, a call of a function, or what it returned; null is the same as absent."""
+class EarlierText(InputText, frozen=True, forbid_unknown_fields=True, tag="output_text"):
+    """The same, of a reply."""
 
-    type: Literal["message", "function_call", "function_call_output"] = "message"
+
+class Refusal(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="refusal"
+):
+    """The text by which an assistant has refused to answer."""
+
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+class InputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message, a call of a function, what it returned, or what a model thought; null is the same
+    as absent."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
     """Of a message."""
-    content: str | list[InputText] | None = None
+    content: str | list[InputText | EarlierText | Refusal] | None = None
     """Of a message: a text, or parts, each a line of its own."""
     call_id: str | None = None
     """Of a call, and of what it returned."""
@@ -50,19 +71,27 @@ class InputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the function that is called."""
     arguments: str | None = None
     """Of a call, as JSON."""
-    output: str | list[InputText] | None = None
+    output: str | list[InputText | EarlierText] | None = None
     """What a call returned."""
     id: str | None = None
     """Passed over, as items of a reply have it; and so is the next."""
     status: str | None = None
+    phase: str | None = None
+    """Of a message, passed over."""
+    summary: _Any = UNSET
+    """Of what a model thought, passed over; and so are the next, and its content."""
+    encrypted_content: _Any = UNSET
 
 
 _NEEDED = {
     "message": {"role", "content"},
     "function_call": {"call_id", "name", "arguments"},
     "function_call_output": {"call_id", "output"},
+    "reasoning": set(),
 }
 """Fields that an item of each type has, besides those that are passed over."""
+_PASSED_OVER = {"message": {"phase"}, "reasoning": {"summary", "encrypted_content"}}
+"""Fields that are, besides `type`, `id` and `status`."""
 _decode_item = msgspec.json.Decoder(InputItem).decode
 INPUT_FORMS = (
     Annotated[str, Meta(description=f"a string, or a list of 1 to {MAX_MESSAGES} items")],
@@ -133,8 +162,8 @@ def items_of_input(value: Raw) -> str | list[InputItem]:
         except msgspec.ValidationError as error:
             raise InvalidRequest(
                 f"input[{i}] must be a message (role, and content of text), a function_call "
-                "(call_id, name, arguments) or a function_call_output (call_id, and output of "
-                f"text); got {show(item)} ({cut(in_words(error), _SHOWN_FAULT)})",
+                "(call_id, name, arguments), a function_call_output (call_id, and output of text) "
+                f"or reasoning; got {show(item)} ({cut(in_words(error), _SHOWN_FAULT)})",
                 "input",
             ) from None
         except UNDECODABLE as error:
@@ -164,11 +193,15 @@ def _item(value: Raw) -> InputItem:
         )
     if kind[1:-1].decode() not in _NEEDED:
         raise msgspec.ValidationError(f"items of type {show(given['type'])} are not read")
+    if kind == b'"reasoning"':
+        given.pop("content", None)
     item = _decode_item(value if len(given) == len(fields) else msgspec.json.encode(given))
     needed = _NEEDED[item.type]
-    passed_over = {"type", "id", "status"}
     if missing := needed - given.keys():
         raise msgspec.ValidationError(f"`{min(missing)}` is missing")
+    passed_over = {"type", "id", "status"} | _PASSED_OVER.get(item.type, set())
     if more := given.keys() - needed - passed_over:
         raise msgspec.ValidationError(f"`{min(more)}` is not a field of a {item.type}")
+    if item.arguments is not None:
+        read_arguments(item.arguments)
     return item

@@ -6,6 +6,7 @@ Nothing is kept between requests.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,7 +16,7 @@ from srm.engine.errors import InvalidRequest, RequestError
 from srm.server.schema.chat_request import ChatRequest, chat_of
 from srm.server.schema.completion_response import NULL
 from srm.server.schema.conversation import Message, messages_of
-from srm.server.schema.responses.items import InputItem, InputText, items_of_input
+from srm.server.schema.responses.items import InputItem, InputText, Refusal, items_of_input
 from srm.server.schema.sampling_fields import (
     Alternatives,
     Metadata,
@@ -336,18 +337,24 @@ def _messages(request: ResponseRequest) -> Raw:
             call = {"id": item.call_id, "type": "function", "function": function}
             messages[-1].setdefault("tool_calls", []).append(call)
             call_ids.add(item.call_id)
-        elif item.call_id not in call_ids:
+        elif item.type == "function_call_output" and item.call_id not in call_ids:
             raise InvalidRequest(
                 f"input[{i}]: call_id = {show(item.call_id)} is that of no function_call before it",
                 "input",
             )
-        else:
+        elif item.type == "function_call_output":
             content = _content(item.output)
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
+    if not messages:
+        raise InvalidRequest(
+            f"input must have a message or a call; got {show(request.input)}", "input"
+        )
     return _raw(messages)
 
 
-def _content(content: str | list[InputText] | None) -> str | list[dict[str, str]] | None:
-    if isinstance(content, list):
-        return [{"type": "text", "text": part.text} for part in content]
-    return content
+def _content(
+    content: str | Sequence[InputText | Refusal] | None,
+) -> str | list[dict[str, str]] | None:
+    if content is None or isinstance(content, str):
+        return content
+    return [{"type": "text", "text": part.text} for part in content]

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
-from srm.server.schema.chat_request import parse_chat
+from srm.engine.errors import InvalidRequest
+from srm.server.schema.chat_request import ChatRequest, parse_chat
+from srm.server.schema.conversation import Conversation
+from srm.server.schema.messages.request import parse_message
+from srm.server.schema.responses.request import parse_response
 from tests.bodies.refusals import USER, chat, refusal
 
 ANSWER = {"role": "assistant", "content": "ho"}
@@ -79,16 +85,14 @@ def test_a_reply_is_sent_back_with_what_clients_add_to_it(replayed: dict[str, An
 
 def test_a_template_is_told_parts_as_lines_and_arguments_as_objects() -> None:
     user = {**USER, "content": [{"text": "a"}, {"text": "b"}], "name": "Ava"}
-    calls = [
-        {"id": "1", "function": {"name": "f", "arguments": x}} for x in ('{"x": 1}', "no json")
-    ]
+    calls = [{"id": "1", "function": {"name": "f", "arguments": x}} for x in ('{"x": 1}', "")]
     assistant = {"role": "assistant", "content": None, "refusal": None, "tool_calls": calls}
     tool = {"role": "tool", "content": "2", "tool_call_id": "1"}
     template = chat(messages=[user, assistant, tool]).conversation.for_template({"developer"})
     assert (template[0], template[2]) == ({**USER, "content": "a\nb", "name": "Ava"}, tool)
     assert template[1]["content"] == ""
     arguments = [call["function"]["arguments"] for call in template[1]["tool_calls"]]
-    assert arguments == [{"x": 1}, "no json"]
+    assert arguments == [{"x": 1}, {}]
 
 
 def calling(id: str | None, name: str = "f", arguments: str = '{"x": 1}') -> dict[str, Any]:
@@ -97,6 +101,82 @@ def calling(id: str | None, name: str = "f", arguments: str = '{"x": 1}') -> dic
 
 def result(id: str | None, content: Any = "2", **fields: Any) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": id, "content": content, **fields}
+
+
+def histories(arguments: str) -> Iterator[tuple[str, Callable[[], ChatRequest]]]:
+    """A chat and a response with an earlier call, with the place of its arguments."""
+    messages = [USER, {"role": "assistant", "tool_calls": [calling("1", "f", arguments)]}]
+    chat = msgspec.json.encode({"messages": messages})
+    yield "messages[1] ", lambda: parse_chat(chat)
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": arguments}
+    response = msgspec.json.encode({"input": [USER, call]})
+    yield "input[1] ", lambda: parse_response(response)[1]
+
+
+def test_arguments_of_earlier_calls_are_objects() -> None:
+    """They were text of any kind: one template objected, another wrote `"arguments": }`."""
+    for given in ("", "  \n", "null", " null ", "{}"):
+        for _, parse in histories(given):
+            messages = parse().conversation.messages
+            (call,) = messages[1].tool_calls or ()
+            assert msgspec.json.decode(call.function.arguments) == {}, given
+            assert Conversation(messages=messages).as_text().messages[1].text.endswith("{}}")
+    faults = (
+        "[]",
+        "}",
+        "1",
+        '"x"',
+        "no json",
+        '{"a": 1',
+        '{"a": 1}}',
+        '{"a": NaN}',
+        '{"a": 1e400}',
+    )
+    for given in (*faults, '{"a": "\\ud800"}', '{"a": ' + "[" * 9_999 + "]" * 9_999 + "}"):
+        for place, parse in histories(given):
+            with pytest.raises(InvalidRequest, match="arguments must be JSON of an obj") as raised:
+                parse()
+            assert raised.value.message.startswith(place)
+            assert raised.value.param == place.partition("[")[0]
+    block = b'{"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1e400}}'
+    body = b'{"max_tokens": 1, "messages": [{"role": "assistant", "content": [%b]}]}' % block
+    with pytest.raises(
+        InvalidRequest, match=r"^messages\[0\].*arguments must be JSON of an object"
+    ):
+        parse_message(body)
+
+
+def test_content_without_a_part_is_an_empty_text() -> None:
+    """At every door: Messages refused it, and the others took it."""
+    for role in ("user", "assistant"):
+        for content in ([], ""):
+            turns = [{"role": role, "content": content}, USER]
+            body = msgspec.json.encode({"messages": turns, "max_tokens": 1})
+            _, response = parse_response(msgspec.json.encode({"input": turns}))
+            for request in (parse_chat(body), response, parse_message(body)):
+                assert [own.text for own in request.messages] == ["", "hi"]
+                assert [own.role for own in request.messages] == [role, "user"]
+
+
+def test_histories_of_other_models_are_taken() -> None:
+    """Each of these fields, items and parts was a 400."""
+    thought = {"summary": [{"type": "summary_text", "text": "s"}], "encrypted_content": None}
+    items = [
+        USER,
+        {"type": "reasoning", "id": "rs_1", **thought, "content": [{"type": "reasoning_text"}]},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}], "phase": "final"},
+    ]
+    _, chat = parse_response(msgspec.json.encode({"input": items}))
+    assert [(own.role, own.text) for own in chat.messages] == [("user", "hi"), ("assistant", "No.")]
+    for item, fault in (
+        ({"type": "reasoning"}, "^input must have a message or a call"),
+        ({"type": "reasoning", "output": "x"}, "`output` is not a field of a reasoning"),
+        ({"type": "function_call", "call_id": "1", "phase": "x"}, "`(name|arguments)` is missing"),
+        ({"role": "user", "content": [{"type": "refusal"}]}, "content.0..refusal is missing"),
+        ({"role": "user", "content": [{"type": "input_text", "refusal": "x"}]}, "refusal is not"),
+    ):
+        with pytest.raises(InvalidRequest, match=fault):
+            parse_response(msgspec.json.encode({"input": [item]}))
 
 
 def test_what_a_tool_returned_names_a_call_before_it() -> None:
