@@ -188,6 +188,8 @@ class Abort(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="abort"
     """Forget the request; no further Output is sent for it. Unknown ids are ignored."""
 
     id: str
+    is_counted: bool = False
+    """Answer with a Done whose `tokens` counts what its completions that ran had sampled."""
 
 
 class StopSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="stop_samples"):

@@ -62,7 +62,9 @@ REQUEST_PROMPT_TOKENS = Histogram(
     "srm_request_prompt_tokens", "Prompt tokens of a request.", buckets=_COUNTS
 )
 REQUEST_COMPLETION_TOKENS = Histogram(
-    "srm_request_generation_tokens", "Tokens of a request, all choices.", buckets=_COUNTS
+    "srm_request_generation_tokens",
+    "Tokens of a request, all choices; of one whose client left, all that were sampled.",
+    buckets=_COUNTS,
 )
 REQUEST_CHOICES = Histogram(
     "srm_request_params_n", "Completions asked for by a request.", buckets=_COUNTS

@@ -45,7 +45,7 @@ class EngineConnection:
         endpoint: str,
         heartbeat_s: float,
         engine_timeout_s: float,
-        receive: Callable[[Outputs | Refusal], None],
+        receive: Callable[[Outputs | Refusal | Done], None],
         changed: Callable[[str], None],
         renews: bool = False,
         label: str = "",
@@ -217,7 +217,9 @@ class EngineConnection:
             else:
                 self._hand_on(message)
         elif isinstance(message, Done):
-            if (answer := self._asked.get(message.id)) is not None and not answer.done():
+            if (answer := self._asked.get(message.id)) is None:
+                self._hand_on(message)
+            elif not answer.done():
                 answer.set_result(message)
         else:
             self._asked_at, self._status_at = None, time.monotonic()

@@ -30,6 +30,7 @@ from srm.engine.messages import (
     PROMPT,
     REASONS,
     Abort,
+    Done,
     Output,
     Outputs,
     Refusal,
@@ -82,6 +83,9 @@ class Stream(AbstractContextManager["Stream"]):
         self._error: Exception | None = None
         self._again_version = 0  # of the weights that what comes again is of
         self._is_shut = False
+        self._num_left = 0  # tokens, once the block was left
+        self._uncounted: set[str] = set()  # requests whose engine has not said how many it sampled
+        self._when_counted: Callable[[int], None] | None = None
         self.parts: list[list[Part]] = []
         """All that engines were given of it, by place of its request."""
         for place, request in enumerate(requests):
@@ -291,6 +295,9 @@ class Stream(AbstractContextManager["Stream"]):
         lost: an engine that is still there goes on with them, and so does the successor of one that
         drains."""
         runs = (self._state == RUNS).reshape(-1, self.n).any(axis=1)
+        samples = [output for _, output in self._outputs if output.index != PROMPT]
+        self._num_left = sum(len(output.token_ids) // 4 for output in samples)
+        self._num_left += self._unread.num_tokens
         for part in chain(*self.parts):
             self._streams.take_back(part)
         del self._streams.by_number[self.number]
@@ -299,7 +306,27 @@ class Stream(AbstractContextManager["Stream"]):
         is_lost = self._is_durable and isinstance(self._error, EngineError)
         for place in np.flatnonzero(runs & (not is_lost)).tolist():
             for part in self.parts[place]:
-                self._streams.send(part.engine, Abort(part.request.id))
+                is_counted = part.request.emit == "final"  # else what it sampled has come
+                if is_counted:
+                    self._uncounted.add(part.request.id)
+                    self._streams.uncounted[part.request.id] = part.engine, self
+                self._streams.send(part.engine, Abort(part.request.id, is_counted))
+
+    def when_counted(self, call: Callable[[int], None]) -> None:
+        """Have `call` called, now or later, with the tokens that were sampled and not read when the
+        block was left."""
+        self._when_counted = call
+        self._call_when_counted()
+
+    def count(self, request_id: str, sampled: int) -> None:
+        """Count what an engine had sampled of a request that was aborted."""
+        self._num_left += sampled
+        self._uncounted.remove(request_id)
+        self._call_when_counted()
+
+    def _call_when_counted(self) -> None:
+        if self._when_counted is not None and not self._uncounted:
+            self._when_counted(self._num_left)
 
 
 class Streams:
@@ -313,6 +340,8 @@ class Streams:
         self.by_number: dict[int, Stream] = {}
         self.again: set[Stream] = set()
         """Those of which something comes again, that an engine lost."""
+        self.uncounted: dict[str, tuple[int, Stream]] = {}
+        """Engine and stream of aborted requests whose engine has not said what it sampled."""
         self._places: dict[str, tuple[Stream, Part]] = {}  # by the id that an engine knows
         self._write: Write | None = None
 
@@ -347,8 +376,13 @@ class Streams:
         del self._places[part.request.id]
         self.spread.given[part.engine] -= part.request.params.n
 
-    def receive(self, message: Outputs | Refusal) -> None:
+    def receive(self, message: Outputs | Refusal | Done) -> None:
         """Divide a step's tokens among the streams; what nobody reads any more is dropped."""
+        if isinstance(message, Done):
+            if message.id in self.uncounted:
+                _, stream = self.uncounted.pop(message.id)
+                stream.count(message.id, int(message.detail["tokens"]))
+            return
         if isinstance(message, Refusal):
             self.refuse(message.id, error_of(message))
             return
@@ -389,5 +423,7 @@ class Streams:
     def lose(self, engine: int, make: Callable[[], SRMError]) -> None:
         """Note that an engine has gone; streams that end by that get an error each."""
         self.spread.note_status(engine, None)
+        for id in [id for id, (of, _) in self.uncounted.items() if of == engine]:
+            self.receive(Done(id, {"tokens": 0}))
         for stream in list(self.by_number.values()):
             stream.lose(engine, make())

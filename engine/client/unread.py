@@ -123,15 +123,16 @@ class UnreadTokens:
 
     def end(self, indices: I64) -> int:
         """Let completions be over, and drop what was not read of them: how many tokens."""
-        before = self._num_tokens
+        before = self.num_tokens
         self.state[indices] = IS_OVER
         if self._parts:
             self._num_over += 1  # so that some are looked for
             self._merge(0)
-        return before - self._num_tokens
+        return before - self.num_tokens
 
     @property
-    def _num_tokens(self) -> int:
+    def num_tokens(self) -> int:
+        """Tokens that were not read."""
         return sum(len(part.token_ids) for part in self._parts) - self._num_over
 
     def _read_ended(self) -> Tokens:
@@ -142,7 +143,7 @@ class UnreadTokens:
         tokens = join([NO_TOKENS, *(table.select(mask) for table, mask in rows if mask.any())])
         self.state[has_ended] = IS_OVER
         self._num_over += len(tokens.token_ids)
-        if self._num_over >= self._num_tokens:  # half of all: worth a copy
+        if self._num_over >= self.num_tokens:  # half of all: worth a copy
             self._merge(0)
         return tokens
 

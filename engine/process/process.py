@@ -218,10 +218,14 @@ class EngineProcess:
             change = (
                 self.weight_reload.current
             )  # may be dropped over another connection than it came by
+            sampled = 0
             if self._owner.get(message.id) == client or (change and change.id == message.id):
                 self._forget(message.id)
+                sampled = self._engine.scheduler.count_sampled(message.id)
                 self._engine.abort(message.id)
             self._compiling.drop(client, message.id)
+            if message.is_counted:
+                self._send(client, Done(message.id, {"tokens": sampled}))
         elif isinstance(message, TakeSnapshot):
             self._durable.ask(partial(self._answer, client, message.id))
         elif isinstance(message, StopSamples):

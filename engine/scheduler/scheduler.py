@@ -180,12 +180,25 @@ class Scheduler:
         self.latencies.abort(group)
         return group.unfinished
 
+    def count_sampled(self, request_id: str) -> int:
+        """Return how many tokens those sequences of a request have sampled that have not ended."""
+        if (group := self.registry.by_id.get(request_id)) is None:
+            return 0
+        slots, table = self._slots_of(group), self.table
+        sampled = int((table.position[slots] - table.first_position[slots]).sum())
+        ids, counts = self.parking.num_tokens()
+        is_own = (ids >= group.first_id) & (ids < group.first_id + group.request.params.n)
+        return sampled + int(counts[is_own].sum())
+
+    def _slots_of(self, group: SequenceGroup) -> I64:
+        slots = np.unique(group.slots[: group.reach]).astype(np.int64)
+        return slots[self.table.first_id[slots] == group.first_id]
+
     def end(self, request_id: str) -> list[Output]:
         """End a request that runs; return the Outputs, with their tokens so far, of its sequences
         that had not ended. No step may be under way."""
         group = self.registry.by_id[request_id]
-        slots = np.unique(group.slots[: group.reach]).astype(np.int64)
-        slots = slots[self.table.first_id[slots] == group.first_id]
+        slots = self._slots_of(group)
         parked = [own for of_group, own in self.parking.records() if of_group is group]
         outputs = make_aborted(self.table, group, slots, parked)
         self.abort(request_id)

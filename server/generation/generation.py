@@ -83,6 +83,7 @@ class Generation:
         self.stream: Stream | None = None
         """The engine's output, once it is asked."""
         self._id = id
+        self._num_ahead = 0  # tokens that were read of the stream and are still to be decoded
         self._table = table
         self._ends_early, self._says_samples = request.ends_early, request.says_samples
         self._ranking = (
@@ -116,6 +117,15 @@ class Generation:
     def discarded_tokens(self) -> int:
         """Tokens so far of samples that are not, or not yet known to be, in the reply."""
         return self.detokenizer.num_tokens - self.completion_tokens
+
+    def when_counted(self, call: Callable[[int], None]) -> None:
+        """Have `call` called with the request's completion tokens, once it is over. If it ended
+        early, that is later, and with all that were sampled."""
+        if self.stream is None or not self.stream.unfinished:
+            call(self.completion_tokens)
+            return
+        decoded = self.detokenizer.num_tokens + self._num_ahead
+        self.stream.when_counted(lambda left: call(decoded + left))
 
     @property
     def is_awaited(self) -> bool:
@@ -176,6 +186,7 @@ class Generation:
                     if not self.asks_for_all:
                         tokens = self._by_sample(tokens)
                     for part in tokens.slices(at_once):
+                        self._num_ahead -= len(part.token_ids)
                         yield part
                         await asyncio.sleep(0)  # other requests get their turn
 
@@ -253,6 +264,7 @@ class Generation:
             delivery = stream.read_new(only_ended)
             if self.stops is not None and (stopped := self._watch.find_stopped(delivery.tokens)):
                 stream.stop(np.array(stopped))
+            self._num_ahead += len(delivery.tokens.token_ids)
             yield delivery
 
     def _note(self, delivery: Delivery) -> None:

@@ -191,7 +191,7 @@ def _record(generation: Generation) -> None:
     metrics.PROMPT_TOKENS.inc(usage.prompt_tokens)
     metrics.COMPLETION_TOKENS.inc(usage.completion_tokens)
     metrics.REQUEST_PROMPT_TOKENS.observe(usage.prompt_tokens)
-    metrics.REQUEST_COMPLETION_TOKENS.observe(usage.completion_tokens)
+    generation.when_counted(metrics.REQUEST_COMPLETION_TOKENS.observe)
     metrics.REQUEST_CHOICES.observe(generation.num_choices)
     if generation.owner.durable:  # nobody waits for it
         return

@@ -16,6 +16,7 @@ from srm.engine.messages import (
     PROMPT,
     REASONS,
     Abort,
+    Done,
     Output,
     Outputs,
     Request,
@@ -98,6 +99,28 @@ def test_samples_are_stopped_by_request_and_what_still_runs_is_aborted() -> None
     stops = [("a", [1, 2]), ("b", [0]), ("a", [0])]
     samples = [StopSamples(name, np.array(indices, "<i4").tobytes()) for name, indices in stops]
     assert heard == [*samples, Abort("b")]
+
+
+def test_the_engine_counts_tokens_of_what_is_aborted() -> None:
+    """What has come and was not read counts too, and a lost engine says nothing more."""
+    heard: list[ToEngine] = []
+    streams = Streams(heard.append)
+    stream = streams.open([request(name, 2, emit="final") for name in "ab"])
+    streams.receive(
+        Outputs([Output("a", 1, np.arange(5, dtype="<i4").tobytes(), finish_reason="stop")])
+    )
+    heard.clear()
+    with stream:
+        pass
+    assert heard == [Abort("a", is_counted=True), Abort("b", is_counted=True)]
+    counted: list[int] = []
+    streams.receive(Done("a", {"tokens": 7}))
+    stream.when_counted(counted.append)
+    streams.receive(Done("somebody else's", {}))
+    assert not counted
+    streams.lose(0, lambda: EngineUnavailable("gone"))
+    streams.receive(Done("b", {"tokens": 9}))
+    assert counted == [12] and not streams.uncounted
 
 
 def test_samples_that_were_stopped_by_name_are_not_counted_again() -> None:
