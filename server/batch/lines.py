@@ -5,6 +5,7 @@ The shapes are OpenAI's.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -28,7 +29,7 @@ from srm.engine.errors import (
 from srm.server.errors import INTERNAL, body_of, status_of
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.http.responses import escape_line_ends
-from srm.server.schema.json_parts import count_items
+from srm.server.schema.json_parts import TooManyFields, count_items, fields_of
 from srm.server.storage.records import LineError
 
 URLS = ("/v1/completions", "/v1/chat/completions")
@@ -38,6 +39,16 @@ MAX_LINES = 10**10
 """Bound on the number of a line, each of which takes a bit of memory."""
 _CHUNK = 256 * 1024
 _BOM = b"\xef\xbb\xbf"
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_EXPONENT, _DIGITS = re.compile(rb"[eE]\+?[0-9]{3}"), re.compile(rb"[0-9]{200}")
+_LARGE = re.compile(rb"[0-9][eE]\+?[0-9]{3}|[0-9]{200}")
+_LARGE = re.compile(
+    rb"(?<![0-9.eE+-])-?"
+    rb"(?:[0-9]{200}|[0-9]++(?:\.[0-9]++)?+[eE]\+?[0-9]{3})[0-9.eE+-]*+"
+)
+"""Matches numbers, whole, of JSON without strings, of those that may be too large for a double."""
+_SHOWN = 80
+"""Most characters of a number in an error."""
 _NUMBER = re.compile(r"_([1-9][0-9]{0,9})\Z")
 _FIELD = re.compile(r"field `([^`]*)`")
 _SHAPE = re.compile(r"got `([^`]*)`(?: - at `\$\.([^`]*)`)?$")
@@ -202,7 +213,25 @@ def parse_line(raw: bytes | None, number: int, endpoint: str = "") -> BatchLine 
     body = bytes(line.body)
     if body[:1] != b"{":
         return _error("invalid_type", number, "body must be an object", "body")
+    if large := _infinite_number(body):
+        try:
+            fields = fields_of(body).items()
+        except TooManyFields:
+            fields = {}.items()
+        name = next((name for name, value in fields if _infinite_number(bytes(value))), "body")
+        message = f"{cut(name, _SHOWN)} has {cut(large, _SHOWN)}, beyond what a double holds"
+        return _error("invalid_json_line", number, message, name)
     return BatchLine(number, custom_id, line.method, line.url, body, _size(body))
+
+
+def _infinite_number(body: bytes) -> str:
+    """Return a number of valid JSON that no double holds, or nothing: a decoder that leaves values
+    undecoded does not look at numbers."""
+    if _EXPONENT.search(body) or _DIGITS.search(body):
+        for found in _LARGE.finditer(_STRING.sub(b'""', body)):
+            if math.isinf(float(found[0])):
+                return found[0].decode()
+    return ""
 
 
 def custom_id_of(given: str | int | float) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 from typing import Any, NamedTuple
 
 import pytest
@@ -60,6 +61,44 @@ def test_what_a_line_may_not_be(line: Any, code: str, param: str | None) -> None
     error = parsed(line)
     assert isinstance(error, LineError), error
     assert (error.code, error.param, error.line) == (code, param, 7)
+
+
+ASKED = '"method": "POST", "url": "/v1/completions"'
+NUMBERS = (
+    "0",
+    "-1.5",
+    "1e308",
+    "9" * 309,
+    "0.000001e310",
+    "-1e309",
+    "1E+400",
+    "1.5e9999",
+    "1" * 400,
+)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_numbers_that_no_double_holds_fail_the_check(number: str) -> None:
+    """They passed it, since values are decoded only when the line runs."""
+    is_infinite = math.isinf(float(number))
+    for place in (
+        '"temperature": {}',
+        '"n": 1, "x": [0, {{"y": [{}]}}]',
+        '"{}": 1, "x": 1, "y":{}',
+    ):
+        body = f"{{{place.format(number, number)}}}"
+        line = parse_line(f'{{"custom_id": "a", {ASKED}, "body": {body}}}'.encode(), 7)
+        assert isinstance(line, LineError) == is_infinite, place
+        if isinstance(line, LineError):
+            assert (line.code, line.line) == ("invalid_json_line", 7)
+            assert line.param in ("temperature", "x", "y") and f"{line.param} has " in line.message
+    for text in (number, f'\\"{number}', f"{number}\\\\"):
+        whole = f'{{"custom_id": "a", {ASKED}, "body": {{"prompt": "{text}", "{number}": 1}}}}'
+        assert isinstance(parse_line(whole.encode(), 7), BatchLine)
+    fields = ",".join(f'"{i}": 1' for i in range(2000))
+    for body in (f'{{{fields}, "x": 1e400}}', '{"x": 1e400, "x": 1}'):
+        line = parse_line(f'{{"custom_id": "a", {ASKED}, "body": {body}}}'.encode(), 7)
+        assert isinstance(line, LineError) and line.param == "body"
 
 
 def test_what_a_line_may_be() -> None:
