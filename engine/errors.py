@@ -46,6 +46,14 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
+def shown(value: object) -> str:
+    """Return the beginning of what Python writes for any value of a caller."""
+    try:
+        return f"{value!r:.80}"
+    except (ValueError, RecursionError):  # an integer of thousands of digits, a list in itself
+        return f"{type(value).__name__} too large to be written"
+
+
 _FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
 _TYPES = re.compile(r"`([a-z]+(?: \| [a-z]+)*)`")
 _IN_WORDS = {

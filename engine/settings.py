@@ -34,7 +34,7 @@ from typing import (
 
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, ConfigError, did_you_mean, in_words
+from srm.engine.errors import UNDECODABLE, ConfigError, did_you_mean, in_words, shown
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -376,13 +376,14 @@ def _apply(
         else:
             parts = value
         try:
-            settings[name] = msgspec.convert(
-                parts, hints[name], strict=strict, dec_hook=_decode_extension
-            )
-        except msgspec.ValidationError as error:
+            made = msgspec.convert(parts, hints[name], strict=strict, dec_hook=_decode_extension)
+            if isinstance(made, int) and not -(2**63) <= made < 2**64:
+                raise OverflowError("must be within 64 bits")
+        except (ValueError, OverflowError) as error:
             choices = ", ".join(map(str, _choices(hints[name])))
             why = f"allowed are {choices}" if choices else in_words(error)
-            raise ConfigError(f"{source}: {name} = {value!r}: {why}") from None
+            raise ConfigError(f"{source}: {name} = {shown(value)}: {why}") from None
+        settings[name] = made
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:

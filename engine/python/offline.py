@@ -21,12 +21,14 @@ import numpy as np
 from srm.engine.config import DEMO_MODEL, EngineConfig
 from srm.engine.device.runner import ModelRunner
 from srm.engine.errors import (
+    UNDECODABLE,
     ConfigError,
     EngineUnavailable,
     InvalidRequest,
     Overloaded,
     RequestError,
     in_words,
+    shown,
 )
 from srm.engine.messages import SamplingParams, count_alternatives
 from srm.engine.process.engine import Engine as SteppedEngine
@@ -38,6 +40,7 @@ from srm.engine.steps.batch import I32
 from srm.engine.weights.checkpoint import load_checkpoint
 
 _DEFAULTS = SamplingParams()
+_encode = msgspec.msgpack.Encoder().encode
 _NO_TOKENS: I32 = np.empty(0, np.int32)
 _OF_THE_PROCESS = (
     *("drain_s", "request_timeout_s", "step_timeout_s", "log_level", "log_format"),
@@ -252,19 +255,26 @@ def _typed(params: SamplingParams, number: int) -> SamplingParams:
         value = getattr(params, field.name)
         try:
             fields[field.name] = msgspec.convert(_plain(value), field.type)
-        except (msgspec.ValidationError, TypeError, OverflowError) as error:
+            _encode(fields[field.name])  # what is beyond 64 bits cannot be sent
+        except (*UNDECODABLE, TypeError, OverflowError) as error:
             fault = in_words(error, field.name).partition("; got ")[0]
+            if isinstance(error, OverflowError):
+                fault = f"{field.name} must be within 64 bits"
             raise InvalidRequest(
-                f"prompt {number}: {fault}; got {value!r:.80}", field.name
+                f"prompt {number}: {fault}; got {shown(value)}", field.name
             ) from None
     return SamplingParams(**fields)
 
 
 def _plain(value: Any) -> Any:
     """Return Python's own numbers, lists and dicts for those of numpy; 2.0 is 2."""
-    if isinstance(value, np.generic | np.ndarray):
+    if isinstance(value, np.longdouble):
+        return _plain(float(value))
+    if isinstance(value, np.number | np.bool_ | np.str_ | np.ndarray):
         return _plain(value.tolist())
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, np.generic):  # a date, which is no number
+        return str(value)
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
         return int(value)
     if isinstance(value, Mapping):
         return {_plain(key): _plain(item) for key, item in value.items()}

@@ -65,10 +65,8 @@ class BatchServices:
         self.client = EngineClient(config.endpoint, engine_timeout_s=timeout_s)
         self._stack = ExitStack()
         text, names = Text(config.model), (config.model_name, config.chat_template)
-        completions, chat = self._stack.enter_context(
-            answering(self.client, text, config.model, *names)
-        )
-        answerers: dict[str, Answerer] = {service.path: service for service in (completions, chat)}
+        services = self._stack.enter_context(answering(self.client, text, config.model, *names))
+        answerers: dict[str, Answerer] = {service.path: service for service in services}
         self.fleet = Fleet(answerers, EngineRetry(self.client))
 
     async def close(self) -> None:

@@ -9,10 +9,10 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Annotated, BinaryIO, NamedTuple, Protocol
+from typing import Annotated, BinaryIO, NamedTuple, Protocol, get_args
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 from srm.engine.errors import (
     MAX_MESSAGE,
@@ -30,9 +30,10 @@ from srm.server.errors import INTERNAL, body_of, status_of
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.http.responses import escape_line_ends
 from srm.server.schema.json_parts import TooManyFields, count_items, fields_of
+from srm.server.schema.worker import Url
 from srm.server.storage.records import LineError
 
-URLS = ("/v1/completions", "/v1/chat/completions")
+URLS: tuple[Url, ...] = get_args(Url)
 """URLs that a line may request."""
 MAX_CUSTOM_ID = 512
 MAX_LINES = 10**10
@@ -69,11 +70,14 @@ class BatchLine(NamedTuple):
     """Approximate number of sequences it takes; 1 if the body does not say."""
 
 
+_Count = Annotated[int, Meta(ge=0, le=2**53)]
+
+
 class LineUsage(msgspec.Struct, frozen=True):
     """Tokens of a line, or of many."""
 
-    prompt_tokens: Annotated[int, Meta(ge=0, le=2**53)]
-    completion_tokens: Annotated[int, Meta(ge=0, le=2**53)]
+    prompt_tokens: int
+    completion_tokens: int
 
 
 NO_USAGE = LineUsage(0, 0)
@@ -131,8 +135,35 @@ class _Record(msgspec.Struct):
     error: _Error | None = None
 
 
+class _Usage(msgspec.Struct):
+    """Of a completion or a chat, or with other names of a response."""
+
+    prompt_tokens: _Count | UnsetType = UNSET
+    completion_tokens: _Count | UnsetType = UNSET
+    input_tokens: _Count | UnsetType = UNSET
+    output_tokens: _Count | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        _ = self.of_line
+
+    @property
+    def of_line(self) -> LineUsage:
+        """Raises ValueError where a number is missing."""
+        for read, sampled in (
+            (self.prompt_tokens, self.completion_tokens),
+            (self.input_tokens, self.output_tokens),
+        ):
+            if read is not UNSET and sampled is not UNSET:
+                return LineUsage(read, sampled)
+        raise ValueError("a number of tokens is missing")
+
+
 class _UsedBody(msgspec.Struct):
-    usage: LineUsage | None = None
+    usage: _Usage | None = None
+
+    @property
+    def of_line(self) -> LineUsage:
+        return NO_USAGE if self.usage is None else self.usage.of_line
 
 
 class _UsedResponse(msgspec.Struct):
@@ -297,8 +328,7 @@ async def answer_line(
     record = _Record(
         record_id(job, line.number), line.custom_id, _Response(200, request_id, Raw(body))
     )
-    usage = _decode_used(body).usage or NO_USAGE
-    return LineResult(line.number, _line(record), False, usage)
+    return LineResult(line.number, _line(record), False, _decode_used(body).of_line)
 
 
 def refused(line: BatchLine, job: str, error: SRMError | None) -> LineResult:
@@ -354,5 +384,5 @@ def decode_kept(record: bytes) -> Kept | None:
         return None
     code = decoded.error.code if decoded.error else ""
     is_failed = response is None or response.status_code != 200
-    usage = None if response is None else response.body.usage
-    return Kept(decoded.id, number, decoded.custom_id, is_failed, usage or NO_USAGE, code)
+    usage = NO_USAGE if response is None else response.body.of_line
+    return Kept(decoded.id, number, decoded.custom_id, is_failed, usage, code)

@@ -15,7 +15,11 @@ from srm.server.schema.chat_request import ChatRequest, parse_chat
 from srm.server.schema.chat_response import ChatChoice, ChatCompletion
 from srm.server.schema.completion_request import CompletionRequest, parse_completion
 from srm.server.schema.completion_response import Choice, Completion, Usage
+from srm.server.schema.responses.items import OutputCall, OutputItem
+from srm.server.schema.responses.reply import Response
+from srm.server.schema.responses.request import parse_response
 from srm.server.schema.sampling_fields import MAX_SCORES
+from srm.server.schema.tools import MOST_CALLS
 from srm.server.schema.worker import Url
 
 _ENDS = ("stop", "length")
@@ -23,7 +27,9 @@ _LEAST_BYTES = 64 * 1024
 _BYTES_A_SCORE = 2048
 """Most bytes that a token takes in a reply, or another one in its place: a text, escaped, its bytes
 as numbers, and a score."""
-_DECODERS: dict[Url, tuple[Callable[[bytes], Any], Callable[[Any], Any]]] = {
+_decode_response = msgspec.json.Decoder(Response).decode
+_decode_output = msgspec.json.Decoder(list[OutputItem]).decode
+_DECODERS: dict[str, tuple[Callable[[bytes], Any], Callable[[Any], Any]]] = {
     "/v1/completions": (
         msgspec.json.Decoder(Completion).decode,
         msgspec.json.Decoder(Choice).decode,
@@ -54,13 +60,14 @@ class Expected:
             self._prompts, most = len(request.prompt), request.max_tokens
             shown, prompts_shown = request.logprobs, request.prompt_logprobs
         else:
-            request = parse_chat(body)
+            request = parse_chat(body) if path != "/v1/responses" else parse_response(body)[1]
             self._prompts = 1
             most = request.max_completion_tokens or request.max_tokens or n_ctx
             shown, prompts_shown = request.top_logprobs, request.prompt_logprobs
         self._path = path
         self._expected = request.request_id or id, created, model
         has_calls = isinstance(request, ChatRequest) and request.calls is not None
+        self._has_calls = has_calls
         self._ends = (*_ENDS, "tool_calls") if has_calls else _ENDS
         self._choices = self._prompts * request.n
         self._is_counted = request.returns == "counts"
@@ -82,6 +89,9 @@ class Expected:
         if b"\n" in data:
             raise ValueError("it has several lines")
         data.decode()  # strings that are passed over are not looked at
+        if self._path == "/v1/responses":
+            self._check_response(_decode_response(data))
+            return
         decode_reply, decode_choice = _DECODERS[self._path]
         reply = decode_reply(data)
         if (reply.id, reply.created, reply.model) != self._expected:
@@ -99,6 +109,20 @@ class Expected:
         if not isinstance(reply.usage, Usage):
             raise ValueError("it has no usage")
         self._check_usage(reply.usage)
+
+    def _check_response(self, reply: Response) -> None:
+        if (reply.id, reply.created_at, reply.model) != self._expected:
+            raise ValueError("its id, created_at or model is another one's")
+        if reply.status not in ("completed", "incomplete"):
+            raise ValueError(f"its status is {reply.status}")
+        is_call = [isinstance(item, OutputCall) for item in _decode_output(reply.output)]
+        if any(is_call) and not (all(is_call) and self._has_calls):
+            raise ValueError("its output has calls that were not asked for")
+        if len(is_call) > (MOST_CALLS if self._has_calls else 1):
+            raise ValueError(f"its output has {len(is_call)} items")
+        if (usage := reply.usage) is None:
+            raise ValueError("it has no usage")
+        self._check_usage(Usage(usage.input_tokens, usage.output_tokens, usage.total_tokens))
 
     def _check_usage(self, usage: Usage) -> None:
         bounds = {"prompt_tokens": self._prompt_tokens, "completion_tokens": self._tokens}

@@ -115,7 +115,7 @@ def _lines(path: Source, raw: Iterator[bytes], max_line_bytes: int) -> Iterator[
 
 def parse(raw: bytes | None, number: int) -> BatchLine | LineError:
     """Parse a batch line, or the bare body of a request. `custom_id` is the line's number if none
-    is given; a body with messages is a chat request."""
+    is given; a body with messages is a chat request, and one with input is that of a response."""
     try:
         if raw is not None and not raw.isascii():
             raw.decode()
@@ -130,11 +130,8 @@ def parse(raw: bytes | None, number: int) -> BatchLine | LineError:
     custom_id = fields.pop("custom_id", Raw(_encode(str(number))))
     if "body" not in fields:
         fields = {"body": Raw(_encode(fields))}
-    is_chat = b'"messages"' in bytes(fields["body"]) and _has_messages(fields["body"])
-    url = "/v1/chat/completions" if is_chat else "/v1/completions"
-    return parse_line(
-        _encode({"method": "POST", "url": url, "custom_id": custom_id} | fields), number
-    )
+    route = {"method": "POST", "url": _url_of(fields["body"]), "custom_id": custom_id}
+    return parse_line(_encode(route | fields), number)
 
 
 def custom_id(raw: bytes | None, number: int) -> str | None:
@@ -146,11 +143,16 @@ def custom_id(raw: bytes | None, number: int) -> str | None:
     return custom_id_of(number if given is None else given)
 
 
-def _has_messages(body: Raw) -> bool:
-    try:
-        return "messages" in fields_of(body)
-    except UNDECODABLE:
-        return False
+def _url_of(body: Raw) -> str:
+    """Return the route whose body it is, by a field that the others lack."""
+    data = bytes(body)
+    for name, url in (("messages", "/v1/chat/completions"), ("input", "/v1/responses")):
+        try:
+            if f'"{name}"'.encode() in data and name in fields_of(body):
+                return url
+        except UNDECODABLE:
+            break
+    return "/v1/completions"
 
 
 class _Named(msgspec.Struct):

@@ -21,6 +21,7 @@ from srm.server.batch.lines import RawLine
 from srm.server.commands.object_storage import Source, StoredObject
 from srm.server.schema.chat_request import CHAT_NEUTRAL, ChatRequest
 from srm.server.schema.completion_request import CompletionRequest
+from srm.server.schema.responses.request import RESPONSE_NEUTRAL, ResponseRequest
 from srm.server.schema.sampling_fields import NEUTRAL
 from srm.server.schema.validation import hints_of
 
@@ -40,10 +41,22 @@ _encode = msgspec.json.Encoder(enc_hook=str, decimal_format="number").encode
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
 
 
 class _Message(msgspec.Struct):
     content: str | None = None
+
+
+class _Text(msgspec.Struct):
+    text: str
+
+
+class _Item(msgspec.Struct):
+    """Of a response's output: a message, or a call, which has no content."""
+
+    content: list[_Text] = []
 
 
 class _Choice(msgspec.Struct):
@@ -55,6 +68,9 @@ class _Choice(msgspec.Struct):
 class _Body(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
+    output: list[_Item] | None = None
+    """Of a response."""
+    status: str = ""
 
 
 class _Response(msgspec.Struct):
@@ -107,8 +123,7 @@ def read_rows(path: Source, max_line_bytes: int, only: str = "") -> Iterator[lis
 
 def _check_columns(path: Source, names: list[str]) -> None:
     """Raise ConfigError for a column that would have every row fail."""
-    known = {*hints_of(CompletionRequest), *hints_of(ChatRequest), *NEUTRAL, *CHAT_NEUTRAL}
-    known |= {"custom_id", "method", "url", "body"}
+    known = {*_FIELDS, *NEUTRAL, *CHAT_NEUTRAL, *RESPONSE_NEUTRAL, "custom_id", "method", "url"}
     for name in names:
         if name not in known:
             raise ConfigError(
@@ -243,7 +258,13 @@ def _takes_text(hint: Any) -> bool:
     return hint is str or (is_choice and any(map(_takes_text, get_args(hint))))
 
 
-_FIELDS = {**hints_of(ChatRequest), **hints_of(CompletionRequest), "prompt": str, "body": dict}
+_FIELDS = {
+    **hints_of(ResponseRequest),
+    **hints_of(ChatRequest),
+    **hints_of(CompletionRequest),
+    "prompt": str,
+    "body": dict,
+}
 _NO_TEXTS = {name for name, hint in _FIELDS.items() if not _takes_text(hint)}
 """Fields that take no text, or a few words alone, none of which is JSON of a list or an object."""
 
@@ -323,6 +344,11 @@ def _row(record: bytes) -> dict[str, Any]:
         return row
     body = msgspec.json.decode(response.body, type=_Body)
     usage = body.usage or _Usage()
+    if body.output is not None:
+        parts = [part.text for item in body.output for part in item.content]
+        reason = "length" if body.status == "incomplete" else "stop" if parts else "tool_calls"
+        body.choices = [_Choice("".join(parts) if parts else None, finish_reason=reason)]
+        usage = _Usage(usage.input_tokens, usage.output_tokens)
     texts = [
         choice.text if choice.message is None else choice.message.content for choice in body.choices
     ]

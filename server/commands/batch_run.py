@@ -61,11 +61,9 @@ def line_service(
 ) -> Iterator[LineService]:
     """Yield what answers lines of `job` by one engine, for the block."""
     owner = _Numbered(durable=True, created_unix=0, base=config.seed)
-    with answering(client, text, engine.model, config.served_model_name, config.chat_template) as (
-        completions,
-        chat,
-    ):
-        answerers: dict[str, Answerer] = {service.path: service for service in (completions, chat)}
+    names = config.served_model_name, config.chat_template
+    with answering(client, text, engine.model, *names) as services:
+        answerers: dict[str, Answerer] = {service.path: service for service in services}
         sending = EngineRetry(client)
         yield LineService(
             lambda line: sending.until_answered(partial(answer_line, line, answerers, owner, job)),

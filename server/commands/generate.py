@@ -86,7 +86,7 @@ def main(argv: list[str], engine_module: str = "srm.engine") -> int:
     body, text = _body(asked), Text(engine.model)
 
     async def work(client: EngineClient) -> None:
-        with answering(client, text, engine.model) as (completions, _):
+        with answering(client, text, engine.model) as (completions, *_):
             try:
                 await (_print_json if asked.json else _print_text)(completions, client, body)
             except RequestError as error:  # what was asked for on the command line

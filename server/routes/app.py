@@ -151,7 +151,7 @@ def create_app(
     jobs = batches.Batches(store, threads, config, has_chats=template is not None)
     app.include_router(files.routes(Files))
     app.include_router(batches.routes(jobs, config.max_body_bytes))
-    lines = worker.LineWorker(client, config, (completing, chatting))
+    lines = worker.LineWorker(client, config, (completing, chatting, made.responses))
     app.include_router(worker.routes(lines, config.max_body_bytes))
     app.include_router(models.routes(served))
     app.include_router(health.routes(client, config.stall_s, draining))

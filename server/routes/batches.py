@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar, get_args
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -29,6 +29,7 @@ from srm.server.schema.sampling_fields import (
     Metadata,
 )
 from srm.server.schema.validation import Fields, checked, from_text, given_fields, refused, require
+from srm.server.schema.worker import Url
 from srm.server.storage import batch_replies as replies
 from srm.server.storage.records import WINDOW, BatchRecord, LineError, new_batch_id
 from srm.server.storage.store import Store
@@ -50,10 +51,7 @@ class BatchRequest(Fields, frozen=True, kw_only=True):
 
     input_file_id: Annotated[str, Meta(description="the id of one of your files")]
     """The file whose lines are the requests."""
-    endpoint: Annotated[
-        Literal["/v1/completions", "/v1/chat/completions"],
-        Meta(description="/v1/completions or /v1/chat/completions"),
-    ]
+    endpoint: Annotated[Url, Meta(description=" or ".join(get_args(Url)))]
     """The route of all lines."""
     completion_window: Annotated[
         str,
@@ -139,7 +137,7 @@ class Batches:
         asked = await parsed(parse_batch, body)
         if why := await self._run(partial(_read, self._config.why_no_jobs)):
             raise BatchesUnavailable(f"batches are not run now: {why}")
-        if asked.endpoint == "/v1/chat/completions" and not self._has_chats:
+        if asked.endpoint != "/v1/completions" and not self._has_chats:
             raise InvalidRequest(
                 "endpoint must be /v1/completions: this model has no chat template", "endpoint"
             )

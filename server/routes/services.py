@@ -70,14 +70,15 @@ def template_of(folder: Path, text: Text, file: str = "") -> ChatTemplate | None
 @contextmanager
 def answering(
     client: EngineClient, text: Text, folder: Path, model_name: str = "", template_file: str = ""
-) -> Iterator[tuple[Completions, Chat]]:
-    """Yield Completions and Chat for the block. Raises what `template_of` does."""
+) -> Iterator[tuple[Completions, Chat, Responses]]:
+    """Yield the endpoints that lines of a batch may ask, for the block. Raises what `template_of`
+    does."""
     template = template_of(folder, text, template_file)
     model_name = model_name or folder.resolve().name
-    _, completions, chat, *_ = services(client, text, model_name, template)
+    made = services(client, text, model_name, template)
     try:
-        yield completions, chat
+        yield made.completions, made.chat, made.responses
     finally:
-        completions.close()
+        made.completions.close()
         if template is not None:
             template.close()

@@ -20,7 +20,7 @@ from srm.server.schema.validation import (
     require,
 )
 
-Url = Literal["/v1/completions", "/v1/chat/completions"]
+Url = Literal["/v1/completions", "/v1/chat/completions", "/v1/responses"]
 MAX_LINES = 64
 """Most lines of a request, each of which is a task of its own."""
 Identity = dict[str, str]

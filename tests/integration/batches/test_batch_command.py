@@ -47,6 +47,7 @@ def line_of(number: int) -> Record:
         },
         lambda: {"messages": [{"role": "user", "content": f"the {number}"}], "max_tokens": 5},
         lambda: {"custom_id": f"d{number}", "body": {"prompt": "a", "seed": number}},
+        lambda: {"input": f"the {number}", "max_output_tokens": 5},
     ]
     return kinds[number % len(kinds)]()
 
@@ -117,12 +118,14 @@ def test_results_are_those_of_batches(expected: dict[int, bytes]) -> None:
         assert record["custom_id"] == line.get("custom_id", str(number))
         assert record["error"] is None and record["response"]["status_code"] == 200
         body = record["response"]["body"]
-        assert body["object"] == ("chat.completion" if "messages" in line else "text_completion")
+        kinds = {"messages": "chat.completion", "input": "response"}
+        kind = next((kinds[name] for name in kinds if name in line), "text_completion")
+        assert body["object"] == kind
         assert body["model"] == "tiny"
     assert len(records[2]["response"]["body"]["choices"]) == 3
     assert len(records[3]["response"]["body"]["choices"]) == 2
     texts = [choice["text"] for choice in records[2]["response"]["body"]["choices"]]
-    other = [choice["text"] for choice in records[7]["response"]["body"]["choices"]]
+    other = [choice["text"] for choice in records[8]["response"]["body"]["choices"]]
     assert texts != other, "lines without a seed draw one each"
 
 

@@ -168,6 +168,15 @@ CHATS: list[dict[str, Any]] = [
     {"verify": {"match": "[aeiou]"}, "n": 5},
 ]
 
+_CALLING = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+RESPONSES: list[dict[str, Any]] = [
+    {},
+    {"max_output_tokens": 1, "instructions": "Count.", "metadata": {"a": "b"}},
+    {"include": ["message.output_text.logprobs"], "top_logprobs": 3, "max_output_tokens": 9},
+    {"tools": [_CALLING], "tool_choice": "required", "max_output_tokens": 60},
+    {"text": {"format": {"type": "json_object"}}, "max_output_tokens": 9},
+]
+
 
 def test_every_true_reply_is_taken_for_one(server: Server) -> None:
     """Else a worker that tells the truth would be asked for nothing."""
@@ -177,6 +186,7 @@ def test_every_true_reply_is_taken_for_one(server: Server) -> None:
     bodies = {
         "/v1/completions": [{"prompt": "the cat", **shape} for shape in SHAPES],
         "/v1/chat/completions": [chat | item for item in CHATS],
+        "/v1/responses": [{"input": "the cat"} | item for item in RESPONSES],
     }
     given = {"identity": identity, "share": "batch:1", "weight": 1, "priority": -5}
     for path in get_args(Url):

@@ -181,6 +181,16 @@ def test_an_answer_is_a_record_with_its_usage() -> None:
     assert (again.number, again.usage, again.code) == (7, LineUsage(3, 5), "")
 
 
+def test_usage_of_a_response_counts_as_that_of_a_chat() -> None:
+    record = (
+        b'{"id":"batch_req_ab_7","custom_id":"a","response":{"status_code":200,"request_id":"x-7",'
+        b'"body":{"usage":{%b}}},"error":null}'
+    )
+    again = decode_kept(record % b'"input_tokens":3,"output_tokens":5')
+    assert again is not None and again.usage == LineUsage(3, 5)
+    assert decode_kept(record % b'"input_tokens":3,"completion_tokens":5') is None
+
+
 def test_a_record_is_one_line_whatever_is_in_it() -> None:
     text = "".join(map(chr, [*range(0x100), 0x2028, 0x2029, 0x1F600]))
     body = json.dumps({"choices": [{"text": text}], "usage": None}, ensure_ascii=False)

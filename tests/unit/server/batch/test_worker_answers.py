@@ -50,6 +50,43 @@ def test_a_reply_may_be_larger_the_more_scores_it_may_have() -> None:
     assert sizes == sorted({*sizes})
 
 
+def response(**fields: Any) -> bytes:
+    same = dict.fromkeys(("instructions", "user", "safety_identifier", "prompt_cache_key"))
+    usage = {"input_tokens": 3, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": 2}
+    reply = {
+        **same,
+        **{"id": "a", "created_at": 1, "model": "m", "status": "completed", "output": []},
+        **{"parallel_tool_calls": False, "temperature": 1, "top_p": 1, "top_logprobs": 0},
+        **{"text": {}, "tool_choice": "auto", "tools": [], "metadata": {}},
+        **{"max_output_tokens": None, "usage": {**usage, "total_tokens": 5}},
+        **fields,
+    }
+    return json.dumps(reply).encode()
+
+
+def test_a_reply_of_a_worker_to_a_response_is_checked() -> None:
+    asked = Expected("/v1/responses", b'{"input": "x"}', "a", 1, "m", 64)
+    text = {"type": "output_text", "text": "y", "annotations": [], "logprobs": []}
+    message = {"type": "message", "id": "msg_1", "status": "completed", "content": [text]}
+    call = {"type": "function_call", "id": "1", "call_id": "1", "name": "f", "arguments": "{}"}
+    asked.check(response(output=[message]))
+    asked.check(response(status="incomplete"))
+    for fields in (
+        *({"id": "b"}, {"created_at": 2}, {"model": "n"}, {"status": "failed"}, {"usage": None}),
+        {"output": [{**call, "status": "completed"}]},
+        {"output": [message, message]},
+        {"output": [{"type": "message"}]},
+        {"usage": {"input_tokens": 65, "input_tokens_details": {"cached_tokens": 0},
+                   "output_tokens": 0, "total_tokens": 65}},
+    ):  # fmt: skip
+        with pytest.raises(ValueError):
+            asked.check(response(**fields))
+    tool = b'{"type": "function", "name": "f"}'
+    body = b'{"input": "x", "tools": [%b]}' % tool
+    calling = Expected("/v1/responses", body, "a", 1, "m", 64)
+    calling.check(response(output=[{**call, "status": "completed"}]))
+
+
 @pytest.mark.parametrize("choice", ["required", "auto"])
 def test_a_call_ends_an_answer_where_tools_may_be_called(choice: str) -> None:
     called = answer({"content": None, "tool_calls": [CALL]}, "tool_calls")

@@ -116,7 +116,7 @@ def test_nor_does_an_error_of_a_line_of_a_batch() -> None:
 async def test_nor_does_the_result_of_a_line(text: Text, text_model: Path) -> None:
     body = json.dumps({"prompt": "a", "model": SHORT}).encode()
     line = BatchLine(1, "a", "POST", COMPLETIONS, body, 1)
-    with answering(EngineClient("tcp://127.0.0.1:1"), text, text_model) as (completions, _):
+    with answering(EngineClient("tcp://127.0.0.1:1"), text, text_model) as (completions, *_):
         answerers: dict[str, Any] = {COMPLETIONS: completions}
         result: LineResult = await answer_line(line, answerers, RequestOwner(), "batch_a")
     assert result.is_failed and len(result.record) < SHOWN

@@ -57,7 +57,7 @@ async def http(served: Served, template: ChatTemplate) -> AsyncIterator[httpx.As
 
 async def error_of_line(text: Text, folder: Path, path: str, durable: bool, **fields: Any) -> Any:
     line = BatchLine(1, "a", "POST", path, json.dumps(fields).encode(), 1)
-    with answering(EngineClient("tcp://127.0.0.1:1"), text, folder) as (completions, chat):
+    with answering(EngineClient("tcp://127.0.0.1:1"), text, folder) as (completions, chat, _):
         answerers: dict[str, Any] = {COMPLETIONS: completions, CHATS: chat}
         result = await answer_line(line, answerers, RequestOwner(durable=durable), "batch_ab")
     return json.loads(result.record)["response"]["body"]["error"]
