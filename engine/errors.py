@@ -46,7 +46,7 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def shown(value: object) -> str:
+def show_value(value: object) -> str:
     """Return the beginning of what Python writes for any value of a caller."""
     try:
         return f"{value!r:.80}"

@@ -34,7 +34,7 @@ from typing import (
 
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, ConfigError, did_you_mean, in_words, shown
+from srm.engine.errors import UNDECODABLE, ConfigError, did_you_mean, in_words, show_value
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -382,7 +382,7 @@ def _apply(
         except (ValueError, OverflowError) as error:
             choices = ", ".join(map(str, _choices(hints[name])))
             why = f"allowed are {choices}" if choices else in_words(error)
-            raise ConfigError(f"{source}: {name} = {shown(value)}: {why}") from None
+            raise ConfigError(f"{source}: {name} = {show_value(value)}: {why}") from None
         settings[name] = made
 
 

@@ -28,7 +28,7 @@ from srm.engine.errors import (
     Overloaded,
     RequestError,
     in_words,
-    shown,
+    show_value,
 )
 from srm.engine.messages import SamplingParams, count_alternatives
 from srm.engine.process.engine import Engine as SteppedEngine
@@ -261,7 +261,7 @@ def _typed(params: SamplingParams, number: int) -> SamplingParams:
             if isinstance(error, OverflowError):
                 fault = f"{field.name} must be within 64 bits"
             raise InvalidRequest(
-                f"prompt {number}: {fault}; got {shown(value)}", field.name
+                f"prompt {number}: {fault}; got {show_value(value)}", field.name
             ) from None
     return SamplingParams(**fields)
 

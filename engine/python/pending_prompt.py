@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from srm.engine.errors import InvalidRequest, shown
+from srm.engine.errors import InvalidRequest, show_value
 from srm.engine.messages import PROMPT, Output, Request, SamplingParams, join
 from srm.engine.python.request_output import Completion, Decode, Generated, token_scores
 from srm.engine.python.tokenizer import FolderTokenizer
@@ -66,7 +66,8 @@ def in_turn(
                 prompt.encode() if isinstance(prompt, str) else None
             except UnicodeEncodeError:
                 raise InvalidRequest(
-                    f"prompt {number} must be Unicode, got half a surrogate pair: {shown(prompt)}",
+                    f"prompt {number} must be Unicode, got half a surrogate pair: "
+                    f"{show_value(prompt)}",
                     "prompts",
                 ) from None
         texts = [prompt for prompt, _ in some if isinstance(prompt, str)]
@@ -90,7 +91,7 @@ def _as_bytes(token_ids: Any, number: int) -> bytes:
         ids = np.zeros((1, 1))
     if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
         raise InvalidRequest(
-            f"prompt {number} must be a text or a list of token ids, got {shown(token_ids)}",
+            f"prompt {number} must be a text or a list of token ids, got {show_value(token_ids)}",
             "prompts",
         )
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < 2**31:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -158,6 +159,55 @@ def test_a_wrong_parameter_is_named_and_the_next_call_works(
             next(llm.stream([[5]], SamplingParams(**wrong)))
         (generated,) = llm.generate([[5]], SamplingParams(max_tokens=2, ignore_eos=True))
         assert len(generated.completions[0].token_ids) == 2
+
+
+BEYOND: list[Any] = [
+    *(
+        10**30,
+        -(10**30),
+        2**64,
+        10**5_000,
+        1e30,
+        -1e308,
+        "1" + "0" * 30,
+        "9" * 5_000,
+        Decimal("1e30"),
+    ),
+    *(
+        np.float64(1e30),
+        np.longdouble(1e30),
+        np.array(10**30),
+        np.datetime64("2026"),
+        np.str_("1e30"),
+    ),
+]
+"""Numbers beyond 64 bits, and of kinds that are none."""
+
+
+@pytest.mark.parametrize("field", sorted({*SamplingParams.__struct_fields__} - {"constraint"}))
+def test_numbers_beyond_64_bits_are_refused_by_name(llm: Engine, field: str) -> None:
+    """10**30 was an OverflowError of the serializer, np.longdouble a RecursionError, and 10**5000
+    could not be written into the message."""
+    for value in BEYOND:
+        inner = [] if isinstance(value, np.ndarray) else [{value: 1.0}, {5: value}]
+        for given in (value, [value], (5, [value]), np.array([value], object), *inner):
+            wrong: Any = {field: given}
+            with pytest.raises(InvalidRequest) as raised:
+                llm.generate([[5]], SamplingParams(**wrong))
+            assert raised.value.message.startswith("prompt 0: ")
+            assert field in raised.value.message and len(raised.value.message) < 400
+    (generated,) = llm.generate([[5]], SamplingParams(max_tokens=2**64 - 1, ignore_eos=True))
+    assert len(generated.completions[0].token_ids) == TEXT_MODEL.n_ctx
+
+
+def test_prompts_and_settings_beyond_64_bits_are_refused(llm: Engine) -> None:
+    for value in BEYOND:
+        if not isinstance(value, str):
+            with pytest.raises(InvalidRequest, match="prompt 0"):
+                llm.generate([[value]])
+        for name in ("num_slots", "max_waiting"):
+            with pytest.raises(ConfigError, match=name):
+                Engine(**{name: value})
 
 
 def test_a_wrong_parameter_names_its_prompt(llm: Engine) -> None:
