@@ -259,9 +259,9 @@ def _infinite_number(body: bytes) -> str:
     """Return a number of valid JSON that no double holds, or nothing: a decoder that leaves values
     undecoded does not look at numbers."""
     if _EXPONENT.search(body) or _DIGITS.search(body):
-        for found in _LARGE.finditer(_STRING.sub(b'""', body)):
-            if math.isinf(float(found[0])):
-                return found[0].decode()
+        for match in _LARGE.finditer(_STRING.sub(b'""', body)):
+            if math.isinf(float(match[0])):
+                return match[0].decode()
     return ""
 
 
