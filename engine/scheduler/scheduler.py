@@ -192,7 +192,8 @@ class Scheduler:
 
     def _slots_of(self, group: SequenceGroup) -> I64:
         slots = np.unique(group.slots[: group.reach]).astype(np.int64)
-        return slots[self.table.first_id[slots] == group.first_id]
+        own: I64 = slots[self.table.first_id[slots] == group.first_id]
+        return own
 
     def end(self, request_id: str) -> list[Output]:
         """End a request that runs; return the Outputs, with their tokens so far, of its sequences

@@ -48,6 +48,7 @@ _LARGE = re.compile(
     rb"(?:[0-9]{200}|[0-9]++(?:\.[0-9]++)?+[eE]\+?[0-9]{3})[0-9.eE+-]*+"
 )
 """Matches numbers, whole, of JSON without strings, of those that may be too large for a double."""
+_SPARE_LEVELS = 100
 _SHOWN = 80
 """Most characters of a number in an error."""
 _NUMBER = re.compile(r"_([1-9][0-9]{0,9})\Z")
@@ -244,6 +245,8 @@ def parse_line(raw: bytes | None, number: int, endpoint: str = "") -> BatchLine 
     body = bytes(line.body)
     if body[:1] != b"{":
         return _error("invalid_type", number, "body must be an object", "body")
+    if _nests_too_deep(body):
+        return _error("invalid_json_line", number, "body nests too deep to be read", "body")
     if large := _infinite_number(body):
         try:
             fields = fields_of(body).items()
@@ -253,6 +256,18 @@ def parse_line(raw: bytes | None, number: int, endpoint: str = "") -> BatchLine 
         message = f"{cut(name, _SHOWN)} has {cut(large, _SHOWN)}, beyond what a double holds"
         return _error("invalid_json_line", number, message, name)
     return BatchLine(number, custom_id, line.method, line.url, body, _size(body))
+
+
+def _nests_too_deep(body: bytes) -> bool:
+    """Whether what answers the line might not read it: how deep that can depends on the calls that
+    it is in, which are more there."""
+    if body.count(b"[") + body.count(b"{") <= _SPARE_LEVELS:
+        return False
+    try:
+        msgspec.json.decode(b"[" * _SPARE_LEVELS + body + b"]" * _SPARE_LEVELS, type=Raw)
+    except RecursionError:
+        return True
+    return False
 
 
 def _infinite_number(body: bytes) -> str:

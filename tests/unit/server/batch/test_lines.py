@@ -22,6 +22,7 @@ from srm.server.batch.lines import (
     read_lines,
 )
 from srm.server.generation.engine_request import RequestOwner
+from srm.server.schema.completion_request import parse_completion
 from srm.server.storage.records import LineError
 
 GOOD = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
@@ -99,6 +100,25 @@ def test_numbers_that_no_double_holds_fail_the_check(number: str) -> None:
     for body in (f'{{{fields}, "x": 1e400}}', '{"x": 1e400, "x": 1}'):
         line = parse_line(f'{{"custom_id": "a", {ASKED}, "body": {body}}}'.encode(), 7)
         assert isinstance(line, LineError) and line.param == "body"
+
+
+def test_bodies_too_deep_to_be_read_fail_the_check() -> None:
+    """Of some twenty depths the check could read a body and what ran the line could not."""
+
+    def parse_deeper(body: bytes, calls: int) -> None:
+        parse_deeper(body, calls - 1) if calls else parse_completion(body)
+
+    taken = 0
+    for depth in (1, 99, 101, *range(800, 1_100, 5), 100_000):
+        nested = "[" * depth + "]" * depth
+        body = f'{{"prompt": "a", "structured_outputs": {{"json": {{"const": {nested}}}}}}}'
+        line = parse_line(f'{{"custom_id": "a", {ASKED}, "body": {body}}}'.encode(), 7)
+        if isinstance(line, BatchLine):
+            parse_deeper(line.body, 50)
+            taken += 1
+        else:
+            assert (line.code, line.line) == ("invalid_json_line", 7)
+    assert taken > 3
 
 
 def test_what_a_line_may_be() -> None:
