@@ -321,6 +321,7 @@ def test_nulls_that_can_mean_one_thing_are_taken_so(tmp_path: Path) -> None:
         ("structured_outputs", [{"json": {"enum": [None, 1]}}], [{"json": {"enum": [None, 1]}}]),
         ("tools", tools, tools),
         ("temperature", [Decimal("0.50")], [0.5]),
+        ("input", ["[hi]"], ["[hi]"]),
     ):
         lines = read_table(tmp_path / "in.parquet", {column: values})
         assert [json.loads(line or b"")[column] for line in lines] == expected, column
@@ -460,6 +461,29 @@ def test_large_results_are_written_in_groups_of_their_own(
     parquet.write_table(pyarrow.table({"id": [1], "status_code": [200]}), path)
     with pytest.raises(ConfigError, match=r"out.parquet is no file of results: id 1"):
         list(batch_parquet.read_ids(path))
+
+
+def test_responses_become_rows_as_chats_do(tmp_path: Path) -> None:
+    def answered(number: int, status: str, *items: dict[str, Any]) -> bytes:
+        usage = {"input_tokens": 3, "output_tokens": 5, "total_tokens": 8}
+        body = {"status": status, "output": items, "usage": usage}
+        response = {"status_code": 200, "request_id": f"x-{number}", "body": body}
+        return msgspec.json.encode(
+            {"id": f"x_{number}", "custom_id": "a", "response": response, "error": None}
+        )
+
+    text = {"type": "message", "content": [{"type": "output_text", "text": "y"}]}
+    records = [
+        answered(1, "completed", text),
+        answered(2, "incomplete", text),
+        answered(3, "completed", {"type": "function_call", "arguments": "{}"}),
+    ]
+    batch_parquet.write_results(records, tmp_path / "out.parquet")
+    rows = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [(row["texts"], row["finish_reasons"]) for row in rows] == [
+        (["y"], ["stop"]), (["y"], ["length"]), ([None], ["tool_calls"])
+    ]  # fmt: skip
+    assert {(row["prompt_tokens"], row["completion_tokens"]) for row in rows} == {(3, 5)}
 
 
 def test_outputs_that_cannot_be_are_refused_before_the_job(tmp_path: Path) -> None:
