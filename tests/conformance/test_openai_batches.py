@@ -77,6 +77,21 @@ def test_upload_run_poll_download(server: Server, client: openai.OpenAI) -> None
     assert server.metric("srm_batch_lines_total", "failed") >= 1
 
 
+def test_responses_run_in_batches(server: Server, client: openai.OpenAI) -> None:
+    url, asked = "/v1/responses", {"input": "the cat", "max_output_tokens": 9, "seed": 3}
+    lines = [line("a", url, **asked), line("b", url, input=[]), line("c", url, **asked, n=2)]
+    batch = ended(client, started(client, lines, url))
+    assert batch.status == "completed" and batch.usage is not None
+    response = records(client, batch.output_file_id)["a"]["response"]["body"]
+    alone = server.http.post(url, json=asked).json()
+    texts = [body["output"][0]["content"][0]["text"] for body in (response, alone)]
+    assert texts[0] == texts[1] and response["created_at"] == batch.created_at
+    assert batch.usage.output_tokens == response["usage"]["output_tokens"] > 0
+    faults = records(client, batch.error_file_id)
+    params = {id: fault["response"]["body"]["error"]["param"] for id, fault in faults.items()}
+    assert params == {"b": "input", "c": "n"}
+
+
 def test_chats(client: openai.OpenAI) -> None:
     messages = [{"role": "user", "content": "the cat"}]
     batch = started(client, [line("a", CHATS, messages=messages, max_tokens=5)], CHATS)

@@ -73,6 +73,16 @@ def test_shards_are_the_rows_of_a_parquet_file(tmp_path: Path, lines: int) -> No
     assert (2, None) in results  # too long
 
 
+def test_nulls_that_may_be_values_are_refused_as_files_are_cut(tmp_path: Path) -> None:
+    path = tmp_path / "in.parquet"
+    rows = [
+        {"prompt": "a", "structured_outputs": {"json": {"const": const}}} for const in (1, None)
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    with pytest.raises(ConfigError, match=r"json\.const is null or NaN, which may be a value"):
+        shards_of(path, 1)
+
+
 @pytest.mark.parametrize("suffix", ["jsonl.zst", PARQUET])
 def test_a_worker_answers_as_srm_batch_does(tmp_path: Path, suffix: str) -> None:
     model, source, output = tmp_path / "model", tmp_path / "in.jsonl", tmp_path / "out"

@@ -49,6 +49,22 @@ def test_the_youngest_of_the_lowest_priority_are_parked_and_no_more_than_are_nee
     assert indices == {"young": [0, 1], "old": [1]}
 
 
+def test_sampled_tokens_are_counted_wherever_a_sequence_is() -> None:
+    """In a slot, parked, not begun or ended."""
+    engine = engine_of(num_slots=4)
+    engine.add(request_of("low", [5, 6], n=6, max_tokens=30, priority=-1))
+    run(engine, 3)
+    engine.add(request_of("high", [6], n=2, max_tokens=2))
+    run(engine, 1)
+    engine.settle()
+    assert running(engine) == {"high": 2, "low": 2}
+    for name in ("low", "high", "ended"):
+        sampled = engine.scheduler.count_sampled(name)
+        ended = engine.end(name) if engine.has_request(name) else []
+        assert sampled == sum(len(output.token_ids) for output in ended) // 4
+        assert bool(sampled) == bool(ended)
+
+
 def test_nobody_is_parked_for_an_equal_or_before_it_has_sampled() -> None:
     engine = engine_of(num_slots=2)
     for name in ("first", "equal"):
