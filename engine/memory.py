@@ -1,4 +1,4 @@
-"""Measures the memory this machine has left, sets how often Python collects garbage, and copies to
+"""Measures memory, bounds what is kept in it, sets how often Python collects garbage, and copies to
 huge pages."""
 
 from __future__ import annotations
@@ -6,9 +6,11 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +23,39 @@ _MAPPED_AT_ONCE = 2**25
 """Bytes; pages to which nothing is copied take no memory."""
 _CACHE_LINE = 64
 
+CACHE_ENTRY = 1024
+"""Bytes that count for an entry of a Cache beside its key and value: those of Python's objects."""
+
 Some = TypeVar("Some", bound=npt.NDArray[Any])
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class Cache(Generic[Key, Value]):
+    """Values that can be made again, of at most so many bytes: those used longest ago make room.
+    For one thread."""
+
+    def __init__(self, max_bytes: int, show: Callable[[float], object] = lambda _: None) -> None:
+        """`show` is given the bytes that it holds, whenever they change."""
+        self._max_bytes, self._show = max_bytes, show
+        self._values: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
+        self.nbytes = 0
+
+    def get(self, key: Key) -> Value | None:
+        """Return the value, which counts as used last; None if there is none."""
+        if key not in self._values:
+            return None
+        self._values.move_to_end(key)
+        return self._values[key][0]
+
+    def put(self, key: Key, value: Value, nbytes: int) -> None:
+        """Keep a value, unless it alone takes too many bytes. `nbytes`: of it and its key."""
+        self.nbytes += nbytes + CACHE_ENTRY - self._values.pop(key, (None, 0))[1]
+        self._values[key] = value, nbytes + CACHE_ENTRY
+        while self.nbytes > self._max_bytes:
+            _, (_, dropped) = self._values.popitem(last=False)
+            self.nbytes -= dropped
+        self._show(self.nbytes)
 
 
 def available_memory() -> int:

@@ -69,6 +69,23 @@ REQUEST_COMPLETION_TOKENS = Histogram(
 REQUEST_CHOICES = Histogram(
     "srm_request_params_n", "Completions asked for by a request.", buckets=_COUNTS
 )
+CONSTRAINT_WAIT_SECONDS = Histogram(
+    "srm_constraint_wait_seconds",
+    "From when a constraint was first asked for until it is begun to be compiled.",
+    buckets=_SECONDS,
+)
+CONSTRAINTS_WAITING = Gauge(
+    "srm_constraints_waiting",
+    "Constraints that are being compiled or wait for it, before the engine has them.",
+    multiprocess_mode="livesum",
+)
+CACHE_BYTES = Gauge(
+    "srm_cache_bytes",
+    "Bytes that API and jobs processes keep to save work: constraints, what events of streams have "
+    "in common, and where stop strings begin.",
+    ("cache",),
+    multiprocess_mode="livesum",
+)
 BATCH_LINES = Counter(
     "srm_batch_lines_total",
     "Lines of batches that are through, by their results.",

@@ -3,6 +3,9 @@
 It gets little memory, no environment and no
 secrets, and is ended when it takes too long; the next question starts another. Messages are JSON
 behind their length, and each is answered. It leaves with its parent.
+
+Where a question may take all time and memory, a child of that process answers it (`answer_each`):
+whatever ends the child, nothing has to be started again, and nothing stays of what it did.
 """
 
 from __future__ import annotations
@@ -12,11 +15,15 @@ import ctypes
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 import msgspec
 
@@ -24,14 +31,24 @@ import srm
 
 MAX_MEMORY = 1024**3
 """Most address space of a process, in bytes."""
-CPU_S = 1
-"""Seconds of processor time that a constraint may take."""
+FIRST_CPU_S, CPU_S = 0.1, 1.0
+"""Seconds of processor time that a constraint may take: at first, and when it is tried again,
+behind those that were not tried yet."""
+NUM_AT_ONCE = 8
+"""Most constraints that are compiled at a time, each of another share: the system divides the
+processors among them. Half of these places are for those that were not tried yet."""
 _MAX_MESSAGE = 256 * 1024 * 1024
 """Most bytes of a message: a chat of the most characters, every one of them escaped, and more."""
 START_S = 600.0
 """Seconds a process may take to start, on a machine that is busy."""
 _PR_SET_PDEATHSIG = 1
 _ROOT = Path(srm.__file__).resolve().parents[1]
+NICE, NICE_AGAIN = 5, 10
+"""How far behind others those are who compile constraints, and how much more when they try again:
+where others want all processors, they have a quarter of what the others have. With the least there
+is, a constraint got nothing for minutes."""
+_TURNS = 50
+"""Tries to say so to a system that takes ten a second."""
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "TZ")
 """The environment variables that the process gets; others may hold API keys."""
 
@@ -47,8 +64,19 @@ class Died(ProcessFailed):
         super().__init__(why)
         self.is_late = is_late
         """Whether it took too long."""
-        self.is_over_limit = by_signal in (signal.SIGXCPU, signal.SIGABRT, signal.SIGSEGV)
+        self.is_out_of_time = by_signal == signal.SIGPROF
+        """Whether it used the processor time that its question may take."""
+        self.is_over_limit = by_signal in (signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV)
         """Whether the question was too much for it, and will always be."""
+
+
+class Effort(msgspec.Struct):
+    """How much is done for an answer that `answer_each` gives."""
+
+    cpu_s: float
+    """Seconds of processor time that it may take."""
+    is_again: bool = False
+    """Whether others go before it: it was asked for with less time before."""
 
 
 class Answer(msgspec.Struct):
@@ -57,6 +85,8 @@ class Answer(msgspec.Struct):
     text: str = ""
     data: bytes = b""
     error: str | None = None
+    ended_by: int | None = None
+    """The signal that ended who was to answer; 0: it left."""
 
 
 def send(stream: IO[bytes], message: object) -> None:
@@ -84,36 +114,83 @@ def limit_this_process(parent: int) -> bool:
     return os.getppid() == parent
 
 
-def limit_processor_time() -> None:
-    """Have this process killed when it has used CPU_S more seconds."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    until = int(used.ru_utime + used.ru_stime) + 1 + CPU_S
-    resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
+def yield_processors() -> None:
+    """Have this thread and the processes that it begins take few processors from others (NICE)."""
+    for _ in range(_TURNS):
+        try:  # a system that groups threads by session
+            Path("/proc/self/autogroup").write_text(str(NICE))
+            break
+        except BlockingIOError:  # others just did
+            time.sleep(0.1)
+        except OSError:
+            break
+    with contextlib.suppress(OSError):  # a sandbox
+        os.nice(NICE)
 
 
-def take_idle_processors(thread: int = 0) -> None:
-    """Have a thread, by default this one, and those that it begins take a processor only where no
-    other thread wants it, if the system can. At nice 19 a second of it took the engine 0.7 s."""
-    with contextlib.suppress(OSError):  # a system that groups threads by session
-        Path(f"/proc/{thread or 'self'}/autogroup").write_text("19")
-    try:
-        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
-    except OSError:  # a sandbox
+def answer_each(control: int, answer: Callable[[bytes], Answer]) -> None:
+    """Answer messages that come over sockets, which come over the socket `control`: each in a
+    process of its own, which ends with it or once it has used its processor time."""
+    with socket.socket(fileno=control) as asked:
+        while (came := socket.recv_fds(asked, 1, 1))[0]:
+            (connection,) = came[1]
+            if not os.fork():
+                _run_and_exit(partial(_answer_over, connection, answer))
+            os.close(connection)
+            with contextlib.suppress(ChildProcessError):  # none is left
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+
+
+def _answer_over(connection: int, answer: Callable[[bytes], Answer]) -> None:
+    """In a child: have another one answer, and say so if it does not."""
+    with socket.socket(fileno=connection) as peer, peer.makefile("rwb") as stream:
+        effort, message = receive(stream), receive(stream)
+        if effort is None or message is None:
+            return
+        reader, writer = os.pipe()
+        if not (child := os.fork()):
+            _run_and_exit(partial(_answer_into, writer, effort, message, answer))
+        os.close(writer)
+        with os.fdopen(reader, "rb") as made:
+            body = receive(made)  # whole, or it counts as none
+        by_signal = max(0, -os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        send(stream, Answer(ended_by=by_signal) if body is None else msgspec.Raw(body))
+
+
+def _answer_into(
+    writer: int, effort: bytes, message: bytes, answer: Callable[[bytes], Answer]
+) -> None:
+    limits = msgspec.json.decode(effort, type=Effort)
+    if limits.is_again:
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, thread, 19)
+            os.nice(NICE_AGAIN)
+    signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
+    answered = answer(message)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    with os.fdopen(writer, "wb") as stream:
+        send(stream, answered)
+
+
+def _run_and_exit(work: Callable[[], None]) -> NoReturn:
+    """Call it in a process that was just forked, which is to do nothing else."""
+    try:
+        if limit_this_process(os.getppid()):
+            work()
+    finally:
+        os._exit(0)
 
 
 class LimitedProcess:
-    """Runs a module that answers messages. One thread at a time may ask."""
+    """Runs a module that answers messages. One thread at a time may `ask`, any may `ask_beside`."""
 
-    def __init__(self, module: str, first: object, is_restart_idle: bool = False) -> None:
-        """`first` is the message that each new process gets before any other. With
-        `is_restart_idle` one that takes another's place starts as `take_idle_processors` says: what
-        ended the first may end many."""
+    def __init__(self, module: str, first: object) -> None:
+        """`first` is the message that each new process gets before any other."""
         self._module = module
-        self._is_restart_idle, self._has_begun = is_restart_idle, False
         self._first = first
         self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._lock = threading.Lock()  # of those who start it to ask beside others
         self._is_closed = False
 
     def ask(self, message: object, within_s: float) -> Answer:
@@ -121,34 +198,69 @@ class LimitedProcess:
         process = self._process
         if process is None or process.poll() is not None:
             process = self.start()
-        return self._ask(process, message, within_s)
+        assert process.stdin is not None and process.stdout is not None
+        return self._ask(process, process.stdin, process.stdout, message, within_s)
+
+    def ask_beside(self, message: object, effort: Effort, within_s: float) -> Answer:
+        """As `ask`, beside others, of a module that calls `answer_each`."""
+        try:
+            ours, theirs = socket.socketpair()
+            with ours, ours.makefile("rwb") as stream:
+                with theirs:
+                    process = self._hand_over(theirs)
+                send(stream, effort)
+                return self._ask(process, stream, stream, message, within_s)
+        except OSError as error:
+            raise Died(f"it failed: {error}", 0) from None
+
+    def _hand_over(self, connection: socket.socket) -> subprocess.Popen[bytes]:
+        """Give the process a connection, and return it; start it if it is not there."""
+        with self._lock:
+            process = self._process
+            if process is not None and process.poll() is None:
+                assert self._control is not None
+                try:
+                    socket.send_fds(self._control, [b"?"], [connection.fileno()])
+                    return process
+                except BrokenPipeError:  # it is about to end
+                    process.kill()
+            process = self.start()
+            socket.send_fds(self._control, [b"?"], [connection.fileno()])
+            return process
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start anew. Raises ProcessFailed with what is wrong with the first message."""
         self._kill()
-        self._process = process = subprocess.Popen(
-            # -P: a folder named as ours where we are started is not ours
-            [sys.executable, "-P", "-m", self._module, str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # a terminal's Ctrl-C is for us
-            env={
-                "OPENBLAS_NUM_THREADS": "1",  # which each take 40 MiB of MAX_MEMORY
-                "PYTHONPATH": os.pathsep.join((str(_ROOT), *filter(None, sys.path))),
-                **{name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-            },
-        )
+        self._control, control = socket.socketpair()
+        with control:
+            self._process = process = subprocess.Popen(
+                # -P: a folder named as ours where we are started is not ours
+                [sys.executable, "-P", "-m", self._module, str(os.getpid()), str(control.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[control.fileno()],
+                start_new_session=True,  # a terminal's Ctrl-C is for us
+                env={
+                    "OPENBLAS_NUM_THREADS": "1",  # which each take 40 MiB of MAX_MEMORY
+                    "PYTHONPATH": os.pathsep.join((str(_ROOT), *filter(None, sys.path))),
+                    **{name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+                },
+            )
         if self._is_closed:  # by a thread that may not have seen this process
             self._kill()
             raise Died("it is closed", 0)
-        if self._is_restart_idle and self._has_begun:
-            take_idle_processors(process.pid)
-        self._has_begun = True
-        self._ask(process, self._first, START_S)
+        assert process.stdin is not None and process.stdout is not None
+        self._ask(process, process.stdin, process.stdout, self._first, START_S)
         return process
 
-    def _ask(self, process: subprocess.Popen[bytes], message: object, within_s: float) -> Answer:
-        assert process.stdin is not None and process.stdout is not None
+    def _ask(
+        self,
+        process: subprocess.Popen[bytes],
+        inbox: IO[bytes],
+        outbox: IO[bytes],
+        message: object,
+        within_s: float,
+    ) -> Answer:
         took_too_long = threading.Event()
 
         def stop() -> None:
@@ -158,19 +270,22 @@ class LimitedProcess:
         timer = threading.Timer(within_s, stop)
         timer.start()
         try:
-            send(process.stdin, message)
-            reply = receive(process.stdout)
-        except (BrokenPipeError, ValueError):  # ended, or closed by another thread
+            send(inbox, message)
+            reply = receive(outbox)
+        except (ConnectionError, ValueError):  # ended, or closed by another thread
             reply = None
         finally:
             timer.cancel()
         if reply is None:
-            self._kill()
-            process.wait()  # where another thread closes it
             is_late = took_too_long.is_set()
+            if is_late or inbox is process.stdin:
+                process.kill()
+                process.wait()
             why = f"it takes longer than {within_s:g} s" if is_late else "it failed"
-            raise Died(why, -process.returncode, is_late)
+            raise Died(why, -(process.poll() or 0), is_late)
         answer = msgspec.json.decode(reply, type=Answer)
+        if answer.ended_by is not None:
+            raise Died("it failed", answer.ended_by)
         if answer.error is not None:
             raise ProcessFailed(answer.error)
         return answer
@@ -186,7 +301,7 @@ class LimitedProcess:
             return
         process.kill()
         process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None and not stream.closed:
+        for stream in (process.stdin, process.stdout, self._control):
+            if stream is not None:
                 with contextlib.suppress(BrokenPipeError):  # what it never read
                     stream.close()

@@ -1,8 +1,8 @@
 """`python -m srm.engine.process.table_process PARENT`: makes the tables of constraints in a process
 beside the engine's steps, which wait for no lock of its interpreter.
 
-The first message is the vocabulary, the others are constraints; each answer is the table, or empty
-where there is none.
+The first message is the vocabulary, the others are constraints, each read by a process of its own;
+each answer is the table, or empty where there is none.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ from srm.engine.constraints.automaton import TokenAutomaton, compile_automaton
 from srm.engine.process.limited_process import (
     Answer,
     Died,
+    Effort,
     LimitedProcess,
+    answer_each,
     limit_this_process,
     receive,
     send,
-    take_idle_processors,
+    yield_processors,
 )
 
 logger = logging.getLogger(__name__)
 WITHIN_S = 120.0
-"""Seconds that a table may take. Its work is bounded: on a processor of its own it takes two."""
+"""Seconds that a table may take."""
+CPU_S = 20.0
+"""Seconds of processor time that a table may take. Its work is counted: it takes two."""
 _TRIES = 2
 
 
@@ -43,26 +47,28 @@ class TableProcess:
         self._is_closed = False
 
     def make_table(
-        self, constraint: str, tokens: list[bytes], vocab_size: int, eos: int
+        self, constraint: str, tokens: list[bytes], vocab_size: int, eos: int, cpu_s: float = CPU_S
     ) -> TokenAutomaton | None:
-        """As `compile_automaton`, always with the same vocabulary. A process that was killed is
-        started again, once. Then there is no table, as for one that takes too long; that is
-        logged."""
+        """As `compile_automaton`, always with the same vocabulary. Who makes it is begun again if
+        it was killed, once. Then there is no table, as for one that takes too long; that is
+        logged. Raises OutOfTime if it takes more than `cpu_s` of processor time, where that is
+        less than CPU_S."""
         if self._process is None:
             vocabulary = _Vocabulary(tokens, vocab_size, eos)
-            self._process = LimitedProcess(
-                "srm.engine.process.table_process", vocabulary, is_restart_idle=True
-            )
+            self._process = LimitedProcess("srm.engine.process.table_process", vocabulary)
             if self._is_closed:  # by a thread that may not have seen it
                 self._process.close()
         for _ in range(_TRIES):
             try:
-                data = self._process.ask(constraint, WITHIN_S).data
+                data = self._process.ask_beside(constraint, Effort(cpu_s), WITHIN_S).data
             except (Died, OSError) as error:
+                is_died = isinstance(error, Died)
+                if is_died and error.is_out_of_time and cpu_s < CPU_S:
+                    raise OutOfTime from None
                 if self._is_closed:
                     break
                 logger.warning("a constraint's table was not made: %s", error)
-                if isinstance(error, Died) and error.is_late:
+                if is_died and (error.is_late or error.is_over_limit):
                     break
             else:
                 return TokenAutomaton.of_bytes(data, vocab_size) if data else None
@@ -75,20 +81,26 @@ class TableProcess:
             self._process.close()
 
 
+class OutOfTime(Exception):
+    """A table takes longer than it may at first."""
+
+
 def main(argv: list[str]) -> int:
     if not limit_this_process(int(argv[0])):
         return 1
-    inbox, outbox = sys.stdin.buffer, sys.stdout.buffer
-    first = receive(inbox)
+    first = receive(sys.stdin.buffer)
     if first is None:
         return 0
     vocabulary = msgspec.json.decode(first, type=_Vocabulary)
     about = vocabulary.tokens, vocabulary.size, vocabulary.eos_token_id
-    send(outbox, Answer())
-    take_idle_processors()
-    while (message := receive(inbox)) is not None:
+    yield_processors()
+    send(sys.stdout.buffer, Answer())
+
+    def answer(message: bytes) -> Answer:
         table = compile_automaton(msgspec.json.decode(message, type=str), *about)
-        send(outbox, Answer(data=table.to_bytes() if table else b""))
+        return Answer(data=table.to_bytes() if table else b"")
+
+    answer_each(int(argv[1]), answer)
     return 0
 
 

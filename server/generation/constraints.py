@@ -1,39 +1,48 @@
 """The constraints of requests: made and tried once each, in a process that may be killed.
 
 Equal ones are made once, however many ask at the same time, and kept for those that come later.
-Shares have theirs made in turn. So whoever sends a thousand that take too long waits for his own;
-who asks for none waits for nothing. What nobody waits for any more is not begun.
+A few are made at a time, one of each share, and shares have theirs made in turn. One that takes
+long is stopped and made again later, behind those that were not tried yet. So whoever sends a
+thousand that take too long waits for his own; who asks for none waits for nothing. What nobody
+waits for any more is not begun.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from sys import getsizeof
 from typing import NamedTuple
 
 import msgspec
 
 from srm.engine.constraints.share_lines import ShareLines
 from srm.engine.errors import InvalidRequest, Overloaded
+from srm.engine.memory import Cache
 from srm.engine.process.limited_process import (
     CPU_S,
+    FIRST_CPU_S,
     MAX_MEMORY,
+    NUM_AT_ONCE,
     Died,
+    Effort,
     LimitedProcess,
     ProcessFailed,
 )
+from srm.server import metrics
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.schema.structured_outputs import ConstraintSource, Vocabulary
 from srm.server.text.text import Text
 
-WITHIN_S = 600.0
-"""Seconds that one may take, of which CPU_S on a processor: others have these first."""
+WITHIN_S = 120.0
+"""Seconds that one may take, of which CPU_S on a processor: it has its share of a busy one."""
 MAX_WAITING = 64
 """Most constraints of a share that wait for their turn."""
-MAX_KEPT, MAX_KEPT_BYTES = 1_000, 32 * 1024 * 1024
-"""Most constraints that are kept, and bytes of them."""
+MAX_KEPT_BYTES = 32 * 1024 * 1024
+"""Most bytes of constraints that are kept."""
 
 
 class _Made(NamedTuple):
@@ -45,23 +54,30 @@ class _Made(NamedTuple):
 class _Making:
     key: bytes
     source: ConstraintSource
+    """A view of the body of a request: not to be kept for longer than it waits."""
+    asked: float = field(default_factory=time.monotonic)
+    begun: float | None = None
     made: asyncio.Future[_Made] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
 
 class Constraints:
-    """Makes the constraints for one vocabulary. Its process starts with the first of them."""
+    """Makes the constraints for one vocabulary. Its processes start with the first of them."""
 
     def __init__(self, text: Text) -> None:
         self._text = text
-        self._kept: dict[bytes, _Making] = {}
-        """By what was asked, the one used longest ago first."""
-        self._kept_bytes = 0
-        self._lines = ShareLines[_Making]()  # those not begun
-        self._task: asyncio.Task[None] | None = None
+        self._kept = Cache[bytes, _Made](
+            MAX_KEPT_BYTES, metrics.CACHE_BYTES.labels("constraints").set
+        )
+        """By what was asked."""
+        self._making: dict[bytes, _Making] = {}
+        self._lines = ShareLines[_Making]()
+        self._num_working = self._num_again = 0
         self._process: LimitedProcess | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="constraints")
+        self._is_closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = ThreadPoolExecutor(NUM_AT_ONCE, thread_name_prefix="constraints")
 
     async def make(self, source: ConstraintSource, owner: RequestOwner) -> str:
         """Return `SamplingParams.constraint`. Raises InvalidRequest with what is wrong with the
@@ -72,76 +88,107 @@ class Constraints:
                 f"{param}: this model has no tokenizer, so there is no text", param
             )
         key = blake2b(msgspec.json.encode(source), digest_size=16).digest()
-        made = await self._wait_for(key, source, owner)
+        made = self._kept.get(key) or await self._wait_for(key, source, owner)
         if made.fault:
             raise InvalidRequest(f"{source.field}: {made.fault}", param)
         return made.constraint
 
     async def _wait_for(self, key: bytes, source: ConstraintSource, owner: RequestOwner) -> _Made:
         share = (owner.priority, owner.share)
-        making = self._kept.get(key)
+        making = self._making.get(key)
         if making is None:
-            if (waiting := self._lines.length(share)) >= MAX_WAITING:
-                raise Overloaded(f"{waiting} constraints are waiting to be compiled", 1)
-            making = _Making(key, source)
-            self._lines.push(making, share)
-            if self._task is None or self._task.done():
-                self._task = asyncio.ensure_future(self._make_all())
-        elif making in self._lines:
-            self._lines.push(making, share)
-        self._kept[key] = self._kept.pop(key, making)  # used last
+            if len(waiting := self._lines.waiting(share)) >= MAX_WAITING:
+                longest = time.monotonic() - min(other.asked for other in waiting)
+                raise Overloaded(
+                    f"{len(waiting)} constraints are waiting to be compiled, the first of them "
+                    f"for {longest:.1f} s",
+                    max(1, round(longest)),
+                )
+            making = self._making[key] = _Making(key, source)
+        self._lines.push(making, share)
+        self._begin()
         try:
             return await asyncio.shield(making.made)  # whoever else waits goes on doing so
         finally:
             if self._lines.discard(making, share):
-                del self._kept[key]
+                del self._making[key]
+            metrics.CONSTRAINTS_WAITING.set(len(self._making) - self._num_working)
 
-    async def _make_all(self) -> None:
-        while (making := self._lines.pop()) is not None:
-            try:
-                made = await asyncio.get_running_loop().run_in_executor(
-                    self._thread, self._asked, making.source
-                )
-            except BaseException as error:
-                del self._kept[making.key]
-                if not isinstance(error, Exception):  # this ends
-                    making.made.cancel()
-                    raise
-                making.made.set_exception(error)
-            else:
-                making.made.set_result(made)
-                self._keep(making, made)
-
-    def _keep(self, making: _Making, made: _Made) -> None:
-        self._kept_bytes += len(made.constraint)
-        for key, other in list(self._kept.items()):
-            if len(self._kept) <= MAX_KEPT and self._kept_bytes <= MAX_KEPT_BYTES:
-                break
-            if other is not making and other.made.done():
-                self._kept_bytes -= len(other.made.result().constraint)
-                del self._kept[key]
-
-    def _asked(self, source: ConstraintSource) -> _Made:
+    def _begin(self) -> None:
+        """Begin as many as there are places for."""
         if self._process is None:
             vocabulary = Vocabulary(self._text.table().entries, self._text.model.eos_token_id)
-            self._process = LimitedProcess(
-                "srm.server.text.constraint_process", vocabulary, is_restart_idle=True
-            )
+            self._process = LimitedProcess("srm.server.text.constraint_process", vocabulary)
+        while self._num_working < NUM_AT_ONCE and not self._is_closed:
+            making = self._lines.pop(only_new=self._num_again >= NUM_AT_ONCE // 2)
+            if making is None:
+                break
+            task = asyncio.ensure_future(self._make(making))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            self._num_working += 1
+            self._num_again += making.begun is not None
+        metrics.CONSTRAINTS_WAITING.set(len(self._making) - self._num_working)
+
+    async def _make(self, making: _Making) -> None:
+        is_again = making.begun is not None
+        if making.begun is None:
+            making.begun = time.monotonic()
+            metrics.CONSTRAINT_WAIT_SECONDS.observe(making.begun - making.asked)
         try:
-            return _Made(self._process.ask(source, WITHIN_S).text)
+            made = await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._ask, making, is_again
+            )
+        except BaseException as error:
+            self._end(making)
+            if not isinstance(error, Exception):  # this ends
+                making.made.cancel()
+                raise
+            making.made.set_exception(error)
+            making.made.exception()  # perhaps nobody waits for it any more
+        else:
+            if made is not None:
+                self._end(making)
+                making.made.set_result(made)
+                self._kept.put(making.key, made, sum(map(getsizeof, made)))
+            elif not self._lines.put_back(making):
+                del self._making[making.key]
+                making.made.cancel()
+        self._num_again -= is_again
+        self._num_working -= 1
+        self._begin()
+
+    def _end(self, making: _Making) -> None:
+        self._lines.finish(making)
+        del self._making[making.key]
+
+    def _ask(self, making: _Making, is_again: bool) -> _Made | None:
+        """Return what is made of it; None if it takes longer than it may at first."""
+        assert self._process is not None
+        effort = Effort(CPU_S if is_again else FIRST_CPU_S, is_again)
+        try:
+            return _Made(self._process.ask_beside(making.source, effort, WITHIN_S).text)
         except Died as error:
+            if error.is_out_of_time and not is_again:
+                return None
             if not error.is_over_limit:  # the machine's fault: not to be kept
-                raise Overloaded(f"a constraint was not compiled: {error}", 1) from None
-            what = f"{CPU_S} s of processor time and {MAX_MEMORY // 2**30} GiB"
+                waited = (making.begun or making.asked) - making.asked
+                raise Overloaded(
+                    f"a constraint was not compiled: {error}; before, it waited {waited:.1f} s "
+                    "for its turn",
+                    1,
+                ) from None
+            what = f"{CPU_S:g} s of processor time and {MAX_MEMORY // 2**30} GiB"
             return _Made(fault=f"it cannot be compiled with {what}")
         except ProcessFailed as error:
             return _Made(fault=str(error))
 
     def close(self) -> None:
         """End the process, whatever it does. Who still waits is cancelled."""
-        while (making := self._lines.pop()) is not None:
-            del self._kept[making.key]
-            making.made.cancel()
+        self._is_closed = True
+        for making in self._making.values():
+            if making in self._lines:
+                making.made.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._process is not None:
             self._process.close()

@@ -2,7 +2,8 @@
 that may be killed.
 
 A schema or regex may be written to take all time and memory. The first message is the vocabulary,
-the others are what requests say; each answer is the constraint, or what is wrong with it.
+the others are what requests say, each read by a process of its own; each answer is the constraint,
+or what is wrong with it.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from srm.engine.constraints.trial import tokenizer_of, why_not
 from srm.engine.errors import UNDECODABLE, InvalidRequest
 from srm.engine.process.limited_process import (
     Answer,
-    limit_processor_time,
+    answer_each,
     limit_this_process,
     receive,
     send,
-    take_idle_processors,
+    yield_processors,
 )
 from srm.server.schema.structured_outputs import ConstraintSource, Vocabulary
 from srm.server.text.tool_calls import call_constraint
@@ -56,44 +57,39 @@ def answer(message: bytes, tokenizer: LLTokenizer) -> Answer:
     """Make the constraint and try it."""
     try:
         constraint = constraint_of(msgspec.json.decode(message, type=ConstraintSource))
-        if fault := why_not(constraint, tokenizer):
-            return Answer(error=fault)
-        return Answer(text=constraint)
+        fault = why_not(constraint, tokenizer)
+        if not fault:
+            return Answer(text=constraint)
     except InvalidRequest as error:
-        return Answer(error=error.message)
+        fault = error.message
     except RecursionError:
-        return Answer(error="it nests too deep")
+        fault = "it nests too deep"
     except MemoryError:
-        return Answer(error="it takes too much memory")
+        fault = "it takes too much memory"
     except UNDECODABLE as error:
-        return Answer(error=f"it is not JSON: {error}")
+        fault = f"it is not JSON: {error}"
     except BaseException as error:  # noqa: BLE001 - a panic of Rust is not even an Exception
-        return Answer(error=f"it cannot be compiled: {type(error).__name__}: {error!s:.200}")
+        fault = f"it cannot be compiled: {type(error).__name__}: {error!s:.200}"
+    # It may quote half of a surrogate pair.
+    return Answer(error=fault.encode(errors="backslashreplace").decode())
 
 
-def _serve() -> None:
-    inbox, outbox = sys.stdin.buffer, sys.stdout.buffer
-    first = receive(inbox)
+def _serve(control: int) -> None:
+    first = receive(sys.stdin.buffer)
     if first is None:
         return
     vocabulary = msgspec.json.decode(first, type=Vocabulary)
     tokenizer = tokenizer_of(vocabulary.tokens, vocabulary.eos_token_id)
-    send(outbox, Answer())
-    take_idle_processors()
-    while (message := receive(inbox)) is not None:
-        limit_processor_time()
-        answered = answer(message, tokenizer)
-        if answered.error is not None:  # which may quote half of a surrogate pair
-            shown = answered.error.encode(errors="backslashreplace").decode()
-            answered = Answer(error=shown)
-        send(outbox, answered)
+    yield_processors()
+    send(sys.stdout.buffer, Answer())
+    answer_each(control, lambda message: answer(message, tokenizer))
 
 
 def main(argv: list[str]) -> int:
     if not limit_this_process(int(argv[0])):
         return 1
     threading.stack_size(_STACK)
-    thread = threading.Thread(target=_serve)
+    thread = threading.Thread(target=_serve, args=[int(argv[1])])
     thread.start()
     thread.join()
     return 0

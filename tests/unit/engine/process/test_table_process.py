@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from srm.engine.constraints.automaton import TokenAutomaton, compile_automaton
 from srm.engine.constraints.constraint import choice_constraint, json_constraint, regex_constraint
 from srm.engine.process import table_process
-from srm.engine.process.limited_process import Died, LimitedProcess, take_idle_processors
+from srm.engine.process.limited_process import NICE, Died, LimitedProcess, yield_processors
 from srm.engine.process.table_process import TableProcess
 
 TOKENS = [b"", b"", *(bytes([byte]) for byte in range(32, 127)), b"abc", b"ab"]
@@ -55,7 +56,7 @@ def test_they_are_those_made_here(tables: TableProcess) -> None:
         assert is_made_here(tables.make_table(constraint, *ABOUT), constraint)
     for without in (regex_constraint("(0|1)*1(0|1){30}"), json_constraint({}), "{", "€"):
         assert tables.make_table(without, *ABOUT) is None
-    assert os.sched_getscheduler(worker().pid) == os.SCHED_IDLE
+    assert worker().nice() == os.getpriority(os.PRIO_PROCESS, 0) + NICE
 
 
 def test_a_killed_process_is_replaced(tables: TableProcess) -> None:
@@ -75,7 +76,7 @@ def test_what_fails_twice_has_no_table_and_says_so(
         raise fault
 
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
-        patched.setattr(LimitedProcess, "ask", fail)
+        patched.setattr(LimitedProcess, "ask_beside", fail)
         assert tables.make_table(REGEX, *ABOUT) is None
     assert [record.message for record in caplog.records] == [
         f"a constraint's table was not made: {fault}"
@@ -105,16 +106,16 @@ def test_it_has_no_threads_of_libraries(tables: TableProcess) -> None:
 
 
 @pytest.mark.parametrize("fault", [PermissionError, OSError])
-def test_a_system_that_has_no_idle_processors_to_give_has_tables(
+def test_a_system_that_ranks_no_processes_has_tables(
     fault: type[OSError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> NoReturn:
         raise fault("as a sandbox says")
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "sched_setscheduler", refuse)
-        patched.setattr(os, "setpriority", refuse)
-        take_idle_processors()
+        patched.setattr(os, "nice", refuse)
+        patched.setattr(Path, "write_text", refuse)
+        yield_processors()
 
 
 def test_a_table_that_takes_too_long_is_not_begun_again(
