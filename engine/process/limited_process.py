@@ -181,6 +181,11 @@ def _run_and_exit(work: Callable[[], None]) -> NoReturn:
         os._exit(0)
 
 
+class _Process(subprocess.Popen[bytes]):
+    control: socket.socket
+    """Takes connections over which it answers."""
+
+
 class LimitedProcess:
     """Runs a module that answers messages. One thread at a time may `ask`, any may `ask_beside`."""
 
@@ -188,8 +193,7 @@ class LimitedProcess:
         """`first` is the message that each new process gets before any other."""
         self._module = module
         self._first = first
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._process: _Process | None = None
         self._lock = threading.Lock()  # of those who start it to ask beside others
         self._is_closed = False
 
@@ -213,32 +217,31 @@ class LimitedProcess:
         except OSError as error:
             raise Died(f"it failed: {error}", 0) from None
 
-    def _hand_over(self, connection: socket.socket) -> subprocess.Popen[bytes]:
+    def _hand_over(self, connection: socket.socket) -> _Process:
         """Give the process a connection, and return it; start it if it is not there."""
         with self._lock:
             process = self._process
             if process is not None and process.poll() is None:
-                assert self._control is not None
                 try:
-                    socket.send_fds(self._control, [b"?"], [connection.fileno()])
+                    socket.send_fds(process.control, [b"?"], [connection.fileno()])
                     return process
                 except BrokenPipeError:  # it is about to end
                     process.kill()
             process = self.start()
-            socket.send_fds(self._control, [b"?"], [connection.fileno()])
+            socket.send_fds(process.control, [b"?"], [connection.fileno()])
             return process
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> _Process:
         """Start anew. Raises ProcessFailed with what is wrong with the first message."""
         self._kill()
-        self._control, control = socket.socketpair()
-        with control:
-            self._process = process = subprocess.Popen(
+        control, theirs = socket.socketpair()
+        with theirs:
+            process = _Process(
                 # -P: a folder named as ours where we are started is not ours
-                [sys.executable, "-P", "-m", self._module, str(os.getpid()), str(control.fileno())],
+                [sys.executable, "-P", "-m", self._module, str(os.getpid()), str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                pass_fds=[control.fileno()],
+                pass_fds=[theirs.fileno()],
                 start_new_session=True,  # a terminal's Ctrl-C is for us
                 env={
                     "OPENBLAS_NUM_THREADS": "1",  # which each take 40 MiB of MAX_MEMORY
@@ -246,6 +249,7 @@ class LimitedProcess:
                     **{name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
                 },
             )
+        process.control, self._process = control, process
         if self._is_closed:  # by a thread that may not have seen this process
             self._kill()
             raise Died("it is closed", 0)
@@ -255,7 +259,7 @@ class LimitedProcess:
 
     def _ask(
         self,
-        process: subprocess.Popen[bytes],
+        process: _Process,
         inbox: IO[bytes],
         outbox: IO[bytes],
         message: object,
@@ -301,7 +305,7 @@ class LimitedProcess:
             return
         process.kill()
         process.wait()
-        for stream in (process.stdin, process.stdout, self._control):
+        for stream in (process.stdin, process.stdout, process.control):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):  # what it never read
                     stream.close()
