@@ -114,6 +114,10 @@ SEQUENCES = _labelled(
 RUNNING = _gauge("srm_engine_running_sequences", "Sequences that hold a slot.")
 WAITING = _gauge("srm_engine_waiting_sequences", "Sequences accepted and not yet started.")
 TABLE_BYTES = _gauge("srm_engine_table_bytes", "Bytes of the tables of running constraints.")
+GRAMMAR_BYTES = _gauge(
+    "srm_engine_grammar_bytes",
+    "Bytes of compiled constraints, kept or in use, with what they have learnt of texts.",
+)
 PARKED = _gauge(
     "srm_engine_parked_sequences",
     "Sequences that gave up their slot to others and wait for one to go on in.",

@@ -8,14 +8,19 @@ that is regular and small enough has a table too, which allows the same tokens.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
+from threading import Lock
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -26,17 +31,18 @@ from srm.engine.config import ModelConfig
 from srm.engine.constraints.automaton import TokenAutomaton, compile_automaton
 from srm.engine.constraints.trial import LIMITS, tokenizer_of
 from srm.engine.cores import available_cores
-from srm.engine.errors import InvalidRequest, SRMError
+from srm.engine.errors import InvalidRequest, Overloaded, SRMError
+from srm.engine.memory import resident_bytes
 from srm.engine.tokenizer_file import parse_tokenizer, read_file
 
 I32 = npt.NDArray[np.int32]
 MakeTable = Callable[[str, list[bytes], int, int], TokenAutomaton | None]
 """As `compile_automaton`."""
-MAX_KEPT = 64
-"""Most compiled grammars that are kept for later requests."""
-MAX_KEPT_BYTES = 64 * 1024 * 1024
-"""Most bytes of their tables."""
-
+MAX_BYTES = 512 * 1024 * 1024
+"""Most bytes of all grammars, kept for later requests or in use, with their tables and what they
+have learnt of the texts that follow them."""
+MAX_LEARNT = 32 * 1024 * 1024
+"""Bytes that a grammar learns before it is compiled anew."""
 RENEWED_AFTER = 10_000
 """Masks after which a grammar that fails is compiled anew: one that fails sooner is not."""
 MAX_MATCHERS = 100_000
@@ -46,23 +52,61 @@ MAX_MATCHERS = 100_000
 class Grammar:
     """A constraint, compiled."""
 
-    def __init__(self, make: Callable[[], LLMatcher], vocab_size: int) -> None:
-        """`make` compiles it. Raises as that."""
+    def __init__(
+        self,
+        make: Callable[[], LLMatcher],
+        vocab_size: int,
+        beside: Callable[[Callable[[], object]], object] = lambda work: work(),
+    ) -> None:
+        """`make` compiles it. `beside` has work done whose time has no bound, by default at once.
+        Raises as `make`."""
         self.automaton: TokenAutomaton | None = None
         """Its table, if it has one."""
-        self._make = make
+        self._make, self._beside = make, beside
+        before = resident_bytes()
         self._matcher = make()
-        self._renewed_at = 0
         self.num_words = -(-vocab_size // 32)
         """Words of a mask."""
         self.first_mask: I32 = make_masks([self.start()], self.num_words)[0]
         """Mask of a text that has no token yet: i32[words]."""
+        self._compiled = max(0, resident_bytes() - before)
+        self.learnt = 0
+        """Bytes by which the process grew while texts followed it."""
+        self._renewed_at = 0
+        self._is_asked = False
+        self._fresh: LLMatcher | None = None
 
-    def renew(self, num_masks: int) -> None:
-        """Compile it anew, if that was long ago by the number of masks made ever. All matchers
-        share what it has learnt of texts, which may reach one of LIMITS by their number."""
-        if num_masks - self._renewed_at >= RENEWED_AFTER:
-            self._matcher, self._renewed_at = self._make(), num_masks
+    @property
+    def nbytes(self) -> int:
+        return self._compiled + self.learnt + (self.automaton.nbytes if self.automaton else 0)
+
+    def ask_renewal(self) -> None:
+        """Have it compiled anew beside the steps. All matchers share what it has learnt of texts,
+        which takes memory and may reach one of LIMITS."""
+        if not self._is_asked:
+            self._is_asked = True
+            self._beside(self._renew)
+
+    def may_be_renewed(self, num_masks: int) -> bool:
+        """Whether that may help, by the number of masks made ever: it was long ago."""
+        return num_masks - self._renewed_at >= RENEWED_AFTER
+
+    def take_renewed(self, num_masks: int) -> list[LLMatcher]:
+        """Go on with what was compiled anew, if it is there; return what it was before, which
+        goes with its matchers to `release`."""
+        fresh, self._fresh = self._fresh, None
+        if fresh is None:
+            return []
+        before, self._matcher = self._matcher, fresh
+        self.learnt, self._renewed_at, self._is_asked = 0, num_masks, False
+        return [before]
+
+    def release(self, matchers: list[LLMatcher]) -> None:
+        """Free what matchers held; the caller has no others of them."""
+        self._beside(partial(_free, matchers))
+
+    def _renew(self) -> None:
+        self._fresh = self._make()
 
     def start(self, token_ids: bytes = b"") -> LLMatcher:
         """Return a matcher for a text of these tokens, int32."""
@@ -87,6 +131,17 @@ class Grammars:
         """The bytes of each token, once a constraint was compiled; those of a special one are
         empty."""
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
+        self._all = WeakSet[Grammar]()  # those in use too
+        self._lock = Lock()
+        self.beside: Callable[[Callable[[], object]], object] = lambda work: work()
+        """Has work done that steps are not to wait for; by default at once."""
+        self.shown_bytes = 0
+        """`nbytes` as of the last `make_room`."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that are kept or in use."""
+        return sum(grammar.nbytes for grammar in self._all)
 
     def has(self, constraint: str) -> bool:
         """Whether `compile` has nothing to do for it."""
@@ -107,7 +162,8 @@ class Grammars:
 
     def build(self, constraint: str, make_table: MakeTable = compile_automaton) -> Grammar:
         """As `compile`, anew; for any thread. Raises what `make_table` does."""
-        tokenizer = self._read_tokenizer()
+        with self._lock:
+            tokenizer = self._read_tokenizer()
         vocab_size = self._model.vocab_size
         written = unforced(constraint)
 
@@ -119,20 +175,35 @@ class Grammars:
                 )
             return matcher
 
-        grammar = Grammar(make, vocab_size)
+        grammar = Grammar(make, vocab_size, self.beside)
         grammar.automaton = make_table(
             constraint, self.tokens, vocab_size, self._model.eos_token_id
         )
         return grammar
 
     def keep(self, constraint: str, grammar: Grammar) -> None:
-        """Keep it for `compile`; those that were not used for longest make room."""
+        """Keep it for `compile`; those that were not used for longest make room. Raises Overloaded
+        if those in use leave too little for it."""
         self._kept[constraint] = grammar
-        tables = [own.automaton for own in self._kept.values()]
-        num_bytes = sum(table.nbytes for table in tables if table)
-        while len(self._kept) > MAX_KEPT or num_bytes > MAX_KEPT_BYTES:
-            _, dropped = self._kept.popitem(last=False)
-            num_bytes -= dropped.automaton.nbytes if dropped.automaton else 0
+        self._all.add(grammar)
+        self.make_room()
+        if (nbytes := self.nbytes) > MAX_BYTES and len(self._all) > 1:
+            del self._kept[constraint]
+            raise Overloaded(
+                f"the constraints in use take {nbytes - grammar.nbytes} of {MAX_BYTES} bytes, and "
+                f"this one takes {grammar.nbytes}",
+                excess=1,
+            )
+
+    def make_room(self) -> Grammar | None:
+        """Give up those not used for longest while all take too many bytes. If those in use do,
+        return the one that has learnt most, which is to be renewed."""
+        while len(self._kept) > 1 and self.nbytes > MAX_BYTES:
+            self._kept.popitem(last=False)
+        self.shown_bytes = self.nbytes
+        if self.shown_bytes <= MAX_BYTES:
+            return None
+        return max(self._all, key=attrgetter("learnt"))
 
     def _read_tokenizer(self) -> LLTokenizer:
         if self._tokenizer is None:
@@ -158,7 +229,8 @@ class Matchers:
     """Where sequences stand in their grammars, by slot."""
 
     def __init__(self) -> None:
-        self._of: dict[int, LLMatcher] = {}
+        self._of: dict[int, tuple[LLMatcher, Grammar]] = {}
+        self._renewing: set[Grammar] = set()
         self.num_masks = 0
         """Masks made, ever."""
         self.seconds = 0.0
@@ -177,31 +249,64 @@ class Matchers:
         `tokens` are the last ones, before which a slot's mask was made if it is known here. `find`
         returns the grammar and all tokens, int32, of one that is not.
         """
-        started = time.perf_counter()
+        started, held = time.perf_counter(), resident_bytes()
+        for grammar in list(self._renewing):
+            self._take_renewed(grammar)
         known = [self._of.get(slot) for slot in slots]
-        behind = [(matcher, token) for matcher, token in zip(known, tokens, strict=True) if matcher]
+        behind = [(own[0], token) for own, token in zip(known, tokens, strict=True) if own]
         if behind:
             consume_token_par(_executor(), behind)
-        for slot in [slot for slot, matcher in zip(slots, known, strict=True) if matcher is None]:
+        for slot in [slot for slot, own in zip(slots, known, strict=True) if own is None]:
             grammar, token_ids = find(slot)
-            self._of[slot] = grammar.start(token_ids)
-        num_words = find(slots[0])[0].num_words
-        masks = make_masks([self._of[slot] for slot in slots], num_words)
+            self._of[slot] = grammar.start(token_ids), grammar
+        num_words = self._of[slots[0]][1].num_words
+        masks = make_masks([self._of[slot][0] for slot in slots], num_words)
         for place in np.flatnonzero(~masks.any(axis=1)).tolist():
             masks[place] = self._try_again(slots[place], find)
+        if (grown := resident_bytes() - held) > 0:
+            self._count_learnt({self._of[slot][1] for slot in slots}, grown)
         for slot in list(islice(self._of, max(0, len(self._of) - MAX_MATCHERS))):
             del self._of[slot]  # to be made again of its tokens
         self.num_masks += len(masks)
         self.seconds += time.perf_counter() - started
         return masks
 
+    def _count_learnt(self, grammars: set[Grammar], num_bytes: int) -> None:
+        for grammar in grammars:
+            grammar.learnt += num_bytes // len(grammars)
+            if grammar.learnt > MAX_LEARNT:
+                self.renew(grammar)
+
+    def renew(self, grammar: Grammar) -> None:
+        """Have a grammar compiled anew, and go on with that once it is there."""
+        self._renewing.add(grammar)
+        grammar.ask_renewal()
+
+    def _take_renewed(self, grammar: Grammar) -> None:
+        """Go on with a grammar that was compiled anew, if it is: its matchers are made again."""
+        if old := grammar.take_renewed(self.num_masks):
+            self._renewing.discard(grammar)
+            for slot in [slot for slot, own in self._of.items() if own[1] is grammar]:
+                old.append(self._of.pop(slot)[0])
+            grammar.release(old)
+
     def _try_again(self, slot: int, find: Callable[[int], tuple[Grammar, bytes]]) -> I32:
         """Return the mask of a slot whose matcher failed: by a new one, if that may help."""
         grammar, token_ids = find(slot)
-        grammar.renew(self.num_masks)
-        self._of[slot] = grammar.start(token_ids)
-        mask: I32 = make_masks([self._of[slot]], grammar.num_words)[0]
+        if grammar.may_be_renewed(self.num_masks):
+            self.renew(grammar)
+            self._take_renewed(grammar)
+        self._of[slot] = grammar.start(token_ids), grammar
+        mask: I32 = make_masks([self._of[slot][0]], grammar.num_words)[0]
         return mask
+
+
+def _free(matchers: list[LLMatcher]) -> None:
+    """Free what matchers hold, and give it back to the system: else what others learn next takes
+    its place, and is not seen."""
+    matchers.clear()
+    with suppress(AttributeError):  # another libc
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def unforced(constraint: str) -> str:

@@ -1,4 +1,4 @@
-"""Requests whose constraints are being compiled, on a thread beside the steps; their tables in a
+"""Requests whose constraints are being compiled, on threads beside the steps; their tables in a
 process."""
 
 from __future__ import annotations
@@ -7,7 +7,9 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from threading import Lock
 from typing import NamedTuple
@@ -16,10 +18,14 @@ import msgspec
 
 from srm.engine.constraints.grammars import Grammar, Grammars
 from srm.engine.constraints.share_lines import Share, ShareLines
-from srm.engine.errors import InvalidRequest, Overloaded
+from srm.engine.errors import InvalidRequest, Overloaded, RequestError
 from srm.engine.messages import Request, StopSamples
-from srm.engine.process.table_process import TableProcess
+from srm.engine.process.limited_process import FIRST_CPU_S
+from srm.engine.process.table_process import CPU_S, OutOfTime, TableProcess
 
+NUM_THREADS = 4
+"""Most constraints that are compiled at a time, each of another share. Half of the threads are for
+those that were not tried yet."""
 logger = logging.getLogger(__name__)
 
 
@@ -40,12 +46,15 @@ class Waiting(NamedTuple):
 class _Build:
     constraint: str
     waiting: dict[tuple[bytes, str], Waiting] = field(default_factory=dict)
-    result: Grammar | BaseException | None = None  # None: not there yet
+    result: Grammar | BaseException | None = None  # None: not there yet, or not tried again
+    is_again: bool = False
+    is_done: bool = False
 
 
 class Compiling:
     """The requests that wait for their grammars. Equal constraints are compiled once; shares have
-    theirs compiled in turn. Keeps: what a call costs does not depend on how many wait."""
+    theirs compiled in turn, one at a time, and one whose table takes long is tried again behind
+    others. Keeps: what a call costs does not depend on how many wait."""
 
     def __init__(self, grammars: Grammars, max_waiting: int) -> None:
         """`max_waiting`: most sequences of a share that wait here."""
@@ -54,11 +63,13 @@ class Compiling:
         self._waiting: dict[tuple[bytes, str], Waiting] = {}  # by client and id
         self._counts = Counter[Share]()  # sequences that wait
         self._builds: dict[str, _Build] = {}  # by constraint, until they are taken
-        self._lines = ShareLines[_Build]()  # those not begun
+        self._lines = ShareLines[_Build]()
+        self._num_again = 0  # threads that have one that takes long
         self._lock = Lock()  # of the lines
         self._built = SimpleQueue[_Build]()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="compile")
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="compile")
         self._tables = TableProcess()
+        grammars.beside = self._do_beside
 
     def __len__(self) -> int:
         return len(self._builds)
@@ -86,8 +97,7 @@ class Compiling:
                 excess=before + count - self._max_waiting,
             )
         self._enter(waiting)
-        if known is None:
-            self._thread.submit(self._build_next)
+        self._threads.submit(self._build_all)
         return True
 
     def stop(self, client: bytes, message: StopSamples) -> bool:
@@ -97,17 +107,22 @@ class Compiling:
             waiting.stops.append(message)
         return waiting is not None
 
-    def take_compiled(self) -> Iterator[tuple[Waiting, InvalidRequest | None]]:
+    def take_compiled(self) -> Iterator[tuple[Waiting, RequestError | None]]:
         """Yield those that wait no more, and why the constraint is refused if it is."""
         while not self._built.empty():
             build = self._built.get()
+            if build.result is None and build.waiting:
+                continue  # who came when nobody asked for it any more had it tried again
             del self._builds[build.constraint]
-            error: InvalidRequest | None = None
+            error: RequestError | None = None
             if isinstance(build.result, Grammar):
-                self._grammars.keep(build.constraint, build.result)
+                try:
+                    self._grammars.keep(build.constraint, build.result)
+                except Overloaded as refused:
+                    error = refused
             elif isinstance(build.result, InvalidRequest):
                 error = build.result
-            else:  # a bug, here or in the library
+            elif build.result is not None:  # a bug, here or in the library
                 logger.error("a constraint could not be compiled", exc_info=build.result)
                 error = InvalidRequest(
                     f"constraint cannot be compiled: {build.result}", "constraint"
@@ -137,9 +152,9 @@ class Compiling:
         return dropped
 
     def close(self) -> None:
-        """End the thread, which the process's exit waits for: soon, but for what llguidance is at,
+        """End the threads, which the process's exit waits for: soon, but for what llguidance is at,
         whose own limits end that within seconds."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._tables.close()
 
     def _enter(self, waiting: Waiting) -> None:
@@ -147,7 +162,7 @@ class Compiling:
         self._waiting[key] = build.waiting[key] = waiting
         self._counts[waiting.share] += waiting.request.params.n
         with self._lock:
-            if build.constraint not in self._builds or build in self._lines:
+            if not build.is_done:
                 self._lines.push(build, waiting.share)
         self._builds[build.constraint] = build
 
@@ -162,14 +177,40 @@ class Compiling:
         if is_unasked:
             del self._builds[build.constraint]
 
-    def _build_next(self) -> None:
-        """On the thread: compile what is next, if those who asked for it have not left."""
-        with self._lock:
-            build = self._lines.pop()
-        if build is None:
-            return
-        try:
-            build.result = self._grammars.build(build.constraint, self._tables.make_table)
-        except BaseException as error:  # noqa: BLE001  a panic of the library is no Exception
-            build.result = error
-        self._built.put(build)
+    def _do_beside(self, work: Callable[[], object]) -> None:
+        def do() -> None:
+            try:
+                work()
+            except BaseException:  # as a panic of the library: what there was is used further
+                logger.exception("a constraint could not be compiled anew")
+
+        with suppress(RuntimeError):  # it is closed
+            self._threads.submit(do)
+
+    def _build_all(self) -> None:
+        """On a thread: compile what is next until nothing is that somebody asks for."""
+        while True:
+            with self._lock:
+                build = self._lines.pop(only_new=self._num_again >= NUM_THREADS // 2)
+                if build is None:
+                    return
+                self._num_again += build.is_again
+            cpu_s = CPU_S if build.is_again else FIRST_CPU_S
+            try:
+                result: Grammar | BaseException | None = self._grammars.build(
+                    build.constraint, partial(self._tables.make_table, cpu_s=cpu_s)
+                )
+            except OutOfTime:
+                result = None
+            except BaseException as error:  # noqa: BLE001  a panic of the library is no Exception
+                result = error
+            with self._lock:
+                self._num_again -= build.is_again
+                build.is_again = True
+                if result is None and self._lines.put_back(build):
+                    continue
+                if result is not None:
+                    self._lines.finish(build)
+                    build.is_done = True
+                build.result = result
+            self._built.put(build)

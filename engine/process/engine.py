@@ -41,6 +41,10 @@ class BoundWeights(NamedTuple):
     fingerprint: str
 
 
+_ROOM_STEPS = 16
+"""Steps after which it is seen to what constraints have learnt."""
+
+
 class _Step(NamedTuple):
     batch: Batch
     launched: Launched
@@ -365,6 +369,8 @@ class Engine:
         metrics.STEP_TOKENS.observe(step.batch.num_tokens)
         metrics.STEP_SECONDS.observe(now - max(step.started, self._last_completed))
         self._last_completed = now
+        if not self.num_steps % _ROOM_STEPS and (learnt := self.grammars.make_room()):
+            self.scheduler.table.matchers.renew(learnt)
         self._queue_rate.note(self.scheduler.num_left, now)
         self._count()
         self._publish()
@@ -403,6 +409,7 @@ class Engine:
             metrics.FREE_SLOTS: table.num_free,
             metrics.SLOT_USAGE: table.num_owned / table.num_slots,
             metrics.TABLE_BYTES: table.tables.nbytes,
+            metrics.GRAMMAR_BYTES: self.grammars.shown_bytes,
         }
         if levels != self._levels:
             self._levels = levels

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from threading import Lock
 
 import msgspec
 
@@ -40,10 +41,11 @@ class _Vocabulary(msgspec.Struct):
 
 
 class TableProcess:
-    """Makes tables in that process, which starts with the first. One thread at a time may ask."""
+    """Makes tables in that process, which starts with the first. Any thread may ask."""
 
     def __init__(self) -> None:
         self._process: LimitedProcess | None = None
+        self._lock = Lock()
         self._is_closed = False
 
     def make_table(
@@ -53,14 +55,17 @@ class TableProcess:
         it was killed, once. Then there is no table, as for one that takes too long; that is
         logged. Raises OutOfTime if it takes more than `cpu_s` of processor time, where that is
         less than CPU_S."""
-        if self._process is None:
-            vocabulary = _Vocabulary(tokens, vocab_size, eos)
-            self._process = LimitedProcess("srm.engine.process.table_process", vocabulary)
-            if self._is_closed:  # by a thread that may not have seen it
-                self._process.close()
+        with self._lock:
+            if self._process is None:
+                vocabulary = _Vocabulary(tokens, vocab_size, eos)
+                self._process = LimitedProcess("srm.engine.process.table_process", vocabulary)
+                if self._is_closed:  # by a thread that may not have seen it
+                    self._process.close()
         for _ in range(_TRIES):
             try:
-                data = self._process.ask_beside(constraint, Effort(cpu_s), WITHIN_S).data
+                data = self._process.ask_beside(
+                    constraint, Effort(cpu_s, cpu_s == CPU_S), WITHIN_S
+                ).data
             except (Died, OSError) as error:
                 is_died = isinstance(error, Died)
                 if is_died and error.is_out_of_time and cpu_s < CPU_S:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,17 @@ from llguidance import LLMatcher, LLParserLimits
 
 from srm.engine.constraints import grammars as matching
 from srm.engine.constraints.constraint import json_constraint, regex_constraint
-from srm.engine.constraints.grammars import MAX_KEPT, Grammar, Grammars, MakeTable, make_masks
-from srm.engine.errors import InvalidRequest, Overloaded
+from srm.engine.constraints.grammars import (
+    I32,
+    Grammar,
+    Grammars,
+    MakeTable,
+    Matchers,
+    make_masks,
+)
+from srm.engine.errors import InvalidRequest, Overloaded, RequestError
 from srm.engine.messages import Request, StopSamples
+from srm.engine.process import compiling as compiling_threads
 from srm.engine.process.compiling import Compiling
 from srm.engine.scheduler.round_robin import MASKED, MASKED_PART
 from srm.engine.steps.batch import Span
@@ -46,26 +55,71 @@ def constrained(name: str = "a", **settings: object) -> Request:
     return request_of(name, [5, 6], constraint=FEW, ignore_eos=False, max_tokens=9, **settings)
 
 
-def test_the_least_used_grammar_makes_room() -> None:
-    own = grammars()
-    first = own.compile(FEW)
-    for number in range(1, MAX_KEPT):
-        own.compile(LLMatcher.grammar_from_lark(f"start: /a{{{number}}}/"))
-    assert own.compile(FEW) is first
-    own.compile(LLMatcher.grammar_from_lark("start: /b/"))
-    assert own.has(FEW) and not own.has(LLMatcher.grammar_from_lark("start: /a{1}/"))
+def sized(constraint: str, nbytes: int) -> Grammar:
+    made = grammars().build(constraint)
+    made.learnt += nbytes - made.nbytes
+    return made
 
 
-def test_tables_make_room_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grammars_make_room_by_all_that_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "MAX_BYTES", 3_000)
+    own, words = grammars(), [regex_constraint(word) for word in "abc"]
+    for word in words:
+        own.keep(word, sized(word, 1_000))
+    own.compile(words[0])
+    own.compile(words[1]).learnt += 1
+    assert own.make_room() is None and own.nbytes == 2_001 == own.shown_bytes
+    assert [own.has(word) for word in words] == [True, True, False]
+
+
+def test_constraints_in_use_leave_room_or_others_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(matching, "MAX_BYTES", 3_000)
+    own, words = grammars(), [regex_constraint(word) for word in "abcd"]
+    used = [sized(word, 1_400) for word in words[:2]]
+    for word, grammar in zip(words, used, strict=False):
+        own.keep(word, grammar)
+    with pytest.raises(Overloaded, match="take 2800 of 3000 bytes, and this one takes 500"):
+        own.keep(words[2], sized(words[2], 500))
+    used[0].learnt += 500
+    assert own.make_room() is used[0], "it is to forget"
+    del used[:], grammar
+    own.keep(words[3], sized(words[3], 2_000))
+    assert own.nbytes == 2_000 and own.has(words[3])
+
+
+def test_what_a_grammar_learns_is_counted_and_forgotten_beside_the_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes, works = [0], list[Callable[[], object]]()
+
+    def grow() -> int:
+        sizes[0] += 10
+        return sizes[0]
+
     own = grammars()
-    words = [regex_constraint(f"[a-j]{{{number}}}") for number in (40, 41, 42)]
-    table = own.compile(words[0]).automaton
-    assert table is not None
-    monkeypatch.setattr(matching, "MAX_KEPT_BYTES", 3 * table.nbytes - 1)
-    own.compile(words[1])
-    assert own.has(words[0])
-    own.compile(words[2])
-    assert [own.has(word) for word in words] == [False, True, True]
+    own.beside = works.append
+    grammar = own.compile(json_constraint({"type": "string"}))
+    monkeypatch.setattr(matching, "resident_bytes", grow)
+    monkeypatch.setattr(matching, "MAX_LEARNT", 25)
+    matchers, text = Matchers(), np.array(ids_of('"ab'), np.int32)
+
+    def mask() -> I32:
+        return matchers.next_masks([0], [int(text[-1])], lambda _: (grammar, text.tobytes()))
+
+    first = mask()
+    matchers.forget([0])
+    for learnt in (20, 30):
+        assert np.array_equal(mask(), first) and grammar.learnt == learnt
+        matchers.forget([0])
+    assert len(works) == 1, "it is asked for once"
+    assert np.array_equal(mask(), first) and len(works) == 1, "steps go on meanwhile"
+    matchers.forget([0])
+    works.pop()()
+    assert np.array_equal(mask(), first) and grammar.learnt == 10
+    works.pop()()
+    assert not works, "what there was is freed"
 
 
 @pytest.mark.parametrize("constraint", ["{", '{"grammars":[]}', LLMatcher.grammar_from_lark("x")])
@@ -209,9 +263,9 @@ def test_a_matcher_that_made_room_is_made_again(monkeypatch: pytest.MonkeyPatch)
     assert tokens_of(run(engine)) == expected
 
 
-def compiled(compiling: Compiling) -> list[tuple[str, InvalidRequest | None]]:
+def compiled(compiling: Compiling) -> list[tuple[str, RequestError | None]]:
     """Ids and errors of all that wait, once they need not."""
-    answers: list[tuple[str, InvalidRequest | None]] = []
+    answers: list[tuple[str, RequestError | None]] = []
     while len(compiling):
         answers += [(own.request.id, error) for own, error in compiling.take_compiled()]
     return answers
@@ -315,6 +369,7 @@ def test_no_more_sequences_of_a_share_wait_for_constraints_than_may_wait(
 def test_shares_have_their_constraints_compiled_in_turn_and_high_priorities_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(compiling_threads, "NUM_THREADS", 1)
     own = grammars()
     goes_on, begun = held(own, monkeypatch)
     compiling = Compiling(own, 100)
@@ -362,6 +417,7 @@ def test_an_id_that_waits_is_in_use_but_for_what_is_durable(
 def test_all_that_wait_are_dropped_and_what_was_begun_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(compiling_threads, "NUM_THREADS", 1)
     own = grammars()
     goes_on, begun = held(own, monkeypatch)
     compiling = Compiling(own, 1)
