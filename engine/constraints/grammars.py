@@ -200,6 +200,7 @@ class Grammars:
         return the one that has learnt most, which is to be renewed."""
         while len(self._kept) > 1 and self.nbytes > MAX_BYTES:
             self._kept.popitem(last=False)
+            self.beside(partial(_free, []))
         self.shown_bytes = self.nbytes
         if self.shown_bytes <= MAX_BYTES:
             return None

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, NoReturn, cast
 
 import msgspec
 
@@ -89,6 +89,10 @@ class Answer(msgspec.Struct):
     """The signal that ended who was to answer; 0: it left."""
 
 
+def _stream(connection: socket.socket) -> IO[bytes]:
+    return cast(IO[bytes], connection.makefile("rwb"))
+
+
 def send(stream: IO[bytes], message: object) -> None:
     body = msgspec.json.encode(message)
     stream.write(len(body).to_bytes(8, "little") + body)
@@ -144,7 +148,7 @@ def answer_each(control: int, answer: Callable[[bytes], Answer]) -> None:
 
 def _answer_over(connection: int, answer: Callable[[bytes], Answer]) -> None:
     """In a child: have another one answer, and say so if it does not."""
-    with socket.socket(fileno=connection) as peer, peer.makefile("rwb") as stream:
+    with socket.socket(fileno=connection) as peer, _stream(peer) as stream:
         effort, message = receive(stream), receive(stream)
         if effort is None or message is None:
             return
@@ -209,7 +213,7 @@ class LimitedProcess:
         """As `ask`, beside others, of a module that calls `answer_each`."""
         try:
             ours, theirs = socket.socketpair()
-            with ours, ours.makefile("rwb") as stream:
+            with ours, _stream(ours) as stream:
                 with theirs:
                     process = self._hand_over(theirs)
                 send(stream, effort)

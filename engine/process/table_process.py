@@ -66,14 +66,13 @@ class TableProcess:
                 data = self._process.ask_beside(
                     constraint, Effort(cpu_s, cpu_s == CPU_S), WITHIN_S
                 ).data
-            except (Died, OSError) as error:
-                is_died = isinstance(error, Died)
-                if is_died and error.is_out_of_time and cpu_s < CPU_S:
+            except Died as error:
+                if error.is_out_of_time and cpu_s < CPU_S:
                     raise OutOfTime from None
                 if self._is_closed:
                     break
                 logger.warning("a constraint's table was not made: %s", error)
-                if is_died and (error.is_late or error.is_over_limit):
+                if error.is_late or error.is_over_limit:
                     break
             else:
                 return TokenAutomaton.of_bytes(data, vocab_size) if data else None

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from functools import cached_property, lru_cache
+from functools import cached_property
+from sys import getsizeof
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
@@ -17,8 +18,10 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Raw, UnsetType
 
+from srm.engine.memory import Cache
 from srm.engine.messages import FinishReason, Output
 from srm.engine.steps.tokens import Tokens
+from srm.server import metrics
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.generation import Generation
 from srm.server.http.responses import DONE, escape_line_ends, frame, frame_error
@@ -168,8 +171,13 @@ class EventTemplate(NamedTuple):
     has_counts: bool
 
 
-MOST_KNOWN = 64
-"""Examples after which those before are made again."""
+_known = Cache[tuple[type["Format"], bool, bytes], tuple[bytes, ...]](
+    8 * 1024 * 1024, metrics.CACHE_BYTES.labels("choice templates").set
+)
+"""The pieces of encoded examples."""
+_heads = Cache[tuple[bytes, bytes, int], npt.NDArray[np.object_]](
+    32 * 1024 * 1024, metrics.CACHE_BYTES.labels("choice beginnings").set
+)
 
 
 class ChoiceTemplate:
@@ -177,9 +185,6 @@ class ChoiceTemplate:
 
     A choice may show what its request says: only requests whose example is the same share them.
     """
-
-    _known: ClassVar[dict[tuple[type[Format], bool, bytes], tuple[bytes, ...]]] = {}
-    """The pieces of encoded examples."""
 
     def __init__(self, form: Format) -> None:
         """Raises ValueError if the format has index, text and scores in another order, or shows
@@ -205,7 +210,12 @@ class ChoiceTemplate:
 
     def heads(self, size: int) -> npt.NDArray[np.object_]:
         """Return object[at least size]: by index, a comma and the JSON before the text."""
-        return _heads(self._begin, self._between, 1 << (size - 1).bit_length())
+        key = self._begin, self._between, 1 << (size - 1).bit_length()
+        if (heads := _heads.get(key)) is None:
+            parts = [b",%b%d%b" % (self._begin, index, self._between) for index in range(key[2])]
+            heads = np.array(parts, np.object_)
+            _heads.put(key, heads, heads.nbytes + sum(map(getsizeof, parts)))
+        return heads
 
     def end(
         self, finish_reason: FinishReason | None, stop_reason: str | int | None
@@ -246,18 +256,11 @@ class ChoiceTemplate:
             example = encode_json(choice)
             if known is None:
                 key = type(self._form), has_scores, example
-                if key in self._known:
-                    return self._known[key]
+                if (before := _known.get(key)) is not None:
+                    return before
                 known = Template(example, INDEX, TEXT, *scores).pieces
             elif Template(example, index, TEXT, *scores).pieces != known:
                 raise ValueError("choices differ in more than index, text and scores")
         assert known is not None
-        if len(self._known) == MOST_KNOWN:
-            self._known.clear()
-        self._known[key] = known
+        _known.put(key, known, len(example) + sum(map(getsizeof, known)))
         return known
-
-
-@lru_cache(maxsize=32)
-def _heads(begin: bytes, between: bytes, size: int) -> npt.NDArray[np.object_]:
-    return np.array([b",%b%d%b" % (begin, index, between) for index in range(size)], np.object_)

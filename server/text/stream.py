@@ -9,10 +9,13 @@ from __future__ import annotations
 import codecs
 import re
 from array import array
-from functools import lru_cache
 from itertools import accumulate
+from sys import getsizeof
 
 import numpy as np
+
+from srm.engine.memory import Cache
+from srm.server import metrics
 
 _WIDTH = 16
 """Bytes of a row. Runs with a longer token are joined as Python bytes."""
@@ -21,6 +24,8 @@ _ELSEWHERE = b"\xfe"
 """First byte of a row that does not hold its token. Neither byte is ever part of UTF-8, so besides
 long tokens only those with such a byte are not in their rows."""
 BROKEN = -1
+_LONG = 1024
+"""Bytes of a pattern that is not to be kept."""
 _FEW = 64
 """Fewest tokens for which the gather is faster."""
 
@@ -71,10 +76,17 @@ UNKNOWN, CLEAN, NEAR = range(3)
 before."""
 
 
-@lru_cache(maxsize=64)
-def _kinds_of(table: ByteTable, _stops: tuple[bytes, ...]) -> bytearray:
+_kinds = Cache[tuple["ByteTable", tuple[bytes, ...]], bytearray](
+    16 * 1024 * 1024, metrics.CACHE_BYTES.labels("stop strings").set
+)
+
+
+def _kinds_of(table: ByteTable, stops: tuple[bytes, ...]) -> bytearray:
     """Return the kinds of tokens beside these stop strings, which all who look for them learn."""
-    return bytearray(len(table.entries))
+    if (known := _kinds.get((table, stops))) is None:
+        known = bytearray(len(table.entries))
+        _kinds.put((table, stops), known, len(known) + sum(map(getsizeof, stops)))
+    return known
 
 
 class StopStrings:
@@ -84,6 +96,8 @@ class StopStrings:
         """`stops` has at least one string, none empty."""
         self._all = tuple(stop.encode() for stop in stops)
         self._any = re.compile(b"|".join(map(re.escape, self._all)))
+        if len(self._any.pattern) > _LONG:
+            re.purge()  # it would keep the last 512 patterns, of whatever size
         self._beginnings = {stop[:size] for stop in self._all for size in range(1, len(stop))}
         self._longest_beginning = max(map(len, self._all)) - 1
         self._table = table

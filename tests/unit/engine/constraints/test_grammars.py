@@ -27,6 +27,8 @@ from srm.engine.errors import InvalidRequest, Overloaded, RequestError
 from srm.engine.messages import Request, StopSamples
 from srm.engine.process import compiling as compiling_threads
 from srm.engine.process.compiling import Compiling
+from srm.engine.process.limited_process import FIRST_CPU_S
+from srm.engine.process.table_process import CPU_S, OutOfTime, TableProcess
 from srm.engine.scheduler.round_robin import MASKED, MASKED_PART
 from srm.engine.steps.batch import Span
 from tests.engines.making import complete, engine_of, ints, request_of, scheduled
@@ -63,6 +65,7 @@ def sized(constraint: str, nbytes: int) -> Grammar:
 
 def test_grammars_make_room_by_all_that_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matching, "MAX_BYTES", 3_000)
+    monkeypatch.setattr(matching, "resident_bytes", lambda: 0)
     own, words = grammars(), [regex_constraint(word) for word in "abc"]
     for word in words:
         own.keep(word, sized(word, 1_000))
@@ -76,6 +79,7 @@ def test_constraints_in_use_leave_room_or_others_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(matching, "MAX_BYTES", 3_000)
+    monkeypatch.setattr(matching, "resident_bytes", lambda: 0)
     own, words = grammars(), [regex_constraint(word) for word in "abcd"]
     used = [sized(word, 1_400) for word in words[:2]]
     for word, grammar in zip(words, used, strict=False):
@@ -120,6 +124,29 @@ def test_what_a_grammar_learns_is_counted_and_forgotten_beside_the_steps(
     assert np.array_equal(mask(), first) and grammar.learnt == 10
     works.pop()()
     assert not works, "what there was is freed"
+
+
+def test_a_table_that_takes_long_is_made_behind_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, begun, goes_on = grammars(), list[tuple[str, float]](), threading.Event()
+
+    def make_table(_: TableProcess, constraint: str, *__: object, cpu_s: float) -> None:
+        begun.append((constraint, cpu_s))
+        if constraint == words[0] and cpu_s < CPU_S:
+            goes_on.wait()
+            raise OutOfTime
+
+    monkeypatch.setattr(TableProcess, "make_table", make_table)
+    compiling, words = Compiling(own, 100), [regex_constraint(word) for word in "abc"]
+    for word in words[:2]:
+        compiling.start(b"x", request_of(word, constraint=word, share="many"))
+    compiling.start(b"x", request_of("few", constraint=words[2], share="few"))
+    while len(begun) < 2:
+        pass
+    assert {*begun} == {(words[0], FIRST_CPU_S), (words[2], FIRST_CPU_S)}
+    goes_on.set()
+    assert len(compiled(compiling)) == 3
+    assert begun[2:] == [(words[1], FIRST_CPU_S), (words[0], CPU_S)]
+    compiling.close()
 
 
 @pytest.mark.parametrize("constraint", ["{", '{"grammars":[]}', LLMatcher.grammar_from_lark("x")])

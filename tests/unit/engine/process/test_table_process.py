@@ -65,7 +65,7 @@ def test_a_killed_process_is_replaced(tables: TableProcess) -> None:
     assert is_made_here(tables.make_table(CHOICE, *ABOUT), CHOICE)
 
 
-@pytest.mark.parametrize("fault", [Died("it failed", 9), OSError("no memory")])
+@pytest.mark.parametrize("fault", [Died("it failed", 9), Died("it failed: no memory", 0)])
 def test_what_fails_twice_has_no_table_and_says_so(
     tables: TableProcess,
     fault: Exception,
