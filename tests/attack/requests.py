@@ -12,6 +12,7 @@ import msgspec
 
 from srm.server.routes.app import OPERATIONS
 from srm.server.schema.openapi import Operation
+from tests.attack.hostile import hostile_constraint
 
 LARGE = '"' + "x" * 5000 + '"'
 EXTREMES = (
@@ -94,7 +95,12 @@ VALID: dict[str, Sequence[dict[str, Any]]] = {
         },
     ),
 }
-_POST = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n%b"
+PADDED_BYTES = 25_000_000
+"""Size of a body that is mostly blanks."""
+KEYS = {name: f"{name}-key-of-the-attack" for name in ("admin", "second", "third")}
+"""API keys by their names."""
+_POST = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer "
+_POST += KEYS["admin"].encode() + b"\r\n%b"
 GARBAGE = (
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     b"GET / HTTP/9.9\r\n\r\n",
@@ -157,7 +163,8 @@ def _body(rng: random.Random, operation: Operation, folders: list[str]) -> bytes
     names += [*operation.body.neutral, "nonsense"]
     for _ in range(rng.choice((0, 0, 1, 1, 1, 2, 3))):
         fields[rng.choice(names)] = rng.choice(EXTREMES)
-    text = "{" + ",".join(f'"{name}":{value}' for name, value in fields.items()) + "}"
+    blanks = " " * (PADDED_BYTES if rng.random() < 0.003 else 0)
+    text = "{" + blanks + ",".join(f'"{name}":{value}' for name, value in fields.items()) + "}"
     return text.encode("latin-1")
 
 
@@ -170,6 +177,8 @@ def _valid(rng: random.Random, kind: str, folders: list[str]) -> dict[str, Any]:
     if kind == "WeightsRequest":
         running = rng.choice(("finish", "drop", "continue", "refeed", "x"))
         return {"path": rng.choice(folders), "running": running}
+    if kind == "CompletionRequest" and rng.random() < 0.2:
+        return hostile_constraint(rng)
     return rng.choice(VALID[kind])
 
 

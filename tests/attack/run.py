@@ -7,7 +7,9 @@ a restart, before which one bit of what is stored is flipped. Exit code 1 if
 * a process gave up, or a traceback is in the log,
 * a 5xx was answered that is neither 503 with Retry-After nor 507 of a full disk, or nothing for
   five minutes,
-* a slot or a waiting sequence is left over, or an accepted line of a batch has not one answer.
+* a slot or a waiting sequence is left over, or an accepted line of a batch has not one answer,
+* a process holds more than `MOST_BYTES` when all is quiet,
+* one key learns of another's prompts or request ids.
 
 Requests and damage are drawn from `seed`; what meets what is up to the machine. Needs root, for the
 small disks.
@@ -29,13 +31,15 @@ from pathlib import Path
 
 import httpx
 import msgspec
+import psutil
 
 from srm.engine.settings import load
 from srm.loadtest.records import RECORDS, new_record, settings_of, write_record
 from tests.attack.damage import Clock, Disk, flip_bit
+from tests.attack.hostile import hostile_folders
 from tests.attack.ledger import Ledger
 from tests.attack.lying_worker import LIES, SELF_LIES, LyingWorker
-from tests.attack.requests import GARBAGE, Call, random_call
+from tests.attack.requests import GARBAGE, KEYS, Call, random_call
 from tests.attack.troubles import Troubles
 from tests.chaos.jobs import KilledServer, table
 from tests.serving import MAX_WAITING, NUM_SLOTS, free_port, write_text_model
@@ -66,6 +70,8 @@ ANSWER_S = 300.0
 SETTLE_S = 60.0
 """How long a batch may show no progress when all is quiet."""
 BATCH_LINES = 150
+MOST_BYTES = 1_500_000_000
+"""Memory of its own that a process may hold in quiet."""
 _FAULTY_LOG = re.compile(r"Traceback|giving up|Task exception was never|was never awaited")
 
 
@@ -107,6 +113,7 @@ class Attack:
         shutil.copytree(model, bad)
         (bad / "config.json").write_bytes(b'{"d_model": "\xff"}')
         self.folders = [str(same), str(bad), str(folder / "none"), "\x00", "x" * 4096]
+        self.folders += hostile_folders(model, folder)
         self.port, self.admin_port = free_port(), free_port()
         self.liar = LyingWorker({}, port=free_port())
         self.log = folder / "log"
@@ -115,14 +122,22 @@ class Attack:
             self.data,
             *SERVER_FLAGS,
             *(f"--port={self.port}", f"--admin-port={self.admin_port}", "--pause-lease-s=0.2"),
+            f"--weights-dir={folder}",
             f"--batch-workers=http://127.0.0.1:{self.liar.port}",
             log=self.log,
-            environment={**os.environ, **clock.environment, "TMPDIR": str(temp.folder)},
+            environment={
+                **os.environ,
+                **clock.environment,
+                "TMPDIR": str(temp.folder),
+                "SRM_API_KEYS": ",".join(f"{name} {key}" for name, key in KEYS.items()),
+            },
         )
         self._log_at = 0
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=config.clients)
         url = f"http://127.0.0.1:{self.admin_port}"  # which has all routes
-        self.http = httpx.AsyncClient(base_url=url, timeout=ANSWER_S, limits=limits)
+        self.http = httpx.AsyncClient(
+            base_url=url, timeout=ANSWER_S, limits=limits, headers=header_of("admin")
+        )
         self.troubles = Troubles(
             *(self.server, self.rng, disk, temp, clock, self.port, self.http),
             *(self.liar, str(same), self.fault),
@@ -166,6 +181,8 @@ class Attack:
         for fault in await self.ledger.settle(self.http, SETTLE_S):
             self.fault(fault)
         await self.check_idle()
+        await self.check_tenants()
+        self.check_memory()
         self.read_log()
 
     async def ask(self, done: asyncio.Event, rng: random.Random) -> None:
@@ -182,6 +199,7 @@ class Attack:
 
     async def send(self, call: Call) -> None:
         headers = {"content-type": call.kind} if call.body else {}
+        headers |= header_of(self.rng.choice([*KEYS]))
         try:
             reply = await self.http.request(
                 call.method, call.path, content=call.body or None, headers=headers
@@ -273,6 +291,23 @@ class Attack:
             await asyncio.sleep(0.25)
         self.fault(f"left over after half a minute of quiet: {held}")
 
+    async def check_tenants(self) -> None:
+        """A key learns neither that another has asked the same, nor of its request ids."""
+        secret = "".join(self.rng.choices("abcdefghij", k=40))
+        body = {"prompt": secret, "max_tokens": 1, "request_id": "the-same"}
+        for name in KEYS:
+            reply = await self.http.post("/v1/completions", json=body, headers=header_of(name))
+            details = reply.json().get("usage", {}).get("prompt_tokens_details") or {}
+            # The first letters may be those of a prompt of its own.
+            if reply.status_code != 200 or details.get("cached_tokens", 0) > len(secret) // 2:
+                self.fault(f"key {name} learnt of another's prompt: {reply.text[:300]}")
+
+    def check_memory(self) -> None:
+        for process in psutil.Process(self.server.process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if (held := process.memory_full_info().uss) > MOST_BYTES:
+                    self.fault(f"{held:,} bytes held by {' '.join(process.cmdline())[:200]}")
+
     def read_log(self) -> None:
         """Fail if the new lines of the log tell of a bug."""
         with self.log.open("rb") as file:
@@ -289,6 +324,10 @@ LEFT_OVER = (
     "srm_engine_parked_sequences",
     "srm_batch_lines_in_flight",
 )
+
+
+def header_of(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {KEYS[key]}"}
 
 
 def _metric(text: str, name: str) -> float:

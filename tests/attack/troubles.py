@@ -161,7 +161,9 @@ class Troubles:
                 await asyncio.sleep(self.rng.expovariate(1 / 2))
 
     async def _send_and_leave(self, path: str, body: bytes, patience_s: float) -> None:
-        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+        key = self.admin.headers["authorization"]
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: {key}\r\n"
+        head += f"content-length: {len(body)}\r\n\r\n"
         with suppress(OSError):
             _, writer = await asyncio.open_connection("127.0.0.1", self.port)
             writer.write(head.encode() + body)
