@@ -6,7 +6,7 @@ The sizes are those of a GPU, or tiny ones that rehearse every part on a process
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 LIMIT_S = {1: 280, 2: 400, 3: 330, 4: 415}
@@ -143,12 +143,15 @@ def _what_decides(sizes: Sizes) -> list[KitPart]:
     replays = {"rows": sizes.replayed_rows, "seconds": sizes.first_seconds, **gpu}
     rows = {"rows": sizes.first_rows, "op_rows": sizes.op_rows[-1:]}
     return [
-        *(_part("replays", 60, "replays", width, **replays) for width in sizes.widths),
+        *(
+            replace(_part("replays", 60, "", width, **replays), module="bench.host.replays")
+            for width in sizes.widths
+        ),
         *(_part("ops float8", 45, "ops", width, **rows, **float8) for width in sizes.widths),
         KitPart(
             name="serve",
             limit_s=60,
-            module="bench.gpu.serve",
+            module="bench.host.bundled",
             attempt_s=40,
             needs_gpu="tests serve the bundled models on a processor",
         ),

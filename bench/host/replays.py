@@ -1,4 +1,4 @@
-"""`python -m bench.gpu.replays TASK`: engine steps launched and replayed, in turns.
+"""`python -m bench.host.replays TASK`: engine steps launched and replayed, in turns.
 
 Both must give the same tokens and log-probabilities to the last bit. A line has tokens a second of
 each, and the microseconds that the host spends on each phase of a step.

@@ -1,4 +1,4 @@
-"""`python -m bench.gpu.serve TASK`: bundled models served on the GPU answer as their cards say.
+"""`python -m bench.host.bundled TASK`: bundled models served on the GPU answer as their cards say.
 
 What is asked is in the models' cards. A line has the seconds from the start to the first answer.
 """
