@@ -257,6 +257,9 @@ class Pause(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="pause"
     """Seconds without a Pause, LoadWeights or PutWeights after which steps are made again."""
     refeeds: bool = False
     """Whether weights that are changed meanwhile with `continue` are changed with `refeed`."""
+    waits: bool = False
+    """Whether what runs ends first, and nothing else begins. The Done comes when all has ended, or
+    a Refusal when steps are made again before."""
 
 
 class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="resume"):

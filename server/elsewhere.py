@@ -76,9 +76,6 @@ FIELDS: dict[str, str] = {
     "prompt_token_ids": "POST /v1/completions takes token ids as prompt; messages may have it",
     "generation_token_ids": "messages of POST /v1/chat/completions have it",
     "return_prompt_text": "POST /detokenize makes text of prompt_token_ids",
-    "regex": "structured_outputs = {regex: …} does it",
-    "json_schema": "structured_outputs = {json: …} does it",
-    "ebnf": "structured_outputs = {grammar: …} does it, in Lark's notation",
     "lora_path": _LORA,
     "weight_version": "cache_salt keeps the states of a policy apart; replies say weights_version",
 }  # fmt: skip

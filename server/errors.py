@@ -17,13 +17,14 @@ StepFailed
 StoreError
 └─ BatchesUnavailable    batches cannot be run now
 
-Every error body of the server has the nested shape `{"error": {message, type, param, code}}`, also
-those the framework raises.
+Every error body of the server has the nested shape `{"error": {message, type, param, code}}`, and
+`"type": "error"`, also those the framework raises.
 """
 
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Literal
 
 import msgspec
 from fastapi import Request
@@ -129,6 +130,8 @@ class ErrorDetail(msgspec.Struct, frozen=True):
 
 class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
+    type: Literal["error"] = "error"
+    """By which Anthropic's clients know an error."""
 
 
 INTERNAL = ErrorBody(ErrorDetail("internal server error", "api_error", None, "internal_error"))

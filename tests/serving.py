@@ -341,7 +341,9 @@ class Asked(threading.Thread):
 def error_of(reply: httpx.Response, status: int = 400) -> dict[str, Any]:
     """The error of a refusal with this status: in the one shape, and whether to retry is told."""
     assert reply.status_code == status, reply.text
-    error: dict[str, Any] = reply.json()["error"]
+    body = reply.json()
+    error: dict[str, Any] = body["error"]
+    assert (set(body), body["type"]) == ({"error", "type"}, "error")
     assert set(error) == {"message", "type", "param", "code"} and error["message"]
     assert reply.headers["x-request-id"]
     is_final = status not in {408, 409, 429, 500, 503}

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from llguidance import regex_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from srm.engine.constraints.json_schema import normalize_schema
 from srm.engine.errors import InvalidRequest
@@ -25,6 +26,8 @@ _MAX_DIGITS = 1_000
 _ESCAPES = 'nrbtf\\"'
 """Escapes of strings: without \\uXXXX each text has one spelling, so no name of a property has
 another one that evades its schema."""
+_EBNF = re.compile(r"^\s*[\w-]+\s*::=", re.M)
+"""A rule of EBNF, which Lark has with one colon."""
 _UNHONOURED = re.compile(r"%json\b|%llguidance\b|\[[^\]\n]*\b(?:temperature|stop_capture)\b")
 """What a Lark grammar of llguidance may have and is not honoured here."""
 
@@ -91,13 +94,14 @@ def choice_constraint(choices: Sequence[str]) -> str:
 
 
 def lark_constraint(grammar: str) -> str:
-    """Completions are what the rule `start` of a Lark grammar derives."""
+    """Completions are what the rule `start` of a Lark grammar derives, or `root` of one in EBNF."""
     if len(grammar) > MAX_GRAMMAR:
         raise InvalidRequest(f"it has {len(grammar)} characters; at most {MAX_GRAMMAR} are taken")
-    if "::=" in grammar:
-        raise InvalidRequest(
-            "it is GBNF or EBNF ('::='); only Lark is taken, as 'start: \"a\" | \"b\"'"
-        )
+    if _EBNF.search(grammar):
+        try:
+            grammar = gbnf_to_lark(grammar).removeprefix("%llguidance {}")
+        except Exception as error:  # noqa: BLE001 - the library's, which has no class for most
+            raise InvalidRequest(f"it is no EBNF: {error!s:.200}") from None
     if unhonoured := _UNHONOURED.search(grammar):
         raise InvalidRequest(f"{unhonoured[0].split()[0][:40]!r} is not supported in a grammar")
     return _grammar("lark_grammar", _text(grammar))

@@ -16,8 +16,9 @@ from srm.engine.messages import Done, Pause, Resume
 logger = logging.getLogger(__name__)
 
 # Places in the memory; times are of time.monotonic, which is the same in all processes.
-_PAUSED_AT, _LEASE_S, _ENDS_AT, _REFEEDS = range(4)  # _PAUSED_AT is 0 where steps are made
-_BYTES = 4 * 8
+# _PAUSED_AT is 0 where steps are made.
+_PAUSED_AT, _LEASE_S, _ENDS_AT, _REFEEDS, _WAITS = range(5)
+_BYTES = 5 * 8
 
 
 class Pausing:
@@ -39,6 +40,11 @@ class Pausing:
         """Whether it is a pause after which what runs is fed again by weights that are new."""
         return self.is_paused and self._shared[_REFEEDS] > 0
 
+    @property
+    def waits(self) -> bool:
+        """Whether it is a pause before which what runs is to end."""
+        return self.is_paused and self._shared[_WAITS] > 0
+
     def receive(self, message: Pause | Resume) -> Done:
         """Pause or resume; once more is the same as once, but begins the lease anew."""
         if isinstance(message, Resume):
@@ -46,6 +52,7 @@ class Pausing:
         now = time.monotonic()
         self._shared[_LEASE_S] = message.lease_s
         self._shared[_REFEEDS] = message.refeeds or self.refeeds
+        self._shared[_WAITS] = message.waits
         self.renew()
         if not self.is_paused:
             self._shared[_PAUSED_AT] = now

@@ -112,6 +112,9 @@ class EngineProcess:
         self.weight_reload = WeightReload(engine, load, config.weights_note)
         """The change of weights that is under way, if one is."""
         self._pausing = Pausing(config.pause_fd)
+        self._waiting_pauses: list[tuple[bytes, Done]] = []
+        """Clients whose pause waits for what runs, each with its answer."""
+        self._holds_back = False
         self._deadline: float | None = None  # of the drain; None: not draining
         self._leaves_at_once = False
         self._read_at = time.monotonic()  # when the inbox was read last
@@ -144,6 +147,7 @@ class EngineProcess:
                     self._durable.advance()
                 if self._pausing.has_changed():
                     self._send_statuses()
+                self._hold_back()
                 if self._makes_steps:
                     self._send_outputs(self._step())
                 elif self._engine.has_work:  # what waits beside what is paused is to be seen
@@ -162,11 +166,26 @@ class EngineProcess:
 
     @property
     def _makes_steps(self) -> bool:
-        return self._engine.has_work and not self._is_paused
+        ends_first = self._pausing.waits and not self._engine.scheduler.is_quiet
+        return self._engine.has_work and (ends_first or not self._is_paused)
 
     @property
     def _is_paused(self) -> bool:
         return self._pausing.is_paused and self._deadline is None  # what is drained is to end
+
+    def _hold_back(self) -> None:
+        """Let nothing begin where a pause waits for what runs; answer those that have waited."""
+        holds_back = self._is_paused and self._pausing.waits
+        if holds_back or self._holds_back:
+            self._engine.scheduler.is_held = holds_back or self.weight_reload.held_s > 0
+        self._holds_back = holds_back
+        if holds_back and self._waiting_pauses and not self._engine.scheduler.is_quiet:
+            self._pausing.renew()  # whoever paused is still there
+            return
+        error = EngineUnavailable("it was resumed before all that ran had ended")
+        for client, done in self._waiting_pauses:
+            self._send(client, done if self._is_paused else refusal(done.id, error))
+        self._waiting_pauses.clear()
 
     def _is_over(self) -> bool:
         if self._deadline is None:
@@ -274,7 +293,10 @@ class EngineProcess:
                 return
             done = self._pausing.receive(message)
             self._send_statuses()
-            self._send(client, done)
+            if isinstance(message, Pause) and message.waits:
+                self._waiting_pauses.append((client, done))
+            else:
+                self._send(client, done)
             return
         if isinstance(message, DropPrefixes):
             self._engine.scheduler.prefixes.forget()

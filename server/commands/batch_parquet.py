@@ -19,9 +19,9 @@ import msgspec
 from srm.engine.errors import UNDECODABLE, ConfigError, cut, did_you_mean
 from srm.server.batch.lines import RawLine
 from srm.server.commands.object_storage import Source, StoredObject
-from srm.server.schema.chat_request import CHAT_NEUTRAL, ChatRequest
+from srm.server.schema.chat_request import ChatRequest
 from srm.server.schema.completion_request import CompletionRequest
-from srm.server.schema.responses.request import RESPONSE_NEUTRAL, ResponseRequest
+from srm.server.schema.responses.request import ResponseRequest
 from srm.server.schema.sampling_fields import NEUTRAL
 from srm.server.schema.validation import hints_of
 
@@ -123,7 +123,7 @@ def read_rows(path: Source, max_line_bytes: int, only: str = "") -> Iterator[lis
 
 def _check_columns(path: Source, names: list[str]) -> None:
     """Raise ConfigError for a column that would have every row fail."""
-    known = {*_FIELDS, *NEUTRAL, *CHAT_NEUTRAL, *RESPONSE_NEUTRAL, "custom_id", "method", "url"}
+    known = {*_FIELDS, *NEUTRAL, "custom_id", "method", "url"}
     for name in names:
         if name not in known:
             raise ConfigError(

@@ -36,6 +36,7 @@ from srm.server.schema.responses.reply import (
     InputDetails,
     ItemEvent,
     PartEvent,
+    Reasoning,
     Response,
     ResponseError,
     ResponseEvent,
@@ -382,6 +383,8 @@ class ResponsesFormat(ItemFormat):
             | {
                 "model": self.model_name,
                 "parallel_tool_calls": bool(asked.parallel_tool_calls),
+                "reasoning": Reasoning(asked.reasoning and asked.reasoning.effort),
+                "store": False,
                 "text": asked.text or TextOptions(),
                 "top_logprobs": asked.top_logprobs or 0,
             },

@@ -34,10 +34,11 @@ class TrainerControl:
         """What the trainer calls the weights in use, else their number."""
         return self.client.label(status.weights_version)
 
-    async def pause(self, refeeds: bool = False) -> None:
+    async def pause(self, refeeds: bool = False, waits: bool = False) -> None:
         """Have all sequences stand still; returns when no step is under way. `refeeds`: weights
-        that are changed meanwhile are fed again what runs."""
-        await self.client.control(Pause(_id(), self._lease_s, refeeds))
+        that are changed meanwhile are fed again what runs; `waits`: what runs ends first, and
+        nothing else begins."""
+        await self.client.control(Pause(_id(), self._lease_s, refeeds, waits))
 
     async def resume(self) -> None:
         """Have them go on; nothing if they do."""

@@ -20,7 +20,7 @@ from srm.server.http.bodies import json_reply, parsed, read_body
 from srm.server.http.responses import WhileConnected
 from srm.server.rollouts.requests import VLLM_PARAMS
 from srm.server.rollouts.vllm import StartGeneration
-from srm.server.schema.chat_request import CHAT_FORMS, CHAT_NEUTRAL, ChatRequest, parse_chat
+from srm.server.schema.chat_request import CHAT_FORMS, ChatRequest, parse_chat
 from srm.server.schema.completion_request import PROMPT_FORMS, CompletionRequest, parse_completion
 from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.schema.sampling_fields import NEUTRAL
@@ -46,7 +46,7 @@ class RenderedRequest(msgspec.Struct, kw_only=True):
 OPERATIONS = (
     Operation("POST", "/v1/chat/completions/render", "The token ids of a chat; nothing is sampled.",
               RenderedRequest,
-              body=BodySchema(ChatRequest, {**CHAT_FORMS, "verify": VERIFY_FORMS}, CHAT_NEUTRAL),
+              body=BodySchema(ChatRequest, {**CHAT_FORMS, "verify": VERIFY_FORMS}, NEUTRAL),
               errors=(404, 409)),
     Operation("POST", "/v1/completions/render", "The token ids of each prompt, in a list.",
               RenderedRequest, may_be_list=True,
@@ -61,6 +61,7 @@ _RENDERED = {"truncate_prompt_tokens", "truncation_side", "add_special_tokens"}
 _SHOWING = {
     *("return_token_ids", "return_tokens_as_token_ids", "return_weight_versions"),
     *("stream_options", "max_completion_tokens", "user", "metadata", "response_format"),
+    *("json_schema", "regex", "ebnf"),
 }
 """Fields that change no token, or are said by another one."""
 
@@ -123,10 +124,9 @@ def _sampling(request: CompletionRequest) -> dict[str, Any]:
                 field.encode_name,
             )
         params[field.name] = value
-    form = request.response_format
-    given = request.structured_outputs
-    if form is not None and given is None and (source := request.constraint_source()) is not None:
-        outputs: dict[str, Any] = {"json": source.value}
+    given, source = request.structured_outputs, request.constraint_source()
+    if given is None and source is not None:
+        outputs: dict[str, Any] = {source.kind: source.value}
         if source.strict:
             outputs["disable_additional_properties"] = True
         params["structured_outputs"] = outputs

@@ -24,10 +24,18 @@ from srm.server.schema.json_parts import (
     token_ids,
     token_lists,
 )
-from srm.server.schema.sampling_fields import NEUTRAL, CacheSalt, NamedTokens, RequestId
+from srm.server.schema.sampling_fields import (
+    NEUTRAL,
+    STREAM_OPTIONS,
+    CacheSalt,
+    NamedTokens,
+    RequestId,
+    StreamOptions,
+)
 from srm.server.schema.until import MAX_CHOICES
 from srm.server.schema.validation import (
     Fields,
+    check_neutral,
     checked,
     given_fields,
     ids_of,
@@ -55,22 +63,19 @@ VLLM_PARAMS = {
         ).split()
     },
 }
-_SGLANG_PARAMS = {
-    **{name: name for name in _OF_BOTH},
+SGLANG_PARAMS = {
+    **{name: name for name in (*_OF_BOTH, "regex", "ebnf", "json_schema")},
     **{"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"},
     **{"no_stop_trim": "include_stop_str_in_output"},
 }
 """Sampling parameters, each with the name that it has in completions."""
-_VLLM_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+TOKENS_NEUTRAL = {
     **NEUTRAL,
-    **{"detokenize": (True, False), "output_kind": (0, 1, 2), "extra_args": ({},)},
-    **{"routed_experts_prompt_start": (0,), "flat_logprobs": (False,)},
+    **{"detokenize": (True, False), "output_kind": (0, 1, 2), "add_special_tokens": (True, False)},
 }
-_SGLANG_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    **NEUTRAL,
-    **{"custom_params": ({},), "stop_regex": ()},
-    **{"stream_interval": (1,)},
-}
+"""NEUTRAL, where prompts are token ids, and so are completions."""
+GENERATE_NEUTRAL = {**NEUTRAL, "add_special_tokens": (True,)}
+"""NEUTRAL, of POST /generate."""
 DEFAULT_NEW_TOKENS = 128
 """Most tokens of a completion by SGLang's default."""
 
@@ -86,6 +91,8 @@ class TokensRequest(Fields, frozen=True, kw_only=True):
     """How to sample, by vLLM's names; `max_tokens` is 16 by default."""
     stream: bool = False
     """Send tokens as server-sent events."""
+    stream_options: Annotated[StreamOptions, STREAM_OPTIONS] | None = None
+    """Send the usage too, last or in every event."""
     request_id: RequestId | None = None
     """The reply's id, by which /abort_requests ends it."""
     cache_salt: CacheSalt | None = None
@@ -94,28 +101,23 @@ class TokensRequest(Fields, frozen=True, kw_only=True):
     """Of one key's requests, lower values go first."""
 
 
-TOKENS_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "stream_options": ({}, {"include_usage": True}, {"include_usage": False}),
-    "kv_transfer_params": (),
-    "features": (),
-}
-
-
 def parse_tokens(body: bytes) -> CompletionRequest:
     """Read the body of POST /inference/v1/generate. Raises InvalidRequest naming field and
     value."""
     given = given_fields(body)
     require(given, "token_ids", "a list of token ids")
-    params = _params(TokensRequest, given, VLLM_PARAMS, _VLLM_NEUTRAL)
+    params = _params(TokensRequest, given, VLLM_PARAMS, TOKENS_NEUTRAL)
     converted: dict[str, Any] = {"token_ids": ids_of(given, "token_ids"), **params.own}
-    asked = checked(TokensRequest, given, converted, dict(TOKENS_NEUTRAL))
-    scored = {"logprobs": Raw(b"0")} if "logprob_token_ids" in params.given else {}
+    asked = checked(TokensRequest, given, converted, TOKENS_NEUTRAL)
+    named = params.given.get("logprob_token_ids", Raw(b"[]"))
+    scored = {"logprobs": Raw(b"0")} if first_item_byte(named) not in (b"", b"]") else {}
     prompt = {"prompt": [asked.token_ids]}
-    request = checked(CompletionRequest, scored | params.given, prompt, params.neutral)
+    request = checked(CompletionRequest, scored | params.given, prompt, TOKENS_NEUTRAL)
     return msgspec.structs.replace(
         request,
         model=asked.model,
         stream=asked.stream,
+        stream_options=asked.stream_options,
         request_id=asked.request_id,
         cache_salt=asked.cache_salt,
         priority=asked.priority,
@@ -170,7 +172,7 @@ class GenerateRequest(Fields, frozen=True, kw_only=True):
         asked = {
             "top_logprobs_num": self.top_logprobs_num != 0,
             "token_ids_logprob": bool(self.token_ids_logprob),
-            "logprob_start_len": self.logprob_start_len != -1,
+            "logprob_start_len": self.logprob_start_len > 0,
         }
         for name, is_asked in asked.items():
             if is_asked and not self.return_logprob:
@@ -180,13 +182,6 @@ class GenerateRequest(Fields, frozen=True, kw_only=True):
                 "token_ids_logprob does not go with top_logprobs_num: send two requests",
                 "token_ids_logprob",
             )
-
-
-GENERATE_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "return_text_in_logprobs": (False,),
-    **{name: NEUTRAL[name] for name in ("return_hidden_states", "log_metrics", "no_logs")},
-    **{"background": (False,), "return_bytes": (False,), "return_entropy": (False,)},
-}
 
 
 class AskedToGenerate(NamedTuple):
@@ -207,20 +202,20 @@ def parse_generate(body: bytes) -> AskedToGenerate:
         raise InvalidRequest(f"one of text and input_ids must be given; got {got}", "input_ids")
     name = "text" if "text" in given else "input_ids"
     prompts, is_list = _prompts(name, given[name])
-    params = _params(GenerateRequest, given, _SGLANG_PARAMS, _SGLANG_NEUTRAL)
-    asked = checked(GenerateRequest, given, {name: prompts, **params.own}, dict(GENERATE_NEUTRAL))
+    params = _params(GenerateRequest, given, SGLANG_PARAMS, GENERATE_NEUTRAL)
+    asked = checked(GenerateRequest, given, {name: prompts, **params.own}, GENERATE_NEUTRAL)
     longest = {} if "max_tokens" in params.given else {"max_tokens": DEFAULT_NEW_TOKENS}
     converted: dict[str, Any] = {"prompt": prompts, **longest}
-    if asked.logprob_start_len >= 0:
+    if asked.return_logprob and asked.logprob_start_len >= 0:
         converted["prompt_logprobs"] = asked.top_logprobs_num
         converted["prompt_logprob_token_ids"] = asked.token_ids_logprob
         converted["prompt_logprobs_start"] = asked.logprob_start_len + 1
-    names = {ours: theirs for theirs, ours in _SGLANG_PARAMS.items() if ours not in _OF_BOTH}
+    names = {ours: theirs for theirs, ours in SGLANG_PARAMS.items() if ours not in _OF_BOTH}
     names |= {"prompt": name, "logprobs": "top_logprobs_num", "request_id": "rid", **params.names}
     names |= {"prompt_logprobs": "top_logprobs_num", "prompt_logprobs_start": "logprob_start_len"}
     names |= dict.fromkeys(NAMED.values(), "token_ids_logprob")
     with naming(**names):
-        request = checked(CompletionRequest, params.given, converted, params.neutral)
+        request = checked(CompletionRequest, params.given, converted, GENERATE_NEUTRAL)
         changed = msgspec.structs.replace(
             request,
             model=asked.model,
@@ -271,7 +266,6 @@ def naming(**names: str) -> Iterator[None]:
 
 class _Params(msgspec.Struct):
     given: dict[str, Raw]
-    neutral: dict[str, tuple[Any, ...]]
     own: dict[str, Any]
     """The field of the body that they were in, as checked."""
     names: dict[str, str]
@@ -287,7 +281,7 @@ def _params(
     """Return the sampling parameters of a body by their names in completions."""
     value = given.get("sampling_params")
     if value is None:
-        return _Params({}, {}, {}, {})
+        return _Params({}, {}, {})
     try:
         params = not_null(fields_of(value))
     except msgspec.ValidationError:
@@ -296,13 +290,16 @@ def _params(
         raise not_json(value, error) from None
     renamed: dict[str, Raw] = {}
     called: dict[str, str] = {}
-    own_neutral = {name: values for name, values in neutral.items() if name not in names}
     for name, param in params.items():
-        if name not in names and name not in own_neutral:
-            instead = FIELDS.get(name, f"it is none of {', '.join(names)}")
-            raise InvalidRequest(f"sampling_params has {show(name)}: {instead}", "sampling_params")
-        ours = names.get(name, name)
+        if name not in names:
+            if name not in neutral:
+                instead = FIELDS.get(name, f"it is none of {', '.join(names)}")
+                message = f"sampling_params has {show(name)}: {instead}"
+                raise InvalidRequest(message, "sampling_params")
+            check_neutral(name, param, neutral[name], {})
+            continue
+        ours = names[name]
         if other := called.get(ours):
             raise InvalidRequest(f"{name} and {other} are the same parameter: send one", name)
         renamed[ours], called[ours] = param, name
-    return _Params(renamed, own_neutral, {"sampling_params": None}, called)
+    return _Params(renamed, {"sampling_params": None}, called)

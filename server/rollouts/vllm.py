@@ -92,16 +92,17 @@ class PauseQuery(Fields, frozen=True, kw_only=True):
     """The query of POST /pause."""
 
     mode: str = "keep"
-    """`keep`: what runs goes on after /resume; `abort`: it ends, with its tokens so far."""
+    """`keep`: what runs goes on after /resume; `abort`: it ends, with its tokens so far; `wait`: it
+    ends by itself first."""
+    wait_for_inflight_requests: bool = False
+    """Older name of mode = wait."""
     clear_cache: bool = True
     """No effect: kept states of prompts are dropped whenever weights change."""
 
     def check(self) -> None:
-        if self.mode not in {"keep", "abort"}:
+        if self.mode not in {"keep", "abort", "wait"}:
             raise InvalidRequest(
-                f"mode must be keep or abort, got {self.mode[:80]!r}; to wait for what runs, ask "
-                "POST /v1/admin/weights with running = finish, and do not pause",
-                "mode",
+                f"mode must be keep, abort or wait, got {self.mode[:80]!r}", "mode"
             )
 
 
@@ -298,7 +299,7 @@ def routes(control: TrainerControl) -> APIRouter:
         await read_fields(request, Nothing)
 
         async def make() -> PauseState:
-            await control.pause()
+            await control.pause(waits=query.mode == "wait" or query.wait_for_inflight_requests)
             if query.mode == "abort":
                 await control.end()
             return PauseState("paused")

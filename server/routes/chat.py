@@ -19,7 +19,6 @@ from srm.server.routes.completions import Completions
 from srm.server.routes.models import Models
 from srm.server.schema.chat_request import (
     CHAT_FORMS,
-    CHAT_NEUTRAL,
     CHATS_FORMS,
     ChatRequest,
     ChatsRequest,
@@ -36,6 +35,7 @@ from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.completion_response import Counted, Samples
 from srm.server.schema.conversation import Conversation, ExactPrompt, naming_chat
 from srm.server.schema.openapi import BodySchema, Operation
+from srm.server.schema.sampling_fields import NEUTRAL
 from srm.server.schema.structured_outputs import ConstraintSource
 from srm.server.schema.verify import VERIFY_FORMS
 from srm.server.text.chat_template import ChatTemplate
@@ -57,14 +57,14 @@ OPERATIONS = (
     Operation("POST", "/v1/chat/completions", "The next message of a chat, whole or as a stream.",
               ChatCompletion, events=ChatChunk,
               body=BodySchema(ChatRequest, {**CHAT_FORMS, "verify": VERIFY_FORMS},
-                              CHAT_NEUTRAL, _EXAMPLES),
+                              NEUTRAL, _EXAMPLES),
               parts=(ChatChoice, ChunkChoice, Samples, Counted),
               errors=(404, 409, 504)),
     Operation("POST", "/v1/chat/completions/batch", "The next message of each of several chats.",
               ChatCompletion,
               body=BodySchema(ChatsRequest,
                               {**CHAT_FORMS, "messages": CHATS_FORMS, "verify": VERIFY_FORMS},
-                              CHAT_NEUTRAL, {"Two answers": {"messages": [_MESSAGES] * 2}}),
+                              NEUTRAL, {"Two answers": {"messages": [_MESSAGES] * 2}}),
               parts=(ChatChoice, Samples, Counted),
               errors=(404, 409, 504)),
 )  # fmt: skip

@@ -115,8 +115,7 @@ class Completions(Endpoint):
         self._check_fits(request)
         request = count_alternatives(request, self._text.model.vocab_size)
         prompts = await encode_prompts(request, self._text)
-        if source is None and (request.response_format or request.structured_outputs):
-            source = request.constraint_source()
+        source = source or request.constraint_source()
         constraint = "" if source is None else await self._constraints.make(source, owner)
         return Generation(id, request, prompts, self._text, owner, constraint)
 

@@ -23,10 +23,23 @@ from srm.server.http.bodies import json_reply, parsed, read_body
 from srm.server.http.responses import WhileConnected
 from srm.server.routes.chat import render
 from srm.server.routes.models import Models
-from srm.server.schema.chat_request import CHAT_FORMS, check_special_tokens, prefix_of
-from srm.server.schema.conversation import Conversation, ExactPrompt, Message, messages_of
+from srm.server.schema.chat_request import (
+    CHAT_FORMS,
+    callable_tools,
+    check_special_tokens,
+    prefix_of,
+)
+from srm.server.schema.conversation import (
+    Conversation,
+    ExactPrompt,
+    Message,
+    ReasoningEffort,
+    messages_of,
+)
 from srm.server.schema.json_parts import TokenId, first_byte, texts, token_ids
 from srm.server.schema.openapi import BodySchema, Operation
+from srm.server.schema.sampling_fields import NEUTRAL
+from srm.server.schema.tools import ToolChoice, Tools
 from srm.server.schema.validation import (
     Fields,
     allowed,
@@ -75,6 +88,12 @@ class TokenizeRequest(Fields, frozen=True, kw_only=True):
     """Leave the last message open in the prompt."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the template."""
+    tools: Tools = []  # noqa: RUF012 - msgspec copies it
+    """Functions that the model may call, as in a chat."""
+    tool_choice: ToolChoice | None = None
+    """Which of them it calls, as in a chat."""
+    reasoning_effort: ReasoningEffort | None = None
+    """A variable of the template, which may read it."""
     required_prefix_token_ids: bytes | None = None
     """The tokens up to the end of the assistant's last message, in place of its text."""
 
@@ -91,7 +110,7 @@ class TokenizeRequest(Fields, frozen=True, kw_only=True):
             return
         for name in (
             *("add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
-            "required_prefix_token_ids",
+            *("required_prefix_token_ids", "tools"),
         ):
             if getattr(self, name):
                 raise InvalidRequest(f"{name} is allowed only with messages", name)
@@ -144,10 +163,11 @@ OPERATIONS = tuple(
     msgspec.structs.replace(operation, path=root + operation.path)
     for operation in (
         Operation("POST", "/tokenize", "The token ids of a text, of each of several, or of a chat.",
-                  Tokenized, body=BodySchema(TokenizeRequest, CHAT_FORMS),
+                  Tokenized, body=BodySchema(TokenizeRequest, CHAT_FORMS, NEUTRAL),
                   errors=(404,)),
         Operation("POST", "/detokenize", "The text of token ids.",
-                  Detokenized, body=BodySchema(DetokenizeRequest, {"tokens": TOKENS_FORMS}),
+                  Detokenized,
+                  body=BodySchema(DetokenizeRequest, {"tokens": TOKENS_FORMS}, NEUTRAL),
                   errors=(404,)),
         Operation("GET", "/tokenizer_info", "What the tokenizer is; 404 for a model without one.",
                   TokenizerInfo, errors=(404,)),
@@ -244,10 +264,10 @@ def parse_tokenize(body: bytes) -> TokenizeRequest:
     converted: dict[str, Any] = {}
     if "messages" in given:
         converted["messages"] = messages_of(given)
-    converted |= prefix_of(given)
+    converted |= {**prefix_of(given), **callable_tools(given)}
     if "prompt" in given:
         converted["prompt"] = _prompt(given["prompt"])
-    return checked(TokenizeRequest, given, converted, {})
+    return checked(TokenizeRequest, given, converted, NEUTRAL)
 
 
 def _prompt(value: Raw) -> str | list[str]:
@@ -274,7 +294,7 @@ def parse_detokenize(body: bytes) -> DetokenizeRequest:
         raise InvalidRequest(message, "tokens") from None
     except UNDECODABLE as error:
         raise not_json(value, error) from None
-    return checked(DetokenizeRequest, given, {"tokens": ids}, {})
+    return checked(DetokenizeRequest, given, {"tokens": ids}, NEUTRAL)
 
 
 def routes(tokenizing: Tokenizing, max_body_bytes: int) -> APIRouter:

@@ -19,13 +19,14 @@ from srm.server.schema.conversation import (
     Conversation,
     ExactPrompt,
     Message,
+    ReasoningEffort,
     chats_of,
     messages_of,
     naming_chat,
 )
 from srm.server.schema.json_parts import ID_FORMS, first_byte
 from srm.server.schema.sampling_fields import NEUTRAL, Alternatives, SamplingRequest
-from srm.server.schema.tools import Calls, ToolChoice, Tools, required_calls, tools_of
+from srm.server.schema.tools import Calls, Tool, ToolChoice, Tools, required_calls, tools_of
 from srm.server.schema.validation import checked, given_fields, ids_of, show
 from srm.server.schema.verify import rules_of
 
@@ -76,6 +77,8 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     """Which of them it calls."""
     parallel_tool_calls: bool | None = None
     """With `required`: whether it may make several calls."""
+    reasoning_effort: ReasoningEffort | None = None
+    """A variable of the template, which may read it."""
     safety_identifier: str | None = None
     """Accepted and not used."""
     prompt_cache_key: str | None = None
@@ -83,10 +86,7 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
 
     @property
     def conversation(self) -> Conversation:
-        chat = Conversation.from_request(self)
-        if (calls := self.calls) is None:
-            return chat
-        return msgspec.structs.replace(chat, tools=self.tools, tells_tools=calls.may_be_text)
+        return Conversation.from_request(self)
 
     @property
     def calls(self) -> Calls | None:
@@ -125,9 +125,9 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
             "continue_final_message": self.continue_final_message,
             "echo": self.echo,
             "ignore_eos": self.ignore_eos,
-            "response_format": self.constraint_source() and self.response_format,
-            "structured_outputs": self.structured_outputs,
         }
+        if (source := self.constraint_source()) is not None:
+            beside[source.field.partition(".")[0]] = True
         given = {name: bool(value) for name, value in beside.items()}
         choice = show(self.tool_choice or "auto")
         self.refuse_beside(given, f"tool_choice = {choice}, by which tools are called")
@@ -194,28 +194,6 @@ class ChatsRequest(ChatRequest, frozen=True, kw_only=True):
 
 _Asked = TypeVar("_Asked", bound=ChatRequest)
 
-CHAT_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    **NEUTRAL,
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-    "documents": ([],),
-    "return_prompt_text": (False,),
-    "audio": (),
-    "prediction": (),
-    "separate_reasoning": (True, False),
-    "stream_reasoning": (True, False),
-    "include_reasoning": (True, False),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-    "prompt_cache_retention": ("in_memory", "in-memory", "24h"),
-    "web_search_options": (),
-    "moderation": (),
-    "chat_template": (),
-}
-"""As NEUTRAL, for chat requests."""
 _UNLESS = {"tools": "tool_choice", "functions": "function_call"}
 """Lists of what may be called, and the field that says `"none"` of it may."""
 
@@ -236,12 +214,17 @@ def parse_chats(body: bytes) -> ChatsRequest:
 def chat_of(given: dict[str, Raw], converted: dict[str, Any], kind: type[_Asked]) -> _Asked:
     """Return the request of these fields, which is one of chats; those in `converted` have been
     checked already. Raises InvalidRequest naming field and value."""
+    converted = {**converted, **callable_tools(given)}
+    return checked(kind, given, converted, NEUTRAL)
+
+
+def callable_tools(given: dict[str, Raw]) -> dict[str, list[Tool]]:
+    """The field `tools` of a body, if it has one; takes lists out of what nothing is called of.
+    Raises InvalidRequest."""
     for name, choice in _UNLESS.items():
         if bytes(given.get(choice, b"")) == b'"none"' and first_byte(given.get(name, b"")) == b"[":
-            del given[name]  # nothing may be called
-    if "tools" in given:
-        converted = {**converted, "tools": tools_of(given)}
-    return checked(kind, given, converted, CHAT_NEUTRAL)
+            del given[name]
+    return {"tools": tools_of(given)} if "tools" in given else {}
 
 
 def _converted(given: dict[str, Raw], messages: list[Any], num_chats: int) -> dict[str, Any]:

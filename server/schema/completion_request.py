@@ -85,8 +85,8 @@ class CompletionRequest(SamplingRequest, frozen=True, kw_only=True):
                 f"{MAX_CHOICES} completions may be asked for at once",
                 name,
             )
-        if not self.max_tokens and self.constraint_source() is not None:
-            self.refuse_beside({"max_tokens": True}, "structured_outputs and response_format")
+        if not self.max_tokens and (source := self.constraint_source()) is not None:
+            self.refuse_beside({"max_tokens": True}, source.field)
         if self.return_packed:
             self._refuse_text()
         if self.says_samples:

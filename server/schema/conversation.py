@@ -19,7 +19,7 @@ from srm.server.schema.json_parts import (
     items_of,
     token_ids,
 )
-from srm.server.schema.tools import CALL_HEAD, Tool
+from srm.server.schema.tools import CALL_HEAD, Tool, required_calls
 from srm.server.schema.validation import not_json, not_null, show
 
 MAX_MESSAGES = 4096
@@ -33,6 +33,7 @@ ROLES = ("developer", "system", "user", "assistant", "tool")
 """Roles that any template may be given; its own are those that it names."""
 Role = Annotated[str, Meta(min_length=1, max_length=64, extra_json_schema={"enum": [*ROLES]})]
 """A template's own are not in the OpenAPI document: another template has others."""
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _NAME = re.compile(r"""["'](\w+)["']""")
 _OWN_VARIABLES = {"messages", "add_generation_prompt", "continue_final_message"}
 """Template variables that requests set in fields of their own."""
@@ -110,6 +111,10 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str | None = None
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str = ""
+    """What an assistant thought, for a template that reads it."""
+    reasoning: str = ""
+    """The same by vLLM's newer name."""
     prompt_token_ids: IdsJson = msgspec.field(default_factory=Raw)
     """With the next: the tokens that an assistant's message was sampled after."""
     generation_token_ids: IdsJson = msgspec.field(default_factory=Raw)
@@ -188,10 +193,17 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_request(cls, request: Any) -> Conversation:
-        """Return the chat of a request, which has these fields too, but for tools."""
+        """Return the chat of a request, which has these fields too, and says what may be called.
+        Raises InvalidRequest if it cannot be."""
         own = {"tools", "tells_tools"}
         given = {name: getattr(request, name) for name in {*cls.__struct_fields__} - own}
-        return cls(**{**given, "chat_template_kwargs": request.chat_template_kwargs or {}})
+        effort = request.reasoning_effort
+        hints = {} if effort is None else {"reasoning_effort": effort}
+        given["chat_template_kwargs"] = {**hints, **(request.chat_template_kwargs or {})}
+        calls = required_calls(request.tools, request.tool_choice, False)
+        if calls is not None:
+            given |= {"tools": request.tools, "tells_tools": calls.may_be_text}
+        return cls(**given)
 
     @property
     def adds_generation_prompt(self) -> bool:
@@ -298,7 +310,10 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
                 if are_results:  # one message, for many a template wants the roles in turns
                     lines = [messages.pop().text, *lines]
             are_results = message.role == "tool"
-            messages.append(Message(role, "\n".join(lines), None if are_results else message.name))
+            name = None if are_results else message.name
+            same = {"name": name, "tool_calls": None, "tool_call_id": None}
+            text = "\n".join(lines)
+            messages.append(msgspec.structs.replace(message, role=role, content=text, **same))
         return msgspec.structs.replace(self, messages=messages)
 
     def with_tools_as_text(self) -> Conversation:
@@ -415,7 +430,9 @@ def _message(value: Raw, i: int) -> tuple[Message, int]:
         raise InvalidRequest(
             f"messages[{i}] must be an object with role (developer, system, user, assistant, "
             "tool or another of the template), content (a string or a list of text parts) and at "
-            "most name, tool_calls, tool_call_id, prompt_token_ids and generation_token_ids; got "
+            "most name, tool_calls, tool_call_id, reasoning_content, reasoning, "
+            "prompt_token_ids and "
+            "generation_token_ids; got "
             f"{show(value)} "
             f"({cut(in_words(error), _SHOWN_FAULT)})",
             "messages",

@@ -311,9 +311,9 @@ def _request(body: BodySchema) -> dict[str, Schema]:
             schema["default"] = field.default
         properties[field.encode_name] = schema
         parts += [part for form in forms for part in _structs(form)]
-    for name, values in body.neutral.items():
-        only = "Accepted only at a value that asks for nothing."
-        properties[name] = {"enum": [*values, None], "description": only}
+    only = "Accepted only at a value that asks for nothing."
+    for name in body.neutral.keys() - properties.keys():
+        properties[name] = {"enum": [*body.neutral[name], None], "description": only}
     name = body.kind.__name__
     whole = {"title": name, "type": "object", "properties": properties, "required": required}
     if body.kind.__doc__:

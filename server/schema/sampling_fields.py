@@ -19,7 +19,7 @@ from srm.engine.messages import (
 from srm.server.schema.json_parts import TokenId
 from srm.server.schema.structured_outputs import ConstrainedRequest
 from srm.server.schema.until import MAX_CHOICES
-from srm.server.schema.validation import refused
+from srm.server.schema.validation import defaults_of, refused
 
 MAX_SCORES = 2_000_000
 """Most log-probabilities of one reply, besides those of the tokens sampled."""
@@ -93,7 +93,6 @@ AllowedTokens = Annotated[
 NamedTokens = Annotated[
     list[TokenId],
     Meta(
-        min_length=1,
         max_length=MAX_ALLOWED,
         description="a list of different token ids, at most the setting max_logprobs of them",
     ),
@@ -121,9 +120,9 @@ RequestId = Annotated[
 CacheSalt = Annotated[
     str, Meta(min_length=1, max_length=256, description="a string of 1 to 256 characters")
 ]
-_STREAM_OPTIONS = Meta(
-    description="an object with include_usage, continuous_usage_stats: true or false; "
-    "include_obfuscation: false"
+STREAM_OPTIONS = Meta(
+    description="an object with include_usage, continuous_usage_stats and include_obfuscation, "
+    "each true or false"
 )
 
 
@@ -133,7 +132,12 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     continuous_usage_stats: bool = False
     """The usage so far in every event; counts only with `include_usage`."""
     include_obfuscation: bool = False
-    """Padding of events, which there is none of: only false is taken."""
+    """Accepted and not used: events are not padded."""
+
+    @property
+    def is_neutral(self) -> bool:
+        """Whether it asks for nothing."""
+        return not (self.include_usage or self.continuous_usage_stats)
 
 
 class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
@@ -202,7 +206,7 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     """Side that truncate_prompt_tokens cuts: left keeps the last tokens."""
     stream: bool = False
     """Send tokens as server-sent events."""
-    stream_options: Annotated[StreamOptions, _STREAM_OPTIONS] | None = None
+    stream_options: Annotated[StreamOptions, STREAM_OPTIONS] | None = None
     """Send the usage too, last or in every event."""
     stream_interval: StreamInterval | None = None
     """Fewest tokens of an event, except the first and last."""
@@ -258,16 +262,17 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
                 "prompt_logprobs_start",
             )
         self.check_wanted(self.n, self.stream)
-        is_constrained = self.response_format or self.structured_outputs
-        if is_constrained and self.constraint_source() and self.ignore_eos:
-            self.refuse_beside({"ignore_eos": True}, "structured_outputs and response_format")
+        if (source := self.constraint_source()) is not None:
+            self.refuse_beside({"ignore_eos": self.ignore_eos}, source.field)
         if self.stream_whole and self.stream_interval is not None:
             self.refuse_beside({"stream_interval": True}, "stream_whole, which sends whole choices")
-        for name in ("stream_options", "stream_interval"):
-            if getattr(self, name) is not None and not self.stream:
+        asks_for_usage = self.stream_options is not None and not self.stream_options.is_neutral
+        for name, is_asked in (
+            ("stream_options", asks_for_usage),
+            ("stream_interval", self.stream_interval not in (None, 1)),
+        ):
+            if is_asked and not self.stream:
                 raise InvalidRequest(f"{name} is allowed only with stream = true", name)
-        if self.stream_options is not None and self.stream_options.include_obfuscation:
-            raise refused(type(self), "stream_options", {"include_obfuscation": True})
         if self.truncate_prompt_tokens == 0:
             raise refused(type(self), "truncate_prompt_tokens", 0)
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
@@ -278,21 +283,69 @@ _SHOWN_OF_CHOICES = ("logprobs", "prompt_logprobs", "return_token_ids", "return_
 """Fields that say what a choice shows beside its text."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **{name: (value,) for name, value in defaults_of(SamplingRequest).items() if value is not None},
+    "top_k": (0, -1),
+    "response_format": ({"type": "text"},),
+    "stream_options": ({}, *({"include_usage": is_wanted} for is_wanted in (True, False))),
+    "stream_interval": (1,),
+    "parallel_tool_calls": (True, False),
+    "tools": ([],),
+    "tool_choice": ("auto", "none"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "text": ({"format": {"type": "text"}}, {}),
+    "include": ([],),
+    "reasoning": ({}, {"effort": "none"}),
+    "reasoning_effort": ("none",),
+    "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
+    "output_config": ({},),
+    "stop_sequences": ([],),
+    "chat_template_kwargs": ({},),
+    **dict.fromkeys(("documents", "context_management", "mcp_servers", "token_ids_logprob"), ([],)),
+    "modalities": (["text"],),
+    "truncation": ("disabled",),
+    "verbosity": ("medium",),
+    "service_tier": ("auto", "default", "standard_only"),
+    "speed": ("standard",),
     "suffix": ("",),
+    "best_of": (1,),
     "length_penalty": (1,),
-    "use_beam_search": (False,),
-    "early_stopping": (False,),
-    "spaces_between_special_tokens": (True, False),
-    "watermarking": (False,),
     "thinking_token_budget": (-1,),
-    "return_token_offsets": (False,),
-    "return_mm_kwargs": (True, False),
-    "routed_experts_prompt_start": (0,),
-    "no_stop_trim": (False,),
-    "return_hidden_states": (False,),
-    "background": (False,),
-    "log_metrics": (True, False),
-    "no_logs": (True, False),
+    "logprob_start_len": (-1, 0),
+    **dict.fromkeys(("top_logprobs", "top_logprobs_num", "routed_experts_prompt_start"), (0,)),
+    **dict.fromkeys(
+        (
+            *("logprobs", "return_logprob", "echo", "continue_final_message", "store"),
+            *("background", "use_beam_search", "early_stopping", "watermarking"),
+            *("return_packed", "return_token_offsets", "return_prompt_text", "return_token_strs"),
+            *("no_stop_trim", "return_hidden_states", "return_text_in_logprobs", "return_bytes"),
+            *("return_entropy", "flat_logprobs"),
+        ),
+        (False,),
+    ),
+    **dict.fromkeys(
+        (
+            *("spaces_between_special_tokens", "return_mm_kwargs", "log_metrics", "no_logs"),
+            *("separate_reasoning", "stream_reasoning", "include_reasoning"),
+        ),
+        (True, False),
+    ),
+    **dict.fromkeys(("extra_args", "custom_params", "sampling_params"), ({},)),
+    "detokenize": (True,),
+    "prompt_cache_retention": ("in_memory", "in-memory", "24h"),
+    "prompt_cache_options": ({"mode": "implicit"}, {}),
+    "cache_control": tuple(
+        {"type": "ephemeral", **ttl} for ttl in ({}, {"ttl": "5m"}, {"ttl": "1h"})
+    ),
+    **dict.fromkeys(
+        (
+            *("audio", "prediction", "web_search_options", "moderation", "chat_template"),
+            *("previous_response_id", "conversation", "max_tool_calls", "container"),
+            *("inference_geo", "diagnostics", "thread", "user_profile_id", "workspace_id"),
+            *("kv_transfer_params", "features", "stop_regex", "structural_tag"),
+        ),
+        (),
+    ),
 }
-"""Fields that we do not honour, with the values (besides null) that ask for nothing: without them
-the reply would be the same. No other value is taken."""
+"""Fields of any dialect, with the values (besides null) that ask for nothing: the reply is the same
+without them. A route that does not have the field takes these values and no others."""

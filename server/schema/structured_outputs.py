@@ -1,5 +1,5 @@
-"""Fields that say what a completion may be: `response_format`, as OpenAI has it, and
-`structured_outputs`, as vLLM has it.
+"""Fields that say what a completion may be: `response_format`, as OpenAI has it,
+`structured_outputs`, as vLLM has it, and `json_schema`, `regex` and `ebnf`, as SGLang has them.
 
 Schemas stay JSON here: `server.text.constraint_process` reads them, which may be killed.
 """
@@ -24,6 +24,7 @@ _KINDS: dict[str, Kind] = {
     "choice": "choice",
     "grammar": "grammar",
 }
+_SGLANG_KINDS: dict[str, Kind] = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
 _NULL = Raw(b"null")
 _OBJECT = Raw(msgspec.json.encode({"type": "object"}))
 
@@ -77,7 +78,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     choice: list[str] | None = None
     """Texts, one of which is the completion."""
     grammar: str | None = None
-    """A grammar in Lark's notation."""
+    """A grammar in Lark's notation, or in EBNF."""
     whitespace_pattern: Literal["", " "] | None = None
     """What follows commas and colons of JSON: nothing, or one space."""
     disable_any_whitespace: bool | None = None
@@ -94,12 +95,9 @@ SUCCESSORS = {
     "guided_grammar": "structured_outputs.grammar",
     "guided_whitespace_pattern": "structured_outputs.whitespace_pattern",
     "guided_decoding_backend": "no other: there is one way",
-    "json_schema": "structured_outputs.json, or response_format",
-    "regex": "structured_outputs.regex",
-    "ebnf": "structured_outputs.grammar, in Lark's notation",
     "grammar": "structured_outputs.grammar",
 }
-"""Fields of earlier vLLM, SGLang and llama.cpp, with what says the same here."""
+"""Fields of earlier vLLM and llama.cpp, with what says the same here."""
 
 
 class ConstrainedRequest(WantedSamples, frozen=True, kw_only=True):
@@ -130,19 +128,28 @@ class ConstrainedRequest(WantedSamples, frozen=True, kw_only=True):
     ) = None
     """The form of completions: a schema, regex, choice or grammar."""
 
+    json_schema: str | None = None
+    """The form of completions, as SGLang has it: a JSON schema as text."""
+    regex: str | None = None
+    """The same: a regex."""
+    ebnf: str | None = None
+    """The same: a grammar in EBNF, whose rule `root` is the completion."""
+
     def constraint_source(self) -> ConstraintSource | None:
         """Return what completions must be; None: any text. Raises InvalidRequest."""
         form, outputs = self.response_format, self.structured_outputs
-        asked = None if form is None else _of_format(form)
-        if outputs is None:
-            return asked
-        if asked is not None:
+        sources = [] if outputs is None else [_of_outputs(outputs)]
+        for name, kind in _SGLANG_KINDS.items():
+            if (value := getattr(self, name)) is not None:
+                sources.append(ConstraintSource(name, kind, Raw(msgspec.json.encode(value))))
+        if form is not None and (asked := _of_format(form)) is not None:
+            sources.append(asked)
+        if len(sources) > 1:
+            first, other = (source.field.partition(".")[0] for source in sources[:2])
             raise InvalidRequest(
-                f"structured_outputs and response_format = {asked.kind} both say what completions "
-                "are: send one of them",
-                "structured_outputs",
+                f"{first} and {other} both say what completions are: send one of them", first
             )
-        return _of_outputs(outputs)
+        return sources[0] if sources else None
 
 
 def _of_format(form: ResponseFormat) -> ConstraintSource | None:

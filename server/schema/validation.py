@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import msgspec
-from msgspec import Raw, inspect
+from msgspec import NODEFAULT, Raw, inspect
 
 from srm.engine.errors import UNDECODABLE, InvalidRequest, cut, did_you_mean, in_words, not_utf8
 from srm.server.elsewhere import FIELDS
@@ -30,6 +30,7 @@ from srm.server.schema.json_parts import (
 )
 
 _NULL = b"null"
+_encode = msgspec.json.Encoder(order="deterministic").encode
 _SHOWN = 80
 """Most characters of a value in a message."""
 _LONGEST_NAME = 64
@@ -85,11 +86,11 @@ def checked(
     kind: type[_Asked],
     given: dict[str, Raw],
     converted: dict[str, Any],
-    neutral: dict[str, tuple[Any, ...]],
+    neutral: Mapping[str, tuple[Any, ...]],
 ) -> _Asked:
     """Return the request made of the fields given; those in `converted` have been checked already.
 
-    `neutral` has fields that the struct does not have, with the values that ask for nothing.
+    `neutral` has fields with the values that ask for nothing; the struct need not have them.
 
     Raises InvalidRequest naming field and value.
     """
@@ -99,12 +100,15 @@ def checked(
         if name in converted:
             continue
         if name in hints:
-            fields[name] = _convert(kind, name, value)
-        elif name not in neutral:
+            try:
+                fields[name] = _convert(kind, name, value)
+            except InvalidRequest:
+                if not is_neutral(value, neutral.get(name, ())):
+                    raise
+        elif name in neutral:
+            check_neutral(name, value, neutral[name], kind.successors)
+        else:
             raise _unknown(name, [*hints, *neutral], kind.successors)
-    for name, values in neutral.items():  # in this order: the first says most
-        if name in given:
-            _check_neutral(name, given[name], values)
     own = _fields(kind)
     request = kind(**{own[name].name: value for name, value in fields.items()})
     request.check()
@@ -161,10 +165,15 @@ def ids_of(given: dict[str, Raw], name: str) -> bytes:
 
 def _unknown(name: str, known: list[str], successors: Mapping[str, str]) -> InvalidRequest:
     shown = cut(name, _LONGEST_NAME)
-    way = f"; {FIELDS[name]}" if name in FIELDS else did_you_mean(name, known)
-    if own := successors.get(name):
-        way = f"; its name is {own}"
+    way = _way(name, successors) or did_you_mean(name, known)
     return InvalidRequest(f"{shown!r} is not a field of this request{way}", shown)
+
+
+def _way(name: str, successors: Mapping[str, str]) -> str:
+    """Return what does here what a field of another server does; empty: nothing."""
+    if own := successors.get(name):
+        return f"; its name is {own}"
+    return f"; {FIELDS[name]}" if name in FIELDS else ""
 
 
 @cache
@@ -172,6 +181,15 @@ def hints_of(kind: type[Fields]) -> dict[str, Any]:
     """The annotation of every field, whole, by its name on the wire."""
     hints = get_type_hints(kind, include_extras=True)
     return {name: hints[field.name] for name, field in _fields(kind).items()}
+
+
+def defaults_of(kind: type[Fields]) -> dict[str, Any]:
+    """The default of every field that has one, by its name on the wire."""
+    return {
+        name: field.default_factory() if field.default is NODEFAULT else field.default
+        for name, field in _fields(kind).items()
+        if not field.required
+    }
 
 
 @cache
@@ -193,6 +211,8 @@ def _convert(kind: type[Fields], name: str, value: Raw) -> Any:
             f"{name} must be {allowed(hint)}, in at most {most} bytes; got {show(value)}", name
         )
     try:
+        if first_byte(value) == b"{" and _is_struct(hint):
+            value = _without_nulls(value)
         return decoded(value, hint)
     except msgspec.ValidationError as error:
         is_unknown = "unknown field" in str(error)
@@ -200,6 +220,20 @@ def _convert(kind: type[Fields], name: str, value: Raw) -> Any:
         raise refused(kind, name, value, why) from None
     except UNDECODABLE as error:
         raise not_json(value, error) from None
+
+
+def _without_nulls(value: Raw) -> Raw:
+    """Return an object's JSON without its fields that are null, which are as if absent."""
+    fields = fields_of(value)
+    given = not_null(fields)
+    return value if len(given) == len(fields) else Raw(msgspec.json.encode(given))
+
+
+@cache
+def _is_struct(hint: Any) -> bool:
+    """Whether an object of this type is a struct: what others have at null is a value."""
+    kind = _described(hint)
+    return isinstance(getattr(kind, "type", kind), inspect.StructType)
 
 
 @cache
@@ -243,20 +277,33 @@ _IN_WORDS: dict[Any, str] = {
 }
 
 
-def _check_neutral(name: str, given: Raw, neutral: tuple[Any, ...]) -> None:
-    if len(given) <= SMALL:  # none of them is large
-        try:
-            value = msgspec.json.decode(given)
-        except UNDECODABLE as error:
-            raise not_json(given, error) from None
-        for field in neutral:
-            if value == field and isinstance(value, bool) == isinstance(field, bool):
-                return
-    raise InvalidRequest(
-        f"{name} = {show(given)} is not supported; "
-        + (f"leave it out or send {show(neutral[0])}" if neutral else "leave it out"),
-        name,
+def is_neutral(given: Raw, neutral: tuple[Any, ...]) -> bool:
+    """Whether a value asks for nothing. Raises InvalidRequest for what is no JSON."""
+    if len(given) > SMALL:  # none of them is large
+        return False
+    try:
+        value = msgspec.json.decode(given)
+    except UNDECODABLE as error:
+        raise not_json(given, error) from None
+    if isinstance(value, dict | list):  # in which true is not 1
+        value = _encode(value)
+        neutral = tuple(_encode(other) for other in neutral)
+    return any(
+        value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral
     )
+
+
+def check_neutral(
+    name: str, given: Raw, neutral: tuple[Any, ...], successors: Mapping[str, str]
+) -> None:
+    """Raise InvalidRequest for a value that asks for something, of a field that is not honoured."""
+    if not is_neutral(given, neutral):
+        raise InvalidRequest(
+            f"{name} = {show(given)} is not supported; "
+            + (f"leave it out or send {show(neutral[0])}" if neutral else "leave it out")
+            + _way(name, successors),
+            name,
+        )
 
 
 def _from_text(text: str, hint: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Set
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -30,12 +30,21 @@ from srm.server.commands.generate import GenerateConfig
 from srm.server.commands.score import ScoreConfig
 from srm.server.config import ServerConfig
 from srm.server.errors import INTERNAL, body_of, status_of
+from srm.server.rollouts.requests import (
+    SGLANG_PARAMS,
+    VLLM_PARAMS,
+    GenerateRequest,
+    TokensRequest,
+)
 from srm.server.routes.app import OPERATIONS
 from srm.server.routes.scrape import VLLM_NAMES
-from srm.server.schema.chat_request import CHAT_NEUTRAL
-from srm.server.schema.messages.request import MESSAGE_NEUTRAL
-from srm.server.schema.responses.request import RESPONSE_NEUTRAL
+from srm.server.routes.tokenize import TokenizeRequest
+from srm.server.schema.chat_request import ChatRequest
+from srm.server.schema.completion_request import CompletionRequest
+from srm.server.schema.messages.request import MessageRequest
+from srm.server.schema.responses.request import ResponseRequest
 from srm.server.schema.sampling_fields import NEUTRAL
+from srm.server.schema.validation import hints_of
 from tests.serving import ROOT
 from tests.tools import vllm_tables
 from tests.tools.vllm_tables import Row
@@ -146,9 +155,28 @@ def _described(hint: Any) -> str | None:
     return KEPT
 
 
-def neutral(values: Mapping[str, tuple[Any, ...]]) -> Table:
-    rows: list[Row] = [[code(name), vllm_tables.shown(value)] for name, value in values.items()]
-    return Table(["field", "accepted"], rows)
+_DIALECTS: dict[str, Set[str]] = {
+    "completions": {*hints_of(CompletionRequest)},
+    "chats": {*hints_of(ChatRequest)},
+    "responses": {*hints_of(ResponseRequest)},
+    "messages": {*hints_of(MessageRequest)},
+    "/inference/v1/generate": {*hints_of(TokensRequest), *VLLM_PARAMS},
+    "/generate": {*hints_of(GenerateRequest), *SGLANG_PARAMS},
+    "/tokenize": {*hints_of(TokenizeRequest)},
+}
+
+
+def dialects() -> Table:
+    """What asks for nothing everywhere, and which routes take other values too."""
+    rows: list[Row] = [
+        [
+            code(name),
+            vllm_tables.shown(values),
+            ", ".join(route for route, names in _DIALECTS.items() if name in names) or "–",
+        ]
+        for name, values in sorted(NEUTRAL.items())
+    ]
+    return Table(["field", "accepted everywhere", "other values too"], rows)
 
 
 def routes() -> Table:
@@ -261,10 +289,7 @@ def struct(name: str) -> type[msgspec.Struct]:
 TABLES: dict[str, Callable[..., Table]] = {
     "settings": settings,
     "fields": fields,
-    "neutral": lambda: neutral(NEUTRAL),
-    "chat-neutral": lambda: neutral({n: v for n, v in CHAT_NEUTRAL.items() if n not in NEUTRAL}),
-    "response-neutral": lambda: neutral(RESPONSE_NEUTRAL),
-    "message-neutral": lambda: neutral(MESSAGE_NEUTRAL),
+    "dialects": dialects,
     "routes": routes,
     "metrics": metrics,
     "vllm-metrics": vllm_metrics,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from srm.server.routes.app import OPERATIONS
-from srm.server.schema.chat_request import CHAT_NEUTRAL, ChatRequest
+from srm.server.schema.chat_request import ChatRequest
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.sampling_fields import NEUTRAL
 from srm.server.schema.validation import Fields, hints_of
@@ -50,7 +50,7 @@ VLLM_ROUTES = """
 def fields() -> list[Row]:
     """By what becomes of them: those of completions and chats, and of one of them alone."""
     of_completions = _by_fate(VLLM_COMPLETIONS, CompletionRequest, NEUTRAL)
-    of_chats = _by_fate(VLLM_CHATS, ChatRequest, CHAT_NEUTRAL)
+    of_chats = _by_fate(VLLM_CHATS, ChatRequest, NEUTRAL)
     rows: list[Row] = []
     for fate, ours in of_completions.items():
         theirs = of_chats[fate]

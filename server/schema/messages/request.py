@@ -19,12 +19,14 @@ from srm.server.schema.conversation import (
     MAX_MESSAGES,
     MAX_PARTS,
     Message,
+    ReasoningEffort,
     messages_of,
     read_arguments,
 )
 from srm.server.schema.json_parts import fields_of, first_byte, items_of
 from srm.server.schema.sampling_fields import (
     MAX_STOPS,
+    NEUTRAL,
     Probability,
     Stop,
     StreamOptions,
@@ -111,6 +113,7 @@ class JsonOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class OutputParam(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: JsonOutput | None = None
+    effort: ReasoningEffort | None = None
 
 
 class MetadataParam(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,11 +153,14 @@ class CountRequest(Fields, frozen=True, kw_only=True):
     output_config: (
         Annotated[
             OutputParam,
-            Meta(description="an object with format: type json_schema, and schema"),
+            Meta(
+                description="an object with format: type json_schema, and schema; and effort: low, "
+                "medium, high, xhigh or max"
+            ),
         ]
         | None
     ) = None
-    """The form of the text."""
+    """The form of the text; a template may read `effort`, as reasoning_effort."""
 
 
 class MessageRequest(CountRequest, frozen=True, kw_only=True):
@@ -181,22 +187,13 @@ class MessageRequest(CountRequest, frozen=True, kw_only=True):
 
 
 MESSAGE_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "thinking": ({"type": "disabled"},),
-    "service_tier": ("auto", "standard_only"),
-    "cache_control": tuple(
-        {"type": "ephemeral", **ttl} for ttl in ({}, {"ttl": "5m"}, {"ttl": "1h"})
-    ),
-    "container": (),
-    "mcp_servers": ([],),
-    "context_management": (),
-    "inference_geo": (),
-    "speed": ("standard",),
-    "diagnostics": (),
-    "thread": (),
-    "user_profile_id": (),
-    "workspace_id": (),
+    **NEUTRAL,
+    "add_special_tokens": (False,),
+    "continue_final_message": (),
+    "tool_choice": ("auto",),
+    "parallel_tool_calls": (False,),
 }
-"""As NEUTRAL, for messages."""
+"""NEUTRAL, of messages: a last turn of the assistant's is continued."""
 
 
 _OF_CHAT = {
@@ -285,7 +282,9 @@ def _chat(request: CountRequest, fields: dict[str, Raw], converted: dict[str, An
                 )
             fields["tool_choice"] = _raw(_CHOICES.get(choice.type, named))
             converted["parallel_tool_calls"] = choice.disable_parallel_tool_use is False
-        if request.output_config is not None and (form := request.output_config.format):
+        output = request.output_config or OutputParam()
+        converted["reasoning_effort"] = output.effort
+        if (form := output.format) is not None:
             schema = {"type": "json_schema", "json_schema": {"schema": form.schema}}
             fields["response_format"] = _raw(schema)
         return chat_of(fields, converted, ChatRequest)

@@ -51,7 +51,8 @@ class ResponseError(msgspec.Struct):
 
 
 class Reasoning(msgspec.Struct, frozen=True):
-    effort: None = None
+    effort: str | None = None
+    """As the request says it, for the template."""
     summary: None = None
 
 

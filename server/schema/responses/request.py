@@ -15,9 +15,10 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from srm.engine.errors import InvalidRequest, RequestError
 from srm.server.schema.chat_request import ChatRequest, chat_of
 from srm.server.schema.completion_response import NULL
-from srm.server.schema.conversation import Message, messages_of
+from srm.server.schema.conversation import Message, ReasoningEffort, messages_of
 from srm.server.schema.responses.items import InputItem, InputText, Refusal, items_of_input
 from srm.server.schema.sampling_fields import (
+    NEUTRAL,
     Alternatives,
     Metadata,
     Penalty,
@@ -72,6 +73,12 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     verbosity: Literal["medium"] | None = None
 
 
+class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
 class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A function that may be called."""
 
@@ -108,10 +115,28 @@ class ResponseRequest(Fields, frozen=True, kw_only=True):
     stream: bool = False
     """Send events as the answer is made."""
     stream_options: (
-        Annotated[StreamOptions, Meta(description="an object with include_obfuscation: false")]
+        Annotated[
+            StreamOptions,
+            Meta(description="an object with include_usage and include_obfuscation, true or false"),
+        ]
         | None
     ) = None
-    """Accepted and not used; usage is in the last event."""
+    """Accepted and not used: usage is in the last event, and events are not padded."""
+    store: bool | None = None
+    """Accepted and not used: nothing is stored, and the reply says false."""
+    reasoning: (
+        Annotated[
+            ReasoningOptions,
+            Meta(
+                description="an object with effort: none, minimal, low, medium, high, xhigh or "
+                "max; and summary: auto, concise or detailed"
+            ),
+        ]
+        | None
+    ) = None
+    """A template may read `effort`, as reasoning_effort; there are no summaries."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the template."""
     text: (
         Annotated[
             TextOptions,
@@ -168,11 +193,7 @@ class ResponseRequest(Fields, frozen=True, kw_only=True):
     """Returned and not used; all prompts are cached."""
 
     def check(self) -> None:
-        if self.stream_options is not None and not self.stream:
-            raise InvalidRequest(
-                "stream_options is allowed only with stream = true", "stream_options"
-            )
-        if self.stream_options not in (None, StreamOptions()):
+        if self.stream_options is not None and self.stream_options.continuous_usage_stats:
             raise refused(ResponseRequest, "stream_options", self.stream_options)
         if self.top_logprobs and LOGPROBS not in self.include:
             raise InvalidRequest(
@@ -181,27 +202,9 @@ class ResponseRequest(Fields, frozen=True, kw_only=True):
             )
 
 
-RESPONSE_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "store": (False,),
-    "previous_response_id": (),
-    "conversation": (),
-    "background": (False,),
-    "truncation": ("disabled",),
-    "service_tier": ("auto", "default"),
-    "reasoning": (
-        *({"effort": "none"}, {}, {"effort": None}, {"summary": None}),
-        *({"effort": "none", "summary": None}, {"effort": None, "summary": None}),
-    ),
-    "prompt": (),
-    "max_tool_calls": (),
-    "moderation": (),
-    "context_management": ([],),
-    "prompt_cache_retention": ("in_memory", "in-memory", "24h"),
-    "prompt_cache_options": ({"mode": "implicit"}, {}),
-}
-"""As NEUTRAL, for responses."""
+RESPONSE_NEUTRAL: dict[str, tuple[Any, ...]] = {**NEUTRAL, "add_special_tokens": (False,)}
+"""NEUTRAL, of responses."""
 _INSTEAD = {
-    "store": "nothing is stored: send what was said before as items of input",
     "previous_response_id": "nothing is stored: send what was said before as items of input",
     "conversation": "nothing is stored: send what was said before as items of input",
     "background": "POST /v1/batches runs requests in the background",
@@ -275,13 +278,16 @@ def name_as_here(error: RequestError) -> None:
 def _chat(request: ResponseRequest, given: dict[str, Raw]) -> ChatRequest:
     """Return the chat of a response. Raises InvalidRequest naming its fields."""
     same = given.keys() & ({*ChatRequest.__struct_fields__} & {*request.__struct_fields__})
-    fields = {name: given[name] for name in same - {"tools", "tool_choice", "top_logprobs"}}
+    same -= {"tools", "tool_choice", "top_logprobs", "stream_options"}
+    fields = {name: given[name] for name in same}
     messages = messages_of({"messages": _messages(request)})
     if request.instructions:
         messages.insert(0, Message("system", request.instructions))
     converted: dict[str, Any] = {"messages": messages}
     if request.stream:
         converted["stream_options"] = StreamOptions(include_usage=True)
+    if request.reasoning is not None:
+        converted["reasoning_effort"] = request.reasoning.effort
     if request.max_output_tokens is not None:
         converted["max_completion_tokens"] = request.max_output_tokens
     if LOGPROBS in request.include:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.integration.http.test_chats import MESSAGES, ask
-from tests.serving import Server
+from tests.serving import MAX_BODY_BYTES, Server
 
 PATH = "/v1/messages"
 SYSTEM, QUESTION = (message["content"] for message in MESSAGES)
@@ -81,6 +81,21 @@ def test_a_schema_is_the_form_of_the_text(server: Server) -> None:
     assert json.loads(message["content"][0]["text"])["a"] == 7
 
 
+def test_errors_are_anthropics_at_every_status(server: Server) -> None:
+    too_large = b" " * (MAX_BODY_BYTES + 1)
+    for method, path, content, status in (
+        ("POST", PATH, b"{}", 400),
+        ("POST", PATH, json.dumps({"model": "x", "messages": [USER], "max_tokens": 1}), 404),
+        ("POST", f"{PATH}/batches", b"{}", 404),
+        ("GET", PATH, None, 405),
+        ("POST", PATH, too_large, 413),
+        ("POST", f"{PATH}/count_tokens", b"[]", 400),
+    ):
+        reply = server.http.request(method, path, content=content)
+        assert reply.status_code == status
+        assert reply.json()["type"] == "error" and reply.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "way"),
     [
@@ -124,7 +139,7 @@ def test_a_schema_is_the_form_of_the_text(server: Server) -> None:
         (ANY, "tool_choice", "needs tools"),
         ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, "tool_choice", "must be there with"),
         ({"thinking": {"type": "enabled"}}, "thinking", 'send {"type":"disabled"}'),
-        ({"stop": ["a"]}, "stop", "'stop' is not a field"),
+        ({"stop": ["a"]}, "stop", "leave it out or send []"),
         ({"messages": [{"role": "user", "content": "the cat " * 99}]}, "messages", "context"),
         (
             {**ANY, "tools": [{"name": "f", "input_schema": {"nots": 1}}]},

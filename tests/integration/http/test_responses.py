@@ -78,7 +78,6 @@ def test_the_sdk_adds_a_stream_up_to_the_response(client: openai.OpenAI) -> None
 @pytest.mark.parametrize(
     ("fields", "param", "way"),
     [
-        ({"store": True}, "store", "send what was said before"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "as items of input"),
         ({"conversation": "conv_1"}, "conversation", "as items of input"),
         ({"background": True}, "background", "POST /v1/batches"),
@@ -86,7 +85,7 @@ def test_the_sdk_adds_a_stream_up_to_the_response(client: openai.OpenAI) -> None
         ({"logit_bias": {"5": 1}}, "logit_bias", "POST /v1/chat/completions has it"),
         ({"max_tokens": 9}, "max_tokens", "max_output_tokens"),
         ({"truncation": "auto"}, "truncation", "truncate_prompt_tokens"),
-        ({"response_format": {"type": "text"}}, "response_format", "text.format"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "text.format"),
         ({"top_logprobs": 2}, "top_logprobs", "message.output_text.logprobs"),
         ({"tools": [{"type": "web_search"}]}, "tools", 'type "function"'),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "send the item itself"),
@@ -130,3 +129,29 @@ def test_what_asks_for_nothing_is_accepted(server: Server) -> None:
     reply = server.http.post(PATH, json={"input": "x", "max_output_tokens": 2, **fields})
     assert reply.status_code == 200, reply.text
     assert reply.json()["metadata"] == {"a": "b"}
+
+
+ROUTER = {
+    **{"store": True, "stream": None, "background": False, "priority": 0, "top_k": -1},
+    **{"min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0, "stop": None},
+    **{"truncation": "disabled", "service_tier": "auto", "tool_choice": "auto", "tools": []},
+    **{"parallel_tool_calls": True, "top_logprobs": 0, "reasoning": None, "text": None},
+}
+"""What sglang-router 0.3.2 makes of a body without them."""
+
+
+def test_takes_responses_that_come_through_a_router(server: Server) -> None:
+    body = {"input": "x", "max_output_tokens": 2, "temperature": 0}
+    hints = {"reasoning": {"effort": "low", "summary": "auto"}, "chat_template_kwargs": {"a": 1}}
+    for more in (ROUTER, {**ROUTER, **hints}):
+        reply = server.http.post(PATH, json={**body, **more})
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["store"] is False
+        assert reply.json()["output"][0]["content"] == plain_content(server, body)
+    assert reply.json()["reasoning"] == {"effort": "low", "summary": None}
+    stream = {**body, "stream": True, "stream_options": {"include_obfuscation": True}}
+    assert "response.incomplete" in server.http.post(PATH, json=stream).text
+
+
+def plain_content(server: Server, body: dict[str, Any]) -> Any:
+    return server.http.post(PATH, json=body).json()["output"][0]["content"]

@@ -265,6 +265,68 @@ def test_a_pause_keeps_what_runs_where_it_is(trained: Server) -> None:
         wait_until(lambda: not trained.admin.get("/is_paused").json()["is_paused"])
 
 
+@pytest.mark.parametrize("query", ["mode=wait", "wait_for_inflight_requests=true"])
+def test_a_pause_may_wait_for_what_runs(trained: Server, query: str) -> None:
+    body: dict[str, Any] = {"prompt": IDS, "max_tokens": 30, "ignore_eos": True}
+    with ThreadPoolExecutor() as pool:
+        with running(trained, COMPLETIONS, **body) as asked:
+            paused = pool.submit(tell, trained, f"/pause?{query}")
+            wait_until(lambda: trained.admin.get("/is_paused").json()["is_paused"])
+            later = pool.submit(complete, trained, max_tokens=1)
+            wait_until(lambda: trained.metric("srm_engine_waiting_sequences") == 1)
+            assert not paused.done() and not asked.done()
+        assert asked.result()["usage"]["completion_tokens"] == 30
+        assert paused.result() == {"status": "paused"}
+        assert not later.done() and trained.metric("srm_engine_waiting_sequences") == 1
+        tell(trained, "/resume")
+        assert later.result()["usage"]["completion_tokens"] == 1
+
+
+def test_a_resume_ends_a_pause_that_still_waits(trained: Server) -> None:
+    with ThreadPoolExecutor() as pool, running(trained, COMPLETIONS, prompt=IDS, max_tokens=30):
+        paused = pool.submit(httpx.post, f"{trained.admin_url}/pause?mode=wait", timeout=120)
+        wait_until(lambda: trained.admin.get("/is_paused").json()["is_paused"])
+        tell(trained, "/resume")
+        assert "it was resumed before" in error_of(paused.result(), 503)["message"]
+    assert complete(trained, max_tokens=1)["choices"]
+
+
+SPELLINGS: dict[str, Any] = {
+    "regex": "(yes|no)",
+    "ebnf": 'root ::= "yes" | "no"',
+    "json_schema": json.dumps({"enum": ["yes", "no"]}),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_sglangs_constraints_are_held_at_every_route(trained: Server, name: str) -> None:
+    given, allowed = {name: SPELLINGS[name]}, {"yes", "no", '"yes"', '"no"'}
+    params = {"max_new_tokens": 20, "n": 4, **given}
+    made = ask(trained, GENERATE, text="the cat", sampling_params=params)
+    assert {choice["text"] for choice in made} <= allowed
+    made = complete(trained, max_tokens=20, n=4, **given)["choices"]
+    assert {choice["text"] for choice in made} <= allowed
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 20}
+    made = ask(trained, "/v1/chat/completions", **body, **given)["choices"]
+    assert {choice["message"]["content"] for choice in made} <= allowed
+    rendered = ask(trained, "/v1/chat/completions/render", **body, **given)
+    made = ask(trained, TOKENS, token_ids=rendered["token_ids"],
+               sampling_params=rendered["sampling_params"])  # fmt: skip
+    (choice,) = made["choices"]
+    text = trained.http.post("/detokenize", json={"tokens": choice["token_ids"]}).json()["prompt"]
+    assert text.removesuffix("<|end_of_text|>") in allowed
+
+
+def test_prompts_are_scored_from_their_beginning(trained: Server) -> None:
+    for start in (-1, 0):  # as SGLang's clients send it, without return_logprob
+        made = ask(trained, GENERATE, input_ids=IDS, logprob_start_len=start)
+        assert "input_token_logprobs" not in made["meta_info"]
+    for ids in (IDS, IDS[:1]):
+        made = ask(trained, GENERATE, input_ids=ids, logprob_start_len=0, return_logprob=True)
+        scored = made["meta_info"]["input_token_logprobs"]
+        assert [id for _, id, _ in scored] == ids and scored[0][0] is None
+
+
 def test_weights_change_between_pause_and_resume(trained: Server, folders: Path) -> None:
     """In slime's order, then in prime-rl's, each folder deleted at once."""
     for at, seed in enumerate((1, 0)):
@@ -578,9 +640,14 @@ def generated(**params: Any) -> dict[str, Any]:
         (GENERATE, generated(seed=1, sampling_seed=2), "sampling_seed"),
         (GENERATE, generated(no_stop_trim=1), "no_stop_trim"),
         (GENERATE, {"text": "a", "top_logprobs_num": 2}, "top_logprobs_num"),
+        (GENERATE, generated(regex="(a"), "regex"),
+        (GENERATE, generated(ebnf="root ::= x"), "ebnf"),
+        (GENERATE, generated(json_schema="{"), "json_schema"),
+        (GENERATE, generated(regex="a", ebnf='root ::= "a"'), "regex"),
+        (GENERATE, generated(response_format={"type": "json_object"}), "response_format"),
         (GENERATE, {"text": "a", "sampling_params": {"max_tokens": 1}}, "sampling_params"),
         (GENERATE, {"text": "a", "return_hidden_states": True}, "return_hidden_states"),
-        ("/pause?mode=wait", None, "mode"),
+        ("/pause?mode=later", None, "mode"),
         ("/pause", {"mode": "abort"}, "mode"),
         ("/resume", {"mode": "abort"}, "mode"),
         ("/resume?tags=weights", None, "tags"),

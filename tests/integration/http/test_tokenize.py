@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 import httpx
 import jinja2
+import msgspec
 import pytest
 from tokenizers import Tokenizer
 
 from srm.engine.client.client import EngineClient
 from srm.server.routes import tokenize
 from srm.server.routes.app import create_app
+from srm.server.schema.chat_request import parse_chat
+from srm.server.schema.messages.request import parse_message
+from srm.server.schema.responses.request import parse_response
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
 from srm.server.wiring import ServerWiring
@@ -137,6 +142,54 @@ async def test_a_template_is_told_what_a_chat_says_and_one_that_raises_is_heard(
             tokens = (await client.post("/tokenize", json=body)).json()["tokens"]
             read = await client.post("/detokenize", json={"tokens": tokens})
             assert read.json() == {"prompt": "<|begin_of_text|>Q: the cat!"}
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+HINTS = (
+    "{% for message in messages %}{{ message.role }}{{ message.reasoning_content }}"
+    "{{ message.content }}\n{% endfor %}{{ reasoning_effort }}{{ mood }}"
+    "{% if tools %}{{ tools[0].function.name }}{% endif %}"
+)
+THOUGHTS = [MESSAGES[0], {"role": "assistant", "content": "no", "reasoning_content": "hm"}]
+
+
+@pytest.mark.parametrize("source", [HINTS, HINTS.partition("{% if tools")[0]])
+@pytest.mark.parametrize("choice", ["auto", "none", "required"])
+async def test_a_chat_with_tools_has_the_tokens_of_its_prompt(
+    text_model: Path, source: str, choice: str
+) -> None:
+    chat = {"messages": THOUGHTS, "tools": TOOLS, "tool_choice": choice}
+    with closing(ChatTemplate(source, Text(text_model).special_tokens)) as template:
+        async with without_engine(text_model, template) as client:
+            tokens = (await client.post("/tokenize", json=chat)).json()["tokens"]
+            text = (await client.post("/detokenize", json={"tokens": tokens})).json()["prompt"]
+            is_shown = choice == "auto" or (choice == "required" and source == HINTS)
+            assert ("add" in text) == is_shown
+            asked = parse_chat(msgspec.json.encode(chat)).conversation
+            assert text == await template.render(asked)
+
+
+@pytest.mark.parametrize(
+    ("parse", "fields"),
+    [
+        (parse_chat, {"messages": THOUGHTS, "reasoning_effort": "high"}),
+        (parse_chat, {"messages": THOUGHTS, "chat_template_kwargs": {"reasoning_effort": "high"}}),
+        (parse_message, {"messages": THOUGHTS[:1], "output_config": {"effort": "high"},
+                         "max_tokens": 1}),
+        (lambda body: parse_response(body)[1],
+         {"input": "x", "reasoning": {"effort": "high", "summary": "auto"}}),
+        (lambda body: parse_response(body)[1],
+         {"input": "x", "chat_template_kwargs": {"mood": "high"}}),
+    ],
+)  # fmt: skip
+async def test_a_template_may_read_hints(
+    text_model: Path, parse: Callable[[bytes], Any], fields: dict[str, Any]
+) -> None:
+    asked = parse(json.dumps(fields).encode()).conversation
+    with closing(ChatTemplate(HINTS, Text(text_model).special_tokens)) as template:
+        text = await template.render(asked)
+        assert str(text).endswith("high")
+        assert ("hm" in str(text)) == (len(fields.get("messages", ())) == 2)
 
 
 async def test_a_model_without_a_tokenizer_or_a_template_says_so(tmp_path: Path) -> None:

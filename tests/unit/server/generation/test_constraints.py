@@ -67,7 +67,9 @@ HOSTILE: list[tuple[Kind, bytes, str]] = [
     ("regex", b'"\\ud800"', "it is not JSON"),
     ("regex", b'"(a"', "unclosed group"),
     ("choice", b"[]", "at least one"),
-    ("grammar", b'"root ::= x"', "only Lark is taken"),
+    ("grammar", b'"root ::= x"', "no EBNF: Rule 'x' not found"),
+    ("grammar", b'"a ::= \\"x\\""', "no EBNF: No 'root' rule"),
+    ("grammar", b'"root ::= %b"' % (b"(" * 90_000), "no EBNF"),
     ("grammar", b'"start: \\"a\\" start"', "oo many items"),
     (
         "calls",
