@@ -277,6 +277,8 @@ class EndRequests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     """Id of this message, which no running request has."""
     names: frozenset[str] | None = None
     """`Request.name` of those that are meant; None: all. Durable ones never are."""
+    share: str = ""
+    """Their `Request.share`, where there are names."""
 
 
 class DropPrefixes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="drop_prefixes"):

@@ -108,6 +108,9 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     priority_keys: tuple[str, ...] = ()
     """Names of API keys whose requests come before those of all others, the first before the
     second."""
+    share_prompts: bool = False
+    """Begin prompts from the kept states of other keys' prompts too: `cached_tokens` and time then
+    tell what these were."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may send requests, such as https://example.org; *: all."""
     allowed_hosts: tuple[str, ...] = ()

@@ -106,7 +106,7 @@ SETTINGS = """
   served_model_name chat_template host port uds api_processes engines
   max_body_bytes max_connections max_header_bytes
   receive_timeout_s send_timeout_s stream_max_rate stream_keepalive_s
-  api_keys_file requests_per_minute tokens_per_minute priority_keys
+  api_keys_file requests_per_minute tokens_per_minute priority_keys share_prompts
   cors_origins allowed_hosts root_path
   admin_port admin_host weights_dir trainer_routes pause_lease_s otlp_endpoint stall_s
   data_dir max_file_bytes max_store_bytes max_batches max_batch_lines

@@ -308,7 +308,10 @@ class EngineProcess:
         """End those that are meant; the engine must be settled."""
 
         def is_meant(request: Request) -> bool:
-            return not request.durable and (message.names is None or request.name in message.names)
+            if message.names is None:
+                return not request.durable
+            is_its = request.name in message.names and request.share == message.share
+            return is_its and not request.durable
 
         running = self._engine.scheduler.registry.by_id.items()
         ended = [id for id, group in running if is_meant(group.request)]

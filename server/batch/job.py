@@ -252,7 +252,10 @@ class BatchJob:
 
     def _make_owner(self, weight: float) -> RequestOwner:
         record = self._record
-        return RequestOwner(f"batch:{record.id}", weight, BATCH_PRIORITY, True, record.created_at)
+        return RequestOwner(
+            *(f"batch:{record.id}", weight, BATCH_PRIORITY, True, record.created_at),
+            prompts_of="" if self._config.share_prompts else record.owner,
+        )
 
 
 def _counts(results: ResultFiles) -> dict[str, Any]:

@@ -44,6 +44,8 @@ class RequestOwner:
     """Whether it is sent again until it is answered; its seeds are then made from its id."""
     created_unix: int | None = None
     """Creation time in the reply, in Unix seconds; None: now."""
+    prompts_of: str = ""
+    """Whose kept prompts it may begin from: a key's name; empty: everybody's."""
 
     def seed(self, id: str, prompt: int) -> int | None:
         """Return a prompt's seed, 0 … 2**64 - 1, where the request has none; None: any will do."""
@@ -56,7 +58,9 @@ def of_current_request() -> RequestOwner:
     """The sender of the HTTP request being answered: its API key, if keys are asked for."""
     entry = CURRENT.get(None)
     account = entry and entry.account
-    return RequestOwner(account.name, priority=account.priority) if account else RequestOwner()
+    if not account:
+        return RequestOwner()
+    return RequestOwner(account.name, priority=account.priority, prompts_of=account.prompts_of)
 
 
 def wants_whole(request: CompletionRequest) -> bool:
@@ -88,10 +92,16 @@ def engine_requests(
             weight=owner.weight,
             durable=owner.durable,
             name=request.request_id or "",
-            salt=request.cache_salt or "",
+            salt=_salt(request, owner),
         )
         for prompt in asked
     ]
+
+
+def _salt(request: CompletionRequest, owner: RequestOwner) -> str:
+    """Return what a key's prompts and salt have for themselves; no key's name has a line's end."""
+    salt = request.cache_salt or ""
+    return f"{owner.prompts_of}\n{salt}" if owner.prompts_of else salt
 
 
 def _emit(

@@ -222,6 +222,7 @@ class Auth:
             config.tokens_per_minute,
             config.limits_fd,
             first=config.priority_keys,
+            shares_prompts=config.share_prompts,
         )
         self._max_connections = config.max_connections
         self.intake = BodyLimits(

@@ -40,9 +40,12 @@ class Limits:
         fd: int = -1,
         clock: Callable[[], float] = time.monotonic,
         first: tuple[str, ...] = (),
+        shares_prompts: bool = False,
     ) -> None:
         """Share the memory behind `fd` with whoever else has it; -1 creates memory of its own.
-        `first`: names of the keys that come before the others, in this order."""
+        `first`: names of the keys that come before the others, in this order; `shares_prompts`:
+        whether keys may begin from each other's kept prompts."""
+        self.shares_prompts = shares_prompts
         self.per_minute = requests_per_minute, tokens_per_minute
         self.clock = clock
         self.fd = memory() if fd < 0 and any(self.per_minute) else fd
@@ -63,6 +66,8 @@ class Account:
         self.name = name
         self.priority = priority
         """Rank of its requests in the engine: higher is first."""
+        self.prompts_of = "" if limits.shares_prompts else name
+        """Whose kept prompts it may begin from; empty: everybody's."""
         self._limits = limits
         # Names hardly ever collide here, and memory that nobody writes takes no room.
         digest = sha256(name.encode("utf-8", "surrogateescape")).digest()

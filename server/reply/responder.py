@@ -58,7 +58,8 @@ class Responder:
         self._writer = None if stream_max_rate else StreamWriter(client, self.pieces)
         self._pause_s = 1 / stream_max_rate if stream_max_rate else 0.0
         self._keepalive_s = stream_keepalive_s
-        self._ids_in_use: set[str] = set()
+        self._ids_in_use: set[tuple[str, str]] = set()
+        """Each with the share that it is of: an id is one key's."""
 
     async def respond(self, form: Format) -> Response:
         """Return the reply, or a stream.
@@ -167,10 +168,11 @@ class Responder:
         """Hold the generation's id, record its metrics however it ends, and have what the engine
         refuses name the request's fields. Raises IdInUse."""
         generation = form.generation
-        if generation.id in self._ids_in_use:
+        claimed = (generation.owner.share, generation.id)
+        if claimed in self._ids_in_use:
             name = form.field_of("request_id")
             raise IdInUse(f"{name} {generation.id!r} is in use by a running request", name)
-        self._ids_in_use.add(generation.id)
+        self._ids_in_use.add(claimed)
         try:
             yield
         except RequestError as error:
@@ -181,7 +183,7 @@ class Responder:
                 error.param = own
             raise
         finally:
-            self._ids_in_use.remove(generation.id)
+            self._ids_in_use.remove(claimed)
             _record(generation)
 
 

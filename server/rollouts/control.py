@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from srm.engine.client.client import EngineClient
 from srm.engine.messages import DropPrefixes, EndRequests, Pause, Resume, Running, Status
+from srm.server.generation.engine_request import of_current_request
 
 ChangeWeights = Callable[[str, Running, str], Awaitable[int]]
 """Has the engines go on with the weights of a folder, as the operator's route does: path, what
@@ -45,10 +46,11 @@ class TrainerControl:
         await self.client.control(Resume(_id()))
 
     async def end(self, names: Iterable[str] | None = None) -> int:
-        """End the requests of these `request_id`s, or all but those of batches, each with its
-        tokens so far; returns how many."""
+        """End the asking key's requests of these `request_id`s, or everybody's but those of
+        batches, each with its tokens so far; returns how many."""
         wanted = None if names is None else frozenset(names)
-        done = await self.client.control(EndRequests(_id(), wanted))
+        share = of_current_request().share
+        done = await self.client.control(EndRequests(_id(), wanted, share))
         return int(done.detail["requests"])
 
     async def drop_prefixes(self) -> None:

@@ -78,6 +78,7 @@ class LineWorker:
     ) -> None:
         self._client = client
         self._identity = WorkerIdentity(config)
+        self._shares_prompts = config.share_prompts
         self._endpoints = {endpoint.path: endpoint for endpoint in endpoints}
 
     def status(self) -> WorkerStatus:
@@ -109,7 +110,10 @@ class LineWorker:
     async def _events(self, asked: LinesRequest) -> AsyncGenerator[bytes, None]:
         alive = frame([_encode(LineAnswer())])
         yield alive
-        owner = RequestOwner(asked.share, asked.weight, asked.priority, True, asked.created_unix)
+        owner = RequestOwner(
+            *(asked.share, asked.weight, asked.priority, True, asked.created_unix),
+            prompts_of="" if self._shares_prompts else asked.share,
+        )
         endpoint = self._endpoints[asked.url]
         running = {asyncio.create_task(_answer(endpoint, line, owner)) for line in asked.lines}
         try:

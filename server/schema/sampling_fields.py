@@ -225,7 +225,7 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
     """Of one key's requests, lower values go first."""
     request_id: RequestId | None = None
-    """The reply's id; 409 while another request has it."""
+    """The reply's id; 409 while another request of the key has it."""
     cache_salt: CacheSalt | None = None
     """Only states of prompts with the same salt are used, such as a policy's version."""
     user: str | None = None

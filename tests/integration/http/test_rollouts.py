@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engines.held_engine import held
+from tests.engines.held_engine import held, release
 from tests.serving import (
     COMPLETIONS,
     SERVER_FLAGS,
@@ -606,6 +606,55 @@ def test_only_the_operator_pauses(trained: Server, folders: Path) -> None:
         assert httpx.post(f"{url}/update_weights", headers=KEY, json=body, timeout=60).json()[
             "weights_version"
         ] == 2  # fmt: skip
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_keeps_prompts_and_names_of_keys_apart(folders: Path, shares: bool) -> None:
+    keys = folders / f"{shares}.txt"
+    keys.write_text("admin the-key-of-the-operator\nother the-key-of-somebody-else\n")
+    other = {"Authorization": "Bearer the-key-of-somebody-else"}
+    flags = (*SERVER_FLAGS, f"--data-dir={folders / keys.stem}", f"--weights-dir={folders}",
+             f"--api-keys-file={keys}", "--trainer-routes")  # fmt: skip
+    flags += ("--share-prompts",) * shares
+    prompt = [*range(20, 60)]
+    with Server(folders / "0", *flags, engine_module="tests.engines.held_engine") as server:
+
+        def cached(key: dict[str, str], path: str = COMPLETIONS) -> Any:
+            body: dict[str, Any] = {"prompt": prompt, "max_tokens": 1}
+            if path == GENERATE:
+                body = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 1}}
+            reply = httpx.post(f"{server.url}{path}", headers=key, json=body, timeout=120).json()
+            if path == GENERATE:
+                return reply["meta_info"]["cached_tokens"]
+            return reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        strangers = 39 if shares else 0
+        assert [cached(KEY), cached(KEY), cached(other)] == [0, 39, strangers]
+        assert [cached(key, GENERATE) for key in (KEY, other)] == [39, 39]
+
+        body = {"prompt": IDS, "max_tokens": 30, "request_id": "mine", "ignore_eos": True}
+        url = f"{server.url}{COMPLETIONS}"
+        with ThreadPoolExecutor() as pool, held(server.folder, steps=9):
+            asked = [
+                pool.submit(httpx.post, url, headers=key, json=body, timeout=120)
+                for key in (KEY, other)
+            ]
+            wait_until(lambda: under_way(server) == 2)
+            again = httpx.post(url, headers=other, json=body)
+            assert error_of(again, 409)["param"] == "request_id"
+            ended = {"request_ids": ["mine"]}
+            reply = httpx.post(f"{server.url}/abort_requests", headers=KEY, json=ended)
+            assert reply.json() == {"aborted": 1}
+            assert asked[0].result().json()["choices"][0]["finish_reason"] == "abort"
+            assert under_way(server) == 1
+            release(server.folder)
+            assert asked[1].result().json()["choices"][0]["finish_reason"] == "length"
+
+
+def under_way(server: Server) -> int:
+    reply = httpx.get(f"{server.url}/v1/loads", headers=KEY).json()
+    (load,) = reply["loads"]
+    return int(load["num_running_reqs"] + load["num_waiting_reqs"])
 
 
 def generated(**params: Any) -> dict[str, Any]:
