@@ -1,23 +1,28 @@
 """Rollouts of TRL's trainers by a running server, which goes on with their weights.
 
-For an environment with TRL: this module needs no other of `srm`. TRL 1.16 calls it.
+For an environment with TRL: this module needs no other of `srm`, and of packages accelerate and
+safetensors alone. TRL 1.16 calls it.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import time
 from collections.abc import Iterable
 from hashlib import blake2b
+from http.client import HTTPException
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
-import requests
 from accelerate.utils import broadcast_object_list
-from requests.adapters import HTTPAdapter
 from safetensors.torch import save, save_file
-from urllib3.util.retry import Retry
+
+_WAITS_S = (1, 2, 4, 8, 16)  # before a request that is refused for now is sent again
 
 
 class RolloutServer:
@@ -37,19 +42,9 @@ class RolloutServer:
         self._folder = Path(folder).resolve()
         self._config = config
         self._timeout_s = timeout_s
-        self._session = requests.Session()
+        self._headers = {"Content-Type": "application/json"}
         if key:
-            self._session.headers["Authorization"] = f"Bearer {key}"
-        again = Retry(
-            total=5,
-            read=0,
-            backoff_factor=1,
-            status_forcelist=[429, 503],
-            allowed_methods=None,
-            raise_on_status=False,
-        )
-        for scheme in ("http://", "https://"):
-            self._session.mount(scheme, HTTPAdapter(max_retries=again))
+            self._headers["Authorization"] = f"Bearer {key}"
         self._sent = b""  # digest of the weights sent last
         self._fingerprint = ""  # of these, as the server's first reply has it
         self.weights_version = 0
@@ -147,18 +142,24 @@ class RolloutServer:
         """Nothing has been paused."""
 
     def destroy(self) -> None:
-        """Close the connections."""
-        self._session.close()
+        """Nothing is open between two requests."""
 
     def _ask(self, path: str, body: dict[str, Any]) -> Any:
         url = f"{self._url}{path}"
-        try:
-            reply = self._session.post(url, json=body, timeout=self._timeout_s)
-        except requests.RequestException as error:
-            raise RuntimeError(f"POST {url}: {type(error).__name__}: {error}") from error
-        if reply.status_code != 200:
-            raise RuntimeError(f"POST {url}: {reply.status_code} {reply.text[:2_000]}")
-        return reply.json()
+        request = Request(url, json.dumps(body).encode(), self._headers)
+        for wait_s in (*_WAITS_S, 0):
+            try:
+                with urlopen(request, timeout=self._timeout_s) as reply:
+                    return json.load(reply)
+            except HTTPError as error:
+                status = error.code
+                refusal = f"POST {url}: {status} {error.read(2_000).decode(errors='replace')}"
+            except (HTTPException, OSError, ValueError) as error:  # the last for no JSON
+                raise RuntimeError(f"POST {url}: {type(error).__name__}: {error}") from error
+            if status not in (429, 503):
+                break
+            time.sleep(wait_s)
+        raise RuntimeError(refusal)
 
 
 def _on_the_host(tensors: Iterable[tuple[str, Any]]) -> dict[str, Any]:

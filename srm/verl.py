@@ -1,7 +1,8 @@
 """Rollouts of verl's trainers by running servers, which go on with their weights.
 
 For an environment with verl, which takes it by `VERL_USE_EXTERNAL_MODULES=srm.verl` and
-`actor_rollout_ref.rollout.name=srm`: of `srm` this module needs `srm.trl` alone. verl 0.9 calls it.
+`actor_rollout_ref.rollout.name=srm`: of `srm` this module needs `srm.trl` alone, and of packages
+aiohttp, ray and verl besides. verl 0.9 calls it.
 """
 
 from __future__ import annotations
