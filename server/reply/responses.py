@@ -370,7 +370,8 @@ class ResponsesFormat(ItemFormat):
     def _response(self, status: Status, **fields: Any) -> Response:
         """Return the response so far."""
         asked = self._asked
-        same = {
+        effort = None if asked.reasoning is None else asked.reasoning.effort
+        same: dict[str, Any] = {
             name: getattr(asked, name)
             for name in {*Response.__struct_fields__} & {*asked.__struct_fields__}
         }
@@ -383,7 +384,7 @@ class ResponsesFormat(ItemFormat):
             | {
                 "model": self.model_name,
                 "parallel_tool_calls": bool(asked.parallel_tool_calls),
-                "reasoning": Reasoning(asked.reasoning and asked.reasoning.effort),
+                "reasoning": Reasoning(effort),
                 "store": False,
                 "text": asked.text or TextOptions(),
                 "top_logprobs": asked.top_logprobs or 0,

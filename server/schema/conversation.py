@@ -310,10 +310,16 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
                 if are_results:  # one message, for many a template wants the roles in turns
                     lines = [messages.pop().text, *lines]
             are_results = message.role == "tool"
-            name = None if are_results else message.name
-            same = {"name": name, "tool_calls": None, "tool_call_id": None}
-            text = "\n".join(lines)
-            messages.append(msgspec.structs.replace(message, role=role, content=text, **same))
+            messages.append(
+                msgspec.structs.replace(
+                    message,
+                    role=role,
+                    content="\n".join(lines),
+                    name=None if are_results else message.name,
+                    tool_calls=None,
+                    tool_call_id=None,
+                )
+            )
         return msgspec.structs.replace(self, messages=messages)
 
     def with_tools_as_text(self) -> Conversation:
@@ -430,10 +436,8 @@ def _message(value: Raw, i: int) -> tuple[Message, int]:
         raise InvalidRequest(
             f"messages[{i}] must be an object with role (developer, system, user, assistant, "
             "tool or another of the template), content (a string or a list of text parts) and at "
-            "most name, tool_calls, tool_call_id, reasoning_content, reasoning, "
-            "prompt_token_ids and "
-            "generation_token_ids; got "
-            f"{show(value)} "
+            "most name, tool_calls, tool_call_id, reasoning_content, reasoning, prompt_token_ids "
+            f"and generation_token_ids; got {show(value)} "
             f"({cut(in_words(error), _SHOWN_FAULT)})",
             "messages",
         ) from None

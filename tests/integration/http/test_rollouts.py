@@ -614,8 +614,8 @@ def test_keeps_prompts_and_names_of_keys_apart(folders: Path, shares: bool) -> N
     keys.write_text("admin the-key-of-the-operator\nother the-key-of-somebody-else\n")
     other = {"Authorization": "Bearer the-key-of-somebody-else"}
     flags = (*SERVER_FLAGS, f"--data-dir={folders / keys.stem}", f"--weights-dir={folders}",
-             f"--api-keys-file={keys}", "--trainer-routes")  # fmt: skip
-    flags += ("--share-prompts",) * shares
+             f"--api-keys-file={keys}", "--trainer-routes",
+             *("--share-prompts",) * shares)  # fmt: skip
     prompt = [*range(20, 60)]
     with Server(folders / "0", *flags, engine_module="tests.engines.held_engine") as server:
 
