@@ -65,7 +65,7 @@ REFUSED: list[tuple[str, str, str, dict[str, Any]]] = [
     (GENERATE, "text", "none empty; got []", {"text": []}),
     (GENERATE, "input_ids", "none empty; got []", {"input_ids": []}),
     (GENERATE, "logprob_start_len", "only with return_logprob",
-     {"text": "x", "logprob_start_len": 0}),
+     {"text": "x", "logprob_start_len": 1}),
     (GENERATE, "logprob_start_len", "lies after the last of the prompt's 2 tokens",
      {"input_ids": [5, 6], "return_logprob": True, "logprob_start_len": 2}),
     *((COMPLETIONS, name, f"{MOST} 320", {name: -1}) for name in NAMED),
@@ -142,7 +142,7 @@ REFUSED: list[tuple[str, str, str, dict[str, Any]]] = [
     (DETOKENIZE, "tokens", "token ids", {"tokens": [[5]]}),
     (DETOKENIZE, "tokens", "token ids", {"tokens": [-1]}),
     (DETOKENIZE, "tokens", "token id 320; ids go from 0 to 319", {"tokens": [5, 320]}),
-    (DETOKENIZE, "n", "not a field", {"tokens": [5], "n": 1}),
+    (DETOKENIZE, "n", "leave it out or send 1", {"tokens": [5], "n": 2}),
 ]  # fmt: skip
 
 
