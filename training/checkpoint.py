@@ -23,9 +23,19 @@ from srm.training.model import SRM
 from srm.training.text.whole_files import replace_file, write_whole
 
 
-def save_model(config: ModelConfig, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Write `config.json` and `model.safetensors` into `folder`, of a model's state dict."""
+def save_model(
+    config: ModelConfig, weights: Mapping[str, Tensor], folder: Path, text_files: Path | None = None
+) -> None:
+    """Write a model's state dict into `folder`, with the tokenizer of the folder `text_files`.
+
+    Weights come last, and what stands there already is not written again: within a run only weights
+    change, so that a reader finds a model whole at any time.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    if text_files is not None and text_files != folder:
+        copy_text_files(text_files, folder)
+    written = msgspec.json.format(msgspec.json.encode(config), indent=2)
+    write_whole(folder / "config.json", written + b"\n")
     tensors = {
         name: (value.float() if is_scalar(name) else value.bfloat16()).contiguous()
         for name, value in weights.items()
@@ -37,8 +47,6 @@ def save_model(config: ModelConfig, weights: Mapping[str, Tensor], folder: Path)
             raise ConfigError(
                 f"{folder / 'model.safetensors'} cannot be written: {error}"
             ) from error
-    written = msgspec.json.format(msgspec.json.encode(config), indent=2)
-    write_whole(folder / "config.json", written + b"\n")
 
 
 def load_model(folder: Path) -> SRM:

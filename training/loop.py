@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from types import MappingProxyType
@@ -25,10 +27,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
+from srm.engine.config import ModelConfig
 from srm.engine.errors import ConfigError
 from srm.engine.progress import show_progress
 from srm.engine.weights.tensors import DECAY_RANGE, is_scalar
+from srm.training.checkpoint import save_model
 from srm.training.data import IGNORED
 from srm.training.instruments.log import RunLog
 from srm.training.instruments.peak import measured_peak
@@ -78,9 +83,14 @@ class Run:
         own: Processes,
         source: Mapping[str, Any],
         fixed: Mapping[str, Any] = MappingProxyType({}),
+        text_files: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`source` and `fixed` identify the run: its data, and the settings that may not change. A
         run saved by a version that did not store one of `fixed` takes its current value.
+
+        Each save writes the model into `folder` too, with the tokenizer of the folder `text_files`;
+        None: the state of the run alone. `clock` counts seconds.
 
         Raises ConfigError if the folder has a different run, and names what differs.
         """
@@ -89,8 +99,14 @@ class Run:
         self.decays = ""
         """Range of λ when the run was last saved, for a line of a log; empty for models without."""
         self._schedule, self._own = schedule, own
+        self._text_files = text_files
+        self._clock, self._begun, self._earlier_s = clock, clock(), 0.0
+        self._last_s = {"evaluation": 0.0, "save": 0.0}
+        """Seconds that the latest of each took: what follows the last update takes as long."""
+        self._is_over = False
         self._saved = folder / "run.pt"
         self._kept = fixed
+        self._config = model.config
         self._source = {**source, "config": msgspec.to_builtins(model.config)}
         self._factors = count_factors(model)
         self._model = spread(model, own, schedule.shard)
@@ -107,6 +123,8 @@ class Run:
         self._scaler = torch.amp.GradScaler(own.device.type, enabled=is_scaled)
         if self._saved.exists():
             self._resume()
+        if schedule.minutes and self.losses.steps:
+            self.end_by_clock(0.0)
         self._log: RunLog | None = None
         if own.is_first:
             self._log = RunLog(folder, len(self.losses.steps), schedule.tensorboard)
@@ -121,34 +139,95 @@ class Run:
 
         After each step the `watches` are called with the number of steps, in all processes.
         The run is saved every `save_every` steps and at the end, and when a signal asks it to stop,
-        which raises KeyboardInterrupt. Raises ConfigError if a loss is no number; what was saved
+        which raises KeyboardInterrupt; where the clock ends it, after the first step too, so that
+        the time of a save is known. Raises ConfigError if a loss is no number; what was saved
         before stays.
         """
         schedule, begun = self._schedule, len(self.losses.steps)
-        shown = show_progress("training", schedule.steps, begun, self._own.is_first)
+        total = schedule.steps or None
+        shown = show_progress("training", total, begun, self._own.is_first)
         with shown as tell, stop_asked() as asked:
-            for step in range(begun, schedule.steps):
-                started = time.monotonic()
-                inputs, targets = batches[step]
+            steps = range(begun, schedule.steps or sys.maxsize)
+            made = self._made_ahead(batches, steps)
+            for step in steps:
+                if self._is_over:
+                    break
+                started, started_by_clock = time.monotonic(), self._clock()
+                inputs, targets = next(made)
                 loss = self.update(self._parts(inputs, targets), self._mean_over(targets))
                 rate = self.tell_speed(inputs.numel(), time.monotonic() - started)
-                done, is_last = step + 1, step + 1 == schedule.steps
-                message = f"step {done} of {schedule.steps}: loss {loss:.3f}, {rate:,.0f} tok/s"
+                done, is_first = step + 1, step == begun  # which compiles: others take less time
+                self.end_by_clock(0.0 if is_first else self._clock() - started_by_clock)
+                is_last = self._is_over = self._is_over or done == schedule.steps
+                message = f"step {self.progress}: loss {loss:.3f}, {rate:,.0f} tok/s"
                 tell(done, message)
                 every = schedule.evaluate_every
                 if evaluation and every and (done % every == 0 or is_last):
-                    self._evaluated(done, self.evaluate(evaluation))
+                    with self._timed("evaluation"):
+                        self._evaluated(done, self.evaluate(evaluation))
                     message += f", evaluation {self.losses.evaluations[-1][1]:.4f}"
                 for watch in watches:
                     watch(done)
-                is_over = self._own.total(torch.tensor(float(asked.is_set())).to(self._own.device))
-                if done % schedule.save_every == 0 or is_last or is_over:
+                is_stopped = self._total(asked.is_set())
+                is_tried = schedule.minutes and is_first
+                if done % schedule.save_every == 0 or is_last or is_stopped or is_tried:
                     self.save()
                     if self._own.is_first and not sys.stdout.isatty():
                         sys.stdout.write(f"{message}{self.decays}\n")  # a log shows no bar
-                if is_over and not is_last:
+                if is_stopped and not is_last:
                     self._own.meet()
                     raise KeyboardInterrupt
+        if len(self.losses.steps) == begun:  # as a run that was killed between its state and model
+            self._write_model(self.last_weights())
+
+    def _made_ahead(
+        self, batches: TrainingBatches, steps: Iterable[int]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        if not (workers := self._schedule.data_workers):
+            return map(batches.__getitem__, steps)
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads are not in forked processes
+        dataset = cast(Any, batches)
+        loader = DataLoader(
+            dataset, None, sampler=steps, num_workers=workers, multiprocessing_context="fork"
+        )
+        return iter(loader)
+
+    @property
+    def progress(self) -> str:
+        """Number of updates, of how many or of how many minutes."""
+        done, schedule = len(self.losses.steps), self._schedule
+        if schedule.steps:
+            return f"{done} of {schedule.steps}"
+        return f"{done}, {self._elapsed() / 60:.1f} of {schedule.minutes:g} min"
+
+    def end_by_clock(self, update_s: float) -> bool:
+        """Return whether the run is over, since another update of that many seconds, the evaluation
+        and the save behind it would end after `minutes`; all processes must call it."""
+        if self._schedule.minutes and self._total(self._has_no_time(update_s)):
+            self._is_over = True
+        return self._is_over
+
+    def _has_no_time(self, update_s: float) -> bool:
+        ends = self._elapsed() + update_s + sum(self._last_s.values())
+        return self._own.is_first and ends >= 60 * self._schedule.minutes
+
+    def _elapsed(self) -> float:
+        return self._earlier_s + self._clock() - self._begun
+
+    def _spent(self) -> float:
+        """Return the share that has passed of the time for updates by the first process's clock."""
+        available = 60 * self._schedule.minutes - sum(self._last_s.values())
+        share = self._elapsed() / max(available, 1e-9)
+        return self._total(min(1.0, share) if self._own.is_first else 0.0)
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began = self._clock()
+        yield
+        self._last_s[name] = self._clock() - began
+
+    def _total(self, value: float) -> float:
+        return self._own.total(torch.tensor(float(value)).to(self._own.device))
 
     def evaluate(self, batches: list[tuple[Tensor, Tensor]]) -> float:
         """Return the mean loss over the targets of all batches."""
@@ -179,9 +258,12 @@ class Run:
         before the next, so only one's activations are in memory. Raises ConfigError if the loss is
         not finite.
         """
-        step, own = len(self.losses.steps), self._own
+        step, own, schedule = len(self.losses.steps), self._own, self._schedule
+        rate = (
+            schedule.rate_by_clock(step, self._spent()) if schedule.minutes else schedule.rate(step)
+        )
         for values, group in zip(self._optimizer.param_groups, self._groups, strict=True):
-            values["lr"] = self._schedule.rate(step) * group.rate_scale
+            values["lr"] = rate * group.rate_scale
             values["weight_decay"] = group.weight_decay  # a resumed run has its own
         losses = []
         for number, part in enumerate(parts, 1):
@@ -205,7 +287,7 @@ class Run:
                     parameter.clamp_(*DECAY_RANGE)
         self.losses.steps.append(total)
         self.tell("loss", total)
-        self.tell("learning rate", self._schedule.rate(step))
+        self.tell("learning rate", rate)
         self.tell("gradient norm", float(norm))
         return total
 
@@ -284,8 +366,14 @@ class Run:
             self._model.set_requires_gradient_sync(is_last)
 
     def save(self) -> None:
-        """Save the run, so that it can be resumed; all processes must call it. Raises ConfigError
-        for weights that are not finite, which the losses so far did not show."""
+        """Save the run, so that it can be resumed, and its model; all processes must call it.
+
+        Raises ConfigError for weights that are not finite, which the losses so far did not show.
+        """
+        with self._timed("save"):
+            self._save()
+
+    def _save(self) -> None:
         model, optimizer = states.get_state_dict(self._model, self._optimizer, options=_WHOLE)
         run: dict[str, Any] = {}
         if self._own.is_first:
@@ -294,12 +382,22 @@ class Run:
             run |= {"model": model, "optimizer": optimizer}
             run |= {"scaler": self._scaler.state_dict(), "losses": msgspec.to_builtins(self.losses)}
             run["best"] = self._best
+            run["seconds"] = 60 * self._schedule.minutes if self._is_over else self._elapsed()
         # The log is written first: a resumed run drops the lines of updates that are not saved.
         try:
             self.flush()
         finally:
             if self._own.is_first:
-                self._write(run)
+                try:
+                    self._write_model(cast(dict[str, Tensor], model))
+                finally:
+                    self._write(run)
+
+    def _write_model(self, weights: dict[str, Tensor]) -> None:
+        """Write the model: of least evaluation loss with `keep_best`, else of these weights."""
+        if self._own.is_first and self._text_files is not None:
+            config = cast(ModelConfig, self._config)
+            save_model(config, self._best or weights, self._saved.parent, self._text_files)
 
     def _write(self, run: dict[str, Any]) -> None:
         with replace_file(self._saved) as partial:
@@ -314,7 +412,7 @@ class Run:
     def flush(self) -> None:
         """Write what the log has not written yet."""
         if self._log is not None:
-            self._log.flush(len(self.losses.steps) == self._schedule.steps)
+            self._log.flush(self._is_over)
 
     def _tell_ranges(self, weights: Mapping[str, Tensor]) -> None:
         for symbol, end in _SCALARS.items():
@@ -350,7 +448,7 @@ class Run:
                     f"{self._saved} is a run of another {name}, {was!r:.200} and not "
                     f"{value!r:.200}: remove it or change output; {MAY_CHANGE}"
                 )
-        if len(run["losses"]["steps"]) > self._schedule.steps:
+        if len(run["losses"]["steps"]) > self._schedule.steps > 0:
             raise ConfigError(
                 f"{self._saved} has {len(run['losses']['steps'])} updates: steps, which epochs set "
                 f"too, must be at least these, got {self._schedule.steps}"
@@ -367,7 +465,7 @@ class Run:
         if run["scaler"]:  # empty where products were of another precision than float16
             self._scaler.load_state_dict(run["scaler"])
         self.losses = msgspec.convert(run["losses"], Losses)
-        self._best = run.get("best")
+        self._best, self._earlier_s = run.get("best"), run.get("seconds", 0.0)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the whole model's tensors on the host; all processes must call it.

@@ -15,7 +15,6 @@ from torch import Tensor
 from srm.engine.errors import ConfigError
 from srm.engine.settings import build
 from srm.engine.tokenizer_file import read_byte_level, read_tokenizer
-from srm.training.checkpoint import save_model
 from srm.training.data import IGNORED, CountdownBatches, ProblemBatches, problem_kinds
 from srm.training.instruments.events import check_events
 from srm.training.loop import Losses, Run, TrainingBatches
@@ -105,15 +104,13 @@ def pretrain(config: PretrainConfig) -> Losses:
             model.separator = ids.begin
         schedule = build(Schedule, msgspec.structs.asdict(config))
         settings = select_fixed(config) | {"evaluation_share": config.held_out}
-        run = Run(model, schedule, config.output, own, {"texts": source}, settings)
+        run = Run(model, schedule, config.output, own, {"texts": source}, settings, config.output)
         every = (config.keep_every, own.is_first)
         series = ModelSeries(run, model.config, config.output, config.output, *every)
         prompt, shown = _prompt(config, tokenizer, ids), (config.save_every, config.steps)
         samples = ShownSamples(run, tokenizer, prompt, config.n_ctx, *shown)
         run.train(batches, evaluation, (series, samples))
-        weights = run.weights()
         if own.is_first:
-            save_model(model.config, weights, config.output)
             are_words = not config.texts and config.problems == "words"
             kinds = problem_kinds(len(run.losses.steps)) if are_words else {}
             write_losses(run.losses, config.output, kinds)

@@ -19,6 +19,7 @@ class Schedule(msgspec.Struct, frozen=True):
     """Length and learning rates of a training run, and how each step is computed."""
 
     steps: int
+    """Total updates; 0: as many as `minutes` has time for."""
     learning_rate: float
     warmup_steps: int
     weight_decay: float
@@ -29,6 +30,8 @@ class Schedule(msgspec.Struct, frozen=True):
     keep_best: bool = False
     """Whether the run's result is the weights of least evaluation loss instead of the last ones."""
     micro_batches: int = 1
+    data_workers: int = 0
+    """Processes that make batches ahead; 0: each is made between two updates."""
     decay_rate_scale: float = 0.02
     """Learning rate of λ over that of the model. AdamW moves a value by about its learning rate an
     update, and λ has a range of 0.1: at the model's own rate most λ fall to its lower end."""
@@ -38,14 +41,31 @@ class Schedule(msgspec.Struct, frozen=True):
     precision: Precision = "auto"
     compile: bool = False
     shard: bool = False
+    minutes: float = 0.0
+    """Time of training after which the run ends even if `steps` are left; 0: no limit."""
     tensorboard: bool = False
     """Whether losses, learning rates and tokens per second are also written for TensorBoard."""
 
-    def rate(self, step: int) -> float:
+    def rate(self, step: float) -> float:
         """Return a step's learning rate: linear up over the warm-up, then down to zero."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
-        left = (self.steps - step) / max(1, self.steps - self.warmup_steps)
+        return self._declined((self.steps - step) / max(1, self.steps - self.warmup_steps))
+
+    def rate_by_clock(self, step: int, spent: float) -> float:
+        """Return a step's learning rate when `spent`, a share of `minutes`, has passed.
+
+        With `steps`, the rate is that of the step that has the same share of them, if this is ahead
+        of `step`. Without, it falls from the start, and rises over the warm-up or a tenth of the
+        time, whichever is shorter.
+        """
+        spent = min(1.0, spent)
+        if self.steps:
+            return self.rate(max(step, spent * self.steps))
+        rise = max((step + 1) / max(1, self.warmup_steps), 10 * spent)
+        return min(1.0, rise) * self._declined(1 - spent)
+
+    def _declined(self, left: float) -> float:
         if self.decline == "cosine":
             left = (1 - math.cos(math.pi * left)) / 2
         return self.learning_rate * left

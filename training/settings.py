@@ -26,21 +26,31 @@ MOST_SEED = 2**64 - 1
 MOST_FLOAT = 1e18
 """Largest number; the product of two of them still fits float32, in which the optimizer
 computes."""
-_MOST = {"threads": 4_096, "max_vocab_size": MAX_VOCAB_SIZE}
+_MOST = {"threads": 4_096, "data_workers": 256, "max_vocab_size": MAX_VOCAB_SIZE}
 _MAY_CHANGE = {
-    *("steps", "epochs", "learning_rate", "warmup_steps", "warmup_share", "decline"),
+    *("steps", "minutes", "epochs", "learning_rate", "warmup_steps", "warmup_share", "decline"),
     *("save_every", "keep_every", "evaluate_every", "tensorboard", "output"),
-    *("threads", "device", "shard", "compile", "precision", "micro_batches", "micro_batch_tokens"),
+    *(
+        "threads",
+        "data_workers",
+        "device",
+        "shard",
+        "compile",
+        "precision",
+        "micro_batches",
+        "micro_batch_tokens",
+    ),
     *("gpu_memory", "reward_limit_s", "model", "train", "evaluation", "texts", "suffix"),
     "tokenizer",
 }
 MAY_CHANGE = (
-    "only steps or epochs, learning_rate, its warm-up and decline, save_every, keep_every, "
-    "evaluate_every, tensorboard, precision, micro-batches and what it runs on may change"
+    "only steps, minutes or epochs, learning_rate, its warm-up and decline, save_every, "
+    "keep_every, evaluate_every, tensorboard, precision, micro-batches and what it runs on may "
+    "change"
 )
 """`_MAY_CHANGE` in words for error messages, without files, which are compared by content."""
 _LEAST = {"save_every": 1} | dict.fromkeys(
-    "learning_rate weight_decay evaluate_every keep_every threads".split(), 0
+    "learning_rate weight_decay evaluate_every keep_every minutes threads data_workers".split(), 0
 )
 
 
@@ -109,12 +119,19 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Updates between two evaluations on the held-out texts; 0: none."""
     evaluation_batches: int = 16
     """Most batches of one evaluation."""
-    steps: int = 5_000
-    """Total updates, including those that a resumed run has made."""
+    steps: int = 0
+    """Total updates, including those that a resumed run has made; 0: 5,000, or as many as `minutes`
+    has time for."""
+    minutes: float = 0.0
+    """Minutes from the first update to the end of the last save, including those that a resumed run
+    has had. The learning rate falls to 0 by this clock. 0: no limit."""
     batch_tokens: int = 4_096
     """Approximate tokens of one update, all processes together."""
     micro_batches: int = 1
     """Parts into which a batch is split, computed one after the other to save memory."""
+    data_workers: int = 0
+    """Processes that make batches ahead of the updates, as a GPU needs with generated problems; 0:
+    each is made between two updates."""
     learning_rate: float = 1.5e-3
     """Peak learning rate: reached after the warm-up, then falling to 0."""
     warmup_steps: int = 200
@@ -167,8 +184,10 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """CPU threads; 0: torch chooses."""
 
     def __post_init__(self) -> None:
-        least = "steps batch_tokens micro_batches warmup_steps max_vocab_size evaluation_batches"
-        check_numbers(self, dict.fromkeys(least.split(), 1))
+        if not self.steps and not self.minutes:
+            msgspec.structs.force_setattr(self, "steps", 5_000)
+        least = "batch_tokens micro_batches warmup_steps max_vocab_size evaluation_batches"
+        check_numbers(self, {"steps": 0, **dict.fromkeys(least.split(), 1)})
         if self.windows == "documents" and not self.texts:
             raise ValueError("windows must be packed where there are no texts, got documents")
         weights = self.text_weights

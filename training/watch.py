@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 
 from srm.engine.config import ModelConfig
-from srm.training.checkpoint import copy_text_files, save_model
+from srm.training.checkpoint import save_model
 from srm.training.instruments.record import Sample
 from srm.training.loop import Run
 
@@ -37,8 +37,7 @@ class ModelSeries:
             return
         weights, folder = self.run.last_weights(), self.output / f"step-{done}"
         if self.is_first:
-            save_model(self.config, weights, folder)
-            copy_text_files(self.text_files, folder)
+            save_model(self.config, weights, folder, self.text_files)
 
 
 @dataclass(frozen=True, slots=True)

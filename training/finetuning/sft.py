@@ -16,7 +16,7 @@ from srm.engine.settings import build
 from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import read_model
 from srm.server.text.text import Text
-from srm.training.checkpoint import copy_text_files, load_model, save_model
+from srm.training.checkpoint import load_model
 from srm.training.finetuning.config import SFTConfig
 from srm.training.finetuning.conversations import Chats, RowText, read
 from srm.training.finetuning.examples import (
@@ -74,7 +74,7 @@ def sft(config: SFTConfig) -> Losses:
             log.warning("%d of %d rows are left out: too many tokens", data.left_out, total)
         source = {"model": base.fingerprint, "rows": digest(data.train, data.evaluation)}
         model, schedule = load_model(config.model), _schedule(config, data)
-        run = Run(model, schedule, config.output, own, source, select_fixed(config))
+        run = Run(model, schedule, config.output, own, source, select_fixed(config), config.model)
         every = (config.keep_every, own.is_first)
         series = ModelSeries(run, base.config, config.model, config.output, *every)
         first = data.evaluation[0]
@@ -87,10 +87,7 @@ def sft(config: SFTConfig) -> Losses:
             in_order(data.evaluation, config.batch_rows),
             (series, samples),
         )
-        weights = run.weights()
         if own.is_first:
-            copy_text_files(config.model, config.output)
-            save_model(base.config, weights, config.output)
             write_losses(run.losses, config.output)
     return run.losses
 

@@ -35,7 +35,9 @@ def replace_file(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` in one step."""
+    """Replace `path` by `content` in one step, unless it has that content."""
+    if path.is_file() and path.read_bytes() == content:
+        return
     with replace_file(path) as partial:
         partial.write_bytes(content)
 
