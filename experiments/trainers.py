@@ -34,7 +34,7 @@ from srm.engine.settings import build, load
 from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import read_model
 from srm.engine.weights.convert import convert
-from srm.training.checkpoint import copy_text_files, load_model, save_model
+from srm.training.checkpoint import load_model, save_model
 from srm.training.grpo.asked import questions
 from srm.training.grpo.command import grpo
 from srm.training.grpo.config import GRPOConfig
@@ -235,8 +235,7 @@ def learned_by_trl(config: TrainersConfig, seed: int) -> Numbers:
     del result["judged"]
     # As `srm train grpo` stores a model: matrices in bfloat16.
     stored, made = folder / "stored", Path(task["output"])
-    save_model(read_model(config.model).config, load_model(made).state_dict(), stored)
-    copy_text_files(config.model, stored)
+    save_model(read_model(config.model).config, load_model(made).state_dict(), stored, config.model)
     return answered(config, stored) | result
 
 

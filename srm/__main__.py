@@ -183,6 +183,8 @@ def _run(command: str, args: list[str]) -> int:
         _need_source_tree()
     if command == "evaluate" and args[:1] in (["passk"], ["harness"]):  # these need no torch
         module, args = f"srm.training.{args[0]}.command", args[1:]
+    elif command == "convert" and any(arg.endswith("run.pt") for arg in args):  # this needs torch
+        module, name = "srm.training.checkpoint", "convert_run"
     elif command in {"train", "evaluate"}:  # one module runs both
         args = [command, *args]
     return int(getattr(import_module(module), name)(args))

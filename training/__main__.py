@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -23,12 +24,15 @@ from srm.training.text.tokenizer import TokenizerConfig, make_tokenizer
 def main(argv: list[str]) -> int:
     """Run the command that argv names with the settings that follow; return the exit code."""
     configure_command()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as SIGINT does
     try:
         return _command(argv)
     except KeyboardInterrupt:
-        goes_on = "; the same command goes on from the last save" if argv[0] == "train" else ""
-        print(f"srm {argv[0]}: interrupted{goes_on}", file=sys.stderr)
+        goes_on = "; the same command goes on from the last save, or begins if there is none"
+        print(f"srm {argv[0]}: interrupted{goes_on * (argv[0] == 'train')}", file=sys.stderr)
         return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _command(argv: list[str]) -> int:

@@ -6,8 +6,12 @@ bfloat16). Files appear whole or not at all.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
 
 import msgspec
 import torch
@@ -17,36 +21,101 @@ from torch import Tensor
 
 from srm.engine.config import ModelConfig
 from srm.engine.errors import ConfigError
+from srm.engine.kept_model import WEIGHTS
 from srm.engine.weights.checkpoint import read_model
+from srm.engine.weights.convert import parser
 from srm.engine.weights.tensors import is_scalar
+from srm.engine.weights.transformers_folder import TEXT_FILES
 from srm.training.model import SRM
-from srm.training.text.whole_files import replace_file, write_whole
+from srm.training.text.whole_files import has, is_sealed, replace_file
 
 
 def save_model(
-    config: ModelConfig, weights: Mapping[str, Tensor], folder: Path, text_files: Path | None = None
+    config: msgspec.Struct,
+    weights: Mapping[str, Tensor],
+    folder: Path,
+    text_files: Path | None = None,
 ) -> None:
     """Write a model's state dict into `folder`, with the tokenizer of the folder `text_files`.
 
-    Weights come last, and what stands there already is not written again: within a run only weights
-    change, so that a reader finds a model whole at any time.
+    Nothing changes before all is on the disk. A reader finds the model that was there or the new
+    one, and for a moment none where they differ in more than weights. Raises ConfigError if it
+    cannot be written; then the old one stays.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if text_files is not None and text_files != folder:
-        copy_text_files(text_files, folder)
-    written = msgspec.json.format(msgspec.json.encode(config), indent=2)
-    write_whole(folder / "config.json", written + b"\n")
+    others = {"config.json": msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n"}
+    for path in [(text_files or folder) / name for name in TEXT_FILES]:
+        if path.exists():
+            others[path.name] = path.read_bytes()
+    changed = {name: content for name, content in others.items() if not has(folder / name, content)}
     tensors = {
         name: (value.float() if is_scalar(name) else value.bfloat16()).contiguous()
         for name, value in weights.items()
     }
-    with replace_file(folder / "model.safetensors") as partial:
+    with replace_file(folder / WEIGHTS) as partial:
         try:
             save_file(tensors, partial, metadata={"format": "pt"})
         except SafetensorError as error:
-            raise ConfigError(
-                f"{folder / 'model.safetensors'} cannot be written: {error}"
-            ) from error
+            raise ConfigError(f"{folder / WEIGHTS} cannot be written: {error}") from error
+        with ExitStack() as replaced:
+            for name, content in changed.items():
+                replaced.enter_context(replace_file(folder / name)).write_bytes(content)
+            if changed:
+                (folder / WEIGHTS).unlink(missing_ok=True)
+
+
+def keep_model(
+    config: msgspec.Struct,
+    weights: Mapping[str, Tensor],
+    output: Path,
+    text_files: Path,
+    done: int,
+    most_bytes: int,
+) -> None:
+    """Write the model of `done` updates into `output/step-N`, and delete the oldest of such models
+    until the weights of all have at most so many bytes, or one is left."""
+    save_model(config, weights, output / f"step-{done}", text_files)
+    paths = [path.parent for path in output.glob(f"step-*/{WEIGHTS}")]
+    steps = {int(path.name[5:]): path for path in paths if path.name[5:].isdecimal()}
+    sizes = {number: (path / WEIGHTS).stat().st_size for number, path in steps.items()}
+    for number in sorted(steps.keys() - {done}):
+        if sum(sizes.values()) <= most_bytes:
+            break
+        del sizes[number]
+        for name in (WEIGHTS, "config.json", *TEXT_FILES):
+            (steps[number] / name).unlink(missing_ok=True)
+        with suppress(OSError):  # what others put there stays
+            steps[number].rmdir()
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """Return the state of a run. Raises ConfigError if it cannot be read."""
+    try:
+        if not is_sealed(path):
+            raise ConfigError(f"{path} is damaged, as its SHA-256 says: remove it or change output")
+        run: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+    except (OSError, RuntimeError, EOFError, LookupError, ValueError, UnpicklingError) as error:
+        raise ConfigError(f"{path} cannot be read: remove it or change output: {error}") from error
+    return run
+
+
+def convert_run(argv: list[str]) -> int:
+    """Run `srm convert RUN/run.pt --output FOLDER`; return the exit code."""
+    given = parser().parse_args(argv)
+    if given.args or given.tokenizer or given.delta_of or given.to != "srm":
+        raise ConfigError("a run.pt takes --output alone: convert the folder that is made of it")
+    run = read_run(given.weights)
+    try:
+        config = msgspec.convert(run["settings"]["config"], ModelConfig)
+    except (LookupError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{given.weights} is no run of a model that is served: {error}") from None
+    folder = given.weights.parent
+    save_model(config, run.get("best") or run["model"], given.output, folder)
+    has_tokenizer = (given.output / "tokenizer.json").exists()
+    beside = "with its tokenizer" if has_tokenizer else f"no tokenizer.json is in {folder}"
+    made = f"the model of {len(run['losses']['steps'])} updates"
+    sys.stdout.write(f"{given.output}: {made}, {beside}\n")
+    return 0
 
 
 def load_model(folder: Path) -> SRM:
@@ -55,11 +124,3 @@ def load_model(folder: Path) -> SRM:
     model = SRM(files.config)
     model.load_state_dict({name: torch.tensor(value) for name, value in files.tensors.items()})
     return model
-
-
-def copy_text_files(model: Path, folder: Path) -> None:
-    """Copy the tokenizer and the chat template, if there are any, from a model's folder to that of
-    a model trained from it."""
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        if (model / name).exists():
-            write_whole(folder / name, (model / name).read_bytes())

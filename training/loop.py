@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Literal, Protocol, TypeVar, cast
 
 import msgspec
 import torch
@@ -27,23 +25,21 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 
-from srm.engine.config import ModelConfig
 from srm.engine.errors import ConfigError
 from srm.engine.progress import show_progress
 from srm.engine.weights.tensors import DECAY_RANGE, is_scalar
-from srm.training.checkpoint import save_model
+from srm.training.checkpoint import keep_model, read_run, save_model
 from srm.training.data import IGNORED
 from srm.training.instruments.log import RunLog
 from srm.training.instruments.peak import measured_peak
 from srm.training.instruments.record import Sample
 from srm.training.model import LanguageModel
 from srm.training.precision import autocast, choose_precision
-from srm.training.processes import Processes, spread, stop_asked
+from srm.training.processes import Processes, in_order, spread, stop_asked
 from srm.training.schedule import LAMBDA, Schedule, count_factors, parameter_groups
 from srm.training.settings import MAY_CHANGE
-from srm.training.text.whole_files import is_sealed, replace_file, seal
+from srm.training.text.whole_files import replace_file, seal
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +47,10 @@ Part = TypeVar("Part")
 _SCALARS = {"λ": LAMBDA, "α": ".weight"}
 """Those of the mixers' parameters whose range is written, and the ends of their names."""
 _WHOLE = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+MOST_SKIPPED = 10
+"""Updates in a row that are skipped, since they are not finite, before the run ends."""
 
 
 class TrainingBatches(Protocol):
@@ -70,6 +70,8 @@ class Losses(msgspec.Struct):
     """Loss of each step's batch, before its update."""
     evaluations: list[tuple[int, float]]
     """Updates before each evaluation, and the mean loss that it found on the evaluation batches."""
+    skipped: int = 0
+    """Updates that changed no weights, since their loss or gradients were not finite."""
 
 
 class Run:
@@ -100,10 +102,15 @@ class Run:
         """Range of λ when the run was last saved, for a line of a log; empty for models without."""
         self._schedule, self._own = schedule, own
         self._text_files = text_files
-        self._clock, self._begun, self._earlier_s = clock, clock(), 0.0
+        self.clock, self._begun, self._earlier_s = clock, clock(), 0.0
         self._last_s = {"evaluation": 0.0, "save": 0.0}
         """Seconds that the latest of each took: what follows the last update takes as long."""
-        self._is_over = False
+        self.is_over = False
+        """Whether all updates are made, or no time is left for another."""
+        self._skipped_in_row = 0
+        self._written = self._noticed = -1
+        """Updates of the model that was written last, and when a save was last considered."""
+        self._is_put_off = False
         self._saved = folder / "run.pt"
         self._kept = fixed
         self._config = model.config
@@ -123,11 +130,12 @@ class Run:
         self._scaler = torch.amp.GradScaler(own.device.type, enabled=is_scaled)
         if self._saved.exists():
             self._resume()
-        if schedule.minutes and self.losses.steps:
+        self._resumed = len(self.losses.steps)
+        if self._resumed:
             self.end_by_clock(0.0)
         self._log: RunLog | None = None
         if own.is_first:
-            self._log = RunLog(folder, len(self.losses.steps), schedule.tensorboard)
+            self._log = RunLog(folder, self._resumed, schedule.tensorboard)
 
     def train(
         self,
@@ -137,60 +145,51 @@ class Run:
     ) -> None:
         """Make the remaining steps; losses are appended as they come.
 
-        After each step the `watches` are called with the number of steps, in all processes.
-        The run is saved every `save_every` steps and at the end, and when a signal asks it to stop,
-        which raises KeyboardInterrupt; where the clock ends it, after the first step too, so that
-        the time of a save is known. Raises ConfigError if a loss is no number; what was saved
-        before stays.
+        After each step the `watches` are called with the number of steps, in all processes. The run
+        is saved as `save_if_due` says, and when a signal asks it to stop, which raises
+        KeyboardInterrupt. Raises Diverged, as `update` does; what was saved before stays.
         """
-        schedule, begun = self._schedule, len(self.losses.steps)
+        schedule, begun = self._schedule, self._resumed
         total = schedule.steps or None
         shown = show_progress("training", total, begun, self._own.is_first)
-        with shown as tell, stop_asked() as asked:
-            steps = range(begun, schedule.steps or sys.maxsize)
-            made = self._made_ahead(batches, steps)
+        steps = range(begun, schedule.steps or sys.maxsize)
+        with (
+            shown as tell,
+            stop_asked() as asked,
+            closing(in_order(batches.__getitem__, steps, schedule.data_workers)) as made,
+        ):
             for step in steps:
-                if self._is_over:
+                if self.is_over:
                     break
-                started, started_by_clock = time.monotonic(), self._clock()
+                started, started_by_clock = time.monotonic(), self.clock()
                 inputs, targets = next(made)
                 loss = self.update(self._parts(inputs, targets), self._mean_over(targets))
                 rate = self.tell_speed(inputs.numel(), time.monotonic() - started)
-                done, is_first = step + 1, step == begun  # which compiles: others take less time
-                self.end_by_clock(0.0 if is_first else self._clock() - started_by_clock)
-                is_last = self._is_over = self._is_over or done == schedule.steps
+                done = step + 1
+                self.end_by_clock(self.clock() - started_by_clock)
                 message = f"step {self.progress}: loss {loss:.3f}, {rate:,.0f} tok/s"
                 tell(done, message)
                 every = schedule.evaluate_every
-                if evaluation and every and (done % every == 0 or is_last):
-                    with self._timed("evaluation"):
+                if evaluation and every and (done % every == 0 or self.is_over):
+                    with self.timed("evaluation"):
                         self._evaluated(done, self.evaluate(evaluation))
                     message += f", evaluation {self.losses.evaluations[-1][1]:.4f}"
                 for watch in watches:
                     watch(done)
                 is_stopped = self._total(asked.is_set())
-                is_tried = schedule.minutes and is_first
-                if done % schedule.save_every == 0 or is_last or is_stopped or is_tried:
-                    self.save()
-                    if self._own.is_first and not sys.stdout.isatty():
-                        sys.stdout.write(f"{message}{self.decays}\n")  # a log shows no bar
-                if is_stopped and not is_last:
+                is_saved = self.save_if_due(bool(is_stopped))
+                if is_saved and self._own.is_first and not sys.stdout.isatty():
+                    sys.stdout.write(f"{message}{self.notes}\n")  # a log shows no bar
+                if is_stopped and not self.is_over:
                     self._own.meet()
                     raise KeyboardInterrupt
-        if len(self.losses.steps) == begun:  # as a run that was killed between its state and model
-            self._write_model(self.last_weights())
+        self.write_model()
 
-    def _made_ahead(
-        self, batches: TrainingBatches, steps: Iterable[int]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        if not (workers := self._schedule.data_workers):
-            return map(batches.__getitem__, steps)
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads are not in forked processes
-        dataset = cast(Any, batches)
-        loader = DataLoader(
-            dataset, None, sampler=steps, num_workers=workers, multiprocessing_context="fork"
-        )
-        return iter(loader)
+    @property
+    def notes(self) -> str:
+        """`decays`, and how many updates were skipped."""
+        skipped = self.losses.skipped
+        return self.decays + (f", {skipped} updates skipped: not finite" if skipped else "")
 
     @property
     def progress(self) -> str:
@@ -200,19 +199,23 @@ class Run:
             return f"{done} of {schedule.steps}"
         return f"{done}, {self._elapsed() / 60:.1f} of {schedule.minutes:g} min"
 
-    def end_by_clock(self, update_s: float) -> bool:
-        """Return whether the run is over, since another update of that many seconds, the evaluation
-        and the save behind it would end after `minutes`; all processes must call it."""
-        if self._schedule.minutes and self._total(self._has_no_time(update_s)):
-            self._is_over = True
-        return self._is_over
+    def end_by_clock(self, update_s: float) -> None:
+        """Set `is_over` if all updates are made, or no time is left for another that long; all
+        processes must call it. The first update of a process compiles, so others take less."""
+        is_last = len(self.losses.steps) == self._schedule.steps
+        if is_last or not self.has_time(0.0 if self._noticed < 0 else update_s):
+            self.is_over = True
 
-    def _has_no_time(self, update_s: float) -> bool:
-        ends = self._elapsed() + update_s + sum(self._last_s.values())
-        return self._own.is_first and ends >= 60 * self._schedule.minutes
+    def has_time(self, seconds: float) -> bool:
+        """Return whether updates of so many seconds, and the evaluation and save behind them, end
+        within `minutes`; all processes must call it."""
+        if not self._schedule.minutes:
+            return True
+        ends = self._elapsed() + seconds + sum(self._last_s.values())
+        return not self._total(self._own.is_first and ends >= 60 * self._schedule.minutes)
 
     def _elapsed(self) -> float:
-        return self._earlier_s + self._clock() - self._begun
+        return self._earlier_s + self.clock() - self._begun
 
     def _spent(self) -> float:
         """Return the share that has passed of the time for updates by the first process's clock."""
@@ -221,10 +224,11 @@ class Run:
         return self._total(min(1.0, share) if self._own.is_first else 0.0)
 
     @contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        began = self._clock()
+    def timed(self, name: Literal["evaluation", "save"]) -> Iterator[None]:
+        """Measure what will follow the last update too."""
+        began = self.clock()
         yield
-        self._last_s[name] = self._clock() - began
+        self._last_s[name] = self.clock() - began
 
     def _total(self, value: float) -> float:
         return self._own.total(torch.tensor(float(value)).to(self._own.device))
@@ -255,8 +259,8 @@ class Run:
         processes.
 
         `parts` are the micro-batches of this process, at least one. Each runs forward and backward
-        before the next, so only one's activations are in memory. Raises ConfigError if the loss is
-        not finite.
+        before the next, so only one's activations are in memory. An update whose loss or gradients
+        are not finite changes no weights. Raises Diverged after MOST_SKIPPED of these in a row.
         """
         step, own, schedule = len(self.losses.steps), self._own, self._schedule
         rate = (
@@ -276,11 +280,12 @@ class Run:
         parameters, most = self._model.parameters(), self._schedule.clip_norm
         norm = torch.nn.utils.clip_grad_norm_(parameters, most)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        total = own.total(torch.stack(losses).sum())
-        self._check(total, f"loss of step {step + 1}")
-        self._scaler.step(self._optimizer)
+        total, length = own.total(torch.stack(losses).sum()), float(norm)
+        if is_finite := math.isfinite(total) and math.isfinite(length):
+            self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad()
+        self._count_skipped(is_finite, total, length)
         with torch.no_grad():  # the clip of `decay` has no gradient outside its range
             for name, parameter in self._model.named_parameters():
                 if name.endswith(LAMBDA) and self._schedule.clip_decays:
@@ -288,8 +293,24 @@ class Run:
         self.losses.steps.append(total)
         self.tell("loss", total)
         self.tell("learning rate", rate)
-        self.tell("gradient norm", float(norm))
+        self.tell("gradient norm", length)
         return total
+
+    def _count_skipped(self, is_finite: bool, loss: float, norm: float) -> None:
+        """Count an update that was skipped. Raises Diverged for MOST_SKIPPED in a row, but not for
+        those by which float16 finds its scale."""
+        if is_finite:
+            self._skipped_in_row = 0
+            return
+        self.losses.skipped += 1
+        self.tell("skipped updates", self.losses.skipped)
+        if math.isfinite(loss) and self._scaler.is_enabled() and self._scaler.get_scale() > 1:
+            return
+        self._skipped_in_row += 1
+        if self._skipped_in_row == MOST_SKIPPED:
+            which = f"step {len(self.losses.steps) + 1}"
+            name = f"gradient of {which}" if math.isfinite(loss) else f"loss of {which}"
+            self._check(norm if math.isfinite(loss) else loss, name)
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Return f32[rows, length, vocab] of ids int64 [rows, length], in the run's precision."""
@@ -327,9 +348,11 @@ class Run:
 
     def _check(self, value: float, which: str) -> None:
         if not math.isfinite(value):
+            row = self._skipped_in_row
             raise Diverged(
-                f"the {which} is {value}: lower learning_rate, or take precision = float32; saved "
-                f"is what {self._saved.parent} has"
+                f"the {which} is {value}: lower learning_rate, or take precision = float32; "
+                + (f"{row} updates in a row were skipped; " if row > 1 else "")
+                + f"saved is what {self._saved.parent} has"
             )
 
     def _parts(
@@ -365,13 +388,44 @@ class Run:
         elif isinstance(self._model, FSDPModule):
             self._model.set_requires_gradient_sync(is_last)
 
+    def save_if_due(self, is_stopped: bool = False, many: int = 1) -> bool:
+        """Save behind the last `many` updates if one of them is a multiple of `save_every`, at the
+        end, and when the run is stopped; return whether. Keep a model in the same way every
+        `keep_every`. All processes must call it.
+
+        While updates are skipped a save waits, since the weights may be the cause; Diverged is
+        raised if the run ends so. The first updates of a run leave a model, and those of a run that
+        the clock ends a save, so that its time is known.
+        """
+        done, schedule, is_first = len(self.losses.steps), self._schedule, self._noticed < 0
+        self._noticed = done
+        due = done % schedule.save_every < many or self._is_put_off or self.is_over or is_stopped
+        due = due or (is_first and schedule.minutes > 0)
+        self._is_put_off = due and self._skipped_in_row > (self.is_over or is_stopped)
+        if self._is_put_off:
+            if self.is_over:
+                self._check(math.nan, f"loss of step {done}")
+            return False
+        if self._text_files is not None and not self._skipped_in_row:
+            if schedule.keep_every and done % schedule.keep_every < many:
+                weights = self.last_weights()
+                if self._own.is_first:
+                    written = self._config, weights, self._saved.parent, self._text_files
+                    keep_model(*written, done, schedule.keep_bytes)
+            if is_first and not due and not self._resumed:
+                self.write_model()
+        if due:
+            self.save()
+        return due
+
     def save(self) -> None:
         """Save the run, so that it can be resumed, and its model; all processes must call it.
 
         Raises ConfigError for weights that are not finite, which the losses so far did not show.
         """
-        with self._timed("save"):
+        with self.timed("save"):
             self._save()
+        self._written = len(self.losses.steps)
 
     def _save(self) -> None:
         model, optimizer = states.get_state_dict(self._model, self._optimizer, options=_WHOLE)
@@ -382,7 +436,7 @@ class Run:
             run |= {"model": model, "optimizer": optimizer}
             run |= {"scaler": self._scaler.state_dict(), "losses": msgspec.to_builtins(self.losses)}
             run["best"] = self._best
-            run["seconds"] = 60 * self._schedule.minutes if self._is_over else self._elapsed()
+            run["seconds"] = max(self._elapsed(), 60 * self._schedule.minutes * self.is_over)
         # The log is written first: a resumed run drops the lines of updates that are not saved.
         try:
             self.flush()
@@ -393,11 +447,15 @@ class Run:
                 finally:
                     self._write(run)
 
-    def _write_model(self, weights: dict[str, Tensor]) -> None:
-        """Write the model: of least evaluation loss with `keep_best`, else of these weights."""
+    def write_model(self) -> None:
+        """Write the model of `weights` unless the last save did; all processes must call it."""
+        if self._written < len(self.losses.steps):
+            self._write_model(self.last_weights())
+            self._written = len(self.losses.steps)
+
+    def _write_model(self, last: dict[str, Tensor]) -> None:
         if self._own.is_first and self._text_files is not None:
-            config = cast(ModelConfig, self._config)
-            save_model(config, self._best or weights, self._saved.parent, self._text_files)
+            save_model(self._config, self._best or last, self._saved.parent, self._text_files)
 
     def _write(self, run: dict[str, Any]) -> None:
         with replace_file(self._saved) as partial:
@@ -412,7 +470,7 @@ class Run:
     def flush(self) -> None:
         """Write what the log has not written yet."""
         if self._log is not None:
-            self._log.flush(self._is_over)
+            self._log.flush(self.is_over)
 
     def _tell_ranges(self, weights: Mapping[str, Tensor]) -> None:
         for symbol, end in _SCALARS.items():
@@ -426,16 +484,7 @@ class Run:
                     self.decays = f", λ {low:.4f} to {high:.4f}"
 
     def _resume(self) -> None:
-        try:
-            if not is_sealed(self._saved):
-                raise ConfigError(
-                    f"{self._saved} is damaged, as its SHA-256 says: remove it or change output"
-                )
-            run = torch.load(self._saved, weights_only=True, map_location="cpu")
-        except (OSError, RuntimeError, EOFError, LookupError, ValueError, UnpicklingError) as error:
-            raise ConfigError(
-                f"{self._saved} cannot be read: remove it or change output: {error}"
-            ) from error
+        run = read_run(self._saved)
         source, fixed = run["settings"], run.get("kept")
         if fixed is None:
             fixed = {name: source[name] for name in source.keys() - self._source.keys()}

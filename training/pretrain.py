@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from srm.engine.errors import ConfigError
+from srm.engine.kept_model import WEIGHTS
 from srm.engine.settings import build
 from srm.engine.tokenizer_file import read_byte_level, read_tokenizer
 from srm.training.data import IGNORED, CountdownBatches, ProblemBatches, problem_kinds
@@ -38,8 +39,8 @@ from srm.training.text.tokenizer import (
     special_ids,
     train_tokenizer,
 )
-from srm.training.text.whole_files import write_whole
-from srm.training.watch import ModelSeries, ShownSamples
+from srm.training.text.whole_files import has, write_whole
+from srm.training.watch import ShownSamples
 
 TOKENIZER_PROBLEMS = 100_000
 EXAMPLE = Countdown((11, 49, 18, 74, 14), 958)
@@ -105,11 +106,9 @@ def pretrain(config: PretrainConfig) -> Losses:
         schedule = build(Schedule, msgspec.structs.asdict(config))
         settings = select_fixed(config) | {"evaluation_share": config.held_out}
         run = Run(model, schedule, config.output, own, {"texts": source}, settings, config.output)
-        every = (config.keep_every, own.is_first)
-        series = ModelSeries(run, model.config, config.output, config.output, *every)
         prompt, shown = _prompt(config, tokenizer, ids), (config.save_every, config.steps)
         samples = ShownSamples(run, tokenizer, prompt, config.n_ctx, *shown)
-        run.train(batches, evaluation, (series, samples))
+        run.train(batches, evaluation, (samples,))
         if own.is_first:
             are_words = not config.texts and config.problems == "words"
             kinds = problem_kinds(len(run.losses.steps)) if are_words else {}
@@ -124,34 +123,42 @@ def _tokenizer(config: PretrainConfig, is_first: bool) -> Tokenizer:
     Raises ConfigError if a new run's folder already has a different one.
     """
     path, saved = config.output / "tokenizer.json", config.output / "run.pt"
+    has_model = saved.exists() or (config.output / WEIGHTS).exists()
     if saved.exists() and not path.exists():
         raise ConfigError(f"output: {saved} has no {path.name} beside it: put it back")
     if config.tokenizer:
         wanted, described = _given_tokenizer(Path(config.tokenizer))
         content = wanted.to_str(pretty=True).encode()
-        if saved.exists() and path.read_bytes() != content:
+        if has_model and not has(path, content):
             raise ConfigError(
-                f"tokenizer: {config.output} has a run of another one than {config.tokenizer}: "
-                "leave it out or change output"
+                f"tokenizer: {config.output} has a {'run' if saved.exists() else 'model'} of "
+                f"another one than {config.tokenizer}: leave it out or change output"
             )
         if is_first:
             for name, written in {path.name: content, **described}.items():
                 write_whole(config.output / name, written)
-    elif is_first and config.problems == "countdown":
-        write_whole(path, countdown_tokenizer().to_str(pretty=True).encode())
-    elif is_first and not (path.exists() and saved.exists()):
+    elif is_first and not saved.exists() and config.problems == "countdown":
+        content = countdown_tokenizer().to_str(pretty=True).encode()
+        if has_model and not has(path, content):
+            raise ConfigError(
+                f"tokenizer: {config.output} has a model of another one than that of countdown: "
+                "change output"
+            )
+        write_whole(path, content)
+    elif is_first and not saved.exists():
         if config.texts:
             texts = documents(config.texts, config.suffix, config.text_member)
         else:
             sample = islice(examples(config.seed), TOKENIZER_PROBLEMS)
             texts = (prompt + solution for prompt, solution in sample)
-            write_whole(config.output / "chat_template.jinja", CHAT_TEMPLATE.encode())
         trained = train_tokenizer(texts, config.max_vocab_size).to_str(pretty=True).encode()
-        if path.is_file() and path.read_bytes() != trained:
+        if path.is_file() and not has(path, trained):
             raise ConfigError(
                 f"tokenizer: {path} is another one than these texts and max_vocab_size = "
                 f"{config.max_vocab_size} make: give it as tokenizer, remove it or change output"
             )
+        if not config.texts:
+            write_whole(config.output / "chat_template.jinja", CHAT_TEMPLATE.encode())
         write_whole(path, trained)
     return read_tokenizer(path)
 

@@ -7,17 +7,24 @@ with weights and optimizer, by `fully_shard`. Sums go over nccl on GPUs, and ove
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import fully_shard
@@ -26,9 +33,17 @@ from torch.nn.parallel import DistributedDataParallel
 from srm.engine.errors import ConfigError
 from srm.training.model import LanguageModel
 
+Batch = tuple[Tensor, Tensor]
+Maker = Callable[[int], Batch]
+Arrays = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+_PR_SET_PDEATHSIG = 1
 FIRST_ALONE = timedelta(days=7)
 """Longest that processes wait for what the first one does alone, such as reading texts for hours.
 Otherwise the minutes hold that torch sets, after which a process is lost."""
+
+
+_makers: list[Maker] = []
+"""In a process that makes batches: what makes them."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +112,46 @@ class Processes:
 def process_count() -> int:
     """Return how many processes torchrun has started for this run; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def in_order(make: Maker, steps: Iterable[int], workers: int) -> Generator[Batch]:
+    """Yield the batches of steps, which so many processes make ahead; 0: none does. Raises
+    ConfigError if one of them ends."""
+    if not workers:
+        yield from map(make, steps)
+        return
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads are not in forked processes
+    fork, pending = get_context("fork"), deque[Future[Arrays]]()
+    pool = ProcessPoolExecutor(workers, fork, _begin_worker, (make, os.getpid()))
+    try:
+        for step in steps:
+            pending.append(pool.submit(_make_batch, step))
+            if len(pending) > 2 * workers:
+                yield _tensors(pending.popleft().result())
+        while pending:
+            yield _tensors(pending.popleft().result())
+    except BrokenProcessPool as error:
+        raise ConfigError(f"data_workers: {error}: is there memory for {workers}?") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin_worker(make: Maker, parent: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run is saved first, and ends it
+    torch.set_num_threads(1)
+    _makers.append(make)
+
+
+def _make_batch(step: int) -> Arrays:
+    inputs, targets = _makers[-1](step)
+    return inputs.numpy(), targets.numpy()
+
+
+def _tensors(arrays: Arrays) -> Batch:
+    return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
 
 
 @contextmanager

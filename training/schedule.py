@@ -41,6 +41,8 @@ class Schedule(msgspec.Struct, frozen=True):
     precision: Precision = "auto"
     compile: bool = False
     shard: bool = False
+    keep_every: int = 0
+    keep_bytes: int = 0
     minutes: float = 0.0
     """Time of training after which the run ends even if `steps` are left; 0: no limit."""
     tensorboard: bool = False

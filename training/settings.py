@@ -29,7 +29,7 @@ computes."""
 _MOST = {"threads": 4_096, "data_workers": 256, "max_vocab_size": MAX_VOCAB_SIZE}
 _MAY_CHANGE = {
     *("steps", "minutes", "epochs", "learning_rate", "warmup_steps", "warmup_share", "decline"),
-    *("save_every", "keep_every", "evaluate_every", "tensorboard", "output"),
+    *("save_every", "keep_every", "keep_bytes", "evaluate_every", "tensorboard", "output"),
     *(
         "threads",
         "data_workers",
@@ -50,7 +50,9 @@ MAY_CHANGE = (
 )
 """`_MAY_CHANGE` in words for error messages, without files, which are compared by content."""
 _LEAST = {"save_every": 1} | dict.fromkeys(
-    "learning_rate weight_decay evaluate_every keep_every minutes threads data_workers".split(), 0
+    "learning_rate weight_decay evaluate_every keep_every keep_bytes minutes data_workers "
+    "threads".split(),
+    0,
 )
 
 
@@ -124,7 +126,7 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     has time for."""
     minutes: float = 0.0
     """Minutes from the first update to the end of the last save, including those that a resumed run
-    has had. The learning rate falls to 0 by this clock. 0: no limit."""
+    has had; 0: no limit. Where they end the run, the learning rate falls to 0 by the clock."""
     batch_tokens: int = 4_096
     """Approximate tokens of one update, all processes together."""
     micro_batches: int = 1
@@ -144,8 +146,10 @@ class PretrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Largest norm of all gradients together; larger gradients are scaled down to it."""
     save_every: int = 100
     """Updates between two saves of the run."""
-    keep_every: int = 0
+    keep_every: int = 500
     """Updates between two models that are kept, as `step-100` and so on in `output`; 0: none."""
+    keep_bytes: int = 2_000_000_000
+    """Most bytes of kept models together: the oldest are deleted, never the latest."""
     precision: Precision = "auto"
     """Precision of the matrix products in training, token mixing included; weights and optimizer
     stay float32. auto: bfloat16, or float32 on a processor without instructions for it."""

@@ -1,43 +1,17 @@
-"""What a run leaves on its way besides its state: models, and texts that they write."""
+"""Texts that the model of a run writes on its way."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
-from srm.engine.config import ModelConfig
-from srm.training.checkpoint import save_model
 from srm.training.instruments.record import Sample
 from srm.training.loop import Run
 
 SAMPLE_TOKENS = 48
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSeries:
-    """Keeps the model every `every` updates, in a folder of its own that can be served."""
-
-    run: Run
-    config: ModelConfig
-    text_files: Path
-    """Folder with the model's tokenizer and chat template."""
-    output: Path
-    every: int
-    """0: never."""
-    is_first: bool = True
-    """Whether this process is the one that writes."""
-
-    def __call__(self, done: int, many: int = 1) -> None:
-        """Keep the model after `done` updates, the last `many` of which were not looked at."""
-        if not self.every or done % self.every >= many:
-            return
-        weights, folder = self.run.last_weights(), self.output / f"step-{done}"
-        if self.is_first:
-            save_model(self.config, weights, folder, self.text_files)
 
 
 @dataclass(frozen=True, slots=True)

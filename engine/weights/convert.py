@@ -39,6 +39,8 @@ from srm.engine.weights.tensors import DECAY_RANGE, is_scalar, tensor_shapes
 from srm.engine.weights.transformers_folder import TEXT_FILES, transformers_files
 from srm.engine.weights.upstream_config import Constructor, model_config, read_args
 
+RUN = "run.pt"
+"""State of a training run, which `training/checkpoint.py` reads."""
 Stored = dict[str, StoredTensor]
 
 WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
@@ -106,8 +108,9 @@ def _read_folder(folder: Path, notes: list[str]) -> tuple[ModelConfig, dict[str,
     if not folder.is_file() or folder.suffix == ".gguf":
         check_model_folder(folder)
     if not (folder / "config.json").exists():
+        hint = f"; srm convert {folder / RUN} makes one" if (folder / RUN).exists() else ""
         raise ConfigError(
-            f"args must be given, as {folder} is no model folder: it has no config.json"
+            f"args must be given, as {folder} is no model folder: it has no config.json{hint}"
         )
     files = read_model(folder)
     _note_dtypes(files.dtypes.values(), notes)
@@ -280,7 +283,7 @@ def parser() -> CommandParser:
         type=Path,
         metavar="WEIGHTS",
         help=f"the {WEIGHTS} it saved, the {INDEX} of shards, or the folder of either; without "
-        "--args a model folder, or demo",
+        "--args a model folder, demo, or the run.pt of a training run",
     )
     made.add_argument(
         "--args",

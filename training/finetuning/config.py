@@ -35,6 +35,9 @@ class SFTConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Most tokens of a row; longer rows are left out. 0: the model's context."""
     epochs: int = 4
     """Number of times that each row is trained on."""
+    minutes: float = 0.0
+    """Minutes from the first update to the end of the last save, including those that a resumed run
+    has had; 0: no limit. Where they end the run, the learning rate falls to 0 by the clock."""
     batch_rows: int = 16
     """Rows of one update, all processes together."""
     micro_batches: int = 1
@@ -49,8 +52,10 @@ class SFTConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Largest norm of all gradients together; larger gradients are scaled down to it."""
     save_every: int = 100
     """Updates between two saves of the run."""
-    keep_every: int = 0
+    keep_every: int = 500
     """Updates between two models that are kept, as `step-100` and so on in `output`; 0: none."""
+    keep_bytes: int = 2_000_000_000
+    """Most bytes of kept models together: the oldest are deleted, never the latest."""
     precision: Precision = "auto"
     """Precision of the matrix products in training, token mixing included; weights and optimizer
     stay float32. auto: bfloat16, or float32 on a processor without instructions for it."""

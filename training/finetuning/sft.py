@@ -34,7 +34,7 @@ from srm.training.loss_files import write_losses
 from srm.training.processes import processes
 from srm.training.schedule import Schedule
 from srm.training.settings import select_fixed
-from srm.training.watch import ModelSeries, ShownSamples
+from srm.training.watch import ShownSamples
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +75,6 @@ def sft(config: SFTConfig) -> Losses:
         source = {"model": base.fingerprint, "rows": digest(data.train, data.evaluation)}
         model, schedule = load_model(config.model), _schedule(config, data)
         run = Run(model, schedule, config.output, own, source, select_fixed(config), config.model)
-        every = (config.keep_every, own.is_first)
-        series = ModelSeries(run, base.config, config.model, config.output, *every)
         first = data.evaluation[0]
         prompt = first.ids[: int(first.is_target.argmax())].tolist() or [base.config.bos_token_id]
         tokenizer = read_tokenizer(config.model / "tokenizer.json")
@@ -85,7 +83,7 @@ def sft(config: SFTConfig) -> Losses:
         run.train(
             ExampleBatches(data.train, config.batch_rows, config.seed),
             in_order(data.evaluation, config.batch_rows),
-            (series, samples),
+            (samples,),
         )
         if own.is_first:
             write_losses(run.losses, config.output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +19,6 @@ from srm.training.grpo.objective import Sums
 from srm.training.grpo.record import JsonLinesFile, StepEvaluation, Update
 from srm.training.loop import Run
 from srm.training.processes import stop_asked
-from srm.training.watch import ModelSeries
 
 Result = TypeVar("Result")
 
@@ -39,49 +39,54 @@ def alternate(
     learner: Learner,
     asking: Asking,
     records: Records,
-    series: ModelSeries,
 ) -> None:
     """Make the updates that are left, those of a batch from rollouts of its own.
 
     In turn, these are sampled by the weights that learn from them. With `ahead`, another thread
-    samples the next batch meanwhile, and weights change hands when both are done. A signal to stop
-    ends the run after the batch under way, with KeyboardInterrupt.
+    samples the next batch meanwhile, and weights change hands when both are done, unless no time is
+    left for that. A signal to stop ends the run after the batch under way, with KeyboardInterrupt.
     """
     schedule, updates = config.schedule, records.updates
     first, many = len(run.losses.steps), schedule.updates_per_batch
     drawn = sum(update.draws for update in updates)
     pending: Future[RolloutBatch] | None = None
+    batch_s = 0.0
     with ThreadPoolExecutor(1, "rollouts") as thread, stop_asked() as asked:
         for done in range(first, schedule.steps + 1, many):
             started = time.monotonic()
             batch = None if pending is None else _saved_first(run, pending.result)
+            pending = None
             taken = time.monotonic()
             if done > first:
                 asking.load(run.weights())
             loaded = time.monotonic()
-            if asking.can_evaluate and _is_due(config, records.evaluations, done):
-                _evaluate(config, run, asking, records.evaluations)
-            if done == schedule.steps:
+            if asking.can_evaluate and _is_due(config, records.evaluations, done, run.is_over):
+                with run.timed("evaluation"):
+                    _evaluate(config, run, asking, records.evaluations)
+            if run.is_over:
                 break
+            began = run.clock()
             waited = taken - started
             if batch is None:
                 made = _saved_first(run, partial(asking.batch, drawn))
                 batch, waited = made, made.seconds
             drawn += batch.draws
-            if config.sampling.ahead and done + many < schedule.steps:
+            is_followed = done + many < schedule.steps and run.has_time(2 * batch_s)
+            if config.sampling.ahead and is_followed:
                 pending = thread.submit(asking.batch, drawn)
             times = {"waited_s": waited, "load_s": loaded - taken}
             updates.add(_learned(config, run, learner, batch, times))
             _say(_update_line(updates[-1], schedule.steps))
-            series(done + many, many)
-            is_last = done + many == schedule.steps
-            if (done + many) % schedule.save_every < many or is_last or asked.is_set():
+            batch_s = run.clock() - began
+            run.end_by_clock(batch_s)
+            is_stopped = asked.is_set()
+            if run.save_if_due(is_stopped, many):
                 for sample in asking.examples(batch):
                     run.show(sample)
-                run.save()
-                _say(f"saved{run.decays}")
-            if asked.is_set() and not is_last:
+                _say(f"saved{run.notes}")
+            if is_stopped and not run.is_over:
                 raise KeyboardInterrupt
+    run.write_model()
 
 
 def _learned(
@@ -137,9 +142,9 @@ def _update(
         reward=float(batch.rewards.mean()),
         mixed=batch.mixed,
         ended=batch.ended,
-        loss=run.losses.steps[-1],
-        kl=sums.kl / sums.tokens if config.objective.kl_weight else None,
-        gap=sums.gap / sums.tokens,
+        loss=_finite(run.losses.steps[-1]),
+        kl=_finite(sums.kl / sums.tokens) if config.objective.kl_weight else None,
+        gap=_finite(sums.gap / sums.tokens),
         limited=sums.limited / sums.tokens,
         learned_tokens=sums.tokens,
         rollout_tokens=batch.tokens,
@@ -150,6 +155,11 @@ def _update(
         each_reward=batch.each_reward.mean(axis=(0, 1)).tolist(),
         **seconds,
     )
+
+
+def _finite(value: float) -> float | None:
+    """Return a value of an update that may have been skipped, as JSON has it."""
+    return value if math.isfinite(value) else None
 
 
 def _update_line(update: Update, steps: int) -> str:
@@ -174,9 +184,11 @@ def _evaluation_line(evaluation: StepEvaluation) -> str:
     )
 
 
-def _is_due(config: GRPOConfig, evaluations: JsonLinesFile[StepEvaluation], done: int) -> bool:
+def _is_due(
+    config: GRPOConfig, evaluations: JsonLinesFile[StepEvaluation], done: int, is_last: bool
+) -> bool:
     """Whether an evaluation after so many updates is wanted, and not there yet."""
-    every, last = config.evaluations.evaluate_every, config.schedule.steps
+    every = config.evaluations.evaluate_every
     is_new = done not in {evaluation.step for evaluation in evaluations}
-    is_time = bool(every) and (done % every < config.schedule.updates_per_batch or done == last)
+    is_time = bool(every) and (done % every < config.schedule.updates_per_batch or is_last)
     return is_time and is_new

@@ -16,7 +16,7 @@ from srm.engine.errors import ConfigError
 from srm.engine.settings import build
 from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import read_model
-from srm.training.checkpoint import copy_text_files, load_model, save_model
+from srm.training.checkpoint import load_model
 from srm.training.grpo.alternation import Records, alternate
 from srm.training.grpo.asked import questions
 from srm.training.grpo.asking import Asking
@@ -39,7 +39,6 @@ from srm.training.questions.reward_process import RewardProcess
 from srm.training.schedule import Schedule
 from srm.training.settings import select_fixed
 from srm.training.text.whole_files import write_whole
-from srm.training.watch import ModelSeries
 
 
 class Trained(NamedTuple):
@@ -71,7 +70,7 @@ def grpo(config: GRPOConfig) -> Trained:
         source = {"model": base.fingerprint, "questions": asked.source}
         model = load_model(config.model)
         schedule = _schedule(config.schedule, config.tensorboard)
-        run = Run(model, schedule, config.output, own, source, select_fixed(config))
+        run = Run(model, schedule, config.output, own, source, select_fixed(config), config.model)
         reference = load_model(config.model) if config.objective.kl_weight else None
         learner = Learner(
             run,
@@ -90,11 +89,7 @@ def grpo(config: GRPOConfig) -> Trained:
             sampler = _sampler(config, base.config, run, len(updates) + 1, own.device)
             open_processes.callback(sampler.close)
             asking = Asking(config.sampling, config.seed, asked, tokenizer, reward, sampler)
-            every = config.schedule.keep_every
-            series = ModelSeries(run, base.config, config.model, config.output, every)
-            alternate(config, run, learner, asking, records, series)
-        copy_text_files(config.model, config.output)
-        save_model(base.config, run.weights(), config.output)
+            alternate(config, run, learner, asking, records)
     totals = summary(updates)
     write_whole(config.output / "summary.json", msgspec.json.encode(totals))
     plot(updates, evaluations, config.output / "grpo.svg")

@@ -133,6 +133,9 @@ class ScheduleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     steps: int = 200
     """Total updates, including those that a resumed run has made."""
+    minutes: float = 0.0
+    """Minutes from the first update to the end of the last save, including those that a resumed run
+    has had; 0: no limit. Where they end the run, the learning rate falls to 0 by the clock."""
     passes: int = 1
     """Times that each batch of rollouts is learned from (μ of GRPO, arXiv 2402.03300)."""
     mini_batches: int = 1
@@ -153,8 +156,10 @@ class ScheduleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stay float32. auto: bfloat16, or float32 on a processor without instructions for it."""
     save_every: int = 50
     """Updates between two saves of the run."""
-    keep_every: int = 0
+    keep_every: int = 50
     """Updates between two models that are kept, as `step-100` and so on in `output`; 0: none."""
+    keep_bytes: int = 2_000_000_000
+    """Most bytes of kept models together: the oldest are deleted, never the latest."""
 
     def __post_init__(self) -> None:
         least = ("steps", "passes", "mini_batches", "micro_batch_tokens")

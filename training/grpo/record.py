@@ -38,12 +38,12 @@ class Update(Dated, frozen=True, kw_only=True):
     """Fraction of the questions that have both good and bad rollouts."""
     ended: float
     """Fraction of the rollouts that ended with a token, not at the length limit."""
-    loss: float
-    """Loss of its last update."""
+    loss: float | None
+    """Loss of its last update; None if it is not finite, as `kl` and `gap` are then."""
     kl: float | None
     """Mean k3 (estimated KL divergence from the reference) of the tokens learned from, in nats;
     None without a reference."""
-    gap: float
+    gap: float | None
     """Mean absolute difference between the log-probabilities of trainer and sampler over the tokens
     learned from, in nats."""
     limited: float

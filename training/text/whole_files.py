@@ -34,10 +34,13 @@ def replace_file(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def has(path: Path, content: bytes) -> bool:
+    """Return whether a file has this content."""
+    return path.is_file() and path.read_bytes() == content
+
+
 def write_whole(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` in one step, unless it has that content."""
-    if path.is_file() and path.read_bytes() == content:
-        return
+    """Replace `path` by `content` in one step."""
     with replace_file(path) as partial:
         partial.write_bytes(content)
 
