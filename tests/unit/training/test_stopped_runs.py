@@ -109,7 +109,7 @@ def assert_served(folder: Path, like: Path | None = None) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, None], ids=str)
 @pytest.mark.parametrize("name", ["pretrain", "sft", "grpo"])
-def test_a_run_stopped_after_one_step_leaves_a_model(
+def test_a_stop_after_one_step_leaves_a_model(
     name: str, how: int | None, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None is a kill, which nothing is saved for."""
@@ -156,7 +156,7 @@ pretrain(pretraining(Path(sys.argv[1]), save_every=1))
 """
 
 
-def test_a_kill_while_a_model_is_written_leaves_the_one_before(tmp_path: Path) -> None:
+def test_a_kill_in_a_save_leaves_the_model_before(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == -9
     assert_served(tmp_path / "pretrain")
@@ -183,7 +183,7 @@ def test_a_full_disk_leaves_the_model_before(name: str, base: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["pretrain", "sft", "grpo"])
-def test_the_clock_ends_a_run(
+def test_ends_a_run_by_the_clock(
     name: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This clock is a second later whenever it is looked at."""
@@ -270,7 +270,7 @@ def update(run: Run, is_finite: bool) -> None:
     run.update([Ids()[0]], lambda part: run.logits(part[0]).sum() * (1 if is_finite else math.nan))
 
 
-def test_updates_that_are_not_finite_are_skipped(tmp_path: Path) -> None:
+def test_skips_updates_that_are_not_finite(tmp_path: Path) -> None:
     run = small_run(tmp_path, Ids())
     update(run, is_finite=True)
     before = {name: value.clone() for name, value in run.last_weights().items()}
@@ -302,7 +302,7 @@ def test_a_save_waits_until_an_update_is_finite(tmp_path: Path) -> None:
     assert small_run(tmp_path, Ids()).losses.skipped == 2
 
 
-def test_models_are_kept_within_a_bound_of_disk(tmp_path: Path) -> None:
+def test_keeps_models_within_a_bound_of_disk(tmp_path: Path) -> None:
     """And what others put beside one stays."""
     size = (pretrain_once(tmp_path) / "model.safetensors").stat().st_size
     (tmp_path / "pretrain" / "step-1").mkdir()
@@ -321,9 +321,7 @@ def pretrain_once(folder: Path) -> Path:
     return folder / "pretrain"
 
 
-def test_the_state_of_a_run_is_converted_to_a_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_converts_the_state_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As one that an earlier version left, without a model beside it."""
     run = pretrain_once(tmp_path)
     whole = {name: (run / name).read_bytes() for name in NAMES}
@@ -343,7 +341,7 @@ def test_the_state_of_a_run_is_converted_to_a_model(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_stopped_before_its_first_step_says_so(
+def test_says_that_it_stopped_before_the_first_step(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop(*_: object) -> None:
@@ -427,7 +425,7 @@ def test_a_data_worker_that_ends_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("name", ["pretrain", "sft", "grpo"])
-def test_every_trainer_skips_an_update_that_is_not_finite(
+def test_goes_on_after_an_update_that_is_not_finite(
     name: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And goes on from what it has saved then."""
