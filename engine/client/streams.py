@@ -304,6 +304,7 @@ class Stream(AbstractContextManager["Stream"]):
         self._streams.again.discard(self)
         self._table.close(self.number)
         is_lost = self._is_durable and isinstance(self._error, EngineError)
+        self._error = None  # which was raised where this stream is known, and the request's body
         for place in np.flatnonzero(runs & (not is_lost)).tolist():
             for part in self.parts[place]:
                 is_counted = part.request.emit == "final"  # else what it sampled has come

@@ -54,7 +54,7 @@ class _Made(NamedTuple):
 class _Making:
     key: bytes
     source: ConstraintSource
-    """A view of the body of a request: not to be kept for longer than it waits."""
+    """May be large: not to be kept for longer than it waits."""
     asked: float = field(default_factory=time.monotonic)
     begun: float | None = None
     made: asyncio.Future[_Made] = field(

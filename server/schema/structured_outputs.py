@@ -29,6 +29,11 @@ _NULL = Raw(b"null")
 _OBJECT = Raw(msgspec.json.encode({"type": "object"}))
 
 
+def _copy_raw(struct: msgspec.Struct, name: str) -> None:
+    """Have a field hold its own JSON: a view would keep the whole body as long as the request."""
+    msgspec.structs.force_setattr(struct, name, getattr(struct, name).copy())
+
+
 class ConstraintSource(msgspec.Struct, frozen=True):
     """What a request says of its completions' form, before anything is made of it."""
 
@@ -60,6 +65,9 @@ class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     strict: bool | None = None
     """Objects have only the properties that the schema names."""
 
+    def __post_init__(self) -> None:
+        _copy_raw(self, "schema")
+
 
 class ResponseFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["text", "json_object", "json_schema"]
@@ -86,6 +94,9 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     disable_additional_properties: bool | None = None
     """Objects have only the properties that the schema names."""
     structural_tag: None = None
+
+    def __post_init__(self) -> None:
+        _copy_raw(self, "json")
 
 
 SUCCESSORS = {

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any, get_args
@@ -20,6 +21,7 @@ from srm.engine.process.limited_process import NICE, Answer, Died, Effort, Limit
 from srm.server.generation import constraints as kept
 from srm.server.generation.constraints import Constraints
 from srm.server.generation.engine_request import RequestOwner
+from srm.server.schema.completion_request import parse_completion
 from srm.server.schema.structured_outputs import ConstraintSource, Kind
 from srm.server.text.text import Text
 from tests.bodies.refusals import completion
@@ -379,6 +381,20 @@ async def test_what_is_kept_holds_no_bodies(text: Text) -> None:
         assert await make(constraints, ConstraintSource("json", "json", schema))
     assert psutil.Process().memory_info().rss - before < 3 * 2**24
     constraints.close()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b'"structured_outputs":{"json":{"const":1}}',
+        b'"response_format":{"type":"json_schema","json_schema":{"schema":{"const":1}}}',
+    ],
+)
+def test_a_request_with_a_schema_holds_no_body(fields: bytes) -> None:
+    body = b'{"prompt":"a",' + fields + b"}"
+    before = sys.getrefcount(body)
+    request = parse_completion(body)
+    assert request.constraint_source() is not None and sys.getrefcount(body) == before
 
 
 def test_every_kind_has_hostile_ones() -> None:
