@@ -32,6 +32,7 @@ from bench.peers.config import PeersConfig
 from bench.peers.running import engine_version, serving_peer
 from bench.peers.shapes import VOCAB_SIZE
 from srm.engine.config import DEMO_MODEL, Dtype
+from tests.engines.drawn_schemas import FORMATS, draw_schema
 
 Json = dict[str, Any]
 
@@ -72,8 +73,6 @@ PEERS = (
 """The servers that are asked one after the other."""
 _AT_ONCE = 256
 """Requests that are open at once at a peer, of one completion each: all of these take as many."""
-_FORMATS = ("date", "uuid", "ipv4", "email")
-_PATTERNS = ("^[A-Z]{2}[0-9]{3}$", "^(a|b)+$", "^[0-9]{4}-[0-9]{2}$")
 _TIMEOUT_S = 3_600.0
 _CHECKED_AT_ONCE = 1_000
 """Texts that a process checks at a time."""
@@ -262,7 +261,7 @@ def sort_texts(texts: Counter[tuple[str, str]], schema: Json) -> Json:
     `texts` counts pairs of a text and its finish reason; another reason than `stop` and `length`
     is a refusal. `broken` counts the invalid ones by the keywords that they break.
     """
-    validator = Draft202012Validator(schema, format_checker=FormatChecker(_FORMATS))
+    validator = Draft202012Validator(schema, format_checker=FormatChecker(FORMATS))
     counts = {"valid": 0, "invalid": 0, "cut": 0, "refused": 0}
     reasons: set[str] = set()
     broken: Counter[str] = Counter()
@@ -303,69 +302,6 @@ def _broken_keywords(text: str, validator: Draft202012Validator) -> set[str]:
 def _refuse(constant: str) -> NoReturn:
     """NaN and the infinities are Python's, and no JSON."""
     raise ValueError(constant)
-
-
-def draw_schema(rng: random.Random, depth: int = 0) -> Json:
-    """Draw a schema as programs send them; the outermost one is of an object.
-
-    One in ten objects may have further properties, so that not every schema is regular.
-    """
-    kinds: list[Callable[[random.Random, int], Json]] = [_object, _array, _nullable, _tagged]
-    is_leaf = depth and (depth == 3 or rng.random() < 0.6)
-    return _leaf(rng) if is_leaf else (rng.choice(kinds) if depth else _object)(rng, depth)
-
-
-def _object(rng: random.Random, depth: int) -> Json:
-    names = rng.sample(["id", "name", "kind", "size", "tags", "unit", "price", "note"], 4)
-    names = names[: rng.randint(1, 4)]
-    schema: Json = {
-        "type": "object",
-        "properties": {name: draw_schema(rng, depth + 1) for name in names},
-        "required": [name for name in names if rng.random() < 0.8],
-    }
-    return schema if rng.random() < 0.1 else schema | {"additionalProperties": False}
-
-
-def _array(rng: random.Random, depth: int) -> Json:
-    least = rng.randint(0, 2)
-    items = draw_schema(rng, depth + 1)
-    return {"type": "array", "items": items, "minItems": least, "maxItems": least + 3}
-
-
-def _nullable(rng: random.Random, depth: int) -> Json:
-    return {"anyOf": [draw_schema(rng, depth + 1), {"type": "null"}]}
-
-
-def _tagged(rng: random.Random, depth: int) -> Json:
-    """A tagged union, as pydantic writes it."""
-    return {
-        "oneOf": [
-            {
-                "type": "object",
-                "properties": {"tag": {"const": tag}, "value": draw_schema(rng, depth + 1)},
-                "required": ["tag", "value"],
-                "additionalProperties": False,
-            }
-            for tag in ("first", "second")
-        ]
-    }
-
-
-def _leaf(rng: random.Random) -> Json:
-    low = rng.randint(-50, 50)
-    number = {"minimum": low, "maximum": low + rng.randint(0, 200)}
-    return rng.choice(
-        [
-            {"type": "boolean"},
-            {"type": "integer"} | number,
-            {"type": "number"} | number,
-            {"enum": rng.sample(["red", "green", "blue", 1, 2, None], 3)},
-            {"const": "v1"},
-            {"type": "string", "minLength": 1, "maxLength": rng.randint(1, 16)},
-            {"type": "string", "pattern": rng.choice(_PATTERNS), "maxLength": 20},
-            {"type": "string", "format": rng.choice(_FORMATS)},
-        ]
-    )
 
 
 def markdown(record: Record) -> list[str]:

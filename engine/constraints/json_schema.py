@@ -14,7 +14,9 @@ from typing import Any
 from urllib.parse import unquote
 
 from srm.engine.constraints.pattern import FORMATS, portable
+from srm.engine.constraints.schema_bounds import LARGEST, bound_schema
 from srm.engine.constraints.schema_facts import TYPES, Schema, endless, exclude_each_other
+from srm.engine.constraints.trial import all_matches
 from srm.engine.errors import InvalidRequest, cut, did_you_mean
 
 MAX_DEPTH = 100
@@ -23,9 +25,6 @@ MAX_VALUES = 10_000
 """Most values of all enums together."""
 MAX_DEFINITIONS = 1_000
 """Most schemas that references lead to."""
-LARGEST = 2**53
-"""Numbers up to this are told apart by every reader of JSON; bounds beyond count as it."""
-
 NUMBER_FORMATS = {
     "int32": (-(2**31), 2**31 - 1),
     **dict.fromkeys(("int64", "float", "double"), (-LARGEST, LARGEST)),
@@ -77,11 +76,12 @@ Path = tuple[str, ...]
 
 def normalize_schema(schema: Any, strict: bool) -> dict[str, Any]:
     """Return the schema for llguidance. Raises InvalidRequest, which begins with the place."""
-    writer = _Writer(schema, strict)
+    writer = _Writer(schema)
     root = writer.write(schema, ())
     while writer.unwritten:
         path, reference = writer.unwritten.pop()
         writer.definitions[reference] = writer.write(writer.resolve(path), path)
+    writer.name_finite_patterns()
     if isinstance(root, bool):
         root = {} if root else {"enum": []}
     everything = {**writer.definitions, "#": root}
@@ -94,6 +94,9 @@ def normalize_schema(schema: Any, strict: bool) -> dict[str, Any]:
             )
     if root.get("enum") == [] or "#" in endless(everything):
         raise _fault((), "no JSON text that ends can meet it")
+    joining = bound_schema(root, writer.definitions, strict)
+    if strict:
+        writer.check_joined({id(schema) for schema in joining})
     definitions = {ref.rpartition("/")[2]: body for ref, body in writer.definitions.items()}
     return {**root, "$defs": definitions} if definitions else root
 
@@ -110,16 +113,21 @@ def _show(value: Any) -> str:
 class _Writer:
     """Writes schemas of one document."""
 
-    def __init__(self, root: Any, strict: bool) -> None:
+    def __init__(self, root: Any) -> None:
         self.definitions: dict[str, Schema] = {}
         """By the reference that is written to them."""
         self.unwritten: list[tuple[Path, str]] = []
         self.one_ofs: list[tuple[Path, list[Schema], Schema]] = []
         """Of each oneOf its place, its branches and what else its schema says."""
         self._root = root
-        self._strict = strict
+        self._joined: list[tuple[Path, dict[str, Any]]] = []
+        """Schemas that join others, and their places."""
         self._references: dict[Path, str] = {}
         self._num_values = 0
+        self._names: dict[str, None] = {}
+        """Of all properties of the document."""
+        self._with_patterns: list[dict[str, Any]] = []
+        """Schemas that have patternProperties."""
 
     def resolve(self, path: Path) -> Any:
         """Return what is at a place of the document. Raises KeyError, IndexError, ValueError."""
@@ -142,6 +150,26 @@ class _Writer:
                 self._write_keyword(written, keyword, value, path)
         self._write_together(written, schema, path)
         return written
+
+    def name_finite_patterns(self) -> None:
+        """Write patterns that match names of the document alone as these names.
+
+        llguidance reads a pattern as all names that it matches but those listed. Where there are
+        none, it allows the beginning of a name that has no end.
+        """
+        matches: dict[str, list[str] | None] = {}
+        for written in self._with_patterns:
+            for pattern, value in list(written["patternProperties"].items()):
+                if pattern not in matches:
+                    matches[pattern] = all_matches(pattern, self._names)
+                if (names := matches[pattern]) is not None:
+                    del written["patternProperties"][pattern]
+                    named = written.setdefault("properties", {})
+                    for name in names:
+                        own = named.get(name)
+                        named[name] = value if own is None else {"allOf": [own, value]}
+            if not written["patternProperties"]:
+                del written["patternProperties"]
 
     def _is_annotation(self, keyword: str, path: Path, value: Any) -> bool:
         if keyword in KEYWORDS:
@@ -177,6 +205,10 @@ class _Writer:
             }
             if len(written[keyword]) < len(value):
                 raise _fault(at, "two patterns mean the same: write one")
+            if is_pattern:
+                self._with_patterns.append(written)
+            else:
+                self._names.update(dict.fromkeys(value))
         elif keyword == "$ref":
             written[keyword] = self._reference(value, at)
         else:
@@ -223,7 +255,9 @@ class _Writer:
             case "required":
                 if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
                     raise _fault(at, f"must be a list of strings; got {_show(value)}")
-                return [_utf8(name, at) for name in dict.fromkeys(value)]
+                names = {_utf8(name, at): None for name in value}
+                self._names.update(names)
+                return list(names)
             case "pattern":
                 if not isinstance(value, str):
                     raise _fault(at, f"must be a string; got {_show(value)}")
@@ -259,8 +293,6 @@ class _Writer:
                     (*path, "minProperties"), "more than 1 must be in required: write their names"
                 )
             del written["minProperties"]
-        if self._strict:
-            self._close(written, path)
         if written.get("format") in NUMBER_FORMATS:
             _bound_by_format(written, path)
         further = []
@@ -277,20 +309,19 @@ class _Writer:
                 written["anyOf"] = branches
         if further:
             written["allOf"] = [*written.get("allOf", []), *further]
+        if joins := [name for name in ("$ref", "allOf", "anyOf") if name in written]:
+            self._joined.append(((*path, joins[0]), written))
 
-    def _close(self, written: dict[str, Any], path: Path) -> None:
-        """Allow no property that is not named."""
-        joined = [name for name in ("$ref", "allOf", "anyOf", "oneOf") if name in written]
-        if joined and ("properties" in written or len(written.get("allOf", [])) > 1):
-            raise _fault(
-                (*path, joined[0]),
-                "with strict, objects have only the properties that they name, so what joins "
-                "several objects to one allows nothing: write their properties in one place",
-            )
-        types = written.get("type", [])
-        is_object = "properties" in written or "object" in types
-        if is_object and not joined:
-            written.setdefault("additionalProperties", False)
+    def check_joined(self, joining: set[int]) -> None:
+        """Refuse joined objects that are not written as one, by their ids."""
+        for path, written in self._joined:
+            is_object = "properties" in written or len(written.get("allOf", [])) > 1
+            if is_object and id(written) in joining:
+                raise _fault(
+                    path,
+                    "with strict, objects have only the properties that they name, so what joins "
+                    "several objects to one allows nothing: write their properties in one place",
+                )
 
 
 def _bound_by_format(written: dict[str, Any], path: Path) -> None:

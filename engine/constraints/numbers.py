@@ -1,4 +1,4 @@
-"""Regexes of JSON's numbers, spelled as llguidance spells them."""
+"""JSON's numbers, as llguidance spells them: regexes of those between two, and multiples."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import math
 from decimal import Decimal
 from typing import Any
 
-from srm.engine.constraints.byte_automaton import NotCompiled
+from srm.engine.constraints.byte_automaton import Nfa, NotCompiled, Piece
 
-NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 _FRACTION = r"(?:\.[0-9]+)?"
-_NATURAL = "(?:0|[1-9][0-9]*)"
 _EXACT, _EXACT_EXPONENT = 2**53, 22
 """Digits as an integer and exponent of ten up to which llguidance reads a decimal as it is; others
 may become a neighbour."""
@@ -19,20 +17,16 @@ may become a neighbour."""
 def integer_regex(schema: dict[str, Any]) -> str | None:
     """Return the regex of the integers that a schema allows; None: there are none."""
     (low, excludes_low), (high, excludes_high) = _bounds(schema)
-    if low is not None:
-        low = low + 1 if excludes_low and low.is_integer() else math.ceil(low)
-    if high is not None:
-        high = high - 1 if excludes_high and high.is_integer() else math.floor(high)
-    if low is None and high is None:
-        return f"-?{_NATURAL}"
-    return _signed(None if low is None else int(low), None if high is None else int(high))
+    low = low + 1 if excludes_low and low.is_integer() else math.ceil(low)
+    high = high - 1 if excludes_high and high.is_integer() else math.floor(high)
+    return _signed(int(low), int(high))
 
 
 def number_regex(schema: dict[str, Any]) -> str | None:
     """Return the regex of the numbers that a schema allows; None: there are none."""
     (low, excludes_low), (high, excludes_high) = _bounds(schema)
     is_point = low == high and (excludes_low or excludes_high)
-    if low is not None and high is not None and (low > high or is_point):
+    if low > high or is_point:
         return None
     return _decimal(low, high, not excludes_low, not excludes_high)
 
@@ -55,7 +49,41 @@ def _spell(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def _bounds(schema: dict[str, Any]) -> tuple[tuple[float | None, bool], tuple[float | None, bool]]:
+def multiples(divisor: float) -> Piece:
+    """Read decimals that are multiples, with no more digits behind the point than the divisor."""
+    most_decimals = 0
+    while divisor % 1:  # as llguidance finds the digits of a double
+        divisor, most_decimals = divisor * 10, most_decimals + 1
+    divisor = int(divisor)
+
+    def build(nfa: Nfa, node: int) -> int:
+        start, end = nfa.add(), nfa.add()
+        nfa.skip(node, start)
+        nfa.skip(nfa.read(node, 1 << ord("-")), start)
+        nodes = {(0, -1): start}
+        for rest, decimals in (waiting := list(nodes)):  # which grows meanwhile
+
+            def read(byte: str, rest: int, decimals: int, place: int) -> None:
+                if (rest, decimals) not in nodes:
+                    nodes[rest, decimals] = nfa.add()
+                    waiting.append((rest, decimals))
+                nfa.read(place, 1 << ord(byte), nodes[rest, decimals])
+
+            place = nodes[rest, decimals]
+            if rest * 10 ** (most_decimals - max(0, decimals)) % divisor == 0:
+                nfa.skip(place, end)
+            if decimals < 0 < most_decimals:
+                read(".", rest, 0, place)
+            if decimals < most_decimals:
+                for digit in range(10):
+                    behind = decimals + (decimals >= 0)
+                    read(str(digit), (10 * rest + digit) % divisor, behind, place)
+        return end
+
+    return build
+
+
+def _bounds(schema: dict[str, Any]) -> tuple[tuple[float, bool], tuple[float, bool]]:
     """Return the lowest and the highest number, and whether each is left out itself."""
     low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
     high, below = schema.get("maximum"), schema.get("exclusiveMaximum")
@@ -64,30 +92,24 @@ def _bounds(schema: dict[str, Any]) -> tuple[tuple[float | None, bool], tuple[fl
     excludes_low = above is not None and (low is None or above >= low)
     excludes_high = below is not None and (high is None or below <= high)
     low, high = (above if excludes_low else low), (below if excludes_high else high)
-    return (
-        (None if low is None else float(low), excludes_low),
-        (None if high is None else float(high), excludes_high),
-    )
+    if low is None or high is None:
+        raise NotCompiled("it has a number without bounds")
+    return (float(low), excludes_low), (float(high), excludes_high)
 
 
-def _signed(low: int | None, high: int | None) -> str | None:
-    if low is not None and high is not None and low > high:
+def _signed(low: int, high: int) -> str | None:
+    if low > high:
         return None
-    if low is not None and low >= 0:
+    if low >= 0:
         return _natural(low, high)
-    if high is not None and high < 0:
-        return f"-{_natural(-high, None if low is None else -low)}"
-    # With both bounds, -0 is one of them.
-    least = 1 if low is None or high is None else 0
-    return f"(?:-{_natural(least, None if low is None else -low)}|{_natural(0, high)})"
+    if high < 0:
+        return f"-{_natural(-high, -low)}"
+    return f"(?:-{_natural(0, -low)}|{_natural(0, high)})"  # -0 is one of them
 
 
-def _natural(low: int, high: int | None) -> str:
+def _natural(low: int, high: int) -> str:
     """Return the regex of the numbers from `low` to `high`, neither below 0."""
     parts, digits = [], len(str(low))
-    if high is None:
-        parts.append(f"[1-9][0-9]{{{digits},}}")
-        high = 10**digits - 1
     while digits < len(str(high)):
         parts.append(_of_one_length(str(low), "9" * digits))
         low, digits = 10**digits, digits + 1
@@ -110,25 +132,17 @@ def _of_one_length(low: str, high: str) -> str:
     return f"(?:{'|'.join(parts)})"
 
 
-def _decimal(low: float | None, high: float | None, with_low: bool, with_high: bool) -> str:
+def _decimal(low: float, high: float, with_low: bool, with_high: bool) -> str:
     """Return the regex of the numbers between two, which are none or all of what is meant to be
-    below 0 behind a minus. With a bound, there is no exponent."""
-    if low is None and high is None:
-        return NUMBER
-    if low is not None and low == high:
+    below 0 behind a minus. There is no exponent."""
+    if low == high:
         return _spell(low).replace(".", r"\.")
-    if high is None and low is not None and low >= 0:
-        digits = len(str(int(low)))
-        near = _decimal(low, float(10**digits), with_low, False)
-        return f"(?:{near}|[1-9][0-9]{{{digits},}}{_FRACTION})"
-    if low is not None and high is not None and low >= 0:
+    if low >= 0:
         return _between(_spell(low), _spell(high), with_low, with_high)
-    if high is not None and high < 0:
-        return f"-{_decimal(-high, None if low is None else -low, with_high, with_low)}"
-    parts = [f"-{_decimal(0.0, None if low is None else -low, False, with_low)}"]
-    if high is None:
-        parts.append(_decimal(0.0, None, True, False))
-    elif high > 0 or with_high:
+    if high < 0:
+        return f"-{_decimal(-high, -low, with_high, with_low)}"
+    parts = [f"-{_decimal(0.0, -low, False, with_low)}"]
+    if high > 0 or with_high:
         parts.append(_decimal(0.0, high, True, with_high))
     return f"(?:{'|'.join(parts)})"
 

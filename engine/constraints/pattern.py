@@ -2,10 +2,9 @@
 formats as regexes.
 
 llguidance reads Rust's regexes. What it would match and JavaScript or Python would not is written
-narrower; a text that only one of them matches is never made. In two places llguidance errs. A
-control character that JSON cannot have but as an escape, within a literal, matches nothing at all
-instead of failing. Within a class it fails, so it is written as one. And a class of all of them is
-taken to have quotation mark and backslash too, so that no class has the first one.
+narrower; a text that only one of them matches is never made. Control characters that JSON has only
+as \\uXXXX are never made either, so no class has them: llguidance would take a pattern that needs
+one for one that can be met.
 """
 
 from __future__ import annotations
@@ -20,26 +19,30 @@ MAX_PATTERN = 5_000
 _YEAR = r"(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _LEAP_YEAR = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _DATE = rf"^(?:{_YEAR}-(?:0[13-9]|1[0-2])-..|{_YEAR}-02-(?:[01].|2[0-8])|{_LEAP_YEAR}-02-29)"
+_TIME = r"..:..:[0-5].(?:\.[0-9]{3}(?:[0-9]{3})?)?(?:Z|[+-]..:..)$"
 FORMATS = {
-    "date-time": _DATE + "[Tt]..:..:[0-5]",
+    "date-time": f"{_DATE}T{_TIME}",
     "date": _DATE,
-    "time": "^..:..:[0-5]",
-    "duration": "",
+    "time": f"^{_TIME}",
+    "duration": "^(?:[PT]|[0-9]{1,4}[YMWDHS])+$",
     "email": "^[^@]{1,64}@.{1,63}$",
-    "hostname": "^.{1,253}$",
+    "hostname": "^.{1,64}$",
     "ipv4": "",
     "ipv6": "",
     "uuid": "",
-    "uri": "",
+    "uri": r"^[^\[\]]{1,128}$",
 }
 """Formats, each with a pattern for what llguidance does not ask of it: days that are in the
-calendar, no leap seconds, which nobody knows ahead, and the lengths of names."""
+calendar, no leap seconds, which nobody knows ahead, times as `datetime.fromisoformat` reads them,
+and how long a text may be."""
 
 _PARTS = re.compile(
     r"\[\^?(?:\\.|[^\]\\])*\]|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\[pP](?:\{[^}]*\}|.)|\\.|\.|"
     r"[\x00-\x1f\x7f]",
     re.DOTALL,
 )
+_GROUP = re.compile(r"\([^()]*\)")
+_ENDLESS = re.compile(r"[*+]|\{[0-9]+,\}")
 _ESCAPE = re.compile(r"\\.", re.DOTALL)
 _SETS = re.compile(r"\[|&&|--|~~")
 """What Rust reads as sets of sets and JavaScript as characters, where nothing is escaped."""
@@ -50,21 +53,21 @@ _CONTROL = re.compile(
     r"\\x(?:0[0-7bBeEfF]|1.|7[fF])|\\u00(?:0[0-7bBeEfF]|1.|7[fF])|\\v|[\x00-\x07\x0b\x0e-\x1f\x7f]",
     re.DOTALL,
 )
-_NUL = re.compile(r"(\\\\)|\\x00|\\u0000|\x00")
-"""The first control character, as it may be written."""
 _PROPERTY = re.compile(r"\\[pP](?:\{[^}]*\}|.)")
-_NEVER = r"[\x01\x02]"
+_PRINTABLE_RANGE = re.compile(r"[ -,.-\[\]-~]-[ -,.-\[\]-~]")
+_NEVER = r"[^\x00-\x{10FFFF}]"
+_CONTROLS = r"\x00-\x07\x0b\x0e-\x1f\x7f"
 _SPACES = r"\t\n\f\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 """White space of all three; of one at least are these and _MORE_SPACES."""
 _MORE_SPACES = _SPACES + r"\x1c-\x1f\x85\ufeff"
 _LEAST = {
     r"\s": f"[{_SPACES}]",
-    r"\S": f"[^{_MORE_SPACES}]",
+    r"\S": f"[^[{_CONTROLS}]{_MORE_SPACES}]",
     r"\d": "[0-9]",
-    r"\D": r"[^\p{Nd}]",
+    r"\D": rf"[^[{_CONTROLS}]\p{{Nd}}]",
     r"\w": "[0-9A-Za-z_]",
-    r"\W": r"[^\p{L}\p{M}\p{N}\p{Pc}]",
-    ".": r"[^[\x00]\n\r\u2028\u2029]",
+    r"\W": rf"[^[{_CONTROLS}]\p{{L}}\p{{M}}\p{{N}}\p{{Pc}}]",
+    ".": rf"[^[{_CONTROLS}]\n\r\u2028\u2029]",
 }
 _MOST = {
     r"\s": f"[{_MORE_SPACES}]",
@@ -87,9 +90,19 @@ def portable(pattern: str, fault: Callable[[str], InvalidRequest]) -> str:
     return _PARTS.sub(lambda part: _portable_part(part[0], fault), pattern)
 
 
+def is_endless(pattern: str) -> bool:
+    """Whether a pattern may match texts of any length, as far as its spelling shows."""
+    bare = _PARTS.sub("a", pattern)
+    inner = bare
+    while (shorter := _GROUP.sub("a", inner)) != inner:
+        inner = shorter
+    is_whole = inner.startswith("^") and inner.endswith("$") and "|" not in inner
+    return not is_whole or _ENDLESS.search(bare) is not None
+
+
 def _portable_part(part: str, fault: Callable[[str], InvalidRequest]) -> str:
     if _PROPERTY.fullmatch(part):
-        return rf"[[^\x00]&&{part}]"
+        return _without_controls(part)
     if not part.startswith("["):
         return _NEVER if _CONTROL.fullmatch(part) else _LEAST.get(part, part)
     start = "[^" if part.startswith("[^") else "["
@@ -98,8 +111,12 @@ def _portable_part(part: str, fault: Callable[[str], InvalidRequest]) -> str:
         raise fault(f"{part!r:.80}: write \\[, \\], \\&, \\- and \\~ within [ ]")
     if start == "[^":
         inside = _ESCAPE.sub(lambda escape: _MOST.get(escape[0], escape[0]), inside)
-        return rf"[^[\x00]{inside}]"
-    never = _NEVER if _CONTROL.search(inside) else ""
-    inside = _NUL.sub(lambda nul: nul[1] or r"\x01", inside)
-    written = f"[{never}{_ESCAPE.sub(lambda escape: _LEAST.get(escape[0], escape[0]), inside)}]"
-    return rf"[[^\x00]&&{written}]" if _PROPERTY.search(inside) else written
+        return rf"[^[{_CONTROLS}]{inside}]"
+    written = f"[{_ESCAPE.sub(lambda escape: _LEAST.get(escape[0], escape[0]), inside)}]"
+    has_range = "-" in _PRINTABLE_RANGE.sub("", inside).strip("-")
+    may_have_controls = has_range or _CONTROL.search(inside) or _PROPERTY.search(inside)
+    return _without_controls(written) if may_have_controls else written
+
+
+def _without_controls(part: str) -> str:
+    return rf"[[^{_CONTROLS}]&&{part}]"

@@ -247,6 +247,11 @@ class _Parser:
         is_first = True
         while is_first or not self._skip_if("]"):
             is_first = False
+            if self._skip_if("&&["):
+                ranges = invert([*invert(ranges), *invert(self._read_class())])
+                if not self._skip_if("]"):
+                    raise NotCompiled("the regex has sets of sets")
+                break
             if self._pattern[self._place : self._place + 2] in ("&&", "--", "~~"):
                 raise NotCompiled("the regex has sets of sets")
             if self._skip_if("["):

@@ -8,11 +8,12 @@ not translated exactly has no table.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import reduce
 from typing import Any
 
 from srm.engine.constraints.byte_automaton import (
+    Dfa,
     Nfa,
     NotCompiled,
     Piece,
@@ -27,7 +28,7 @@ from srm.engine.constraints.byte_automaton import (
     sequence,
 )
 from srm.engine.constraints.format_regexes import FORMAT_REGEXES
-from srm.engine.constraints.numbers import integer_regex, number_regex, spell_number
+from srm.engine.constraints.numbers import integer_regex, multiples, number_regex, spell_number
 from srm.engine.constraints.regex_pieces import (
     ANY,
     characters,
@@ -35,19 +36,19 @@ from srm.engine.constraints.regex_pieces import (
     regex_in_string,
     search_in_string,
 )
+from srm.engine.constraints.schema_bounds import ANY_JSON
 from srm.engine.constraints.schema_facts import Schema
 
 MAX_NESTED = 60
 """Most schemas in each other, those that references lead to included."""
 _NOT_TRANSLATED = {
-    "integer": ("multipleOf",),
-    "number": ("multipleOf",),
     "object": ("patternProperties", "minProperties", "maxProperties"),
 }
 """Keywords of values of a type that have no table."""
 _TRANSLATED = frozenset(
-    "type $defs minimum maximum exclusiveMinimum exclusiveMaximum minLength maxLength pattern "
-    "format items prefixItems minItems maxItems properties required additionalProperties".split()
+    "type $defs minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength "
+    "maxLength pattern format items prefixItems minItems maxItems properties required "
+    "additionalProperties".split()
 )
 _ALONE = ("enum", "const", "anyOf", "allOf", "$ref")
 
@@ -66,6 +67,8 @@ class _Translator:
         self._work = work
         self._references: list[str] = []
         """Those that lead to what is being translated."""
+        self._automata: dict[Hashable, Dfa] = {}
+        """Of numbers and lengths, by what they say."""
         self._followed: dict[str, tuple[Piece, int]] = {}
         """Pieces by reference, and how deep schemas nest in each."""
         self._num_nested = 0
@@ -127,6 +130,8 @@ class _Translator:
             piece, depth = self._followed[reference]
             self._check_depth(self._num_nested + depth)
             return piece
+        if reference == ANY_JSON:
+            raise NotCompiled("it allows any JSON")
         if reference in self._references:
             raise NotCompiled("it is recursive")
         if reference.removeprefix("#/$defs/") not in self._definitions:
@@ -149,13 +154,32 @@ class _Translator:
             case "boolean":
                 return any_text((b"true", b"false"))
             case "integer" | "number":
-                spelled = (integer_regex if name == "integer" else number_regex)(schema)
-                return nothing if spelled is None else regex(spelled, self._work)
+                return self._translate_number(name, schema)
             case "string":
                 return self._translate_string(schema)
             case "array":
                 return self._translate_array(schema)
         return self._translate_properties(schema)
+
+    def _translate_number(self, name: str, schema: dict[str, Any]) -> Piece:
+        spelled = (integer_regex if name == "integer" else number_regex)(schema)
+        if spelled is None:
+            return nothing
+        if "multipleOf" not in schema:
+            return regex(spelled, self._work)
+        divisor = schema["multipleOf"]
+        key = (spelled, divisor)
+        if key not in self._automata:
+            multiple = self._automaton(divisor, multiples(divisor))
+            automaton = determinize(regex(spelled, self._work), self._work)
+            self._automata[key] = join(automaton, multiple, self._work)
+        return self._automata[key].piece
+
+    def _automaton(self, key: Hashable, piece: Piece) -> Dfa:
+        """Return the automaton of a piece that others have too, by what they share."""
+        if key not in self._automata:
+            self._automata[key] = determinize(piece, self._work)
+        return self._automata[key]
 
     def _translate_values(self, values: list[Any], types: str | list[str] | None) -> Piece:
         names = [types] if isinstance(types, str) else types
@@ -191,18 +215,22 @@ class _Translator:
         return _quote(value)
 
     def _translate_string(self, schema: dict[str, Any]) -> Piece:
-        least, most = schema.get("minLength", 0), schema.get("maxLength")
+        quote, least, most = literal(b'"'), schema.get("minLength", 0), schema.get("maxLength")
         pieces = []
         if (pattern := schema.get("pattern")) is not None:
             pieces.append(search_in_string(pattern, self._work))
         if (name := schema.get("format")) is not None:
             pieces.append(regex_in_string(FORMAT_REGEXES[name], self._work))
-        if least or most is not None or not pieces:
-            pieces.append(repeat(characters(ANY, True), least, most))
-        if len(pieces) > 1:
-            automata = [determinize(piece, self._work) for piece in pieces]
-            pieces = [reduce(lambda a, b: join(a, b, self._work), automata).piece]
-        return sequence([literal(b'"'), *pieces, literal(b'"')])
+        length = repeat(characters(ANY, True), least, most)
+        if not pieces:
+            return sequence([quote, length, quote])
+        automata = [determinize(piece, self._work) for piece in pieces]
+        if least or most is not None:
+            automata.append(self._automaton((least, most), length))
+        if len(automata) == 1:
+            return sequence([quote, *pieces, quote])
+        joined = reduce(lambda a, b: join(a, b, self._work), automata)
+        return sequence([quote, joined.piece, quote])
 
     def _translate_array(self, schema: dict[str, Any]) -> Piece:
         first, least = schema.get("prefixItems", []), schema.get("minItems", 0)

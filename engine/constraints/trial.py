@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable
+from functools import cache
 from random import Random
+from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -16,6 +20,9 @@ _REGEX_FAULT = re.compile(
     r"at 1\(8\): (invalid regex .*) \(in regex\): (?:regex parse error:; .*; error: )?"
 )
 """Matches llguidance's message of an invalid regex, whose place is one in our own grammar."""
+_EMPTY = re.compile(r"Regex is empty: .*")
+_NOT_DISJOINT = re.compile(r"patternProperty regexes .* are not disjoint")
+_OVERLAP = "two patterns of patternProperties match the same name; they must exclude each other"
 _WALKED = 64
 """Tokens of the walk that shows whether a constraint can be followed."""
 
@@ -65,8 +72,60 @@ def why_not(constraint: str, tokenizer: LLTokenizer) -> str:
     return _plain(matcher.get_error()) if matcher.is_error() else ""
 
 
+def all_matches(pattern: str, texts: Iterable[str]) -> list[str] | None:
+    """Return those of the texts that a pattern of JSON Schema matches, as llguidance reads it; None
+    if it matches other texts too."""
+    matching = matches(pattern, texts)
+    matcher = _matcher(_with_pattern(pattern, matching))
+    named = "".join(f"{_quote(text)}:0," for text in matching)
+    matcher.consume_tokens(list(f'{{{named}"'.encode()))
+    has_others = any(matcher.compute_bitmask()) and not matcher.is_error()
+    return None if has_others else matching
+
+
+def matches(pattern: str, texts: Iterable[str]) -> list[str]:
+    """Return those of the texts that a pattern of JSON Schema matches, as llguidance reads it."""
+    matcher = _matcher(_with_pattern(pattern, ()))
+    spelled = {text: list(f"{{{_quote(text)}:0}}".encode()) for text in texts}
+    return [text for text, data in spelled.items() if matcher.validate_tokens(data) == len(data)]
+
+
+def _with_pattern(pattern: str, names: Iterable[str]) -> dict[str, Any]:
+    """Return the schema of objects with these names and further ones that the pattern matches."""
+    return {
+        "type": "object",
+        "properties": {name: {"const": 0} for name in names},
+        "patternProperties": {pattern: {"const": 0}},
+        "additionalProperties": False,
+    }
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def is_possible(schema: dict[str, Any]) -> bool:
+    """Whether llguidance finds a value that the schema allows."""
+    return not _matcher(schema).is_error()
+
+
+def _matcher(schema: dict[str, Any]) -> LLMatcher:
+    """Return a matcher of single bytes."""
+    options = {"whitespace_flexible": False}
+    constraint = json.dumps({"grammars": [{"json_schema": {**schema, "x-guidance": options}}]})
+    return LLMatcher(_bytes_tokenizer(), constraint, log_level=0, limits=LIMITS)
+
+
+@cache
+def _bytes_tokenizer() -> LLTokenizer:
+    return tokenizer_of([*(bytes([byte]) for byte in range(256)), b""], 256)
+
+
 def _plain(error: str) -> str:
     """Return what llguidance says, without its state and the lines that show a place."""
     lines = [line.strip() for line in error.splitlines() if not _SHOWS_PLACE.match(line)]
     fault = _REGEX_FAULT.sub(r"\1: ", "; ".join(lines))
+    fault = _EMPTY.sub("no text meets its pattern, format and lengths together", fault)
+    fault = _NOT_DISJOINT.sub(_OVERLAP, fault)
+    fault = fault.replace("Unsatisfiable schema", "no value can meet the schema")
     return _UNMET if error.startswith("NoExtension") else fault[:500]

@@ -15,6 +15,7 @@ from srm.engine.constraints.constraint import json_constraint
 from srm.engine.constraints.trial import LIMITS
 from srm.engine.errors import InvalidRequest
 from tests.engines.matching import accepts, byte_tokenizer, draw_text
+from tests.tools.fuzz_schemas import BROKEN, fates
 
 LONGEST = 400
 NAMES = st.sampled_from(["a", "b", "ab", "é", "n\n", 'q"'])
@@ -92,3 +93,9 @@ def test_what_is_invalid_is_not_allowed(schema: Any, value: Any) -> None:
         text = json.dumps(value, ensure_ascii=False, separators=(f",{space}", f":{space}"))
         is_valid = Draft202012Validator(schema, format_checker=FormatChecker()).is_valid(value)
         assert is_valid or not accepts(json_constraint(schema, space=space), text)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(number=st.integers(0, 2**31))
+def test_no_accepted_schema_fails_in_the_engine(number: int) -> None:
+    assert not [fate for fate in fates(number, seeds=10) if fate.startswith(BROKEN)]

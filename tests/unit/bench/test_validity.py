@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from bench.server.validity import ValidityConfig, add_sorted, draw_schema, markdown, sort_texts
+from bench.server.validity import ValidityConfig, add_sorted, markdown, sort_texts
 from srm.engine.constraints.constraint import json_constraint
+from tests.engines.drawn_schemas import draw_schema
 
 SCHEMA = {
     "type": "object",

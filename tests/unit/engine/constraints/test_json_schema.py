@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from datetime import date, datetime, time
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,9 +14,11 @@ from srm.engine.constraints.constraint import json_constraint
 from srm.engine.constraints.pattern import FORMATS
 from srm.engine.constraints.trial import why_not
 from srm.engine.errors import InvalidRequest
-from tests.engines.matching import accepts, byte_tokenizer
+from tests.engines.matching import accepts, byte_tokenizer, draw_text
 
 OPEN: dict[str, Any] = {"type": "object"}
+BASE = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+MORE = {"properties": {"b": {"type": "boolean"}}}
 TAGGED = {
     "oneOf": [
         {
@@ -111,7 +115,7 @@ def test_what_nests_too_deep_is_refused() -> None:
 JUDGED: list[tuple[Any, list[Any]]] = [
     (OPEN, [{}, {"a": 1, "b": [None]}, [], 3]),
     (TAGGED, [{"kind": "cat", "n": 1}, {"kind": "cow", "n": 1}, {"kind": "dog"}, {}]),
-    ({"properties": {"a": {"type": "integer"}}}, [{"a": 1}, {"a": "x"}, {"b": "x"}, 3]),
+    ({"properties": {"a": {"type": "integer"}}}, [{"a": 1}, {"a": "x"}, {}, 3]),
     ({"oneOf": [{"type": "string"}, {"type": "integer"}]}, ["a", 1, None]),
     ({"type": "object", "oneOf": TAGGED["oneOf"]}, [{"kind": "cat", "n": 1}, {"kind": "cat"}]),
     (
@@ -126,11 +130,11 @@ JUDGED: list[tuple[Any, list[Any]]] = [
     ({"multipleOf": 0.01, "type": "number"}, [4.5, 0.005]),
     ({"minProperties": 2, "required": ["a", "b"]}, [{"a": 1, "b": 1}, {"a": 1}]),
     ({"uniqueItems": False, "title": "t", "default": 3, "x-order": 1}, [[1, 1], 3]),
-    ({"patternProperties": {"^a": {"type": "integer"}}}, [{"ab": 1}, {"ab": "x"}, {"b": "x"}]),
+    ({"patternProperties": {"^a": {"type": "integer"}}}, [{"ab": 1}, {"ab": "x"}, {}]),
     ({"type": "string", "pattern": "^a|b$"}, ["ax", "xb", "cc"]),
     ({"type": "string", "minLength": 2, "maxLength": 3, "pattern": "é"}, ["éx", "é", "abcd"]),
-    ({"type": "string", "pattern": "^a\\x01b$"}, ["ab", "acb"]),
-    ({"type": "string", "pattern": "^[\\x7f]$"}, [""]),
+    ({"type": "string", "pattern": "^a\\x01b$|^c$"}, ["ab", "acb", "c"]),
+    ({"type": "string", "pattern": "^[\\x7f]$|^c$"}, ["", "c"]),
     ({"type": "string", "pattern": r"^[&\x41&\&&\\&]$"}, ["&", "A", "\\", "x"]),
     ({"type": "string", "pattern": r'^[^"\\]$'}, ["a", "\\", '"', "\n"]),
     ({"type": "string", "pattern": r"^[\x00-!#-\[\]-\x7e]$"}, ["a", "\\", '"', "\n"]),
@@ -161,7 +165,9 @@ def test_a_grammar_allows_what_jsonschema_calls_valid(schema: Any, values: list[
 
 def test_a_name_has_one_spelling_so_that_none_evades_its_schema() -> None:
     """llguidance takes "\\u0061" for another name than "a" otherwise."""
-    constraint = json_constraint({"properties": {"a": {"type": "integer"}}})
+    constraint = json_constraint(
+        {"properties": {"a": {"type": "integer"}}, "additionalProperties": True}
+    )
     assert accepts(constraint, '{"a":1,"b\\n":"x"}')
     assert not accepts(constraint, '{"\\u0061":"x"}')
     assert not accepts(constraint, '{"b":"\\u0061"}')
@@ -179,21 +185,107 @@ def test_keywords_of_earlier_drafts_mean_what_they_meant() -> None:
 def test_strict_objects_have_only_the_properties_that_are_named() -> None:
     inner = {"type": "object", "properties": {"b": OPEN, "m": {"additionalProperties": True}}}
     schema = {"properties": {"a": {"$ref": "#/$defs/inner"}}, "$defs": {"inner": inner}}
-    for text, is_named in (
-        ('{"a":{"b":{}}}', True),
-        ('{"a":{"m":{"x":1}}}', True),
-        ('{"x":1}', False),
-        ('{"a":{"x":1}}', False),
-        ('{"a":{"b":{"x":1}}}', False),
+    for text, is_allowed, is_strict in (
+        ('{"a":{"b":{}}}', True, True),
+        ('{"a":{"m":{"x":1}}}', True, True),
+        ('{"a":{"b":{"x":1}}}', True, False),
+        ('{"x":1}', False, False),
+        ('{"a":{"x":1}}', False, False),
     ):
-        assert accepts(json_constraint(schema), text)
-        assert accepts(json_constraint(schema, strict=True), text) == is_named
+        assert accepts(json_constraint(schema), text) == is_allowed
+        assert accepts(json_constraint(schema, strict=True), text) == is_strict
+    pattern = {"patternProperties": {"a": {}}}
     for joined in (
-        {"allOf": [OPEN, OPEN]},
-        {"properties": {}, "$ref": "#/$defs/a", "$defs": {"a": OPEN}},
+        {"allOf": [pattern, MORE]},
+        {**MORE, "$ref": "#/$defs/p", "$defs": {"p": pattern}},
     ):
         with pytest.raises(InvalidRequest, match="with strict, objects have only"):
             json_constraint(joined, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed", "refused"),
+    [
+        (BASE, ['{"a":1}'], ['{"a":1,"b":true}']),
+        ({"required": ["b"]}, ['{"b":[1]}', "3"], []),
+        ({**BASE, "additionalProperties": True}, ['{"a":1,"b":true}'], []),
+        ({**BASE, "additionalProperties": {"type": "null"}}, ['{"a":1,"b":null}'], []),
+        ({"type": "array", "items": BASE}, ['[{"a":1}]'], ['[{"a":1,"b":true}]']),
+        ({"allOf": [BASE, MORE]}, ['{"a":1,"b":true}'], ['{"a":1,"c":1}', '{"b":true}']),
+        (
+            {**BASE, "$ref": "#/$defs/m", "$defs": {"m": MORE}},
+            ['{"a":1,"b":true}'],
+            ['{"a":1,"c":1}'],
+        ),
+        (
+            {**BASE, "anyOf": [{**MORE, "required": ["b"]}, {"required": ["c"]}]},
+            ['{"a":1,"b":true}', '{"a":1,"c":[]}'],
+            ['{"a":1}', '{"a":1,"d":1}'],
+        ),
+        ({"allOf": [BASE, {"properties": {"a": {"maximum": 3}}}]}, ['{"a":3}'], ['{"a":4}']),
+        ({"type": "object", "minProperties": 1}, ['{"a":[1]}'], ["{}"]),
+        ({"properties": {"a": False}, "minProperties": 1}, ['{"b":1}'], ["{}"]),
+    ],
+)
+def test_invents_no_properties_that_are_not_asked_for(
+    schema: Any, allowed: list[str], refused: list[str]
+) -> None:
+    constraint = json_constraint(schema)
+    assert all(accepts(constraint, text) for text in allowed)
+    assert not any(accepts(constraint, text) for text in refused)
+
+
+NUMBER = ["0", "-1.5", "9" * 15, f"0.{'1' * 10}"], ["9" * 16, f"0.{'1' * 11}", "1e5", "-0"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed", "refused"),
+    [
+        ({"type": "integer"}, ["9" * 15, "-" + "9" * 15], ["1" + "0" * 15, "1.0"]),
+        ({"type": "integer", "minimum": 0}, ["9" * 15], ["-1", "9" * 16]),
+        ({"type": "integer", "minimum": 10**15}, ["1" + "0" * 15], [str(2**53 + 1), "9"]),
+        ({"type": "number"}, *NUMBER),
+        ({"type": "number", "maximum": 1e-11}, ["0.00000000001"], ["1"]),
+        ({"type": "number", "multipleOf": 0.25}, ["0.75"], ["0.7500000", "0.8"]),
+        ({}, *NUMBER),
+        ({"type": "object"}, ['{"a":9.5}'], [f'{{"a":{"9" * 16}}}', '{"a":[1e9]}']),
+        ({"type": "array"}, ["[9.5]"], [f"[[{'9' * 16}]]"]),
+        ({"pattern": "^a+$"}, [f'"{"a" * 128}"', "9.5"], [f'"{"a" * 129}"', "9" * 16]),
+        ({"type": "string", "pattern": "a"}, [f'"{"a" * 128}"'], [f'"{"a" * 129}"']),
+        ({"type": "string", "pattern": "^(a|b{2,})$"}, ['"a"', '"bbb"'], [f'"{"b" * 129}"']),
+        ({"type": "string", "pattern": "^a|b$"}, ['"ax"'], [f'"{"a" * 129}"']),
+        ({"type": "string", "pattern": "^a{200}b*$"}, [f'"{"a" * 200}"'], ['"a"']),
+        (
+            {"type": "string", "pattern": "a", "minLength": 9},
+            [f'"{"a" * 137}"'],
+            [f'"{"a" * 138}"'],
+        ),
+        ({"type": "string", "pattern": "a", "maxLength": 300}, [f'"{"a" * 300}"'], []),
+        ({"type": "string", "format": "hostname"}, [f'"{"a" * 60}.com"'], [f'"{"a" * 61}.com"']),
+        (
+            {"type": "string", "format": "uri"},
+            [f'"a:{"b" * 126}"'],
+            [f'"a:{"b" * 127}"', '"a://[::1]"'],
+        ),
+        ({"type": "string", "format": "duration"}, ['"P1Y2M3DT4H5M"'], [f'"P{"1" * 5}Y"']),
+    ],
+)
+def test_bounds_what_the_schema_leaves_open(
+    schema: Any, allowed: list[str], refused: list[str]
+) -> None:
+    constraint = json_constraint(schema)
+    assert all(accepts(constraint, text) for text in allowed)
+    assert not any(accepts(constraint, text) for text in refused)
+
+
+@pytest.mark.parametrize("name", ["date-time", "date", "time"])
+def test_dates_and_times_are_what_fromisoformat_reads(name: str) -> None:
+    reads = {"date-time": datetime.fromisoformat, "date": date.fromisoformat}.get(name)
+    constraint = json_constraint({"type": "string", "format": name})
+    drawn = [draw_text(constraint, Random(seed), 60) for seed in range(60)]
+    for text in filter(None, drawn):
+        (reads or time.fromisoformat)(json.loads(text))
+    assert sum(map(bool, drawn)) > 50
 
 
 def test_whitespace_is_none_or_one_space_after_commas_and_colons() -> None:
@@ -255,4 +347,4 @@ def test_formats_have_the_bounds_of_their_kind(
     ],
 )
 def test_what_no_value_can_meet_is_noticed(schema: Any) -> None:
-    assert "nsatisfiable" in why_not(json_constraint(schema), byte_tokenizer())
+    assert "no value can meet" in why_not(json_constraint(schema), byte_tokenizer())

@@ -60,11 +60,14 @@ def test_the_only_function_is_called_by_its_arguments(tokenizer: LLTokenizer) ->
     assert is_allowed(tokenizer, nothing, "{}") and not is_allowed(tokenizer, nothing, '{"v":1}')
 
 
-def test_arguments_without_a_name_are_written_only_where_strict_is_false(
-    tokenizer: LLTokenizer,
-) -> None:
-    parameters = {"properties": {"x": {"type": "integer"}}}
-    for strict, expected in ((None, False), (True, False), (False, True)):
+def test_arguments_without_a_name_are_written_only_where_asked_for(tokenizer: LLTokenizer) -> None:
+    named = {"properties": {"x": {"type": "integer"}}}
+    for strict, parameters, expected in (
+        (None, named, False),
+        (True, named, False),
+        (False, named, False),
+        (True, named | {"additionalProperties": {"type": "integer"}}, True),
+    ):
         given = constraint({"name": "f", "parameters": parameters, "strict": strict})
         assert is_allowed(tokenizer, given, '{"x":1}')
         assert is_allowed(tokenizer, given, '{"x":1,"y":2}') == expected
