@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from srm.engine.constraints.json_schema import normalize_schema
+from srm.engine.constraints.trial import NOTHING
 from srm.engine.errors import InvalidRequest
 
+HARD_KEYWORDS = frozenset(
+    "additionalProperties patternProperties minProperties maxProperties pattern format multipleOf "
+    "allOf".split()
+)
+"""Keywords that a schema may use in ways that llguidance does not compile."""
 MAX_REGEX = 20_000
 """Most characters of a regex."""
 MAX_GRAMMAR = 100_000
@@ -64,13 +70,44 @@ def json_constraint(schema: dict[str, Any] | bool, strict: bool = False, space: 
 
     With `strict`, objects have only the properties that their schemas name.
     """
+    return _json_grammar(normalize_schema(schema, strict), space)
+
+
+def can_be_followed(constraint: str) -> str:  # noqa: ARG001
+    """Take a constraint for one that can be followed, where that is tried later."""
+    return ""
+
+
+def lenient_json_constraint(
+    schema: Any, space: str, not_enforced: list[str], why_not: Callable[[str], str]
+) -> str:
+    """As `json_constraint`, but what cannot be held is left out, and its place added to the list.
+
+    `why_not` says of a constraint why it cannot be followed; empty: it can. Raises InvalidRequest
+    for a schema that nothing can meet.
+    """
+    for without in (frozenset[str](), HARD_KEYWORDS):
+        places: list[str] = []
+        constraint = _json_grammar(normalize_schema(schema, False, places, without), space)
+        fault = why_not(constraint)
+        if fault.startswith(NOTHING):
+            raise InvalidRequest(fault)
+        if not fault:
+            not_enforced += places
+            return constraint
+    not_enforced.append("")
+    is_object = isinstance(schema, dict) and schema.get("type") == "object"
+    return json_constraint({"type": "object"} if is_object else True, space=space)
+
+
+def _json_grammar(schema: dict[str, Any], space: str) -> str:
     options = {
         "whitespace_flexible": False,
         "item_separator": f",{space}",
         "key_separator": f":{space}",
         "json_allowed_escapes": _ESCAPES,
     }
-    return _grammar("json_schema", {**normalize_schema(schema, strict), "x-guidance": options})
+    return _grammar("json_schema", {**schema, "x-guidance": options})
 
 
 def regex_constraint(regex: str) -> str:

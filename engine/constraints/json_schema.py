@@ -72,11 +72,21 @@ HINTS = {
 }
 """What to write instead of keywords that are not supported."""
 Path = tuple[str, ...]
+_NONE: frozenset[str] = frozenset()
 
 
-def normalize_schema(schema: Any, strict: bool) -> dict[str, Any]:
-    """Return the schema for llguidance. Raises InvalidRequest, which begins with the place."""
-    writer = _Writer(schema)
+def normalize_schema(
+    schema: Any,
+    strict: bool,
+    not_enforced: list[str] | None = None,
+    without: frozenset[str] = _NONE,
+) -> dict[str, Any]:
+    """Return the schema for llguidance, without some keywords.
+
+    What cannot be held is left out if there is a list that gets its place, a JSON pointer. Else it
+    raises InvalidRequest, which begins with the place; so does what nothing can meet.
+    """
+    writer = _Writer(schema, not_enforced, without)
     root = writer.write(schema, ())
     while writer.unwritten:
         path, reference = writer.unwritten.pop()
@@ -87,7 +97,7 @@ def normalize_schema(schema: Any, strict: bool) -> dict[str, Any]:
     everything = {**writer.definitions, "#": root}
     for place, branches, beside in writer.one_ofs:
         if pair := exclude_each_other(branches, beside, everything):
-            raise _fault(
+            writer.refuse(
                 place,
                 f"its branches {pair[0]} and {pair[1]} may both hold; they must exclude each "
                 "other, by type or by a required property with const or enum: else write anyOf",
@@ -101,9 +111,12 @@ def normalize_schema(schema: Any, strict: bool) -> dict[str, Any]:
     return {**root, "$defs": definitions} if definitions else root
 
 
+def _pointer(path: Path) -> str:
+    return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path)
+
+
 def _fault(path: Path, what: str) -> InvalidRequest:
-    pointer = "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in path)
-    return InvalidRequest(f"{cut(pointer or 'the schema', 300)}: {what}")
+    return InvalidRequest(f"{cut(_pointer(path) or 'the schema', 300)}: {what}")
 
 
 def _show(value: Any) -> str:
@@ -113,13 +126,15 @@ def _show(value: Any) -> str:
 class _Writer:
     """Writes schemas of one document."""
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, not_enforced: list[str] | None, without: frozenset[str]) -> None:
         self.definitions: dict[str, Schema] = {}
         """By the reference that is written to them."""
         self.unwritten: list[tuple[Path, str]] = []
         self.one_ofs: list[tuple[Path, list[Schema], Schema]] = []
         """Of each oneOf its place, its branches and what else its schema says."""
         self._root = root
+        self._not_enforced = not_enforced
+        self._without = without
         self._joined: list[tuple[Path, dict[str, Any]]] = []
         """Schemas that join others, and their places."""
         self._references: dict[Path, str] = {}
@@ -136,18 +151,31 @@ class _Writer:
             value = value[int(part)] if isinstance(value, list) else value[part]
         return value
 
+    def refuse(self, path: Path, what: str) -> None:
+        """Raise what is wrong with this place, or note that it is not enforced."""
+        if self._not_enforced is None:
+            raise _fault(path, what)
+        self._not_enforced.append(_pointer(path))
+
     def write(self, schema: Any, path: Path) -> Schema:
         """Return the schema at this place as llguidance is to read it."""
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise _fault(path, f"must be an object, true or false; got {_show(schema)}")
+            self.refuse(path, f"must be an object, true or false; got {_show(schema)}")
+            return True
         if len(path) > MAX_DEPTH:
-            raise _fault(path[:8], f"it nests deeper than {MAX_DEPTH}")
+            self.refuse(path[:8], f"it nests deeper than {MAX_DEPTH}")
+            return True
         written: dict[str, Any] = {}
         for keyword, value in schema.items():
-            if not self._is_annotation(keyword, path, value):
-                self._write_keyword(written, keyword, value, path)
+            try:
+                if not self._is_annotation(keyword, path, value):
+                    self._write_keyword(written, schema, keyword, path)
+            except InvalidRequest:
+                if self._not_enforced is None:
+                    raise
+                self._not_enforced.append(_pointer((*path, keyword)))
         self._write_together(written, schema, path)
         return written
 
@@ -172,6 +200,8 @@ class _Writer:
                 del written["patternProperties"]
 
     def _is_annotation(self, keyword: str, path: Path, value: Any) -> bool:
+        if keyword in self._without:
+            raise _fault((*path, keyword), "it is not enforced")
         if keyword in KEYWORDS:
             return False
         if keyword in ("$id", "id") and path:
@@ -185,11 +215,15 @@ class _Writer:
         meant = meant or "; leave it out, or begin its name with x-"
         raise _fault((*path, keyword), f"this keyword is not supported{meant}")
 
-    def _write_keyword(self, written: dict[str, Any], keyword: str, value: Any, path: Path) -> None:
-        at = (*path, keyword)
+    def _write_keyword(
+        self, written: dict[str, Any], schema: dict[str, Any], keyword: str, path: Path
+    ) -> None:
+        at, value = (*path, keyword), schema[keyword]
         if keyword == "items" and isinstance(value, list):  # as it was before 2020
             written["prefixItems"] = self._write_all(value, at)
         elif keyword == "additionalItems":
+            if not isinstance(schema.get("items"), list):
+                raise _fault(at, "it has a meaning only beside a list of items")
             written["items"] = self.write(value, at)
         elif keyword in _ONE_SCHEMA:
             written[keyword] = self.write(value, at)
@@ -279,22 +313,25 @@ class _Writer:
 
     def _write_together(self, written: dict[str, Any], schema: Any, path: Path) -> None:
         """Write what depends on several keywords of one schema."""
-        if "additionalItems" in schema and not isinstance(schema.get("items"), list):
-            raise _fault((*path, "additionalItems"), "it has a meaning only beside a list of items")
+        if "patternProperties" in schema and "patternProperties" not in written:
+            written.pop("additionalProperties", None)  # which would forbid what the patterns name
         for exclusive, bound in zip(
             ("exclusiveMinimum", "exclusiveMaximum"), ("minimum", "maximum"), strict=True
         ):
             is_flag = isinstance(written.get(exclusive), bool)  # as it was in draft 4
             if is_flag and written.pop(exclusive) and bound in written:
-                written[exclusive] = _bound(exclusive, written.pop(bound), (*path, bound))
+                try:
+                    written[exclusive] = _bound(exclusive, written.pop(bound), (*path, bound))
+                except InvalidRequest as fault:
+                    self.refuse((*path, bound), fault.message.partition(": ")[2])
         if (least := written.get("minProperties", 0)) > 1:
             if least > len(written.get("required", [])):
-                raise _fault(
+                self.refuse(
                     (*path, "minProperties"), "more than 1 must be in required: write their names"
                 )
             del written["minProperties"]
-        if written.get("format") in NUMBER_FORMATS:
-            _bound_by_format(written, path)
+        if written.get("format") in NUMBER_FORMATS and (fault := _bound_by_format(written)):
+            self.refuse((*path, "format"), fault)
         further = []
         if more := FORMATS[written["format"]] if "format" in written else "":
             if "pattern" in written:
@@ -324,19 +361,18 @@ class _Writer:
                 )
 
 
-def _bound_by_format(written: dict[str, Any], path: Path) -> None:
-    """Write the format of a number as its bounds."""
+def _bound_by_format(written: dict[str, Any]) -> str:
+    """Write the format of a number as its bounds. Return what is wrong with it; empty: nothing."""
     name, types = written.pop("format"), written.get("type", "")
     names = [types] if isinstance(types, str) else types
     if "string" in names or not {"integer", "number"} & {*names}:
-        raise _fault(
-            (*path, "format"), f'{name} is one of numbers: write "type" as integer or number'
-        )
+        return f'{name} is one of numbers: write "type" as integer or number'
     if name.startswith("int"):
         written["type"] = ["integer" if own == "number" else own for own in names]
     low, high = NUMBER_FORMATS[name]
     written["minimum"] = max(low, written.get("minimum", low))
     written["maximum"] = min(high, written.get("maximum", high))
+    return ""
 
 
 def _utf8(text: str, at: Path) -> str:

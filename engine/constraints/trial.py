@@ -14,6 +14,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 LIMITS = LLParserLimits(verbose_errors=False)
 """How large a grammar and its states may become: the library's own limits."""
+NOTHING = "no value can meet the schema"
+"""How a fault begins that is the schema's own, whatever of it is enforced."""
 _UNMET = "no text of the model's tokens can meet it, or to follow it takes too much"
 _SHOWS_PLACE = re.compile(r"\s*(?:\^*$|[0-9]+ \| |<non-verbose/>)")
 _REGEX_FAULT = re.compile(
@@ -127,5 +129,5 @@ def _plain(error: str) -> str:
     fault = _REGEX_FAULT.sub(r"\1: ", "; ".join(lines))
     fault = _EMPTY.sub("no text meets its pattern, format and lengths together", fault)
     fault = _NOT_DISJOINT.sub(_OVERLAP, fault)
-    fault = fault.replace("Unsatisfiable schema", "no value can meet the schema")
+    fault = fault.replace("Unsatisfiable schema", NOTHING)
     return _UNMET if error.startswith("NoExtension") else fault[:500]

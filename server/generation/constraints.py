@@ -45,8 +45,11 @@ MAX_KEPT_BYTES = 32 * 1024 * 1024
 """Most bytes of constraints that are kept."""
 
 
-class _Made(NamedTuple):
+class Made(NamedTuple):
     constraint: str = ""
+    """`SamplingParams.constraint`."""
+    not_enforced: tuple[str, ...] = ()
+    """Places of schemas that are not held, since their sources are lenient."""
     fault: str = ""
 
 
@@ -57,7 +60,7 @@ class _Making:
     """May be large: not to be kept for longer than it waits."""
     asked: float = field(default_factory=time.monotonic)
     begun: float | None = None
-    made: asyncio.Future[_Made] = field(
+    made: asyncio.Future[Made] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
@@ -67,7 +70,7 @@ class Constraints:
 
     def __init__(self, text: Text) -> None:
         self._text = text
-        self._kept = Cache[bytes, _Made](
+        self._kept = Cache[bytes, Made](
             MAX_KEPT_BYTES, metrics.CACHE_BYTES.labels("constraints").set
         )
         """By what was asked."""
@@ -79,9 +82,9 @@ class Constraints:
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = ThreadPoolExecutor(NUM_AT_ONCE, thread_name_prefix="constraints")
 
-    async def make(self, source: ConstraintSource, owner: RequestOwner) -> str:
-        """Return `SamplingParams.constraint`. Raises InvalidRequest with what is wrong with the
-        source, and Overloaded."""
+    async def make(self, source: ConstraintSource, owner: RequestOwner) -> Made:
+        """Return the constraint. Raises InvalidRequest with what is wrong with the source, and
+        Overloaded."""
         param = source.field.partition(".")[0]
         if not self._text.has_tokenizer:
             raise InvalidRequest(
@@ -91,9 +94,9 @@ class Constraints:
         made = self._kept.get(key) or await self._wait_for(key, source, owner)
         if made.fault:
             raise InvalidRequest(f"{source.field}: {made.fault}", param)
-        return made.constraint
+        return made
 
-    async def _wait_for(self, key: bytes, source: ConstraintSource, owner: RequestOwner) -> _Made:
+    async def _wait_for(self, key: bytes, source: ConstraintSource, owner: RequestOwner) -> Made:
         share = (owner.priority, owner.share)
         making = self._making.get(key)
         if making is None:
@@ -150,7 +153,7 @@ class Constraints:
             if made is not None:
                 self._end(making)
                 making.made.set_result(made)
-                self._kept.put(making.key, made, sum(map(getsizeof, made)))
+                self._kept.put(making.key, made, sum(map(getsizeof, (*made, *made.not_enforced))))
             elif not self._lines.put_back(making):
                 del self._making[making.key]
                 making.made.cancel()
@@ -162,12 +165,14 @@ class Constraints:
         self._lines.finish(making)
         del self._making[making.key]
 
-    def _ask(self, making: _Making, is_again: bool) -> _Made | None:
+    def _ask(self, making: _Making, is_again: bool) -> Made | None:
         """Return what is made of it; None if it takes longer than it may at first."""
         assert self._process is not None
         effort = Effort(CPU_S if is_again else FIRST_CPU_S, is_again)
         try:
-            return _Made(self._process.ask_beside(making.source, effort, WITHIN_S).text)
+            answered = self._process.ask_beside(making.source, effort, WITHIN_S)
+            places = msgspec.json.decode(answered.data, type=tuple[str, ...])
+            return Made(answered.text, places)
         except Died as error:
             if error.is_out_of_time and not is_again:
                 return None
@@ -179,9 +184,9 @@ class Constraints:
                     1,
                 ) from None
             what = f"{CPU_S:g} s of processor time and {MAX_MEMORY // 2**30} GiB"
-            return _Made(fault=f"it cannot be compiled with {what}")
+            return Made(fault=f"it cannot be compiled with {what}")
         except ProcessFailed as error:
-            return _Made(fault=str(error))
+            return Made(fault=str(error))
 
     def close(self) -> None:
         """End the process, whatever it does. Who still waits is cancelled."""

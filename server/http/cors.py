@@ -23,7 +23,7 @@ from srm.server import errors
 from srm.server.errors import NotPermitted
 from srm.server.schema.openapi import Operation
 
-EXPOSED = ("x-request-id", "retry-after", "x-should-retry")
+EXPOSED = ("x-request-id", "x-srm-not-enforced", "retry-after", "x-should-retry")
 """Reply headers that a page may read."""
 NOBODYS = (".localhost", ".internal")
 """Suffixes of host names that no page can have; containers reach their host by such names."""

@@ -30,6 +30,8 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _PROBES = {"/health", "/ping", "/ready", "/metrics", "/v1/worker"}
 """Requested every few seconds: logged at DEBUG only, and not traced."""
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+NOT_ENFORCED = "x-srm-not-enforced"
+"""Names what of a lenient schema is not enforced, by places."""
 IS_HEAD = "srm.is_head"
 """Key of the inner scope: whether the request is HEAD, so that nobody will see the body."""
 _CLIENT_GONE = 499
@@ -45,7 +47,10 @@ class _Reply:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._entry.status = message["status"]
-            MutableHeaders(scope=message)["x-request-id"] = self._entry.request_id
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self._entry.request_id
+            if self._entry.not_enforced is not None:
+                headers[NOT_ENFORCED] = self._entry.not_enforced
         try:
             await self._send(message)
         except RuntimeError as error:  # uvloop's, after the server hung up on garbage behind it

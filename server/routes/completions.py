@@ -13,6 +13,7 @@ from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.generation import Generation
 from srm.server.generation.prompts import encode_prompts
 from srm.server.http.bodies import parsed
+from srm.server.http.request_log import note_not_enforced
 from srm.server.reply.completion import CompletionFormat
 from srm.server.reply.responder import Endpoint, Responder
 from srm.server.routes.models import Models
@@ -115,8 +116,10 @@ class Completions(Endpoint):
         self._check_fits(request)
         request = count_alternatives(request, self._text.model.vocab_size)
         prompts = await encode_prompts(request, self._text)
-        source = source or request.constraint_source()
-        constraint = "" if source is None else await self._constraints.make(source, owner)
+        source, constraint = source or request.constraint_source(), ""
+        if source is not None:
+            constraint, not_enforced, _ = await self._constraints.make(source, owner)
+            note_not_enforced(not_enforced)
         return Generation(id, request, prompts, self._text, owner, constraint)
 
     def _check_fits(self, request: CompletionRequest) -> None:

@@ -46,6 +46,8 @@ class ConstraintSource(msgspec.Struct, frozen=True):
     """Objects have only the properties that their schemas name."""
     space: str = ""
     """What follows commas and colons of JSON."""
+    is_lenient: bool = False
+    """What cannot be held of a schema is not enforced; else it is refused."""
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
@@ -63,7 +65,8 @@ class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     description: str | None = None
     """Accepted and not used."""
     strict: bool | None = None
-    """Objects have only the properties that the schema names."""
+    """true: objects have only the properties that the schema names; false: what cannot be held of
+    the schema is not enforced, and named in x-srm-not-enforced."""
 
     def __post_init__(self) -> None:
         _copy_raw(self, "schema")
@@ -177,7 +180,11 @@ def _of_format(form: ResponseFormat) -> ConstraintSource | None:
         return None
     schema = form.json_schema
     return ConstraintSource(
-        f"{field}.json_schema.schema", "json", schema.schema, strict=bool(schema.strict)
+        f"{field}.json_schema.schema",
+        "json",
+        schema.schema,
+        strict=bool(schema.strict),
+        is_lenient=schema.strict is False,
     )
 
 

@@ -40,7 +40,8 @@ class Function(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     )
     """JSON Schema of the arguments, an object; null: it has no arguments."""
     strict: bool | None = None
-    """Unless false, arguments that `parameters` does not name are not written."""
+    """true: what cannot be held of `parameters` is refused, and objects have only the properties
+    that they name; else it is not enforced, and named in x-srm-not-enforced."""
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 from llguidance import LLTokenizer
 
 from srm.engine.constraints.constraint import (
+    can_be_followed,
     choice_constraint,
     json_constraint,
     lark_constraint,
+    lenient_json_constraint,
     read_json,
     regex_constraint,
 )
 from srm.engine.constraints.trial import tokenizer_of, why_not
-from srm.engine.errors import UNDECODABLE, InvalidRequest
+from srm.engine.errors import UNDECODABLE, InvalidRequest, cut
 from srm.engine.process.limited_process import (
     Answer,
     answer_each,
@@ -38,15 +42,25 @@ _STACK = 2 * 1024 * 1024
 """Bytes of the thread that compiles: what would overflow the engine's overflows this one first."""
 
 
-def constraint_of(source: ConstraintSource) -> str:
-    """Return the constraint. Raises InvalidRequest, and UNDECODABLE for what is no JSON."""
+MAX_PLACES = 100
+"""Most places that are named of what is not enforced."""
+
+
+def constraint_of(
+    source: ConstraintSource, not_enforced: list[str], why_not: Callable[[str], str]
+) -> str:
+    """Return the constraint. What a lenient source asks for and cannot be held is left out, and its
+    place added to the list; `why_not` says of a constraint why it cannot be followed. Raises
+    InvalidRequest, and UNDECODABLE for what is no JSON."""
     if source.kind == "json":
         schema = read_json(bytes(source.value))
         if isinstance(schema, str):
             schema = read_json(schema)
+        if source.is_lenient:
+            return lenient_json_constraint(schema, source.space, not_enforced, why_not)
         return json_constraint(schema, source.strict, source.space)
     if source.kind == "calls":
-        return call_constraint(read_json(bytes(source.value)))
+        return call_constraint(read_json(bytes(source.value)), not_enforced, why_not)
     if source.kind == "choice":
         return choice_constraint(msgspec.json.decode(source.value, type=list[str]))
     text = msgspec.json.decode(source.value, type=str)
@@ -56,10 +70,13 @@ def constraint_of(source: ConstraintSource) -> str:
 def answer(message: bytes, tokenizer: LLTokenizer) -> Answer:
     """Make the constraint and try it."""
     try:
-        constraint = constraint_of(msgspec.json.decode(message, type=ConstraintSource))
-        fault = why_not(constraint, tokenizer)
-        if not fault:
-            return Answer(text=constraint)
+        source = msgspec.json.decode(message, type=ConstraintSource)
+        for why in (can_be_followed, partial(why_not, tokenizer=tokenizer)):  # all together first
+            not_enforced: list[str] = []
+            constraint = constraint_of(source, not_enforced, why)
+            if not (fault := why_not(constraint, tokenizer)):
+                places = [cut(place, 300) for place in not_enforced[:MAX_PLACES]]
+                return Answer(text=constraint, data=msgspec.json.encode(places))
     except InvalidRequest as error:
         fault = error.message
     except RecursionError:

@@ -8,20 +8,29 @@ own, so that its references stay in it. Text in place of calls begins with no br
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
-from srm.engine.constraints.constraint import json_constraint
+from srm.engine.constraints.constraint import (
+    can_be_followed,
+    json_constraint,
+    lenient_json_constraint,
+)
 from srm.engine.errors import InvalidRequest
 from srm.server.schema.tools import CALL_HEAD, MOST_CALLS
 
-_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
-
-def call_constraint(calls: dict[str, Any]) -> str:
+def call_constraint(
+    calls: dict[str, Any], not_enforced: list[str], why_not: Callable[[str], str] = can_be_followed
+) -> str:
     """Return the constraint of a reply that makes these calls, a `server.schema.tools.Calls`.
-    Raises InvalidRequest naming the place in a schema."""
+
+    What cannot be held of functions that are not strict is left out, and its place added to
+    `not_enforced`; `why_not` says of a constraint why it cannot be followed. Raises InvalidRequest
+    naming the place in a schema.
+    """
     functions = calls["functions"]
-    arguments = [_arguments_constraint(function) for function in functions]
+    arguments = [_arguments_constraint(own, not_enforced, why_not) for own in functions]
     may_be_text = calls.get("may_be_text", False)
     if len(functions) == 1 and not (calls["are_several"] or may_be_text):
         return arguments[0]
@@ -41,11 +50,19 @@ def call_constraint(calls: dict[str, Any]) -> str:
     return json.dumps({"grammars": [{"lark_grammar": lark}, *named]})
 
 
-def _arguments_constraint(function: dict[str, Any]) -> str:
-    """Arguments that are not named are not written, unless `strict` is false."""
-    parameters = function.get("parameters")
-    schema = _NO_PARAMETERS if parameters is None else {"type": "object", **parameters}
+def _arguments_constraint(
+    function: dict[str, Any], not_enforced: list[str], why_not: Callable[[str], str]
+) -> str:
+    schema = {"type": "object", "properties": {}, **(function.get("parameters") or {})}
+    name, places = function["name"], list[str]()
     try:
-        return json_constraint(schema, strict=function.get("strict") is not False)
+        if function.get("strict"):
+            constraint = json_constraint(schema, strict=True)
+            if fault := why_not(constraint):
+                raise InvalidRequest(fault)
+        else:
+            constraint = lenient_json_constraint(schema, "", places, why_not)
     except InvalidRequest as error:
-        raise InvalidRequest(f"parameters of {function['name']}: {error.message}") from None
+        raise InvalidRequest(f"parameters of {name}: {error.message}") from None
+    not_enforced += [f"{name}{place}" for place in places]
+    return constraint

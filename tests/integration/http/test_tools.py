@@ -122,9 +122,10 @@ def test_calls_may_be_counted_and_enough_of_them_end_a_request(server: Server) -
 
 def test_a_schema_that_is_not_honoured_is_refused_with_its_place(server: Server) -> None:
     wrong = {"type": "object", "properties": {"x": {"minimun": 3}}}
+    function = {"name": "f", "parameters": wrong, "strict": True}
     body = {
         "messages": [USER],
-        "tools": [NOW, {"type": "function", "function": {"name": "f", "parameters": wrong}}],
+        "tools": [NOW, {"type": "function", "function": function}],
         "tool_choice": "required",
     }
     reply = server.http.post(CHATS, json=body)
@@ -132,3 +133,60 @@ def test_a_schema_that_is_not_honoured_is_refused_with_its_place(server: Server)
     assert (reply.status_code, error["param"]) == (400, "tools")
     place = "tools: parameters of f: /properties/x/minimun: this keyword is not supported"
     assert error["message"].startswith(place)
+
+
+ODD: list[tuple[dict[str, Any], str]] = [
+    ({"x": {"type": "boolean", "not": {"const": 1}}}, "/properties/x/not"),
+    ({"x": {"type": "array", "items": {"enum": [1]}, "uniqueItems": True}}, "/properties/x/unique"),
+    ({"x": {"enum": [1, 2], "if": {}, "then": {}}}, "/properties/x/if, {}/properties/x/then"),
+    (
+        {"x": {"const": 1, "nullable": True, "é": 1}},
+        "/properties/x/nullable, {}/properties/x/%C3%A9",
+    ),
+    ({"x": {"const": "a", "pattern": "(?i)a"}}, "/properties/x/pattern"),
+    ({"x": {"type": "null", "contains": {}}}, "/properties/x/contains"),
+    ({"x": {"const": 1, "items": [3]}}, "/properties/x/items/0"),
+    ({"x": {"type": "boolean", "$ref": "#/nowhere"}}, "/properties/x/$ref"),
+    ({"x": {"oneOf": [{"const": 1}, {"const": 1}]}}, "/properties/x/oneOf"),
+    ({"x": {"type": "boolean", "format": "int32"}}, "/properties/x/format"),
+    (
+        {"x": {"type": "object", "patternProperties": {"a": {}, "b": {}}, "maxProperties": 0}},
+        "/properties/x/patternProperties, {}/properties/x/maxProperties",
+    ),
+]
+
+
+@pytest.mark.parametrize(("properties", "places"), ODD)
+def test_names_what_a_lenient_schema_cannot_hold(
+    server: Server, properties: dict[str, Any], places: str
+) -> None:
+    schema = {"type": "object", "properties": properties, "required": ["x"]}
+    tools = [NOW, {"type": "function", "function": {"name": "f", "parameters": schema}}]
+    named = {"type": "function", "function": {"name": "f"}}
+    body = {"messages": [USER], "tools": tools, "max_completion_tokens": 60}
+    for choice in ("required", named):
+        reply = server.http.post(CHATS, json=body | {"tool_choice": choice})
+        assert reply.status_code == 200, reply.text
+        shown = reply.headers["x-srm-not-enforced"]
+        assert shown.startswith("f" + places.format("f"))
+    arguments = json.loads(
+        reply.json()["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]
+    )
+    assert list(arguments) == ["x"]
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    for strict, status in ((False, 200), (None, 400), (True, 400)):
+        form["json_schema"]["strict"] = strict
+        reply = server.http.post(
+            CHATS, json={"messages": [USER], "response_format": form, "max_completion_tokens": 60}
+        )
+        assert reply.status_code == status, reply.text
+        assert ("x-srm-not-enforced" in reply.headers) == (status == 200)
+
+
+def test_refuses_a_tool_whose_schema_nothing_can_meet(server: Server) -> None:
+    schema = {"properties": {"x": {"enum": [1], "type": "string"}}, "required": ["x"]}
+    tools = [NOW, {"type": "function", "function": {"name": "f", "parameters": schema}}]
+    body = {"messages": [USER], "tools": tools, "tool_choice": "required"}
+    reply = server.http.post(CHATS, json=body)
+    assert reply.status_code == 400
+    assert "parameters of f: no value can meet the schema" in reply.json()["error"]["message"]

@@ -36,7 +36,7 @@ def constraint(
     *functions: dict[str, Any], are_several: bool = False, may_be_text: bool = False
 ) -> str:
     return call_constraint(
-        {"functions": functions, "are_several": are_several, "may_be_text": may_be_text}
+        {"functions": functions, "are_several": are_several, "may_be_text": may_be_text}, []
     )
 
 
@@ -77,7 +77,7 @@ def test_arguments_without_a_name_are_written_only_where_asked_for(tokenizer: LL
 def test_a_wrong_schema_is_named_with_its_function_and_place() -> None:
     wrong = {"properties": {"x": {"type": "integer", "minimun": 3}}}
     with pytest.raises(InvalidRequest, match=r"^parameters of g: /properties/x/minimun: .*minimum"):
-        constraint(FUNCTIONS[0], {"name": "g", "parameters": wrong})
+        constraint(FUNCTIONS[0], {"name": "g", "parameters": wrong, "strict": True})
 
 
 def test_each_function_has_its_own_schema_and_references(tokenizer: LLTokenizer) -> None:
