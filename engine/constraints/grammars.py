@@ -29,6 +29,7 @@ from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
 
 from srm.engine.config import ModelConfig
 from srm.engine.constraints.automaton import TokenAutomaton, compile_automaton
+from srm.engine.constraints.closing import UNKNOWN, Closing, Openings, Reach, make_closing
 from srm.engine.constraints.trial import LIMITS, tokenizer_of
 from srm.engine.cores import available_cores
 from srm.engine.errors import InvalidRequest, Overloaded, SRMError
@@ -75,6 +76,8 @@ class Grammar:
         self._renewed_at = 0
         self._is_asked = False
         self._fresh: LLMatcher | None = None
+        self.closing: Closing | None = None
+        """How texts that are JSON end before their last token where they are masked."""
 
     @property
     def nbytes(self) -> int:
@@ -130,6 +133,7 @@ class Grammars:
         self.tokens: list[bytes] = []
         """The bytes of each token, once a constraint was compiled; those of a special one are
         empty."""
+        self._openings: Openings | None = None
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
         self._all = WeakSet[Grammar]()  # those in use too
         self._lock = Lock()
@@ -179,6 +183,9 @@ class Grammars:
         grammar.automaton = make_table(
             constraint, self.tokens, vocab_size, self._model.eos_token_id
         )
+        if self._openings is None:
+            self._openings = Openings(self.tokens, grammar.num_words)
+        grammar.closing = make_closing(constraint, tokenizer, self._openings)
         return grammar
 
     def keep(self, constraint: str, grammar: Grammar) -> None:
@@ -232,6 +239,7 @@ class Matchers:
     def __init__(self) -> None:
         self._of: dict[int, tuple[LLMatcher, Grammar]] = {}
         self._renewing: set[Grammar] = set()
+        self._reaches: dict[int, Reach] = {}
         self.num_masks = 0
         """Masks made, ever."""
         self.seconds = 0.0
@@ -241,6 +249,7 @@ class Matchers:
         """Drop what is known of these slots' sequences."""
         for slot in slots:
             self._of.pop(slot, None)
+            self._reaches.pop(slot, None)
 
     def next_masks(
         self, slots: list[int], tokens: list[int], find: Callable[[int], tuple[Grammar, bytes]]
@@ -290,6 +299,28 @@ class Matchers:
             for slot in [slot for slot, own in self._of.items() if own[1] is grammar]:
                 old.append(self._of.pop(slot)[0])
             grammar.release(old)
+
+    def close(
+        self,
+        slots: list[int],
+        lefts: list[int],
+        lasts: list[int | None],
+        masks: I32,
+        grammars: Callable[[int], Grammar],
+    ) -> None:
+        """Leave in masks only tokens after which JSON can end, in place.
+
+        `lefts` are the tokens that each may sample, this one included; `lasts` those sampled last;
+        None: there is none yet.
+        """
+        for row, (slot, left, last) in enumerate(zip(slots, lefts, lasts, strict=True)):
+            grammar, own = grammars(slot), self._of.get(slot)
+            if grammar.closing is not None and (last is None or own):
+                matcher = own[0] if own and last is not None else grammar.start()
+                known = self._reaches.get(slot, UNKNOWN)
+                self._reaches[slot] = grammar.closing.restrict(
+                    masks[row], left, known, last, matcher
+                )
 
     def _try_again(self, slot: int, find: Callable[[int], tuple[Grammar, bytes]]) -> I32:
         """Return the mask of a slot whose matcher failed: by a new one, if that may help."""

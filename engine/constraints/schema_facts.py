@@ -15,6 +15,10 @@ Definitions = Mapping[str, Schema]
 """Schemas by the `$ref` that leads to them."""
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+_SOME = 40
+"""Bytes that a text of some pattern or format is taken to have: as an UUID."""
+_ENDLESS = 10**6
+"""A length: no text is so short."""
 _MOST = 12
 """Most references and branches in each other that are followed."""
 
@@ -151,3 +155,70 @@ def _ends(schema: Schema, ending: set[str]) -> bool:
         prefix = schema.get("prefixItems", [])
         needed += [*prefix[:least], *([schema.get("items", True)] if least > len(prefix) else [])]
     return all(_ends(item, ending) for item in needed)
+
+
+def longest_start(root: dict[str, Any]) -> int:
+    """Return about the most bytes that the shortest text of a schema within another has, with its
+    name: what a text must have more, at most, once one of them is begun."""
+    definitions: dict[str, Schema] = {
+        f"#/$defs/{name}": schema for name, schema in root.get("$defs", {}).items()
+    }
+    lengths, is_new = dict.fromkeys(definitions, _ENDLESS), True
+    starts: list[int] = []
+    while is_new:
+        starts = []
+        after = {name: _shortest(own, lengths, starts) for name, own in definitions.items()}
+        is_new, lengths = after != lengths, after
+    starts.append(_shortest(root, lengths, starts))
+    return max((start for start in starts if start < _ENDLESS), default=0)
+
+
+def _shortest(schema: Schema, lengths: Mapping[str, int], starts: list[int]) -> int:
+    """Return about the fewest bytes of a value, and add those of all within it to `starts`. Of
+    alternatives it is one without brackets, and of these the longest."""
+    if isinstance(schema, bool):
+        return 2 if schema else _ENDLESS
+
+    def start(own: Schema, name: str = "") -> int:
+        starts.append(min(_ENDLESS, _shortest(own, lengths, starts) + len(name.encode()) + 4))
+        return starts[-1]
+
+    parts = [start(own) for own in schema.get("allOf", ())]
+    if "$ref" in schema:
+        parts.append(lengths.get(schema["$ref"], _ENDLESS))
+    if "anyOf" in schema:
+        branches = [(start(own), own) for own in schema["anyOf"]]
+        simple = [length for length, own in branches if _is_simple(own)]
+        parts.append(max(simple) if simple else min(length for length, _ in branches))
+    if (values := _values(schema)) is not None:
+        parts.append(max((len(json.dumps(value)) for value in values), default=_ENDLESS))
+    named = {name: start(own, name) for name, own in schema.get("properties", {}).items()}
+    for own in schema.get("patternProperties", {}).values():
+        start(own, " " * _SOME)
+    start(schema.get("additionalProperties", True))
+    first = [start(own) for own in schema.get("prefixItems", ())]
+    least, item = schema.get("minItems", 0), start(schema.get("items", True))
+    has_form = "pattern" in schema or "format" in schema
+    of_types = {
+        "object": 2 + sum(named.get(own, len(own) + 8) for own in schema.get("required", ())),
+        "array": 2 + sum([*first, *[item] * max(0, least - len(first))][:least]),
+        "string": 2 + schema.get("minLength", 0) + has_form * _SOME,
+    }
+    types = schema.get("type", [])
+    names = [types] if isinstance(types, str) else types
+    lengths_of = [of_types.get(name, _SOME // 2) for name in names]
+    if names:
+        is_nested = names in (["object"], ["array"])
+        parts.append(lengths_of[0] if is_nested else max(lengths_of))
+    return min(_ENDLESS, sum(parts))
+
+
+def _is_simple(schema: Schema) -> bool:
+    """Whether a value that the schema allows may have no brackets, as far as it says itself."""
+    return isinstance(schema, dict) and (
+        "const" in schema
+        or "enum" in schema
+        or not {"object", "array"}.issuperset(
+            [types] if isinstance(types := schema.get("type", ["object"]), str) else types
+        )
+    )

@@ -27,8 +27,8 @@ from srm.engine.constraints.byte_automaton import (
     repeat,
     sequence,
 )
-from srm.engine.constraints.format_regexes import FORMAT_REGEXES
 from srm.engine.constraints.numbers import integer_regex, multiples, number_regex, spell_number
+from srm.engine.constraints.pattern import FORMAT_REGEXES
 from srm.engine.constraints.regex_pieces import (
     ANY,
     characters,

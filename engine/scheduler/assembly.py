@@ -189,5 +189,10 @@ def _masks(table: SlotTable, slots: I64) -> I32:
 
     parts = [table.matchers.next_masks(begun.tolist(), last.tolist(), find)] if len(begun) else []
     parts += [table.grammar(slot).first_mask[None] for slot in fresh.tolist()]
-    order = np.concatenate([np.flatnonzero(is_begun), np.flatnonzero(~is_begun)])
-    return np.concatenate(parts)[np.argsort(order)] if len(fresh) else parts[0]
+    order = np.concatenate([begun, fresh])
+    masks = np.concatenate(parts) if len(fresh) else parts[0]
+    lefts = table.last_position[order] - table.position[order] + 1
+    lasts = [*last.tolist(), *[None] * len(fresh)]
+    table.matchers.close(order.tolist(), lefts.tolist(), lasts, masks, table.grammar)
+    places = np.concatenate([np.flatnonzero(is_begun), np.flatnonzero(~is_begun)])
+    return masks[np.argsort(places)] if len(fresh) else masks

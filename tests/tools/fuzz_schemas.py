@@ -25,6 +25,8 @@ from jsonschema_rs import validator_for
 
 from srm.engine.constraints.automaton import TokenAutomaton
 from srm.engine.constraints.byte_table import START
+from srm.engine.constraints.closing import UNKNOWN, Closing, Openings, make_closing
+from srm.engine.constraints.grammars import make_masks
 from srm.server.schema.structured_outputs import ConstraintSource
 from srm.server.schema.tools import Calls, Function
 from srm.server.text.constraint_process import answer
@@ -90,11 +92,20 @@ def _sample(constraint: str, random: Random, is_valid: Any, schema: Any) -> str:
     vocabulary = of_demo()
     table = _table(constraint)
     matcher = vocabulary.matcher(constraint)
-    if table is not None and table.distance[START] > MAX_TOKENS:
-        return "refused: too long for max_tokens"
+    max_tokens, known = random.randint(8, MAX_TOKENS), UNKNOWN
     state, sampled = START, list[int]()
-    for left in range(MAX_TOKENS, 0, -1):
-        allowed = table.allowed(state, left) if table else vocabulary.mask(matcher)
+    for left in range(max_tokens, 0, -1):
+        if table:
+            allowed = table.allowed(state, left)
+            is_short = table.distance[START] <= max_tokens
+        else:
+            mask = make_masks([matcher], -(-len(vocabulary.tokens) // 32))[0]
+            last = sampled[-1] if sampled else None
+            known = _closing(constraint).restrict(mask, left, known, last, matcher)
+            allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").astype(bool)
+            is_short = bool(sampled) or known.most <= max_tokens
+        if not is_short:
+            return "too long for max_tokens"
         if not allowed.any() or (table is None and matcher.is_error()):
             return f"stuck after {vocabulary.text(sampled)!r}: {json.dumps(schema)}"
         ends = [token for token in _ends() if allowed[token]]
@@ -109,7 +120,7 @@ def _sample(constraint: str, random: Random, is_valid: Any, schema: Any) -> str:
             matcher.consume_token(token)
     text = vocabulary.text(sampled)
     if table is None and not matcher.is_accepting():
-        return "cut by max_tokens"
+        return f"cut by max_tokens = {max_tokens}: {text!r} of {json.dumps(schema)}"
     try:
         value = json.loads(text)
     except ValueError:
@@ -121,6 +132,15 @@ def _sample(constraint: str, random: Random, is_valid: Any, schema: Any) -> str:
 @lru_cache(1)
 def _table(constraint: str) -> TokenAutomaton | None:
     return of_demo().table(constraint)
+
+
+@lru_cache(1)
+def _closing(constraint: str) -> Closing:
+    vocabulary = of_demo()
+    openings = Openings(vocabulary.tokens, -(-len(vocabulary.tokens) // 32))
+    closing = make_closing(constraint, vocabulary.tokenizer, openings)
+    assert closing is not None
+    return closing
 
 
 @cache

@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from tests.serving import CHATS, Server, events_of, joined, parts_of
 
@@ -190,3 +191,46 @@ def test_refuses_a_tool_whose_schema_nothing_can_meet(server: Server) -> None:
     reply = server.http.post(CHATS, json=body)
     assert reply.status_code == 400
     assert "parameters of f: no value can meet the schema" in reply.json()["error"]["message"]
+
+
+PERSON = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
+RECURSIVE = {
+    "$defs": {"n": {"properties": {"next": {"anyOf": [{"$ref": "#/$defs/n"}, {"type": "null"}]}}}},
+    "type": "object",
+    "properties": {"first": {"$ref": "#/$defs/n"}},
+}
+
+
+@pytest.mark.parametrize("max_tokens", [8, 9, 20, 60])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        PERSON,
+        PERSON | {"additionalProperties": True},
+        PERSON | {"patternProperties": {"^b": {"type": "array"}}},
+        {"type": "array", "items": {"type": "object", "required": ["a"]}},
+        RECURSIVE,
+        True,
+    ],
+)
+@pytest.mark.parametrize("min_tokens", [0, 1])
+def test_constrained_json_is_whole_where_it_fits(
+    server: Server, schema: Any, max_tokens: int, min_tokens: int
+) -> None:
+    body = {"prompt": "sat", "n": 8, "max_tokens": max_tokens, "min_tokens": min_tokens, "seed": 1}
+    outputs = {"json": schema}
+    reply = server.http.post("/v1/completions", json=body | {"structured_outputs": outputs})
+    assert reply.status_code == 200, reply.text
+    judge = Draft202012Validator(schema)
+    for choice in reply.json()["choices"]:
+        judge.validate(json.loads(choice["text"]))
+
+
+def test_a_call_among_several_is_whole_where_it_fits(server: Server) -> None:
+    tools = [tool("f", 1), {"type": "function", "function": {"name": "g", "parameters": PERSON}}]
+    for parallel in (False, True):
+        fields = {"parallel_tool_calls": parallel, "max_completion_tokens": 60}
+        for made in ask(server, n=10, tools=tools, tool_choice="required", **fields)["choices"]:
+            calls = made["message"]["tool_calls"]
+            assert calls and all(json.loads(call["function"]["arguments"]) for call in calls)
