@@ -146,5 +146,7 @@ def make_closing(constraint: str, tokenizer: LLTokenizer, openings: Openings) ->
     schemas = [own["json_schema"] for own in grammars if "json_schema" in own]
     if not schemas:
         return None
-    rise = max(map(longest_start, schemas))
-    return Closing(rise, len(schemas) < len(grammars), tokenizer, openings)
+    lark = [own["lark_grammar"] for own in grammars if "lark_grammar" in own]
+    around = [part for grammar in lark for part in grammar.split("|")]
+    rise = max(map(longest_start, schemas)) + max(map(len, around), default=0)
+    return Closing(rise, bool(around), tokenizer, openings)
