@@ -44,6 +44,8 @@ class Reach(NamedTuple):
     """The most tokens of a short end."""
     is_free: bool
     """Whether it stands within a string of any characters."""
+    forced: tuple[int, ...] = ()
+    """The tokens of its end, of which the first one alone is allowed."""
 
 
 UNKNOWN = Reach(0, False)
@@ -72,6 +74,8 @@ class Closing:
         text before its `last` token; UNKNOWN: nothing is known of it. Returns the same of this one.
         """
         openings = self._openings
+        if known.forced[1:] and last == known.forced[0]:
+            return self._force(mask, known.forced[1:])
         is_free = bool((mask & openings.free == openings.free).all())
         if last is not None and known is not UNKNOWN:
             begun = openings.counts[last] or not known.is_free
@@ -82,13 +86,20 @@ class Closing:
         if end is None:
             return UNKNOWN
         if left <= len(end) + self._margin and (end or not self._may_be_text):
-            following = end[0] if end else self._tokenizer.eos_token
-            if is_free and left > len(end) + _SPARE:
+            is_loose = is_free and left > len(end) + _SPARE
+            if end and not is_loose:
+                return self._force(mask, tuple(end))
+            if is_loose:
                 mask &= openings.plain
-            elif end or left == 1:
+            elif left == 1:
                 mask[:] = 0
-            mask[following // 32] |= np.array(1 << following % 32, np.uint32).astype(np.int32)
+            _allow(mask, end[0] if end else self._tokenizer.eos_token)
         return Reach(len(end), is_free)
+
+    def _force(self, mask: I32, end: tuple[int, ...]) -> Reach:
+        mask[:] = 0
+        _allow(mask, end[0])
+        return Reach(len(end), False, end)
 
     def _find_end(self, matcher: LLMatcher) -> list[int] | None:
         """Return tokens that end the text, few of them; None if none were found."""
@@ -117,6 +128,10 @@ class Closing:
         """Whether a string may end behind this token."""
         behind = matcher.deep_copy()
         return behind.consume_token(token) and _QUOTE in self._allowed(behind)
+
+
+def _allow(mask: I32, token: int) -> None:
+    mask[token // 32] |= np.array(1 << token % 32, np.uint32).astype(np.int32)
 
 
 class Openings:

@@ -183,9 +183,10 @@ class Grammars:
         grammar.automaton = make_table(
             constraint, self.tokens, vocab_size, self._model.eos_token_id
         )
-        if self._openings is None:
-            self._openings = Openings(self.tokens, grammar.num_words)
-        grammar.closing = make_closing(constraint, tokenizer, self._openings)
+        if grammar.automaton is None:
+            if self._openings is None:
+                self._openings = Openings(self.tokens, grammar.num_words)
+            grammar.closing = make_closing(constraint, tokenizer, self._openings)
         return grammar
 
     def keep(self, constraint: str, grammar: Grammar) -> None:
