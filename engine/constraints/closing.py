@@ -157,7 +157,11 @@ class Openings:
 
 def make_closing(constraint: str, tokenizer: LLTokenizer, openings: Openings) -> Closing | None:
     """Make the closing of a constraint that llguidance has taken; None if its texts are no JSON."""
-    grammars: list[dict[str, Any]] = json.loads(constraint)["grammars"]
+    try:
+        given = json.loads(constraint)
+    except ValueError:  # a grammar alone
+        return None
+    grammars: list[dict[str, Any]] = given.get("grammars", [])
     schemas = [own["json_schema"] for own in grammars if "json_schema" in own]
     if not schemas:
         return None
