@@ -14,7 +14,9 @@ import time
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -25,12 +27,13 @@ from srm.engine.errors import (
     StoreError,
     StoreFull,
 )
+from srm.engine.files import SMALL_BYTES, open_file, read_file
 
 FIRST = "first"
 """Name of the copy of the model that the server was started with, which `srm serve` makes."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-SMALL_BYTES = 64 * 1024**2
-"""Most bytes of another file that belongs to a model: its configuration, tokenizer, template."""
+MOST_FILES = 10_000
+"""Most files of a model's folder."""
 SPARE_BYTES = 64 * 1024**2
 """Bytes that a copy leaves free on the disk, where results of batches are written too."""
 _CHUNK = 16 * 1024**2
@@ -62,9 +65,11 @@ def copy_model(
     place: Path,
     is_wanted: IsWanted,
     complete: Callable[[Path], object] = lambda _partial: None,
+    within: Path | None = None,
 ) -> None:
     """Copy a model's files, unless `place` is there: of several processes one makes it. `complete`
-    is called with the copy before it is at its place, and may change and refuse it.
+    is called with the copy before it is at its place, and may change and refuse it. Links may lead
+    anywhere, or `within` a folder.
 
     Raises CheckpointError if the folder cannot be read, StoreFull and StoreError if the copy cannot
     be written, EngineUnavailable once it `is_wanted` no more; then nothing is left.
@@ -77,8 +82,9 @@ def copy_model(
             shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
             try:
                 partial.mkdir()
-                for file in model_files(folder):
-                    _copy(file, partial / file.name, is_wanted)
+                for name in model_files(folder):
+                    with _opened(folder, name, within) as reading:
+                        _copy(reading, partial / name, is_wanted)
                 complete(partial)
                 partial.rename(place)
             finally:
@@ -99,23 +105,32 @@ def hold_model(folder: Path, place: Path) -> None:
     are written in place. Raises OSError."""
     place.mkdir()
     weights = weight_names(folder)
-    for file in model_files(folder):
-        if not _reflink(file, place / file.name):
-            if file.name not in weights:
-                shutil.copyfile(file, place / file.name)
+    for name in model_files(folder):
+        with _opened(folder, name) as reading:
+            target = place / name
+            if _reflink(reading, target):
+                continue
+            if name in weights:
+                held = os.dup(reading.fileno())  # until this process ends
+                target.unlink(missing_ok=True)
+                target.symlink_to(f"/proc/{os.getpid()}/fd/{held}")
             else:
-                held = os.open(file, os.O_RDONLY | os.O_CLOEXEC)  # until this process ends
-                (place / file.name).unlink(missing_ok=True)
-                (place / file.name).symlink_to(f"/proc/{os.getpid()}/fd/{held}")
+                with target.open("wb") as writing:
+                    shutil.copyfileobj(reading, writing)
 
 
-def model_files(folder: Path) -> list[Path]:
-    """Return the files of a model's folder. Raises CheckpointError if it cannot be read."""
+def model_files(folder: Path) -> list[str]:
+    """Return the names of the files of a model's folder. Raises CheckpointError if it cannot be
+    read, or has more than MOST_FILES."""
     try:
-        files = [file for file in sorted(folder.iterdir()) if file.is_file()]
+        files = list(islice(folder.iterdir(), MOST_FILES + 1))
         weights = weight_names(folder)
+        if len(files) > MOST_FILES:
+            raise CheckpointError(f"{folder} has more than {MOST_FILES} files")
         return [
-            file for file in files if file.name in weights or file.stat().st_size <= SMALL_BYTES
+            file.name
+            for file in sorted(files)
+            if file.is_file() and (file.name in weights or file.stat().st_size <= SMALL_BYTES)
         ]
     except OSError as error:
         raise CheckpointError(f"cannot read {folder}: {error.strerror}") from None
@@ -127,7 +142,7 @@ def weight_names(folder: Path) -> set[str]:
     index = folder / INDEX
     if not (folder / WEIGHTS).exists() and index.is_file():
         with suppress(OSError, *UNDECODABLE):
-            shards = msgspec.json.decode(index.read_bytes().removeprefix(BOM_UTF8), type=ShardIndex)
+            shards = msgspec.json.decode(read_file(index).removeprefix(BOM_UTF8), type=ShardIndex)
             return {name for name in shards.weight_map.values() if Path(name).name == name}
     return {WEIGHTS}
 
@@ -164,26 +179,30 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
-def _copy(source: Path, target: Path, is_wanted: IsWanted) -> None:
-    check_room(target.parent, 0)
-    if _reflink(source, target):
-        return
+def _opened(folder: Path, name: str, within: Path | None = None) -> BinaryIO:
     try:
-        reading = source.open("rb", buffering=0)
-    except FileNotFoundError:  # it has gone since; whoever loads the copy says what is missing
-        return
+        return open_file(folder / name, within)
     except OSError as error:
-        raise CheckpointError(f"cannot read {source}: {error.strerror}") from None
-    with reading, target.open("wb", buffering=0) as writing:
-        check_room(target.parent, source.stat().st_size)
-        while True:
+        raise CheckpointError(f"cannot read {folder / name}: {error.strerror}") from None
+
+
+def _copy(reading: BinaryIO, target: Path, is_wanted: IsWanted) -> None:
+    """Copy as many bytes as the file has now, whoever goes on writing it."""
+    check_room(target.parent, 0)
+    if _reflink(reading, target):
+        return
+    left = os.fstat(reading.fileno()).st_size
+    check_room(target.parent, left)
+    with target.open("wb", buffering=0) as writing:
+        while left:
             _check(is_wanted)
             try:
-                chunk = reading.read(_CHUNK)
+                chunk = reading.read(min(_CHUNK, left))
             except OSError as error:
-                raise CheckpointError(f"cannot read {source}: {error.strerror}") from None
+                raise CheckpointError(f"cannot read {target.name}: {error.strerror}") from None
             if not chunk:
-                return
+                raise CheckpointError(f"cannot read {target.name}: it was cut while it was read")
+            left -= len(chunk)
             rest = memoryview(chunk)
             while rest:
                 rest = rest[writing.write(rest) :]
@@ -195,10 +214,10 @@ def check_room(folder: Path, size: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _reflink(source: Path, target: Path) -> bool:
-    """Have `target` share the bytes of `source`, if the disk can."""
+def _reflink(reading: BinaryIO, target: Path) -> bool:
+    """Have `target` share the bytes of an open file, if the disk can."""
     try:
-        with source.open("rb") as reading, target.open("wb") as writing:
+        with target.open("wb") as writing:
             fcntl.ioctl(writing, _FICLONE, reading.fileno())
     except OSError:  # another disk, or one that cannot
         return False

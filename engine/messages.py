@@ -231,6 +231,8 @@ class LoadWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     so does that its sender is gone, or has said no HoldWeights for a while."""
     label: str = ""
     """The trainer's own name of these weights."""
+    within: str = ""
+    """Folder that links in it may not lead outside of; empty: the model folder itself."""
 
 
 class HoldWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="hold_weights"):

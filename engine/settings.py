@@ -35,6 +35,7 @@ from typing import (
 import msgspec
 
 from srm.engine.errors import UNDECODABLE, ConfigError, did_you_mean, in_words, show_value
+from srm.engine.files import read_file
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -330,7 +331,7 @@ def _preset(file: Path, presets: Path | None) -> Path:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text("utf-8-sig"))
+        return tomllib.loads(read_file(path).decode("utf-8-sig"))
     except (OSError, *UNDECODABLE) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
 

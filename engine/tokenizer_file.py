@@ -6,7 +6,6 @@ how a text is read, and is left out here.
 
 from __future__ import annotations
 
-import errno
 import logging
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,21 @@ import msgspec
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 
 from srm.engine.errors import CheckpointError, in_words
+from srm.engine.files import read_file as read_regular
 
 logger = logging.getLogger(__name__)
 
 
-def read_tokenizer(path: Path) -> Tokenizer:
+def read_tokenizer(path: Path, within: Path | None = None) -> Tokenizer:
     """Load a tokenizer.json without its truncation, padding and dropout. Raises CheckpointError if
     there is none, or it is damaged."""
-    return parse_tokenizer(read_file(path), path)
+    return parse_tokenizer(read_file(path, within), path)
 
 
-def read_file(path: Path) -> bytes:
+def read_file(path: Path, within: Path | None = None) -> bytes:
     """Read a tokenizer.json as it is. Raises CheckpointError if that cannot be."""
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise OSError(errno.EINVAL, "must be a regular file", str(path))
-        return path.read_bytes()
+        return read_regular(path, within=within)
     except OSError as error:
         raise CheckpointError(f"{path} is not a tokenizer: {in_words(error)}") from None
 

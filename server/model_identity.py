@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 from hashlib import blake2b
 from pathlib import Path
 
+from srm.engine.files import open_file, read_file
 from srm.engine.kept_model import weight_names
 
 log = logging.getLogger(__name__)
@@ -19,11 +21,12 @@ def model_parts(folder: Path) -> list[bytes]:
     ends: list[bytes] = []
     for weights in (folder / name for name in sorted(weight_names(folder))):
         if weights.exists():
-            with weights.open("rb") as file:
-                ends += [file.read(_HEAD), str(weights.stat().st_size).encode()]
-                file.seek(max(0, weights.stat().st_size - _HEAD))
-                ends.append(file.read())
-    return [(folder / "config.json").read_bytes(), *(ends or [b""])]
+            with open_file(weights) as file:
+                size = os.fstat(file.fileno()).st_size
+                ends += [file.read(_HEAD), str(size).encode()]
+                file.seek(max(0, size - _HEAD))
+                ends.append(file.read(_HEAD))
+    return [read_file(folder / "config.json"), *(ends or [b""])]
 
 
 def model_id(folder: Path) -> str:
@@ -31,7 +34,7 @@ def model_id(folder: Path) -> str:
     tokenizer = folder / "tokenizer.json"
     try:
         parts = model_parts(folder)
-        parts.append(tokenizer.read_bytes() if tokenizer.exists() else b"")
+        parts.append(read_file(tokenizer) if tokenizer.exists() else b"")
     except OSError:  # whoever serves it says what is wrong
         return ""
     return digest(parts)
@@ -52,7 +55,7 @@ def as_started(model: Path, message: str) -> Path:
 
 def _is_same(file: Path, folder: Path) -> bool:
     try:
-        return file.read_bytes() == (folder / file.name).read_bytes()
+        return read_file(file) == read_file(folder / file.name)
     except OSError:
         return False
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from srm.engine.config import ModelConfig
 from srm.engine.errors import ConfigError
+from srm.engine.files import read_file
 from srm.engine.kept_model import WEIGHTS
 from srm.engine.weights.checkpoint import read_model
 from srm.engine.weights.convert import parser
@@ -46,7 +47,7 @@ def save_model(
     others = {"config.json": msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n"}
     for path in [(text_files or folder) / name for name in TEXT_FILES]:
         if path.exists():
-            others[path.name] = path.read_bytes()
+            others[path.name] = read_file(path)
     changed = {name: content for name, content in others.items() if not has(folder / name, content)}
     tensors = {
         name: (value.float() if is_scalar(name) else value.bfloat16()).contiguous()

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from srm.engine.config import EngineConfig
 from srm.engine.device.runner import ModelRunner
 from srm.engine.errors import UNDECODABLE, ConfigError, in_words
+from srm.engine.files import read_file
 from srm.engine.messages import Output, SamplingParams
 from srm.engine.process.engine import Engine
 from srm.engine.progress import show_progress
@@ -121,7 +122,7 @@ def _read(path: Path, digest: str, config: EvaluateConfig) -> Evaluation:
     """Read what `srm evaluate` printed for another model. Raises ConfigError if it cannot be read
     or has other problems, another temperature or fewer samples."""
     try:
-        decoded = msgspec.json.decode(path.read_bytes(), type=Evaluation)
+        decoded = msgspec.json.decode(read_file(path), type=Evaluation)
     except OSError as error:
         raise ConfigError(f"against: {path} cannot be read: {error.strerror}") from error
     except UNDECODABLE as error:

@@ -174,7 +174,7 @@ def _given_tokenizer(given: Path) -> tuple[Tokenizer, dict[str, bytes]]:
     prepend_begin(tokenizer, given)
     special_ids(tokenizer, given)
     files = [path for name in DESCRIPTIONS if (path := given / name).is_file()]
-    return tokenizer, {path.name: path.read_bytes() for path in files}
+    return tokenizer, {path.name: read_file(path) for path in files}
 
 
 def _prompt(config: PretrainConfig, tokenizer: Tokenizer, ids: SpecialIds) -> list[int]:

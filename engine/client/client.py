@@ -207,17 +207,20 @@ class EngineClient:
             if engine.status is not None and engine.status.paused:
                 engine.send(_resume())
 
-    async def load_weights(self, path: str, running: Running, label: str = "") -> Done:
+    async def load_weights(
+        self, path: str, running: Running, label: str = "", within: str = ""
+    ) -> Done:
         """Have all engines go on with the weights in this folder; returns when they do. Whoever
         asked may leave: the change is made all the same.
 
-        `label` is what its trainer calls them.
+        `label` is what its trainer calls them; links lead to nothing outside of `within`, or of the
+        folder itself.
 
         Raises the error that one refuses them with, SwapInProgress, and EngineUnavailable; then
         none does, unless the message says that this is not known.
         """
         is_staged = len(self.engines) > 1
-        message = LoadWeights(uuid.uuid4().hex, path, running, is_staged, label)
+        message = LoadWeights(uuid.uuid4().hex, path, running, is_staged, label, within)
         if not message.is_staged:
             return await self.engines[0].ask(message)
         change = asyncio.create_task(self._change_all(message))

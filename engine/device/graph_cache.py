@@ -42,6 +42,7 @@ from srm.engine.device.linear import KERNELS
 from srm.engine.device.model import build_slot_graphs, build_step_graph, graph_shape
 from srm.engine.device.products import Product
 from srm.engine.errors import UNDECODABLE, ConfigError
+from srm.engine.files import open_file, read_file
 from srm.engine.messages import MAX_LOGPROBS
 
 log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ def measured_product(
         return None
     check_owned(path)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ProductChoice).product
+        return msgspec.json.decode(read_file(path), type=ProductChoice).product
     except (*UNDECODABLE, OSError) as error:
         raise ConfigError(f"{path}: {error}; delete it, or run srm tune again") from None
 
@@ -180,7 +181,7 @@ def _read(path: Path) -> CompiledModel | None:
         if path.parent != RELEASED_GRAPHS:
             check_owned(path.parent, file.with_suffix(".json"), file)
         try:
-            note = msgspec.json.decode(file.with_suffix(".json").read_bytes(), type=GraphNote)
+            note = msgspec.json.decode(read_file(file.with_suffix(".json")), type=GraphNote)
             if note.sha256 != _sha256(file):
                 raise ValueError("its bytes are not those that were written")
             return read(path)
@@ -218,7 +219,7 @@ def check_owned(*paths: Path) -> None:
 
 
 def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
+    with open_file(file) as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
@@ -226,7 +227,7 @@ def _find(made_of: str, folder: Path) -> Path | None:
     """Return a graph that was made of this, whatever it is called."""
     for path in folder.glob("*.mef"):
         with suppress(*UNDECODABLE, OSError):
-            note = msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=GraphNote)
+            note = msgspec.json.decode(read_file(path.with_suffix(".json")), type=GraphNote)
             if note.made_of == made_of:
                 return path
     return None

@@ -32,6 +32,7 @@ from srm.engine.device.graph_cache import (
 from srm.engine.device.linear import KERNELS
 from srm.engine.device.runner import open_device
 from srm.engine.errors import UNDECODABLE, ConfigError, SRMError
+from srm.engine.files import read_file
 from srm.engine.logs import configure_command
 
 log = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ def read_notes(folder: Path) -> dict[Path, GraphNote]:
 
 def _read_note(path: Path) -> GraphNote:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=GraphNote)
+        return msgspec.json.decode(read_file(path), type=GraphNote)
     except UNDECODABLE as error:
         raise ConfigError(f"{path} is no note of a compiled graph: {error}") from None
 

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from srm.engine.errors import UNDECODABLE, SnapshotError
+from srm.engine.files import open_file
 from srm.engine.messages import Request
 from srm.engine.state.parked import Parked, latest
 from srm.engine.steps.batch import I32, I64, SlotStates
@@ -91,13 +92,14 @@ class SnapshotFile:
         """Raises FileNotFoundError, and SnapshotError if it is damaged or of another stamp."""
         self.path = path
         self._stamp = stamp
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._opened = open_file(path)
+        self._file = self._opened.fileno()
         self._loaded: dict[int, _LoadedChunk] = {}  # chunks whose checksums are right
         try:
             self.header = self._read_header()
             self._check_stamp()
         except BaseException:
-            os.close(self._file)
+            self._opened.close()
             raise
         self._records: defaultdict[str, list[int]] = defaultdict(list)
         for at, request_id in enumerate(self.header.ids):
@@ -114,7 +116,7 @@ class SnapshotFile:
         return latest(parts) if parts else None
 
     def close(self) -> None:
-        os.close(self._file)
+        self._opened.close()
 
     def _digest(self, at: int) -> bytes:
         return self.header.digests[at * _DIGEST_SIZE : (at + 1) * _DIGEST_SIZE]

@@ -33,6 +33,7 @@ from srm.engine.errors import (
     StoreError,
     SwapInProgress,
 )
+from srm.engine.files import SMALL_BYTES
 from srm.engine.kept_model import copies_of, store_error
 from srm.engine.messages import AboutWeights, Done, HoldWeights, LoadWeights, Status
 from srm.engine.process.engine import BoundWeights, Engine
@@ -270,8 +271,9 @@ class WeightReload:
     def _run(self, message: LoadWeights, copying: Copying, loading: Future[BoundWeights]) -> None:
         folder = Path(message.path)
         try:
-            copy = partial(copying.copy, change=message.id)
-            weights = load_weights(self._load, folder, self._engine.model, copy)
+            within = Path(message.within or message.path)
+            copy = partial(copying.copy, change=message.id, within=within)
+            weights = load_weights(self._load, folder, self._engine.model, copy, within)
             loading.set_result(self._bind(weights, message.path, loading))
         except SRMError as error:
             loading.set_exception(error)
@@ -319,16 +321,18 @@ def load_weights(
     folder: Path,
     served: ModelConfig,
     copy: Callable[[Path], Path] = lambda folder: folder,
+    within: Path | None = None,
 ) -> Weights:
     """Load the weights in a folder, which must have the configuration that is served, from what
-    `copy` makes of it. Raises NotFound and InvalidRequest, of `path`, and what `copy` does."""
+    `copy` makes of it. Its links may not lead out of `within`. Raises NotFound and InvalidRequest,
+    of `path`, and what `copy` does."""
     if not folder.is_absolute():
         raise InvalidRequest(f"path must be absolute, got {str(folder)!r}", "path")
     if not folder.is_dir():
         raise NotFound(f"path = {str(folder)!r}: there is no such folder", "path")
     try:
         config_path = folder / "config.json"
-        config = parse_model_config(config_path, read_file(config_path))
+        config = parse_model_config(config_path, read_file(config_path, SMALL_BYTES, within))
         _check_same(folder, config, served)  # before all the rest is read
         copied = copy(folder)
         try:

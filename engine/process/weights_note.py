@@ -20,6 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from srm.engine.errors import UNDECODABLE, CheckpointError, EngineUnavailable, cut
+from srm.engine.files import sealed, unsealed
 from srm.engine.kept_model import (
     FIRST,
     WEIGHTS,
@@ -32,7 +33,6 @@ from srm.engine.kept_model import (
     try_lock,
     unclaimed,
 )
-from srm.engine.seal import sealed, unsealed
 from srm.engine.weights.checkpoint import StoredModel, read_stored
 from srm.engine.weights.delta import made_whole
 from srm.engine.weights.tensor_file import DELTA_OF, read_metadata
@@ -205,7 +205,7 @@ class Copying:
         self._file = -1
         self._busy = threading.Lock()
 
-    def copy(self, folder: Path, change: str) -> Path:
+    def copy(self, folder: Path, change: str, within: Path | None = None) -> Path:
         """Return the copy, made here or by another engine. Blocks; raises as `copy_model` does."""
         if self._note is None:
             return folder
@@ -220,7 +220,7 @@ class Copying:
             except OSError as error:
                 raise store_error(f"cannot write {copies}", error) from None
             complete = partial(self._complete, folder, self._note)
-            copy_model(folder, copies / change, lambda: self._is_wanted, complete)
+            copy_model(folder, copies / change, lambda: self._is_wanted, complete, within)
         return copies / change
 
     @staticmethod

@@ -12,11 +12,13 @@ from pathlib import Path
 
 from srm.engine.config import ModelConfig, check_model_folder, parse_model_config
 from srm.engine.errors import CheckpointError, cut
+from srm.engine.files import SMALL_BYTES
 from srm.engine.steps.batch import F32
 from srm.engine.weights.tensor_file import (
     DELTA_OF,
     StoredTensor,
     checked,
+    longest_header,
     read_file,
     read_metadata,
     read_tensors,
@@ -63,7 +65,7 @@ def read_stored(folder: Path) -> StoredModel:
     for a delta, which is no model of its own."""
     check_model_folder(folder)
     config_path, tensor_path = folder / "config.json", weights_path(folder)
-    config_bytes = read_file(config_path)
+    config_bytes = read_file(config_path, SMALL_BYTES)
     config = parse_model_config(config_path, config_bytes)
     if (base := read_metadata(tensor_path).get(DELTA_OF)) is not None:
         raise CheckpointError(
@@ -71,7 +73,7 @@ def read_stored(folder: Path) -> StoredModel:
             "and is for a server that runs these"
         )
     hasher = hashlib.sha256(config_bytes)
-    tensors = read_tensors(tensor_path, hasher.update)
+    tensors = read_tensors(tensor_path, hasher.update, longest_header(len(tensor_shapes(config))))
     return StoredModel(config, tensors, hasher.hexdigest()[:16])
 
 

@@ -22,6 +22,7 @@ from safetensors.numpy import save_file
 
 from srm.engine.config import ModelConfig, check_model_folder, find_model
 from srm.engine.errors import CheckpointError, ConfigError
+from srm.engine.files import SMALL_BYTES
 from srm.engine.kept_model import INDEX, WEIGHTS
 from srm.engine.settings import CommandParser
 from srm.engine.steps.batch import F32
@@ -85,7 +86,7 @@ def convert(
     else:
         config, tensors = _read_folder(folder, notes)
         paths = [folder / name for name in TEXT_FILES if (folder / name).exists()]
-        texts = {path.name: read_file(path) for path in paths}
+        texts = {path.name: read_file(path, SMALL_BYTES) for path in paths}
         tokenizer = next((path for path in paths if path.name == "tokenizer.json"), None)
     notes.append(
         f"texts begin with token {config.bos_token_id} and end with token {config.eos_token_id}"
@@ -218,7 +219,7 @@ def _clip_decays(tensors: dict[str, F32], notes: list[str]) -> None:
 def _tokenizer(path: Path, config: ModelConfig) -> bytes:
     """The content. Raises CheckpointError if no server reads it, or its tokens do not fit the
     model."""
-    content = read_file(path)
+    content = read_file(path, SMALL_BYTES)
     largest = max(read_byte_level(path).get_vocab().values(), default=-1)
     if largest >= config.vocab_size:
         raise CheckpointError(

@@ -12,12 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from srm.engine.errors import CheckpointError, ConfigError
+from srm.engine.files import SMALL_BYTES
 from srm.engine.kept_model import WEIGHTS
 from srm.engine.weights.checkpoint import read_stored
 from srm.engine.weights.tensor_file import (
     DELTA_OF,
     StoredTensor,
     encoded_tensors,
+    longest_header,
     read_file,
     read_metadata,
     stored_tensors,
@@ -28,7 +30,7 @@ from srm.engine.weights.tensor_file import (
 def made_whole(path: Path, base: Mapping[str, StoredTensor]) -> bytes:
     """Return the content of a file of weights that has the tensors of a delta at `path`, and all
     others of its base. Raises CheckpointError if the delta cannot be read."""
-    own = stored_tensors(path, read_file(path))
+    own = stored_tensors(path, read_file(path), longest_header(len(base)))
     metadata = {name: text for name, text in read_metadata(path).items() if name != DELTA_OF}
     return encoded_tensors(path, {**base, **own}, metadata)
 
@@ -51,7 +53,7 @@ def write_delta(base: Path, new: Path, output: Path) -> list[str]:
     metadata = read_metadata(weights_path(new))
     whole = encoded_tensors(new, {**before.tensors, **changed}, metadata)
     content = encoded_tensors(new, changed, metadata | {DELTA_OF: before.fingerprint})
-    config_bytes = read_file(new / "config.json")
+    config_bytes = read_file(new / "config.json", SMALL_BYTES)
     partial = output / f"{WEIGHTS}.partial"
     try:
         output.mkdir(parents=True, exist_ok=True)

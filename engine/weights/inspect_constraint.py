@@ -11,6 +11,7 @@ from srm.engine.constraints.byte_table import START
 from srm.engine.constraints.constraint import json_constraint, read_json, regex_constraint
 from srm.engine.constraints.grammars import Grammars
 from srm.engine.errors import ConfigError, InvalidRequest
+from srm.engine.files import read_file
 
 
 def inspect_constraint(folder: Path, config: ModelConfig, constraint: str) -> dict[str, str]:
@@ -35,7 +36,7 @@ def read_constraint(schema: Path | None, regex: str | None, strict: bool) -> str
     try:
         if schema is None:
             return regex_constraint(regex or "")
-        return json_constraint(read_json(schema.read_text(encoding="utf-8-sig")), strict)
+        return json_constraint(read_json(read_file(schema).decode("utf-8-sig")), strict)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{name}{path}: {error}") from None
     except InvalidRequest as error:

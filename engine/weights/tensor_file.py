@@ -5,6 +5,7 @@ Whatever is wrong with a file is a CheckpointError that names the file and the t
 
 from __future__ import annotations
 
+import errno
 import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Container, Iterable, Mapping
@@ -17,6 +18,8 @@ import numpy as np
 import safetensors
 
 from srm.engine.errors import UNDECODABLE, CheckpointError, cut, in_words
+from srm.engine.files import SMALL_BYTES, open_file
+from srm.engine.files import read_file as read_regular
 from srm.engine.kept_model import INDEX, WEIGHTS, ShardIndex
 from srm.engine.memory import available_memory
 from srm.engine.steps.batch import F32
@@ -24,7 +27,10 @@ from srm.engine.weights.tensors import Shapes
 
 DELTA_OF = "delta_of"
 """Key in the metadata of a delta: the fingerprint of the weights that it has the changes of."""
-_LONGEST_HEADER = 100_000_000  # as safetensors itself allows
+LONGEST_HEADER = 2**24
+"""Most bytes of the headers of weights where nothing says how many tensors there are to be. The
+library takes 20 µs for each."""
+_LONGEST_METADATA = 100_000_000  # as safetensors itself allows
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SHARD = re.compile(r"-\d+-of-0*(?!1\.)([1-9]\d*)\.safetensors$")
 _LONGEST_NAME = 255
@@ -41,17 +47,20 @@ class StoredTensor:
     data: bytes
 
 
-def read_file(path: Path) -> bytes:
+def read_file(path: Path, most: int | None = None, within: Path | None = None) -> bytes:
+    """Read a file of a model, of at most so many bytes or as many as the memory has. Raises
+    CheckpointError as `open_file` raises OSError."""
     try:
-        if path.stat().st_size > available_memory():  # a system that promises more would kill us
-            raise MemoryError
-        return path.read_bytes()
+        memory = available_memory()  # a system that promises more would kill us
+        return read_regular(path, memory if most is None else min(most, memory), within)
     except OSError as error:
         others = path.parent.glob("*") if path.name == WEIGHTS and not path.exists() else ()
         names = [file.name for file in others if _WEIGHTS.search(file.name)]
         hint = f", but {path.parent} has {_first(names)}" if names else ""
         hint += f" and no {INDEX}{_absent(path.parent)}" if any(map(_SHARD.search, names)) else ""
-        raise CheckpointError(f"cannot read {path}: {error.strerror}{hint}") from None
+        is_large = error.errno == errno.EFBIG and most is None
+        reason = "it is larger than the memory" if is_large else error.strerror
+        raise CheckpointError(f"cannot read {path}: {reason}{hint}") from None
     except MemoryError:
         raise CheckpointError(f"cannot read {path}: it is larger than the memory") from None
 
@@ -74,38 +83,46 @@ def weights_path(folder: Path) -> Path:
 
 
 def read_tensors(
-    path: Path, note: Callable[[bytes], None] | None = None
+    path: Path,
+    note: Callable[[bytes], None] = lambda _content: None,
+    most: int = LONGEST_HEADER,
 ) -> dict[str, StoredTensor]:
     """Return the tensors of a file, or of the shards that an index names; `note` is called with
-    what is in each file."""
-
-    def read(file: Path) -> bytes:
-        content = read_file(file)
-        if note is not None:
-            note(content)
-        return content
-
+    what is in each file. All headers together have at most `most` bytes."""
     if shard := _SHARD.search(path.name):
         raise CheckpointError(
             f"{path} is one of {shard[1]} shards: name their index, {INDEX}{_absent(path.parent)}"
         )
     if path.suffix != ".json":
-        return stored_tensors(path, read(path))
+        content = read_file(path)
+        note(content)
+        return stored_tensors(path, content, most)
     try:
-        index = read(path).removeprefix(BOM_UTF8)
-        shards = msgspec.json.decode(index, type=ShardIndex).weight_map
+        content = read_file(path, SMALL_BYTES)
+        note(content)
+        shards = msgspec.json.decode(content.removeprefix(BOM_UTF8), type=ShardIndex).weight_map
     except UNDECODABLE as error:
         raise CheckpointError(f"{path} is no index of shards: {in_words(error)}") from None
+    names: dict[str, set[str]] = {}
+    for name, file in shards.items():
+        names.setdefault(file, set()).add(name)
     stored: dict[str, StoredTensor] = {}
-    for file in sorted(set(shards.values())):
+    for file, own in sorted(names.items()):
         if not 0 < len(file) <= _LONGEST_NAME or "\0" in file or Path(file).name != file:
             raise CheckpointError(f"{path}: shard {cut(file, 64)!r} is no name of a file beside it")
-        own = {name for name, shard in shards.items() if shard == file}
-        some = stored_tensors(path.parent / file, read(path.parent / file), own)
+        content = read_file(path.parent / file)
+        note(content)
+        some = stored_tensors(path.parent / file, content, most, own)
+        most -= int.from_bytes(content[:8], "little")
         stored |= {name: some[name] for name in some if shards.get(name, file) == file}
     for name in sorted(shards.keys() - stored.keys()):
         raise CheckpointError(f"{path}: tensor {name} is not in {shards[name]}")
     return stored
+
+
+def longest_header(tensors: int) -> int:
+    """Return the most bytes of the headers of weights with so many tensors."""
+    return 2**20 + 512 * tensors
 
 
 class _Header(msgspec.Struct):
@@ -116,10 +133,13 @@ class _Header(msgspec.Struct):
 
 
 def stored_tensors(
-    path: Path, content: bytes, own: Container[str] | None = None
+    path: Path, content: bytes, most: int = LONGEST_HEADER, own: Container[str] | None = None
 ) -> dict[str, StoredTensor]:
     """Return the tensors in a file's content, or only its `own`, by name; one that is another's
-    alias by both."""
+    alias by both. Raises CheckpointError, also for a header of more than `most` bytes."""
+    size = int.from_bytes(content[:8], "little")
+    if most < size <= len(content):
+        raise CheckpointError(f"{path}: its header has {size} bytes, and may have {most}")
     try:
         tensors = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
@@ -134,7 +154,6 @@ def stored_tensors(
         for name, entry in tensors
         if own is None or name in own
     }
-    size = int.from_bytes(content[:8], "little")
     aliases = msgspec.json.decode(content[8 : 8 + size], type=_Header).metadata or {}
     return {
         alias: stored[name]
@@ -145,9 +164,9 @@ def stored_tensors(
 
 def read_metadata(path: Path) -> dict[str, str]:
     """Return what a file says besides its tensors; nothing of one that cannot be read."""
-    with suppress(OSError, *UNDECODABLE), path.open("rb") as file:
+    with suppress(OSError, *UNDECODABLE), open_file(path) as file:
         size = int.from_bytes(file.read(8), "little")
-        if size <= _LONGEST_HEADER:
+        if size <= _LONGEST_METADATA:
             return msgspec.json.decode(file.read(size), type=_Header).metadata or {}
     return {}
 

@@ -16,6 +16,7 @@ import msgspec
 
 from srm.engine.config import Mixer, ModelConfig
 from srm.engine.errors import UNDECODABLE, ConfigError, in_words
+from srm.engine.files import read_file
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -69,7 +70,7 @@ READ_BY: dict[Mixer, set[str]] = {
 def read_args(path: Path) -> PublishedArgs:
     """Read ARGS.json. Raises ConfigError naming the file and the field."""
     try:
-        return msgspec.json.decode(path.read_bytes().removeprefix(BOM_UTF8), type=PublishedArgs)
+        return msgspec.json.decode(read_file(path).removeprefix(BOM_UTF8), type=PublishedArgs)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except msgspec.ValidationError as error:

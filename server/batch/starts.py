@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from srm.engine.errors import UNDECODABLE, StoreError
-from srm.engine.seal import sealed, unsealed
+from srm.engine.files import sealed, unsealed
 from srm.server.storage.records import BatchRecord
 from srm.server.storage.store import Store
 

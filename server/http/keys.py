@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from srm.engine.errors import ConfigError
+from srm.engine.files import read_file
 
 VARIABLE = "SRM_API_KEYS"
 MIN_LENGTH = 16
@@ -87,7 +88,7 @@ def read_key(file: str) -> str:
     if not file:
         return ""
     try:
-        key = Path(file).expanduser().read_text("utf-8-sig").strip()
+        key = read_file(Path(file).expanduser()).decode("utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise ConfigError(f"batch_worker_key_file = {file!r}: cannot be read: {reason}") from None
@@ -101,9 +102,7 @@ def _of_file(file: str) -> Iterator[tuple[str, str]]:
         return
     path = Path(file).expanduser()
     try:
-        if path.exists() and not path.is_file():  # reading a pipe would wait for who knows how long
-            raise ConfigError(f"api_keys_file = {file!r}: must be a file")
-        text = path.read_text("utf-8-sig")
+        text = read_file(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise ConfigError(f"api_keys_file = {file!r}: cannot be read: {reason}") from None

@@ -149,7 +149,8 @@ class Admin:
         reading = self._thread.submit(self.check_folder, request.path)
         self._reading = request.path, reading
         folder = await asyncio.wrap_future(reading)
-        done = await self._client.load_weights(str(folder), request.running, label)
+        within = str(self._within(folder).resolve())
+        done = await self._client.load_weights(str(folder), request.running, label, within)
         return _reply(WeightsReply, done, path=str(folder), running=request.running)
 
     async def snapshot(self) -> SnapshotReply:
@@ -168,7 +169,7 @@ class Admin:
         """Return the folder, if it may be used and has the served model's text files."""
         folder = resolved(path, self._weights_dir)
         try:
-            text = _text_of(folder, self._has_own_template)
+            text = _text_of(folder, self._has_own_template, self._within(folder))
         except (CheckpointError, OSError) as error:
             raise InvalidRequest(f"path = {show(path)}: {error}", "path") from None
         for name, value in text.items():
@@ -179,6 +180,10 @@ class Admin:
                     "path",
                 )
         return folder
+
+    def _within(self, folder: Path) -> Path:
+        """Return the folder that links in `folder` may not lead outside of."""
+        return Path(self._weights_dir).expanduser() if self._weights_dir else folder
 
 
 def resolved(path: str, allowed: str) -> Path:
@@ -196,17 +201,17 @@ def resolved(path: str, allowed: str) -> Path:
     return folder
 
 
-def _text_of(folder: Path, has_own_template: bool) -> dict[str, str]:
+def _text_of(folder: Path, has_own_template: bool, within: Path | None = None) -> dict[str, str]:
     """Return what API processes read from the folder, by its name in errors; empty if it is absent.
 
     A server that was given a chat template of its own ignores the folder's. Trainers write a
     tokenizer anew, with other spaces and their padding, and name special tokens that it had before.
     """
     tokenizer = folder / "tokenizer.json"
-    text = read_tokenizer(tokenizer).to_str() if tokenizer.exists() else ""
-    return special_tokens(folder) | {
+    text = read_tokenizer(tokenizer, within).to_str() if tokenizer.exists() else ""
+    return special_tokens(folder, within) | {
         "tokenizer.json": sha256(text.encode()).hexdigest() if text else "",
-        "chat template": "" if has_own_template else chat_template(folder) or "",
+        "chat template": "" if has_own_template else chat_template(folder, within=within) or "",
     }
 
 

@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from srm.engine.config import ModelConfig, check_model_folder, parse_model_config
 from srm.engine.errors import CheckpointError
+from srm.engine.files import read_file
 from srm.engine.tokenizer_file import read_byte_level
 from srm.server.text import tokenizer_files
 from srm.server.text.stream import ByteTable
@@ -123,7 +124,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     check_model_folder(folder)
     path = folder / "config.json"
     try:
-        return parse_model_config(path, tokenizer_files.regular(path).read_bytes())
+        return parse_model_config(path, read_file(path))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
 

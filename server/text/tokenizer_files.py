@@ -6,12 +6,13 @@ and runs no template: that is `chat_template`.
 
 from __future__ import annotations
 
-import errno
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import msgspec
 
 from srm.engine.errors import UNDECODABLE, CheckpointError, ConfigError, SRMError, in_words
+from srm.engine.files import read_file
 
 MAX_BYTES = 16 * 1024 * 1024
 """Most bytes of one of these files."""
@@ -39,9 +40,9 @@ class _Described(msgspec.Struct):
     chat_template: str | list[_NamedTemplate] | None = None
 
 
-def special_tokens(folder: Path) -> dict[str, str]:
+def special_tokens(folder: Path, within: Path | None = None) -> dict[str, str]:
     """Texts of the special tokens that the folder names, by `bos_token`, `eos_token` and so on."""
-    config = _read_config(folder)
+    config = _read_config(folder, within)
     given = {name: getattr(config, name) for name in config.__struct_fields__ if "_token" in name}
     return {
         name: token.content if isinstance(token, _Token) else token
@@ -50,7 +51,7 @@ def special_tokens(folder: Path) -> dict[str, str]:
     }
 
 
-def chat_template(folder: Path, file: str = "") -> str | None:
+def chat_template(folder: Path, file: str = "", within: Path | None = None) -> str | None:
     """The source in `file`, or else of the folder; None if it has none.
 
     Raises ConfigError for a file that cannot be read, CheckpointError for a folder that is wrong.
@@ -58,35 +59,25 @@ def chat_template(folder: Path, file: str = "") -> str | None:
     if file:
         return _read(Path(file), ConfigError)
     if (folder / "chat_template.jinja").exists():
-        return _read(folder / "chat_template.jinja", CheckpointError)
-    given = _read_config(folder).chat_template
+        return _read(folder / "chat_template.jinja", CheckpointError, within)
+    given = _read_config(folder, within).chat_template
     if isinstance(given, list):  # of several, the one for plain chats
         return next((choice.template for choice in given if choice.name == "default"), None)
     return given
 
 
-def _read_config(folder: Path) -> _Described:
+def _read_config(folder: Path, within: Path | None) -> _Described:
     path = folder / "tokenizer_config.json"
     if not path.exists():
         return _Described()
     try:
-        return msgspec.json.decode(_read(path, CheckpointError), type=_Described)
+        return msgspec.json.decode(_read(path, CheckpointError, within), type=_Described)
     except UNDECODABLE as error:
         raise CheckpointError(f"{path}: {in_words(error)}") from None
 
 
-def regular(path: Path) -> Path:
-    """Return the path of a model's file, to be read. Raises OSError for what is there and is no
-    regular file: reading a pipe would wait for who knows how long."""
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "must be a regular file", str(path))
-    return path
-
-
-def _read(path: Path, kind: type[SRMError]) -> str:
+def _read(path: Path, kind: type[SRMError], within: Path | None = None) -> str:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise kind(f"{path} is larger than {MAX_BYTES} bytes")
-        return regular(path).read_text(encoding="utf-8-sig")
+        return read_file(path, MAX_BYTES, within).removeprefix(BOM_UTF8).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise kind(f"cannot read {path}: {error}") from None

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from srm.engine.errors import ConfigError
+from srm.engine.files import SMALL_BYTES
 from srm.engine.settings import Command, load
 from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import read_model
@@ -115,7 +116,7 @@ def _tokenizer_settings(folder: Path, copy: Path) -> dict[str, Any]:
     """Copy a model's tokenizer as transformers loads one."""
     tokenizer = read_tokenizer(folder / "tokenizer.json")
     try:
-        model = msgspec.json.decode((folder / "config.json").read_bytes())
+        model = msgspec.json.decode(read_file(folder / "config.json", SMALL_BYTES))
         begin, end = (tokenizer.id_to_token(model[f"{name}_token_id"]) for name in ("bos", "eos"))
         copy.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / "tokenizer.json", copy)

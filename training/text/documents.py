@@ -13,6 +13,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from srm.engine.errors import ConfigError, not_utf8
+from srm.engine.files import open_file
 from srm.training.text.rows import SUFFIXES, rows
 
 _BLOCK = 64 * 1024
@@ -75,7 +76,7 @@ def _text(path: Path) -> Iterator[str]:
 def _blocks(path: Path) -> Iterator[str]:
     fault = ""
     try:
-        with path.open("rb") as data, TextIOWrapper(data, "utf-8-sig") as file:
+        with open_file(path) as data, TextIOWrapper(data, "utf-8-sig") as file:
             try:
                 while (block := file.read(_BLOCK)) and not (fault := not_utf8(block.encode())):
                     yield block

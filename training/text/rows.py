@@ -12,6 +12,7 @@ from typing import Any, cast
 import msgspec
 
 from srm.engine.errors import UNDECODABLE, ConfigError, not_json_line
+from srm.engine.files import open_file
 
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".parquet")
@@ -37,7 +38,7 @@ def rows(path: Path, setting: str, column: str = "") -> Iterator[tuple[str, Row]
 
 
 def _lines(path: Path, setting: str) -> Iterator[tuple[int, Row]]:
-    with path.open("rb") as lines:
+    with open_file(path) as lines:
         for number, line in enumerate(lines, 1):
             try:
                 content = line.removeprefix(BOM_UTF8) if number == 1 else line
@@ -54,7 +55,7 @@ def _parquet(path: Path, setting: str, column: str) -> Iterator[tuple[int, Row]]
     except ImportError as error:
         raise ConfigError(f"{setting}: {path} needs pyarrow: pip install pyarrow") from error
     try:
-        with parquet.ParquetFile(path) as table:
+        with open_file(path) as file, parquet.ParquetFile(file) as table:
             names = table.schema_arrow.names
             if column and column not in names:
                 raise ConfigError(f"{setting}: {path} has no column {column!r}, but {names}")

@@ -11,6 +11,7 @@ import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from srm.engine.errors import UNDECODABLE, ConfigError, in_words
+from srm.engine.files import read_file
 from srm.engine.progress import Tell, show_progress
 from srm.training.text.documents import documents, files
 from srm.training.text.whole_files import write_whole
@@ -95,7 +96,7 @@ def _described(folder: Path, name: str) -> Any:
         if not path.is_file():
             continue
         try:
-            value = getattr(msgspec.json.decode(path.read_bytes(), type=_Described), name)
+            value = getattr(msgspec.json.decode(read_file(path), type=_Described), name)
         except (OSError, *UNDECODABLE) as error:
             raise ConfigError(f"tokenizer: {path}: {in_words(error)}") from error
         if value is not None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from srm.engine.errors import ConfigError
+from srm.engine.files import open_file
 
 _BLOCK = 1 << 20
 
@@ -57,7 +58,7 @@ def is_sealed(path: Path) -> bool:
     """Return whether a file ends with the SHA-256 of all that stands before."""
     hasher = hashlib.sha256()
     left = path.stat().st_size - hasher.digest_size
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while left > 0 and (block := file.read(min(left, _BLOCK))):
             hasher.update(block)
             left -= len(block)

@@ -20,13 +20,13 @@ from safetensors.numpy import load_file, save_file
 
 from srm.engine import kept_model
 from srm.engine.errors import CheckpointError, EngineUnavailable, InvalidRequest, StoreFull
+from srm.engine.files import unsealed
 from srm.engine.kept_model import FIRST, WEIGHTS, copies_of, copy_model, hold_model, unclaimed
 from srm.engine.messages import LoadWeights
 from srm.engine.process import weights_note
 from srm.engine.process.engine import Engine
 from srm.engine.process.weight_reload import WeightReload
 from srm.engine.process.weights_note import Note, first_weights, read_note, started_folder
-from srm.engine.seal import unsealed
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.delta import write_delta
 from srm.engine.weights.random_model import write_random_model

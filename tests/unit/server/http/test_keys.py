@@ -69,7 +69,7 @@ def test_a_bad_file_is_named_and_its_keys_are_not(tmp_path: Path) -> None:
         assert message in caught.value.message
         assert not any(word in caught.value.message for word in (ALICE, BOB, "short-key"))
     os.mkfifo(tmp_path / "pipe")  # reading it would hold up all requests
-    with pytest.raises(ConfigError, match="pipe': must be a file"):
+    with pytest.raises(ConfigError, match="pipe': cannot be read: must be a regular file"):
         load_keys(str(tmp_path / "pipe"), {})
     with pytest.raises(ConfigError, match="SRM_API_KEYS has no key"):
         load_keys("", {"SRM_API_KEYS": " , "})
