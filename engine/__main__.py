@@ -16,7 +16,7 @@ from srm.engine.process.engine import Engine
 from srm.engine.process.process import serve
 from srm.engine.process.weights_note import first_weights, started_folder
 from srm.engine.settings import load
-from srm.engine.weights.checkpoint import load_checkpoint
+from srm.engine.weights.checkpoint import load_checkpoint, with_ends_of
 from srm.engine.wiring import EngineWiring
 
 logger = logging.getLogger("srm.engine")
@@ -32,9 +32,10 @@ def main(argv: list[str]) -> int:
         logs.configure(config.log_level, config.log_format)
         logger.info("loading %s", config.model)
         weights, note = first_weights(config, load_checkpoint)
+        own = msgspec.structs.replace(config, model=started_folder(config))
+        weights = with_ends_of(own.model, weights)
         runner = ModelRunner(weights, config)
         collect_rarely()
-        own = msgspec.structs.replace(config, model=started_folder(config))
         named = note.fingerprint, note.weights_version, note.label
         engine = Engine(weights.config, runner, own, *named)
         return serve(engine, config)

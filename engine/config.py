@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, get_type_hints
 import msgspec
 
 from srm.engine.errors import UNDECODABLE, CheckpointError, ConfigError, in_words
+from srm.engine.files import read_file
 from srm.engine.messages import MAX_LOGPROBS
 
 DEMO_MODEL = Path(__file__).resolve().parents[1] / "models" / "demo"
@@ -56,6 +57,8 @@ Mixer = Literal[
     "diagonal",  # mixed heads whose newest token has a weight of its own
     "expanded",  # two column units with SiLU between them, with or without heads
 ]
+GENERATION = "generation_config.json"
+"""Name of the file in which `transformers` keeps how a model is sampled."""
 _EVEN_HEADS = {"mixed", "parallel", "diagonal"}
 _HEADLESS = {"row", "column", "kernel"}
 _ALWAYS_PROJECTED = {"column_heads", "combined", "diagonal"}
@@ -64,6 +67,10 @@ _NEVER_DECAYED = {"column_heads", "row", "column", "expanded"}
 
 MOST_HEADS = 65_536
 """Limit over all layers: each head has its own tensors, which are listed before any is read."""
+
+
+MOST_ENDS = 64
+"""Most tokens that end a text."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,7 +89,8 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decay_constant: int = 1
     """The exponent's divisor c: a source s is weighed by lambda ** ((t - s) / c)."""
     bos_token_id: int = 0
-    eos_token_id: int = 1
+    eos_token_id: int | tuple[int, ...] = 1
+    """The token that ends a text, or all that do; the first one is what training writes."""
     mixer: Mixer = "mixed"
     kernel_size: int = 1
     """Number of neighbouring channels that the mixer "kernel" mixes."""
@@ -117,9 +125,23 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if not is_valid:
                 got = getattr(self, name)
                 raise ValueError(f"{name} must be {allowed} where mixer is {mixer}, got {got}")
-        for name in ("bos_token_id", "eos_token_id"):
-            if not 0 <= getattr(self, name) < self.vocab_size:
-                raise ValueError(f"{name} must lie in 0 … vocab_size - 1")
+        if not 1 <= len(self.end_ids) <= MOST_ENDS:
+            raise ValueError(f"eos_token_id must be 1 … {MOST_ENDS} ids, got {len(self.end_ids)}")
+        for name, ids in (("bos_token_id", [self.bos_token_id]), ("eos_token_id", self.end_ids)):
+            for token in ids:
+                if not 0 <= token < self.vocab_size:
+                    raise ValueError(f"{name} must lie in 0 … vocab_size - 1, got {token}")
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """All tokens that end a text."""
+        given = self.eos_token_id
+        return (given,) if isinstance(given, int) else given
+
+    @property
+    def end_id(self) -> int:
+        """The token that ends a text where one is written."""
+        return self.end_ids[0]
 
     @property
     def is_headless(self) -> bool:
@@ -186,6 +208,58 @@ def check_utf8(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise ValueError(f"{name} must be UTF-8, got {os.fsencode(text)!r}") from None
+
+
+class GenerationConfig(msgspec.Struct):
+    """The fields of a folder's `generation_config.json` that are read."""
+
+    eos_token_id: int | tuple[int, ...] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """What it says of how to sample, by the names of requests' fields."""
+        given = msgspec.structs.asdict(self)
+        del given["eos_token_id"]
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def read_generation_config(folder: Path, within: Path | None = None) -> GenerationConfig:
+    """Read a folder's `generation_config.json`, if it has one. Raises CheckpointError."""
+    path = folder / GENERATION
+    try:
+        data = read_file(path, within=within).removeprefix(BOM_UTF8)
+        return msgspec.json.decode(data, type=GenerationConfig)
+    except FileNotFoundError:
+        return GenerationConfig()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    except UNDECODABLE as error:
+        raise CheckpointError(f"{path}: {in_words(error)}") from None
+
+
+def read_model_config(folder: Path, within: Path | None = None) -> tuple[ModelConfig, bytes]:
+    """Return the configuration in a folder, with all end tokens that it names, and what
+    `config.json` has. Raises CheckpointError."""
+    path = folder / "config.json"
+    try:
+        data = read_file(path, within=within)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    config = parse_model_config(path, data)
+    given = read_generation_config(folder, within).eos_token_id
+    more = () if given is None else (given,) if isinstance(given, int) else given
+    ends = tuple(dict.fromkeys([*config.end_ids, *more]))
+    if ends == config.end_ids:
+        return config, data
+    try:
+        return msgspec.structs.replace(config, eos_token_id=ends), data
+    except ValueError as error:
+        raise CheckpointError(f"{folder / GENERATION}: {error}") from None
 
 
 def parse_model_config(path: Path, data: bytes) -> ModelConfig:

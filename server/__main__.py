@@ -30,6 +30,7 @@ from srm.server.routes.services import template_of
 from srm.server.supervise import launch
 from srm.server.supervise.listeners import listen, listen_as
 from srm.server.text.text import Text
+from srm.server.text.tokenizer_files import use_defaults
 from srm.server.wiring import ServerWiring
 
 _KEEP_ALIVE_S = 75
@@ -50,7 +51,9 @@ def serve_api(argv: list[str]) -> int:
     text = Text(config.model)
     if not text.has_tokenizer:
         log.warning("%s has no tokenizer.json: prompts are token ids", config.model)
-    template = template_of(config.model, text, config.chat_template)
+    use_defaults(config.model, config.sampling_defaults)
+    own = config.chat_template, config.special_tokens_in_messages
+    template = template_of(config.model, text, *own)
     if template is None:
         log.info("%s has no chat template: chats are refused", config.model)
     listeners = [_inherited(config.listen_fd) or listen_as(config)]

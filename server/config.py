@@ -10,7 +10,7 @@ import re
 import resource
 from ipaddress import IPv6Address
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -55,6 +55,8 @@ _AT_LEAST_0 = (
     *("max_store_bytes", "max_batches", "max_batch_lines", "batch_fsync_s", "stream_keepalive_s"),
 )
 _LEAST = dict.fromkeys(_AT_LEAST_1, 1) | dict.fromkeys(_AT_LEAST_0, 0)
+SpecialNames = Literal["text", "control"]
+SamplingDefaults = Literal["openai", "model"]
 Config = TypeVar("Config", bound="ServerConfig")
 _WORKER = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^/?#\s@:]+)(?::(\d{1,5}))?")
 
@@ -68,6 +70,12 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Name of the model in requests; empty: the folder's name."""
     chat_template: str = ""
     """File with the Jinja template of chats; empty: that of the model folder, if it has one."""
+    special_tokens_in_messages: SpecialNames = "text"
+    """What names of special tokens are in messages, tools and chat_template_kwargs: text, or the
+    tokens (control)."""
+    sampling_defaults: SamplingDefaults = "openai"
+    """What requests have that leave sampling parameters out: the values of the API's tables
+    (openai), or those of the model's generation_config.json (model)."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 is every IPv4 address of the machine."""
     port: int = 8000

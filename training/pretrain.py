@@ -15,7 +15,7 @@ from torch import Tensor
 from srm.engine.errors import ConfigError
 from srm.engine.kept_model import WEIGHTS
 from srm.engine.settings import build
-from srm.engine.tokenizer_file import read_byte_level, read_tokenizer
+from srm.engine.tokenizer_file import DESCRIPTIONS, read_tokenizer
 from srm.training.data import IGNORED, CountdownBatches, ProblemBatches, problem_kinds
 from srm.training.instruments.events import check_events
 from srm.training.loop import Losses, Run, TrainingBatches
@@ -32,10 +32,8 @@ from srm.training.text.mixed_batches import MixedBatches
 from srm.training.text.packed_batches import PackedBatches
 from srm.training.text.token_file import token_file
 from srm.training.text.tokenizer import (
-    DESCRIPTIONS,
     SpecialIds,
     count_entries,
-    prepend_begin,
     special_ids,
     train_tokenizer,
 )
@@ -167,11 +165,10 @@ def _given_tokenizer(given: Path) -> tuple[Tokenizer, dict[str, bytes]]:
     """Return a tokenizer from a file or a folder, and by name the folder's files that describe
     it."""
     if not given.is_dir():
-        tokenizer = read_byte_level(given)
+        tokenizer = read_tokenizer(given)
         special_ids(tokenizer)  # before any work
         return tokenizer, {}
-    tokenizer = read_byte_level(given / "tokenizer.json")
-    prepend_begin(tokenizer, given)
+    tokenizer = read_tokenizer(given / "tokenizer.json")
     special_ids(tokenizer, given)
     files = [path for name in DESCRIPTIONS if (path := given / name).is_file()]
     return tokenizer, {path.name: read_file(path) for path in files}

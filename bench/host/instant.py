@@ -41,7 +41,7 @@ class InstantRunner:
         self._rows, tokens = config.step_limits(model)
         count = self._rows + max(self._rows, tokens)
         # A window of these that moves from step to step, so that a sequence's tokens differ.
-        ordinary = [token for token in range(model.vocab_size) if token != model.eos_token_id]
+        ordinary = [token for token in range(model.vocab_size) if token not in model.end_ids]
         self._tokens = rng.choice(np.array(ordinary, np.int32), count)
         self._logprobs = -rng.random(count, np.float32)
         likely = (count, config.logprobs_limit(model))

@@ -28,6 +28,7 @@ from srm.server.routes.services import template_of
 from srm.server.supervise.embedded_engine import PRIVATE, with_engine
 from srm.server.supervise.launch import wired
 from srm.server.text.text import Text
+from srm.server.text.tokenizer_files import use_defaults
 from srm.server.wiring import ServerWiring
 
 OF_SERVER = frozenset(
@@ -61,7 +62,9 @@ class Replica:
         self._folder = tempfile.TemporaryDirectory(prefix="srm-serve-")
         server = wired(ServerWiring, server, data_dir=self._folder.name)
         text = Text(server.model)
-        template = template_of(server.model, text, server.chat_template)
+        use_defaults(server.model, server.sampling_defaults)
+        own = server.chat_template, server.special_tokens_in_messages
+        template = template_of(server.model, text, *own)
         ready: asyncio.Future[EngineClient] = asyncio.get_running_loop().create_future()
 
         async def hold(client: EngineClient) -> None:

@@ -89,16 +89,20 @@ class TokenAutomaton:
 
 
 def compile_automaton(
-    constraint: str, tokens: Sequence[bytes], vocab_size: int, eos: int, work: Work | None = None
+    constraint: str,
+    tokens: Sequence[bytes],
+    vocab_size: int,
+    ends: int | Sequence[int],
+    work: Work | None = None,
 ) -> TokenAutomaton | None:
     """Make the table of a constraint that llguidance has taken; None if it has none. `tokens` are
-    their bytes by id, empty where one has no text.
+    their bytes by id, empty where one has no text; `ends` are those that end a text.
 
     A bug is logged, and so is MemoryError or RecursionError; there is no table then. Masks allow
     the same tokens, so only the end at `max_tokens` differs: better than no completion.
     """
     try:
-        return make_automaton(constraint, tokens, vocab_size, eos, work)
+        return make_automaton(constraint, tokens, vocab_size, ends, work)
     except NotCompiled:
         return None
     except Exception:
@@ -107,7 +111,11 @@ def compile_automaton(
 
 
 def make_automaton(
-    constraint: str, tokens: Sequence[bytes], vocab_size: int, eos: int, work: Work | None = None
+    constraint: str,
+    tokens: Sequence[bytes],
+    vocab_size: int,
+    ends: int | Sequence[int],
+    work: Work | None = None,
 ) -> TokenAutomaton:
     """As `compile_automaton`, but raises NotCompiled, which says why."""
     work = work or Work()
@@ -116,7 +124,7 @@ def make_automaton(
         raise NotCompiled(f"it has more than {MAX_STATES} states")
     columns, class_of = _columns(table, tokens, vocab_size, work)
     end = len(table.next_state)
-    class_of[eos] = len(columns)
+    class_of[np.atleast_1d(ends)] = len(columns)
     columns.append(np.where(table.accepting, end, DEAD).astype(np.uint16))
     used, classes = np.unique(class_of, return_inverse=True)
     if len(used) > MAX_CLASSES:

@@ -37,7 +37,7 @@ from srm.engine.memory import resident_bytes
 from srm.engine.tokenizer_file import parse_tokenizer, read_file
 
 I32 = npt.NDArray[np.int32]
-MakeTable = Callable[[str, list[bytes], int, int], TokenAutomaton | None]
+MakeTable = Callable[[str, list[bytes], int, list[int]], TokenAutomaton | None]
 """As `compile_automaton`."""
 MAX_BYTES = 512 * 1024 * 1024
 """Most bytes of all grammars, kept for later requests or in use, with their tables and what they
@@ -180,9 +180,8 @@ class Grammars:
             return matcher
 
         grammar = Grammar(make, vocab_size, self.beside)
-        grammar.automaton = make_table(
-            constraint, self.tokens, vocab_size, self._model.eos_token_id
-        )
+        ends = [*self._model.end_ids]
+        grammar.automaton = make_table(constraint, self.tokens, vocab_size, ends)
         if grammar.automaton is None:
             if self._openings is None:
                 self._openings = Openings(self.tokens, grammar.num_words)
@@ -224,13 +223,14 @@ class Grammars:
                 self._tokenizer = LLTokenizer(
                     parse_tokenizer(self._data, self._path).to_str(),
                     n_vocab=self._model.vocab_size,
-                    eos_token=self._model.eos_token_id,
+                    eos_token=[*self._model.end_ids],
                 )
             except (SRMError, ValueError) as error:
                 raise InvalidRequest(f"constraint cannot be used: {error}", "constraint") from None
             self.tokens = spell_tokens(self._tokenizer)
-            if self.tokens[self._model.eos_token_id]:  # else it would be allowed within a string
-                self._tokenizer = tokenizer_of(self.tokens, self._model.eos_token_id)
+            if any(self.tokens[end] for end in self._model.end_ids):
+                # Else it would be allowed within a string.
+                self._tokenizer = tokenizer_of(self.tokens, self._model.end_ids)
         return self._tokenizer
 
 

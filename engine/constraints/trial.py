@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from random import Random
 from typing import Any
@@ -35,9 +35,9 @@ class _Vocabulary:
     bos_token_id = None
     unk_token_id = None
 
-    def __init__(self, tokens: list[bytes], eos_token_id: int) -> None:
+    def __init__(self, tokens: list[bytes], end_id: int) -> None:
         self.tokens = tokens
-        self.eos_token_id = eos_token_id
+        self.eos_token_id = end_id
         self.special_token_ids = [token for token, data in enumerate(tokens) if not data]
 
     def __call__(self, text: str | bytes) -> list[int]:
@@ -46,12 +46,13 @@ class _Vocabulary:
         return [ids[data[i : i + 1]] for i in range(len(data)) if data[i : i + 1] in ids]
 
 
-def tokenizer_of(tokens: list[bytes], eos_token_id: int) -> LLTokenizer:
-    """Make the tokenizer of these tokens, by id. Those without bytes are special, and so is the one
-    that ends a text, whatever its bytes."""
-    tokens = [*tokens[:eos_token_id], b"", *tokens[eos_token_id + 1 :]]
-    wrapped = TokenizerWrapper(_Vocabulary(tokens, eos_token_id))
-    return LLTokenizer(wrapped, n_vocab=len(tokens), eos_token=eos_token_id)
+def tokenizer_of(tokens: list[bytes], ends: int | Sequence[int]) -> LLTokenizer:
+    """Make the tokenizer of these tokens, by id. Those without bytes are special, and so are those
+    that end a text, whatever their bytes."""
+    ends = np.atleast_1d(ends).tolist()
+    tokens = [b"" if token in ends else data for token, data in enumerate(tokens)]
+    wrapped = TokenizerWrapper(_Vocabulary(tokens, ends[0]))
+    return LLTokenizer(wrapped, n_vocab=len(tokens), eos_token=ends)
 
 
 def why_not(constraint: str, tokenizer: LLTokenizer) -> str:
@@ -65,7 +66,7 @@ def why_not(constraint: str, tokenizer: LLTokenizer) -> str:
             return _plain(matcher.get_error())
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-        going_on = allowed[allowed != tokenizer.eos_token]
+        going_on = allowed[~np.isin(allowed, tokenizer.eos_tokens)]
         if not len(going_on):
             if matcher.is_accepting():
                 return ""

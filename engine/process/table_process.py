@@ -37,7 +37,7 @@ _TRIES = 2
 class _Vocabulary(msgspec.Struct):
     tokens: list[bytes]
     size: int
-    eos_token_id: int
+    end_ids: int | list[int]
 
 
 class TableProcess:
@@ -49,7 +49,12 @@ class TableProcess:
         self._is_closed = False
 
     def make_table(
-        self, constraint: str, tokens: list[bytes], vocab_size: int, eos: int, cpu_s: float = CPU_S
+        self,
+        constraint: str,
+        tokens: list[bytes],
+        vocab_size: int,
+        ends: int | list[int],
+        cpu_s: float = CPU_S,
     ) -> TokenAutomaton | None:
         """As `compile_automaton`, always with the same vocabulary. Who makes it is begun again if
         it was killed, once. Then there is no table, as for one that takes too long; that is
@@ -57,7 +62,7 @@ class TableProcess:
         less than CPU_S."""
         with self._lock:
             if self._process is None:
-                vocabulary = _Vocabulary(tokens, vocab_size, eos)
+                vocabulary = _Vocabulary(tokens, vocab_size, ends)
                 self._process = LimitedProcess("srm.engine.process.table_process", vocabulary)
                 if self._is_closed:  # by a thread that may not have seen it
                     self._process.close()
@@ -96,7 +101,7 @@ def main(argv: list[str]) -> int:
     if first is None:
         return 0
     vocabulary = msgspec.json.decode(first, type=_Vocabulary)
-    about = vocabulary.tokens, vocabulary.size, vocabulary.eos_token_id
+    about = vocabulary.tokens, vocabulary.size, vocabulary.end_ids
     yield_processors()
     send(sys.stdout.buffer, Answer())
 

@@ -16,13 +16,14 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from srm.engine import metrics
-from srm.engine.config import ModelConfig, parse_model_config
+from srm.engine.config import ModelConfig, read_model_config
 from srm.engine.errors import (
     CheckpointError,
     EngineUnavailable,
@@ -33,7 +34,6 @@ from srm.engine.errors import (
     StoreError,
     SwapInProgress,
 )
-from srm.engine.files import SMALL_BYTES
 from srm.engine.kept_model import copies_of, store_error
 from srm.engine.messages import AboutWeights, Done, HoldWeights, LoadWeights, Status
 from srm.engine.process.engine import BoundWeights, Engine
@@ -45,7 +45,6 @@ from srm.engine.process.weights_note import (
     put_to_use,
     read_note,
 )
-from srm.engine.weights.tensor_file import read_file
 from srm.engine.weights.weights import Weights
 
 logger = logging.getLogger(__name__)
@@ -331,8 +330,7 @@ def load_weights(
     if not folder.is_dir():
         raise NotFound(f"path = {str(folder)!r}: there is no such folder", "path")
     try:
-        config_path = folder / "config.json"
-        config = parse_model_config(config_path, read_file(config_path, SMALL_BYTES, within))
+        config, _ = read_model_config(folder, within)
         _check_same(folder, config, served)  # before all the rest is read
         copied = copy(folder)
         try:
@@ -349,12 +347,14 @@ def load_weights(
             f"path = {str(folder)!r} cannot be loaded: {error!r}", "path"
         ) from None
     _check_same(folder, weights.config, served)
-    return weights
+    return replace(weights, config=served)
 
 
 def _check_same(folder: Path, config: ModelConfig, served: ModelConfig) -> None:
     for name in ModelConfig.__struct_fields__:
         theirs, ours = getattr(config, name), getattr(served, name)
+        if name == "eos_token_id" and {*config.end_ids} <= {*served.end_ids}:
+            continue  # texts end as they did: trainers write no generation_config.json
         if theirs != ours:
             raise InvalidRequest(
                 f"path = {str(folder)!r}: {name} = {theirs!r} in its config.json, and the model "

@@ -8,11 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from srm.engine.errors import InvalidRequest
 from srm.engine.steps.batch import I32
-from srm.engine.tokenizer_file import read_tokenizer
+from srm.engine.tokenizer_file import TextEncoder, read_tokenizer
 
 
 class FolderTokenizer:
@@ -20,23 +19,23 @@ class FolderTokenizer:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "tokenizer.json"
-        self._tokenizer: Tokenizer | None = None
+        self._tokenizer: TextEncoder | None = None
 
     def encode(self, texts: list[str]) -> list[I32]:
         """Return i32[tokens] of each text, with what the tokenizer adds around a prompt. Raises
         InvalidRequest where there is no tokenizer, CheckpointError where it is none."""
-        encoded = self._load().encode_batch(texts)
-        return [np.array(encoding.ids, np.int32) for encoding in encoded]
+        return [np.array(ids, np.int32) for ids in self._load().encode(texts)]
 
     def decode(self, token_ids: I32) -> str | None:
         """Return the text of token ids, without special tokens; None without a tokenizer."""
         if self._tokenizer is None and not self._path.exists():
             return None
-        return str(self._load().decode(token_ids.tolist(), skip_special_tokens=True))
+        tokenizer = self._load().tokenizer
+        return str(tokenizer.decode(token_ids.tolist(), skip_special_tokens=True))
 
-    def _load(self) -> Tokenizer:
+    def _load(self) -> TextEncoder:
         if self._tokenizer is None:
             if not self._path.exists():
                 raise InvalidRequest("prompts must be token ids: this model has no tokenizer")
-            self._tokenizer = read_tokenizer(self._path)
+            self._tokenizer = TextEncoder(read_tokenizer(self._path))
         return self._tokenizer

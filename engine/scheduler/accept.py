@@ -65,11 +65,11 @@ def accept(
     return SequenceGroup(
         request=request,
         prompt=prompt,
-        stop_ids=stop_ids if params.ignore_eos else stop_ids | {model.eos_token_id},
+        stop_ids=stop_ids if params.ignore_eos else stop_ids | {*model.end_ids},
         first_scored=first_scored,
         first_id=first_id,
         max_outputs=max_outputs,
-        edits=plan_edits(params, prompt, stop_ids | {model.eos_token_id}, model, grammar),
+        edits=plan_edits(params, prompt, stop_ids | {*model.end_ids}, model, grammar),
         automaton=automaton,
         unfinished=params.n,
         samples=samples,

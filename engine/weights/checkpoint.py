@@ -7,19 +7,19 @@ float16 or bfloat16; whatever is wrong with it is a CheckpointError that names i
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from srm.engine.config import ModelConfig, check_model_folder, parse_model_config
+import msgspec
+
+from srm.engine.config import ModelConfig, check_model_folder, read_model_config
 from srm.engine.errors import CheckpointError, cut
-from srm.engine.files import SMALL_BYTES
 from srm.engine.steps.batch import F32
 from srm.engine.weights.tensor_file import (
     DELTA_OF,
     StoredTensor,
     checked,
     longest_header,
-    read_file,
     read_metadata,
     read_tensors,
     weights_path,
@@ -64,9 +64,8 @@ def read_stored(folder: Path) -> StoredModel:
     """Read the files in `folder`. Raises CheckpointError naming the one that cannot be read, and
     for a delta, which is no model of its own."""
     check_model_folder(folder)
-    config_path, tensor_path = folder / "config.json", weights_path(folder)
-    config_bytes = read_file(config_path, SMALL_BYTES)
-    config = parse_model_config(config_path, config_bytes)
+    tensor_path = weights_path(folder)
+    config, config_bytes = read_model_config(folder)
     if (base := read_metadata(tensor_path).get(DELTA_OF)) is not None:
         raise CheckpointError(
             f"{tensor_path} is a delta: it has only what differs from weights {cut(base, 64)!r}, "
@@ -75,6 +74,14 @@ def read_stored(folder: Path) -> StoredModel:
     hasher = hashlib.sha256(config_bytes)
     tensors = read_tensors(tensor_path, hasher.update, longest_header(len(tensor_shapes(config))))
     return StoredModel(config, tensors, hasher.hexdigest()[:16])
+
+
+def with_ends_of(folder: Path, weights: Weights) -> Weights:
+    """Return the weights with the end tokens of the model in a folder: those of a trainer, which
+    are served in its place, may name fewer. Raises CheckpointError."""
+    ends = read_model_config(folder)[0].eos_token_id
+    config = msgspec.structs.replace(weights.config, eos_token_id=ends)
+    return replace(weights, config=config)
 
 
 def load_checkpoint(folder: Path) -> Weights:

@@ -26,7 +26,7 @@ from srm.engine.files import SMALL_BYTES
 from srm.engine.kept_model import INDEX, WEIGHTS
 from srm.engine.settings import CommandParser
 from srm.engine.steps.batch import F32
-from srm.engine.tokenizer_file import read_byte_level
+from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import read_model
 from srm.engine.weights.delta import write_delta
 from srm.engine.weights.tensor_file import (
@@ -89,7 +89,8 @@ def convert(
         texts = {path.name: read_file(path, SMALL_BYTES) for path in paths}
         tokenizer = next((path for path in paths if path.name == "tokenizer.json"), None)
     notes.append(
-        f"texts begin with token {config.bos_token_id} and end with token {config.eos_token_id}"
+        f"texts begin with token {config.bos_token_id} and end with token "
+        f"{' or '.join(map(str, config.end_ids))}"
     )
     if tokenizer is None:
         notes.append("no tokenizer: the model takes and gives token ids")
@@ -219,13 +220,8 @@ def _clip_decays(tensors: dict[str, F32], notes: list[str]) -> None:
 def _tokenizer(path: Path, config: ModelConfig) -> bytes:
     """The content. Raises CheckpointError if no server reads it, or its tokens do not fit the
     model."""
-    content = read_file(path, SMALL_BYTES)
-    largest = max(read_byte_level(path).get_vocab().values(), default=-1)
-    if largest >= config.vocab_size:
-        raise CheckpointError(
-            f"{path}: token id {largest} lies outside the model's {config.vocab_size}"
-        )
-    return content
+    read_tokenizer(path, config.vocab_size)
+    return read_file(path, SMALL_BYTES)
 
 
 def _write(output: Path, weights: Path, tensors: dict[str, F32], texts: dict[str, bytes]) -> None:

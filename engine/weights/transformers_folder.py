@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from srm.engine.config import ModelConfig
+from srm.engine.config import GENERATION, ModelConfig
 from srm.engine.errors import UNDECODABLE, CheckpointError, in_words
-from srm.engine.tokenizer_file import read_tokenizer
+from srm.engine.tokenizer_file import DESCRIPTIONS, read_tokenizer
 
-TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+TEXT_FILES = ("tokenizer.json", *DESCRIPTIONS, "chat_template.jinja", GENERATION)
 """What a model folder may have besides weights and config.json."""
 CLASSES = Path(__file__).resolve().parents[2] / "training" / "huggingface"
 """The same place in a source tree and in an installed package."""
@@ -34,7 +34,7 @@ def transformers_files(
             "AutoModelForCausalLM": "modeling_srm.SRMForCausalLM",
         },
         "dtype": "float32",
-        "pad_token_id": config.eos_token_id,
+        "pad_token_id": config.end_id,
         "tie_word_embeddings": False,
     }
     files = {name: (CLASSES / name).read_bytes() for name in CLASS_FILES}
@@ -48,8 +48,8 @@ def transformers_files(
 def _describe(config: ModelConfig, tokenizer: Path) -> dict[str, Any]:
     """Return what `tokenizer_config.json` has to say of a tokenizer."""
     added = read_tokenizer(tokenizer).get_added_tokens_decoder()
-    ends = {"bos_token": config.bos_token_id, "eos_token": config.eos_token_id}
-    ends["pad_token"] = config.eos_token_id  # as in the published code
+    ends = {"bos_token": config.bos_token_id, "eos_token": config.end_id}
+    ends["pad_token"] = config.end_id  # as in the published code
     special = {name: added[token].content for name, token in ends.items() if token in added}
     return special | {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -50,7 +50,7 @@ class PublishedArgs(msgspec.Struct, frozen=True):
     headless_kind: str | None = None
     combined_row_quirk: bool | None = None
     bos_token_id: int = 0
-    eos_token_id: int = 1
+    eos_token_id: int | tuple[int, ...] = 1
 
 
 READ_BY: dict[Mixer, set[str]] = {

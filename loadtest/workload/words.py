@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from srm.engine.errors import CheckpointError, ConfigError
-from srm.engine.tokenizer_file import read_tokenizer
+from srm.engine.tokenizer_file import parse_tokenizer, read_file
 from srm.loadtest.counter_rng import TOKENIZER, Draws
 
 _MOST_WORDS = 4096
@@ -32,7 +32,7 @@ class Words:
         """`path` is a tokenizer.json, or a folder with one. Raises ConfigError."""
         file = path / "tokenizer.json" if path.is_dir() else path
         try:
-            self._tokenizer = read_tokenizer(file)
+            self._tokenizer = parse_tokenizer(read_file(file), file, byte_level=False)
         except CheckpointError as error:
             raise ConfigError(f"tokenizer: {error}") from None
         self._cut = 0

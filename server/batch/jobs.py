@@ -41,6 +41,7 @@ from srm.server.storage.clock import Clock
 from srm.server.storage.records import BatchRecord
 from srm.server.storage.store import Store
 from srm.server.text.text import Text
+from srm.server.text.tokenizer_files import use_defaults
 from srm.server.wiring import ServerWiring
 
 log = logging.getLogger(__name__)
@@ -64,8 +65,11 @@ class BatchServices:
         timeout_s = max(ENGINE_TIMEOUT_S, 2 * config.stall_s)
         self.client = EngineClient(config.endpoint, engine_timeout_s=timeout_s)
         self._stack = ExitStack()
-        text, names = Text(config.model), (config.model_name, config.chat_template)
-        services = self._stack.enter_context(answering(self.client, text, config.model, *names))
+        own = config.model_name, config.chat_template, config.special_tokens_in_messages
+        use_defaults(config.model, config.sampling_defaults)
+        services = self._stack.enter_context(
+            answering(self.client, Text(config.model), config.model, *own)
+        )
         answerers: dict[str, Answerer] = {service.path: service for service in services}
         self.fleet = Fleet(answerers, EngineRetry(self.client))
 

@@ -120,7 +120,7 @@ class Constraints:
     def _begin(self) -> None:
         """Begin as many as there are places for."""
         if self._process is None:
-            vocabulary = Vocabulary(self._text.table().entries, self._text.model.eos_token_id)
+            vocabulary = Vocabulary(self._text.table().entries, [*self._text.model.end_ids])
             self._process = LimitedProcess("srm.server.text.constraint_process", vocabulary)
         while self._num_working < NUM_AT_ONCE and not self._is_closed:
             making = self._lines.pop(only_new=self._num_again >= NUM_AT_ONCE // 2)

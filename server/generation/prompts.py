@@ -12,6 +12,7 @@ import numpy as np
 
 from srm.engine.errors import ContextTooLong, InvalidRequest
 from srm.engine.messages import NAMED, PROMPT, Output, join
+from srm.engine.tokenizer_file import LITERAL
 from srm.server import metrics
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.conversation import ExactPrompt
@@ -146,14 +147,15 @@ def _check_length(prompt: str, text: Text, is_cut: bool) -> None:
     """Refuse a text that no tokenization makes fit, or, if it is cut, that takes too much memory
     to tokenize."""
     limit = text.model.n_ctx
-    at_least = len(prompt) // text.longest_token
+    length = len(prompt) - len(LITERAL) * prompt.count(LITERAL)
+    at_least = length // text.longest_token
     if at_least <= limit:
         return
     if not is_cut:
         raise ContextTooLong.from_length(f"at least {at_least}", limit, "prompt")
-    if len(prompt) > MAX_CUT_LENGTH:
+    if length > MAX_CUT_LENGTH:
         raise InvalidRequest(
-            f"prompt has {len(prompt)} characters; with truncate_prompt_tokens it may have "
+            f"prompt has {length} characters; with truncate_prompt_tokens it may have "
             f"{max(MAX_CUT_LENGTH, (limit + 1) * text.longest_token - 1)}",
             "prompt",
         )

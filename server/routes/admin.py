@@ -208,7 +208,7 @@ def _text_of(folder: Path, has_own_template: bool, within: Path | None = None) -
     tokenizer anew, with other spaces and their padding, and name special tokens that it had before.
     """
     tokenizer = folder / "tokenizer.json"
-    text = read_tokenizer(tokenizer, within).to_str() if tokenizer.exists() else ""
+    text = read_tokenizer(tokenizer, within=within).to_str() if tokenizer.exists() else ""
     return special_tokens(folder, within) | {
         "tokenizer.json": sha256(text.encode()).hexdigest() if text else "",
         "chat template": "" if has_own_template else chat_template(folder, within=within) or "",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from srm.engine.client.client import EngineClient
+from srm.server.config import SpecialNames
 from srm.server.reply.responder import Responder
 from srm.server.rollouts.sglang import GenerateEndpoint
 from srm.server.rollouts.vllm import TokensEndpoint
@@ -60,20 +61,31 @@ def services(
     )
 
 
-def template_of(folder: Path, text: Text, file: str = "") -> ChatTemplate | None:
-    """Start the chat template in `file`, or else of the folder; None if it has none. Raises
-    ConfigError and CheckpointError for one that cannot be read."""
+def template_of(
+    folder: Path, text: Text, file: str = "", names: SpecialNames = "text"
+) -> ChatTemplate | None:
+    """Start the chat template in `file`, or else of the folder; None if it has none. `names` says
+    what names of special tokens in messages are. Raises ConfigError and CheckpointError for one
+    that cannot be read."""
     source = chat_template(folder, file)
-    return None if source is None else ChatTemplate(source, text.special_tokens)
+    if source is None:
+        return None
+    literals = text.special_names if names == "text" else ()
+    return ChatTemplate(source, text.special_tokens, literals=literals)
 
 
 @contextmanager
 def answering(
-    client: EngineClient, text: Text, folder: Path, model_name: str = "", template_file: str = ""
+    client: EngineClient,
+    text: Text,
+    folder: Path,
+    model_name: str = "",
+    template_file: str = "",
+    names: SpecialNames = "text",
 ) -> Iterator[tuple[Completions, Chat, Responses]]:
     """Yield the endpoints that lines of a batch may ask, for the block. Raises what `template_of`
     does."""
-    template = template_of(folder, text, template_file)
+    template = template_of(folder, text, template_file, names)
     model_name = model_name or folder.resolve().name
     made = services(client, text, model_name, template)
     try:

@@ -54,7 +54,8 @@ class Vocabulary(msgspec.Struct, frozen=True):
     """What constraints are made for: the bytes of each token."""
 
     tokens: list[bytes]
-    eos_token_id: int
+    end_ids: list[int]
+    """Tokens that end a text."""
 
 
 class JsonSchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

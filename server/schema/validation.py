@@ -82,6 +82,11 @@ def not_json(data: bytes | Raw, error: Exception) -> InvalidRequest:
     return InvalidRequest(f"the body is not JSON in UTF-8: {not_utf8(bytes(data)) or error}")
 
 
+SAMPLING: dict[str, float] = {}
+"""The model's own values of what requests leave out, in a process of a server that is to use
+them: `tokenizer_files.use_defaults` sets them at its start."""
+
+
 def checked(
     kind: type[_Asked],
     given: dict[str, Raw],
@@ -95,7 +100,7 @@ def checked(
     Raises InvalidRequest naming field and value.
     """
     hints = hints_of(kind)
-    fields = dict(converted)
+    fields = {name: value for name, value in SAMPLING.items() if name in hints} | converted
     for name, value in given.items():
         if name in converted:
             continue

@@ -39,6 +39,7 @@ from srm.server.supervise.listeners import listen, listen_as, remove_same, url_o
 from srm.server.supervise.own_folder import NOTE, keep_first, own_folder
 from srm.server.supervise.supervisor import Child, PrivateFolder, Supervisor
 from srm.server.text.text import read_model_config
+from srm.server.text.tokenizer_files import report_unread
 from srm.server.wiring import ServerWiring
 
 _ROOT = Path(srm.__file__).resolve().parents[1]
@@ -87,6 +88,7 @@ def main(argv: list[str], engine_module: str = "srm.engine") -> int:
     check_limits(server, load_keys(server.api_keys_file, os.environ))  # before anything is started
     read_key(server.batch_worker_key_file)
     read_model_config(server.model)  # and said once
+    report_unread(server.model, server.sampling_defaults)
     check_writable("data_dir", server.data_folder)
     if engine.snapshot_dir:
         check_writable("snapshot_dir", Path(engine.snapshot_dir).expanduser())

@@ -7,7 +7,9 @@ Knows what variables a template expects, and no tokens.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -16,6 +18,7 @@ import msgspec
 
 from srm.engine.errors import CheckpointError, InvalidRequest
 from srm.engine.process.limited_process import Died, LimitedProcess, ProcessFailed
+from srm.engine.tokenizer_file import LITERAL
 from srm.server.schema.conversation import Conversation, ExactPrompt, names_in
 
 RENDER_S = 5.0
@@ -41,14 +44,20 @@ class ChatTemplate:
     """One template, and the process in which it runs."""
 
     def __init__(
-        self, source: str, special_tokens: dict[str, str], render_s: float = RENDER_S
+        self,
+        source: str,
+        special_tokens: dict[str, str],
+        render_s: float = RENDER_S,
+        literals: Collection[str] = (),
     ) -> None:
-        """Starts the process. Raises CheckpointError for an invalid template."""
+        """Starts the process. `literals`: what is marked in messages, to be read as text though it
+        is the name of a special token. Raises CheckpointError for an invalid template."""
         self.source = source
         self._special_tokens = special_tokens
         self.render_s = render_s
         """Seconds that a chat may take."""
         self._names = names_in(source)
+        self._literals = Literals(literals)
         self._process = LimitedProcess("srm.server.text.template_process", source)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat template")
         """One thread, so one chat at a time has the process; it waits instead of the event loop."""
@@ -79,17 +88,18 @@ class ChatTemplate:
             chat = chat.as_text()
         if chat.tells_tools and not self._shows_tools:
             chat = chat.with_tools_as_text()
-        messages = chat.for_template(self._names)
+        shown = {"tools": chat.tools} if chat.tools and self._shows_tools else {}
+        messages, given = self._literals.marked(
+            [chat.for_template(self._names), {**chat.chat_template_kwargs, **shown}]
+        )
         marker = ""
         if chat.continue_final_message:
             # Templates trim and close the last message, each in its way: what comes before a word
             # that nobody knows is what the model is to continue.
             marker = f"continue-{secrets.token_hex(16)}"
             messages[-1]["content"] += marker
-        shown = {"tools": chat.tools} if chat.tools and self._shows_tools else {}
         variables: dict[str, Any] = {
-            **chat.chat_template_kwargs,
-            **shown,
+            **given,
             "messages": messages,
             "add_generation_prompt": chat.adds_generation_prompt,
         }
@@ -140,6 +150,39 @@ class ChatTemplate:
         """End the process, whatever it does."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._process.close()
+
+
+class Literals:
+    """Names of special tokens that are text where a client wrote them."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        longest_first = sorted(names, key=len, reverse=True)
+        starts = "|".join(map(re.escape, longest_first))
+        self._start = re.compile(f"(?=(?:{starts}))(.)", re.DOTALL) if names else None
+        self._prefixes = {name[:size] for name in names for size in range(1, len(name))}
+        self._sizes = sorted({len(prefix) for prefix in self._prefixes})
+
+    def marked(self, value: Any) -> Any:
+        """Return a value of JSON with LITERAL in each name, wherever it is."""
+        if self._start is None:
+            return value
+        return self._inside(msgspec.json.decode(msgspec.json.encode(value)))
+
+    def _inside(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, list):
+            return [self._inside(item) for item in value]
+        if isinstance(value, dict):
+            return {self._text(name): self._inside(item) for name, item in value.items()}
+        return value
+
+    def _text(self, text: str) -> str:
+        assert self._start is not None
+        text = self._start.sub(rf"\1{LITERAL}", text)
+        # A template may write another text directly behind this one, which would make it a name.
+        is_begun = any(text[-size:] in self._prefixes for size in self._sizes)
+        return text + LITERAL if is_begun else text
 
 
 def _before(marker: str, text: str) -> str:

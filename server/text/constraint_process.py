@@ -96,7 +96,7 @@ def _serve(control: int) -> None:
     if first is None:
         return
     vocabulary = msgspec.json.decode(first, type=Vocabulary)
-    tokenizer = tokenizer_of(vocabulary.tokens, vocabulary.eos_token_id)
+    tokenizer = tokenizer_of(vocabulary.tokens, vocabulary.end_ids)
     yield_processors()
     send(sys.stdout.buffer, Answer())
     answer_each(control, lambda message: answer(message, tokenizer))

@@ -13,12 +13,11 @@ from array import array
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken
 
-from srm.engine.config import ModelConfig, check_model_folder, parse_model_config
-from srm.engine.errors import CheckpointError
-from srm.engine.files import read_file
-from srm.engine.tokenizer_file import read_byte_level
+from srm.engine import config
+from srm.engine.config import ModelConfig, check_model_folder
+from srm.engine.tokenizer_file import TextEncoder, read_tokenizer
 from srm.server.text import tokenizer_files
 from srm.server.text.stream import ByteTable
 
@@ -41,10 +40,12 @@ class Text:
         self._table = self._table_with_special = ByteTable(list(map(str.encode, self.labels)))
         self.special_tokens: dict[str, str] = {}
         """Texts of special tokens, by `bos_token`, `eos_token` and what else the folder names."""
-        self._tokenizer: Tokenizer | None = None
+        self.special_names: frozenset[str] = frozenset()
+        """Names of all special tokens, which `encode` reads as the tokens."""
+        self._encoder: TextEncoder | None = None
         if (folder / "tokenizer.json").exists():
             self._load(folder / "tokenizer.json")
-            own = {"bos_token": self.model.bos_token_id, "eos_token": self.model.eos_token_id}
+            own = {"bos_token": self.model.bos_token_id, "eos_token": self.model.end_id}
             spellings = {name: self._spelling(token) for name, token in own.items()}
             self.special_tokens = {
                 name: text for name, text in spellings.items() if text is not None
@@ -53,18 +54,15 @@ class Text:
 
     @property
     def has_tokenizer(self) -> bool:
-        return self._tokenizer is not None
+        return self._encoder is not None
 
     def _load(self, path: Path) -> None:
-        self._tokenizer = read_byte_level(path)
-        vocab = self._tokenizer.get_vocab(with_added_tokens=True)
-        largest = max(vocab.values(), default=-1)
-        if not 0 <= largest < self.model.vocab_size:
-            raise CheckpointError(
-                f"{path}: token id {largest} lies outside the model's {self.model.vocab_size}"
-            )
-        added = self._tokenizer.get_added_tokens_decoder()
+        tokenizer = read_tokenizer(path, self.model.vocab_size)
+        self._encoder = TextEncoder(tokenizer)
+        vocab = tokenizer.get_vocab(with_added_tokens=True)
+        added = tokenizer.get_added_tokens_decoder()
         special = {token_id: token.content for token_id, token in added.items() if token.special}
+        self.special_names = frozenset(special.values())
         plain = _entries(vocab, added, self.model.vocab_size)
         self._table = ByteTable(plain)
         self._table_with_special = ByteTable(
@@ -75,11 +73,11 @@ class Text:
 
     def encode(self, texts: list[str], adds_special: bool = True) -> list[bytes]:
         """Token ids of each text, int32 little-endian, with what the tokenizer adds around it."""
-        assert self._tokenizer is not None
+        assert self._encoder is not None
         encoded: list[bytes] = []
         for some in _by_length(texts):
-            encodings = self._tokenizer.encode_batch(some, add_special_tokens=adds_special)
-            encoded += [array("i", encoding.ids).tobytes() for encoding in encodings]
+            ids = self._encoder.encode(some, adds_special)
+            encoded += [array("i", own).tobytes() for own in ids]
         return encoded
 
     def table(self, with_special: bool = False) -> ByteTable:
@@ -122,11 +120,7 @@ def _by_length(texts: list[str]) -> Iterator[list[str]]:
 def read_model_config(folder: Path) -> ModelConfig:
     """Raises CheckpointError, which names the file."""
     check_model_folder(folder)
-    path = folder / "config.json"
-    try:
-        return parse_model_config(path, read_file(path))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
+    return config.read_model_config(folder)[0]
 
 
 def _entries(vocab: dict[str, int], added: dict[int, AddedToken], size: int) -> list[bytes]:

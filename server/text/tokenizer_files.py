@@ -1,53 +1,48 @@
-"""Reads special tokens and the chat template from a model folder in Hugging Face's format.
+"""Reads special tokens, the chat template and how to sample from a model folder in Hugging Face's
+format, and says what in it is not honoured.
 
-They are in `chat_template.jinja` and `tokenizer_config.json`. Knows no tokenizer: that is `text`,
-and runs no template: that is `chat_template`.
+Knows no tokenizer: that is `text`, and runs no template: that is `chat_template`.
 """
 
 from __future__ import annotations
 
+import logging
 from codecs import BOM_UTF8
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, CheckpointError, ConfigError, SRMError, in_words
+from srm.engine.config import GENERATION, GenerationConfig, read_generation_config
+from srm.engine.errors import UNDECODABLE, CheckpointError, ConfigError, SRMError, cut, in_words
 from srm.engine.files import read_file
+from srm.engine.tokenizer_file import NamedTemplate, describe
+from srm.server.config import SamplingDefaults
+from srm.server.schema import validation
+from srm.server.schema.sampling_fields import SamplingRequest
+
+log = logging.getLogger(__name__)
 
 MAX_BYTES = 16 * 1024 * 1024
 """Most bytes of one of these files."""
-
-
-class _Token(msgspec.Struct):
-    content: str
-
-
-class _NamedTemplate(msgspec.Struct):
-    name: str
-    template: str
-
-
-class _Described(msgspec.Struct):
-    """The fields of tokenizer_config.json that are read; it has many more."""
-
-    bos_token: str | _Token | None = None
-    eos_token: str | _Token | None = None
-    unk_token: str | _Token | None = None
-    sep_token: str | _Token | None = None
-    pad_token: str | _Token | None = None
-    cls_token: str | _Token | None = None
-    mask_token: str | _Token | None = None
-    chat_template: str | list[_NamedTemplate] | None = None
+_HONOURED = {"bos_token_id", "pad_token_id", "use_cache", "transformers_version"}
+"""Fields of generation_config.json that ask for nothing, besides those that are read."""
+_CHANGING = {
+    *("add_eos_token", "add_prefix_space", "clean_up_tokenization_spaces", "split_special_tokens"),
+}
+"""Fields of tokenizer_config.json that change which tokens a text has, or which text tokens
+have."""
+_FOREIGN = ("adapter_config.json", "added_tokens.json")
+"""Files that change a model, or its tokenizer, elsewhere."""
 
 
 def special_tokens(folder: Path, within: Path | None = None) -> dict[str, str]:
     """Texts of the special tokens that the folder names, by `bos_token`, `eos_token` and so on."""
-    config = _read_config(folder, within)
-    given = {name: getattr(config, name) for name in config.__struct_fields__ if "_token" in name}
     return {
-        name: token.content if isinstance(token, _Token) else token
-        for name, token in given.items()
-        if token is not None
+        name: text
+        for name, text in describe(folder, within).items()
+        if name.endswith("_token") and isinstance(text, str)
     }
 
 
@@ -60,20 +55,71 @@ def chat_template(folder: Path, file: str = "", within: Path | None = None) -> s
         return _read(Path(file), ConfigError)
     if (folder / "chat_template.jinja").exists():
         return _read(folder / "chat_template.jinja", CheckpointError, within)
-    given = _read_config(folder, within).chat_template
+    given: str | list[NamedTemplate] | None = describe(folder, within).get("chat_template")
     if isinstance(given, list):  # of several, the one for plain chats
         return next((choice.template for choice in given if choice.name == "default"), None)
     return given
 
 
-def _read_config(folder: Path, within: Path | None) -> _Described:
-    path = folder / "tokenizer_config.json"
+def use_defaults(folder: Path, source: SamplingDefaults) -> None:
+    """Have this process take the model's own sampling parameters for those that requests leave out,
+    if `source` is model. Raises CheckpointError for values that no request may have."""
+    validation.SAMPLING.clear()
+    if source == "model":
+        validation.SAMPLING.update(_sampling(folder))
+
+
+def _sampling(folder: Path) -> dict[str, float]:
+    values, hints = read_generation_config(folder).sampling, validation.hints_of(SamplingRequest)
+    for name, value in values.items():
+        try:
+            msgspec.convert(value, hints[name])
+        except msgspec.ValidationError as error:
+            raise CheckpointError(f"{folder / GENERATION}: {name}: {in_words(error)}") from None
+    return values
+
+
+def report_unread(folder: Path, source: SamplingDefaults) -> None:
+    """Log how the folder says to sample, and what it asks for and is not done. Raises
+    CheckpointError."""
+    if values := _sampling(folder):
+        named = ", ".join(f"{name} = {value:g}" for name, value in values.items())
+        use = "used" if source == "model" else "not used"
+        log.info(
+            "%s: %s: %s for requests that leave them out, as sampling_defaults = %s",
+            *(folder / GENERATION, named, use, source),
+        )
+    if names := [*_unread(folder)]:
+        log.warning("%s: not honoured: %s", folder, ", ".join(names))
+
+
+def _unread(folder: Path) -> Iterator[str]:
+    templates = describe(folder).get("chat_template")
+    names = [choice.name for choice in templates] if isinstance(templates, list) else []
+    names += sorted(path.stem for path in folder.glob("additional_chat_templates/*.jinja"))
+    yield from (f"the chat template {name!r}" for name in names if name != "default")
+    known = _HONOURED | {*GenerationConfig.__struct_fields__}
+    for name, value in _fields(folder / GENERATION).items():
+        is_known = name in known or name.startswith("_") or (name, value) == ("do_sample", True)
+        if not is_known and value not in (None, False, [], {}):
+            yield f"{name} = {_shown(value)} of {GENERATION}"
+    for name, value in _fields(folder / "tokenizer_config.json").items():
+        if name in _CHANGING and value:
+            yield f"{name} = {_shown(value)} of tokenizer_config.json"
+    yield from (name for name in _FOREIGN if (folder / name).exists())
+
+
+def _fields(path: Path) -> dict[str, Any]:
     if not path.exists():
-        return _Described()
+        return {}
     try:
-        return msgspec.json.decode(_read(path, CheckpointError, within), type=_Described)
+        return msgspec.json.decode(_read(path, CheckpointError), type=dict[str, Any])
     except UNDECODABLE as error:
         raise CheckpointError(f"{path}: {in_words(error)}") from None
+
+
+def _shown(value: Any) -> str:
+    return cut(msgspec.json.encode(value).decode(), 64)
 
 
 def _read(path: Path, kind: type[SRMError], within: Path | None = None) -> str:

@@ -67,7 +67,7 @@ def encode(rows: Sequence[RowText], text: Text) -> list[Example]:
     first = [row.pieces[0].text for row in rows if not row.is_chat]
     others = [piece.text for row in rows for piece in row.pieces[not row.is_chat :]]
     begun, rest = iter(text.encode(first)), iter(text.encode(others, adds_special=False))
-    end = text.model.eos_token_id
+    end = text.model.end_id
     examples = []
     for row in rows:
         sources = [rest if row.is_chat else begun, *[rest] * (len(row.pieces) - 1)]

@@ -13,6 +13,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from srm.engine.errors import ConfigError
+from srm.engine.tokenizer_file import TextEncoder
 from srm.training.data import EpochBatches
 from srm.training.grpo.config import DataSettings, EvaluationSettings
 from srm.training.problems.drawn import Split, problems
@@ -102,7 +103,7 @@ def _generated(split: Split, seed: int | str) -> Iterator[Question]:
 
 
 def _asked(question: Question, tokenizer: Tokenizer, form: str) -> Asked:
-    return Asked(question, tokenizer.encode(question.prompt(form)).ids)
+    return Asked(question, TextEncoder(tokenizer).encode([question.prompt(form)])[0])
 
 
 def _read(

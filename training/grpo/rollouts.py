@@ -59,11 +59,11 @@ class Sampler(Protocol):
 
 
 def cut_rollouts(
-    token_ids: Tensor, logprobs: Tensor, end: int, weights_version: int
+    token_ids: Tensor, logprobs: Tensor, ends: int | Sequence[int], weights_version: int
 ) -> list[Rollout]:
-    """Return rows [n, tokens] as rollouts, each cut behind its first token `end`."""
+    """Return rows [n, tokens] as rollouts, each cut behind its first token of `ends`."""
     ids, lps = token_ids.cpu().numpy().astype("<i4"), logprobs.cpu().numpy()
-    is_end = ids == end
+    is_end = np.isin(ids, ends)
     is_ended = is_end.any(1)
     lengths = np.where(is_ended, is_end.argmax(1) + 1, ids.shape[1])
     return [

@@ -56,6 +56,7 @@ class TorchSampler:
         logits, state = logits.expand(count, -1), state.expand(-1, -1, count, -1)
         ids: list[Tensor] = []
         logprobs: list[Tensor] = []
+        ends = torch.tensor(config.end_ids, device=self._device)
         ended = torch.zeros(count, dtype=torch.bool, device=self._device)
         most = min(sampling.max_tokens, config.n_ctx - len(prompt) + 1)
         for position in range(len(prompt), len(prompt) + most):
@@ -65,11 +66,11 @@ class TorchSampler:
             tokens = _drawn(logp, sampling.top_p, random)
             ids.append(tokens)
             logprobs.append(logp.gather(1, tokens[:, None])[:, 0])
-            ended |= tokens == config.eos_token_id
+            ended |= torch.isin(tokens, ends)
             if ended.all():
                 break
-        end = config.eos_token_id
-        return cut_rollouts(torch.stack(ids, 1), torch.stack(logprobs, 1), end, self._version)
+        made = torch.stack(ids, 1), torch.stack(logprobs, 1)
+        return cut_rollouts(*made, config.end_ids, self._version)
 
 
 def _drawn(logprobs: Tensor, top_p: float, random: torch.Generator) -> Tensor:

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
+from srm.engine.config import read_model_config
 from srm.engine.errors import ConfigError
-from srm.engine.files import SMALL_BYTES
 from srm.engine.settings import Command, load
 from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import read_model
@@ -115,20 +115,20 @@ def _model_settings(config: HarnessConfig, url: str, model: str) -> dict[str, An
 def _tokenizer_settings(folder: Path, copy: Path) -> dict[str, Any]:
     """Copy a model's tokenizer as transformers loads one."""
     tokenizer = read_tokenizer(folder / "tokenizer.json")
+    model, _ = read_model_config(folder)
     try:
-        model = msgspec.json.decode(read_file(folder / "config.json", SMALL_BYTES))
-        begin, end = (tokenizer.id_to_token(model[f"{name}_token_id"]) for name in ("bos", "eos"))
+        begin, end = map(tokenizer.id_to_token, (model.bos_token_id, model.end_id))
         copy.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / "tokenizer.json", copy)
         written = {"bos_token": begin, "eos_token": end}
         written["tokenizer_class"] = "PreTrainedTokenizerFast"
         (copy / "tokenizer_config.json").write_bytes(msgspec.json.encode(written))
-    except (OSError, KeyError, msgspec.DecodeError) as error:
+    except OSError as error:
         raise ConfigError(f"tokenizer: {folder} or output cannot be used: {error!r}") from error
-    adds_begin = tokenizer.encode("a").ids[:1] == [model["bos_token_id"]]
+    adds_begin = tokenizer.encode("a").ids[:1] == [model.bos_token_id]
     return {
         "tokenizer_backend": "huggingface",
         "tokenizer": str(copy),
         "add_bos_token": adds_begin,
-        "max_length": model["n_ctx"],
+        "max_length": model.n_ctx,
     }

@@ -18,8 +18,9 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from srm.engine.errors import ConfigError
+from srm.engine.tokenizer_file import added_ids
 from srm.training.text.documents import TextPart
-from srm.training.text.tokenizer import count_entries, prepended_ids
+from srm.training.text.tokenizer import count_entries
 from srm.training.text.whole_files import replace_file, write_whole
 
 _DOCUMENTS, _CHARACTERS = 256, 1024 * 1024
@@ -87,14 +88,15 @@ def _write(
     dtype = "<u2" if count_entries(tokenizer) <= 2**16 else "<u4"
     documents = tokens = 0
     digest = hashlib.sha256()
-    is_begin, begin = True, prepended_ids(tokenizer)
+    is_begin, begin = True, added_ids(tokenizer)[0]
     with replace_file(path) as partial, partial.open("wb") as file:
         for some in _batched(texts):
             encodings = tokenizer.encode_batch_fast(some, add_special_tokens=False)
             for text, encoding in zip(some, encodings, strict=True):
                 is_end = not isinstance(text, TextPart)
-                row = begin * is_begin + encoding.ids + [end_id] * is_end
-                ids = np.array(row, dtype)
+                own = encoding.ids  # which may have the begin and end tokens already
+                before = begin * (is_begin and own[: len(begin)] != begin)
+                ids = np.array(before + own + [end_id] * (is_end and own[-1:] != [end_id]), dtype)
                 file.write(ids.tobytes())
                 digest.update(ids.tobytes())
                 tokens += len(ids)

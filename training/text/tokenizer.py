@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from srm.engine.errors import UNDECODABLE, ConfigError, in_words
-from srm.engine.files import read_file
+from srm.engine.errors import ConfigError
 from srm.engine.progress import Tell, show_progress
+from srm.engine.tokenizer_file import added_ids, describe
 from srm.training.text.documents import documents, files
 from srm.training.text.whole_files import write_whole
 
@@ -42,22 +42,6 @@ class SpecialIds(NamedTuple):
 OWN_IDS = SpecialIds(BEGIN_ID, END_ID)
 
 
-class _Token(msgspec.Struct):
-    content: str
-
-
-class _Described(msgspec.Struct):
-    """What a folder of Hugging Face says of its special tokens; it says more."""
-
-    bos_token: str | _Token | None = None
-    eos_token: str | _Token | None = None
-    add_bos_token: bool | None = None
-
-
-DESCRIPTIONS = ("tokenizer_config.json", "special_tokens_map.json")
-"""Files that say so, the first one first."""
-
-
 def special_ids(tokenizer: Tokenizer, folder: Path | None = None) -> SpecialIds:
     """Return the ids of a tokenizer that may be of others. The end token is the one that `folder`
     names, or else goes by its name. The begin token is what the tokenizer prepends, or else the end
@@ -65,49 +49,14 @@ def special_ids(tokenizer: Tokenizer, folder: Path | None = None) -> SpecialIds:
 
     Raises ConfigError for a tokenizer without an end token.
     """
-    named = _described(folder, "eos_token") if folder else None
+    named = describe(folder).get("eos_token") if folder else None
     ends = _ENDS if named is None else (named,)
     end = next((i for i in map(tokenizer.token_to_id, ends) if i is not None), None)
     if end is None and named is not None:
         raise ConfigError(f"tokenizer: {folder} has the end token {named!r}, tokenizer.json not")
     if end is None:
         raise ConfigError(f"tokenizer: it must have an end token, one of {', '.join(_ENDS)}")
-    return SpecialIds(next(iter(prepended_ids(tokenizer)), end), end)
-
-
-def prepend_begin(tokenizer: Tokenizer, folder: Path) -> None:
-    """Have a tokenizer put its begin token before a text where the folder says so, as transformers
-    does. Raises ConfigError if it has no such token."""
-    if not _described(folder, "add_bos_token") or prepended_ids(tokenizer):
-        return
-    begin = _described(folder, "bos_token")
-    number = begin and tokenizer.token_to_id(begin)
-    if not isinstance(number, int):
-        raise ConfigError(f"tokenizer: {folder} adds a begin token, {begin!r}, that it has not")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{begin} $A", special_tokens=[(begin, number)]
-    )
-
-
-def _described(folder: Path, name: str) -> Any:
-    """Return what the folder's descriptions say of a name, first tokenizer_config.json; None where
-    none does."""
-    for path in (folder / file for file in DESCRIPTIONS):
-        if not path.is_file():
-            continue
-        try:
-            value = getattr(msgspec.json.decode(read_file(path), type=_Described), name)
-        except (OSError, *UNDECODABLE) as error:
-            raise ConfigError(f"tokenizer: {path}: {in_words(error)}") from error
-        if value is not None:
-            return value.content if isinstance(value, _Token) else value
-    return None
-
-
-def prepended_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids that a tokenizer puts before a text. Some put others behind it."""
-    encoding = tokenizer.encode("a")
-    return encoding.ids[: [*encoding.sequence_ids, 0].index(0)]
+    return SpecialIds(next(iter(added_ids(tokenizer)[0]), end), end)
 
 
 def count_entries(tokenizer: Tokenizer) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from srm.engine.tokenizer_file import read_byte_level
+from srm.engine.tokenizer_file import read_tokenizer
 from srm.training.data import IGNORED, CountdownBatches
 from srm.training.problems import countdown
 from srm.training.problems.countdown import (
@@ -113,7 +113,7 @@ def test_the_tokenizer_has_the_ids_of_the_vocabulary_and_is_served(tmp_path: Pat
     """Spaces are not read, and every number and sign is decoded behind one."""
     path = tmp_path / "tokenizer.json"
     path.write_text(countdown_tokenizer().to_str())
-    tokenizer = read_byte_level(path)
+    tokenizer = read_tokenizer(path)
     assert special_ids(tokenizer) == (BOS, EOS)
     ids = [BOS, *countdown.parse_ids(GIVEN.prompt)]
     for prompt in (GIVEN.prompt, "make 64 of 25  3 7\n4:"):

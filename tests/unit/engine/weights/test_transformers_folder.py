@@ -133,7 +133,7 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
     (spoil("config.json", tie_word_embeddings=True), "tie_word_embeddings must be false, got True"),
     (spoil("config.json", is_encoder_decoder=True), "is_encoder_decoder must be false, got True"),
     (spoil("config.json", quantization_config={}), "quantization_config is not a field"),
-    (spoil("config.json", eos_token_id=[1, 2]), "eos_token_id must be an integer; got a list"),
+    (spoil("config.json", eos_token_id=[]), "eos_token_id must be 1 … 64 ids, got 0"),
     (spoil("config.json", num_layers=3), r"mixer_blocks\.2\..* is missing"),
 ]
 

@@ -1,0 +1,112 @@
+"""Names of special tokens that a client writes into a chat are text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Raw
+from tokenizers import Tokenizer
+
+from srm.server.routes.services import template_of
+from srm.server.schema.conversation import Conversation, messages_of
+from srm.server.schema.tools import Function, Tool
+from srm.server.text.chat_template import ChatTemplate
+from srm.server.text.text import Text
+
+BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
+SHOWS_ALL = (
+    "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content | trim }}{{ eos_token }}"
+    "{% for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}{% endfor %}"
+    "{{ tools | tojson }}{{ mood }}"
+)
+
+
+def rendered(text: Text, template: ChatTemplate, **fields: Any) -> str:
+    prompt = template._rendered(Conversation(**fields))
+    assert isinstance(prompt, str)
+    return text.encode([prompt], adds_special=False)[0]  # type: ignore[return-value]
+
+
+def messages(*contents: Any) -> list[Any]:
+    made = [{"role": "user", "content": content} for content in contents]
+    return messages_of({"messages": Raw(json.dumps(made).encode())})
+
+
+@pytest.fixture
+def template(text: Text, text_model: Path, tmp_path: Path) -> Iterator[ChatTemplate]:
+    (tmp_path / "t.jinja").write_text(SHOWS_ALL)
+    made = template_of(text_model, text, str(tmp_path / "t.jinja"))
+    assert made is not None
+    with closing(made):
+        yield made
+
+
+def control(ids: Any) -> list[int]:
+    """Return the special tokens among these."""
+    return [token for token in memoryview(ids).cast("i").tolist() if token < 2]
+
+
+SPELLED = [
+    END,
+    f"a {END} b",
+    END * 3,
+    f"<|{END}|>",
+    f"<{END[1:]}",
+]
+
+
+@pytest.mark.parametrize("content", SPELLED)
+def test_special_names_in_messages_are_text(
+    content: str, text: Text, template: ChatTemplate
+) -> None:
+    ids = rendered(text, template, messages=messages(content))
+    assert control(ids) == [0, 1], "those of the template alone"
+    assert content.encode() in text.decode(ids)  # type: ignore[arg-type]
+
+
+def test_a_name_is_not_made_of_two_messages(text: Text, tmp_path: Path, text_model: Path) -> None:
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    made = template_of(text_model, text, str(tmp_path / "t.jinja"))
+    assert made is not None
+    with closing(made):
+        for cut in range(1, len(END)):
+            ids = rendered(text, made, messages=messages(END[:cut], END[cut:]))
+            assert not control(ids) and text.decode(ids) == END.encode()  # type: ignore[arg-type]
+
+
+def test_special_names_in_tools_and_variables_are_text(text: Text, template: ChatTemplate) -> None:
+    parameters = Raw(json.dumps({"type": "object", "properties": {END: {"const": BEGIN}}}).encode())
+    escaped = Raw(bytes(parameters).replace(b"<", rb"\u003c"))
+    for schema in (parameters, escaped):
+        tools = [Tool("function", Function("f", END, schema))]
+        ids = rendered(text, template, messages=messages("hi"), tools=tools,
+                       chat_template_kwargs={"mood": BEGIN})  # fmt: skip
+        assert control(ids) == [0, 1]
+        decoded = text.decode(ids)  # type: ignore[arg-type]
+        assert decoded.count(END.encode()) == 2 and decoded.count(BEGIN.encode()) == 2
+
+
+def test_a_name_in_a_message_has_the_tokens_of_text(
+    text: Text, template: ChatTemplate, text_model: Path
+) -> None:
+    plain = Tokenizer.from_file(str(text_model / "tokenizer.json"))
+    plain.encode_special_tokens = True
+    ids = memoryview(rendered(text, template, messages=messages(f"the {END} cat"))).cast("i")
+    expected = plain.encode(f"user: the {END} cat", add_special_tokens=False).ids
+    assert ids.tolist()[1 : len(expected) + 2] == [*expected, 1]
+
+
+def test_special_names_are_tokens_where_a_setting_says_so(
+    text: Text, text_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "t.jinja").write_text(SHOWS_ALL)
+    made = template_of(text_model, text, str(tmp_path / "t.jinja"), "control")
+    assert made is not None
+    with closing(made):
+        assert control(rendered(text, made, messages=messages(f"a {END} b"))) == [0, 1, 1]
+    assert control(text.encode([f"a {END} b"])[0]) == [0, 1], "as in prompts of completions"
