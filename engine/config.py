@@ -210,7 +210,7 @@ def check_utf8(name: str, text: str) -> None:
         raise ValueError(f"{name} must be UTF-8, got {os.fsencode(text)!r}") from None
 
 
-class GenerationConfig(msgspec.Struct):
+class GenerationDefaults(msgspec.Struct):
     """The fields of a folder's `generation_config.json` that are read."""
 
     eos_token_id: int | tuple[int, ...] | None = None
@@ -228,14 +228,14 @@ class GenerationConfig(msgspec.Struct):
         return {name: value for name, value in given.items() if value is not None}
 
 
-def read_generation_config(folder: Path, within: Path | None = None) -> GenerationConfig:
+def read_generation_config(folder: Path, within: Path | None = None) -> GenerationDefaults:
     """Read a folder's `generation_config.json`, if it has one. Raises CheckpointError."""
     path = folder / GENERATION
     try:
         data = read_file(path, within=within).removeprefix(BOM_UTF8)
-        return msgspec.json.decode(data, type=GenerationConfig)
+        return msgspec.json.decode(data, type=GenerationDefaults)
     except FileNotFoundError:
-        return GenerationConfig()
+        return GenerationDefaults()
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
     except UNDECODABLE as error:

@@ -103,7 +103,8 @@ SETTINGS = """
   max_logprobs max_waiting max_waiting_bytes max_parked_bytes
   request_timeout_s cache_dir graphs_dir overlap step_timeout_s drain_s
   snapshot_dir snapshot_interval_s snapshot_s log_level log_format
-  served_model_name chat_template host port uds api_processes engines
+  served_model_name chat_template special_tokens_in_messages sampling_defaults host port uds
+  api_processes engines
   max_body_bytes max_connections max_header_bytes
   receive_timeout_s send_timeout_s stream_max_rate stream_keepalive_s
   api_keys_file requests_per_minute tokens_per_minute priority_keys share_prompts

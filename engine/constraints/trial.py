@@ -49,10 +49,10 @@ class _Vocabulary:
 def tokenizer_of(tokens: list[bytes], ends: int | Sequence[int]) -> LLTokenizer:
     """Make the tokenizer of these tokens, by id. Those without bytes are special, and so are those
     that end a text, whatever their bytes."""
-    ends = np.atleast_1d(ends).tolist()
-    tokens = [b"" if token in ends else data for token, data in enumerate(tokens)]
-    wrapped = TokenizerWrapper(_Vocabulary(tokens, ends[0]))
-    return LLTokenizer(wrapped, n_vocab=len(tokens), eos_token=ends)
+    end_ids: list[int] = np.atleast_1d(ends).tolist()
+    tokens = [b"" if token in end_ids else data for token, data in enumerate(tokens)]
+    wrapped = TokenizerWrapper(_Vocabulary(tokens, end_ids[0]))
+    return LLTokenizer(wrapped, n_vocab=len(tokens), eos_token=end_ids)
 
 
 def why_not(constraint: str, tokenizer: LLTokenizer) -> str:

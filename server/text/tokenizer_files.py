@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from srm.engine.config import GENERATION, GenerationConfig, read_generation_config
+from srm.engine.config import GENERATION, GenerationDefaults, read_generation_config
 from srm.engine.errors import UNDECODABLE, CheckpointError, ConfigError, SRMError, cut, in_words
 from srm.engine.files import read_file
 from srm.engine.tokenizer_file import NamedTemplate, describe
@@ -98,7 +98,7 @@ def _unread(folder: Path) -> Iterator[str]:
     names = [choice.name for choice in templates] if isinstance(templates, list) else []
     names += sorted(path.stem for path in folder.glob("additional_chat_templates/*.jinja"))
     yield from (f"the chat template {name!r}" for name in names if name != "default")
-    known = _HONOURED | {*GenerationConfig.__struct_fields__}
+    known = _HONOURED | {*GenerationDefaults.__struct_fields__}
     for name, value in _fields(folder / GENERATION).items():
         is_known = name in known or name.startswith("_") or (name, value) == ("do_sample", True)
         if not is_known and value not in (None, False, [], {}):
