@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from srm.engine.errors import ConfigError
+from srm.engine.files import read_file
 from srm.engine.kept_model import WEIGHTS
 from srm.engine.settings import build
 from srm.engine.tokenizer_file import DESCRIPTIONS, read_tokenizer

@@ -322,8 +322,8 @@ class _Writer:
             if is_flag and written.pop(exclusive) and bound in written:
                 try:
                     written[exclusive] = _bound(exclusive, written.pop(bound), (*path, bound))
-                except InvalidRequest as fault:
-                    self.refuse((*path, bound), fault.message.partition(": ")[2])
+                except InvalidRequest as error:
+                    self.refuse((*path, bound), error.message.partition(": ")[2])
         if (least := written.get("minProperties", 0)) > 1:
             if least > len(written.get("required", [])):
                 self.refuse(

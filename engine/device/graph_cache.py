@@ -220,7 +220,7 @@ def check_owned(*paths: Path) -> None:
 
 def _sha256(file: Path) -> str:
     with open_file(file) as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+        return hashlib.sha256(opened.read()).hexdigest()
 
 
 def _find(made_of: str, folder: Path) -> Path | None:

@@ -21,7 +21,7 @@ from tests.engines.making import floats, ints, request_of
 from tests.engines.numpy_runner import F64, SMALL, feed, in_float64, tiny_weights
 from tests.models.demo import afresh, engine_on_max
 
-EOS = SMALL.eos_token_id
+EOS = SMALL.end_id
 CASES = ["float32", "bfloat16", pytest.param("gpu", marks=pytest.mark.gpu)]
 """A random model in float32; the demo model in bfloat16, on a CPU and on a GPU."""
 TOLERANCE = {"float32": 2e-4, "bfloat16": 0.25, "gpu": 0.35}

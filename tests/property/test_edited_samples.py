@@ -23,7 +23,7 @@ from tests.models.tiny_tokenizer import tiny_folder
 
 GRAMMARS = Grammars(TINY, tiny_folder() / "tokenizer.json")
 WEIGHTS = tiny_weights()
-EOS = TINY.eos_token_id
+EOS = TINY.end_id
 
 
 def plain(prompt: list[int], params: SamplingParams, index: int) -> list[int]:

@@ -119,7 +119,7 @@ def test_all_take_a_byte_level_decoder_in_a_sequence(
     ids = FolderTokenizer(folder).encode([PROMPT])[0]
     assert ids.tobytes() == plain[0] and FolderTokenizer(folder).decode(ids) == PROMPT
     for form in ("srm", "transformers"):
-        convert(folder, None, tmp_path / form, form=form)  # type: ignore[arg-type]
+        convert(folder, None, tmp_path / form, form=form)
         assert Text(tmp_path / form).encode([PROMPT]) == plain
 
 

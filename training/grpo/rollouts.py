@@ -64,9 +64,9 @@ def cut_rollouts(
     """Return rows [n, tokens] as rollouts, each cut behind its first token of `ends`."""
     ids, lps = token_ids.cpu().numpy().astype("<i4"), logprobs.cpu().numpy()
     is_end = np.isin(ids, ends)
-    is_ended = is_end.any(1)
+    is_ended = np.asarray(is_end.any(1))
     lengths = np.where(is_ended, is_end.argmax(1) + 1, ids.shape[1])
     return [
-        Rollout(row[:length], row_lps[:length], bool(ends), weights_version)
-        for row, row_lps, length, ends in zip(ids, lps, lengths, is_ended, strict=True)
+        Rollout(row[:length], row_lps[:length], bool(is_whole), weights_version)
+        for row, row_lps, length, is_whole in zip(ids, lps, lengths, is_ended, strict=True)
     ]

@@ -174,9 +174,9 @@ def test_names_what_a_lenient_schema_cannot_hold(
         reply.json()["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]
     )
     assert list(arguments) == ["x"]
-    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
     for strict, status in ((False, 200), (None, 400), (True, 400)):
-        form["json_schema"]["strict"] = strict
+        own: dict[str, Any] = {"name": "s", "schema": schema, "strict": strict}
+        form = {"type": "json_schema", "json_schema": own}
         reply = server.http.post(
             CHATS, json={"messages": [USER], "response_format": form, "max_completion_tokens": 60}
         )

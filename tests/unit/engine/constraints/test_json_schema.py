@@ -194,7 +194,7 @@ def test_strict_objects_have_only_the_properties_that_are_named() -> None:
     ):
         assert accepts(json_constraint(schema), text) == is_allowed
         assert accepts(json_constraint(schema, strict=True), text) == is_strict
-    pattern = {"patternProperties": {"a": {}}}
+    pattern: dict[str, object] = {"patternProperties": {"a": {}}}
     for joined in (
         {"allOf": [pattern, MORE]},
         {**MORE, "$ref": "#/$defs/p", "$defs": {"p": pattern}},

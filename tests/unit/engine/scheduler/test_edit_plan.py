@@ -66,7 +66,7 @@ def test_rows_of_a_request_share_what_is_the_same() -> None:
     lists: dict[Span, list[int]] = {
         Span.BIASED: [3, 4],
         Span.ALLOWED: list(range(3, 30)),
-        Span.BANNED: sorted([5, TINY.eos_token_id, 11]),
+        Span.BANNED: sorted([5, *TINY.end_ids, 11]),
         Span.PAIRS: [6, 7],
     }
     for edits in (early, second, late):

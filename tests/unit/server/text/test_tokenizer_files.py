@@ -7,6 +7,7 @@ import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ def test_names_what_the_folder_asks_for_in_vain(
 def test_sampling_of_the_model_is_used_where_a_setting_says_so(folder: Path) -> None:
     write(folder, "generation_config.json", temperature=0.6, top_p=0.9, top_k=20)
     body = {"model": "tiny", "max_tokens": 9}
-    bodies = {
+    bodies: dict[Any, dict[str, Any]] = {
         parse_completion: body | {"prompt": "hi"},
         parse_chat: body | {"messages": HI},
         parse_message: body | {"messages": HI},
@@ -73,7 +74,7 @@ def test_sampling_of_the_model_is_used_where_a_setting_says_so(folder: Path) -> 
         for parse, fields in bodies.items():
             request = parse(json.dumps(fields).encode())
             assert (request.temperature, request.top_p) == expected, parse
-            given = parse(json.dumps(fields | {"temperature": 0.1, "top_p": None}).encode())
+            given = parse(json.dumps({**fields, "temperature": 0.1, "top_p": None}).encode())
             assert (given.temperature, given.top_p) == (0.1, expected[1])
     assert CompletionRequest(prompt=["hi"]).temperature == 1.0
 
