@@ -105,6 +105,7 @@ class Attack:
         self.statuses: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.ledger = Ledger()
+        self.memory: Counter[str] = Counter()  # most bytes of a process in quiet, by its module
         model = folder / "tiny"
         write_text_model(model)
         (model / "seed").write_text("0")
@@ -305,8 +306,11 @@ class Attack:
     def check_memory(self) -> None:
         for process in psutil.Process(self.server.process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                if (held := process.memory_full_info().uss) > MOST_BYTES:
-                    self.fault(f"{held:,} bytes held by {' '.join(process.cmdline())[:200]}")
+                held, command = process.memory_full_info().uss, process.cmdline()
+                kind = " ".join(part for part in command[3:5] if not part.startswith("-"))
+                self.memory[kind] = max(held, self.memory[kind])
+                if held > MOST_BYTES:
+                    self.fault(f"{held:,} bytes held by {' '.join(command)[:200]}")
 
     def read_log(self) -> None:
         """Fail if the new lines of the log tell of a bug."""
@@ -341,6 +345,7 @@ def markdown(attack: Attack) -> str:
     for name, count in attack.statuses.items():
         replies[f"replies: {name.rsplit(' ', 1)[-1]}"] += count
     rows = dict(sorted(attack.done.items())) | dict(sorted(replies.items()))
+    rows |= {f"most MiB of {kind}": held >> 20 for kind, held in attack.memory.items()}
     rows |= {"lines accepted": attack.ledger.accepted, "lines checked": attack.ledger.answered}
     rows |= {"**faults**": attack.faults.total()}
     return table({name: f"{count:,}" for name, count in rows.items()})
@@ -365,6 +370,7 @@ def main(argv: list[str]) -> int:
         "done": dict(sorted(attack.done.items())),
         "replies": dict(sorted(attack.statuses.items())),
         "lines": {"accepted": attack.ledger.accepted, "checked": attack.ledger.answered},
+        "memory": dict(attack.memory),
         "faults": dict(attack.faults),
     }
     write_record(record, "attack", markdown(attack), config.output)
