@@ -6,8 +6,9 @@ bfloat16). Files appear whole or not at all.
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from pickle import UnpicklingError
@@ -29,6 +30,8 @@ from srm.engine.weights.tensors import is_scalar
 from srm.engine.weights.transformers_folder import TEXT_FILES
 from srm.training.model import SRM
 from srm.training.text.whole_files import has, is_sealed, replace_file
+
+log = logging.getLogger(__name__)
 
 
 def save_model(
@@ -70,23 +73,28 @@ def keep_model(
     weights: Mapping[str, Tensor],
     output: Path,
     text_files: Path,
-    done: int,
+    steps: Sequence[int],
     most_bytes: int,
 ) -> None:
-    """Write the model of `done` updates into `output/step-N`, and delete the oldest of such models
-    until the weights of all have at most so many bytes, or one is left."""
-    save_model(config, weights, output / f"step-{done}", text_files)
-    paths = [path.parent for path in output.glob(f"step-*/{WEIGHTS}")]
-    steps = {int(path.name[5:]): path for path in paths if path.name[5:].isdecimal()}
-    sizes = {number: (path / WEIGHTS).stat().st_size for number, path in steps.items()}
-    for number in sorted(steps.keys() - {done}):
+    """Write the model of the last of these updates into `output/step-N`, and delete the models of
+    the others, the oldest first, until the weights of all have at most so many bytes, or one is
+    left. What the run did not write, and so does not name, stays."""
+    save_model(config, weights, output / f"step-{steps[-1]}", text_files)
+    folders = {step: output / f"step-{step}" for step in sorted({*steps})}
+    sizes = {
+        step: (path / WEIGHTS).stat().st_size
+        for step, path in folders.items()
+        if (path / WEIGHTS).exists()
+    }
+    for step in list(sizes)[:-1]:
         if sum(sizes.values()) <= most_bytes:
             break
-        del sizes[number]
+        del sizes[step]
+        log.info("%s is deleted: models take more than keep_bytes = %d", folders[step], most_bytes)
         for name in (WEIGHTS, "config.json", *TEXT_FILES):
-            (steps[number] / name).unlink(missing_ok=True)
+            (folders[step] / name).unlink(missing_ok=True)
         with suppress(OSError):  # what others put there stays
-            steps[number].rmdir()
+            folders[step].rmdir()
 
 
 def read_run(path: Path) -> dict[str, Any]:

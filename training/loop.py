@@ -107,6 +107,8 @@ class Run:
         """Seconds that the latest of each took: what follows the last update takes as long."""
         self.is_over = False
         """Whether all updates are made, or no time is left for another."""
+        self._is_late = False  # it is over, since no time is left
+        self._models: list[int] = []  # updates of the models in step-N that this run wrote
         self._skipped_in_row = 0
         self._written = self._noticed = -1
         """Updates of the model that was written last, and when a save was last considered."""
@@ -203,8 +205,8 @@ class Run:
         """Set `is_over` if all updates are made, or no time is left for another that long; all
         processes must call it. The first update of a process compiles, so others take less."""
         is_last = len(self.losses.steps) == self._schedule.steps
-        if is_last or not self.has_time(0.0 if self._noticed < 0 else update_s):
-            self.is_over = True
+        self._is_late = not is_last and not self.has_time(0.0 if self._noticed < 0 else update_s)
+        self.is_over = self.is_over or is_last or self._is_late
 
     def has_time(self, seconds: float) -> bool:
         """Return whether updates of so many seconds, and the evaluation and save behind them, end
@@ -411,7 +413,8 @@ class Run:
                 weights = self.last_weights()
                 if self._own.is_first:
                     written = self._config, weights, self._saved.parent, self._text_files
-                    keep_model(*written, done, schedule.keep_bytes)
+                    keep_model(*written, [*self._models, done], schedule.keep_bytes)
+                    self._models.append(done)
             if is_first and not due and not self._resumed:
                 self.write_model()
         if due:
@@ -436,7 +439,8 @@ class Run:
             run |= {"model": model, "optimizer": optimizer}
             run |= {"scaler": self._scaler.state_dict(), "losses": msgspec.to_builtins(self.losses)}
             run["best"] = self._best
-            run["seconds"] = max(self._elapsed(), 60 * self._schedule.minutes * self.is_over)
+            run["seconds"] = max(self._elapsed(), 60 * self._schedule.minutes * self._is_late)
+            run["models"] = self._models
         # The log is written first: a resumed run drops the lines of updates that are not saved.
         try:
             self.flush()
@@ -515,6 +519,9 @@ class Run:
             self._scaler.load_state_dict(run["scaler"])
         self.losses = msgspec.convert(run["losses"], Losses)
         self._best, self._earlier_s = run.get("best"), run.get("seconds", 0.0)
+        self._models = run.get("models", [])
+        if (most := 60 * self._schedule.minutes) and self._earlier_s >= most:
+            log.warning("%s has had all %g minutes: give it more", self._saved, most / 60)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the whole model's tensors on the host; all processes must call it.

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -203,6 +204,12 @@ def test_ends_a_run_by_the_clock(
     assert count_updates(output) > updates
 
 
+def test_a_run_that_made_its_steps_has_its_time_left(tmp_path: Path) -> None:
+    for steps in (2, 4):
+        pretrain(pretraining(tmp_path, steps=steps, minutes=60.0))
+        assert count_updates(tmp_path / "pretrain") == steps
+
+
 class Ids:
     """Batches that take a second of a clock each."""
 
@@ -303,17 +310,20 @@ def test_a_save_waits_until_an_update_is_finite(tmp_path: Path) -> None:
 
 
 def test_keeps_models_within_a_bound_of_disk(tmp_path: Path) -> None:
-    """And what others put beside one stays."""
+    """And what others put beside one stays, models too."""
     size = (pretrain_once(tmp_path) / "model.safetensors").stat().st_size
+    shutil.copytree(tmp_path / "pretrain", tmp_path / "other" / "step-0")
+    shutil.move(tmp_path / "other" / "step-0", tmp_path / "pretrain")
     (tmp_path / "pretrain" / "step-1").mkdir()
     (tmp_path / "pretrain" / "step-1" / "notes.txt").touch()
     pretrain(pretraining(tmp_path, keep_every=1, keep_bytes=2 * size, steps=6))
     folders = sorted(path.name for path in (tmp_path / "pretrain").glob("step-*"))
-    assert folders == ["step-1", "step-5", "step-6"]
+    assert folders == ["step-0", "step-1", "step-5", "step-6"]
     assert_served(tmp_path / "pretrain" / "step-5")
     pretrain(pretraining(tmp_path, keep_every=1, keep_bytes=0, steps=7))
     assert_served(tmp_path / "pretrain" / "step-7")
-    assert len([*(tmp_path / "pretrain").glob("step-*/model.safetensors")]) == 1
+    kept = sorted((tmp_path / "pretrain").glob("step-*/model.safetensors"))
+    assert [path.parent.name for path in kept] == ["step-0", "step-7"]
 
 
 def pretrain_once(folder: Path) -> Path:
