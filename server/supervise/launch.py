@@ -359,7 +359,7 @@ async def announce(model_name: str, url: str, page: str, prompt: str, uds: str =
         f"""-d '{{"prompt": {prompt}, "max_tokens": 32, "temperature": 0}}'\n"""
     )
     if page != url or not uds:  # a browser opens no socket
-        sys.stdout.write(f"A page to watch and try it: {page}/   what may be asked: {url}/docs\n")
+        sys.stdout.write(f"Dashboard and playground: {page}/   API reference: {url}/docs\n")
     sys.stdout.flush()
 
 

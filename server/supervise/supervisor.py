@@ -380,6 +380,7 @@ class Supervisor:
                 child.kill()
         else:
             log.info(
-                "stopping: what runs has %g s to end; a second signal leaves at once", self.drain_s
+                "stopping: running requests have %g s to finish; a second signal stops at once",
+                self.drain_s,
             )
         stopped.set()

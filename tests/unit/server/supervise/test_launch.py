@@ -233,7 +233,7 @@ async def test_the_page_is_said_to_be_where_it_is(
         assert f'"prompt": {QUESTION},' in out
         assert f'"prompt": {QUESTION},' in (ROOT / "README.md").read_text(), "asks what it knows"
         assert f"Serving m on http://{message}:{public.getsockname()[1]}\n" in out
-        assert f"watch and try it: http://127.0.0.1:{admin.getsockname()[1]}/ " in out
+        assert f"Dashboard and playground: http://127.0.0.1:{admin.getsockname()[1]}/ " in out
 
 
 def test_the_first_example_is_one_that_the_model_knows(tmp_path: Path) -> None:
@@ -268,11 +268,12 @@ def test_a_model_is_told_from_another_wherever_it_lies(tmp_path: Path) -> None:
 def test_a_folder_above_that_may_not_be_entered_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a user who is not root finds it."""
 
-    def refuse(_: Path) -> bool:
+    def refuse(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
 
     for look in ("exists", "is_dir", "is_file"):
         monkeypatch.setattr(Path, look, refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(ConfigError, match=r"data_dir = /a/b: Permission denied"):
         launch.check_writable("data_dir", Path("/a/b"))
     with pytest.raises(ConfigError, match=r"api_keys_file = '/a/b': cannot be read: Permission"):

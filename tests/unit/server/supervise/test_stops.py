@@ -87,7 +87,9 @@ async def test_a_stop_says_what_is_waited_for_and_a_second_signal_leaves_at_once
         running = asyncio.create_task(supervisor.run(lambda: asyncio.sleep(1000)))
         await until(lambda: (tmp_path / "engine").exists() and (tmp_path / "api").exists())
         os.kill(os.getpid(), signal.SIGINT)
-        await until(lambda: "what runs has 1000 s to end; a second signal leaves" in caplog.text)
+        await until(
+            lambda: "running requests have 1000 s to finish; a second signal stops" in caplog.text
+        )
         os.kill(os.getpid(), signal.SIGINT)
         async with asyncio.timeout(120):
             assert await running == 0
