@@ -171,7 +171,7 @@ class Constraints:
         effort = Effort(CPU_S if is_again else FIRST_CPU_S, is_again)
         try:
             answered = self._process.ask_beside(making.source, effort, WITHIN_S)
-            places = msgspec.json.decode(answered.data, type=tuple[str, ...])
+            places = msgspec.json.decode(answered.data or b"[]", type=tuple[str, ...])
             return Made(answered.text, places)
         except Died as error:
             if error.is_out_of_time and not is_again:

@@ -119,9 +119,12 @@ def test_a_slip_of_the_pen_is_one_line(
         ),
         (["train", "pretrain", "--threads=-1"], "threads must be at least 0, got -1"),
         *(
-            ([*command.split(), f"--seed={seed}"], f"seed must be 0 … 2**64 - 1, got {seed}")
+            ([*command.split(), f"--seed={seed}"], message)
             for command in ("train pretrain", "train sft", "train grpo", "evaluate")
-            for seed in (-1, 2**64)
+            for seed, message in (
+                (-1, "seed must be 0 … 2**64 - 1, got -1"),
+                (2**64, f"seed = '{2**64}': must be within 64 bits"),
+            )
         ),
         (["train", "pretrain", "--learning-rate=inf"], "learning_rate must be a finite number"),
         (

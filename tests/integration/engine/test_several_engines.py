@@ -401,7 +401,7 @@ async def test_weights_stay_while_an_engine_is_away(
         await collect(client, request_of("a", **LENGTHY))
         broken.join()
         await until(lambda: client.engines[0].status is None)
-        with pytest.raises(EngineUnavailable, match="engine 0 does not answer"):
+        with pytest.raises(EngineUnavailable, match="engine 0: the engine does not answer"):
             await client.load_weights(model_folder(tmp_path, weights, 3), "continue")
     assert other.engine.weights_version == 1
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from srm.engine.config import DEMO_MODEL, ModelConfig
@@ -55,12 +55,15 @@ TINY: dict[str, Any] = {
 
 def by_characters() -> Tokenizer:
     """A tokenizer of 97 entries, for the model shape that other tests have compiled."""
-    characters = "\n" + string.printable[:93] + " "
+    characters = (
+        "Ċ" + string.printable[:93] + "Ġ"
+    )  # as byte-level BPE spells a line's end and a blank
     vocab = {BEGIN: BEGIN_ID, END: END_ID} | {
         character: i for i, character in enumerate(characters, 2)
     }
     tokenizer = Tokenizer(models.BPE(vocab, []))
-    tokenizer.decoder = decoders.Fuse()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([BEGIN, END])
     tokenizer.post_processor = TemplateProcessing(
         single=f"{BEGIN} $A", special_tokens=[(BEGIN, BEGIN_ID)]

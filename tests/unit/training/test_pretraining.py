@@ -107,7 +107,7 @@ def test_training_learns_and_leaves_a_model_the_engine_loads(tmp_path: Path) -> 
     weights, model = load_checkpoint(tmp_path), load_model(tmp_path)
     assert weights.config == model.config
     assert torch.equal(torch.from_numpy(weights.embedding), model.input_layer.weight)
-    with pytest.raises(CheckpointError, match="cannot read"):
+    with pytest.raises(CheckpointError, match="there is no folder"):
         load_model(tmp_path / "other")
     with pytest.raises(ConfigError, match="another d_model"):
         _run(tmp_path, steps=61, d_model=32)
@@ -354,8 +354,8 @@ def test_a_tokenizer_folder_says_which_tokens_end_and_begin(
     ("described", "message"),
     [
         ({"eos_token": "</end>"}, "has the end token '</end>', tokenizer.json not"),
-        ({"add_bos_token": True}, "adds a begin token, None, that it has not"),
-        ({"add_bos_token": True, "bos_token": "<s>"}, "adds a begin token, '<s>', that it has not"),
+        ({"add_bos_token": True}, "adds a begin token, None, that its tokenizer has not"),
+        ({"add_bos_token": True, "bos_token": "<s>"}, "adds a begin token, '<s>', that its tokenizer has not"),
         ({"eos_token": 3}, r"tokenizer_config\.json: "),
     ],
 )
@@ -363,7 +363,7 @@ def test_a_tokenizer_folder_that_contradicts_itself_is_refused(
     tmp_path: Path, described: dict[str, object], message: str
 ) -> None:
     folder = hugging_face_folder(tmp_path / "given", **described)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises((ConfigError, CheckpointError), match=message):
         _run(tmp_path / "run", steps=1, tokenizer=str(folder))
     assert not (tmp_path / "run" / "tokenizer.json").exists()
 

@@ -56,7 +56,6 @@ def test_a_grammar_may_be_recursive() -> None:
         (choice_constraint, ["a", ""], "at least one and none of them empty"),
         (choice_constraint, ["a" * (MAX_GRAMMAR + 1)], "at most 100000 are taken"),
         (choice_constraint, ["\udfff"], "half of a surrogate pair"),
-        (lark_constraint, 'root ::= "a"', "only Lark is taken"),
         (lark_constraint, "a" * (MAX_GRAMMAR + 1), "at most 100000 are taken"),
         (lark_constraint, 'start: %json {"type": "string"}', "'%json' is not supported"),
         (lark_constraint, 'start[temperature=0.5]: "a"', "is not supported in a grammar"),
