@@ -4,12 +4,17 @@ A table knows how far every state is from an end. Where there is none, a short e
 the text as it is: one byte after the other, those first that close something. How much longer that
 end may become by one token is known from the schema. So an end is sought only where it may come to
 matter, and near it tokens that begin something are left out, and at last all but those of the end.
+
+A search asks which bytes may follow, one byte after the other. The searches of a step share a
+budget of such looks, so the work of a step has a bound whatever the schemas are.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,20 +24,38 @@ from llguidance import LLMatcher, LLTokenizer
 from srm.engine.constraints.schema_facts import longest_start
 
 I32 = npt.NDArray[np.int32]
-_STRINGS = frozenset(b" ~_zQ") | frozenset(range(128, 256))
+_STRINGS = b" ~_zQ"
 """Bytes of which one is allowed within most strings, and none outside."""
 _FREE = b'"~z {'
 _OPENING = b'"{[,'
 _DIGITS = b"0123456789"
 _LETTERS = bytes(range(ord("A"), ord("Z") + 1)) + bytes(range(ord("a"), ord("z") + 1))
-_IN_STRING = bytes(dict.fromkeys(b'"' + _DIGITS + _LETTERS + bytes(range(1, 256))))
-_OUTSIDE = bytes(dict.fromkeys(b"}]" + _DIGITS + b'ntf"-' + bytes(range(33, 123)) + b"{"))
+_ASCII = bytes(range(128))
+_IN_STRING = bytes(dict.fromkeys(_DIGITS + _LETTERS + _ASCII[32:92] + _ASCII[93:] + b"\\"))
+_OUTSIDE = bytes(dict.fromkeys(_DIGITS + b'ntf"-' + _ASCII[33:123] + b"{" + _ASCII))
 """Bytes by how soon they end a text."""
-_QUOTE = ord('"')
-_MOST_SOUGHT = 3
-"""Most characters of an end that are sought, where a string asks for some."""
-_LONGEST = 1_000
-"""Most bytes of an end that is sought."""
+_BEYOND = bytes(range(128, 256))
+"""Bytes that are looked at where no other is allowed."""
+_QUOTE, _ESCAPE = b'"\\'
+_ENDS_VALUE = b"}],"
+_SWEEPS = 3
+"""Bytes of a string before each of which all are tried for one behind which the string may end.
+After these it is done before every second, fourth, eighth … byte."""
+LONGEST = 200
+"""Most looks of a search, each of which adds a byte to the end."""
+LONGEST_START = 600
+"""The same of the search for the end of an empty text, which no step waits for."""
+LOOKS = 256
+"""Looks that all searches of a step may take together. A look tries at most some 600 bytes."""
+_ALWAYS = 2**31
+_PATTERN = re.compile(r'"pattern":("(?:[^"\\]|\\.)*")')
+_CLASS = re.compile(
+    r"\[(?:\\.|[^\[\]\\]|\[(?:\\.|[^\]\\])*\])*\]|\{[\d,]*\}|\\u[\da-fA-F]{4}|\\x..|\\\w"
+)
+_WORD = re.compile(r"(?:\\\W|[^\\^$.*+?()\[\]{}|])+")
+_LONGEST_PATTERN = 500
+_MOST_WORDS = 16
+"""Most of them that are tried."""
 _SPARE = 8
 """Tokens that a text is longer at most by one that begins nothing, as half a character or -."""
 
@@ -41,93 +64,222 @@ class Reach(NamedTuple):
     """How far a text is from an end."""
 
     most: int
-    """The most tokens of a short end."""
+    """The most tokens of a short end; negative: none is known."""
     is_free: bool
     """Whether it stands within a string of any characters."""
-    forced: tuple[int, ...] = ()
-    """The tokens of its end, of which the first one alone is allowed."""
+    end: tuple[int, ...] = ()
+    """The tokens of the end found last."""
+    is_forced: bool = False
+    """Whether the first token of that end alone is allowed."""
+    again: int = _ALWAYS
+    """Tokens left at which an end is sought again, after none was found."""
 
 
-UNKNOWN = Reach(0, False)
+UNKNOWN = Reach(-1, False)
+
+
+class Looks:
+    """What the searches of one step may still do."""
+
+    def __init__(self, left: int = LOOKS) -> None:
+        self.left = left
+        self.failed = set[Closing]()
+        """Those by which no end was found in this step: one search of each is enough."""
+
+
+class _Inside:
+    """What a search did within the string or number that it is in."""
+
+    def __init__(self, words: Sequence[bytes]) -> None:
+        self.words = list(words)
+        """Those not taken yet."""
+        self.num_chosen = 0
+        self.used = Counter[int]()
+        self.before: Sequence[int] = ()
+        """Bytes that were allowed before the last one."""
 
 
 class Closing:
     """The ends of the texts of one constraint."""
 
     def __init__(
-        self, rise: int, may_be_text: bool, tokenizer: LLTokenizer, openings: Openings
+        self,
+        rise: int,
+        may_be_text: bool,
+        tokenizer: LLTokenizer,
+        openings: Openings,
+        start: LLMatcher,
+        words: Sequence[bytes] = (),
     ) -> None:
         """`rise`: tokens by which one token that begins something makes the end longer, at most.
-        `may_be_text`: what may end anywhere is no JSON."""
+        `may_be_text`: what may end anywhere is no JSON. `start`: of an empty text, and its own.
+        `words`: characters that patterns ask for."""
+        self._words = words
         self._may_be_text = may_be_text
         self._tokenizer = tokenizer
         self._openings = openings
-        self._rise = rise
-        self._margin = rise + _SPARE
+        self._rise = min(rise, LONGEST)  # no longer one would be found
+        self._margin = self._rise + _SPARE
+        self._rests: list[tuple[bytes, list[int]]] = []
+        text = self._find_bytes(start, Looks(LONGEST_START), LONGEST_START)
+        self._start = None if text is None else self._tokens(text)
+        """The end of an empty text; None if it is too long."""
+        if text is not None:
+            self._rests = [
+                (text[place:], [openings.bytes[byte] for byte in text[place:]])
+                for place in range(len(text) - 1, -1, -1)
+                if not place or text[place - 1] in b'"{[]}:,'
+            ]
+        """What may be left of that end behind a quotation mark, bracket or the like."""
+        self._longest = max(LONGEST, len(self._start or ()))
 
     def restrict(
-        self, mask: I32, left: int, known: Reach, last: int | None, matcher: LLMatcher
-    ) -> Reach:
+        self, mask: I32, left: int, known: Reach, last: int | None, matcher: LLMatcher, looks: Looks
+    ) -> Reach | None:
         """Leave in a mask only tokens after which the text can end, in place.
 
         `left`: tokens that may be sampled, this one included. `known`: what this returned for the
-        text before its `last` token; UNKNOWN: nothing is known of it. Returns the same of this one.
+        text before its `last` token; UNKNOWN: nothing is known of it. Returns the same of this one,
+        or None, and leaves the mask as it is, if an end is to be sought and `looks` has too little
+        left.
         """
-        openings = self._openings
-        if known.forced[1:] and last == known.forced[0]:
-            return self._force(mask, known.forced[1:])
-        is_free = bool((mask & openings.free == openings.free).all())
-        if last is not None and known is not UNKNOWN:
-            begun = openings.counts[last] or not known.is_free
-            most = known.most + self._rise * begun
+        if known.is_forced and known.end[1:] and last == known.end[0]:
+            return self._force(mask, known.end[1:])
+        free = self._openings.free
+        is_free = bool((mask & free == free).all())
+        if last is None:
+            end = self._start
+        elif known.most >= 0:
+            most = known.most + self._rise * (self._openings.counts[last] or not known.is_free)
             if left > most + self._margin:
-                return Reach(most, is_free)
-        end = self._find_end(matcher.deep_copy())
+                return Reach(most, is_free, known.end)
+            end = known.end
+        else:
+            if left > min(known.again, self._longest + self._margin):
+                return known
+            end = None
+        is_same = last is not None and (
+            known.is_free and is_free and not self._openings.counts[last]
+        )  # within one string its end stays the same
+        if last is not None and (end is None or not (is_same or self._is_end(matcher, end))):
+            if self in looks.failed or not looks.left:
+                return None
+            allowed = min(looks.left, LONGEST)
+            text = self._find_bytes(matcher.deep_copy(), looks, allowed)
+            if text is None and allowed < LONGEST:
+                return None
+            end = None if text is None else self._tokens(text)
+            if end is None:
+                looks.failed.add(self)
         if end is None:
-            return UNKNOWN
+            return Reach(-1, is_free, again=left // 2)
         if left <= len(end) + self._margin and (end or not self._may_be_text):
             is_loose = is_free and left > len(end) + _SPARE
             if end and not is_loose:
-                return self._force(mask, tuple(end))
+                return self._force(mask, end)
             if is_loose:
-                mask &= openings.plain
+                mask &= self._openings.plain
             elif left == 1:
                 mask[:] = 0
             _allow(mask, end[0] if end else self._tokenizer.eos_token)
-        return Reach(len(end), is_free)
+        return Reach(len(end), is_free, end)
 
     def _force(self, mask: I32, end: tuple[int, ...]) -> Reach:
         mask[:] = 0
         _allow(mask, end[0])
-        return Reach(len(end), False, end)
+        return Reach(len(end), False, end, is_forced=True)
 
-    def _find_end(self, matcher: LLMatcher) -> list[int] | None:
-        """Return tokens that end the text, few of them; None if none were found."""
-        text, num_sought = bytearray(), 0
-        while not matcher.is_accepting():
-            allowed = self._allowed(matcher)
-            is_string = not allowed.keys().isdisjoint(_STRINGS)
-            order = [byte for byte in (_IN_STRING if is_string else _OUTSIDE) if byte in allowed]
-            if not order or len(text) == _LONGEST:
+    def _tokens(self, text: bytes) -> tuple[int, ...]:
+        return tuple(self._tokenizer.tokenize_bytes(text))
+
+    def _is_end(self, matcher: LLMatcher, end: Sequence[int]) -> bool:
+        whole = [*end, self._tokenizer.eos_token]
+        return matcher.validate_tokens(whole) == len(whole)
+
+    def _find_bytes(self, matcher: LLMatcher, looks: Looks, most: int) -> bytes | None:
+        """Return bytes that end the text, few of them; None if none were found by so many looks.
+        Moves the matcher."""
+        text, string, may_be_known = bytearray(), _Inside(self._words), True
+        for _ in range(most):
+            if matcher.is_accepting():
+                return bytes(text)
+            if may_be_known:
+                for rest, tokens in self._rests:
+                    if self._is_end(matcher, tokens):
+                        return bytes(text) + rest
+            looks.left -= 1
+            ends, allowed = self._look(matcher)
+            if not allowed:
                 return None
-            byte = order[0]
-            if is_string and byte != _QUOTE and num_sought < _MOST_SOUGHT:
-                num_sought += 1
-                byte = next((own for own in order if self._is_last(matcher, allowed[own])), byte)
-            matcher.consume_token(allowed[byte])
-            text.append(byte)
-        return list(self._tokenizer.tokenize_bytes(bytes(text)))
+            may_be_known = allowed[0] in ends
+            if may_be_known:
+                chosen, string = bytes(allowed), _Inside(self._words)
+            else:
+                chosen = self._choose(matcher, ends, allowed, string)
+                string.num_chosen += 1
+                string.used.update(chosen)
+                string.before = allowed
+            matcher.consume_tokens([self._openings.bytes[byte] for byte in chosen])
+            text += chosen
+        return bytes(text) if matcher.is_accepting() else None
 
-    def _allowed(self, matcher: LLMatcher) -> dict[int, int]:
-        """Return the bytes that may follow, and their tokens."""
-        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    def _look(self, matcher: LLMatcher) -> tuple[bytes, list[int]]:
+        """Return the bytes that end a value or a string here, and those that may follow: one of
+        the former alone, if it may."""
+        is_string = any(self._fits(matcher, byte) for byte in _STRINGS)
+        ends = b'"' if is_string else _ENDS_VALUE
+        for byte in ends:
+            if self._fits(matcher, byte):
+                return ends, [byte]
+        if not is_string and self._closes(matcher):
+            return b'"', [_QUOTE]
+        for order in (_IN_STRING if is_string else _OUTSIDE, _BEYOND):
+            known, fits = self._openings.bytes, matcher.validate_tokens
+            if allowed := [own for own in order if own in known and fits([known[own]])]:
+                break
+        return ends, allowed
+
+    def _closes(self, matcher: LLMatcher) -> bool:
+        """Whether a quotation mark may follow, and ends a string of few characters."""
+        return (
+            self._fits(matcher, _QUOTE)
+            and not any(self._fits(matcher, _QUOTE, byte) for byte in b'"z0')
+            and (
+                any(self._fits(matcher, _QUOTE, byte) for byte in b"}],:")
+                or self._is_end(matcher, [self._openings.bytes[_QUOTE]])
+            )
+        )
+
+    def _choose(
+        self, matcher: LLMatcher, ends: bytes, allowed: list[int], inside: _Inside
+    ) -> bytes:
+        """Return what is likeliest to lead to an end: a byte or word behind which there is one, a
+        byte that was not allowed before the last one, a word of a pattern, or the byte that was
+        taken least often."""
+        count = inside.num_chosen
+        is_swept = ends != b'"' or count < _SWEEPS or not count & count - 1
+        if len(allowed) > 1 and is_swept:
+            for byte in allowed:
+                if byte != _ESCAPE and any(
+                    self._fits(matcher, byte, end) for end in {*ends, _QUOTE}
+                ):
+                    return bytes([byte])
+            for word in self._words:
+                if self._fits(matcher, *word, _QUOTE):
+                    return word
+        fresh = [byte for byte in allowed if byte not in inside.before]
+        for word in [] if fresh else inside.words:
+            if self._fits(matcher, *word):
+                inside.words.remove(word)
+                return word
+        return bytes([min(fresh or allowed, key=inside.used.__getitem__)])
+
+    def _fits(self, matcher: LLMatcher, *text: int) -> bool:
         known = self._openings.bytes
-        return {byte: token for byte, token in known if bits[token // 8] >> token % 8 & 1}
-
-    def _is_last(self, matcher: LLMatcher, token: int) -> bool:
-        """Whether a string may end behind this token."""
-        behind = matcher.deep_copy()
-        return behind.consume_token(token) and _QUOTE in self._allowed(behind)
+        try:
+            return matcher.validate_tokens([known[byte] for byte in text]) == len(text)
+        except KeyError:  # the vocabulary has no such byte
+            return False
 
 
 def _allow(mask: I32, token: int) -> None:
@@ -140,9 +292,9 @@ class Openings:
     def __init__(self, tokens: Sequence[bytes], num_words: int) -> None:
         self.counts = [sum(text.count(byte) for byte in _OPENING) for text in tokens]
         """Quotation marks, brackets and commas of each token."""
-        self.bytes = [(text[0], token) for token, text in enumerate(tokens) if len(text) == 1]
-        """Bytes and their tokens."""
-        known = dict(self.bytes)
+        known = {text[0]: token for token, text in enumerate(tokens) if len(text) == 1}
+        self.bytes = known
+        """Tokens of bytes."""
 
         def mask_of(wanted: Iterable[int]) -> I32:
             bits = np.zeros(32 * num_words, np.uint8)
@@ -155,8 +307,11 @@ class Openings:
         """The mask of bytes that are all allowed only within strings of any characters."""
 
 
-def make_closing(constraint: str, tokenizer: LLTokenizer, openings: Openings) -> Closing | None:
-    """Make the closing of a constraint that llguidance has taken; None if its texts are no JSON."""
+def make_closing(
+    constraint: str, tokenizer: LLTokenizer, openings: Openings, start: Callable[[], LLMatcher]
+) -> Closing | None:
+    """Make the closing of a constraint that llguidance has taken; None if its texts are no JSON.
+    `start` returns a new matcher of an empty text."""
     try:
         given = json.loads(constraint)
     except ValueError:  # a grammar alone
@@ -168,4 +323,11 @@ def make_closing(constraint: str, tokenizer: LLTokenizer, openings: Openings) ->
     lark = [own["lark_grammar"] for own in grammars if "lark_grammar" in own]
     around = [part for grammar in lark for part in grammar.split("|")]
     rise = max(map(longest_start, schemas)) + max(map(len, around), default=0)
-    return Closing(rise, bool(around), tokenizer, openings)
+    texts = [json.loads(own) for own in _PATTERN.findall(constraint)]
+    words = [
+        word.replace("\\", "").encode(errors="ignore")
+        for text in texts
+        for word in _WORD.findall(_CLASS.sub("|", text[:_LONGEST_PATTERN]))
+    ]
+    known = [*dict.fromkeys(words)][:_MOST_WORDS]
+    return Closing(rise, bool(around), tokenizer, openings, start(), known)

@@ -29,7 +29,14 @@ from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
 
 from srm.engine.config import ModelConfig
 from srm.engine.constraints.automaton import TokenAutomaton, compile_automaton
-from srm.engine.constraints.closing import UNKNOWN, Closing, Openings, Reach, make_closing
+from srm.engine.constraints.closing import (
+    UNKNOWN,
+    Closing,
+    Looks,
+    Openings,
+    Reach,
+    make_closing,
+)
 from srm.engine.constraints.trial import LIMITS, tokenizer_of
 from srm.engine.cores import available_cores
 from srm.engine.errors import InvalidRequest, Overloaded, SRMError
@@ -185,7 +192,7 @@ class Grammars:
         if grammar.automaton is None:
             if self._openings is None:
                 self._openings = Openings(self.tokens, grammar.num_words)
-            grammar.closing = make_closing(constraint, tokenizer, self._openings)
+            grammar.closing = make_closing(constraint, tokenizer, self._openings, grammar.start)
         return grammar
 
     def keep(self, constraint: str, grammar: Grammar) -> None:
@@ -241,6 +248,8 @@ class Matchers:
         self._of: dict[int, tuple[LLMatcher, Grammar]] = {}
         self._renewing: set[Grammar] = set()
         self._reaches: dict[int, Reach] = {}
+        self._waiting: dict[int, int] = {}
+        """Slots for whose ends the last step had no looks left, by their turn."""
         self.num_masks = 0
         """Masks made, ever."""
         self.seconds = 0.0
@@ -251,6 +260,7 @@ class Matchers:
         for slot in slots:
             self._of.pop(slot, None)
             self._reaches.pop(slot, None)
+            self._waiting.pop(slot, None)
 
     def next_masks(
         self, slots: list[int], tokens: list[int], find: Callable[[int], tuple[Grammar, bytes]]
@@ -312,16 +322,23 @@ class Matchers:
         """Leave in masks only tokens after which JSON can end, in place.
 
         `lefts` are the tokens that each may sample, this one included; `lasts` those sampled last;
-        None: there is none yet.
+        None: there is none yet. The ends of all are sought by at most LOOKS looks; rows for which
+        none are left keep their masks, and are first in the next step.
         """
-        for row, (slot, left, last) in enumerate(zip(slots, lefts, lasts, strict=True)):
+        looks, rows = Looks(), list(range(len(slots)))
+        if waiting := self._waiting:
+            self._waiting = {}
+            rows.sort(key=lambda row: waiting.get(slots[row], len(waiting)))
+        for row in rows:
+            slot, left, last = slots[row], lefts[row], lasts[row]
             grammar, own = grammars(slot), self._of.get(slot)
             if grammar.closing is not None and (last is None or own):
                 matcher = own[0] if own and last is not None else grammar.start()
-                known = self._reaches.get(slot, UNKNOWN)
-                self._reaches[slot] = grammar.closing.restrict(
-                    masks[row], left, known, last, matcher
-                )
+                known = UNKNOWN if last is None else self._reaches.get(slot, UNKNOWN)
+                reach = grammar.closing.restrict(masks[row], left, known, last, matcher, looks)
+                self._reaches[slot] = reach or UNKNOWN
+                if reach is None and grammar.closing not in looks.failed:
+                    self._waiting[slot] = len(self._waiting)
 
     def _try_again(self, slot: int, find: Callable[[int], tuple[Grammar, bytes]]) -> I32:
         """Return the mask of a slot whose matcher failed: by a new one, if that may help."""

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from jsonschema_rs import validator_for
+
 Json = dict[str, Any]
 Draw = Callable[[Random, int, bool], Json]
-FORMATS = ("date", "uuid", "ipv4", "email")
-PATTERNS = ("^[A-Z]{2}[0-9]{3}$", "^(a|b)+$", "^[0-9]{4}-[0-9]{2}$")
-ODD_PATTERNS = ("^a", "b$", "a", "^ab?$", "^.{5}$", "^a{5}$", "^[ab]+$", "^$", "x|^a", "^[\x01]$")
+FORMATS = {"date": "2000-01-01", "uuid": "0" * 8 + "-0000" * 3 + "-" + "0" * 12}
+FORMATS |= {"ipv4": "0.0.0.0", "email": "a@b.c"}
+"""Formats and patterns, each with a short text that it allows."""
+PATTERNS = {"^[A-Z]{2}[0-9]{3}$": "AA000", "^(a|b)+$": "a", "^[0-9]{4}-[0-9]{2}$": "0000-00"}
+PATTERNS |= {"^\\d+-\\d+$": "0-0", "^[a-z]+@[a-z]+\\.com$": "a@a.com", "^\\S+ \\S+$": "a a"}
+PATTERNS |= {"^a+b$": "ab", "^[a-z]+x[a-z]+y$": "axay", "^(ab)+c$": "abc", "a.*b.*c": "abc"}
+PATTERNS |= {r"^.*\.json$": ".json", "^[a-z]+end$": "aend", "foo.*bar": "foobar"}
+ODD_PATTERNS = {"^a": "a", "b$": "b", "a": "a", "^ab?$": "a", "^.{5}$": "a" * 5, "^a{5}$": "a" * 5}
+ODD_PATTERNS |= {"^[ab]+$": "a", "^$": "", "x|^a": "a", "^[\x01]$": ""}
 ODD_NAMES = ["a", "b", "ab", "aa", "x", ""]
 
 
@@ -27,6 +36,44 @@ def draw_schema(rng: Random, depth: int = 0, is_odd: bool = False) -> Json:
     if is_leaf:
         return _odd_leaf(rng) if is_odd and rng.random() < 0.7 else _leaf(rng)
     return (rng.choice(kinds) if depth or is_odd else _object)(rng, depth, is_odd)
+
+
+def short_value(schema: Json | bool) -> Any:
+    """Return a value that such a schema most likely allows, and whose JSON is about the shortest;
+    `...` where none is known."""
+    if isinstance(schema, bool):
+        return 0 if schema else ...
+    if "const" in schema:
+        return schema["const"]
+    if branches := schema.get("anyOf") or schema.get("oneOf"):
+        return min(map(short_value, branches), key=_length)
+    if "enum" in schema:
+        return min(schema["enum"], key=_length)
+    match schema.get("type", "integer"):
+        case "object":
+            given = schema.get("properties", {})
+            rest = schema.get("additionalProperties", True)
+            value = {
+                name: short_value(given.get(name, rest)) for name in schema.get("required", ())
+            }
+            return ... if ... in value.values() else value
+        case "array":
+            items = [*schema.get("prefixItems", ()), *[schema.get("items", True)] * 4]
+            values = [short_value(item) for item in items[: schema.get("minItems", 0)]]
+            return ... if ... in values else values
+        case "string":
+            texts = PATTERNS | ODD_PATTERNS | FORMATS
+            form = str(schema.get("pattern", schema.get("format")))
+            return texts.get(form, "a" * schema.get("minLength", 0))
+        case "integer" | "number":
+            is_valid = validator_for(schema).is_valid
+            return min(filter(is_valid, range(-60, 300)), key=_length, default=...)
+        case kind:
+            return True if kind == "boolean" else None
+
+
+def _length(value: Any) -> int:
+    return 10**6 if value is ... else len(json.dumps(value))
 
 
 def _object(rng: Random, depth: int, is_odd: bool) -> Json:
@@ -76,7 +123,7 @@ def _overlapping(rng: Random, depth: int, is_odd: bool) -> Json:
 
     keywords: Json = {
         "properties": draw(rng.sample(ODD_NAMES, rng.randint(1, 3))),
-        "patternProperties": draw(rng.sample(ODD_PATTERNS, rng.randint(1, 2))),
+        "patternProperties": draw(rng.sample([*ODD_PATTERNS], rng.randint(1, 2))),
         "additionalProperties": rng.choice([False, False, True, draw_schema(rng, 3, is_odd)]),
         "required": rng.sample(ODD_NAMES, rng.randint(0, 2)),
         "minProperties": rng.randint(0, 1),
@@ -106,12 +153,14 @@ def _leaf(rng: Random) -> Json:
         [
             {"type": "boolean"},
             {"type": "integer"} | number,
+            {"type": "integer", "multipleOf": 7, "minimum": abs(low)},
             {"type": "number"} | number,
             {"enum": rng.sample(["red", "green", "blue", 1, 2, None], 3)},
             {"const": "v1"},
             {"type": "string", "minLength": 1, "maxLength": rng.randint(1, 16)},
-            {"type": "string", "pattern": rng.choice(PATTERNS), "maxLength": 20},
-            {"type": "string", "format": rng.choice(FORMATS)},
+            {"type": "string", "pattern": rng.choice([*PATTERNS]), "maxLength": 20},
+            {"type": "string", "pattern": rng.choice([*PATTERNS])},
+            {"type": "string", "format": rng.choice([*FORMATS])},
         ]
     )
 
@@ -124,9 +173,9 @@ def _odd_leaf(rng: Random) -> Json:
             {},
             {"type": "object"},
             {"type": rng.choice(["number", "integer", "string", "array"])},
-            {"type": "string", "pattern": rng.choice(ODD_PATTERNS)},
-            {"type": "string", "pattern": rng.choice(ODD_PATTERNS)} | sizes,
-            {"type": "string", "format": rng.choice(FORMATS)} | sizes,
+            {"type": "string", "pattern": rng.choice([*ODD_PATTERNS])},
+            {"type": "string", "pattern": rng.choice([*ODD_PATTERNS])} | sizes,
+            {"type": "string", "format": rng.choice([*FORMATS])} | sizes,
             {"type": "integer"} | bounds,
             {"type": "number", "multipleOf": rng.choice([0.5, 1, 3])} | bounds,
             {"enum": [rng.choice([1, "a", None])], "type": rng.choice(["string", "null"])},

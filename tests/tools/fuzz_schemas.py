@@ -25,15 +25,17 @@ from jsonschema_rs import validator_for
 
 from srm.engine.constraints.automaton import TokenAutomaton
 from srm.engine.constraints.byte_table import START
-from srm.engine.constraints.closing import UNKNOWN, Closing, Openings, make_closing
+from srm.engine.constraints.closing import UNKNOWN, Closing, Looks, Openings, make_closing
 from srm.engine.constraints.grammars import make_masks
 from srm.server.schema.structured_outputs import ConstraintSource
 from srm.server.schema.tools import Calls, Function
 from srm.server.text.constraint_process import answer
-from tests.engines.drawn_schemas import ODD_NAMES, draw_schema
+from tests.engines.drawn_schemas import ODD_NAMES, draw_schema, short_value
 from tests.engines.tables import of_demo
 
 MAX_TOKENS = 120
+_ROOM = 2
+"""Times the tokens of a short example that must be room for an end: those found may be longer."""
 UNMET = ("no value can meet", "no JSON text", "no text of")
 """How a refusal begins to say that a schema allows nothing."""
 BROKEN = ("refused untruly", "stuck", "invalid", "cut")
@@ -93,6 +95,7 @@ def _sample(constraint: str, random: Random, is_valid: Any, schema: Any) -> str:
     table = _table(constraint)
     matcher = vocabulary.matcher(constraint)
     max_tokens, known = random.randint(8, MAX_TOKENS), UNKNOWN
+    fits = _ROOM * _short_tokens(schema, is_valid) <= max_tokens
     state, sampled = START, list[int]()
     for left in range(max_tokens, 0, -1):
         if table:
@@ -101,9 +104,11 @@ def _sample(constraint: str, random: Random, is_valid: Any, schema: Any) -> str:
         else:
             mask = make_masks([matcher], -(-len(vocabulary.tokens) // 32))[0]
             last = sampled[-1] if sampled else None
-            known = _closing(constraint).restrict(mask, left, known, last, matcher)
+            reach = _closing(constraint).restrict(mask, left, known, last, matcher, Looks())
+            known = reach or UNKNOWN
             allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").astype(bool)
-            is_short = bool(sampled) or known.most <= max_tokens
+            fits |= not sampled and 0 <= known.most <= max_tokens
+            is_short = True
         if not is_short:
             return "too long for max_tokens"
         if not allowed.any() or (table is None and matcher.is_error()):
@@ -120,6 +125,8 @@ def _sample(constraint: str, random: Random, is_valid: Any, schema: Any) -> str:
             matcher.consume_token(token)
     text = vocabulary.text(sampled)
     if table is None and not matcher.is_accepting():
+        if not fits:
+            return "too long for max_tokens"
         return f"cut by max_tokens = {max_tokens}: {text!r} of {json.dumps(schema)}"
     try:
         value = json.loads(text)
@@ -127,6 +134,15 @@ def _sample(constraint: str, random: Random, is_valid: Any, schema: Any) -> str:
         value = ...
     shown = f"invalid: {text!r} of {json.dumps(schema)}"
     return "valid" if value is not ... and is_valid(value) else shown
+
+
+def _short_tokens(schema: Any, is_valid: Any) -> int:
+    """Return the tokens of a short text of the schema: of more than there are, if none is known."""
+    value = short_value(schema)
+    if value is ... or not is_valid(value):
+        return 10**6
+    text = json.dumps({"name": "f", "arguments": value}) if False else json.dumps(value)
+    return len(of_demo().tokenizer.tokenize_str(text))
 
 
 @lru_cache(1)
@@ -138,7 +154,9 @@ def _table(constraint: str) -> TokenAutomaton | None:
 def _closing(constraint: str) -> Closing:
     vocabulary = of_demo()
     openings = Openings(vocabulary.tokens, -(-len(vocabulary.tokens) // 32))
-    closing = make_closing(constraint, vocabulary.tokenizer, openings)
+    closing = make_closing(
+        constraint, vocabulary.tokenizer, openings, partial(vocabulary.matcher, constraint)
+    )
     assert closing is not None
     return closing
 
