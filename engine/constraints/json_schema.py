@@ -13,10 +13,10 @@ import re
 from typing import Any
 from urllib.parse import unquote
 
-from srm.engine.constraints.pattern import FORMATS, portable
+from srm.engine.constraints.pattern import FORMATS, LONG_FORMATS, portable
 from srm.engine.constraints.schema_bounds import LARGEST, bound_schema
 from srm.engine.constraints.schema_facts import TYPES, Schema, endless, exclude_each_other
-from srm.engine.constraints.trial import all_matches
+from srm.engine.constraints.trial import all_matches, is_possible
 from srm.engine.errors import InvalidRequest, cut, did_you_mean
 
 MAX_DEPTH = 100
@@ -333,7 +333,7 @@ class _Writer:
         if written.get("format") in NUMBER_FORMATS and (fault := _bound_by_format(written)):
             self.refuse((*path, "format"), fault)
         further = []
-        if more := FORMATS[written["format"]] if "format" in written else "":
+        if more := _format_pattern(written):
             if "pattern" in written:
                 further.append({"pattern": more})
             else:
@@ -359,6 +359,17 @@ class _Writer:
                     "with strict, objects have only the properties that they name, so what joins "
                     "several objects to one allows nothing: write their properties in one place",
                 )
+
+
+def _format_pattern(written: dict[str, Any]) -> str:
+    """Return the pattern that a string's format asks for, beside what llguidance does."""
+    name = written.get("format", "")
+    keywords = ("format", "pattern", "minLength", "maxLength")
+    own = {"type": "string"} | {own: written[own] for own in keywords if own in written}
+    if name not in LONG_FORMATS or len(own) == 2:
+        return FORMATS.get(name, "")
+    is_met = is_possible({**own, "allOf": [{"pattern": FORMATS[name]}]})
+    return (FORMATS if is_met else LONG_FORMATS)[name]
 
 
 def _bound_by_format(written: dict[str, Any]) -> str:

@@ -35,6 +35,14 @@ FORMATS = {
 """Formats, each with a pattern for what llguidance does not ask of it: days that are in the
 calendar, no leap seconds, which nobody knows ahead, times as `datetime.fromisoformat` reads them,
 and how long a text may be."""
+LONG_FORMATS = {
+    "date-time": f"{_DATE}[Tt]..:..:[0-5]",
+    "time": "^..:..:[0-5]",
+    "duration": "",
+    "hostname": "^.{1,253}$",
+    "uri": "",
+}
+"""What to ask instead where a text of FORMATS does not meet the pattern and lengths beside it."""
 
 _PARTS = re.compile(
     r"\[\^?(?:\\.|[^\]\\])*\]|\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\[pP](?:\{[^}]*\}|.)|\\.|\.|"

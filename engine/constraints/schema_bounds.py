@@ -20,7 +20,8 @@ MOST_DIGITS = 15
 MOST_DECIMALS = 10
 """Most digits behind the point of a number without `multipleOf`."""
 MOST_CHARACTERS = 128
-"""Most characters of a string with a pattern that sets no end to it, beyond its `minLength`."""
+"""Most characters of a string with a pattern that sets no end to it, beyond its `minLength`. It
+has half of them where llguidance cannot follow the pattern so far, and no end where neither can."""
 ANY_JSON = "#/$defs/any"
 """The reference to the schema of any JSON."""
 LARGEST = 2**53
@@ -227,20 +228,60 @@ def _close(schema: Own, strict: bool) -> None:
 
 
 def _bound_length(schema: Own) -> None:
-    pattern, most = schema["pattern"], schema.get("minLength", 0) + MOST_CHARACTERS
-    is_short = len(pattern) <= MOST_CHARACTERS and "{" not in pattern
-    bounded = {"type": "string", "pattern": pattern, "maxLength": most}
-    if is_endless(pattern) and (is_short or is_possible(bounded)):
-        schema["maxLength"] = most
+    pattern, least = schema["pattern"], schema.get("minLength", 0)
+    if not is_endless(pattern):
+        return
+    for most in (least + MOST_CHARACTERS, least + MOST_CHARACTERS // 2):
+        own = {"type": "string", "pattern": pattern, "minLength": least, "maxLength": most}
+        if is_possible(own):
+            schema["maxLength"] = most
+            return
 
 
 def _bound_number(schema: Own, may_have_decimals: bool) -> None:
     lower, upper = _HIGHEST[:2], _LOWEST[:2]
     bounds = [schema[keyword] for keyword in (*lower, *upper) if keyword in schema]
-    is_far = any(abs(bound) >= 10**MOST_DIGITS for bound in bounds)
-    for keywords, sign in ((lower, -1), (upper, 1)):
-        if not schema.keys() & set(keywords):
-            schema[keywords[not is_far]] = sign * (LARGEST if is_far else 10**MOST_DIGITS)
-    is_coarse = all(Decimal(repr(bound)) % _COARSE == 0 for bound in bounds)
-    if may_have_decimals and is_coarse:
-        schema.setdefault("multipleOf", 10**-MOST_DECIMALS)
+    reach = max(map(abs, bounds), default=0) + schema.get("multipleOf", 0)
+    is_far = reach >= 10**MOST_DIGITS - 1
+    own = {name: schema[name] for name in (*lower, *upper, "multipleOf") if name in schema}
+    own["type"] = "number" if may_have_decimals else "integer"
+    ends = {
+        keywords[not is_far]: sign * (LARGEST if is_far else 10**MOST_DIGITS)
+        for keywords, sign in ((lower, -1), (upper, 1))
+        if not own.keys() & set(keywords)
+    }
+    if reach <= LARGEST or is_possible(own | ends):
+        schema.update(ends)
+        own.update(ends)
+    if may_have_decimals and "multipleOf" not in schema:
+        if all(Decimal(repr(bound)) % _COARSE == 0 for bound in bounds):
+            schema["multipleOf"] = 10**-MOST_DECIMALS
+        else:
+            _bound_decimals(schema, own)
+
+
+def _bound_decimals(schema: Own, own: Own) -> None:
+    """Allow numbers of MOST_DECIMALS, the bounds, and tenths of the way between close ones.
+
+    llguidance reads no `multipleOf` of more decimals, and a number without it has no end. `own` are
+    the keywords of the schema's numbers.
+    """
+    step = {"multipleOf": 10**-MOST_DECIMALS}
+    low, high = (
+        Decimal(repr(choose(own[name] for name in names if name in own)))
+        for choose, names in ((max, _HIGHEST[:2]), (min, _LOWEST[:2]))
+    )
+    has_step = is_possible(own | step)
+    if not has_step and high - low > _COARSE:  # what llguidance cannot read at all
+        return
+    tenths = (0, 10) if has_step else range(11)
+    places = dict.fromkeys(float(low + (high - low) * tenth / 10) for tenth in tenths)
+    points = [{"minimum": place, "maximum": place} for place in places]
+    branches: list[Own] = [{"type": "number"} | at for at in points if is_possible(own | at)]
+    if has_step:
+        branches.insert(0, schema | step)
+    elif others := [name for name in schema["type"] if name in TYPES and name != "number"]:
+        branches.insert(0, schema | {"type": others})
+    if branches:
+        schema.clear()
+        schema["anyOf"] = branches

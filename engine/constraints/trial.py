@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
+from srm.engine.constraints.pattern import FORMATS, LONG_FORMATS
+
 LIMITS = LLParserLimits(verbose_errors=False)
 """How large a grammar and its states may become: the library's own limits."""
 NOTHING = "no value can meet the schema"
@@ -23,6 +25,10 @@ _REGEX_FAULT = re.compile(
 )
 """Matches llguidance's message of an invalid regex, whose place is one in our own grammar."""
 _EMPTY = re.compile(r"Regex is empty: .*")
+_UNDECIDED = re.compile(r"Unable to determine if regex is empty.*")
+_TOO_MANY_DIGITS = re.compile(r"Value for 'multipleOf' has too many digits.*")
+_LIMITS_OF_FORMATS = [FORMATS[name] for name in (*LONG_FORMATS, "email")]
+"""Patterns that allow less than their formats do."""
 _NOT_DISJOINT = re.compile(r"patternProperty regexes .* are not disjoint")
 _OVERLAP = "two patterns of patternProperties match the same name; they must exclude each other"
 _WALKED = 64
@@ -129,6 +135,12 @@ def _plain(error: str) -> str:
     lines = [line.strip() for line in error.splitlines() if not _SHOWS_PLACE.match(line)]
     fault = _REGEX_FAULT.sub(r"\1: ", "; ".join(lines))
     fault = _EMPTY.sub("no text meets its pattern, format and lengths together", fault)
+    if "Regex is empty" in error and any(f"/{own}/" in error for own in _LIMITS_OF_FORMATS):
+        return "no text that is made for its format meets its pattern and lengths: leave out format"
+    fault = _UNDECIDED.sub(
+        "to find out whether a text meets its pattern, format and lengths takes too much", fault
+    )
+    fault = _TOO_MANY_DIGITS.sub("multipleOf has too many digits", fault)
     fault = _NOT_DISJOINT.sub(_OVERLAP, fault)
     fault = fault.replace("Unsatisfiable schema", NOTHING)
     return _UNMET if error.startswith("NoExtension") else fault[:500]

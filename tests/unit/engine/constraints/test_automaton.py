@@ -146,7 +146,10 @@ OBJECT = {"type": "object", "additionalProperties": False}
         ({"anyOf": [{"minimum": 1}]}, "/anyOf/0/items: it allows any JSON"),
         ({"allOf": [{"pattern": "a"}, {"pattern": "b"}]}, "it has allOf"),
         ({"pattern": "a", "anyOf": [{"pattern": "b"}]}, "it has anyOf beside other keywords"),
-        ({"type": "number", "maximum": 19312.448886849466}, "it has a number of too many digits"),
+        (
+            {"type": "number", "maximum": 19312.448886849466},
+            "/anyOf/0: it has a number of too many digits",
+        ),
         ({"enum": [0.1, 0.30000000000000004]}, "it has a number of too many digits"),
         ({**OBJECT, "maxProperties": 1}, "it has maxProperties of type object"),
         ({**OBJECT, "patternProperties": {"a": True}}, "it has patternProperties of type object"),

@@ -235,6 +235,8 @@ def test_invents_no_properties_that_are_not_asked_for(
     assert not any(accepts(constraint, text) for text in refused)
 
 
+DOTTED = r"^[a-z]+(\.[a-z]+)+$"
+"""A pattern of which llguidance cannot tell whether a text of at most 128 characters meets it."""
 NUMBER = ["0", "-1.5", "9" * 15, f"0.{'1' * 10}"], ["9" * 16, f"0.{'1' * 11}", "1e5", "-0"]
 
 
@@ -261,6 +263,8 @@ NUMBER = ["0", "-1.5", "9" * 15, f"0.{'1' * 10}"], ["9" * 16, f"0.{'1' * 11}", "
             [f'"{"a" * 138}"'],
         ),
         ({"type": "string", "pattern": "a", "maxLength": 300}, [f'"{"a" * 300}"'], []),
+        ({"type": "string", "pattern": DOTTED}, ['"a.b"', f'"a.{"b" * 62}"'], [f'"a.{"b" * 63}"']),
+        ({"type": "string", "pattern": rf"{DOTTED}|b{{99}}$"}, ['"a.b"'], ['"a"']),
         ({"type": "string", "format": "hostname"}, [f'"{"a" * 60}.com"'], [f'"{"a" * 61}.com"']),
         (
             {"type": "string", "format": "uri"},
@@ -276,6 +280,90 @@ def test_bounds_what_the_schema_leaves_open(
     constraint = json_constraint(schema)
     assert all(accepts(constraint, text) for text in allowed)
     assert not any(accepts(constraint, text) for text in refused)
+
+
+FAR = 10**15
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed", "refused"),
+    [
+        ({"type": "integer", "exclusiveMinimum": FAR - 1}, [str(FAR), str(2**53)], [str(FAR - 1)]),
+        ({"type": "integer", "minimum": FAR - 0.5}, [str(FAR), str(2**53)], [str(FAR - 1)]),
+        ({"type": "integer", "exclusiveMaximum": 1 - FAR}, [str(-FAR)], [str(1 - FAR)]),
+        ({"type": "integer", "exclusiveMinimum": 2**53 - 1}, [str(2**53)], [str(2**53 + 1)]),
+        (
+            {"type": "number", "exclusiveMinimum": FAR - 1},
+            [f"{FAR - 1}.5", str(2**53)],
+            [str(FAR - 1)],
+        ),
+        ({"type": "number", "exclusiveMaximum": 1 - FAR}, [f"{1 - FAR}.5"], [str(1 - FAR)]),
+        ({"type": "integer", "minimum": FAR - 1, "maximum": FAR - 1}, [str(FAR - 1)], [str(FAR)]),
+        ({"type": "number", "minimum": FAR, "maximum": FAR}, [str(FAR)], [str(FAR - 1)]),
+        ({"multipleOf": 1000, "exclusiveMinimum": FAR - 1000}, [str(FAR)], ["0"]),
+        ({"type": "integer", "multipleOf": 7, "exclusiveMinimum": 2**53 - 4}, [str(2**53 + 3)], []),
+    ],
+)
+def test_far_bounds_leave_numbers_between(
+    schema: Any, allowed: list[str], refused: list[str]
+) -> None:
+    constraint = json_constraint(schema)
+    assert all(accepts(constraint, text) for text in allowed)
+    assert not any(accepts(constraint, text) for text in refused)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "allowed", "refused"),
+    [
+        ({"exclusiveMinimum": 0, "maximum": 1e-11}, ["0.00000000001", "0.000000000003"], ["0"]),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 1e-20}, [f"0.{'0' * 20}5"], ["0"]),
+        ({"minimum": 0.1, "maximum": 0.30000000000000004}, ["0.1", "0.2000000001"], ["0.4"]),
+        ({"minimum": -90.123456789012, "maximum": 90}, ["-90.123456789012", "1.5"], ["91"]),
+        ({"type": ["number", "null"], "minimum": 1e-12, "maximum": 2e-12}, ["null"], ["0"]),
+    ],
+)
+def test_numbers_between_fine_bounds_end(
+    bounds: Any, allowed: list[str], refused: list[str]
+) -> None:
+    schema = {"type": "number", **bounds}
+    constraint = json_constraint(schema)
+    assert all(accepts(constraint, text) for text in allowed)
+    assert not any(accepts(constraint, text) for text in refused)
+    for seed in range(20):
+        text = draw_text(constraint, Random(seed), 60)
+        assert text is not None
+        Draft202012Validator(schema).validate(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"format": "email", "minLength": 150},
+        {"format": "uri", "minLength": 200},
+        {"format": "hostname", "minLength": 70},
+        {"format": "duration", "minLength": 100},
+        {"pattern": "", "minLength": 200},
+        {"pattern": DOTTED, "maxLength": 500},
+    ],
+)
+def test_says_plainly_what_it_cannot_find_out(own: Any) -> None:
+    assert why_not(json_constraint({"type": "string", **own}), byte_tokenizer()) == (
+        "to find out whether a text meets its pattern, format and lengths takes too much"
+    )
+
+
+def test_limits_of_formats_yield_to_patterns_beside_them() -> None:
+    for name, pattern, text in (
+        ("uri", "^https://a{150}$", f"https://{'a' * 150}"),
+        ("uri", r"^http://\[::1\]$", "http://[::1]"),
+        ("duration", "^P123456D$", "P123456D"),
+        ("time", "z$", "12:00:00z"),
+    ):
+        schema = {"type": "string", "format": name, "pattern": pattern}
+        assert accepts(json_constraint(schema), json.dumps(text))
+    long = {"type": "string", "format": "email", "pattern": r"^a@b(\.c){100}$"}
+    fault = why_not(json_constraint(long), byte_tokenizer())
+    assert fault.startswith("no text that is made for its format meets")
 
 
 @pytest.mark.parametrize("name", ["date-time", "date", "time"])
