@@ -8,13 +8,18 @@ from __future__ import annotations
 
 _BOM = b"\xef\xbb\xbf"
 _DATA = b"data: "
+_FIELDS = (b"", b"id", b"retry")
+"""Fields beside `data` and `event`; one without a name is a comment."""
+_TYPES = (b"", b"message", b"completion", b"chunk", b"data", b"delta", b"ping")
+"""Types of events that servers give to parts of a reply."""
 
 
 class EventParser:
     """The parser of one reply. The common event, one line of data ended by LF LF, costs a split and
     a slice.
 
-    `named_error` is whether an event of the type `error`, or a field of that name, has come.
+    `named_error` is the first line that is no field of the standard, or that names a type of event
+    which no part of a reply has; empty if none has come.
     """
 
     __slots__ = ("_after_cr", "_held", "_is_first", "named_error")
@@ -23,7 +28,7 @@ class EventParser:
         self._held = bytearray()  # an incomplete event
         self._after_cr = False
         self._is_first = True
-        self.named_error = False
+        self.named_error = b""
 
     @property
     def num_held(self) -> int:
@@ -77,9 +82,6 @@ class EventParser:
             value = value.removeprefix(b" ")
             if name == b"data":
                 lines.append(value)
-            elif name == b"error":  # llama.cpp's, in place of data
-                lines.append(value)
-                self.named_error = True
-            elif name == b"event" and value == b"error":
-                self.named_error = True
+            elif (value not in _TYPES) if name == b"event" else (name not in _FIELDS):
+                self.named_error = self.named_error or line.strip()
         return b"\n".join(lines) if lines else None

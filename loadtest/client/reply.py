@@ -15,8 +15,21 @@ from srm.engine.errors import UNDECODABLE
 from srm.loadtest.client.event_stream import EventParser
 
 _NOTHING = {b'""', b"null", b"false", b"{}", b"[]"}
-_FAILED = ("error", "abort", "aborted", "cancelled", "failed")
-"""Values of `finish_reason` by which servers say that a choice failed."""
+_FINISHED = {
+    *("", "stop", "length", "tool_calls", "function_call", "content_filter"),  # OpenAI's
+    *("end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"),  # Anthropic's
+    *("eos", "eos_token", "model_length", "repetition", "limit", "word"),  # those of other servers
+}
+"""Values of `finish_reason` that servers give a choice that did not fail; with any other it did."""
+_FIELDS = frozenset(
+    (
+        "choices error usage id object created model system_fingerprint service_tier obfuscation "
+        "kv_transfer_params metadata metrics nvext prompt_filter_results prompt_progress "
+        "prompt_token_ids provider sglext time_info timings weights_version x_groq"
+    ).split()
+)
+"""Fields that an event without a choice may have: OpenAI's, and those that other servers add."""
+_OBJECTS = (None, "", "text_completion", "chat.completion", "chat.completion.chunk")
 MAX_BYTES = 2**28
 """Most bytes of a reply, or of an event of one, that are kept: more are a broken server's."""
 MAX_REASON = 300
@@ -63,8 +76,11 @@ class _Choice(msgspec.Struct, gc=False):
         """Raise BadReply if the choice failed."""
         reason = self.finish_reason
         if isinstance(reason, dict):  # SGLang's
-            reason = reason.get("type")
-        if reason in _FAILED or (self.error and bytes(self.error) not in _NOTHING):
+            reason = str(reason.get("type"))
+        elif isinstance(reason, list):
+            reason = " ".join(map(str, reason))
+        has_failed = isinstance(reason, str) and reason not in _FINISHED
+        if has_failed or (self.error and bytes(self.error) not in _NOTHING):
             raise BadReply(f"a choice failed: {self.finish_reason}, {bytes(self.error)!r}")
 
 
@@ -102,15 +118,16 @@ class Reply:
     """The reply to one request; fed with its body as it comes."""
 
     __slots__ = tuple(
-        "_body _events _guessed _has_counts _num_bytes is_done queue_s texts tokens "
-        "usage_cached_tokens usage_output_tokens usage_prompt_tokens".split()
+        "_body _events _guessed _has_counts _num_bytes has_empty_choice is_done queue_s texts "
+        "tokens usage_cached_tokens usage_output_tokens usage_prompt_tokens".split()
     )
 
     def __init__(self, stream: bool, keep_text: bool) -> None:
         self._events = EventParser() if stream else None
         self._body: list[bytes] = []
         self._num_bytes = 0
-        self._has_counts = self._guessed = self.is_done = False
+        self._has_counts = self._guessed = self.has_empty_choice = self.is_done = False
+        # An empty choice may have tokens without text; a stream with none has only usage.
         self.texts: dict[int, list[str]] | None = {} if keep_text else None
         """The text of each choice, if text is kept."""
         self.tokens = 0
@@ -147,30 +164,31 @@ class Reply:
         assert self._events is not None
         counts: TokenCounts = []
         for data in events:
-            if self.is_done:
-                break
             if data == b"[DONE]":
                 self.is_done = True
-                break
+                continue
             for choice in self._read(data).choices or ():
-                if count := self._count(choice):
+                if self.is_done:  # counts no more, but may say that it failed
+                    choice.check()
+                elif count := self._count(choice):
                     counts.append((choice.index or 0, count))
                     self.tokens += count
-        if self._events.named_error:
-            last = b" ".join(events)[-MAX_REASON:].decode(errors="replace")
-            raise BadReply(f"an event of type error: {last}")
+                else:
+                    self.has_empty_choice = True
+        if line := self._events.named_error:
+            last = b" ".join([*events, line])[-MAX_REASON:].decode(errors="replace")
+            raise BadReply(f"a line that is no part of a reply: {last}")
         return counts
 
     def _read(self, data: bytes) -> _Document:
         try:
             document = _decode(data)
+            is_part = document.choices or _is_part(document, data)
         except UNDECODABLE as error:
             raise BadReply(f"{error}: {data[:MAX_REASON]!r}") from None
-        usage, times = document.usage, document.time_info
-        # Each server has its own spelling of an error, and none has choices or counts in it.
-        is_part = document.choices is not None or usage is not None or times is not None
         if not is_part or (document.error and bytes(document.error) not in _NOTHING):
             raise BadReply(f"no part of a reply: {data[:MAX_REASON].decode(errors='replace')}")
+        usage, times = document.usage, document.time_info
         if usage is not None:
             if usage.completion_tokens is not None:
                 self.usage_output_tokens = usage.completion_tokens
@@ -206,7 +224,7 @@ class Reply:
         choices = document.choices
         if not choices:
             raise BadReply("a reply without choices")
-        self.is_done = True
+        self.has_empty_choice = self.is_done = True
         counts = [self._count(choice) for choice in choices]
         if any(_read_count(choice) is None for choice in choices):
             self._guessed = True
@@ -216,6 +234,19 @@ class Reply:
         self.tokens = sum(counts)
         pairs = zip(choices, counts, strict=True)
         return [(choice.index or 0, count) for choice, count in pairs if count]
+
+
+def _is_part(document: _Document, data: bytes) -> bool:
+    """Return whether an event without a choice is part of a reply. Each server has its own spelling
+    of an error, so only known fields are allowed."""
+    decoded: dict[str, object] = msgspec.json.decode(data)
+    fields = {name: value for name, value in decoded.items() if value is not None}
+    return (
+        not (document.choices is None and document.usage is None and document.time_info is None)
+        and fields.keys() <= _FIELDS
+        and fields.get("object") in _OBJECTS
+        and not any(isinstance(value, dict) and value.get("error") for value in fields.values())
+    )
 
 
 def _read_count(choice: _Choice) -> int | None:

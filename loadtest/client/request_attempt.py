@@ -83,8 +83,9 @@ class RequestAttempt:
                 counts = self.reply.finish()
             except BadReply as error:
                 return Verdict("protocol", str(error)), []
-            is_empty = not self.reply.tokens and self.reply.usage_output_tokens <= 0
-            return Verdict("empty", "a whole reply without a token") if is_empty else _GOOD, counts
+            has_hidden = self.reply.has_empty_choice and self.reply.usage_output_tokens > 0
+            is_good = self.reply.tokens or has_hidden
+            return _GOOD if is_good else Verdict("empty", "a whole reply without a token"), counts
         message = f"{status}: {self.refusal.decode(errors='replace').strip()}"
         if status in RETRIED:
             wait = retry_after(connection.headers.get(b"retry-after", b""))

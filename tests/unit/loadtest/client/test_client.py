@@ -138,6 +138,7 @@ async def test_a_good_reply_is_recorded() -> None:
         (answering(make_reply(b"{}")), "protocol", 200, 0),
         (answering(make_reply(b"")), "protocol", 200, 0),
         (answering(stream(DONE)), "empty", 200, 0),
+        (answering(stream(USAGE, DONE)), "empty", 200, 0),
         (
             answering(stream(text_event(""), event(choices=[], usage=NOTHING), DONE)),
             "empty",

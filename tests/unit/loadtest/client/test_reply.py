@@ -176,6 +176,13 @@ def test_whole_replies_count_what_each_choice_says_or_share_out_their_usage() ->
         (True, [event(choices=[{"text": "a", "error": {"code": 502}}]), DONE]),  # OpenRouter
         (True, [event(choices=[{"text": "", "finish_reason": "abort"}]), DONE]),
         (True, [event(choices=[{"text": "", "finish_reason": {"type": "abort"}}]), DONE]),  # SGLang
+        (True, [text_event("a"), DONE, event(error={"message": "no"})]),
+        (True, [text_event("a"), DONE, text_event("", finish_reason="error")]),
+        (True, [text_event("a"), DONE, b"Internal Server Error\n"]),
+        (True, [text_event("a"), b"Internal Server Error\n\n", DONE]),
+        (True, [text_event("a"), b'{"message": "no"}\n', DONE]),
+        (True, [b"event: Error\n" + text_event("a"), DONE]),
+        (True, [b"event: exception\n" + text_event("a"), DONE]),
         (False, [b'{"choices": [{"text": "a", "finish_reason": "error"}]}']),
         (False, [b""]),
         (False, [b"no JSON"]),
@@ -187,6 +194,59 @@ def test_whole_replies_count_what_each_choice_says_or_share_out_their_usage() ->
 def test_replies_that_are_none_or_failed(stream: bool, parts: list[bytes]) -> None:
     with pytest.raises(BadReply):
         read(*parts, stream=stream)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"object": "error", "message": "CUDA out of memory", "code": 500},
+        {"detail": "no"},
+        {"errors": ["no"]},
+        {"error_code": 500},
+        {"usage": {"completion_tokens": 1}, "object": "error"},
+        {"x_groq": {"id": "1", "error": "over_capacity"}},
+    ],
+)
+def test_an_event_without_choices_has_only_known_fields(fields: dict[str, Any]) -> None:
+    with pytest.raises(BadReply, match="no part of a reply"):
+        read(text_event("a"), event(**{"choices": [], **fields}), DONE)
+
+
+def test_usage_comes_with_what_servers_add_to_it() -> None:
+    known = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    others: list[dict[str, Any]] = [
+        {"system_fingerprint": None, "service_tier": "default", "detail": None},
+        {"x_groq": {"id": "1"}},
+        {"timings": {"predicted_n": 2}},
+        {"weights_version": 3},
+    ]
+    for fields in others:
+        usage = event(choices=[], usage={"completion_tokens": 2}, **known, **fields)
+        reply, _ = read(b"event: message\nid: 1\nretry: 5\n: \n" + text_event("a"), usage, DONE)
+        assert reply.usage_output_tokens == 2
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    "reason",
+    [
+        *("server_error", "internal_error", "engine_error", "ERROR", "timeout", "cancel"),
+        *("canceled", "cancelled", "evicted", "error: oom", ["error"], {"error": "oom"}),
+    ],
+)
+def test_only_known_finish_reasons_are_good(reason: Any, stream: bool) -> None:
+    content: dict[str, Any] = {"choices": [{"text": "a", "finish_reason": reason}]}
+    with pytest.raises(BadReply, match="a choice failed"):
+        read(
+            *([event(**content), DONE] if stream else [json.dumps(content).encode()]), stream=stream
+        )
+
+
+@pytest.mark.parametrize(
+    "reason", ["stop", "length", "tool_calls", "function_call", "content_filter", "eos_token", ""]
+)
+def test_a_choice_that_ends_well_is_whole(reason: str) -> None:
+    assert read(text_event("a", finish_reason=reason), DONE)[0].is_done
 
 
 @pytest.mark.parametrize("stream", [True, False])
