@@ -14,8 +14,8 @@ import os
 import re
 import stat
 import zlib
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 SMALL_BYTES = 64 * 1024**2
 """Most bytes of a file that belongs to a model and has no weights."""
@@ -23,7 +23,7 @@ _READ = os.O_RDONLY | os.O_CLOEXEC
 _SEAL = re.compile(rb'\{"crc32":"([0-9a-f]{8})",')
 
 
-def open_file(path: Path, within: Path | None = None) -> BinaryIO:
+def open_file(path: Path, within: Path | None = None) -> BufferedReader:
     """Open a regular file to read. Raises OSError for anything else, and for what does not lie
     `within` a folder once all links are followed."""
     flags = _READ | os.O_NONBLOCK  # a pipe is not waited for

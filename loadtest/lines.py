@@ -9,14 +9,16 @@ from typing import TypeVar
 import msgspec
 
 from srm.engine.errors import UNDECODABLE, ConfigError, in_words, not_json_line, not_utf8
+from srm.engine.files import open_file
 
 T = TypeVar("T")
 
 
 def text_of(path: Path) -> str:
-    """Read a text file. Raises ConfigError for a file that cannot be read."""
+    """Read a text file. Raises ConfigError unless it is a regular one that can be read."""
     try:
-        data = path.read_bytes().removeprefix(BOM_UTF8)
+        with open_file(path) as file:
+            data = file.read().removeprefix(BOM_UTF8)
         return data.decode()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error}") from None

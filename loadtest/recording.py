@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from srm.engine.errors import UNDECODABLE, ConfigError
+from srm.engine.files import open_file
 from srm.loadtest.scenario import Scenario, as_path
 
 Times = NDArray[np.float64]
@@ -170,10 +171,9 @@ class Recording(msgspec.Struct, eq=False):
 def load(folder: Path) -> Recording:
     """Load a recording. Raises ConfigError for a folder without a recording of this version."""
     try:
-        about = msgspec.json.decode(
-            (folder / "recording.json").read_bytes(), type=About, dec_hook=as_path
-        )
-        with np.load(folder / "recording.npz") as file:
+        with open_file(folder / "recording.json") as opened:
+            about = msgspec.json.decode(opened.read(), type=About, dec_hook=as_path)
+        with open_file(folder / "recording.npz") as opened, np.load(opened) as file:
             arrays: dict[str, Any] = {name: file[name] for name in _ARRAYS}
     except (OSError, *UNDECODABLE, KeyError) as error:
         raise ConfigError(f"cannot read the recording in {folder}: {error}") from None

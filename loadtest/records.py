@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from srm.engine.errors import ConfigError
+from srm.engine.files import read_file
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "docs" / "benchmarks"
@@ -71,7 +72,7 @@ def write_record(record: dict[str, Any], name: str, table: str, folder: Path) ->
 def _commit() -> str:
     archived = ROOT / "COMMIT"  # a source tree that was packed without its history
     if archived.exists():
-        return archived.read_text().strip()
+        return read_file(archived).decode().strip()
     if shutil.which("git") is None:  # as in a container
         return "installed"
     ran = subprocess.run(

@@ -21,7 +21,7 @@ _SERVES = ("engine", "engine.client", "engine.steps.tokens")
 _EDGE = ("server", "server.schema", "server.http")
 _DIALECTS = ("server.schema.responses", "server.schema.messages")
 _ANSWERS = (*_EDGE, *_DIALECTS, "server.text", "server.generation", "server.reply")
-_MEASURES = ("engine.errors", "engine.settings", "loadtest")
+_MEASURES = ("engine.errors", "engine.files", "engine.settings", "loadtest")
 """What every command of ours says, reads and writes in one way: nothing that serves."""
 _LIMITED = "engine.process.limited_process"
 _REPORTS = (*_MEASURES, "loadtest.analysis", "loadtest.client")
@@ -61,7 +61,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *(*_SERVES, *_ANSWERS, "server.storage", "server.routes", "server.batch"),
         "server.supervise",
     ),
-    "loadtest": _MEASURES[:2],
+    "loadtest": _MEASURES[:3],
     "loadtest.workload": (*_MEASURES, "engine.tokenizer_file"),
     "loadtest.client": (*_MEASURES, "loadtest.workload"),
     "loadtest.analysis": _MEASURES,
@@ -145,6 +145,27 @@ FORBIDDEN_IDENTIFIERS = {
 }
 """What says nothing of the thing, or of which the field has another word: a part of any name, any
 name, or one of that kind. A decoder has `feed` and `flush`."""
+_KERNEL = "a file of the kernel's, whose size is not that of its content"
+_PIPE = "a pipe is allowed, or an object in a store"
+MAY_OPEN = {
+    "engine.files": "opens what it is asked for, and checks that it is a regular file",
+    "engine.cores": _KERNEL,
+    "engine.memory": _KERNEL,
+    "engine.device.processor": _KERNEL,
+    "training.precision": _KERNEL,
+    "server.supervise.supervisor": _KERNEL,
+    "server.routes.scrape": _KERNEL,
+    "server.storage.clock": _KERNEL,
+    "loadtest.records": _KERNEL,
+    "server.commands.batch_input": _PIPE,
+    "server.commands.batch_parquet": _PIPE,
+    "server.commands.score": _PIPE,
+    "server.supervise.own_folder": "a lock, which is not read",
+    "server.routes.files": "a file that the store wrote, read without a buffer",
+    "training.text.whole_files": "a file just written, which gets its SHA-256",
+}
+"""Who may open files to read without `engine.files`, and why. What waits for a pipe or reads a
+device without an end is opened there, and refused."""
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 PARTS = ("engine", "server", "loadtest", "training")
 """Folders that are parts of the package srm."""
@@ -189,6 +210,28 @@ def imports(tree: ast.AST) -> Iterator[str]:
                 yield whole if whole in MODULES else package.removesuffix(".") or whole
 
 
+def opened_to_read(tree: ast.AST) -> list[str]:
+    """Calls that open a file to read by its name, which a pipe or a device may have.
+
+    Other things have a method `open` too: a call counts if it has a mode that only reads, or none.
+    """
+    results = []
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        name, arguments = ast.unparse(call.func), [*map(ast.unparse, call.args)]
+        named = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        after = arguments[name in {"open", "io.open", "os.open"} :]  # the path
+        mode = named.get("mode", after[0] if after else "'r'")
+        if name == "os.open":
+            reads = not any(flag in mode for flag in ("O_CREAT", "O_WRONLY", "O_DIRECTORY"))
+        elif name in {"open", "io.open"} or name.endswith(".open"):
+            reads = mode == "mode" or (mode[0] == "'" and not set("wax") & set(mode))
+        else:
+            reads = name.endswith((".read_bytes", ".read_text"))
+        if reads:
+            results.append(f"{name}({', '.join(arguments)})")
+    return results
+
+
 def violations(module: str, tree: ast.AST) -> list[str]:
     """What the file of that dotted name does that the rules forbid."""
     results = []
@@ -206,6 +249,8 @@ def violations(module: str, tree: ast.AST) -> list[str]:
         owners = MAY_IMPORT_LIBRARY.get(top)
         if owners and not f"{module}.".startswith(tuple(f"{owner}." for owner in owners)):
             results.append(f"{module} may not import {top}")
+    if module.startswith((*PARTS, "srm")) and module not in MAY_OPEN:
+        results += [f"{call} is not by engine.files" for call in opened_to_read(tree)]
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             results.append("TYPE_CHECKING hides a cycle")
@@ -339,6 +384,11 @@ def test_every_module_says_what_it_is() -> None:
         ("bench.peers.programs.run_rwkv", "from srm.loadtest import scenario", "look into"),
         ("training.loop", "def f():\n    from srm.engine.config import load", "at the top"),
         ("training.loop", "from bench.engine import gemm", "may not import bench"),
+        ("loadtest.lines", "data = path.read_bytes()", "engine.files"),
+        ("loadtest.lines", "with path.open() as file: ...", "engine.files"),
+        ("loadtest.lines", "with open(path, encoding='latin-1') as file: ...", "engine.files"),
+        ("loadtest.lines", "file = os.open(path, os.O_RDONLY)", "engine.files"),
+        ("training.loop", "file = path.open(mode='rb', buffering=0)", "engine.files"),
         ("server.routes.app", "if typing.TYPE_CHECKING:\n    import x", "hides a cycle"),
     ],
 )
@@ -364,3 +414,23 @@ def test_names_are_those_of_the_field(module: Path) -> None:
 )
 def test_identifiers_are_found_where_they_are_made(source: str, forbidden: list[str]) -> None:
     assert sorted(forbidden_identifiers(ast.parse(source))) == sorted(forbidden)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "path.open('wb')",
+        "open(path, 'x')",
+        "path.open('ab', buffering=0)",
+        "os.open(path, os.O_RDWR | os.O_CREAT)",
+        "os.open(folder, os.O_RDONLY | os.O_DIRECTORY)",
+        "self.streams.open(requests, params.logprobs)",
+    ],
+)
+def test_files_are_opened_to_write_as_anybody_likes(source: str) -> None:
+    assert not violations("training.loop", ast.parse(source))
+
+
+def test_modules_that_may_open_files_open_some() -> None:
+    trees = {name: ast.parse(MODULES[name].read_text()) for name in MAY_OPEN}
+    assert not [name for name, tree in trees.items() if not opened_to_read(tree)]

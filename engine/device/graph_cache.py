@@ -292,7 +292,7 @@ def _digest(facts: str, sources: Sequence[Path] = ()) -> str:
     """A digest of facts, of these files and of the kernels."""
     digest = hashlib.sha256(facts.encode())
     for source in [*sources, *sorted(KERNELS.rglob("*.mojo"))]:
-        digest.update(source.name.encode() + source.read_bytes())
+        digest.update(source.name.encode() + read_file(source))
     return digest.hexdigest()[:20]
 
 

@@ -32,7 +32,7 @@ from srm.engine.device.graph_cache import (
 from srm.engine.device.linear import KERNELS
 from srm.engine.device.runner import open_device
 from srm.engine.errors import UNDECODABLE, ConfigError, SRMError
-from srm.engine.files import read_file
+from srm.engine.files import open_file, read_file
 from srm.engine.logs import configure_command
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,8 @@ def keep(folder: Path, kept_folder: Path) -> None:
         file = kept_folder / f"{note.name}-{note.made_of}{KEPT}"
         if note.code != code_version() or not note.made_of or file.exists():
             continue
-        graph = path.read_bytes().replace(here, b"." + b"/" * (len(here) - 1))  # of the same size
+        with open_file(path) as opened:
+            graph = opened.read().replace(here, b"." + b"/" * (len(here) - 1))  # of the same size
         digest = hashlib.sha256(graph).hexdigest()
         own = msgspec.structs.replace(note, code="", sha256=digest)
         file.with_suffix(".json").write_bytes(msgspec.json.encode(own))
@@ -107,7 +108,7 @@ def unpack(kept_folder: Path, folder: Path, code: str = "") -> list[Path]:
         note = msgspec.structs.replace(_read_note(file.with_suffix(".json")), code=code)
         path = folder / file.with_suffix(".mef").name
         path.with_suffix(".json").write_bytes(msgspec.json.encode(note))
-        path.write_bytes(lzma.decompress(file.read_bytes()))
+        path.write_bytes(lzma.decompress(read_file(file)))
         for written in (path, path.with_suffix(".json")):
             written.chmod(0o644)  # as `graph_cache` wants them, whatever the umask
         paths.append(path)

@@ -20,7 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from srm.engine.errors import UNDECODABLE, CheckpointError, EngineUnavailable, cut
-from srm.engine.files import sealed, unsealed
+from srm.engine.files import read_file, sealed, unsealed
 from srm.engine.kept_model import (
     FIRST,
     WEIGHTS,
@@ -67,7 +67,7 @@ def read_note(path: Path) -> Note | None:
     reasons = []
     for place in (path, second := copies_of(path) / _SECOND):
         try:
-            note = _decoded(place.read_bytes())
+            note = _decoded(read_file(place))
         except FileNotFoundError:
             reasons.append(f"{place} is not there")
         except (OSError, *UNDECODABLE) as error:
@@ -106,7 +106,7 @@ def _keep_twice(path: Path) -> None:
     second, beside = copies_of(path) / _SECOND, Path(f"{path}.{uuid.uuid4().hex}")
     before = b""
     try:
-        while (data := path.read_bytes()) != before:
+        while (data := read_file(path)) != before:
             _decoded(data)
             unclaimed(path).unlink(missing_ok=True)
             second.parent.mkdir(mode=0o700, exist_ok=True)

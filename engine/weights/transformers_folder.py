@@ -12,6 +12,7 @@ import msgspec
 
 from srm.engine.config import GENERATION, ModelConfig
 from srm.engine.errors import UNDECODABLE, CheckpointError, in_words
+from srm.engine.files import read_file
 from srm.engine.tokenizer_file import DESCRIPTIONS, read_tokenizer
 
 TEXT_FILES = ("tokenizer.json", *DESCRIPTIONS, "chat_template.jinja", GENERATION)
@@ -37,7 +38,7 @@ def transformers_files(
         "pad_token_id": config.end_id,
         "tie_word_embeddings": False,
     }
-    files = {name: (CLASSES / name).read_bytes() for name in CLASS_FILES}
+    files = {name: read_file(CLASSES / name) for name in CLASS_FILES}
     files["config.json"] = _in_lines(described)
     if tokenizer is not None:
         own = _read_description(texts.get("tokenizer_config.json", b"{}"))

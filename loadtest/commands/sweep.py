@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from srm.engine.errors import UNDECODABLE, ConfigError, SRMError
+from srm.engine.files import open_file
 from srm.engine.settings import build, read_settings
 from srm.loadtest.analysis.window import load_name
 from srm.loadtest.commands import run_command
@@ -198,6 +199,7 @@ def report_sweep(folder: Path, runs: list[MeasuredRun], outcome: Swept) -> int:
 def read_saved(folder: Path) -> Saved:
     """Read a sweep's sweep.json. Raises ConfigError for a folder that no sweep wrote."""
     try:
-        return msgspec.json.decode((folder / SAVED).read_bytes(), type=Saved)
+        with open_file(folder / SAVED) as file:
+            return msgspec.json.decode(file.read(), type=Saved)
     except (OSError, *UNDECODABLE) as error:
         raise ConfigError(f"cannot read the sweep in {folder}: {error}") from None

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from srm.engine.errors import UNDECODABLE, ConfigError
+from srm.engine.files import open_file
 from srm.loadtest.analysis.confidence import parts
 from srm.loadtest.analysis.measures import good_requests, is_whole, within
 from srm.loadtest.analysis.observed import Observed
@@ -117,7 +118,8 @@ def read_report(folder: Path) -> Report:
     """Read a report. Raises ConfigError for a folder without a report of this schema."""
     path = folder / "report.json" if folder.is_dir() else folder
     try:
-        content = msgspec.json.decode(path.read_bytes())
+        with open_file(path) as file:
+            content = msgspec.json.decode(file.read())
         schema = content.get("schema") if isinstance(content, dict) else None
         if schema != SCHEMA:
             raise ConfigError(f"{path}: schema is {schema!r}; this program reads {SCHEMA!r}")

@@ -14,6 +14,7 @@ import httpx
 import msgspec
 
 from srm.engine.errors import UNDECODABLE, ConfigError
+from srm.engine.files import open_file
 
 _POLL_S = 0.25
 _TIMEOUT_S = 60.0
@@ -85,7 +86,7 @@ class BatchClient:
 
     def upload(self, path: Path) -> str:
         """Upload the file and return its id."""
-        with path.open("rb") as file:
+        with open_file(path) as file:
             form = {"file": (path.name, file, "application/jsonl")}
             return str(self._ask("POST", "/v1/files", files=form, data={"purpose": "batch"})["id"])
 

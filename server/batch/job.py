@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from srm.engine.errors import StoreError
+from srm.engine.files import open_file
 from srm.engine.tasks import beside
 from srm.server.batch.concurrency_limiter import LimiterShare
 from srm.server.batch.fleet import Fleet
@@ -148,7 +149,7 @@ class BatchJob:
         path_of = self._store.path_of
         assert record.output_file_id and record.error_file_id
         output, errors = path_of(record.output_file_id), path_of(record.error_file_id)
-        with path_of(record.input_file_id).open("rb") as file:
+        with open_file(path_of(record.input_file_id)) as file:
             with ExitStack() as opened:  # closes the first where the second cannot be opened
                 parts = [opened.enter_context(closing(PartFile(path))) for path in (output, errors)]
                 opened.pop_all()

@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from srm.engine.files import open_file
 from srm.server.batch.lines import BatchLine, RawLine, parse_line, read_lines
 from srm.server.storage.records import LineError
 
@@ -78,7 +79,7 @@ def check_input(
 
 
 def _lines(path: Path, max_line_bytes: int, is_stopped: Callable[[], bool]) -> Iterator[RawLine]:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for lines in read_lines(file, max_line_bytes):
             if is_stopped():
                 raise Stopped

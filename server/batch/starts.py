@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from srm.engine.errors import UNDECODABLE, StoreError
-from srm.engine.files import sealed, unsealed
+from srm.engine.files import read_file, sealed, unsealed
 from srm.server.storage.records import BatchRecord
 from srm.server.storage.store import Store
 
@@ -51,7 +51,7 @@ class Starts:
     def load(self) -> None:
         """Read the counts of the processes before."""
         try:
-            self._counts = _decode(unsealed(self._file.read_bytes()))
+            self._counts = _decode(unsealed(read_file(self._file)))
         except FileNotFoundError:
             return
         except (OSError, *UNDECODABLE) as error:

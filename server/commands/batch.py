@@ -26,6 +26,7 @@ import msgspec
 
 from srm.engine.config import EngineConfig
 from srm.engine.errors import ConfigError, EngineUnavailable, SRMError
+from srm.engine.files import open_file
 from srm.engine.settings import Command
 from srm.server.batch.lines import RawLine, record_id
 from srm.server.batch.part_file import PartFile
@@ -185,7 +186,7 @@ class _Command:
         _forget_snapshots(self.engine)
         if (journal := _journal(output)) != output:
             try:
-                with journal.open("rb") as records:
+                with open_file(journal) as records:
                     batch_parquet.write_results(records, output)
                 journal.unlink()
             except OSError as error:

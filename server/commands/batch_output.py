@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from srm.engine.errors import ConfigError
+from srm.engine.files import open_file
 from srm.server.batch.part_file import PartFile
 from srm.server.commands.compression import (
     Codec,
@@ -104,7 +105,7 @@ def beginning(path: Path) -> bytes:
     for what cannot have been written here."""
     codec, data = codec_of(path), b""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             chunks = iter([file.read(64 * 1024)])
         data = next(chunks if codec is None else decompressed(chunks, codec), b"")
     except DamagedArchive as error:

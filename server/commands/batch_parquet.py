@@ -17,6 +17,7 @@ from typing import Annotated, Any, BinaryIO, Union, get_args, get_origin
 import msgspec
 
 from srm.engine.errors import UNDECODABLE, ConfigError, cut, did_you_mean
+from srm.engine.files import open_file
 from srm.server.batch.lines import RawLine
 from srm.server.commands.object_storage import Source, StoredObject
 from srm.server.schema.chat_request import ChatRequest
@@ -168,7 +169,7 @@ def write_results(records: Iterable[bytes], path: Path) -> None:
     with parquet.ParquetWriter(unfinished, schema, compression="zstd") as writer:
         for some in _groups(records):
             writer.write_table(arrow.Table.from_pylist(some, schema))
-    with unfinished.open("rb") as file:
+    with open_file(unfinished) as file:
         os.fsync(file.fileno())
     unfinished.replace(path)
 

@@ -19,6 +19,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from srm.engine.errors import InvalidRequest, NotFound
+from srm.engine.files import read_file
 from srm.engine.messages import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT
 from srm.server.errors import BatchesUnavailable, Conflict
 from srm.server.generation.engine_request import of_current_request
@@ -211,7 +212,7 @@ class Batches:
 
 def _read(file: str) -> str:
     try:
-        return Path(file).read_text() if file else ""
+        return read_file(Path(file)).decode(errors="replace") if file else ""
     except OSError:  # there is none, or nobody can read it: what only informs ends nothing
         return ""
 

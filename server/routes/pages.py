@@ -16,6 +16,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from srm.engine.errors import NotFound
+from srm.engine.files import read_file
 from srm.server.schema.openapi import Operation, document
 
 OPERATIONS = (
@@ -72,7 +73,7 @@ def routes(operations: Iterable[Operation], root_path: str = "") -> APIRouter:
 
 def _serve(router: APIRouter, path: str, below: str, folder: Path) -> None:
     """Add a page, and the files of its folder that it loads."""
-    files = {file.name: file.read_bytes() for file in folder.iterdir()}
+    files = {file.name: read_file(file) for file in folder.iterdir()}
 
     def send(name: str) -> Response:
         if name not in files:

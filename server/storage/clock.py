@@ -18,6 +18,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from srm.engine.files import read_file
+
 log = logging.getLogger(__name__)
 
 HOLD_S = 24 * 3600.0
@@ -85,7 +87,7 @@ class Clock:
     def _read(self) -> _Kept:
         uptime = self._uptime()
         try:
-            decoded = msgspec.json.decode(self._file.read_bytes(), type=_Kept)
+            decoded = msgspec.json.decode(read_file(self._file), type=_Kept)
         except (OSError, ValueError):
             decoded = None
         if decoded is None or decoded.boot != self._boot:

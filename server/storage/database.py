@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from srm.engine.errors import StoreError, StoreFull
+from srm.engine.files import open_file
 
 log = logging.getLogger(__name__)
 
@@ -265,7 +266,7 @@ class Database:
 def _check_format(path: Path) -> None:
     """Raise DamagedDatabase for a format that SQLite would take for a newer one's: it would then
     not write there, or not read."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         header = file.read(_HEADER.size)
     if len(header) == _HEADER.size:  # else SQLite says that it is none
         writes, reads, tables = _HEADER.unpack(header)
@@ -323,7 +324,7 @@ def _unwritable(folder: Path, reason: str) -> StoreError:
 
 def sync_folder(folder: Path) -> None:
     """Make additions to a folder and renames in it durable."""
-    file = os.open(folder, os.O_RDONLY)
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(file)
     finally:

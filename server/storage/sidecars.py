@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from srm.engine.errors import UNDECODABLE
+from srm.engine.files import read_file
 from srm.server.storage.database import sync_folder
 from srm.server.storage.records import (
     BatchRecord,
@@ -84,7 +85,7 @@ class Sidecars:
         """Return a record; None if there is none. Raises OSError, and one of UNDECODABLE if it is
         damaged."""
         try:
-            record = decode((self._folders[kind] / (id + _SUFFIX)).read_bytes(), kind)
+            record = decode(read_file(self._folders[kind] / (id + _SUFFIX)), kind)
         except FileNotFoundError:
             return None
         if record.id != id:

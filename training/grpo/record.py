@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 
 from srm.engine.errors import UNDECODABLE, ConfigError
+from srm.engine.files import open_file
 from srm.training.statistics.coverage import Tally, pass_table, standard_errors
 from srm.training.text.whole_files import replace_file, write_whole
 
@@ -152,8 +153,9 @@ class JsonLinesFile(list[Line]):
         """
         self._path = path
         try:
-            lines = path.read_bytes().splitlines() if path.exists() else []
-            super().__init__(msgspec.json.decode(line, type=kind) for line in lines)
+            if path.exists():
+                with open_file(path) as file:
+                    super().__init__(msgspec.json.decode(line, type=kind) for line in file)
         except UNDECODABLE as error:
             raise ConfigError(f"{path} is damaged: remove it or change output: {error}") from None
         self[:] = [line for line in self if line.step <= most]

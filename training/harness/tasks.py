@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 
 from srm.engine.errors import UNDECODABLE, ConfigError
+from srm.engine.files import open_file, read_file
 from srm.training.harness.config import HarnessConfig
-from srm.training.text.whole_files import write_whole
+from srm.training.text.whole_files import has, write_whole
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -56,7 +57,7 @@ def run_task(
     identity = msgspec.json.encode([about, how, asked])
     folder = config.output / f"{task}-{hashlib.sha256(identity).hexdigest()[:8]}"
     done = folder / "asked.json"
-    if done.is_file() and done.read_bytes() == identity and (scores := read_scores(folder)):
+    if has(done, identity) and (scores := read_scores(folder)):
         return TaskResult(task, scores)
     command = [
         *(program, "run", "--model", "local-completions", *asked),
@@ -93,7 +94,7 @@ def read_scores(folder: Path) -> list[Score]:
     """Return the scores of the newest results in a folder; none if there are none."""
     for path in sorted(folder.rglob("results_*.json"), reverse=True):
         try:
-            written = msgspec.json.decode(path.read_bytes())
+            written = msgspec.json.decode(read_file(path))
             counts = written.get("n-samples", {})
             return [
                 Score(name, _metric(key), float(value), _error(values, key),
@@ -102,7 +103,7 @@ def read_scores(folder: Path) -> list[Score]:
                 for key, value in values.items()
                 if isinstance(value, int | float) and "_stderr" not in key and "," in key
             ]  # fmt: skip
-        except (*UNDECODABLE, LookupError, AttributeError):
+        except (OSError, *UNDECODABLE, LookupError, AttributeError):
             continue  # cut off, or of another version: run the task again
     return []
 
@@ -138,5 +139,6 @@ def _error(values: Mapping[str, Any], key: str) -> float | None:
 
 
 def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    with open_file(log) as file:
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
     return next((line[:300] for line in reversed(lines) if line), "it failed without a word")

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from srm.engine.errors import UNDECODABLE, ConfigError
+from srm.engine.files import open_file
 from srm.training.instruments.events import Events, events_in
 from srm.training.instruments.page import write_page
 from srm.training.instruments.record import LogLine, Sample
@@ -84,7 +85,7 @@ def read_log(path: Path) -> Iterator[LogLine]:
     """Yield the lines of a log that can be read; none where there is no log."""
     if not path.exists():
         return
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for line in file:
             try:
                 yield msgspec.json.decode(line, type=LogLine)

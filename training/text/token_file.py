@@ -18,6 +18,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from srm.engine.errors import ConfigError
+from srm.engine.files import open_file, read_file
 from srm.engine.tokenizer_file import added_ids
 from srm.training.text.documents import TextPart
 from srm.training.text.tokenizer import count_entries
@@ -65,13 +66,13 @@ def token_file(
 
 def _read(note: Path, ids: Path, source: str) -> TokenFileInfo | None:
     try:
-        about = msgspec.json.decode(note.read_bytes(), type=TokenFileInfo)
+        about = msgspec.json.decode(read_file(note), type=TokenFileInfo)
         is_whole = ids.stat().st_size == about.tokens * np.dtype(about.dtype).itemsize
     except (OSError, msgspec.DecodeError, TypeError):
         return None
     if not is_whole or about.source != source:
         return None
-    with ids.open("rb") as file:
+    with open_file(ids) as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != about.sha256:
             raise ConfigError(f"{ids} is damaged, as its SHA-256 says: remove it to have it anew")
     return about

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from srm.engine.errors import ConfigError
-from srm.engine.files import open_file
+from srm.engine.files import open_file, read_file
 
 _BLOCK = 1 << 20
 
@@ -26,7 +26,7 @@ def replace_file(path: Path) -> Iterator[Path]:
         mode = partial.stat().st_mode
         yield partial
         partial.chmod(mode)  # as the user's umask says; safetensors lets nobody else read
-        with partial.open("rb") as file:
+        with open_file(partial) as file:
             os.fsync(file.fileno())  # before the name is there, also where the power fails
         partial.replace(path)
     except OSError as error:
@@ -36,8 +36,10 @@ def replace_file(path: Path) -> Iterator[Path]:
 
 
 def has(path: Path, content: bytes) -> bool:
-    """Return whether a file has this content."""
-    return path.is_file() and path.read_bytes() == content
+    """Return whether there is a file of this content."""
+    with suppress(OSError):
+        return read_file(path, len(content)) == content
+    return False
 
 
 def write_whole(path: Path, content: bytes) -> None:
