@@ -16,9 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
+import torch
 
 from srm.engine.config import DEMO_MODEL
+from srm.engine.weights.checkpoint import read_model
+from srm.engine.weights.tensors import is_scalar
+from srm.training.checkpoint import save_model
 from tests.clients import table
 from tests.clients.table import Row
 from tests.serving import Server
@@ -73,6 +79,25 @@ def write_tokenizer(model: Path, folder: Path) -> None:
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Server]:
     with Server(DEMO_MODEL, "--num-slots=512", engine_module="srm.engine", start_s=600) as running:
+        yield running
+        running.wait_until_idle()
+
+
+@pytest.fixture(scope="session")
+def long_demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The same weights with a context of 4,096 tokens, each position past the last as the last.
+
+    512 tokens do not hold a tool's schema, its call and its result.
+    """
+    files = read_model(DEMO_MODEL)
+    short, folder = files.config.n_ctx, tmp_path_factory.mktemp("stretched") / "demo"
+    weights = {}
+    for name, value in files.tensors.items():
+        added = 4096 - short if is_scalar(name) and value.shape[-1] == short else 0
+        edges = [(0, 0)] * (value.ndim - 1) + [(0, added)]
+        weights[name] = torch.tensor(np.pad(value, edges, "edge"))
+    save_model(msgspec.structs.replace(files.config, n_ctx=4096), weights, folder, DEMO_MODEL)
+    with Server(folder, "--num-slots=16", engine_module="srm.engine", start_s=600) as running:
         yield running
         running.wait_until_idle()
 

@@ -9,7 +9,7 @@ import json
 import sys
 from typing import Any, Literal
 
-import openai
+from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
@@ -43,11 +43,11 @@ def subtract(left: Literal[2, 3], right: Literal[2, 3]) -> int:
 structured: dict[str, Any] = {}
 for method in ("function_calling", "json_schema"):
     structured[method] = chat.with_structured_output(Step, method=method).invoke([question])
-free = "whole"
+free = "of the class"
 try:
     chat.with_structured_output(Step, method="json_mode").invoke([question])
-except openai.LengthFinishReasonError:
-    free = "cut"
+except OutputParserException:
+    free = "other"
 tools = {"add": add, "subtract": subtract}
 bound = chat.bind_tools([*tools.values()], tool_choice="any")
 message = bound.invoke([question])

@@ -23,7 +23,7 @@ class Add(BaseModel):
 
 client = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none", max_retries=0)
 asked: dict[str, Any] = {"model": "demo", "temperature": 0, "max_output_tokens": 64}
-whole = client.responses.create(input=QUESTION, **asked)
+whole: Any = client.responses.create(input=QUESTION, store=True, **asked)
 with client.responses.stream(input=QUESTION, **asked) as stream:
     kinds = [event.type for event in stream]
     streamed = stream.get_final_response()
@@ -36,7 +36,7 @@ tools = [openai.pydantic_function_tool(Add)]
 ).output
 assert call.type == "function_call" and isinstance(call.parsed_arguments, Add)
 refusals = []
-for fields in ({"store": True}, {"previous_response_id": whole.id}, {"background": True}):
+for fields in ({"previous_response_id": whole.id}, {"background": True}):
     try:
         client.responses.create(input=QUESTION, **asked, **fields)
     except openai.BadRequestError as error:
@@ -45,6 +45,7 @@ print(
     json.dumps(
         {
             "whole": whole.output_text,
+            "stored": whole.store,
             "streamed": streamed.output_text,
             "kinds": kinds,
             "second": client.responses.create(input=turns, **asked).output_text,

@@ -6,7 +6,7 @@ from typing import Literal
 
 import instructor
 import openai
-from instructor.core.exceptions import IncompleteOutputException
+from instructor.core.exceptions import InstructorRetryException
 from pydantic import BaseModel
 
 
@@ -30,8 +30,8 @@ def make(mode: instructor.Mode) -> object:
             max_tokens=64,
             max_retries=0,
         ).model_dump()
-    except IncompleteOutputException:
-        return "cut"
+    except InstructorRetryException:
+        return "other"
 
 
 modes = [instructor.Mode[name] for name in ("TOOLS", "TOOLS_STRICT", "JSON_SCHEMA", "JSON")]
