@@ -226,18 +226,22 @@ class Grammars:
                 raise InvalidRequest(
                     "constraint must be empty: this model has no tokenizer", "constraint"
                 )
+            ends = self._model.end_ids
             try:
+                parsed = parse_tokenizer(self._data, self._path)
+                size = parsed.get_vocab_size()
                 self._tokenizer = LLTokenizer(
-                    parse_tokenizer(self._data, self._path).to_str(),
+                    parsed.to_str(),
                     n_vocab=self._model.vocab_size,
-                    eos_token=[*self._model.end_ids],
+                    # It takes none of those that only the model has.
+                    eos_token=[end for end in ends if end < size] or [0],
                 )
             except (SRMError, ValueError) as error:
                 raise InvalidRequest(f"constraint cannot be used: {error}", "constraint") from None
             self.tokens = spell_tokens(self._tokenizer)
-            if any(self.tokens[end] for end in self._model.end_ids):
-                # Else it would be allowed within a string.
-                self._tokenizer = tokenizer_of(self.tokens, self._model.end_ids)
+            # An end token with bytes would be allowed within a string.
+            if any(end >= size or self.tokens[end] for end in ends):
+                self._tokenizer = tokenizer_of(self.tokens, ends)
         return self._tokenizer
 
 

@@ -8,6 +8,7 @@ tokenizer, token 17 reads `token_id:17`, and there is no way from text to tokens
 
 from __future__ import annotations
 
+import logging
 import sys
 from array import array
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from srm.engine.config import ModelConfig, check_model_folder
 from srm.engine.tokenizer_file import TextEncoder, read_tokenizer
 from srm.server.text import tokenizer_files
 from srm.server.text.stream import ByteTable
+
+log = logging.getLogger(__name__)
 
 AT_ONCE = 128 * 1024
 """Characters that are tokenized together: the library takes up to 600 bytes for each."""
@@ -60,6 +63,8 @@ class Text:
         tokenizer = read_tokenizer(path, self.model.vocab_size)
         self._encoder = TextEncoder(tokenizer)
         vocab = tokenizer.get_vocab(with_added_tokens=True)
+        if absent := sorted({*self.model.end_ids} - {*vocab.values()}):
+            log.warning("%s: end tokens that only the model has: %s", path, absent)
         added = tokenizer.get_added_tokens_decoder()
         special = {token_id: token.content for token_id, token in added.items() if token.special}
         self.special_names = frozenset(special.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,8 @@ from tests.engines.numpy_runner import TINY
 from tests.models.tiny_tokenizer import CHARACTERS, tiny_folder
 
 COMMA = 2 + CHARACTERS.index(",")
+PADDED = TINY.vocab_size + 40
+"""Entries of a vocabulary that has more of them than its tokenizer."""
 SEVERAL = msgspec.structs.replace(TINY, eos_token_id=(1, COMMA))
 
 
@@ -101,6 +104,26 @@ def test_every_end_token_ends_a_constrained_text(constraint: str) -> None:
         state = grammar.automaton.walk(np.array([a], np.int32))
         assert grammar.automaton.allowed(state, UNREACHABLE)[[1, COMMA]].all()
         assert not grammar.automaton.allowed(START, UNREACHABLE)[[1, COMMA]].any()
+
+
+@pytest.mark.parametrize("ends", [(1, PADDED - 1), (PADDED - 1,), (PADDED - 1, COMMA, 1)])
+def test_constraints_take_end_tokens_of_a_padded_vocabulary(
+    ends: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = msgspec.structs.replace(TINY, vocab_size=PADDED, eos_token_id=ends)
+    grammars = Grammars(model, tiny_folder() / "tokenizer.json")
+    for constraint, text in (
+        (choice_constraint(["a"]), b"a"),
+        (lark_constraint('start: "a" "b"'), b"ab"),
+    ):
+        last = grammars.compile(constraint).start()
+        last.consume_tokens([grammars.tokens.index(bytes([byte])) for byte in text])
+        allowed = np.unpackbits(np.frombuffer(last.compute_bitmask(), np.uint8), bitorder="little")
+        assert {*np.flatnonzero(allowed)} == {*ends}
+    shutil.copytree(tiny_folder(), tmp_path, dirs_exist_ok=True)
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(model))
+    Text(tmp_path)
+    assert f"end tokens that only the model has: [{PADDED - 1}]" in caplog.text
 
 
 def test_an_end_token_is_no_part_of_a_constrained_text() -> None:
