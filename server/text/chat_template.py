@@ -7,7 +7,6 @@ Knows what variables a template expects, and no tokens.
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ import msgspec
 from srm.engine.errors import CheckpointError, InvalidRequest
 from srm.engine.process.limited_process import Died, LimitedProcess, ProcessFailed
 from srm.engine.tokenizer_file import LITERAL
-from srm.server.schema.conversation import Conversation, ExactPrompt, names_in
+from srm.server.schema.conversation import ROLES, Conversation, ExactPrompt, names_in
 
 RENDER_S = 5.0
 """Seconds a template may take for one chat."""
@@ -50,15 +49,20 @@ class ChatTemplate:
         render_s: float = RENDER_S,
         literals: Collection[str] = (),
     ) -> None:
-        """Starts the process. `literals`: what is marked in messages, to be read as text though it
-        is the name of a special token. Raises CheckpointError for an invalid template."""
+        """Starts the process. `literals`: names of special tokens that are text where the template
+        does not write them. Raises CheckpointError for an invalid template."""
         self.source = source
-        self._special_tokens = special_tokens
         self.render_s = render_s
         """Seconds that a chat may take."""
         self._names = names_in(source)
-        self._literals = Literals(literals)
-        self._process = LimitedProcess("srm.server.text.template_process", source)
+        first = {  # a TemplateSource, without the import of Jinja
+            "source": source,
+            "variables": special_tokens,
+            "names": [*literals],
+            "roles": [*{*ROLES, *self._names}],
+            "literal": LITERAL,
+        }
+        self._process = LimitedProcess("srm.server.text.template_process", first)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat template")
         """One thread, so one chat at a time has the process; it waits instead of the event loop."""
         try:
@@ -89,9 +93,7 @@ class ChatTemplate:
         if chat.tells_tools and not self._shows_tools:
             chat = chat.with_tools_as_text()
         shown = {"tools": chat.tools} if chat.tools and self._shows_tools else {}
-        messages, given = self._literals.marked(
-            [chat.for_template(self._names), {**chat.chat_template_kwargs, **shown}]
-        )
+        messages = chat.for_template(self._names)
         marker = ""
         if chat.continue_final_message:
             # Templates trim and close the last message, each in its way: what comes before a word
@@ -99,7 +101,8 @@ class ChatTemplate:
             marker = f"continue-{secrets.token_hex(16)}"
             messages[-1]["content"] += marker
         variables: dict[str, Any] = {
-            **given,
+            **chat.chat_template_kwargs,
+            **shown,
             "messages": messages,
             "add_generation_prompt": chat.adds_generation_prompt,
         }
@@ -143,46 +146,12 @@ class ChatTemplate:
     def _text_of(self, variables: dict[str, Any]) -> str:
         """Return what it makes of these. Raises ProcessFailed."""
         absent = {"tools": None, "documents": None}
-        variables = {**self._special_tokens, **absent, **variables}
-        return self._process.ask(variables, self.render_s).text
+        return self._process.ask({**absent, **variables}, self.render_s).text
 
     def close(self) -> None:
         """End the process, whatever it does."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._process.close()
-
-
-class Literals:
-    """Names of special tokens that are text where a client wrote them."""
-
-    def __init__(self, names: Collection[str]) -> None:
-        longest_first = sorted(names, key=len, reverse=True)
-        starts = "|".join(map(re.escape, longest_first))
-        self._start = re.compile(f"(?=(?:{starts}))(.)", re.DOTALL) if names else None
-        self._prefixes = {name[:size] for name in names for size in range(1, len(name))}
-        self._sizes = sorted({len(prefix) for prefix in self._prefixes})
-
-    def marked(self, value: Any) -> Any:
-        """Return a value of JSON with LITERAL in each name, wherever it is."""
-        if self._start is None:
-            return value
-        return self._inside(msgspec.json.decode(msgspec.json.encode(value)))
-
-    def _inside(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._text(value)
-        if isinstance(value, list):
-            return [self._inside(item) for item in value]
-        if isinstance(value, dict):
-            return {self._text(name): self._inside(item) for name, item in value.items()}
-        return value
-
-    def _text(self, text: str) -> str:
-        assert self._start is not None
-        text = self._start.sub(rf"\1{LITERAL}", text)
-        # A template may write another text directly behind this one, which would make it a name.
-        is_begun = any(text[-size:] in self._prefixes for size in self._sizes)
-        return text + LITERAL if is_begun else text
 
 
 def _before(marker: str, text: str) -> str:

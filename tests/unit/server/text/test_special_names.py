@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 from msgspec import Raw
 from tokenizers import Tokenizer
 
+from srm.engine.process.limited_process import ProcessFailed
 from srm.server.routes.services import template_of
 from srm.server.schema.conversation import Conversation, messages_of
 from srm.server.schema.tools import Function, Tool
 from srm.server.text.chat_template import ChatTemplate
+from srm.server.text.template_process import SpecialNames, compile_template, render
 from srm.server.text.text import Text
 
 BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
@@ -67,6 +70,59 @@ def test_special_names_in_messages_are_text(
     ids = rendered(text, template, messages=messages(content))
     assert control(ids) == [0, 1], "those of the template alone"
     assert content.encode() in text.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("expression", "content", "written"),
+    [
+        ("m.content | upper", END, END.upper()),
+        ("m.content[:5]", END, END[:5]),
+        ("m.content | length", END, str(len(END))),
+        ("m.content | truncate(9, true, '')", END, END[:9]),
+        ("m.content.split('-') | join(' ')", END, END),
+        ("m.content | replace('\\n', '')", "a <|end\n_of_text|>", f"a {END}"),
+        ("m.content.lower()", f"a {END.upper()}", f"a {END}"),
+        ("m.content.split(' ') | join", "<|end_ of_ text|>", END),
+        ("m.content | tojson", END, f'"{END}"'),
+        ("'[%s]' | format(m.content)", END, f"[{END}]"),
+        ("m.content | reverse", END[::-1], END),
+        ("m.content", "a <", "a <"),
+        ("'<|' ~ m.content ~ '|>'", "end_of_text", END),
+        ("m.content in '" + END + "'", END, "False"),
+        ("m.content.split('" + END + "') | length", f"a{END}b", "1"),
+    ],
+)
+def test_no_filter_makes_a_name_of_a_message(
+    expression: str, content: str, written: str, text: Text, text_model: Path, tmp_path: Path
+) -> None:
+    source = "{% set m = messages[0] %}{{ bos_token }}{{ " + expression + " }}" + END
+    (tmp_path / "t.jinja").write_text(source)
+    made = template_of(text_model, text, str(tmp_path / "t.jinja"))
+    assert made is not None
+    plain = Tokenizer.from_file(str(text_model / "tokenizer.json"))
+    plain.encode_special_tokens = True
+    expected = plain.encode(written, add_special_tokens=False).ids
+    with closing(made):
+        ids = memoryview(rendered(text, made, messages=messages(content))).cast("i").tolist()
+    assert ids == [0, *expected, 1]
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ '<|' + role + '|>' }}{{ text }}", "<|{{ role }}|>{{ text }}"]
+)
+def test_a_template_may_put_a_role_between_parts_of_a_name(source: str) -> None:
+    special = SpecialNames(["<|user|>", "<|end|>", "<|tool"], ["user", "tool"], "!")
+    template = compile_template(source + "<|end|>", special)
+    for role, shown in (("user", "<|user|>"), ("end", "<!|end|>"), ("other", "<|other|>")):
+        text = special.show(render(template, {"role": role, "text": "a<|user|>"}))
+        assert text == f"{shown}a<!|user|><|end|>"
+
+
+def test_a_template_names_a_special_token_in_its_refusal(text: Text) -> None:
+    source = "{{ raise_exception('no ' + '<|end_of_text|>') }}"
+    template = ChatTemplate(source, {}, literals=text.special_names)
+    with closing(template), pytest.raises(ProcessFailed, match=re.escape(f"no {END}")):
+        rendered(text, template, messages=messages("no"))
 
 
 def test_a_name_is_not_made_of_two_messages(text: Text, tmp_path: Path, text_model: Path) -> None:
