@@ -79,10 +79,6 @@ class ChatRequest(SamplingRequest, frozen=True, kw_only=True):
     """With `required`: whether it may make several calls."""
     reasoning_effort: ReasoningEffort | None = None
     """A variable of the template, which may read it."""
-    safety_identifier: str | None = None
-    """Accepted and not used."""
-    prompt_cache_key: str | None = None
-    """Accepted and not used; all prompts are cached."""
 
     @property
     def conversation(self) -> Conversation:

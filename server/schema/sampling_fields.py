@@ -230,6 +230,10 @@ class SamplingRequest(ConstrainedRequest, frozen=True, kw_only=True):
     """Only states of prompts with the same salt are used, such as a policy's version."""
     user: str | None = None
     """Accepted and not used."""
+    safety_identifier: str | None = None
+    """Accepted and not used."""
+    prompt_cache_key: str | None = None
+    """Accepted and not used; all prompts are cached."""
     metadata: Metadata = {}
     """Accepted and not used or returned."""
 
@@ -286,22 +290,30 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **{name: (value,) for name, value in defaults_of(SamplingRequest).items() if value is not None},
     "top_k": (0, -1),
     "response_format": ({"type": "text"},),
-    "stream_options": ({}, *({"include_usage": is_wanted} for is_wanted in (True, False))),
+    "stream_options": (
+        {},
+        *(
+            {"include_usage": usage, "include_obfuscation": padded, "continuous_usage_stats": False}
+            for usage in (True, False)
+            for padded in (True, False)
+        ),
+    ),
     "stream_interval": (1,),
     "parallel_tool_calls": (True, False),
     "tools": ([],),
     "tool_choice": ("auto", "none"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "text": ({"format": {"type": "text"}}, {}),
+    "text": ({"format": {"type": "text"}, "verbosity": "medium"}, {}),
     "include": ([],),
-    "reasoning": ({}, {"effort": "none"}),
+    "reasoning": ({}, {"effort": "none", "summary": None, "generate_summary": None}),
     "reasoning_effort": ("none",),
     "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
-    "output_config": ({},),
+    "output_config": ({}, {"effort": None, "format": None}),
+    "context_management": ([], {"edits": []}),
     "stop_sequences": ([],),
     "chat_template_kwargs": ({},),
-    **dict.fromkeys(("documents", "context_management", "mcp_servers", "token_ids_logprob"), ([],)),
+    **dict.fromkeys(("documents", "mcp_servers", "token_ids_logprob"), ([],)),
     "modalities": (["text"],),
     "truncation": ("disabled",),
     "verbosity": ("medium",),
@@ -309,29 +321,30 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "speed": ("standard",),
     "suffix": ("",),
     "best_of": (1,),
-    "length_penalty": (1,),
+    **dict.fromkeys(("length_penalty", "typical_p", "tfs_z"), (1,)),
+    **dict.fromkeys(("no_repeat_ngram_size", "xtc_probability", "mirostat", "top_a"), (0,)),
     "thinking_token_budget": (-1,),
     "logprob_start_len": (-1, 0),
     **dict.fromkeys(("top_logprobs", "top_logprobs_num", "routed_experts_prompt_start"), (0,)),
     **dict.fromkeys(
         (
-            *("logprobs", "return_logprob", "echo", "continue_final_message", "store"),
+            *("logprobs", "return_logprob", "echo", "continue_final_message"),
             *("background", "use_beam_search", "early_stopping", "watermarking"),
             *("return_packed", "return_token_offsets", "return_prompt_text", "return_token_strs"),
             *("no_stop_trim", "return_hidden_states", "return_text_in_logprobs", "return_bytes"),
-            *("return_entropy", "flat_logprobs"),
+            *("return_entropy", "flat_logprobs", "return_routed_experts"),
         ),
         (False,),
     ),
     **dict.fromkeys(
         (
             *("spaces_between_special_tokens", "return_mm_kwargs", "log_metrics", "no_logs"),
-            *("separate_reasoning", "stream_reasoning", "include_reasoning"),
+            *("separate_reasoning", "stream_reasoning", "include_reasoning", "store"),
         ),
         (True, False),
     ),
-    **dict.fromkeys(("extra_args", "custom_params", "sampling_params"), ({},)),
-    "detokenize": (True,),
+    **dict.fromkeys(("extra_args", "custom_params", "sampling_params", "vllm_xargs"), ({},)),
+    **dict.fromkeys(("detokenize", "cache_prompt"), (True,)),
     "prompt_cache_retention": ("in_memory", "in-memory", "24h"),
     "prompt_cache_options": ({"mode": "implicit"}, {}),
     "cache_control": tuple(
@@ -348,4 +361,5 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     ),
 }
 """Fields of any dialect, with the values (besides null) that ask for nothing: the reply is the same
-without them. A route that does not have the field takes these values and no others."""
+without them. A route that does not have the field takes these values and no others. An object may
+lack any of its fields, and have them at null."""

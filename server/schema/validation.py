@@ -30,7 +30,6 @@ from srm.server.schema.json_parts import (
 )
 
 _NULL = b"null"
-_encode = msgspec.json.Encoder(order="deterministic").encode
 _SHOWN = 80
 """Most characters of a value in a message."""
 _LONGEST_NAME = 64
@@ -290,12 +289,18 @@ def is_neutral(given: Raw, neutral: tuple[Any, ...]) -> bool:
         value = msgspec.json.decode(given)
     except UNDECODABLE:  # a number that is too large, or too many lists in lists
         return False
-    if isinstance(value, dict | list):  # in which true is not 1
-        value = _encode(value)
-        neutral = tuple(_encode(other) for other in neutral)
-    return any(
-        value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral
-    )
+    return any(_is_as(value, other) for other in neutral)
+
+
+def _is_as(value: Any, neutral: Any) -> bool:
+    """Whether a value is a neutral one; of an object, whether all that it has is."""
+    if isinstance(value, dict) and isinstance(neutral, dict):
+        return all(
+            name in neutral and (item is None or _is_as(item, neutral[name]))
+            for name, item in value.items()
+        )
+    # True is not 1; lists are none of numbers.
+    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
 
 
 def check_neutral(

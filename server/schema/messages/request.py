@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType, field
@@ -161,6 +161,15 @@ class CountRequest(Fields, frozen=True, kw_only=True):
         | None
     ) = None
     """The form of the text; a template may read `effort`, as reasoning_effort."""
+    user: str | None = None
+    """Accepted and not used."""
+    safety_identifier: str | None = None
+    """Accepted and not used."""
+    prompt_cache_key: str | None = None
+    """Accepted and not used; all prompts are cached."""
+
+
+_Asked = TypeVar("_Asked", bound=CountRequest)
 
 
 class MessageRequest(CountRequest, frozen=True, kw_only=True):
@@ -189,11 +198,8 @@ class MessageRequest(CountRequest, frozen=True, kw_only=True):
 MESSAGE_NEUTRAL: dict[str, tuple[Any, ...]] = {
     **NEUTRAL,
     "add_special_tokens": (False,),
-    "continue_final_message": (),
-    "tool_choice": ("auto",),
-    "parallel_tool_calls": (False,),
 }
-"""NEUTRAL, of messages: a last turn of the assistant's is continued."""
+"""NEUTRAL, of messages."""
 
 
 _OF_CHAT = {
@@ -233,7 +239,7 @@ def parse_message(body: bytes) -> ChatRequest:
     InvalidRequest naming field and value."""
     given = given_fields(body)
     require(given, "max_tokens", "an integer of at least 1")
-    request = checked(MessageRequest, given, {"messages": _turns_of(given)}, MESSAGE_NEUTRAL)
+    request = _checked(MessageRequest, given)
     converted: dict[str, Any] = {"max_completion_tokens": request.max_tokens}
     if request.stream:
         converted["stream_options"] = StreamOptions(include_usage=True)
@@ -245,9 +251,20 @@ def parse_message(body: bytes) -> ChatRequest:
 
 def parse_count(body: bytes) -> ChatRequest:
     """The same of the body of POST /v1/messages/count_tokens."""
-    given = given_fields(body)
-    request = checked(CountRequest, given, {"messages": _turns_of(given)}, MESSAGE_NEUTRAL)
-    return _chat(request, {}, {})
+    return _chat(_checked(CountRequest, given_fields(body)), {}, {})
+
+
+def _checked(kind: type[_Asked], given: dict[str, Raw]) -> _Asked:
+    if bytes(given.get("tool_choice", b"")) == b'"none"':  # as chats have it
+        given["tool_choice"] = _raw({"type": "none"})
+    request = checked(kind, given, {"messages": _turns_of(given)}, MESSAGE_NEUTRAL)
+    if "continue_final_message" in given and request.messages[-1].role == "assistant":
+        raise InvalidRequest(
+            "continue_final_message = false does not go with a last turn that is the assistant's: "
+            "it is continued here",
+            "continue_final_message",
+        )
+    return request
 
 
 @contextmanager

@@ -82,18 +82,29 @@ EVERYWHERE = {
     for name, value in defaults_of(door.kind).items()
     if name not in ("max_tokens", "add_special_tokens")  # whose defaults differ
 } | {(name, json.dumps(value)) for name, values in NEUTRAL.items() for value in (*values, None)}
+EVERYWHERE |= {
+    (name, json.dumps(value))
+    for name, value in {
+        "return_routed_experts": False,
+        "context_management": {"edits": []},
+        "typical_p": 1,
+        "no_repeat_ngram_size": 0,
+        "xtc_probability": 0,
+        "mirostat": 0,
+        "cache_prompt": True,
+        "vllm_xargs": {},
+        "reasoning": {"effort": None, "summary": None},
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "store": True,
+        "stream_options": {"include_obfuscation": True},
+    }.items()
+}
 """What asks for nothing: every default of every route, and what is as good as one."""
 NOT_HERE = {
-    (door, "stream_options", '{"include_usage": true}')  # without a stream
+    (door, "stream_options", json.dumps(value))  # without a stream
     for door in ("completions", "chats", "several chats")
-} | {
-    (door, name, value)
-    for door in ("messages", "count")
-    for name, value in (
-        ("continue_final_message", "false"),  # it continues an assistant's last turn
-        ("tool_choice", '"none"'),  # tools would be shown
-        ("parallel_tool_calls", "true"),  # tool_choice says it
-    )
+    for value in NEUTRAL["stream_options"]
+    if value.get("include_usage")
 }
 """What asks for something at one of them."""
 
@@ -110,6 +121,22 @@ def test_takes_what_asks_for_nothing_at_every_route(name: str) -> None:
         except InvalidRequest as error:
             raise AssertionError(f"{field} = {text} at {name}") from error
         assert result == plain or field in own, f"{field} = {text} at {name}"
+
+
+@pytest.mark.parametrize("name", ["completions", "chats", "messages", "count", "responses"])
+@pytest.mark.parametrize("field", ["user", "safety_identifier", "prompt_cache_key"])
+def test_takes_names_of_users_and_prompts(name: str, field: str) -> None:
+    DOORS[name].parsed(**{field: "anything"})
+
+
+@pytest.mark.parametrize("name", ["messages", "count"])
+def test_messages_take_the_neutral_values_of_chats(name: str) -> None:
+    tools = [{"name": "f", "input_schema": {"type": "object"}}]
+    none = {"tools": tools, "tool_choice": {"type": "none"}}
+    assert DOORS[name].parsed(tools=tools, tool_choice="none") == DOORS[name].parsed(**none)
+    turns = [USER, {"role": "assistant", "content": "a"}]
+    error = refusal(DOORS[name].parsed, messages=turns, continue_final_message=False)
+    assert error.param == "continue_final_message"
 
 
 @pytest.mark.parametrize("name", DOORS)
