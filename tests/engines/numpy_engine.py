@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from srm.engine.config import ModelConfig
-from srm.engine.errors import UNDECODABLE, CheckpointError, SRMError
+from srm.engine.config import read_model_config
+from srm.engine.errors import SRMError
 from srm.engine.process.engine import Engine
 from srm.engine.process.process import serve
 from srm.engine.process.weights_note import first_weights, started_folder
@@ -26,10 +26,7 @@ def load(folder: Path) -> Weights:
     """The checkpoint in a folder, or random weights of the seed in its file `seed`, if any."""
     if (folder / "model.safetensors").exists():
         return load_checkpoint(folder)
-    try:
-        model = msgspec.json.decode((folder / "config.json").read_bytes(), type=ModelConfig)
-    except (OSError, *UNDECODABLE) as error:
-        raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
+    model = read_model_config(folder)[0]
     seed = folder / "seed"
     return tiny_weights(int(seed.read_text()) if seed.exists() else 0, model)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from srm.server.routes.health import VERSION
 from tests.serving import (
     EOS_PROMPT,
+    SERVER_FLAGS,
     TEXT_MODEL,
     Server,
     choice_of,
@@ -217,3 +220,17 @@ def test_bad_words_are_not_said(server: Server) -> None:
     for words, says_them in (([], True), (["the", "cat sat"], False)):
         choices = complete(server, **wants, bad_words=words)["choices"]
         assert any(" the" in choice["text"] for choice in choices) == says_them
+
+
+def test_every_end_token_of_the_folder_ends_a_sample(text_model: Path, tmp_path: Path) -> None:
+    """One of them is of the tokenizer, the other of the padded vocabulary alone."""
+    folder = shutil.copytree(text_model, tmp_path / "model")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [200, 310]}')
+    with Server(folder, *SERVER_FLAGS) as server:
+        for end in (200, 310):
+            answer = server.post(allowed_token_ids=[end], max_tokens=5, return_token_ids=True)
+            (choice,) = answer.json()["choices"]
+            assert (choice["finish_reason"], choice["token_ids"]) == ("stop", [end])
+        answer = server.post(structured_outputs={"choice": ["cat"]}, max_tokens=9)
+        (choice,) = answer.json()["choices"]
+        assert (choice["finish_reason"], choice["text"]) == ("stop", "cat")
