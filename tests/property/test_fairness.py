@@ -119,7 +119,8 @@ def batches_of(*made: tuple[str, int, float]) -> list[RequestOwner]:
         )
         for number, (owner, priority, weight) in enumerate(made)
     ]  # fmt: skip
-    place = cast("Workplace", SimpleNamespace(config=SimpleNamespace(share_prompts=False), store=None, clock=None, fleet=None))
+    config = SimpleNamespace(share_prompts=False)
+    place = cast("Workplace", SimpleNamespace(config=config, store=None, clock=None, fleet=None))
     weights, room = weigh(records), ConcurrencyLimiter(1, 1)
     shares = [room.share(weight=weights[record.id]) for record in records]
     jobs = [BatchJob(record, place, share) for record, share in zip(records, shares, strict=True)]

@@ -107,7 +107,7 @@ async def test_no_engine_is_said_to_be_none(endpoint: str, make_request: MakeReq
     await client.connect()
     with pytest.raises(EngineUnavailable, match=r"0\.05 s"):
         await client.wait_until_ready(0.05)
-    with pytest.raises(EngineUnavailable, match="does not answer|has not answered"):
+    with pytest.raises(EngineUnavailable, match=r"does not answer|has not answered"):
         await collect(client, make_request())
     await client.close()
 

@@ -129,7 +129,7 @@ async def test_a_resume_reaches_the_engine_that_takes_the_place_of_a_lost_one(
     async with connected(endpoint) as client:
         await client.control(PAUSE)
         await leave(served, client)
-        with pytest.raises(EngineUnavailable, match="does not answer|has not answered"):
+        with pytest.raises(EngineUnavailable, match=r"does not answer|has not answered"):
             await client.control(Resume("resume"))
         served = serve(pause_fd=memory)
         await until(lambda: client.status is not None)

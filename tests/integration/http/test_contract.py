@@ -115,6 +115,9 @@ def check(case: Case[Any], running: Server, mode: GenerationMode, statuses: Coun
         if "messages" in case.body:  # of few drawn chats all messages are right
             messages: list[Any] = [{"role": "user", "content": "a"}]
             case.body["messages"] = [messages] * 2 if label == SEVERAL else messages
+    if is_drawn and label.endswith("/tokenize") and sum(statuses.values()) % 4 < 2:
+        assert isinstance(case.body, dict)  # few drawn bodies have a prompt or a chat alone
+        case.body = {"prompt": case.body.get("prompt") or "a"}
     if mode is GenerationMode.POSITIVE and OPERATION[label].events is not None:
         assert isinstance(case.body, dict)
         # Drawn at random, few requests would be streams that go well.

@@ -355,7 +355,10 @@ def test_a_tokenizer_folder_says_which_tokens_end_and_begin(
     [
         ({"eos_token": "</end>"}, "has the end token '</end>', tokenizer.json not"),
         ({"add_bos_token": True}, "adds a begin token, None, that its tokenizer has not"),
-        ({"add_bos_token": True, "bos_token": "<s>"}, "adds a begin token, '<s>', that its tokenizer has not"),
+        (
+            {"add_bos_token": True, "bos_token": "<s>"},
+            "begin token, '<s>', that its tokenizer has not",
+        ),
         ({"eos_token": 3}, r"tokenizer_config\.json: "),
     ],
 )
