@@ -28,10 +28,12 @@ def open_file(path: Path, within: Path | None = None) -> BufferedReader:
     `within` a folder once all links are followed."""
     flags = _READ | os.O_NONBLOCK  # a pipe is not waited for
     file = os.open(path, flags) if within is None else _open_beneath(path, within, flags)
-    if stat.S_ISREG(os.fstat(file).st_mode):
+    mode = os.fstat(file).st_mode
+    if stat.S_ISREG(mode):
         return os.fdopen(file, "rb")
     os.close(file)
-    raise OSError(errno.EINVAL, "must be a regular file", str(path))
+    number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+    raise OSError(number, "must be a regular file", str(path))
 
 
 def _open_beneath(path: Path, within: Path, flags: int) -> int:

@@ -92,14 +92,14 @@ class SnapshotFile:
         """Raises FileNotFoundError, and SnapshotError if it is damaged or of another stamp."""
         self.path = path
         self._stamp = stamp
-        self._opened = open_file(path)
-        self._file = self._opened.fileno()
+        with open_file(path) as opened:
+            self._file = os.dup(opened.fileno())
         self._loaded: dict[int, _LoadedChunk] = {}  # chunks whose checksums are right
         try:
             self.header = self._read_header()
             self._check_stamp()
         except BaseException:
-            self._opened.close()
+            os.close(self._file)
             raise
         self._records: defaultdict[str, list[int]] = defaultdict(list)
         for at, request_id in enumerate(self.header.ids):
@@ -116,7 +116,7 @@ class SnapshotFile:
         return latest(parts) if parts else None
 
     def close(self) -> None:
-        self._opened.close()
+        os.close(self._file)
 
     def _digest(self, at: int) -> bytes:
         return self.header.digests[at * _DIGEST_SIZE : (at + 1) * _DIGEST_SIZE]

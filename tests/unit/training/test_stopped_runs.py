@@ -322,8 +322,8 @@ def test_keeps_models_within_a_bound_of_disk(tmp_path: Path) -> None:
     assert_served(tmp_path / "pretrain" / "step-5")
     pretrain(pretraining(tmp_path, keep_every=1, keep_bytes=0, steps=7))
     assert_served(tmp_path / "pretrain" / "step-7")
-    kept = sorted((tmp_path / "pretrain").glob("step-*/model.safetensors"))
-    assert [path.parent.name for path in kept] == ["step-0", "step-7"]
+    paths = sorted((tmp_path / "pretrain").glob("step-*/model.safetensors"))
+    assert [path.parent.name for path in paths] == ["step-0", "step-7"]
 
 
 def pretrain_once(folder: Path) -> Path:

@@ -230,10 +230,10 @@ async def test_files_that_cannot_be_read_are_waited_for_until_a_batchs_time_is_o
     path_of(late.input_file_id).mkdir()
     path_of(back.input_file_id).rename(aside)
     path_of(back.input_file_id).mkdir()
-    again = f"{back.id}: cannot go on, tried again in 0 s: Is a directory"
+    again = f"{back.id}: cannot go on, tried again in 0 s: must be a regular file"
     await here.until(lambda: caplog.messages.count(again) > MAX_FAILURES)
     assert here.failed(gone) == [("input_file_missing", "the input file is gone")]
-    assert here.failed(late) == [("internal_error", "it could not be run: Is a directory")]
+    assert here.failed(late) == [("internal_error", "it could not be run: must be a regular file")]
     path_of(back.input_file_id).rmdir()
     aside.rename(path_of(back.input_file_id))
     await here.until_ended()
