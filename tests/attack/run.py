@@ -307,7 +307,9 @@ class Attack:
         for process in psutil.Process(self.server.process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 held, command = process.memory_full_info().uss, process.cmdline()
-                kind = " ".join(part for part in command[3:5] if not part.startswith("-"))
+                if len(command) < 4:  # it is ending
+                    continue
+                kind = " ".join([command[3], *(part for part in command[4:5] if part.isalpha())])
                 self.memory[kind] = max(held, self.memory[kind])
                 if held > MOST_BYTES:
                     self.fault(f"{held:,} bytes held by {' '.join(command)[:200]}")
