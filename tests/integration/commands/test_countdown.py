@@ -29,7 +29,7 @@ def test_the_readmes_puzzle_is_solved_in_one_of_many_samples() -> None:
     assert not any(is_solved(problem, text) for text in wrong)
 
 
-def test_the_readmes_puzzle_is_solved_eight_times_more_than_by_chance() -> None:
+def test_the_readmes_puzzle_beats_chance_eight_times() -> None:
     readme = (ROOT / "README.md").read_text()
     (example,) = EXAMPLE.findall(readme)
     prompt = json.loads(example)["prompt"]
