@@ -93,7 +93,7 @@ def test_constraints_in_use_leave_room_or_others_are_refused(
     assert own.nbytes == 2_000 and own.has(words[3])
 
 
-def test_what_a_grammar_learns_is_counted_and_forgotten_beside_the_steps(
+def test_counts_what_a_grammar_learns_and_renews_it_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sizes, works = [0], list[Callable[[], object]]()

@@ -80,7 +80,7 @@ def test_what_speaks_against_a_run(run: Recording, sentence: str) -> None:
         ({"max_tokens": 2}, {}),
     ],
 )
-def test_replies_that_may_end_or_are_as_long_as_asked_are_not_short(
+def test_replies_that_may_end_are_not_short(
     change: dict[str, Any], settings: dict[str, Any]
 ) -> None:
     assert "shorter" not in read_verdict(steady(change, **settings))

@@ -60,7 +60,7 @@ def test_the_only_function_is_called_by_its_arguments(tokenizer: LLTokenizer) ->
     assert is_allowed(tokenizer, nothing, "{}") and not is_allowed(tokenizer, nothing, '{"v":1}')
 
 
-def test_arguments_without_a_name_are_written_only_where_asked_for(tokenizer: LLTokenizer) -> None:
+def test_writes_arguments_without_a_name_where_asked(tokenizer: LLTokenizer) -> None:
     named = {"properties": {"x": {"type": "integer"}}}
     for strict, parameters, expected in (
         (None, named, False),
