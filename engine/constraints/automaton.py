@@ -29,7 +29,7 @@ U16 = npt.NDArray[np.uint16]
 I32 = npt.NDArray[np.int32]
 Bool = npt.NDArray[np.bool_]
 UNREACHABLE = 65_535
-"""A distance: no tokens lead to a whole text."""
+"""A distance: no tokens lead to the end of a text."""
 MAX_BYTES = 8_000_000
 """Most bytes of a table's `next_state`."""
 MAX_STATES = 65_534
@@ -52,7 +52,7 @@ class TokenAutomaton:
     class_of: U16
     """[vocab_size]"""
     distance: U16
-    """[states]: the fewest tokens to a whole text, the one that ends it not counted."""
+    """[states]: the fewest tokens to the end of the text, the one that ends it counted."""
 
     @property
     def nbytes(self) -> int:
@@ -81,7 +81,7 @@ class TokenAutomaton:
 
     def allowed(self, state: int, left: int) -> Bool:
         """Return which tokens may be sampled where `left` may be, this one included: [vocab_size].
-        Those that a whole text is too far behind may not."""
+        Those after which the text cannot end in time may not."""
         after = self.next_state[state]
         by_class = (after != DEAD) & (self.distance[after] < left)
         allowed: Bool = by_class[self.class_of]
@@ -133,7 +133,7 @@ def make_automaton(
         raise NotCompiled(f"its table has {num_bytes} bytes, more than {MAX_BYTES}")
     next_state = np.zeros((end + 1, len(used)), np.uint16)
     next_state[:end] = np.stack([columns[number] for number in used.tolist()], axis=1)
-    steps = count_steps(next_state, np.append(table.accepting, True))
+    steps = count_steps(next_state, np.arange(end + 1) == end)
     if steps[START] == FAR:
         raise NotCompiled("no tokens spell a text that meets it")
     distance = np.where(steps == FAR, UNREACHABLE, steps).astype(np.uint16)

@@ -48,14 +48,15 @@ LONGEST_START = 600
 LOOKS = 256
 """Looks that all searches of a step may take together. A look tries at most some 600 bytes."""
 _ALWAYS = 2**31
+_REQUIRED = re.compile(r'"required":(\["(?:[^"\\]|\\.)*"(?:,"(?:[^"\\]|\\.)*")*\])')
 _PATTERN = re.compile(r'"pattern":("(?:[^"\\]|\\.)*")')
 _CLASS = re.compile(
     r"\[(?:\\.|[^\[\]\\]|\[(?:\\.|[^\]\\])*\])*\]|\{[\d,]*\}|\\u[\da-fA-F]{4}|\\x..|\\\w"
 )
 _WORD = re.compile(r"(?:\\\W|[^\\^$.*+?()\[\]{}|])+")
 _LONGEST_PATTERN = 500
-_MOST_WORDS = 16
-"""Most of them that are tried."""
+_MOST_WORDS, _MOST_NAMES = 16, 48
+"""Most of them that are tried, and most names of properties that objects must have."""
 _SPARE = 8
 """Tokens that a text is longer at most by one that begins nothing, as half a character or -."""
 
@@ -64,7 +65,7 @@ class Reach(NamedTuple):
     """How far a text is from an end."""
 
     most: int
-    """The most tokens of a short end; negative: none is known."""
+    """The most tokens of a short end, with the one that ends the text; negative: none is known."""
     is_free: bool
     """Whether it stands within a string of any characters."""
     end: tuple[int, ...] = ()
@@ -113,7 +114,7 @@ class Closing:
     ) -> None:
         """`rise`: tokens by which one token that begins something makes the end longer, at most.
         `may_be_text`: what may end anywhere is no JSON. `start`: of an empty text, and its own.
-        `words`: characters that patterns ask for."""
+        `words`: characters that patterns ask for, and names that objects must have."""
         self._words = words
         self._may_be_text = may_be_text
         self._tokenizer = tokenizer
@@ -126,7 +127,7 @@ class Closing:
         """The end of an empty text; None if it is too long."""
         if text is not None:
             self._rests = [
-                (text[place:], [openings.bytes[byte] for byte in text[place:]])
+                (text[place:], self._spell(text[place:]))
                 for place in range(len(text) - 1, -1, -1)
                 if not place or text[place - 1] in b'"{[]}:,'
             ]
@@ -173,15 +174,13 @@ class Closing:
                 looks.failed.add(self)
         if end is None:
             return Reach(-1, is_free, again=left // 2)
-        if left <= len(end) + self._margin and (end or not self._may_be_text):
-            is_loose = is_free and left > len(end) + _SPARE
-            if end and not is_loose:
-                return self._force(mask, end)
-            if is_loose:
+        is_whole = len(end) == 1
+        if left <= len(end) + self._margin and not (is_whole and self._may_be_text):
+            if is_free and left > len(end) + _SPARE:
                 mask &= self._openings.plain
-            elif left == 1:
-                mask[:] = 0
-            _allow(mask, end[0] if end else self._tokenizer.eos_token)
+                _allow(mask, end[0])
+            elif left == 1 or not is_whole:
+                return self._force(mask, end)
         return Reach(len(end), is_free, end)
 
     def _force(self, mask: I32, end: tuple[int, ...]) -> Reach:
@@ -190,11 +189,15 @@ class Closing:
         return Reach(len(end), False, end, is_forced=True)
 
     def _tokens(self, text: bytes) -> tuple[int, ...]:
-        return tuple(self._tokenizer.tokenize_bytes(text))
+        return (*self._tokenizer.tokenize_bytes(text), self._tokenizer.eos_token)
 
-    def _is_end(self, matcher: LLMatcher, end: Sequence[int]) -> bool:
-        whole = [*end, self._tokenizer.eos_token]
-        return matcher.validate_tokens(whole) == len(whole)
+    def _spell(self, text: bytes) -> list[int]:
+        """As `_tokens`, a byte each."""
+        return [*map(self._openings.bytes.__getitem__, text), self._tokenizer.eos_token]
+
+    def _is_end(self, matcher: LLMatcher, end: Iterable[int]) -> bool:
+        tokens = [*end]
+        return matcher.validate_tokens(tokens) == len(tokens)
 
     def _find_bytes(self, matcher: LLMatcher, looks: Looks, most: int) -> bytes | None:
         """Return bytes that end the text, few of them; None if none were found by so many looks.
@@ -246,7 +249,7 @@ class Closing:
             and not any(self._fits(matcher, _QUOTE, byte) for byte in b'"z0')
             and (
                 any(self._fits(matcher, _QUOTE, byte) for byte in b"}],:")
-                or self._is_end(matcher, [self._openings.bytes[_QUOTE]])
+                or self._is_end(matcher, self._spell(b'"'))
             )
         )
 
@@ -329,5 +332,11 @@ def make_closing(
         for text in texts
         for word in _WORD.findall(_CLASS.sub("|", text[:_LONGEST_PATTERN]))
     ]
-    known = [*dict.fromkeys(words)][:_MOST_WORDS]
+    lists: list[list[str]] = [json.loads(own) for own in _REQUIRED.findall(constraint)]
+    names = [
+        json.dumps(name, ensure_ascii=False)[1:-1].encode(errors="ignore")
+        for own in lists
+        for name in own
+    ]
+    known = [*dict.fromkeys(words)][:_MOST_WORDS] + [*dict.fromkeys(names)][:_MOST_NAMES]
     return Closing(rise, bool(around), tokenizer, openings, start(), known)

@@ -189,10 +189,10 @@ class Grammars:
         grammar = Grammar(make, vocab_size, self.beside)
         ends = [*self._model.end_ids]
         grammar.automaton = make_table(constraint, self.tokens, vocab_size, ends)
-        if grammar.automaton is None:
-            if self._openings is None:
-                self._openings = Openings(self.tokens, grammar.num_words)
-            grammar.closing = make_closing(constraint, tokenizer, self._openings, grammar.start)
+        if self._openings is None:
+            self._openings = Openings(self.tokens, grammar.num_words)
+        # A table too is left for masks where a request has min_tokens.
+        grammar.closing = make_closing(constraint, tokenizer, self._openings, grammar.start)
         return grammar
 
     def keep(self, constraint: str, grammar: Grammar) -> None:
@@ -252,8 +252,8 @@ class Matchers:
         self._of: dict[int, tuple[LLMatcher, Grammar]] = {}
         self._renewing: set[Grammar] = set()
         self._reaches: dict[int, Reach] = {}
-        self._waiting: dict[int, int] = {}
-        """Slots for whose ends the last step had no looks left, by their turn."""
+        self._waiting: dict[int, None] = {}
+        """Slots for whose ends no step had looks left since their last token, in turn."""
         self.num_masks = 0
         """Masks made, ever."""
         self.seconds = 0.0
@@ -278,7 +278,11 @@ class Matchers:
         for grammar in list(self._renewing):
             self._take_renewed(grammar)
         known = [self._of.get(slot) for slot in slots]
-        behind = [(own[0], token) for own, token in zip(known, tokens, strict=True) if own]
+        behind = [
+            (own[0], token)
+            for slot, own, token in zip(slots, known, tokens, strict=True)
+            if own and slot not in self._waiting
+        ]
         if behind:
             consume_token_par(_executor(), behind)
         for slot in [slot for slot, own in zip(slots, known, strict=True) if own is None]:
@@ -322,27 +326,31 @@ class Matchers:
         lasts: list[int | None],
         masks: I32,
         grammars: Callable[[int], Grammar],
-    ) -> None:
-        """Leave in masks only tokens after which JSON can end, in place.
+    ) -> list[int]:
+        """Leave in masks only tokens after which JSON can end, in place; return the rows that wait.
 
         `lefts` are the tokens that each may sample, this one included; `lasts` those sampled last;
-        None: there is none yet. The ends of all are sought by at most LOOKS looks; rows for which
-        none are left keep their masks, and are first in the next step.
+        None: there is none yet. The ends of all are sought by at most LOOKS looks. A row for which
+        none are left samples nothing in this step, and is among the first in a later one.
         """
-        looks, rows = Looks(), list(range(len(slots)))
-        if waiting := self._waiting:
-            self._waiting = {}
-            rows.sort(key=lambda row: waiting.get(slots[row], len(waiting)))
+        looks, rows, waiting = Looks(), list(range(len(slots))), list[int]()
+        if self._waiting:
+            turns = {slot: turn for turn, slot in enumerate(self._waiting)}
+            rows.sort(key=lambda row: turns.get(slots[row], len(turns)))
         for row in rows:
             slot, left, last = slots[row], lefts[row], lasts[row]
             grammar, own = grammars(slot), self._of.get(slot)
+            self._waiting.pop(slot, None)
             if grammar.closing is not None and (last is None or own):
                 matcher = own[0] if own and last is not None else grammar.start()
                 known = UNKNOWN if last is None else self._reaches.get(slot, UNKNOWN)
                 reach = grammar.closing.restrict(masks[row], left, known, last, matcher, looks)
-                self._reaches[slot] = reach or UNKNOWN
                 if reach is None and grammar.closing not in looks.failed:
-                    self._waiting[slot] = len(self._waiting)
+                    self._waiting[slot] = None
+                    waiting.append(row)
+                else:
+                    self._reaches[slot] = reach or UNKNOWN
+        return waiting
 
     def _try_again(self, slot: int, find: Callable[[int], tuple[Grammar, bytes]]) -> I32:
         """Return the mask of a slot whose matcher failed: by a new one, if that may help."""

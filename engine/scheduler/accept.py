@@ -94,7 +94,7 @@ def _check_turn(request: Request) -> None:
 
 
 def _check_room(automaton: TokenAutomaton, max_tokens: int, max_outputs: int) -> None:
-    least = int(automaton.distance[START])
+    least = int(automaton.distance[START]) - 1  # the token that ends it may be left out
     if 0 < max_outputs < least:
         name, limit = "max_tokens", "max_tokens"
         if max_outputs < max_tokens:

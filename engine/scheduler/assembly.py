@@ -80,11 +80,25 @@ class NamedLists:
         return np.array(self._ids, np.int32)
 
 
+def mask_rows(table: SlotTable, slots: I64) -> tuple[I64, I32]:
+    """Return those of these slots that can sample now, and the masks of those that a grammar masks:
+    i32[masked, words]. The others need a longer search for the end of their text."""
+    places = np.flatnonzero(table.is_masked[slots])
+    if not len(places):
+        return slots, NO_EDITS.masks
+    masks, waiting = _masks(table, slots[places])
+    return np.delete(slots, places[waiting]), np.delete(masks, waiting, axis=0)
+
+
 def assemble(
-    table: SlotTable, slots: I64, chunks: list[PromptChunk], is_partial: bool = False
+    table: SlotTable,
+    slots: I64,
+    chunks: list[PromptChunk],
+    is_partial: bool = False,
+    masks: I32 = NO_EDITS.masks,
 ) -> Batch:
-    """Make the batch that decodes these slots, i64[D], and feeds these chunks. `is_partial`: others
-    run too."""
+    """Make the batch that decodes these slots, i64[D], with the masks of `mask_rows`, and feeds
+    these chunks. `is_partial`: others run too."""
     scored = [chunk for chunk in chunks if chunk.num_scored]
     chunks = scored + [chunk for chunk in chunks if not chunk.num_scored]
     positions = table.position[slots]
@@ -98,7 +112,7 @@ def assemble(
         prefill=_prefill_rows(chunks, len(slots)),
         token_ids=np.concatenate([FED, *(c.tokens[c.start : c.stop] for c in chunks)]),
         scored_ids=np.array([chunk.group.first_id for chunk in scored if chunk.group], np.int64),
-        edits=_edits(table, slots),
+        edits=_edits(table, slots, masks),
         has_tables=table.tables.nbytes > 0,
         tables=table.tables.unsent,
         starting=rows[positions[rows] == table.first_position[slots[rows]]],
@@ -154,11 +168,10 @@ def _scored(table: SlotTable, slots: I64, scored: list[PromptChunk]) -> dict[str
     }
 
 
-def _edits(table: SlotTable, slots: I64) -> Edits:
+def _edits(table: SlotTable, slots: I64, masks: I32) -> Edits:
     if not table.edits:
         return NO_EDITS
     edits, masked = EditList(), np.flatnonzero(table.is_masked[slots])
-    masks = _masks(table, slots[masked]) if len(masked) else NO_EDITS.masks
     rows = np.flatnonzero(table.is_edited[slots])
     edited = slots[rows]
     columns = (rows, edited, table.first_position[edited], table.position[edited])
@@ -175,8 +188,9 @@ def _edits(table: SlotTable, slots: I64) -> Edits:
     return add_masks(edits.build(), masked, masks) if len(masked) else edits.build()
 
 
-def _masks(table: SlotTable, slots: I64) -> I32:
-    """Return what each of these slots may sample, i32[slots, words], as `Edits.masks` has it."""
+def _masks(table: SlotTable, slots: I64) -> tuple[I32, list[int]]:
+    """Return what each of these slots may sample, i32[slots, words], as `Edits.masks` has it, and
+    the rows of which that is not known yet."""
     firsts, positions = table.first_position[slots], table.position[slots]
     is_begun = positions > firsts
     begun, fresh = slots[is_begun], slots[~is_begun]
@@ -193,6 +207,8 @@ def _masks(table: SlotTable, slots: I64) -> I32:
     masks = np.concatenate(parts) if len(fresh) else parts[0]
     lefts = table.last_position[order] - table.position[order] + 1
     lasts = [*last.tolist(), *[None] * len(fresh)]
-    table.matchers.close(order.tolist(), lefts.tolist(), lasts, masks, table.grammar)
+    waiting = table.matchers.close(order.tolist(), lefts.tolist(), lasts, masks, table.grammar)
+    if not len(fresh):
+        return masks, waiting
     places = np.concatenate([np.flatnonzero(is_begun), np.flatnonzero(~is_begun)])
-    return masks[np.argsort(places)] if len(fresh) else masks
+    return masks[np.argsort(places)], places[waiting].tolist()

@@ -27,7 +27,7 @@ from srm.engine.errors import InvalidRequest, Overloaded
 from srm.engine.messages import Output, Request
 from srm.engine.scheduler.accept import RequestRegistry, accept
 from srm.engine.scheduler.admission import Admission
-from srm.engine.scheduler.assembly import assemble
+from srm.engine.scheduler.assembly import assemble, mask_rows
 from srm.engine.scheduler.completion import StepCompletion, StepTokens, make_aborted
 from srm.engine.scheduler.parking import Parking, check_fits, collect_states
 from srm.engine.scheduler.preemption import choose_preempted
@@ -37,7 +37,7 @@ from srm.engine.state.parked import Parked
 from srm.engine.state.prefixes import Prefixes
 from srm.engine.state.sequence import PATIENCE, SequenceGroup
 from srm.engine.state.slots import SlotTable, StopSets
-from srm.engine.steps.batch import I32, I64, Batch, SlotStates, StepResult
+from srm.engine.steps.batch import I32, I64, NO_EDITS, Batch, SlotStates, StepResult
 
 
 class Scheduler:
@@ -363,11 +363,13 @@ class Scheduler:
         slots, is_partial = self._round_robin.choose_slots(
             self.table, admission.shares, self._decode_room()
         )
+        masks = NO_EDITS.masks
         if self.table.num_masked:  # some may wait until their last token is known
             unfed = admission.prefill.num_tokens + admission.refeed.num_tokens
             fed = min(unfed, self._prefill_step_tokens)
             limited = self._round_robin.limit_masked(self.table, admission.shares, slots, fed)
-            slots, is_partial = limited, True
+            slots, masks = mask_rows(self.table, limited)
+            is_partial = True
         room = self._prefill_step_tokens - len(slots)
         refed = admission.refeed.chunks(room) if admission.refeed.num_tokens else []
         if refed:
@@ -376,7 +378,7 @@ class Scheduler:
         chunks = refed + chunks
         if not len(slots) and not chunks:
             return None
-        batch = assemble(self.table, slots, chunks, is_partial)
+        batch = assemble(self.table, slots, chunks, is_partial, masks)
         if batch.has_tables:
             self.table.tables.unsent = []
             self.num_tabled += int(np.count_nonzero(self.table.sampling["table"][slots]))

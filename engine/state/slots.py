@@ -194,7 +194,7 @@ class SlotTable:
         own["top_p"] = max(params.top_p, LEAST_TOP_P)
         own["seed"] = sample_seeds(params.seed, samples)
         own["table"], own["state"] = group.table, ~START
-        own["last_position"] = first + min(group.max_outputs, UNREACHABLE) - 1
+        own["last_position"] = first + min(_count_room(group), UNREACHABLE) - 1
         self.sampling[at] = own
         self.is_new[at] = True
         self.stop_row[at] = group.stop_row
@@ -268,6 +268,13 @@ class SlotTable:
         self.output_tokens.put(slots, positions, tokens)
         if self.output_logprobs is not None:
             self.output_logprobs.put(slots, positions, logprobs)
+
+
+def _count_room(group: SequenceGroup) -> int:
+    """Return how many tokens a table may plan for: one more than may be sampled where the shortest
+    text leaves none for the token that ends it, which is left out then."""
+    least = 0 if group.automaton is None else int(group.automaton.distance[START])
+    return group.max_outputs + (group.max_outputs < least)
 
 
 class StopSets:

@@ -26,7 +26,7 @@ def inspect_constraint(folder: Path, config: ModelConfig, constraint: str) -> di
     return {
         "constraint": "a table on the device",
         "table": f"{states:,} states, {classes:,} classes of tokens, {table.nbytes:,} bytes",
-        "max_tokens": f"at least {max(1, table.distance[START]):,}",
+        "max_tokens": f"at least {max(1, table.distance[START] - 1):,}",
     }
 
 

@@ -133,6 +133,26 @@ def test_a_class_is_parsed_from_whole_replies_and_streams(client: openai.OpenAI)
     assert isinstance(last, Order)
 
 
+class Note(pydantic.BaseModel):
+    title: str
+    others: dict[str, str]
+
+
+class Digits(pydantic.BaseModel):
+    digits: int
+
+
+@pytest.mark.parametrize("kind", [Note, Digits], ids=["masks", "table"])
+def test_a_class_that_max_tokens_ends_is_parsed(
+    client: openai.OpenAI, kind: type[pydantic.BaseModel]
+) -> None:
+    """The SDK raises LengthFinishReasonError where a choice says `length`."""
+    parsed = client.chat.completions.parse(
+        model="tiny", messages=MESSAGES, response_format=kind, n=20, max_completion_tokens=40
+    )
+    assert all(isinstance(choice.message.parsed, kind) for choice in parsed.choices)
+
+
 def test_an_id_that_is_taken_is_a_conflict(client: openai.OpenAI) -> None:
     fields = {"request_id": "sdk-1", "ignore_eos": True}
     with client.completions.create(

@@ -121,23 +121,21 @@ def walk(vocabulary: Vocabulary, constraint: str, seed: int) -> list[str] | None
     random = Random(seed)
     texts = [walk_both(vocabulary, constraint, table, random, 150) for _ in range(4)]
     texts += [
-        text_of(vocabulary, table, random, int(table.distance[START]) + n) for n in (1, 2, 30)
+        text_of(vocabulary, table, random, int(table.distance[START]) + n) for n in (0, 1, 30)
     ]
     return [text.decode() for text in texts if text is not None]
 
 
 def text_of(vocabulary: Vocabulary, table: TokenAutomaton, random: Random, left: int) -> bytes:
-    """A text of at most so many tokens; with fewer left, only those are allowed that let it end."""
+    """A text of at most so many tokens with its end; only those are allowed that let it end."""
     state, sampled = START, []
-    while left and (allowed := np.flatnonzero(table.allowed(state, left))).size:
-        token = int(random.choice(allowed.tolist()))
-        left -= 1
+    while True:
+        token = int(random.choice(np.flatnonzero(table.allowed(state, left)).tolist()))
         if token == vocabulary.eos:
-            break
+            return vocabulary.text(sampled)
+        left -= 1
         sampled.append(token)
         state = table.walk(np.array([token], np.int32), state)
-    assert table.distance[state] == 0, "the text is not whole"
-    return vocabulary.text(sampled)
 
 
 @SLOW

@@ -38,7 +38,7 @@ _ROOM = 2
 """Times the tokens of a short example that must be room for an end: those found may be longer."""
 UNMET = ("no value can meet", "no JSON text", "no text of")
 """How a refusal begins to say that a schema allows nothing."""
-BROKEN = ("refused untruly", "stuck", "invalid", "cut")
+BROKEN = ("refused untruly", "stuck", "invalid", "cut", "without an end")
 _VALUES: list[Any] = [
     None,
     True,
@@ -96,18 +96,20 @@ def _sample(constraint: str, random: Random, is_valid: Any, schema: Any) -> str:
     matcher = vocabulary.matcher(constraint)
     max_tokens, known = random.randint(8, MAX_TOKENS), UNKNOWN
     fits = _ROOM * _short_tokens(schema, is_valid) <= max_tokens
-    state, sampled = START, list[int]()
+    state, sampled, is_ended, is_tight = START, list[int](), False, False
     for left in range(max_tokens, 0, -1):
         if table:
-            allowed = table.allowed(state, left)
-            is_short = table.distance[START] <= max_tokens
+            is_tight = table.distance[START] > max_tokens
+            allowed = table.allowed(state, left + is_tight)
+            is_short = table.distance[START] - 1 <= max_tokens
         else:
             mask = make_masks([matcher], -(-len(vocabulary.tokens) // 32))[0]
             last = sampled[-1] if sampled else None
             reach = _closing(constraint).restrict(mask, left, known, last, matcher, Looks())
             known = reach or UNKNOWN
             allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").astype(bool)
-            fits |= not sampled and 0 <= known.most <= max_tokens
+            fits |= not sampled and 0 <= known.most - 1 <= max_tokens
+            is_tight |= not sampled and known.most > max_tokens
             is_short = True
         if not is_short:
             return "too long for max_tokens"
@@ -116,7 +118,7 @@ def _sample(constraint: str, random: Random, is_valid: Any, schema: Any) -> str:
         ends = [token for token in _ends() if allowed[token]]
         is_end = ends and random.random() < 0.4
         token = int(random.choice(ends if is_end else np.flatnonzero(allowed).tolist()))
-        if token == vocabulary.eos:
+        if is_ended := token == vocabulary.eos:
             break
         sampled.append(token)
         if table:
@@ -132,6 +134,8 @@ def _sample(constraint: str, random: Random, is_valid: Any, schema: Any) -> str:
         value = json.loads(text)
     except ValueError:
         value = ...
+    if not is_ended and fits and not is_tight:
+        return f"without an end token: {text!r} of {json.dumps(schema)}"
     shown = f"invalid: {text!r} of {json.dumps(schema)}"
     return "valid" if value is not ... and is_valid(value) else shown
 

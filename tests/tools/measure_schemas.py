@@ -93,7 +93,7 @@ def _spread(values: Sequence[float]) -> str:
 
 def _table_accepts(table: TokenAutomaton, text: str) -> bool:
     token_ids = [of_demo().tokens.index(bytes([byte])) for byte in text.encode()]
-    return bool(table.distance[table.walk(np.array(token_ids, np.int32))] == 0)
+    return bool(table.distance[table.walk(np.array(token_ids, np.int32))] == 1)
 
 
 def measure(

@@ -82,19 +82,20 @@ def test_a_text_is_followed_to_its_end() -> None:
     assert made.nbytes == 2 * (made.next_state.size + len(TOKENS) + 2 + len(made.distance))
 
 
-def test_a_whole_text_needs_no_token_for_its_end() -> None:
+def test_the_last_token_ends_a_whole_text() -> None:
     made = table("ab?")
-    assert made.distance[START] == 1
-    assert allowed(made, START, 1) == {b"a", b"ab"}
-    assert allowed(made, START, 0) == set()
-    assert table("a*").distance[START] == 0
+    assert made.distance[START] == 2
+    assert allowed(made, START, 2) == {b"a", b"ab"}
+    assert allowed(made, made.walk(ids(b"a")), 1) == {b""}
+    assert allowed(made, START, 1) == set()
+    assert table("a*").distance[START] == 1
 
 
 def test_with_few_tokens_left_only_what_can_end_is_allowed() -> None:
     made = table("a(?:b|c{5})")
     after = made.walk(ids(b"a"))
-    assert allowed(made, after, 5) == {b"b", b"c"}
-    assert allowed(made, after, 4) == {b"b"}
+    assert allowed(made, after, 6) == {b"b", b"c"}
+    assert allowed(made, after, 5) == {b"b"}
 
 
 def test_what_no_tokens_can_end_is_left_out_where_tokens_are_counted() -> None:
@@ -112,7 +113,7 @@ def test_the_distance_is_that_of_the_shortest_text(pattern: str) -> None:
     spelled = range(1, len(TOKENS))
     for first in ((), *product(spelled, repeat=1), *product(spelled, repeat=2)):
         state = made.walk(np.array(first, np.int32))
-        if state == DEAD or made.distance[state] > 3:
+        if state == DEAD or made.distance[state] > 4:
             continue
         ends = (
             length
@@ -120,7 +121,7 @@ def test_the_distance_is_that_of_the_shortest_text(pattern: str) -> None:
             for rest in product(spelled, repeat=length)
             if made.allowed(made.walk(np.array(rest, np.int32), state), ALL)[EOS]
         )
-        assert next(ends) == made.distance[state]
+        assert next(ends) + 1 == made.distance[state]
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"hostname"}))
@@ -302,7 +303,7 @@ def test_a_grammar_has_a_table_beside_its_masks() -> None:
     grammars = Grammars(TINY, tiny_folder() / "tokenizer.json")
     grammar = grammars.compile(regex_constraint("[a-c]{3}"))
     made = grammar.automaton
-    assert made is not None and made.distance[START] == 3
+    assert made is not None and made.distance[START] == 4
     bits = np.unpackbits(grammar.first_mask.view(np.uint8), bitorder="little")
     assert np.array_equal(bits[: TINY.vocab_size].astype(bool), made.allowed(START, ALL))
     assert grammars.compile(lark_constraint('start: "a" start | "b"')).automaton is None

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from srm.engine.constraints.closing import LONGEST, LOOKS, Openings, make_closing
+from srm.engine.constraints.closing import LONGEST, LOOKS, UNKNOWN, Openings, make_closing
 from srm.engine.constraints.constraint import json_constraint
 from srm.engine.constraints.grammars import Grammar, Matchers
 from tests.engines.tables import of_demo
@@ -51,23 +51,49 @@ def find_at(grammar: Grammar, tokens: bytes, slot: int) -> tuple[Grammar, bytes]
     return grammar, tokens
 
 
+def sample_rows(grammar: Grammar, seeds: list[int], max_tokens: int) -> tuple[list[str], int]:
+    """A text by each seed, all in the same steps, and how often one had to wait."""
+    vocabulary, matchers, num_waits = of_demo(), Matchers(), 0
+    randoms, sampled = [Random(seed) for seed in seeds], [list[int]() for _ in seeds]
+    running = [*range(len(seeds))]
+    while running:
+        begun = [row for row in running if sampled[row]]
+        order = begun + [row for row in running if not sampled[row]]
+        masks = np.repeat(grammar.first_mask[None], len(order), axis=0)
+        if begun:
+            find = lambda row: (grammar, np.array(sampled[row], np.int32).tobytes())  # noqa: E731
+            masks[: len(begun)] = matchers.next_masks(
+                begun, [sampled[row][-1] for row in begun], find
+            )
+        lefts = [max_tokens - len(sampled[row]) for row in order]
+        lasts = [sampled[row][-1] if sampled[row] else None for row in order]
+        waiting = matchers.close(order, lefts, lasts, masks, lambda _: grammar)
+        num_waits += len(waiting)
+        for place, row in enumerate(order):
+            if place not in waiting:
+                bits = np.unpackbits(masks[place].view(np.uint8), bitorder="little")
+                token = randoms[row].choice(np.flatnonzero(bits).tolist())
+                if token == vocabulary.eos:
+                    running.remove(row)
+                else:
+                    sampled[row].append(token)
+                    assert len(sampled[row]) < max_tokens, "there is no room for its end"
+    return [vocabulary.text(tokens).decode() for tokens in sampled], num_waits
+
+
 @pytest.mark.parametrize("schema", ENDINGS, ids=json.dumps)
 def test_masked_json_ends_where_a_repetition_must_be_left(schema: dict[str, Any]) -> None:
-    vocabulary, grammar = of_demo(), masked(schema)
+    grammar = masked(schema)
     for seed in range(10):
-        random, matchers, sampled = Random(seed), Matchers(), list[int]()
-        for left in range(50, 0, -1):
-            last, masks = None, grammar.first_mask[None].copy()
-            if sampled:
-                last, so_far = sampled[-1], np.array(sampled, np.int32).tobytes()
-                masks = matchers.next_masks([0], [last], partial(find_at, grammar, so_far))
-            matchers.close([0], [left], [last], masks, lambda _: grammar)
-            bits = np.unpackbits(masks[0].view(np.uint8), bitorder="little")
-            token = random.choice(np.flatnonzero(bits).tolist())
-            if token == vocabulary.eos:
-                break
-            sampled.append(token)
-        assert "meta" in json.loads(vocabulary.text(sampled))
+        [text], _ = sample_rows(grammar, [seed], 50)
+        assert "meta" in json.loads(text)
+
+
+def test_masked_json_is_the_same_alone_and_among_many() -> None:
+    grammar, seeds = masked(ENDINGS[0]), [*range(300)]
+    texts, num_waits = sample_rows(grammar, seeds, 100)
+    assert num_waits, "each had its looks at once"
+    assert texts == [sample_rows(grammar, [seed], 100)[0][0] for seed in seeds]
 
 
 class CountingMatcher:
@@ -105,6 +131,6 @@ def test_the_ends_of_a_step_take_a_bounded_number_of_looks() -> None:
         assert counts["compute_bitmask"] == 0
         assert counts["consume_token"] <= LOOKS, "each look goes on by one byte"
         assert counts["validate_tokens"] <= 600 * LOOKS
-        ended |= {row for row in rows if matchers._reaches[row].most >= 0}
+        ended |= {row for row in rows if matchers._reaches.get(row, UNKNOWN).most >= 0}
     assert ended == {row for row in rows if row % 10 == 9}
     assert in_all <= 100 * 100 * LONGEST
