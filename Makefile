@@ -17,7 +17,7 @@ SOURCES := engine server training experiments loadtest bench deploy tests srm
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve fmt tables lint types test test-all test-gpu test-clients fuzz mutants kernels kernels-wide kernels-all gpu-kit gpu-kit-rehearsal image deploy-check-lint deploy-check deploy-check-all bench load-setup load attack peers-setup peers docs locks graphs wheel check clean
+.PHONY: help setup serve fmt tables lint types test test-all test-gpu test-clients fuzz measures mutants kernels kernels-wide kernels-all gpu-kit gpu-kit-rehearsal image deploy-check-lint deploy-check deploy-check-all bench load-setup load attack peers-setup peers docs locks graphs wheel check clean
 
 help:  ## the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -83,6 +83,9 @@ test-gpu: .venv/dev  ## the tests that need a GPU
 fuzz: .venv/dev  ## property tests with fresh seeds, round after round, for SECONDS=600
 	@end=$$(($$(date +%s) + $(SECONDS))); while [ $$(date +%s) -lt $$end ]; do \
 	  $(BIN)/python -m pytest -q -x --hypothesis-profile=fuzz tests/property || exit 1; done
+
+measures:  ## counts lines, words, folders and records, of the working tree or of COMMITS="..."
+	@$(PYTHON) -m tests.tools.measures $(COMMITS)
 
 mutants: .venv/dev  ## changes COUNT=60 single tokens, drawn with SEED=14, one at a time, and says which no test notices
 	@COUNT=$(COUNT) SEED=$(SEED) JOBS=$(JOBS) $(BIN)/python -m tests.tools.mutants

@@ -168,6 +168,8 @@ def stop_asked() -> Iterator[threading.Event]:
     def note(number: int, _: FrameType | None) -> None:
         if number == signal.SIGINT or process_count() == 1:
             signal.signal(number, before[signal.Signals(number)])
+        if number == signal.SIGINT:  # not by print, which this may have interrupted
+            os.write(2, b"\nstopping after this step; Ctrl-C again stops at once\n")
         asked.set()
 
     before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -57,6 +57,8 @@ _WORD = re.compile(r"(?:\\\W|[^\\^$.*+?()\[\]{}|])+")
 _LONGEST_PATTERN = 500
 _MOST_WORDS, _MOST_NAMES = 16, 48
 """Most of them that are tried, and most names of properties that objects must have."""
+_MOST_BRANCHES = 8
+"""Most branches of a place that are tried for a shorter end of an empty text."""
 _SPARE = 8
 """Tokens that a text is longer at most by one that begins nothing, as half a character or -."""
 
@@ -122,7 +124,7 @@ class Closing:
         self._rise = min(rise, LONGEST)  # no longer one would be found
         self._margin = self._rise + _SPARE
         self._rests: list[tuple[bytes, list[int]]] = []
-        text = self._find_bytes(start, Looks(LONGEST_START), LONGEST_START)
+        text = self._find_start(start)
         self._start = None if text is None else self._tokens(text)
         """The end of an empty text; None if it is too long."""
         if text is not None:
@@ -198,6 +200,25 @@ class Closing:
     def _is_end(self, matcher: LLMatcher, end: Iterable[int]) -> bool:
         tokens = [*end]
         return matcher.validate_tokens(tokens) == len(tokens)
+
+    def _find_start(self, start: LLMatcher) -> bytes | None:
+        """Return an end of an empty text. Where it takes one of a few branches, as the tag of a
+        union or an optional property, the others are tried too, and the shortest is kept."""
+        best = self._find_bytes(start.deep_copy(), Looks(LONGEST_START), LONGEST_START)
+        place, looks = 0, Looks(LONGEST)
+        while best is not None and place < len(best) and looks.left > 0:
+            looks.left -= 1
+            _, allowed = self._look(start)
+            for byte in allowed if len(allowed) <= _MOST_BRANCHES else ():
+                if byte != best[place]:
+                    branch = start.deep_copy()
+                    branch.consume_token(self._openings.bytes[byte])
+                    rest = self._find_bytes(branch, looks, len(best) - place - 2)
+                    if rest is not None:
+                        best = best[:place] + bytes([byte]) + rest
+            start.consume_token(self._openings.bytes[best[place]])
+            place += 1
+        return best
 
     def _find_bytes(self, matcher: LLMatcher, looks: Looks, most: int) -> bytes | None:
         """Return bytes that end the text, few of them; None if none were found by so many looks.

@@ -64,10 +64,12 @@ def bound_schema(root: Own, definitions: Definitions, strict: bool) -> list[Own]
     parts = _reached(
         [*joining, *(own for schema in schemas for own in _overlapping(schema))], everything
     )
-    bounded = [own for own in schemas if id(own) not in parts]
     any_json: Own = {"type": _ALL_TYPES}
-    for schema in [*bounded, any_json]:
-        _bound(schema, strict and schema is not any_json)
+    for schema in [*schemas, any_json]:
+        if id(schema) not in parts:
+            _bound(schema, strict and schema is not any_json)
+        elif "type" in schema and not schema.keys() & _ALONE:  # other parts may name properties
+            _bound_numbers(schema)
     if any(own.get("$ref") == ANY_JSON for own in _all_of([root, *definitions.values()])):
         definitions[ANY_JSON] = any_json
     return joining
@@ -202,16 +204,14 @@ def _bound(schema: Own, strict: bool) -> None:
         schema["$ref"] = ANY_JSON
     if not schema.keys() & _ALONE:
         is_object = "properties" in schema or "object" in schema.get("type", ())
-        schema.setdefault("type", _ALL_TYPES)
-        types = {schema["type"]} if isinstance(schema["type"], str) else {*schema["type"]}
+        types = schema.setdefault("type", _ALL_TYPES)
         if "array" in types:
             schema.setdefault("items", {"$ref": ANY_JSON})
         if "object" in types:
             _close(schema, strict and is_object)
         if "pattern" in schema and not schema.keys() & {"maxLength", "format"}:
             _bound_length(schema)
-        if types & {"integer", "number"}:
-            _bound_number(schema, "number" in types)
+        _bound_numbers(schema)
 
 
 def _close(schema: Own, strict: bool) -> None:
@@ -238,7 +238,10 @@ def _bound_length(schema: Own) -> None:
             return
 
 
-def _bound_number(schema: Own, may_have_decimals: bool) -> None:
+def _bound_numbers(schema: Own) -> None:
+    may_have_decimals = "number" in schema["type"]
+    if not may_have_decimals and "integer" not in schema["type"]:
+        return
     lower, upper = _HIGHEST[:2], _LOWEST[:2]
     bounds = [schema[keyword] for keyword in (*lower, *upper) if keyword in schema]
     reach = max(map(abs, bounds), default=0) + schema.get("multipleOf", 0)

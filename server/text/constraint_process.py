@@ -25,7 +25,7 @@ from srm.engine.constraints.constraint import (
     read_json,
     regex_constraint,
 )
-from srm.engine.constraints.trial import tokenizer_of, why_not
+from srm.engine.constraints.trial import NOTHING, tokenizer_of, why_not
 from srm.engine.errors import UNDECODABLE, InvalidRequest, cut
 from srm.engine.process.limited_process import (
     Answer,
@@ -77,6 +77,8 @@ def answer(message: bytes, tokenizer: LLTokenizer) -> Answer:
             if not (fault := why_not(constraint, tokenizer)):
                 places = [cut(place, 300) for place in not_enforced[:MAX_PLACES]]
                 return Answer(text=constraint, data=msgspec.json.encode(places))
+        if source.strict and fault.startswith(NOTHING):
+            fault = f"with strict, objects have only the properties that they name: {fault}"
     except InvalidRequest as error:
         fault = error.message
     except RecursionError:

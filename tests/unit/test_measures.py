@@ -1,16 +1,47 @@
-"""What `tests.tools.measures` counts."""
+"""What `make measures` counts."""
 
 from __future__ import annotations
 
-import ast
 import json
 import subprocess
 import sys
-
-import pytest
+from pathlib import Path
 
 from tests.serving import ROOT
-from tests.tools.syntax import count_parameters, fills_json, find_private, has_token_fields
+from tests.tools.measures import measure
+
+FILES = {
+    "engine/a.py": "x = 1\ny = 2\n",
+    "bench/b.py": "x = 1\n",
+    "tests/c.py": "\n\n\n",
+    "tests/data.json": "{}\n",
+    "docs/page.md": "four words of prose\n<!-- table: t -->\n| a |\n<!-- end of table -->\n",
+    "docs/benchmarks/2026-01-01-abc-host.md": "a record\n",
+    "docs/benchmarks/2026-01-02-def-host.md": "a record\n",
+}
+
+
+def test_lines_words_and_records_are_counted_by_room(tmp_path: Path) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *command], check=True)
+    before = measure(root=tmp_path)
+    assert before == measure("HEAD", tmp_path) == {
+        "lines: product": 2,
+        "lines: research and deploy": 1,
+        "lines: tests": 3,
+        "words by hand": 4,
+        "words written by programs": 12,
+        "entries at the top": 4,
+        "files in the largest folder of sources": 1,
+        "records": 2,
+        "kinds of records": 1,
+    }  # fmt: skip
+    (tmp_path / "engine/a.py").write_text("x = 1\n")
+    assert measure(root=tmp_path) == before | {"lines: product": 1}
 
 
 def test_a_stream_is_followed_from_its_request_to_the_device_and_back() -> None:
@@ -19,38 +50,3 @@ def test_a_stream_is_followed_from_its_request_to_the_device_and_back() -> None:
     assert {*ways} == {"files", "in", "engine", "back"}
     assert all(1 < files < functions > deepest for files, functions, deepest in
                (ways["in"], ways["engine"], ways["back"]))  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("source", "fills"),
-    [
-        ("example.split(_CHOICES)", True),
-        ("example.split(b'%d' % _MARK)", True),
-        ("choice.partition(b'null')", True),
-        ("x = b'{\"tokens\":[%b]}' % tokens", True),
-        ("head.split(b'\\r\\n')", False),
-        ("name.partition('null')", False),
-    ],
-)
-def test_json_that_is_filled_by_a_mark_or_by_hand_is_found(source: str, fills: bool) -> None:
-    assert fills_json([*ast.walk(ast.parse(source))]) == fills
-
-
-@pytest.mark.parametrize(
-    ("source", "is_of_tokens"),
-    [
-        ("token_ids: I32; logprobs: F32; top_ids: I32; top_logprobs: F32", True),
-        ("tokens: I32; logprob: F32; alternatives: I32; finish_reason: str", True),
-        ("token_ids: I32; logprobs: F32; reasons: I32", False),
-    ],
-)
-def test_a_class_of_tokens_is_found_however_it_spells_them(source: str, is_of_tokens: bool) -> None:
-    (node,) = ast.parse(f"class A: {source}").body
-    assert isinstance(node, ast.ClassDef) and has_token_fields(node) == is_of_tokens
-
-
-def test_parameters_and_private_names_are_counted_without_ones_own() -> None:
-    (method,) = ast.parse("def f(self, a, /, b, *c, d): self._x = a._y.__class__").body
-    assert isinstance(method, ast.FunctionDef) and count_parameters(method) == 3
-    assert [name for node in ast.walk(method) for name in find_private(node)] == ["_y"]
-    assert find_private(ast.parse("from a import _b, c").body[0]) == ["_b"]
