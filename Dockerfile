@@ -5,11 +5,11 @@ ARG BASE=python:3.13-slim@sha256:7c61056e61ac89e852de05f3dc6fa51a6dd2181797bceed
 FROM ${BASE} AS packages
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/venv
-COPY requirements.lock /
+COPY requirements/serve.lock /
 # Both secrets are optional. They are pip's settings and a certificate, for a build behind a proxy.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/ca.pem \
     /opt/pip/bin/pip --python /opt/venv/bin/python install \
-      --require-hashes --only-binary :all: -r /requirements.lock
+      --require-hashes --only-binary :all: -r /serve.lock
 
 # The bill of materials of what was just installed.
 FROM packages AS sbom
@@ -37,7 +37,7 @@ WORKDIR /opt/srm
 COPY . .
 COPY --from=graphs /graphs graphs
 COPY --from=sbom /sbom.cdx.json .
-RUN rm -r deploy requirements.lock graphs/*.lock \
+RUN rm -r deploy requirements graphs/*.lock \
  && /opt/venv/bin/python -m compileall -q .
 
 FROM ${BASE} AS server

@@ -22,7 +22,7 @@ MOJO := mojo_kernels
 help:  ## the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-.venv/serve: requirements.lock
+.venv/serve: requirements/serve.lock
 	@case "$$(uname -sm)" in "Linux x86_64") ;; \
 	  "Linux "*) echo "srm is tested on x86-64 only. On $$(uname -m) it is untried; going on." ;; \
 	  *) echo "srm runs on Linux. On $$(uname -s), run it in a container on an x86-64 machine: docs/deploy.md"; exit 1 ;; esac
@@ -30,19 +30,19 @@ help:  ## the targets
 	  || { echo "srm needs Python 3.11 or newer; call make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv .venv
 	@echo "Installing the server (about 0.5 GB to download, once) ..."
-	$(INSTALL) --require-hashes -r requirements.lock
+	$(INSTALL) --require-hashes -r requirements/serve.lock
 	$(INSTALL) --quiet --no-deps --editable .
 	@touch $@
 
-.venv/loadtest: .venv/serve requirements-loadtest.lock
+.venv/loadtest: .venv/serve requirements/loadtest.lock
 	@echo "Installing what load tests need (about 25 MB to download, once) ..."
-	$(INSTALL) --no-deps --require-hashes -r requirements-loadtest.lock
+	$(INSTALL) --no-deps --require-hashes -r requirements/loadtest.lock
 	@touch $@
 
-.venv/dev: .venv/loadtest requirements-dev.lock requirements-torch.lock
+.venv/dev: .venv/loadtest requirements/dev.lock requirements/torch.lock
 	@echo "Installing what training and the tests need (torch among it) ..."
-	$(BIN)/pip install --progress-bar on --no-deps --require-hashes -r requirements-dev.lock
-	$(BIN)/pip install --progress-bar on -r requirements-torch.lock
+	$(BIN)/pip install --progress-bar on --no-deps --require-hashes -r requirements/dev.lock
+	$(BIN)/pip install --progress-bar on -r requirements/torch.lock
 	@touch $@
 
 .venv/system: .venv/dev tests/install.sh
@@ -93,32 +93,32 @@ mutants: .venv/dev  ## changes COUNT=60 single tokens, drawn with SEED=14, one a
 attack: .venv/dev  ## half an hour of random requests, kills, full disks, flipped bits and clock jumps; needs root
 	$(BIN)/python -m tests.attack.run
 
-.venv-clients/ready: requirements-clients.lock requirements-torch.lock
+.venv-clients/ready: requirements/clients.lock requirements/torch.lock
 	$(PYTHON) -m venv .venv-clients
 	@echo "Installing other people's clients (about 0.6 GB to download with torch for a CPU, once) ..."
-	.venv-clients/bin/pip install --progress-bar on --no-deps --require-hashes -r requirements-clients.lock
-	.venv-clients/bin/pip install --progress-bar on -r requirements-torch.lock
+	.venv-clients/bin/pip install --progress-bar on --no-deps --require-hashes -r requirements/clients.lock
+	.venv-clients/bin/pip install --progress-bar on -r requirements/torch.lock
 	@touch $@
 
-.venv-agents/ready: requirements-agents.lock tests/clients/programs/package-lock.json
+.venv-agents/ready: requirements/agents.lock tests/clients/programs/package-lock.json
 	$(PYTHON) -m venv .venv-agents
 	@echo "Installing agents and makers of typed outputs, whose versions do not go with those (0.2 GB, once) ..."
-	.venv-agents/bin/pip install --progress-bar on --no-deps --require-hashes -r requirements-agents.lock
+	.venv-agents/bin/pip install --progress-bar on --no-deps --require-hashes -r requirements/agents.lock
 	mkdir -p .venv-agents/node && cp tests/clients/programs/package*.json .venv-agents/node
 	! command -v npm || npm ci --no-audit --no-fund --prefix .venv-agents/node
 	@touch $@
 
-.venv-verifiers/ready: requirements-verifiers.lock
+.venv-verifiers/ready: requirements/verifiers.lock
 	$(PYTHON) -m venv .venv-verifiers
 	@echo "Installing verifiers, which asks for an older openai than those (0.2 GB, once) ..."
-	.venv-verifiers/bin/pip install --progress-bar on --no-deps --require-hashes -r requirements-verifiers.lock
+	.venv-verifiers/bin/pip install --progress-bar on --no-deps --require-hashes -r requirements/verifiers.lock
 	@touch $@
 
-.venv-ray/ready: requirements-ray.lock requirements-torch.lock
+.venv-ray/ready: requirements/ray.lock requirements/torch.lock
 	$(PYTHON) -m venv .venv-ray
 	@echo "Installing Ray, and verl, which is made of it and asks for an older transformers (0.5 GB with torch for a CPU, once) ..."
-	.venv-ray/bin/pip install --progress-bar on --no-deps --require-hashes -r requirements-ray.lock
-	.venv-ray/bin/pip install --progress-bar on -r requirements-torch.lock
+	.venv-ray/bin/pip install --progress-bar on --no-deps --require-hashes -r requirements/ray.lock
+	.venv-ray/bin/pip install --progress-bar on -r requirements/torch.lock
 	@touch $@
 
 test-clients: .venv/dev .venv-clients/ready .venv-agents/ready .venv-verifiers/ready .venv-ray/ready  ## other people's clients against a server, in venvs of their own; writes docs/clients-called.md
@@ -159,9 +159,9 @@ deploy-check: deploy-check-lint  ## the image built and run, as root on Debian; 
 	PATH=$(CURDIR)/.venv-image/bin:$$PATH $(BIN)/python -m deploy.image.check
 	$(BIN)/python -m pytest -q tests/integration/batches/test_fleet.py
 
-.venv-deploy/ready: requirements.lock
+.venv-deploy/ready: requirements/serve.lock
 	$(PYTHON) -m venv .venv-deploy
-	.venv-deploy/bin/pip install --progress-bar on --require-hashes -r requirements.lock
+	.venv-deploy/bin/pip install --progress-bar on --require-hashes -r requirements/serve.lock
 	.venv-deploy/bin/pip install --progress-bar on vllm-router==0.1.17 "ray[data,serve]==2.60.0"
 	@touch $@
 
@@ -191,9 +191,9 @@ peers-setup: .venv/dev  ## installs other engines and makes the models of all, b
 peers: .venv/dev  ## measures them and ours in one run; writes docs/benchmarks/
 	$(BIN)/python -m bench.peers run
 
-.venv-docs/ready: requirements-docs.lock
+.venv-docs/ready: requirements/docs.lock
 	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/pip install --progress-bar on --require-hashes -r requirements-docs.lock
+	.venv-docs/bin/pip install --progress-bar on --require-hashes -r requirements/docs.lock
 	@touch $@
 
 docs: .venv-docs/ready  ## the pages as a site, in site/; a broken link fails
@@ -202,14 +202,14 @@ docs: .venv-docs/ready  ## the pages as a site, in site/; a broken link fails
 locks:  ## the hashes in all lock files but torch's, after a version there was changed
 	$(PYTHON) -m venv .venv-locks
 	.venv-locks/bin/pip install --quiet uv==0.13.9
-	@for lock in $(filter-out requirements-torch.lock,$(wildcard requirements*.lock deploy/image/*.lock deploy/kubernetes/router/*.lock)); do \
+	@for lock in $(filter-out requirements/torch.lock,$(wildcard requirements/*.lock deploy/image/*.lock deploy/kubernetes/router/*.lock)); do \
 	  sed -n 's/^\([^ #]*==[^ ]*\).*/\1/p' $$lock > $$lock.in && .venv-locks/bin/uv pip compile --quiet --no-deps \
 	    --generate-hashes --no-annotate --no-header $$lock.in > $$lock.new && mv $$lock.new $$lock || exit 1; rm $$lock.in; done
 
-graphs: .venv/serve  ## the bundled model's graphs for processors, in graphs/, as a release has them
+graphs: .venv/serve  ## the bundled model's graphs for processors, in models/graphs/, as a release has them
 	@for target in x86-64-v3 x86-64-v4 cooperlake "cooperlake --dtype bfloat16"; do \
-	  $(BIN)/python -m srm.engine.device.precompile --model models/demo --device cpu --output graphs --host-cpu $$target || exit 1; done
-	$(BIN)/python -m srm.engine.device.graph_notes prune graphs
+	  $(BIN)/python -m srm.engine.device.precompile --model models/demo --device cpu --output models/graphs --host-cpu $$target || exit 1; done
+	$(BIN)/python -m srm.engine.device.graph_notes prune models/graphs
 
 wheel: .venv/dev graphs  ## the wheel with the bundled model's graphs, in dist/
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
@@ -217,4 +217,4 @@ wheel: .venv/dev graphs  ## the wheel with the bundled model's graphs, in dist/
 check: lint types docs test kernels  ## what CI runs: lint, types, docs, tests, kernels
 
 clean:  ## removes environments, builds and caches
-	rm -rf .venv .venv-clients .venv-agents .venv-verifiers .venv-ray .venv-problems .venv-docs .venv-locks .venv-deploy .venv-image .venv-storage build dist graphs site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-clients .venv-agents .venv-verifiers .venv-ray .venv-problems .venv-docs .venv-locks .venv-deploy .venv-image .venv-storage build dist models/graphs/* site .pytest_cache .mypy_cache .ruff_cache

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCKS = ("requirements.lock", "requirements-loadtest.lock", "requirements-dev.lock")
+LOCKS = ("requirements/serve.lock", "requirements/loadtest.lock", "requirements/dev.lock")
 KEPT = ROOT / "deploy" / "gpu" / "kept"
 """Graphs that are kept compiled: those that are of this code are not compiled again."""
 MOST_MIB = 63
@@ -30,7 +30,7 @@ LEFT_OUT = (
     "models/*/*.svg",
     "models/*/losses.json",
     "docs",
-    "requirements*.lock",
+    "requirements/*.lock",
     "deploy/image",
     "deploy/gpu/kept",
     "tests/browser",

@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 30.0
 
-RELEASED_GRAPHS = Path(__file__).resolve().parents[2] / "graphs"
+RELEASED_GRAPHS = Path(__file__).resolve().parents[2] / "models" / "graphs"
 """The bundled model's graphs, which a wheel or an image has beside the program. Those of a source
 tree are as old as its last `make graphs`, but what they were compiled from is in their names."""
 

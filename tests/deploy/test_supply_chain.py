@@ -10,12 +10,12 @@ import pytest
 
 from tests.serving import ROOT
 
-UNHASHED = {"requirements-torch.lock"}
+UNHASHED = {"torch.lock"}
 """Which build of torch it is, is for whoever installs it to choose."""
 OWN = ("srm", "srm-loadtest", "srm-router")
 """Images that are built here."""
 DIGEST = r"@sha256:[0-9a-f]{64}"
-LOCKS = sorted([*ROOT.glob("requirements*.lock"), *ROOT.glob("deploy/**/*.lock")])
+LOCKS = sorted([*ROOT.glob("requirements/*.lock"), *ROOT.glob("deploy/**/*.lock")])
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
