@@ -13,7 +13,7 @@ SEED ?= 14
 INSTALL = $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/pip install --progress-bar on)
 PARALLEL = -n $(JOBS) --dist worksteal
 BIN := .venv/bin
-SOURCES := engine server training experiments loadtest bench deploy tests srm
+SOURCES := engine server training loadtest research deploy tests srm
 MOJO := mojo_kernels
 
 .DEFAULT_GOAL := help
@@ -69,7 +69,7 @@ lint: .venv/dev  ## ruff, Mojo format and Mojo doc strings
 	tests/lint_mojo.sh $(BIN) $(MOJO)
 
 types: .venv/dev  ## mypy --strict
-	$(BIN)/mypy srm experiments bench deploy tests
+	$(BIN)/mypy srm research deploy tests
 
 test: .venv/system  ## all tests but the slow ones and those that need a GPU
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not gpu and not clients"
@@ -144,7 +144,7 @@ gpu-kit: .venv/dev  ## packs what a GPU machine without MAX needs, graphs includ
 gpu-kit-rehearsal: .venv/dev  ## all calls of the kit at tiny sizes on a processor, and their report, in build/rehearsal
 	rm -rf build/rehearsal
 	@for call in 1 2 3 4; do $(BIN)/python -m deploy.gpu.run $$call build/rehearsal --device cpu || exit 1; done
-	$(BIN)/python -m bench.gpu.report build/rehearsal build/rehearsal
+	$(BIN)/python -m research.bench.gpu.report build/rehearsal build/rehearsal
 
 image:  ## the container image, as `srm`; ENGINE=podman for another builder than docker
 	$(ENGINE) build -t srm --build-arg VERSION=$$(sed -n 's/^VERSION = "\(.*\)"/\1/p' server/routes/health.py) \
@@ -168,11 +168,11 @@ deploy-check: deploy-check-lint  ## the image built and run, as root on Debian; 
 deploy-check-all: deploy-check .venv-deploy/ready  ## a router before replicas that die, Ray clusters that lose a node, object storage
 	$(BIN)/python -m tests.deploy.try_router --python .venv-deploy/bin/python
 	ROUTER_PYTHON=.venv-deploy/bin/python $(BIN)/python -m pytest -q tests/deploy/test_discovery.py
-	.venv-deploy/bin/python -m bench.ray data
-	.venv-deploy/bin/python -m bench.ray serve
+	.venv-deploy/bin/python -m research.bench.ray data
+	.venv-deploy/bin/python -m research.bench.ray serve
 	tests/deploy/object_storage.sh
 
-bench: .venv/dev  ## measures kernels, engine, prompts and host; writes docs/benchmarks/ and the pages' figures
+bench: .venv/dev  ## measures kernels, engine, prompts and host; writes research/records/ and the pages' figures
 	$(BIN)/srm bench kernels
 	$(BIN)/srm bench engine
 	$(BIN)/srm bench prefill
@@ -186,10 +186,10 @@ load: .venv/loadtest  ## a short load test of a server that it starts and stops:
 	$(BIN)/python -m tests.tools.load_local $(MODEL)
 
 peers-setup: .venv/dev  ## installs other engines and makes the models of all, below ~/.cache/srm-peers
-	$(BIN)/python -m bench.peers setup
+	$(BIN)/python -m research.bench.peers setup
 
-peers: .venv/dev  ## measures them and ours in one run; writes docs/benchmarks/
-	$(BIN)/python -m bench.peers run
+peers: .venv/dev  ## measures them and ours in one run; writes research/records/
+	$(BIN)/python -m research.bench.peers run
 
 .venv-docs/ready: requirements/docs.lock
 	$(PYTHON) -m venv .venv-docs

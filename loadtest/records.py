@@ -23,7 +23,7 @@ from srm.engine.errors import ConfigError
 from srm.engine.files import read_file
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORDS = ROOT / "docs" / "benchmarks"
+RECORDS = ROOT / "research" / "records"
 
 
 def new_record(command: str, device: str = "cpu") -> dict[str, Any]:

@@ -71,26 +71,26 @@ COMMANDS = {
     "train": "srm.training.__main__:main",
     "evaluate": "srm.training.__main__:main",
     "loadtest": "srm.loadtest.__main__:main",
-    "tune": "bench.engine.tune:main",
+    "tune": "research.bench.engine.tune:main",
 }
 """Subcommands and the functions that run them; `bench` has its own table."""
 
 BENCHMARKS = {
-    "kernels": "bench.engine.kernels",
-    "engine": "bench.engine.throughput",
-    "prefill": "bench.engine.prefill",
-    "constrained": "bench.engine.constrained",
-    "host": "bench.host.host",
-    "counted": "bench.gpu.counted",
-    "precision": "bench.model.precision",
-    "rollouts": "bench.model.rollouts",
-    "http": "bench.server.http",
-    "streams": "bench.server.streams",
-    "scale": "bench.server.scale",
-    "against": "bench.server.against",
-    "dialects": "bench.server.dialects",
-    "validity": "bench.server.validity",
-    "table": "bench.records.table",
+    "kernels": "research.bench.engine.kernels",
+    "engine": "research.bench.engine.throughput",
+    "prefill": "research.bench.engine.prefill",
+    "constrained": "research.bench.engine.constrained",
+    "host": "research.bench.host.host",
+    "counted": "research.bench.gpu.counted",
+    "precision": "research.bench.model.precision",
+    "rollouts": "research.bench.model.rollouts",
+    "http": "research.bench.server.http",
+    "streams": "research.bench.server.streams",
+    "scale": "research.bench.server.scale",
+    "against": "research.bench.server.against",
+    "dialects": "research.bench.server.dialects",
+    "validity": "research.bench.server.validity",
+    "table": "research.bench.records.table",
 }
 """`srm bench NAME` and the module whose `main` it is."""
 
@@ -180,7 +180,7 @@ def _run(command: str, args: list[str]) -> int:
         near = did_you_mean(command, [*COMMANDS, "bench"]) or "; `srm --help` lists the commands"
         raise ConfigError(f"there is no such command{near}")
     module, name = COMMANDS[command].split(":")
-    if module.startswith("bench."):
+    if module.startswith("research."):
         _need_source_tree()
     if command == "evaluate" and args[:1] in (["passk"], ["harness"]):  # these need no torch
         module, args = f"srm.training.{args[0]}.command", args[1:]
@@ -192,7 +192,7 @@ def _run(command: str, args: list[str]) -> int:
 
 
 def _need_source_tree() -> None:
-    if find_spec("bench") is None:
+    if find_spec("research") is None:
         raise ConfigError("benchmarks need the source tree; an installed srm has none")
 
 

@@ -95,13 +95,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "training.harness": (
         *("engine", "engine.weights", "loadtest", "training.passk", "training.text"),
     ),
-    "experiments.harness": (
+    "research.experiments.harness": (
         *("engine", "training", "training.text", "training.baselines"),
         *("training.problems", "training.questions", "training.grpo", "loadtest"),
         "training.finetuning",
     ),
-    "experiments": (
-        *("engine", "engine.weights", "training", "training.text", "experiments.harness"),
+    "research.experiments": (
+        *("engine", "engine.weights", "training", "training.text"),
+        "research.experiments.harness",
         *("training.questions", "training.statistics", "training.finetuning", "training.grpo"),
         *("training.baselines", "training.problems", "training.harness"),
     ),
@@ -114,19 +115,19 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "deploy.image": ("engine", "server.supervise", "loadtest"),
 }
 """A package's files import its own, those of the packages named here, and what these may import.
-`__main__` of a package wires all of it; bench/ measures everything, and nothing imports it."""
+`__main__` of a package wires all of it; research/bench/ measures everything, and nothing imports
+it."""
 MAY_IMPORT_LIBRARY = {
-    "transformers": ("training.huggingface", "bench.peers.programs"),
-    "max": ("engine.device", "bench.engine", "bench.gpu", "bench.peaks"),
-    "torch": ("training", "experiments", "bench.model"),
-    "ray": ("deploy.ray", "bench.ray", "srm.verl"),
+    "transformers": ("training.huggingface", "research.bench.peers.programs"),
+    "max": ("engine.device", "research.bench.engine", "research.bench.gpu", "research.bench.peaks"),
+    "torch": ("training", "research.experiments", "research.bench.model"),
+    "ray": ("deploy.ray", "research.bench.ray", "srm.verl"),
     "llguidance": ("engine.constraints", "server.text.constraint_process"),
     "tokenizers": (
         "server",
         "loadtest",
         "training",
-        "experiments",
-        "bench",
+        "research",
         "engine.python",
         "engine.tokenizer_file",
     ),
@@ -169,8 +170,8 @@ device without an end is opened there, and refused."""
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 PARTS = ("engine", "server", "loadtest", "training")
 """Folders that are parts of the package srm."""
-TOPS = ("engine", "server", "loadtest", "training", "experiments", "deploy", "bench")
-PROGRAMS = "bench.peers.programs"
+TOPS = ("engine", "server", "loadtest", "training", "research", "deploy")
+PROGRAMS = "research.bench.peers.programs"
 """What runs in other engines' environments, and ours as any user would have it run."""
 PROGRAMS_SEE = {
     f"{PROGRAMS}.timing",
@@ -235,7 +236,7 @@ def opened_to_read(tree: ast.AST) -> list[str]:
 def violations(module: str, tree: ast.AST) -> list[str]:
     """What the file of that dotted name does that the rules forbid."""
     results = []
-    is_free = module.endswith("__main__") or module.startswith("bench.")
+    is_free = module.endswith("__main__") or module.startswith("research.bench.")
     package = module.rpartition(".")[0]
     may = {package, *MAY_IMPORT.get(package, ())}
     for name in imports(tree):
@@ -310,7 +311,7 @@ def test_packages_import_in_one_direction() -> None:
     ruled = [
         module
         for module in MODULES
-        if "." in module and not module.startswith(("bench.", "deploy.", "srm."))
+        if "." in module and not module.startswith(("research.bench.", "deploy.", "srm."))
     ]
     assert {module.rpartition(".")[0] for module in ruled} <= {*seen}
 
@@ -375,15 +376,23 @@ def test_every_module_says_what_it_is() -> None:
             "may not import engine",
         ),
         ("loadtest.commands.sweep", "from srm.server.config import ServerConfig", "may not import"),
-        ("bench.peers.running", "import torch", "torch"),
+        ("research.bench.peers.running", "import torch", "torch"),
         (
-            "bench.peers.programs.run_srm",
+            "research.bench.peers.programs.run_srm",
             "from srm.engine.process.engine import Engine",
             "look into",
         ),
-        ("bench.peers.programs.run_rwkv", "from srm.loadtest import scenario", "look into"),
+        (
+            "research.bench.peers.programs.run_rwkv",
+            "from srm.loadtest import scenario",
+            "look into",
+        ),
         ("training.loop", "def f():\n    from srm.engine.config import load", "at the top"),
-        ("training.loop", "from bench.engine import gemm", "may not import bench"),
+        (
+            "training.loop",
+            "from research.bench.engine import gemm",
+            "may not import research.bench",
+        ),
         ("loadtest.lines", "data = path.read_bytes()", "engine.files"),
         ("loadtest.lines", "with path.open() as file: ...", "engine.files"),
         ("loadtest.lines", "with open(path, encoding='latin-1') as file: ...", "engine.files"),

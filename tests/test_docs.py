@@ -100,7 +100,7 @@ def test_everything_that_has_a_table_has_it() -> None:
             operation.form,
         ):
             assert kind is None or kind.__name__ in of
-    for package in ("engine", "server", "training", "experiments", "loadtest", "bench"):
+    for package in ("engine", "server", "training", "research", "loadtest"):
         for path in (ROOT / package).rglob("*.py"):
             result = set(re.findall(r"^class (\w+Config)\(", path.read_text(), re.M))
             assert result <= of | FILLED_IN_ELSEWHERE
@@ -267,7 +267,7 @@ def test_a_page_names_nothing_that_does_not_exist(path: Path) -> None:
         assert linked.exists(), f"{target} is not there"
         headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.M) if anchor else []
         assert not anchor or anchor in [heading.lower().replace(" ", "-") for heading in headings]
-    folders = "engine|server|loadtest|training|experiments|bench|tests|deploy|mojo_kernels|models"
+    folders = "engine|server|loadtest|training|research|tests|deploy|mojo_kernels|models"
     files = (
         re.findall(rf"`((?:{folders}|docs)/[\w/.-]*)`", text) if path.stem != "CHANGELOG" else []
     )
@@ -292,9 +292,9 @@ def test_each_figure_of_the_readmes_list_has_a_record() -> None:
     claims = re.findall(r"^- \*\*.*(?:\n  .*)*", head, re.M)
     assert len(claims) > 4
     for claim in claims:
-        linked = re.findall(r"\]\((docs/[^)#]+)", claim)
+        linked = re.findall(r"\]\(((?:docs|research)/[^)#]+)", claim)
         has_record = [
-            "benchmarks/" in link or "(benchmarks/" in (ROOT / link).read_text() for link in linked
+            "records/" in link or "/records/" in (ROOT / link).read_text() for link in linked
         ]
         assert any(has_record) or not re.search(r"\d{2,}", claim), claim
 

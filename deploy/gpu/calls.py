@@ -19,7 +19,8 @@ EACH_BUFFER_ALONE = {"MODULAR_DEVICE_CONTEXT_MEMORY_MANAGER_SIZE_PERCENT": "0"}
 
 @dataclass(frozen=True, kw_only=True)
 class KitPart:
-    """`python -m MODULE TASK`, the task being a `bench.gpu.task.Task` of these settings."""
+    """`python -m MODULE TASK`, the task being a `research.bench.gpu.task.Task` of these
+    settings."""
 
     name: str
     limit_s: int
@@ -107,11 +108,13 @@ SIZES = {"gpu": GPU, "cpu": REHEARSAL}
 
 def calls(sizes: Sizes, cache_dir: str) -> dict[int, list[KitPart]]:
     """Return the parts of each call."""
-    facts = KitPart(name="machine", limit_s=30, module="bench.gpu.machine", needs_device=False)
+    facts = KitPart(
+        name="machine", limit_s=30, module="research.bench.gpu.machine", needs_device=False
+    )
     opening = KitPart(
         name="opening",
         limit_s=65,
-        module="bench.gpu.opening",
+        module="research.bench.gpu.opening",
         attempt_s=0,  # each has its own
         opens=True,
         needs_device=False,
@@ -144,14 +147,16 @@ def _what_decides(sizes: Sizes) -> list[KitPart]:
     rows = {"rows": sizes.first_rows, "op_rows": sizes.op_rows[-1:]}
     return [
         *(
-            replace(_part("replays", 60, "", width, **replays), module="bench.host.replays")
+            replace(
+                _part("replays", 60, "", width, **replays), module="research.bench.host.replays"
+            )
             for width in sizes.widths
         ),
         *(_part("ops float8", 45, "ops", width, **rows, **float8) for width in sizes.widths),
         KitPart(
             name="serve",
             limit_s=60,
-            module="bench.host.bundled",
+            module="research.bench.host.bundled",
             attempt_s=40,
             needs_gpu="tests serve the bundled models on a processor",
         ),
@@ -193,7 +198,7 @@ def _headline(sizes: Sizes) -> list[KitPart]:
         KitPart(
             name="peaks",
             limit_s=40,
-            module="bench.model.gpu_peak",
+            module="research.bench.model.gpu_peak",
             settings={"products": sizes.products, "seconds": sizes.first_seconds / 2},
             needs_device=False,
         ),
@@ -208,7 +213,7 @@ def _pytorch(
         KitPart(
             name=f"pytorch {', '.join(form)} {width}",
             limit_s=60,
-            module="bench.model.recurrence_lines",
+            module="research.bench.model.recurrence_lines",
             settings={"d_model": width, "forms": form, **settings},
             attempt_s=60,
             needs_device=False,
@@ -347,5 +352,5 @@ def _part(name: str, limit_s: int, module: str, width: int, **settings: Any) -> 
     given = {"d_model": width, **settings}
     named = f"{name} {width}"
     return KitPart(
-        name=named, limit_s=limit_s, module=f"bench.gpu.{module}", settings=given, **fields
+        name=named, limit_s=limit_s, module=f"research.bench.gpu.{module}", settings=given, **fields
     )

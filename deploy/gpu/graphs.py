@@ -16,7 +16,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-STEP, OPS = "srm.engine.device.precompile", "bench.gpu.compile_ops"
+STEP, OPS = "srm.engine.device.precompile", "research.bench.gpu.compile_ops"
 GRAPHS = {
     "d 1,024": f"{STEP} --d-model 1024 --dtype bfloat16",
     "d 512": f"{STEP} --d-model 512 --dtype bfloat16",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.__main__ import main
-from experiments.trainers import SRM, START, TRL, TrainersConfig
+from research.experiments.__main__ import main
+from research.experiments.trainers import SRM, START, TRL, TrainersConfig
 from srm.engine.settings import load
 from srm.training.questions.questions import Question
 from srm.training.questions.rewards import gsm8k_strict

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from max.engine import InferenceSession
 
-from bench.engine.decode import decode_rows, random_tokens
-from bench.gpu.steps import open_runner
-from bench.gpu.task import Task
+from research.bench.engine.decode import decode_rows, random_tokens
+from research.bench.gpu.steps import open_runner
+from research.bench.gpu.task import Task
 from srm.engine.device.graph_cache import GraphCache
 from srm.engine.device.runner import open_device
 from srm.engine.device.slot_copies import SlotCopies

@@ -73,7 +73,7 @@ SIZES["gpu"] = sizes = replace(
     looked_at_rows=256,
 )
 parts = [one for one in calls(sizes, graphs)[number] if one.settings.get("dtype") != "float8"]
-kept = [one for one in parts if one.module != "pytest" and "bench.model" not in one.module]
+kept = [one for one in parts if one.module != "pytest" and "research.bench.model" not in one.module]
 run.Call(number, "gpu", results, graphs, float("inf")).run(kept)
 """
 BEGIN = {"machine", "opening", "adopt"}
@@ -125,7 +125,7 @@ def test_a_call_runs_to_its_end_and_is_reported(
     for counted in results.glob("*-counters.ncu-rep"):  # of the first and the fourth call
         kernels = [row.split(",")[1] for row in counted.read_text().splitlines()[2:]]
         assert len(kernels) == len({*kernels}) == KERNELS, "each kernel of a step once"
-    report = [sys.executable, "-m", "bench.gpu.report", str(results), str(place)]
+    report = [sys.executable, "-m", "research.bench.gpu.report", str(results), str(place)]
     subprocess.run(report, cwd=ROOT, check=True, capture_output=True)
     (page,) = place.glob("*-gpu.md")
     assert "NVIDIA H100" in page.read_text()

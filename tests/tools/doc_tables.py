@@ -49,7 +49,7 @@ from tests.serving import ROOT
 from tests.tools import vllm_tables
 from tests.tools.vllm_tables import Row
 
-PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "benchmarks"]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 END = "<!-- end of table -->"
 BLOCK = re.compile(rf"<!-- table: ([^>]+) -->\n(.*?){END}", re.S)
 FROM_VARIABLES: dict[type[msgspec.Struct], Set[str]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 import srm.__main__ as srm
-from bench.host.serving import serving
+from research.bench.host.serving import serving
 
 
 def main(argv: list[str]) -> int:

@@ -21,8 +21,8 @@ ROOMS = {
     "research and deploy": ("research", "bench", "experiments", "deploy"),
     "tests": ("tests",),
 }
-"""Top-level folders."""
-RECORDS = ("docs/benchmarks/", "research/records/")
+"""Top-level folders, of today and before."""
+RECORDS = ("research/records/", "research/records/")
 REFERENCE = "docs/reference/"
 """Pages that programs write."""
 _WRITTEN = re.compile(r"<!-- (table|figures|written by)\b.*?<!-- end of \w+ -->", re.S)

@@ -20,22 +20,22 @@ import numpy as np
 import pytest
 
 import deploy.gpu.run as run_module
-from bench.gpu.ops import wrong_elements
-from bench.gpu.profile import each_once, last_step, read_kernels
-from bench.gpu.report import tabulate_ops
-from bench.gpu.task import Task
 from deploy.gpu import graphs
 from deploy.gpu.calls import GPU, REHEARSAL, KitPart, calls
 from deploy.gpu.run import ENVIRONMENT, TIMED_OUT, Call, wrong_products
+from research.bench.gpu.ops import wrong_elements
+from research.bench.gpu.profile import each_once, last_step, read_kernels
+from research.bench.gpu.report import tabulate_ops
+from research.bench.gpu.task import Task
 from tests.serving import ROOT
 
 KIT = ROOT / "deploy" / "gpu"
-OPS = "bench.gpu.ops"
+OPS = "research.bench.gpu.ops"
 TASK = {"part": "", "lines": "", "device": "gpu", "cache_dir": ""}
 ATTEMPTS = """
 import os, sys, time
 from pathlib import Path
-from bench.gpu.task import Lines, read_task
+from research.bench.gpu.task import Lines, read_task
 
 task = read_task(sys.argv[1:])
 lines = Lines.from_task(task)
@@ -342,7 +342,7 @@ def test_all_calls_run_to_their_end_on_a_processor_and_are_reported(
         left_out = {item["part"] for item in ends if "left_out" in item}
         assert left_out == {item.name for item in parts if item.needs_gpu or is_missing(item)}
         assert all(load.get("ok", True) for load in map(json.loads, lines))
-    command = [sys.executable, "-m", "bench.gpu.report", str(results), str(tmp_path)]
+    command = [sys.executable, "-m", "research.bench.gpu.report", str(results), str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (report,) = tmp_path.glob("*-gpu.md")
     for shown in (

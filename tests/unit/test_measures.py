@@ -12,12 +12,12 @@ from tests.tools.measures import measure
 
 FILES = {
     "engine/a.py": "x = 1\ny = 2\n",
-    "bench/b.py": "x = 1\n",
+    "research/bench/b.py": "x = 1\n",
     "tests/c.py": "\n\n\n",
     "tests/data.json": "{}\n",
     "docs/page.md": "four words of prose\n<!-- table: t -->\n| a |\n<!-- end of table -->\n",
-    "docs/benchmarks/2026-01-01-abc-host.md": "a record\n",
-    "docs/benchmarks/2026-01-02-def-host.md": "a record\n",
+    "research/records/2026-01-01-abc-host.md": "a record\n",
+    "research/records/2026-01-02-def-host.md": "a record\n",
 }
 
 

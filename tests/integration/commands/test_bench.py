@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import srm.__main__ as srm
-from bench.server.validity import PEERS
+from research.bench.server.validity import PEERS
 from srm.engine.config import DEMO_MODEL, ModelConfig
 from srm.engine.weights.random_model import write_random_model
 
@@ -130,7 +130,7 @@ def test_a_peer_is_asked_for_samples_of_the_same_schemas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (ours, *_) = PEERS
-    monkeypatch.setattr("bench.server.validity.PEERS", (ours,))
+    monkeypatch.setattr("research.bench.server.validity.PEERS", (ours,))
     model = tmp_path / "models" / "srm-512"  # where the peer's model is made, if it is not there
     shape = ModelConfig(d_model=16, num_layers=1, num_heads=2, n_ctx=512, vocab_size=2048)
     write_random_model(model, shape)

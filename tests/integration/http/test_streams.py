@@ -224,7 +224,7 @@ def test_a_slow_reader_holds_its_tokens_and_nobody_up(text_model: Path) -> None:
     slots, n, max_tokens = 4_096, 4_000, 120
     flags = (f"--num-slots={slots}", f"--max-step-rows={slots}", "--max-step-tokens=9000")
     fields = {"prompt": [5], "ignore_eos": True, "stream_options": {"include_usage": True}}
-    with Server(text_model, *flags, engine_module="bench.host.instant") as server:
+    with Server(text_model, *flags, engine_module="research.bench.host.instant") as server:
 
         def memory() -> int:
             """Bytes resident in the API process."""

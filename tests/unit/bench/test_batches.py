@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bench.engine.decode import decode_rows, prefill_rows
+from research.bench.engine.decode import decode_rows, prefill_rows
 from srm.engine.steps.batch import Batch
 from tests.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.gpu.counted import Code, CountedConfig, count_step
+from research.bench.gpu.counted import Code, CountedConfig, count_step
 from tests.kernels.lowered import LAYERS, Launch
 
 CONFIG = CountedConfig(tflops=100.0, processors=64, ghz=1.0, issued=4.0, gap_us=1.0)

@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from bench.engine.counts import PROMPT, count_op, prefill_bytes
-from bench.engine.feeds import Array, Feeds
-from bench.peaks.memory import measure_memory
-from bench.peaks.rates import memory_peak
+from research.bench.engine.counts import PROMPT, count_op, prefill_bytes
+from research.bench.engine.feeds import Array, Feeds
+from research.bench.peaks.memory import measure_memory
+from research.bench.peaks.rates import memory_peak
 from srm.engine.config import Dtype, ModelConfig
 from srm.engine.device.linear import widen_bfloat16
 from srm.engine.weights.step_bytes import decode_bytes

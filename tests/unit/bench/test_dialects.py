@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.server.dialects import DIALECTS, check_same, digests
+from research.bench.server.dialects import DIALECTS, check_same, digests
 from srm.engine.errors import ConfigError
 
 REPLIES: dict[str, Any] = {

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from max.graph import DeviceRef
 
-from bench.engine.feeds import Array
-from bench.engine.float8 import float8_ops
-from bench.engine.ops import widened
-from bench.gpu.logprobs import float8_mixer
-from bench.gpu.ops import check_float8
+from research.bench.engine.feeds import Array
+from research.bench.engine.float8 import float8_ops
+from research.bench.engine.ops import widened
+from research.bench.gpu.logprobs import float8_mixer
+from research.bench.gpu.ops import check_float8
 from srm.engine.config import ModelConfig
 from srm.engine.device.linear import round_bfloat16
 from srm.engine.weights.float8 import INNER, from_e4m3, in_inner_order, norm_scale, round_e4m3

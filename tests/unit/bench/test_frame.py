@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 import srm.__main__ as srm
-from bench.frame import Settings, run, table
-from bench.host.host import HostBenchConfig
-from bench.records import table as pages
-from bench.records.figures import CARD, FIGURES
-from bench.records.table import PAGES, newest, written
+from research.bench.frame import Settings, run, table
+from research.bench.host.host import HostBenchConfig
+from research.bench.records import table as pages
+from research.bench.records.figures import CARD, FIGURES
+from research.bench.records.table import PAGES, newest, written
 from srm.engine.config import DEMO_MODEL, GRPO_MODEL
 from srm.engine.errors import ConfigError
 from srm.engine.weights.checkpoint import load_checkpoint

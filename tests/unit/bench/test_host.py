@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.host.load import Load
+from research.bench.host.load import Load
 
 
 @pytest.mark.parametrize("samples", [1, 4])

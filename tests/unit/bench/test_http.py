@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from bench.host.serving import free_port
-from bench.server import http
-from bench.server.http import HttpBenchConfig
+from research.bench.host.serving import free_port
+from research.bench.server import http
+from research.bench.server.http import HttpBenchConfig
 from srm.engine.errors import ConfigError
 from tests.loads.toy_server import ToyConfig, ToyServer
 

@@ -15,16 +15,16 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from bench.host.processes import Process, ProcessSample, Watch, below, processes
-from bench.host.serving import free_port, server
-from bench.peers.__main__ import main
-from bench.peers.catalog import PEERS, chosen
-from bench.peers.config import Peer, PeersConfig
-from bench.peers.making import ENVIRONMENTS, LISTS, model_path
-from bench.peers.running import http_point, offline_point, placeholders, waves
-from bench.peers.shapes import KINDS, N_CTX, shape_of
-from bench.peers.table import PeerPoint, PeerResult, markdown
-from bench.server.load import send
+from research.bench.host.processes import Process, ProcessSample, Watch, below, processes
+from research.bench.host.serving import free_port, server
+from research.bench.peers.__main__ import main
+from research.bench.peers.catalog import PEERS, chosen
+from research.bench.peers.config import Peer, PeersConfig
+from research.bench.peers.making import ENVIRONMENTS, LISTS, model_path
+from research.bench.peers.running import http_point, offline_point, placeholders, waves
+from research.bench.peers.shapes import KINDS, N_CTX, shape_of
+from research.bench.peers.table import PeerPoint, PeerResult, markdown
+from research.bench.server.load import send
 from srm.engine.errors import ConfigError
 from srm.loadtest.commands.run_command import summed_up
 from srm.loadtest.records import ROOT

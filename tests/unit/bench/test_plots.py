@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.model.plots import KINDS, main
-from bench.records.figures import is_whole
+from research.bench.model.plots import KINDS, main
+from research.bench.records.figures import is_whole
 from srm.loadtest.records import RECORDS
 
 LABELS = {

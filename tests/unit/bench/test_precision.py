@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from bench.engine.ops import widened
-from bench.model.gap import FORMS, markdown_gap, measure_gap
-from bench.model.precision import (
+from research.bench.engine.ops import widened
+from research.bench.model.gap import FORMS, markdown_gap, measure_gap
+from research.bench.model.precision import (
     CASES,
     Case,
     Float8Mixer,

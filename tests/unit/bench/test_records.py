@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.engine import kernels, prefill, throughput
-from bench.host import host
-from bench.peaks.rates import memory_peak, peaks
+from research.bench.engine import kernels, prefill, throughput
+from research.bench.host import host
+from research.bench.peaks.rates import memory_peak, peaks
 
 BATCHES = [
     {"batch_size": 1, "tokens_per_s": 10.0, "raw": [10.0]},

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from bench.model.rollouts import check, fault, recompute
-from bench.server import soak as soaks
-from bench.server.soak import CheckedRollout, RolloutsBenchConfig, Soak
+from research.bench.model.rollouts import check, fault, recompute
+from research.bench.server import soak as soaks
+from research.bench.server.soak import CheckedRollout, RolloutsBenchConfig, Soak
 from srm.engine.config import ModelConfig
 from srm.engine.weights.random_model import random_tensors
 from srm.training.model import SRM

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.server.scale import LOADS, ScaleConfig, UnitCosts, planned, simulated
-from bench.server.scale_table import losses, plan
+from research.bench.server.scale import LOADS, ScaleConfig, UnitCosts, planned, simulated
+from research.bench.server.scale_table import losses, plan
 
 COSTS = UnitCosts(100, 2000, 4, 10, 40, 100, 200, 500, {})
 CONFIG = ScaleConfig(stops_a_day=24, restart_s=3600, running=100, days=10)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.server.bare_streams import bare_streams
-from bench.server.profile import divided, part_of
+from research.bench.server.bare_streams import bare_streams
+from research.bench.server.profile import divided, part_of
 
 LOOP = ["main (server/__main__.py:110)", "run (uvicorn/server.py:86)"]
 

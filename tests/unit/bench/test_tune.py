@@ -11,9 +11,9 @@ import pytest
 from max.driver import Device, accelerator_count
 from max.dtype import DType
 
-from bench.engine import tune
-from bench.engine.feeds import Array, Feeds
-from bench.gpu.ops import check_product
+from research.bench.engine import tune
+from research.bench.engine.feeds import Array, Feeds
+from research.bench.gpu.ops import check_product
 from srm.engine.config import ModelConfig
 from srm.engine.device.graph_cache import choice_path, measured_product
 from srm.engine.device.linear import round_bfloat16, widen_bfloat16

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from bench.server.validity import ValidityConfig, add_sorted, markdown, sort_texts
+from research.bench.server.validity import ValidityConfig, add_sorted, markdown, sort_texts
 from srm.engine.constraints.constraint import json_constraint
 from tests.engines.drawn_schemas import draw_schema
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.__main__ import main
-from experiments.harness import runner
+from research.experiments.__main__ import main
+from research.experiments.harness import runner
 
 TINY = "--steps=2 --rows=2 --d-model=8 --num-layers=1 --n-ctx=16 --seeds=0,1 --threads=1".split()
 

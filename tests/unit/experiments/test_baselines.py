@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.baselines import (
+from research.experiments.baselines import (
     FINEMATH,
     FINEWEB,
     BaselinesConfig,
@@ -16,9 +16,9 @@ from experiments.baselines import (
     rate_beyond,
     width_of,
 )
-from experiments.harness.learning_rates import best_rate, losses_of, or_worst
-from experiments.harness.models import model_makers
-from experiments.harness.result_cache import Numbers
+from research.experiments.harness.learning_rates import best_rate, losses_of, or_worst
+from research.experiments.harness.models import model_makers
+from research.experiments.harness.result_cache import Numbers
 from srm.engine.errors import ConfigError
 from srm.training.loop import Diverged
 from tests.unit.experiments.conftest import Experiment

@@ -6,8 +6,8 @@ import pytest
 import torch
 from msgspec.structs import asdict
 
-from experiments.__main__ import main
-from experiments.copying import (
+from research.experiments.__main__ import main
+from research.experiments.copying import (
     PAPER,
     VARIANTS,
     Copies,
@@ -18,8 +18,8 @@ from experiments.copying import (
     page,
     paper,
 )
-from experiments.harness.models import HEADS, SRMS
-from experiments.harness.result_cache import Numbers
+from research.experiments.harness.models import HEADS, SRMS
+from research.experiments.harness.result_cache import Numbers
 from srm.engine.errors import ConfigError
 from srm.training.data import IGNORED
 from srm.training.model import SRM

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from experiments import coverage
-from experiments.__main__ import main
-from experiments.coverage import (
+from research.experiments import coverage
+from research.experiments.__main__ import main
+from research.experiments.coverage import (
     MODELS,
     RANDOM,
     CoverageConfig,
@@ -25,10 +25,10 @@ from experiments.coverage import (
     read_task,
     verdict,
 )
-from experiments.harness import reinforcing, solving, tasks
-from experiments.harness.reinforcing import GRPOSettings
-from experiments.harness.result_cache import Numbers
-from experiments.harness.tasks import (
+from research.experiments.harness import reinforcing, solving, tasks
+from research.experiments.harness.reinforcing import GRPOSettings
+from research.experiments.harness.result_cache import Numbers
+from research.experiments.harness.tasks import (
     EVALUATED,
     CountdownTask,
     TextTask,

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from experiments.__main__ import main
-from experiments.forms import (
+from research.experiments.__main__ import main
+from research.experiments.forms import (
     FORMS,
     FormsConfig,
     is_followed,
@@ -17,8 +17,8 @@ from experiments.forms import (
     measure,
     page,
 )
-from experiments.harness.result_cache import Numbers
-from experiments.harness.runner import in_fresh_process
+from research.experiments.harness.result_cache import Numbers
+from research.experiments.harness.runner import in_fresh_process
 from srm.engine.config import ModelConfig
 from srm.engine.errors import ConfigError
 from srm.training.model import SRM

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.__main__ import main
-from experiments.harness.corpus import Corpus
-from experiments.harness.models import SRMS, make_variant
-from experiments.harness.runner import fit
-from experiments.information import (
+from research.experiments.__main__ import main
+from research.experiments.harness.corpus import Corpus
+from research.experiments.harness.models import SRMS, make_variant
+from research.experiments.harness.runner import fit
+from research.experiments.information import (
     CASES,
     PAPER,
     Autoencoder,

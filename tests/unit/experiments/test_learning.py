@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments import finetuning, grpo, rollouts
-from experiments.__main__ import main
-from experiments.finetuning import AFTER, BEFORE, gain, generated, law, powers, rates
-from experiments.grpo import BALANCED, PLAIN, START, GRPOExperimentConfig, agreement
-from experiments.harness.result_cache import Numbers
-from experiments.rollouts import CASES
+from research.experiments import finetuning, grpo, rollouts
+from research.experiments.__main__ import main
+from research.experiments.finetuning import AFTER, BEFORE, gain, generated, law, powers, rates
+from research.experiments.grpo import BALANCED, PLAIN, START, GRPOExperimentConfig, agreement
+from research.experiments.harness.result_cache import Numbers
+from research.experiments.rollouts import CASES
 from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.errors import ConfigError
 from srm.training.checkpoint import save_model

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.__main__ import main
-from experiments.matrices import (
+from research.experiments.__main__ import main
+from research.experiments.matrices import (
     ANY,
     FORMS,
     IN_RANGE,

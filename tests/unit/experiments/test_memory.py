@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.__main__ import main
-from experiments.memory import TREATMENTS, MemoryConfig, copy, decays, model
+from research.experiments.__main__ import main
+from research.experiments.memory import TREATMENTS, MemoryConfig, copy, decays, model
 from srm.engine.errors import ConfigError
 from tests.unit.experiments.conftest import Experiment
 

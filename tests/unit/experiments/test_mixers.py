@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.__main__ import main
-from experiments.harness import runner
-from experiments.harness.corpus import standard_library
-from experiments.mixers import CASES, CHANGES, PAPER, MixersConfig, page, shape
+from research.experiments.__main__ import main
+from research.experiments.harness import runner
+from research.experiments.harness.corpus import standard_library
+from research.experiments.mixers import CASES, CHANGES, PAPER, MixersConfig, page, shape
 from srm.engine.errors import ConfigError
 from srm.loadtest.records import ROOT
 from tests.unit.experiments.conftest import Experiment

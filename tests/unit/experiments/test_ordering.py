@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.harness.ordering import Ordering, ordering
+from research.experiments.harness.ordering import Ordering, ordering
 
 
 def test_pairs_are_counted_that_the_paper_tells_apart() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.result_cache import Numbers, cached
+from research.experiments.harness.result_cache import Numbers, cached
 from srm.engine.errors import ConfigError
 
 

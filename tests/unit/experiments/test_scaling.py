@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from experiments import capacity, scaling
-from experiments.__main__ import main
-from experiments.harness import runner
-from experiments.harness.models import count_flops, model_makers
-from experiments.scaling import ScalingConfig, case, frontier, power_law
+from research.experiments import capacity, scaling
+from research.experiments.__main__ import main
+from research.experiments.harness import runner
+from research.experiments.harness.models import count_flops, model_makers
+from research.experiments.scaling import ScalingConfig, case, frontier, power_law
 from srm.engine.errors import ConfigError
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.__main__ import main
-from experiments.harness.runner import in_fresh_process
-from experiments.throughput import (
+from research.experiments.__main__ import main
+from research.experiments.harness.runner import in_fresh_process
+from research.experiments.throughput import (
     KINDS,
     OUT_OF_MEMORY,
     PAPER_MILLIONS,

@@ -6,9 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from experiments.__main__ import main
-from experiments.harness.result_cache import Numbers
-from experiments.trainers import SRM, START, TRL, TrainersConfig, agreement, difference, page
+from research.experiments.__main__ import main
+from research.experiments.harness.result_cache import Numbers
+from research.experiments.trainers import (
+    SRM,
+    START,
+    TRL,
+    TrainersConfig,
+    agreement,
+    difference,
+    page,
+)
 from srm.engine.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.harness.models import model_makers
+from research.experiments.harness.models import model_makers
 from srm.engine.config import ModelConfig
 from srm.training.baselines.mamba2 import Mamba2, Mamba2Shape, scan
 from srm.training.baselines.masked_mixer import MaskedMixerModel, MaskedMixerShape

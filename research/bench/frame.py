@@ -1,0 +1,89 @@
+"""The frame of every benchmark: checked settings, one record, its tables and its picture."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from research.bench.peaks.torch_side import plot_record
+from srm.engine.settings import load
+from srm.loadtest.records import RECORDS, new_record, settings_of, write_record
+
+Record = dict[str, Any]
+
+DRAWN = {"engine", "kernels", "prefill", "host", "precision"}
+"""Kinds of records that have a picture."""
+MAY_BE_0 = {"threads", "seed", "logprobs", "n", "kills", "hostile"}
+MAY_BE_EMPTY = {"random_widths", "streams", "peers", "gap_models"}
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of every benchmark: numbers are above 0, and lists of them have at least one."""
+
+    output: Path = RECORDS
+    """Folder that the record is written to."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, tuple) and all(isinstance(item, int | float) for item in value):
+                check_sizes(name, value)
+            elif isinstance(value, float) and not value > 0:
+                raise ValueError(f"{name} must be above 0, got {value}")
+            elif isinstance(value, int) and not isinstance(value, bool):
+                least = 0 if name in MAY_BE_0 else 1
+                if value < least:
+                    raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def check_sizes(name: str, sizes: tuple[float, ...]) -> None:
+    """Raise ValueError unless there is a size, where one must be, and each is at least 1.
+
+    Those that are no integers must be above 0, and widths multiples of 4.
+    """
+    if name == "random_widths" and any(width < 4 or width % 4 for width in sizes):
+        raise ValueError(f"random_widths must be multiples of 4, got {sizes}")
+    is_missing = not sizes and name not in MAY_BE_EMPTY
+    if is_missing or any(size < 1 if isinstance(size, int) else not size > 0 for size in sizes):
+        least = "above 0" if any(isinstance(size, float) for size in sizes) else "of at least 1"
+        raise ValueError(f"{name} must be one or more numbers {least}, got {sizes}")
+
+
+Kind = TypeVar("Kind", bound=Settings)
+
+
+def run(
+    kind: type[Kind],
+    argv: list[str],
+    name: str,
+    measure: Callable[[Kind], Record],
+    markdown: Callable[[Record], list[str]],
+    stem: str = "",
+    fault: Callable[[Record], str] = lambda _record: "",
+) -> int:
+    """Run `srm bench NAME`: measure, write a record with its picture, print its tables.
+
+    `stem` is what the record's name ends with, if it is not the command's; `{0}` in it stands for
+    the settings. `fault` says what the record shows to be wrong: then the exit code is 1.
+    """
+    config = load(kind, argv, prog=f"srm bench {name}")
+    record = new_record(
+        " ".join([f"srm bench {name}", *argv]), getattr(config, "device", "cpu")
+    ) | {"settings": settings_of(config)}
+    record |= measure(config)
+    stem = (stem or name).format(config)
+    path = write_record(record, stem, "\n".join(markdown(record)) + "\n", config.output)
+    if stem in DRAWN:
+        plot_record(stem, path)
+    if message := fault(record):
+        sys.stderr.write(f"srm bench {name}: {message}\n")
+    return 1 if message else 0
+
+
+def table(heads: str, rows: Iterable[str]) -> list[str]:
+    """Return a table in Markdown; heads, and the cells of each row, are separated by " | "."""
+    return [f"| {heads} |", "|" + "---|" * len(heads.split(" | ")), *(f"| {row} |" for row in rows)]

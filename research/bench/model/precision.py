@@ -1,0 +1,299 @@
+"""`srm bench precision`: what bfloat16 and float8 cost in tokens, emulated on a CPU; and how far
+the engine is from a trainer (`research/bench/model/gap.py`).
+
+A model runs with the roundings of a GPU's step, matrices, activations and logits, but for those
+within the sums, and the same in float64 on the same tokens. Norms are folded into the products
+behind them, as on an H100. Not emulated are the orders of sums.
+What is said of an H100's tensor cores (DeepSeek-V3's report, arXiv 2412.19437, 3.3.2) is that they
+keep 14 bits of a sum of float8 products: a case of its own cuts sums to that after each 32 of them.
+With random weights distributions are flat, and greedy tokens tie more than in a trained model.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from research.bench.frame import Record, Settings, run, table
+from research.bench.model.gap import markdown_gap, measure_gap
+from srm.engine.config import DEMO_MODEL, Dtype, ModelConfig, find_model
+from srm.engine.errors import ConfigError
+from srm.engine.tokenizer_file import read_tokenizer
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.engine.weights.float8 import INNER, float8_channel_mixer, from_e4m3, norm_scale
+from srm.engine.weights.random_model import write_random_model
+from srm.engine.weights.tensors import is_scalar, projection_prefixes
+from srm.engine.weights.weights import LayerWeights
+from srm.training.checkpoint import load_model
+from srm.training.data import encode
+from srm.training.mixers import TokenMixer
+from srm.training.model import Block
+from srm.training.problems.drawn import problems
+from srm.training.text.tokenizer import special_ids
+
+DEPTH = 32
+"""Products of float8 that a tensor core adds at a time."""
+FLOAT32_BITS = 24
+PARTS = "weight", "bias"
+GAP_DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
+
+
+class Case(NamedTuple):
+    """Roundings to emulate."""
+
+    dtype: Dtype
+    sum_bits: int = FLOAT32_BITS  # that sums of float8 products keep
+
+
+CASES = {
+    "float32": Case("float32"),
+    "bfloat16": Case("bfloat16"),
+    "float8": Case("float8"),
+    "float8, sums of 14 bits": Case("float8", 14),
+}
+
+
+class PrecisionConfig(Settings, frozen=True, forbid_unknown_fields=True):
+    """Settings of `srm bench precision`."""
+
+    demo_model: Path = DEMO_MODEL
+    """Checkpoint to measure, with a tokenizer; left out where the folder is missing."""
+    random_widths: tuple[int, ...] = (1024,)
+    """Values of d_model of further models, with random weights, 8 layers, context 512 and
+    vocabulary 8192."""
+    sequences: int = 4
+    """Number of sequences fed to the checkpoint, each a whole context of solved held-out
+    problems."""
+    random_sequences: int = 1
+    """Number of sequences of random tokens fed to each model with random weights."""
+    gap_models: tuple[Path, ...] = (Path("demo"), Path("countdown"))
+    """Checkpoints whose log-probabilities are compared with torch's."""
+    gap_sequences: int = 32
+    """Sequences that are sampled of each of them, each a whole context."""
+    threads: int = 0
+    """CPU threads; 0: torch chooses."""
+    seed: int = 0
+    """Seed of the random weights, tokens and problems."""
+
+
+def main(argv: list[str]) -> int:
+    """Measure, write a record, print its tables."""
+    return run(PrecisionConfig, argv, "precision", measure, markdown)
+
+
+@torch.inference_mode()
+def measure(config: PrecisionConfig) -> Record:
+    """Return the divergence of each model in each case."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    models = []
+    if config.demo_model.exists():
+        ids = _solved_problems(config.demo_model, config.sequences, config.seed)
+        models.append(_measure_model("demo", config.demo_model, ids))
+    with tempfile.TemporaryDirectory() as folder:
+        for width in config.random_widths:
+            shape = ModelConfig(
+                d_model=width, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8192
+            )
+            write_random_model(Path(folder), shape, config.seed)
+            rng = np.random.default_rng(config.seed)
+            drawn = rng.integers(shape.vocab_size, size=(config.random_sequences, shape.n_ctx))
+            models.append(_measure_model(f"random d {width}", Path(folder), torch.tensor(drawn)))
+    gap = [
+        measure_gap(find_model(folder), dtype, config.gap_sequences, config.seed)
+        for folder in config.gap_models
+        for dtype in GAP_DTYPES
+    ]
+    if not models and not gap:
+        raise ConfigError(
+            f"{config.demo_model} is missing, and random_widths and gap_models are empty: nothing "
+            "to do"
+        )
+    return {"models": models, "gap": gap}
+
+
+def markdown(record: Record) -> list[str]:
+    """Render a table for each model."""
+    lines = [
+        "Errors of logits are in units of the largest exact one. Greedy: the share of positions",
+        "whose likeliest token is that of float64. KL: of the distribution at temperature 1 from",
+        "that of float64, in nats. The last case is a bound: see `bench/model/precision.py`.",
+    ]
+    for model in record["models"]:
+        shape = model["config"]
+        rows = (
+            f"{case['case']} | {case['rms_error']:.1e} | {case['max_error']:.1e} "
+            f"| {case['greedy']:.2%} | {case['kl_mean']:.1e} | {case['kl_p99']:.1e}"
+            for case in model["cases"]
+        )
+        lines += [
+            *("", f"## {model['name']}", ""),
+            f"d {shape['d_model']}, {shape['num_layers']} layers, {model['tokens']:,} tokens, "
+            f"largest logit {model['largest_logit']:.1f}.",
+            "",
+            *table("case | rms error | max error | greedy | mean KL | p99 KL", rows),
+        ]
+    return lines + (markdown_gap(record["gap"]) if record["gap"] else [])
+
+
+def _solved_problems(folder: Path, count: int, seed: int) -> Tensor:
+    """int64[count, n_ctx]: held-out problems with their solutions, one behind the other."""
+    size, stream = load_checkpoint(folder).config.n_ctx, problems("held-out", seed)
+    tokenizer, ids = read_tokenizer(folder / "tokenizer.json"), list[int]()
+    while len(ids) < count * size:
+        drawn = [(problem.prompt, problem.solution) for problem in islice(stream, 64)]
+        for prompt, solution in encode(tokenizer, drawn, special_ids(tokenizer).end):
+            ids += prompt + solution
+    return torch.tensor(ids[: count * size]).view(count, size)
+
+
+def _measure_model(name: str, folder: Path, ids: Tensor) -> dict[str, Any]:
+    exact = load_model(folder).double()(ids)
+    largest, logp = float(exact.abs().max()), exact.log_softmax(-1)
+    results = []
+    for case, roundings in CASES.items():
+        logits = RoundedModel(folder, roundings)(ids).double()
+        error = (logits - exact) / largest
+        logq = logits.log_softmax(-1)
+        # No term is negative, and so no sum is but for its rounding.
+        terms = (logp.exp() * (logp - logq)).sum(-1).clamp(min=0).flatten()
+        measures = {
+            "rms_error": error.square().mean().sqrt(),
+            "max_error": error.abs().max(),
+            "greedy": (logits.argmax(-1) == exact.argmax(-1)).double().mean(),
+            "kl_mean": terms.mean(),
+            "kl_p99": terms.quantile(0.99),
+        }
+        results.append({"case": case} | {key: float(f"{v:.4g}") for key, v in measures.items()})
+    return {
+        "name": name,
+        "config": msgspec.to_builtins(load_checkpoint(folder).config),
+        "tokens": ids.numel(),
+        "largest_logit": largest,
+        "cases": results,
+    }
+
+
+class RoundedModel(nn.Module):
+    """The model of a folder in float32, with a step's roundings."""
+
+    def __init__(self, folder: Path, case: Case) -> None:
+        super().__init__()
+        self._is_wide, self._model = case.dtype == "float32", load_model(folder)
+        config, folded = self._model.config, set[nn.Parameter]()
+        self._folds = config.use_projections and not self._is_wide
+        if self._folds:
+            for block in self._model.mixer_blocks:
+                assert isinstance(block, Block)
+                up = (block.channel_mixing_layer.get_parameter(f"0.{p}") for p in PARTS)
+                folded |= _fold_norm(block.channel_norm, *up)
+                given = block.token_mixing_layer.get_parameter
+                for prefix in projection_prefixes(config):
+                    pair = (given(prefix + part) for part in PARTS)
+                    folded |= _fold_norm(block.token_norm, *pair)
+                for norm in (block.channel_norm, block.token_norm):
+                    norm.weight.data.fill_(1)
+                    norm.bias.data.fill_(0)
+        for name, value in self._model.named_parameters():
+            if not is_scalar(name) and value not in folded:
+                value.data = self._keep(value.data)
+        layers = load_checkpoint(folder).layers
+        narrow = [Float8Mixer(layer, case.sum_bits) for layer in layers]
+        self._narrow = narrow if case.dtype == "float8" else None
+        for block in self._model.mixer_blocks:
+            assert isinstance(block, Block)
+            mixer = RoundedMixer(config, self._keep)
+            mixer.load_state_dict(block.token_mixing_layer.state_dict())
+            block.token_mixing_layer = mixer
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Map ids int64 [batch, length] to logits [batch, length, vocab]."""
+        x = self._model.input_layer(ids)
+        for index, block in enumerate(self._model.mixer_blocks):
+            assert isinstance(block, Block)
+            x = self._keep(x + self._mix_channels(index, block, x))
+            x = self._keep(x + block.token_mixing_layer(self._normed(block.token_norm, x)))
+        return self._keep(F.linear(x, self._model.output_layer.weight))
+
+    def _mix_channels(self, index: int, block: Block, x: Tensor) -> Tensor:
+        if self._narrow:
+            return self._narrow[index].run(x)
+        up, act, down = block.channel_mixing_layer
+        mixed: Tensor = down(self._keep(act(up(self._normed(block.channel_norm, x)))))
+        return mixed
+
+    def _normed(self, norm: nn.Module, x: Tensor) -> Tensor:
+        y: Tensor = norm(x)
+        return y if self._folds else self._keep(y)
+
+    def _keep(self, x: Tensor) -> Tensor:
+        return x if self._is_wide else x.bfloat16().float()
+
+
+def _fold_norm(norm: nn.LayerNorm, weight: nn.Parameter, bias: nn.Parameter) -> set[nn.Parameter]:
+    """Fold a norm's gain and shift into the product behind it, as `srm_normed_sm90` has them.
+    Return what stays float32."""
+    bias.data += weight.data @ norm.bias.data
+    weight.data *= norm.weight.data
+    return {bias}
+
+
+class RoundedMixer(TokenMixer):
+    """A token mixer that keeps what its projections read and write between them."""
+
+    def __init__(self, config: ModelConfig, keep: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(config)
+        self._keep = keep
+
+    def _project(self, x: Tensor, prefixes: list[str]) -> Tensor:
+        if prefixes == ["out_proj."]:
+            return super()._project(self._keep(x), prefixes)
+        return self._keep(super()._project(x, prefixes))
+
+
+class Float8Mixer:
+    """A channel mixer as `srm_norm_e4m3`, `srm_up_e4m3` and `srm_down_e4m3` compute it, but for the
+    residual."""
+
+    def __init__(self, layer: LayerWeights, sum_bits: int) -> None:
+        self._sum_bits = sum_bits
+        self._tensors = {
+            name: torch.from_numpy(from_e4m3(value) if value.dtype == np.uint8 else value)
+            for name, value in float8_channel_mixer(layer).items()
+        }
+
+    def run(self, x: Tensor) -> Tensor:
+        width = x.shape[-1]
+        normed = to_e4m3(F.layer_norm(x, [width], eps=1e-5) * norm_scale(width))
+        inner = to_e4m3(F.silu(self._product("up", normed)) / self._tensors["up_divisors"])
+        stored = inner.view(*x.shape[:-1], -1, len(INNER))[..., INNER].flatten(-2)
+        return self._product("down", stored)
+
+    def _product(self, name: str, x: Tensor) -> Tensor:
+        scale, bias = self._tensors[f"{name}_columns"].T
+        y: Tensor = self._sums(x, self._tensors[f"{name}_weight"]) * scale + bias
+        return y
+
+    def _sums(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self._sum_bits == FLOAT32_BITS:
+            return F.linear(x, weight)
+        sums = torch.zeros(*x.shape[:-1], len(weight))
+        cut = -1 << (FLOAT32_BITS - self._sum_bits)
+        for k in range(0, x.shape[-1], DEPTH):
+            sums += F.linear(x[..., k : k + DEPTH], weight[:, k : k + DEPTH])
+            sums.view(torch.int32).bitwise_and_(cut)
+        return sums
+
+
+def to_e4m3(x: Tensor) -> Tensor:
+    """Round to e4m3; what exceeds 448 becomes NaN, and nothing does."""
+    return x.to(torch.float8_e4m3fn).float()

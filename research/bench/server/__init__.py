@@ -1,0 +1,1 @@
+"""The benchmark of HTTP, and the load that it and `research.bench.peers` send."""

@@ -1,0 +1,273 @@
+"""`python -m experiments baselines`: SRM, and what the paper compares it with, trained alike.
+
+They are trained once with as many parameters as SRM has, and once more for as much processor time.
+Each model takes the learning rate, of several, that gives it the least loss with the first seed:
+what suits one is too much for another. Where that is the least or the largest of them, rates beyond
+it are tried too. The paper measured its losses on FineWeb-edu, at widths near ours in proportion,
+and on FineMath 4+ at equal compute; of RWKV-4 it has none, since that was unstable.
+
+The losses along training say when one model overtakes another: the paper's Transformer learns more
+slowly at first and ends below SRM's loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import mean, median
+
+import numpy as np
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from research.experiments.harness.corpus import Corpus, standard_library
+from research.experiments.harness.learning_rates import best_rate, losses_of, or_worst
+from research.experiments.harness.models import (
+    IN_FLOAT32,
+    MULTIPLE,
+    REFERENCE,
+    MakeModel,
+    model_makers,
+)
+from research.experiments.harness.ordering import ordering
+from research.experiments.harness.report import number, points, spread, table
+from research.experiments.harness.result_cache import Numbers
+from research.experiments.harness.runner import Results, fit, publish, run_cases, values_of
+from research.experiments.harness.settings import ModelSettings
+from srm.engine.settings import load
+
+FINEWEB = {"SRM": 2.80, "Transformer": 2.573, "masked mixer": 2.628, "Mamba 2": 2.758}
+"""The paper's losses at d 1,024, 512, 1,024 and 512."""
+FINEMATH = {"SRM": 1.614, "Transformer": 1.391, "masked mixer": 1.483, "Mamba 2": 2.989}
+"""The paper's losses at equal compute."""
+PARTS = 16
+"""Parts of a training run; of each the mean loss is shown."""
+
+
+class BaselinesConfig(ModelSettings, frozen=True):
+    """Settings of `python -m experiments baselines`."""
+
+    rows: int = 16
+    """Sequences in one update."""
+    d_model: int = 96
+    """Width of SRM; other models get the width that gives them about as many parameters."""
+    n_ctx: int = 128
+    """Tokens in a sequence."""
+    learning_rates: tuple[float, ...] = (3e-3, 6e-3, 1.2e-2)
+    """Peak learning rates to try: reached after a tenth of the updates, then falling to 0."""
+    further_rates: int = 4
+    """Most further rates to try for a model: while its best rate is the largest or least one tried,
+    twice or half of it is tried too."""
+    max_vocab_size: int = 1_024
+    """Most entries of the tokenizer that is trained."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.d_model % MULTIPLE:
+            raise ValueError(f"d_model must be a multiple of {MULTIPLE}, got {self.d_model}")
+
+
+def width_of(make: MakeModel, parameters: int, most: int) -> int:
+    """Return the width, up to `most`, whose model has the number of parameters nearest to
+    `parameters`."""
+
+    def distance(width: int) -> int:
+        with torch.device("meta"):
+            return abs(
+                sum(parameter.numel() for parameter in make(width).parameters()) - parameters
+            )
+
+    return min(range(MULTIPLE, most + 1, MULTIPLE), key=distance)
+
+
+class Trials:
+    """Training runs of each model at its width, with any learning rate and number of steps."""
+
+    def __init__(self, config: BaselinesConfig, corpus: Corpus) -> None:
+        self._config, self._corpus = config, corpus
+        self._make = model_makers(config.num_layers, config.n_ctx, corpus.vocab_size)
+        wanted = sum(
+            parameter.numel() for parameter in self._make[REFERENCE](config.d_model).parameters()
+        )
+        self._widths = {
+            name: width_of(make, wanted, 2 * config.d_model) for name, make in self._make.items()
+        }
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the models."""
+        return list(self._make)
+
+    def run(
+        self, of: Mapping[str, tuple[float, int]], seeds: Sequence[int] = (), is_trial: bool = False
+    ) -> dict[str, list[Numbers]]:
+        """Return each model's results with the learning rate and the number of steps that `of`
+        gives it. A trial may diverge."""
+        names = {f"{name} {rate:g} {steps}": name for name, (rate, steps) in of.items()}
+        cases = {case: self._case(name, *of[name]) for case, name in names.items()}
+        if is_trial:
+            cases = {case: or_worst(measure) for case, measure in cases.items()}
+        losses = run_cases("baselines", self._config, cases, {"texts": self._corpus.sha256}, seeds)
+        return {names[case]: results for case, results in losses.items()}
+
+    def _case(self, name: str, rate: float, steps: int) -> Callable[[int], Numbers]:
+        config, corpus, width = self._config, self._corpus, self._widths[name]
+
+        def measure(seed: int) -> Numbers:
+            batches = corpus.batches(config.rows, config.n_ctx, seed)
+            full = {"precision": "float32"} if name in IN_FLOAT32 else {}
+            run, _, took = fit(lambda: self._make[name](width), batches, seed, steps, rate, **full)
+            loss = run.evaluate(corpus.evaluation(config.rows, config.n_ctx))
+            return {"loss": loss, "width": width, "learning_rate": rate, "steps": steps, **took}
+
+        return measure
+
+
+def try_rates(config: BaselinesConfig, trials: Trials) -> dict[str, dict[float, Numbers]]:
+    """Train each model with all learning rates and the first seed; return its results by rate."""
+    tried: dict[str, dict[float, Numbers]] = {name: {} for name in trials.names}
+
+    def run(rates: Mapping[str, float]) -> None:
+        of = {name: (rate, config.steps) for name, rate in rates.items()}
+        for name, (result,) in trials.run(of, config.seeds[:1], is_trial=True).items():
+            tried[name][rates[name]] = result
+
+    for rate in config.learning_rates:
+        run(dict.fromkeys(tried, rate))
+    for _ in range(config.further_rates):
+        run({name: rate for name, losses in tried.items() if (rate := rate_beyond(losses))})
+    return {name: dict(sorted(losses.items())) for name, losses in tried.items()}
+
+
+def rate_beyond(tried: Mapping[float, Numbers]) -> float:
+    """Return the next rate to try: twice or half the best one if it is the largest or least, else
+    0."""
+    best = best_rate(tried)
+    return best * 2 if best == max(tried) else best / 2 if best == min(tried) else 0.0
+
+
+def equal_time(results: Results, steps: int) -> dict[str, int]:
+    """Return how many steps each model makes in the processor time that the reference takes for
+    `steps`."""
+    seconds = {
+        name: median(times) for name, times in values_of(results, "processor_seconds").items()
+    }
+    return {name: max(1, round(steps * seconds[REFERENCE] / seconds[name])) for name in results}
+
+
+def along(runs: Sequence[Numbers]) -> list[float]:
+    """Return the mean training loss of each part of a run, over seeds."""
+    losses = np.mean([run["training_losses"] for run in runs], axis=0)
+    return [float(part.mean()) for part in np.array_split(losses, min(PARTS, len(losses)))]
+
+
+def overtaken(first: Sequence[float], other: Sequence[float]) -> int | None:
+    """Return from which point on `other` stays below `first`; None where it ends above."""
+    above = [i for i, loss in enumerate(first) if other[i] >= loss]
+    return None if above[-1:] == [len(first) - 1] else above[-1] + 1 if above else 0
+
+
+def crossings(parameters: Results, steps: int) -> list[str]:
+    """Say which models overtake the reference along training, by updates and by processor time."""
+    curves = {name: along(runs) for name, runs in parameters.items()}
+    seconds = {n: median(of) for n, of in values_of(parameters, "processor_seconds").items()}
+    reference, lines = curves[REFERENCE], []
+    ends = (np.arange(len(reference)) + 1) / len(reference)
+    for name, curve in curves.items():
+        if name == REFERENCE:
+            continue
+        by_time = np.interp(ends * seconds[REFERENCE], ends * seconds[name], curve)
+        places = []
+        for what, other in (("as many updates", curve), ("as much processor time", by_time)):
+            place = overtaken(reference, list(other))
+            where = "stays above it" if place is None else "is below it from the beginning"
+            if place:
+                where = f"is below it from update {round(steps * place / len(reference)):,} on"
+            places.append(f"after {what} it {where}")
+        lines.append(f"- {name}: {', '.join(places)}.")
+    return lines
+
+
+def page(
+    tried: Mapping[str, Mapping[float, Numbers]], parameters: Results, time: Results
+) -> list[str]:
+    """Return the record's text: losses by learning rate, and for both comparisons a table and what
+    agrees."""
+    lines = ["Losses by learning rate, with one seed:", ""]
+    for name, result in tried.items():
+        side = (
+            "" if not rate_beyond(result) else "; the best is the last that was tried on its side"
+        )
+        lines += [f"- {name}: {losses_of(result)}{side}"]
+    lines += [""]
+    for title, results in (("parameters", parameters), ("processor time", time)):
+        ours = values_of(results, "loss")
+        seconds = values_of(results, "processor_seconds")
+        rows = []
+        for name, (figures, *_) in results.items():
+            sizes = [
+                str(figures["width"]),
+                f"{figures['parameters']:,}",
+                f"{figures['learning_rate']:g}",
+            ]
+            took = [str(figures["steps"]), f"{mean(seconds[name]):.0f}", spread(ours[name])]
+            rows.append(
+                [name, *sizes, *took, number(FINEWEB.get(name)), number(FINEMATH.get(name))]
+            )
+        heads = ["model", "d", "parameters", "rate", "steps", "processor s", "loss"]
+        heads += ["the paper's, FineWeb", "FineMath"]
+        lines += [f"Equal {title}:", "", *table(heads, rows), ""]
+        for text, paper in (("FineWeb", FINEWEB), ("FineMath", FINEMATH)):
+            lines += [f"Against {text}: {ordering(ours, paper).sentence()}", ""]
+    steps = parameters[REFERENCE][0]["steps"]
+    curves = {name: along(runs) for name, runs in parameters.items()}
+    shown = [len(curves[REFERENCE]) * quarter // 4 - 1 for quarter in (1, 2, 3, 4)]
+    heads = ["model", *(f"to {round(steps * (i + 1) / len(curves[REFERENCE])):,}" for i in shown)]
+    rows = [[name, *(number(curve[i]) for i in shown)] for name, curve in curves.items()]
+    lines += [
+        f"Training losses at equal parameters, each the mean of 1/{len(curves[REFERENCE])} of the "
+        f"{steps:,} updates, up to the one named:",
+        "",
+        *table(heads, rows),
+        "",
+        f"Beside {REFERENCE}'s:",
+        "",
+        *crossings(parameters, steps),
+    ]
+    return lines
+
+
+def drawn(parameters: Results, time: Results) -> Figure:
+    """Plot losses beside the paper's, and losses along training by processor time."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5))
+    points(left, values_of(time, "loss"), FINEMATH, "loss (nats per token), equal time")
+    for name, runs in parameters.items():
+        curve = along(runs)
+        seconds = mean(run["processor_seconds"] for run in runs)
+        ends = (np.arange(len(curve)) + 1) * seconds / len(curve)
+        right.plot(ends, curve, marker=".", label=name)
+    right.set(xscale="log", xlabel="processor seconds", ylabel="training loss, equal parameters")
+    right.grid(linewidth=0.3)
+    right.legend(fontsize=7)
+    return figure
+
+
+def main(argv: list[str]) -> int:
+    """Run all cases and write the record."""
+    config = load(BaselinesConfig, argv, prog="python -m experiments baselines")
+    trials = Trials(config, standard_library(config.max_vocab_size))
+    tried = try_rates(config, trials)
+    rates = {name: best_rate(losses) for name, losses in tried.items()}
+    parameters = trials.run({name: (rate, config.steps) for name, rate in rates.items()})
+    steps = equal_time(parameters, config.steps)
+    time = trials.run({name: (rate, steps[name]) for name, rate in rates.items()})
+    results = {
+        f"{name}, rate {rate:g}": [value]
+        for name, of in tried.items()
+        for rate, value in of.items()
+    }
+    results |= {f"{name}, equal parameters": losses for name, losses in parameters.items()}
+    results |= {f"{name}, equal time": losses for name, losses in time.items()}
+    lines = page(tried, parameters, time)
+    publish("baselines", argv, config, results, lines, drawn(parameters, time))
+    return 0

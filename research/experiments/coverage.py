@@ -1,0 +1,640 @@
+"""`python -m experiments coverage`: problems solved for the same compute, SRM and a Transformer.
+
+Both learn countdown puzzles, or the questions of a file, for the same processor time, each at the
+best of several learning rates, which are tried for a part of it. Then both answer problems that
+neither was trained on, many times: pass@k stands over samples, over operations and over seconds of
+the processor. Beside them are guesses, which need no model: random combinations of the numbers, or
+answers drawn from those of the training questions. SRM is sampled by our engine in this process,
+the Transformer by a loop in torch with keys and values kept: no other engine has it.
+
+With `grpo_minutes` both then learn from rewards of their own answers, for the same processor time
+too: SRM from many answers to a puzzle, the Transformer from few.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from pickle import UnpicklingError
+from statistics import mean
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from msgspec.structs import asdict
+
+from research.experiments.finetuning import gain, law, powers, rates
+from research.experiments.harness import learning_rates
+from research.experiments.harness.learning_rates import or_worst
+from research.experiments.harness.models import HEADS, MULTIPLE, REFERENCE
+from research.experiments.harness.reinforcing import GRPOSettings, reinforce
+from research.experiments.harness.report import spread, table
+from research.experiments.harness.result_cache import Numbers, digest
+from research.experiments.harness.runner import Results, check_writable, fit, publish, run_cases
+from research.experiments.harness.settings import ExperimentSettings
+from research.experiments.harness.solving import draw_answers
+from research.experiments.harness.tasks import CountdownTask, SolvingTask, TextTask, draw_puzzles
+from srm.engine.config import ModelConfig
+from srm.engine.errors import ConfigError
+from srm.engine.settings import load
+from srm.training.baselines.transformer import Transformer, TransformerShape
+from srm.training.model import SRM, LanguageModel
+from srm.training.problems.countdown import (
+    LARGEST,
+    LARGEST_GIVEN,
+    LEAST_TARGET,
+    SIZES,
+    Countdown,
+    parse_prompt,
+)
+from srm.training.questions.questions import Question, check_apart, read_questions
+from srm.training.schedule import count_factors
+from srm.training.statistics import power_law
+from srm.training.statistics.coverage import Floats, Interval, intervals, resampled_means, spaced
+from srm.training.text.whole_files import replace_file
+
+TRANSFORMER, RANDOM = "Transformer", "random"
+PLAIN, BALANCED = "plain", "balanced"
+MODELS = (REFERENCE, TRANSFORMER)
+TIMED = 12
+"""Updates that are timed to find how many fit the minutes."""
+EVALUATION_BATCHES = 6
+RESAMPLED = 1_000
+"""Bootstrap resamples of the problems for the intervals."""
+AVERAGED = 5
+"""Number of first and of last updates of GRPO whose mean reward is shown."""
+LEAST_MIXED = 0.01
+"""Share of puzzles with right and wrong answers below which GRPO has nothing to learn from."""
+
+
+class GRPOCase(NamedTuple):
+    """How a model learns from rewards."""
+
+    kind: str
+    rollouts: int
+    """Answers to a puzzle."""
+    group_size: int
+    """How many of them are resampled to learn from; 0: all are."""
+
+
+class CoverageConfig(ExperimentSettings, frozen=True):
+    """Settings of `python -m experiments coverage`."""
+
+    LEAST_SEEDS: ClassVar[int] = 1
+    minutes: float = 20.0
+    """Processor minutes that each model is trained for."""
+    search_minutes: float = 2.0
+    """Processor minutes that each learning rate of a model is tried for, with the first seed."""
+    learning_rates: tuple[float, ...] = (5e-4, 1e-3, 3e-3)
+    """Peak learning rates to try: reached after a tenth of the updates, then falling to 0."""
+    form: Literal["direct", "steps", "chain"] = "direct"
+    """How answers are written: `direct`, one expression; `steps`, any two of the numbers left;
+    `chain`, each step going on with the last result."""
+    d_model: int = 128
+    """Width of SRM."""
+    transformer_width: int = 256
+    """Width of the Transformer; its gated layers have twice as many channels."""
+    num_layers: int = 4
+    """Number of blocks of both."""
+    batch_tokens: int = 8_192
+    """Approximate tokens of one update."""
+    train: Path | None = None
+    """File .jsonl or .parquet of questions to learn, whose answers end with `#### <number>`; None:
+    countdown puzzles are drawn."""
+    input: tuple[Path, ...] = ()
+    """Files .jsonl and .parquet of questions to answer, like those of `train`, or of puzzles, whose
+    `question` reads "make 958 of 11 49 18 74 14 :"; none: held-out puzzles are drawn, of four, five
+    and six numbers in turn."""
+    problems: int = 200
+    """Number of problems to answer, the first ones of each file."""
+    samples: int = 10_000
+    """Answers to each problem; the largest k."""
+    grpo: GRPOSettings = GRPOSettings()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("minutes", "search_minutes"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("d_model", "transformer_width"):
+            if getattr(self, name) % MULTIPLE:
+                raise ValueError(
+                    f"{name} must be a multiple of {MULTIPLE}, got {getattr(self, name)}"
+                )
+        if self.train is None:
+            return
+        if not self.input:
+            raise ValueError("input must have files where train has one, got none")
+        for setting, value, only in (
+            ("form", self.form, "direct"),
+            ("grpo_minutes", self.grpo.grpo_minutes, 0),
+        ):
+            if value != only:
+                raise ValueError(f"{setting} must be {only} where train is a file, got {value}")
+
+    def make(self, kind: str, task: SolvingTask) -> SRM | Transformer:
+        """Make a model of a kind."""
+        if kind == TRANSFORMER:
+            width = self.transformer_width
+            shape = (width, self.num_layers, HEADS, 2 * width, task.vocab_size)
+            return Transformer(TransformerShape(*shape))
+        sizes = (self.d_model, self.num_layers, HEADS, task.longest + 1, task.vocab_size)
+        return SRM(ModelConfig(*sizes, bos_token_id=task.begin, eos_token_id=task.end))
+
+    @property
+    def grpo_cases(self) -> dict[str, GRPOCase]:
+        """The cases of GRPO by name; none without its minutes."""
+        grpo = self.grpo
+        each = {REFERENCE: grpo.rollouts, TRANSFORMER: grpo.transformer_rollouts}
+        sizes = {PLAIN: 0, BALANCED: grpo.group_size}
+        return {
+            f"{kind} {style}": GRPOCase(kind, rollouts, min(size, rollouts - 1))
+            for kind, rollouts in each.items()
+            for style, size in sizes.items()
+            if grpo.grpo_minutes
+        }
+
+    def weights(self, kind: str, seed: int) -> Path:
+        """Return the file of a trained model's weights."""
+        return self.results / "coverage" / f"model-{kind}-{seed}.pt"
+
+
+def read_task(config: CoverageConfig) -> SolvingTask:
+    """Return what is learned and answered. Raises ConfigError for a file without so many problems,
+    or with one that models are trained on."""
+    if config.train is not None:
+        return TextTask(config.train, read_inputs(config))
+    if not config.input:
+        drawn = draw_puzzles(np.random.default_rng(0), config.problems, is_held_out=True)
+        return CountdownTask({"": drawn}, config.form)
+    puzzles = {kind: [*_puzzles(of_kind)] for kind, of_kind in read_inputs(config).items()}
+    return CountdownTask(puzzles, config.form)
+
+
+def fault_of(puzzle: Countdown) -> str:
+    """Say why a puzzle is none to answer; nothing if it is one."""
+    if len(puzzle.numbers) not in SIZES:
+        return f"must have {', '.join(map(str, SIZES))} numbers, has {len(puzzle.numbers)}"
+    if not all(1 <= number <= LARGEST_GIVEN for number in puzzle.numbers):
+        return f"must have numbers of 1 … {LARGEST_GIVEN}"
+    if not LEAST_TARGET <= puzzle.target <= LARGEST:
+        return f"must have a target of {LEAST_TARGET} … {LARGEST}, has {puzzle.target}"
+    return "" if puzzle.is_held_out else "is one that models are trained on: leave it out"
+
+
+def read_inputs(config: CoverageConfig) -> dict[str, list[Question]]:
+    """Return the questions to answer by kind, which is the name of their file."""
+    by_kind = {}
+    for path in config.input:
+        questions = read_questions(path)
+        if config.problems > len(questions):
+            raise ConfigError(f"problems = {config.problems}, but {path} has {len(questions)}")
+        if path.stem in by_kind:
+            raise ConfigError(f"input: two files are called {path.stem}")
+        by_kind[path.stem] = questions[: config.problems]
+    check_apart("input", [], chain.from_iterable(by_kind.values()))
+    return by_kind
+
+
+def _puzzles(questions: Sequence[Question]) -> Iterator[Countdown]:
+    for question in questions:
+        try:
+            puzzle = parse_prompt(question.question)
+        except ValueError as error:
+            raise ConfigError(f"input: {error}") from None
+        if fault := fault_of(puzzle):
+            raise ConfigError(f"input: {question.question!r:.200} {fault}")
+        yield puzzle
+
+
+def fitted(
+    config: CoverageConfig, task: SolvingTask, kind: str, rate: float, minutes: float, seed: int
+) -> tuple[LanguageModel, Numbers]:
+    """Train a model for some processor minutes; return it, and its loss on what is held out."""
+    batches = task.batches(seed, config.batch_tokens)
+    train = partial(fit, partial(config.make, kind, task), batches, seed, learning_rate=rate)
+    _, _, trial = train(TIMED)
+    steps = max(1, round(60 * minutes * TIMED / trial["processor_seconds"]))
+    run, model, took = train(steps)
+    tokens = mean(batches[step][0].numel() for step in range(TIMED)) * steps
+    figures = {"rate": rate, "steps": steps, "factors": count_factors(model)}
+    loss = run.evaluate(batches.evaluation(EVALUATION_BATCHES))
+    return model, {"loss": loss, "training_tokens": tokens, **figures, **took}
+
+
+def tried(config: CoverageConfig, task: SolvingTask, kind: str, rate: float, seed: int) -> Numbers:
+    """Train a model for the minutes of the search; return its loss."""
+    return fitted(config, task, kind, rate, config.search_minutes, seed)[1]
+
+
+def learned(
+    config: CoverageConfig, task: SolvingTask, kind: str, rate: float, seed: int
+) -> Numbers:
+    """Train a model for the minutes and keep its weights; return its loss and their digest."""
+    model, figures = fitted(config, task, kind, rate, config.minutes, seed)
+    with replace_file(config.weights(kind, seed)) as partial_file:
+        torch.save(model.state_dict(), partial_file)
+        return figures | {"weights": digest([partial_file])}
+
+
+def trained(
+    config: CoverageConfig, task: SolvingTask, kind: str, weights: str, seed: int
+) -> LanguageModel:
+    """Return a trained model, whose file has the digest `weights`. Raises ConfigError if it is
+    missing or another one."""
+    model: LanguageModel = config.make(kind, task)
+    path = config.weights(kind, seed)
+    if digest([path]) != weights:
+        raise ConfigError(f"results: {path} is not the model of its result: remove {path.parent}")
+    try:
+        model.load_state_dict(torch.load(path, weights_only=True))
+    except (OSError, RuntimeError, EOFError, KeyError, UnpicklingError) as error:
+        raise ConfigError(f"results: {path} is no model: remove {path.parent}: {error}") from None
+    return model
+
+
+def solved(
+    config: CoverageConfig, task: SolvingTask, kind: str, weights: str, seed: int
+) -> Numbers:
+    """Answer the problems with a trained model; return the right answers of each."""
+    return draw_answers(trained(config, task, kind, weights, seed), task, config.samples, seed)
+
+
+def rewarded(
+    config: CoverageConfig, task: SolvingTask, case: GRPOCase, weights: str, seed: int
+) -> Numbers:
+    """Answer the problems with a trained model that has gone through GRPO; return the right answers
+    of each, and what GRPO took."""
+    model = trained(config, task, case.kind, weights, seed)
+    took = reinforce(model, config.grpo, case.rollouts, case.group_size, seed)
+    return draw_answers(model, task, config.samples, seed) | took
+
+
+def run_all(config: CoverageConfig, task: SolvingTask) -> Results:
+    """Search the rates, train, and answer; or read from disk what was done before."""
+    check_writable("results", config.results / "coverage")
+    prompts = "\n".join(problem.prompt for problem in task.problems)
+    problems = {"problems": hashlib.sha256(prompts.encode()).hexdigest()}
+    made_of: dict[str, Any] = problems | {"train": digest([*filter(None, [config.train])])}
+    made_of |= {"input": digest(config.input)}
+    cases: dict[str, Callable[[int], Numbers]] = {
+        searching(kind, rate): or_worst(partial(tried, config, task, kind, rate))
+        for kind in MODELS
+        for rate in config.learning_rates
+    }
+    results = run_cases("coverage", config, cases, made_of, config.seeds[:1])
+    rates = {kind: best_rate(config, results, kind) for kind in MODELS}
+    for seed in config.seeds:  # so that a run that is stopped has all of the first seeds
+        of_seed = run_seed(config, task, rates, made_of, seed)
+        for case, numbers in of_seed.items():
+            results.setdefault(case, []).extend(numbers)
+    return results
+
+
+def run_seed(
+    config: CoverageConfig,
+    task: SolvingTask,
+    rates: Mapping[str, float],
+    made_of: Mapping[str, Any],
+    seed: int,
+) -> Results:
+    """Train at the rates, answer, and learn from rewards with one seed."""
+
+    def run(made_of: Mapping[str, Any], **cases: Callable[[int], Numbers]) -> Results:
+        return run_cases("coverage", config, cases, made_of, [seed])
+
+    results: Results = {}
+    for kind, rate in rates.items():
+        train = {training(kind): partial(learned, config, task, kind, rate)}
+        results |= run({**made_of, "rate": rate}, **train)
+        weights = results[training(kind)][0].get("weights", "")  # an older result has none
+        of_weights = {**made_of, "weights": weights}
+        results |= run(of_weights, **{kind: partial(solved, config, task, kind, weights)})
+        of_weights["grpo"] = asdict(config.grpo)
+        for name, case in config.grpo_cases.items():
+            if case.kind == kind:
+                results |= run(of_weights, **{name: partial(rewarded, config, task, case, weights)})
+    return results | run(made_of, **{RANDOM: partial(guessed, config, task)})
+
+
+def guessed(config: CoverageConfig, task: SolvingTask, seed: int) -> Numbers:
+    """Answer the problems without a model; return the right answers of each."""
+    return {"right": task.guess(config.samples, seed), "samples": config.samples}
+
+
+def searching(kind: str, rate: float) -> str:
+    """Return the name of the case that tries a rate."""
+    return f"search {kind} {rate:g}"
+
+
+def training(kind: str) -> str:
+    """Return the name of the case that trains a model."""
+    return f"train {kind}"
+
+
+def best_rate(config: CoverageConfig, results: Results, kind: str) -> float:
+    """Return the learning rate with the least loss."""
+    return learning_rates.best_rate(tried_rates(config, results, kind))
+
+
+def tried_rates(config: CoverageConfig, results: Results, kind: str) -> dict[float, Numbers]:
+    """Return the results of the search, by learning rate."""
+    return {rate: results[searching(kind, rate)][0] for rate in config.learning_rates}
+
+
+def costs(results: Results, kind: str) -> dict[str, float]:
+    """Return what one answer costs, mean over puzzles and seeds: processor seconds, and operations
+    of products with weights, two for each weight and token."""
+    seeds = results[kind]
+    answers = sum(len(seed["right"]) * seed["samples"] for seed in seeds)
+    tokens = sum(seed["tokens"] for seed in seeds) / answers
+    factors = results[training(kind)][0]["factors"]
+    return {
+        "seconds": sum(seed["processor_seconds"] for seed in seeds) / answers,
+        "FLOP": 2 * factors * tokens,
+        "tokens": tokens,
+    }
+
+
+def at_budget(solved_rates: Floats, ks: Sequence[int], budget: float) -> float:
+    """Return pass@k where `budget` answers can be paid, between the nearest k on a log scale; NaN
+    below one answer and beyond the samples."""
+    if not 1 <= budget <= ks[-1]:
+        return float("nan")
+    return float(np.interp(np.log(budget), np.log(ks), solved_rates))
+
+
+def page(config: CoverageConfig, task: SolvingTask, results: Results) -> list[str]:
+    """Return the record's text: what came out, pass@k over samples, operations and seconds, and
+    what training took."""
+    ks, few = spaced(config.samples), powers(config.samples)
+    curves = {case: rates(results[case], ks).mean(axis=0) for case in (*MODELS, RANDOM)}
+    cost = {kind: costs(results, kind) for kind in MODELS}
+    at_few = {case: rates(results[case], few) for case in curves}
+    kinds = np.array([problem.kind for problem in task.problems])
+    groups = {"": np.full(len(kinds), True), ", hard": hardest(results)}
+    if len(names := dict.fromkeys(kinds)) > 1:
+        groups |= {f" of {name}": kinds == name for name in names}
+    lines = [
+        verdict(config, results),
+        "",
+        f"{len(task.problems)} problems that neither model was trained on, {config.samples:,} "
+        f"answers to each at temperature 1, with {len(config.seeds)} seed(s). The row "
+        f"{RANDOM} has {task.guesses}. Hard are the {groups[', hard'].sum()} problems that these "
+        "solve most seldom.",
+        "",
+        *table(
+            ["pass@k", *(f"k = {k:,}" for k in few)],
+            [
+                [f"{case}{title}", *(f"{value:.4f}" for value in of.mean(axis=0))]
+                for title, which in groups.items()
+                for case, whole in at_few.items()
+                for of in [whole[which]]
+            ],
+        ),
+        "",
+        *(f"{case}: {law(results[case], config.samples)}" for case in MODELS),
+        "",
+        "For the same processor seconds, and for the same operations, as so many answers of the "
+        "Transformer; a dash stands where more answers than were drawn, or less than one, could be "
+        "paid:",
+        "",
+    ]
+    heads = ["answers of the Transformer", "its pass@k", "SRM, same seconds", "SRM, same FLOP"]
+    rows = []
+    for k in few:
+        paid = [
+            at_budget(curves[REFERENCE], ks, k * cost[TRANSFORMER][of] / cost[REFERENCE][of])
+            for of in ("seconds", "FLOP")
+        ]
+        own = at_budget(curves[TRANSFORMER], ks, k)
+        rows.append([f"{k:,}", f"{own:.4f}", *("–" if np.isnan(x) else f"{x:.4f}" for x in paid)])
+    lines += [*table(heads, rows), ""]
+    if config.grpo_cases:
+        lines[1:1] = ["", grpo_verdict(config, results)]
+        lines += grpo_page(config, results)
+    return [*lines, *_took(config, results, cost)]
+
+
+def _took(
+    config: CoverageConfig, results: Results, cost: Mapping[str, Mapping[str, float]]
+) -> list[str]:
+    """Return a table of training, and of what an answer costs."""
+    rows = []
+    for kind in MODELS:
+        seeds = results[training(kind)]
+        seconds = mean(seed["processor_seconds"] for seed in seeds)
+        tokens = mean(seed["training_tokens"] for seed in seeds)
+        losses = [seed["loss"] for seed in seeds]
+        loss = spread(losses) if len(losses) > 1 else f"{losses[0]:.3f}"
+        row = [kind, f"{seeds[0]['parameters']:,}", f"{best_rate(config, results, kind):g}"]
+        row += [
+            f"{mean(seed['steps'] for seed in seeds):,.0f}",
+            f"{tokens / 1e6:.1f}",
+            f"{seconds / 60:.1f}",
+            loss,
+        ]
+        drawn_tokens = sum(seed["tokens"] for seed in results[kind])
+        drawn_seconds = sum(seed["processor_seconds"] for seed in results[kind])
+        row += [f"{cost[kind]['FLOP'] / 1e6:.1f}", f"{1e6 * cost[kind]['seconds']:.0f}"]
+        rows.append([*row, f"{drawn_tokens / drawn_seconds:,.0f}"])
+    heads = ["model", "parameters", "rate", "updates", "M tokens", "processor min", "loss"]
+    heads += ["MFLOP an answer", "µs of a core an answer", "tokens a core second"]
+    tried = (
+        f"{kind} {learning_rates.losses_of(tried_rates(config, results, kind))}" for kind in MODELS
+    )
+    edges = (edge(kind, config.learning_rates, best_rate(config, results, kind)) for kind in MODELS)
+    dtypes = ", ".join(
+        f"{kind} in {results[kind][0].get('dtype', 'a dtype that was not noted')}"
+        for kind in MODELS
+    )
+    return [
+        "Training, and what an answer cost:",
+        "",
+        *table(heads, rows),
+        "",
+        f"Losses in nats a token by learning rate, after {config.search_minutes:g} minutes: "
+        f"{'; '.join(tried)}.{''.join(edges)}",
+        "",
+        "SRM was sampled by the engine of `srm serve` in the experiment's process, the Transformer "
+        f"by a loop in torch with keys and values kept; {dtypes}. Operations are two for each "
+        "weight of a product and token; those of attention and of the state are left out.",
+    ]
+
+
+def edge(kind: str, rates: Sequence[float], best: float) -> str:
+    """Say where no rate beyond a model's best one was tried."""
+    if len(rates) == 1:
+        return f" No other rate was tried for {kind}."
+    names = {min(rates): "least", max(rates): "largest"}
+    return f" {kind}'s best rate is the {names[best]} that was tried." if best in names else ""
+
+
+def hardest(results: Results) -> np.ndarray:
+    """Return which third of the problems guesses solve most seldom."""
+    right = np.sum([seed["right"] for seed in results[RANDOM]], axis=0)
+    is_hard = np.zeros(len(right), bool)
+    is_hard[np.argsort(right, kind="stable")[: max(1, len(right) // 3)]] = True
+    return is_hard
+
+
+def verdict(config: CoverageConfig, results: Results) -> str:
+    """Say at the largest budget of seconds that both were drawn for whether the claim holds."""
+    ks = spaced(config.samples)
+    cost = {kind: costs(results, kind)["seconds"] for kind in MODELS}
+    seconds = config.samples * min(cost.values())
+    # The quotient may be above the samples by a rounding error.
+    answers = {kind: min(max(1.0, seconds / cost[kind]), config.samples) for kind in MODELS}
+    tables = {kind: rates(results[kind], ks) for kind in MODELS}
+    reached = {kind: at_budget(tables[kind].mean(axis=0), ks, answers[kind]) for kind in MODELS}
+    gaps = np.array(
+        [
+            at_budget(means, ks, answers[REFERENCE]) - at_budget(other, ks, answers[TRANSFORMER])
+            for means, other in zip(
+                resampled_means(tables[REFERENCE], RESAMPLED, 0),
+                resampled_means(tables[TRANSFORMER], RESAMPLED, 0),  # the same problems
+                strict=True,
+            )
+        ]
+    )
+    gap = reached[REFERENCE] - reached[TRANSFORMER]
+    outcome, of_gap = decide("The paper's claim, more problems solved for the same compute,", gaps)
+    return (
+        f"{outcome}: in {seconds:.3g} processor seconds a problem SRM solves "
+        f"{reached[REFERENCE]:.3f} of the problems and the Transformer "
+        f"{reached[TRANSFORMER]:.3f}, a difference of "
+        f"{gap:+.3f} ({of_gap.low:+.3f} … {of_gap.high:+.3f}, 95 % over problems)."
+    )
+
+
+def decide(claim: str, gaps: Floats) -> tuple[str, Interval]:
+    """Say whether a claim holds that a gap is above 0, and in which interval that lies; `gaps` are
+    those of resampled problems."""
+    (of_gap,) = intervals(gaps[:, None])
+    if of_gap.low > 0:
+        return f"{claim} holds here", of_gap
+    if of_gap.high < 0:
+        return f"{claim} does not hold here", of_gap
+    return f"{claim} is not decided here", of_gap
+
+
+def grpo_page(config: CoverageConfig, results: Results) -> list[str]:
+    """Return what GRPO gained, and what it did in its minutes."""
+    ks, grpo = powers(config.samples), config.grpo
+    gains, took = [], []
+    for kind in MODELS:
+        before = rates(results[kind], ks)
+        gains.append([kind, *(f"{value:.4f}" for value in before.mean(axis=0))])
+        for name, case in config.grpo_cases.items():
+            if case.kind != kind:
+                continue
+            after, seeds = rates(results[name], ks), results[name]
+            gains.append([name, *(gain(before[:, at], after[:, at]) for at in range(len(ks)))])
+            rewards = (
+                f"{mean(mean(seed['rewards'][part]) for seed in seeds):.4f}"
+                for part in (slice(AVERAGED), slice(-AVERAGED, None))
+            )
+            row = [name, str(case.rollouts), f"{mean(seed['rows'] for seed in seeds):.0f}"]
+            row += [f"{mean(len(seed['rewards']) for seed in seeds):.0f}"]
+            row += [
+                f"{mean(seed[f'{part}_seconds'] for seed in seeds) / 60:.1f}"
+                for part in ("sampling", "learning")
+            ]
+            took.append([*row, f"{mean(seed['mixed'] for seed in seeds):.0%}", *rewards])
+    heads = ["case", "answers a puzzle", "rows learned", "updates", "min sampling", "min learning"]
+    heads += ["mixed", f"reward of the first {AVERAGED} updates", f"of the last {AVERAGED}"]
+    dtypes = {seed["grpo_dtype"] for name in config.grpo_cases for seed in results[name]}
+    return [
+        f"GRPO for {grpo.grpo_minutes:g} processor minutes each, sampling and learning together: "
+        f"an update asks {grpo.grpo_puzzles} puzzles. All learn from answers in "
+        f"{' and '.join(sorted(dtypes))} at the rate {grpo.grpo_learning_rate:g}, which was not "
+        "searched. Plain GRPO learns from all answers to them, "
+        "balanced resampling from as many as the table says, up to half of them right. pass@k "
+        "before, and what it gained, by puzzle, with its standard error:",
+        "",
+        *table(["case", *(f"pass@{k:,}" for k in ks)], gains),
+        "",
+        *table(heads, took),
+        "",
+    ]
+
+
+def grpo_verdict(config: CoverageConfig, results: Results) -> str:
+    """Say whether many answers of SRM gain more pass@1 than few of the Transformer, if both had
+    something to learn from."""
+    gained = {
+        kind: (rates(results[f"{kind} {BALANCED}"], [1]) - rates(results[kind], [1]))
+        for kind in MODELS
+    }
+    apart = gained[REFERENCE] - gained[TRANSFORMER]
+    claim = (
+        f"That {config.grpo.rollouts} rollouts of SRM gain more by GRPO than "
+        f"{config.grpo.transformer_rollouts} of the Transformer for the same compute"
+    )
+    outcome, of_gap = decide(claim, resampled_means(apart, RESAMPLED, 0)[:, 0])
+    mixed = {kind: mean(seed["mixed"] for seed in results[f"{kind} {BALANCED}"]) for kind in MODELS}
+    if mixed[least := min(MODELS, key=mixed.__getitem__)] < LEAST_MIXED:
+        outcome = (
+            f"{claim} is not decided here, since the models are not comparable: only "
+            f"{mixed[least]:.2%} of the puzzles of {least} had right and wrong answers"
+        )
+    srm, other = (gained[kind].mean() for kind in MODELS)
+    return (
+        f"{outcome}: in {config.grpo.grpo_minutes:g} processor minutes of balanced GRPO pass@1 "
+        f"goes by {srm:+.4f} and by {other:+.4f}, a difference of {apart.mean():+.4f} "
+        f"({of_gap.low:+.4f} … {of_gap.high:+.4f}, 95 % over puzzles)."
+    )
+
+
+def drawn(config: CoverageConfig, results: Results) -> Figure:
+    """Plot pass@k over samples, operations and seconds, and the power laws beyond the samples; and
+    what GRPO gained."""
+    count = 4 if config.grpo_cases else 3
+    figure, panels = plt.subplots(1, count, figsize=(13 * count / 3, 4.5))
+    ks = spaced(config.samples)
+    beyond = [k * config.samples for k in spaced(100)]
+    for axes, member, label in (
+        (panels[0], "", "answers to a problem, k"),
+        (panels[1], "FLOP", "FLOP a problem"),
+        (panels[2], "seconds", "processor seconds a problem"),
+    ):
+        for case, colour in zip((*MODELS, RANDOM), ("C0", "C1", "C7"), strict=True):
+            if case == RANDOM and member:
+                continue  # it has no model, so no price
+            unit = costs(results, case)[member] if member else 1.0
+            solved_rates = rates(results[case], ks)
+            over = np.array(intervals(resampled_means(solved_rates, RESAMPLED, 0)))
+            means = solved_rates.mean(axis=0)
+            axes.plot(unit * np.array(ks), means, color=colour, label=case)
+            axes.fill_between(unit * np.array(ks), *over.T, color=colour, alpha=0.2)
+            fitted = power_law.fit(ks, means)
+            if fitted is not None and case != RANDOM:
+                axes.plot(unit * np.array(beyond), fitted.coverage(beyond), ":", color=colour)
+        axes.set(xlabel=label, xscale="log", ylim=(0, 1.02))
+        axes.grid(linewidth=0.3)
+    panels[0].set(ylabel="pass@k")
+    panels[0].legend()
+    for name, learning in config.grpo_cases.items():
+        gained = rates(results[name], ks) - rates(results[learning.kind], ks)
+        style = "-" if learning.group_size else "--"
+        colour = f"C{MODELS.index(learning.kind)}"
+        panels[-1].plot(ks, gained.mean(axis=0), style, color=colour, label=name)
+    if config.grpo_cases:
+        panels[-1].set(xlabel="answers to a puzzle, k", ylabel="gain by GRPO", xscale="log")
+        panels[-1].grid(linewidth=0.3)
+        panels[-1].legend(fontsize=7)
+    return figure
+
+
+def main(argv: list[str]) -> int:
+    """Run all cases and write the record."""
+    config = load(CoverageConfig, argv, prog="python -m experiments coverage")
+    task = read_task(config)
+    results = run_all(config, task)
+    publish("coverage", argv, config, results, page(config, task, results), drawn(config, results))
+    return 0

@@ -1,0 +1,72 @@
+"""Draws answers to problems from models, and counts the right ones."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Literal
+
+import torch
+
+from research.experiments.harness.result_cache import Numbers
+from research.experiments.harness.tasks import SolvingTask
+from srm.engine.config import EngineConfig
+from srm.engine.progress import show_progress
+from srm.training.baselines.transformer import Transformer
+from srm.training.baselines.transformer_sampler import TransformerSampler
+from srm.training.grpo.engine_sampler import engine_sampler
+from srm.training.grpo.rollouts import RolloutSampling, Sampler
+from srm.training.model import SRM, LanguageModel
+from srm.training.precision import choose_precision
+
+SamplingDtype = Literal["float32", "bfloat16"]
+SLOTS = 2_048
+"""Samples that run at once."""
+
+
+def open_sampler(
+    model: LanguageModel, most: int, dtype: SamplingDtype, warming: Sequence[int], end: int
+) -> Sampler:
+    """Return what samples up to `most` answers at once, to the token `end`: our engine in this
+    process, or for a Transformer our loop in torch. The prompt `warming` is answered first."""
+    if isinstance(model, Transformer):
+        sampler: Sampler = TransformerSampler(model, end, getattr(torch, dtype))
+    else:
+        assert isinstance(model, SRM)
+        engine = EngineConfig(dtype=dtype, num_slots=SLOTS, max_waiting=max(100_000, most))
+        sampler = engine_sampler(model.config, model.state_dict(), engine, 1, 0.0)
+    sampler.sample([warming], RolloutSampling(1, 8, 1.0, 1.0, 0))  # not timed
+    return sampler
+
+
+def training_dtype() -> SamplingDtype:
+    """Return the precision that training takes on this processor."""
+    return "bfloat16" if choose_precision("auto", "cpu") == "bfloat16" else "float32"
+
+
+def draw_answers(model: LanguageModel, task: SolvingTask, samples: int, seed: int) -> Numbers:
+    """Return the right samples of each problem, their tokens, and what drawing them took; equal
+    answers are judged once, and judging is not timed.
+
+    SRM draws in float32, as in all results so far, a Transformer in the precision of training.
+    """
+    dtype: SamplingDtype = "float32" if isinstance(model, SRM) else training_dtype()
+    right, tokens, wall, processor = [], 0, 0.0, 0.0
+    problems = task.problems
+    opened = closing(open_sampler(model, samples, dtype, problems[0].ids, task.end))
+    with opened as sampler, show_progress("drawing", len(problems)) as tell:
+        for place, problem in enumerate(problems):
+            longest = task.longest - len(problem.ids)
+            begun = time.monotonic(), time.process_time()
+            sampling = RolloutSampling(samples, longest, 1.0, 1.0, (seed + place) % 2**64)
+            (rollouts,) = sampler.sample([problem.ids], sampling)
+            drawn = Counter(tuple(rollout.token_ids.tolist()) for rollout in rollouts)
+            wall += time.monotonic() - begun[0]
+            processor += time.process_time() - begun[1]
+            tokens += sum(len(ids) * count for ids, count in drawn.items())
+            right.append(sum(count for ids, count in drawn.items() if problem.is_right(ids)))
+            tell(place + 1, f"{place + 1} of {len(problems)} problems")
+    took = {"seconds": wall, "processor_seconds": processor, "tokens": tokens}
+    return {"right": right, "samples": samples, "dtype": dtype, **took}

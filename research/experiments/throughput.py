@@ -1,0 +1,398 @@
+"""`python -m experiments throughput`: what a whole update costs by width, in time and memory.
+
+An update is that of `srm train`: forward and backward passes over random token ids, clipped
+gradients, AdamW. The paper's tables S1 to S7 have the same by width: parameters, memory and
+throughput of training. On a CPU each case has a process of its own. A case that runs out of memory,
+or that torch cannot compile, is a row that says so.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, ClassVar, Literal
+
+import torch
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn import functional as F
+
+from research.experiments.harness.models import (
+    HEADS,
+    MULTIPLE,
+    PASSES,
+    REFERENCE,
+    count_flops,
+    model_makers,
+)
+from research.experiments.harness.report import number, table
+from research.experiments.harness.result_cache import Numbers
+from research.experiments.harness.runner import (
+    Results,
+    in_fresh_process,
+    process_bytes,
+    publish,
+    run_cases,
+)
+from research.experiments.harness.settings import ExperimentSettings
+from srm.engine.config import ModelConfig
+from srm.engine.settings import load
+from srm.training.forms import CHUNK
+from srm.training.loop import Run
+from srm.training.model import SRM, LanguageModel
+from srm.training.precision import choose_precision
+from srm.training.processes import Processes, processes
+from srm.training.schedule import Schedule
+from srm.training.settings import Precision
+
+WARM_UP = 3
+"""Updates before those that are timed: kernels are loaded, moments made."""
+WINDOWS = 5
+"""Parts that the seconds of a case are divided into, each of whole updates."""
+PEAK = "matrix product"
+"""Case of the product that others are compared with."""
+PEAK_SIDE = {"cpu": 2_048, "gpu": 8_192}
+"""Rows and columns of its square matrices, by device."""
+OUT_OF_MEMORY = "out of memory"
+PAPER_SIZES = (16, 512, 8_000)
+"""Blocks, context and vocabulary of the paper's models."""
+PAPER_MILLIONS = {
+    REFERENCE: {128: 4.76, 256: 14.69, 512: 50.29, 1_024: 184.40, 2_048: 704.28},
+    "SRM without projections": {128: 4.23, 256: 12.59, 512: 41.89, 1_024: 150.8, 2_048: 570.0},
+    "Mamba 2": {128: 5.85, 256: 19.03, 512: 69.42, 1_024: 252.3, 2_048: 974.3},
+}
+"""Millions of parameters by width in the paper's tables S1, S3 and S6."""
+
+
+class _Published(SRM):
+    """An SRM whose mixers have one matrix over all tokens."""
+
+    def forward(self, ids: Tensor, chunk: int = 0) -> Tensor:
+        return super().forward(ids, chunk or ids.shape[1])
+
+
+def makers(layers: int, n: int, vocab_size: int) -> dict[str, Callable[[int], LanguageModel]]:
+    """Return by kind the functions from a width to a new model."""
+
+    def variant(heads: int = HEADS, **members: Any) -> Callable[[int], LanguageModel]:
+        return lambda d: SRM(ModelConfig(d, layers, heads, n, vocab_size, **members))
+
+    made = model_makers(layers, n, vocab_size)
+    return {
+        REFERENCE: made.pop(REFERENCE),
+        "Transformer": made.pop("Transformer"),
+        **made,
+        "SRM without projections": variant(use_projections=False),
+        "SRM published form": lambda d: _Published(ModelConfig(d, layers, HEADS, n, vocab_size)),
+        "SRM row": variant(1, mixer="row", use_projections=False, decay=False),
+        "SRM column": variant(1, mixer="column", use_projections=False, decay=False),
+    }
+
+
+KINDS = tuple(makers(1, 1, 1))
+MODES = ("eager", "compiled")
+
+
+class ThroughputConfig(ExperimentSettings, frozen=True):
+    """Settings of `python -m experiments throughput`; sizes are the paper's."""
+
+    LEAST_SEEDS: ClassVar[int] = 1
+    seeds: tuple[int, ...] = (0,)
+    """Seeds of weights and token ids; with each, every case is measured once more."""
+    threads: int = 0
+    """CPU threads; 0: all cores."""
+    widths: tuple[int, ...] = (128, 256, 512, 1_024, 2_048)
+    """Widths of the models."""
+    kinds: tuple[str, ...] = KINDS
+    """Models to measure, in this order. SRM is the form that is trained with, of mixed heads with
+    decay and projections; the others of it differ in what they are named by."""
+    modes: tuple[str, ...] = ("eager",)
+    """`eager`, `compiled` (by `torch.compile`), or both."""
+    num_layers: int = 16
+    """Number of blocks of the models."""
+    n_ctx: int = 512
+    """Tokens in a sequence."""
+    rows: int = 32
+    """Sequences in one update."""
+    vocab_size: int = 8_000
+    """Number of token ids."""
+    seconds: float = 10.0
+    """Least seconds that the updates of a case are timed for."""
+    device: Literal["cpu", "gpu"] = "cpu"
+    """Device that trains."""
+    precision: Precision = "auto"
+    """Precision of the matrix products, as in `srm train pretrain`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, known in (("kinds", KINDS), ("modes", MODES)):
+            if (wrong := set(getattr(self, name)) - set(known)) or not getattr(self, name):
+                raise ValueError(f"{name} must be some of {', '.join(known)}, got {sorted(wrong)}")
+        if not self.widths or any(d < 1 or d % MULTIPLE for d in self.widths):
+            raise ValueError(f"widths must be multiples of {MULTIPLE} above 0, got {self.widths}")
+        if not self.seconds > 0:
+            raise ValueError(f"seconds must be above 0, got {self.seconds}")
+
+    def make(self, kind: str, width: int) -> LanguageModel:
+        """Make a model of a kind."""
+        return makers(self.num_layers, self.n_ctx, self.vocab_size)[kind](width)
+
+
+def measure(config: ThroughputConfig, kind: str, width: int, mode: str, seed: int) -> Numbers:
+    """Time whole updates; return their rate, and the most memory that they took.
+
+    On a CPU memory is what the process gained; so each call needs a fresh process there. An error
+    of torch, as where memory runs out, is returned as `failed`.
+    """
+    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    torch.manual_seed(seed)
+    counted = count(config, kind, width)
+    if config.device == "cpu":
+        _limit_memory()
+    else:
+        gc.collect()  # an earlier case
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    torch.compiler.reset()  # or a further width is computed without being compiled
+    try:
+        with processes(config.device) as own:
+            return counted | _timed(config, kind, width, mode, own)
+    except (RuntimeError, MemoryError) as error:
+        traceback.print_exc()
+        return counted | {"failed": _reason(error)}
+
+
+def count(config: ThroughputConfig, kind: str, width: int) -> Numbers:
+    """Count a model's parameters; none is made."""
+    with torch.device("meta"):
+        model = config.make(kind, width)
+    return {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+
+
+def _timed(config: ThroughputConfig, kind: str, width: int, mode: str, own: Processes) -> Numbers:
+    before = process_bytes("VmRSS")
+    with own.device, tempfile.TemporaryDirectory() as folder:
+        schedule = Schedule(
+            steps=2**31,  # more than are made, so that none is the last
+            learning_rate=0.0,  # no time depends on what is learned
+            warmup_steps=1,
+            weight_decay=0.0,
+            save_every=2**31,
+            precision=config.precision,
+            compile=mode == "compiled",
+        )
+        model = config.make(kind, width)
+        run = Run(model, schedule, Path(folder), own, {})
+        ids = torch.randint(config.vocab_size, (config.rows, config.n_ctx + 1))
+        inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].flatten()
+
+        def loss(batch: Tensor) -> Tensor:
+            return F.cross_entropy(run.logits(batch).flatten(0, 1), targets)
+
+        flops = config.rows * count_flops(model, config.n_ctx)
+        started = time.monotonic()
+        for _ in range(WARM_UP):
+            run.update([inputs], loss)
+        warm_up_s = time.monotonic() - started
+        steps, windows = 1, [_window(run, inputs, loss, 1)]
+        steps = max(1, round(config.seconds / WINDOWS / windows.pop()))
+        while sum(windows) < config.seconds:
+            windows.append(_window(run, inputs, loss, steps))
+    is_gpu = config.device == "gpu"
+    return {
+        "flops": flops,
+        "precision": run.precision,
+        "warm_up_s": warm_up_s,
+        "updates_of_a_window": steps,
+        "seconds": windows,
+        "tokens_per_s": steps * inputs.numel() / median(windows),
+        "bytes": torch.cuda.max_memory_allocated() if is_gpu else process_bytes("VmHWM") - before,
+    }
+
+
+def _window(run: Run, inputs: Tensor, loss: Callable[[Tensor], Tensor], steps: int) -> float:
+    """Return the seconds of some updates, until the device has made them."""
+    started = time.monotonic()
+    for _ in range(steps):
+        run.update([inputs], loss)
+    if inputs.is_cuda:
+        torch.cuda.synchronize()
+    return time.monotonic() - started
+
+
+def measure_peak(config: ThroughputConfig, seed: int) -> Numbers:
+    """Multiply large random matrices; return operations a second, the median of windows."""
+    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    torch.manual_seed(seed)
+    side, windows = PEAK_SIDE[config.device], []
+    with processes(config.device) as own:
+        precision = choose_precision(config.precision, own.device.type)
+        dtype = getattr(torch, precision)
+        first, other = (torch.randn(side, side, device=own.device).to(dtype) for _ in range(2))
+        for _ in range(1 + 2 * WINDOWS):
+            started = time.monotonic()
+            float((first @ other)[0, 0])  # waits for the device
+            windows.append(time.monotonic() - started)
+    return {"precision": precision, "flops_per_s": 2 * side**3 / median(windows[1:])}
+
+
+def _limit_memory() -> None:
+    """Let this process take no more than is free: else the system kills one of its own choice."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    (kib,) = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (process_bytes("VmData") + 1024 * kib, hard))
+
+
+def _reason(error: Exception) -> str:
+    """Say in a few words what stopped a case."""
+    words = str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in words:
+        return OUT_OF_MEMORY
+    return f"{type(error).__name__}: {(words.splitlines() or [''])[0]:.80}"
+
+
+def apart(config: ThroughputConfig, kind: str, width: int, mode: str) -> Callable[[int], Numbers]:
+    """Return the function that measures a case, on a CPU in a fresh process, which the system may
+    kill."""
+    measured = partial(measure, config, kind, width, mode)
+    if config.device == "gpu":  # whose memory is counted from nothing anew
+        return measured
+    in_process = in_fresh_process(measured)
+
+    def whatever(seed: int) -> Numbers:
+        try:
+            return in_process(seed)
+        except BrokenProcessPool:
+            return count(config, kind, width) | {"failed": f"killed, as if {OUT_OF_MEMORY}"}
+
+    return whatever
+
+
+def case(kind: str, width: int, mode: str) -> str:
+    """Return the name of a case."""
+    return f"{kind} {width}{' compiled' if mode == 'compiled' else ''}"
+
+
+def run_all(config: ThroughputConfig) -> Results:
+    """Measure all cases, kind by kind."""
+    cases: dict[str, Callable[[int], Numbers]] = {PEAK: partial(measure_peak, config)}
+    for mode, kind, width in product(config.modes, config.kinds, config.widths):
+        cases[case(kind, width, mode)] = apart(config, kind, width, mode)
+    return run_cases("throughput", config, cases, {})
+
+
+def page(config: ThroughputConfig, results: Results) -> list[str]:
+    """Return the record's text: tables by width of parameters, speed, memory and share of the
+    peak."""
+    peak = mean(result["flops_per_s"] for result in results[PEAK])
+    by_mode = [(kind, mode) for mode in config.modes for kind in config.kinds]
+    heads = ["model", *(f"d {width:,}" for width in config.widths)]
+    lines = [
+        f"Whole updates of {config.rows} sequences of {config.n_ctx} tokens on random ids, with "
+        f"{config.num_layers} blocks and {config.vocab_size:,} ids: "
+        "forward and backward passes, clipped gradients, AdamW, as `srm train` makes them.",
+        "",
+        "Parameters in millions:",
+        "",
+        *table(heads, _size_rows(config, results)),
+        "",
+    ]
+
+    def share(result: Numbers) -> float:
+        a_token = result["flops"] / (config.rows * config.n_ctx)
+        return float(100 * a_token * result["tokens_per_s"] / peak)
+
+    figures: tuple[tuple[str, Callable[[Numbers], float], int], ...] = (
+        ("Tokens a second, the median of windows", lambda result: result["tokens_per_s"], 0),
+        ("Memory at its most, in MiB", lambda result: result["bytes"] / 2**20, 0),
+        (
+            f"Per cent of the {peak / 1e12:.3g} TFLOP/s of a product of square matrices of "
+            f"{PEAK_SIDE[config.device]:,} rows",
+            share,
+            1,
+        ),
+    )
+    for title, figure, digits in figures:
+        rows = (
+            [
+                _label(kind, mode),
+                *(_cell(results[case(kind, d, mode)], figure, digits) for d in config.widths),
+            ]
+            for kind, mode in by_mode
+        )
+        lines += [f"{title}:", "", *table(heads, rows), ""]
+    memory = (
+        "torch's allocator gave out on the GPU" if config.device == "gpu" else "the process gained"
+    )
+    lines += [
+        f"Operations are {PASSES} times those of the matrix products of a forward pass, as torch "
+        "counts them: 6 a token for each weight of a matrix but the embedding's, and those of "
+        "token mixing, triangular matrices as full ones; a matrix of SRM spans "
+        f"{min(CHUNK, config.n_ctx)} tokens. Memory is what {memory}."
+    ]
+    return lines
+
+
+def _size_rows(config: ThroughputConfig, results: Results) -> list[list[str]]:
+    """Return rows of parameters in millions, beside the paper's where it has the same sizes."""
+    rows = []
+    for kind in config.kinds:
+        paper = PAPER_MILLIONS.get(kind, {})
+        cases = [results[case(kind, d, config.modes[0])] for d in config.widths]
+        sizes = [seeds[0]["parameters"] / 1e6 for seeds in cases]
+        rows.append([kind, *(f"{size:.2f}" for size in sizes)])
+        if paper and (config.num_layers, config.n_ctx, config.vocab_size) == PAPER_SIZES:
+            rows.append(["the paper's", *(number(paper.get(d), 2) for d in config.widths)])
+    return rows
+
+
+def _label(kind: str, mode: str) -> str:
+    return kind if mode == "eager" else f"{kind}, compiled"
+
+
+def _cell(results: list[Numbers], figure: Callable[[Numbers], float], digits: int) -> str:
+    """Render the mean of a figure over seeds, or why there is none."""
+    failed = [result["failed"] for result in results if "failed" in result]
+    if failed:
+        return str(failed[0]).replace("|", "/")
+    return f"{mean(map(figure, results)):,.{digits}f}"
+
+
+def drawn(config: ThroughputConfig, results: Mapping[str, list[Numbers]]) -> Figure:
+    """Plot tokens a second and memory by width, a line for each model and mode."""
+    figure, panels = plt.subplots(1, 2, figsize=(10, 4.5))
+    for axes, member, unit, label in (
+        (panels[0], "tokens_per_s", 1, "tokens a second"),
+        (panels[1], "bytes", 2**20, "MiB at the most"),
+    ):
+        for mode, kind in product(config.modes, config.kinds):
+            points = {d: results[case(kind, d, mode)] for d in config.widths}
+            done = {d: of for d, of in points.items() if not any("failed" in r for r in of)}
+            values = [mean(result[member] for result in of) / unit for of in done.values()]
+            style = "-" if mode == "eager" else "--"
+            axes.plot(list(done), values, style, marker=".", label=_label(kind, mode))
+        axes.set(xscale="log", yscale="log", xlabel="width", ylabel=label)
+        axes.set_xscale("log", base=2)
+        axes.grid(linewidth=0.3)
+    panels[0].legend(fontsize=7)
+    return figure
+
+
+def main(argv: list[str]) -> int:
+    """Run all cases and write the record."""
+    config = load(ThroughputConfig, argv, prog="python -m experiments throughput")
+    results = run_all(config)
+    publish("throughput", argv, config, results, page(config, results), drawn(config, results))
+    return 0
