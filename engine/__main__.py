@@ -7,17 +7,17 @@ import sys
 
 import msgspec
 
-from srm.engine import logs
+from srm import logs
 from srm.engine.device.libc import keep_freed_memory, wait_busily_for_less
 from srm.engine.device.runner import ModelRunner
-from srm.engine.errors import SRMError
-from srm.engine.memory import collect_rarely
 from srm.engine.process.engine import Engine
 from srm.engine.process.process import serve
 from srm.engine.process.weights_note import first_weights, started_folder
-from srm.engine.settings import load
 from srm.engine.weights.checkpoint import load_checkpoint, with_ends_of
 from srm.engine.wiring import EngineWiring
+from srm.errors import SRMError
+from srm.memory import collect_rarely
+from srm.settings import load
 
 logger = logging.getLogger("srm.engine")
 

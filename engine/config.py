@@ -1,6 +1,6 @@
 """ModelConfig (what a checkpoint is) and EngineConfig (how it is served).
 
-Read by `engine.settings`; the string under a field is its line in `--help`.
+Read by `srm.settings`; the string under a field is its line in `--help`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, CheckpointError, ConfigError, in_words
-from srm.engine.files import read_file
 from srm.engine.messages import MAX_LOGPROBS
+from srm.errors import UNDECODABLE, CheckpointError, ConfigError, in_words
+from srm.files import read_file
+from srm.logs import LogFormat, LogLevel
 
 DEMO_MODEL = Path(__file__).resolve().parents[1] / "models" / "demo"
 """The bundled checkpoint; the same place in a source tree and in an installed package."""
@@ -301,10 +302,6 @@ GPU_STEP_ROWS = 65_536
 """Most rows of a GPU's step: what is measured and tested there goes no further."""
 GPU_VALUES = 2**31 - 1
 """Most values of a matrix in a GPU's step: kernels of MAX count them in 32 bits."""
-
-
-LogLevel = Literal["debug", "info", "warning", "error"]
-LogFormat = Literal["text", "json"]
 
 
 def check_max_logprobs(max_logprobs: int) -> None:

@@ -20,14 +20,14 @@ from typing import BinaryIO
 
 import msgspec
 
-from srm.engine.errors import (
+from srm.errors import (
     UNDECODABLE,
     CheckpointError,
     EngineUnavailable,
     StoreError,
     StoreFull,
 )
-from srm.engine.files import SMALL_BYTES, open_file, read_file
+from srm.files import SMALL_BYTES, open_file, read_file
 
 FIRST = "first"
 """Name of the copy of the model that the server was started with, which `srm serve` makes."""

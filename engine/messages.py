@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from srm.engine.errors import (
+from srm.errors import (
     ContextTooLong,
     EngineUnavailable,
     IdInUse,

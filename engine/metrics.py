@@ -1,6 +1,6 @@
 """Every metric of the engine, declared once; updated per step and per finished sequence.
 
-Under a supervisor, values live in memory that all processes share (`engine.metrics_memory`), from
+Under a supervisor, values live in memory that all processes share (`srm.metrics_memory`), from
 where any API process answers for all. A restarted engine goes on from the counts of the one before
 it, and the gauges of one that is gone are taken away.
 
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from prometheus_client import Counter, Gauge, Histogram
 
-from srm.engine import metrics_memory
+from srm import metrics_memory
 
 _IS_RESTARTED = metrics_memory.join()
 

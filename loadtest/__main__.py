@@ -11,8 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from srm.engine.errors import ConfigError, SRMError
-from srm.engine.settings import Command, build, read_settings
+from srm.errors import ConfigError, SRMError
 from srm.loadtest.commands import run_command
 from srm.loadtest.commands.offline import offline
 from srm.loadtest.commands.sweep import (
@@ -29,6 +28,7 @@ from srm.loadtest.report import compare_report
 from srm.loadtest.report.compare import compare
 from srm.loadtest.report.report_files import MeasuredRun, write_reports
 from srm.loadtest.scenario import command_of, read
+from srm.settings import Command, build, read_settings
 
 USAGE = """usage: srm loadtest COMMAND [options]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.quantities import PERCENTILES
 from srm.loadtest.recording import Counts, Times
 from srm.loadtest.summary import Distribution

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, ConfigError, in_words, not_json_line, not_utf8
-from srm.engine.files import open_file
+from srm.errors import UNDECODABLE, ConfigError, in_words, not_json_line, not_utf8
+from srm.files import open_file
 
 T = TypeVar("T")
 

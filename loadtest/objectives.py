@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.quantities import DISTRIBUTIONS, value_of
 from srm.loadtest.recording import ERRORS
 from srm.loadtest.summary import Distribution, Summary

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from srm.engine.errors import UNDECODABLE, ConfigError
-from srm.engine.files import open_file
+from srm.errors import UNDECODABLE, ConfigError
+from srm.files import open_file
 from srm.loadtest.scenario import Scenario, as_path
 
 Times = NDArray[np.float64]

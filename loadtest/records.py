@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from srm.engine.errors import ConfigError
-from srm.engine.files import read_file
+from srm.errors import ConfigError
+from srm.files import read_file
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "research" / "records"

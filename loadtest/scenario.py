@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from srm.engine.errors import UNDECODABLE
-from srm.engine.settings import Command, build, read_settings
+from srm.errors import UNDECODABLE
 from srm.loadtest import lengths
+from srm.settings import Command, build, read_settings
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 """The folder of ready-made scenarios."""

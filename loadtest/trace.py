@@ -20,7 +20,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from srm.engine.errors import cut
+from srm.errors import cut
 from srm.loadtest import lines
 
 BLOCK_TOKENS = 512

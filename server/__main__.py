@@ -13,12 +13,11 @@ from functools import partial
 import msgspec
 import uvicorn
 
-from srm.engine import logs
+from srm import logs
 from srm.engine.client.client import ENGINE_TIMEOUT_S, EngineClient
-from srm.engine.errors import ConfigError, SRMError
-from srm.engine.logs import printable
-from srm.engine.memory import collect_rarely
-from srm.engine.settings import load
+from srm.errors import ConfigError, SRMError
+from srm.logs import printable
+from srm.memory import collect_rarely
 from srm.server.batch import jobs
 from srm.server.config import within_open_files
 from srm.server.http.connection import Connection
@@ -32,6 +31,7 @@ from srm.server.supervise.listeners import listen, listen_as
 from srm.server.text.text import Text
 from srm.server.text.tokenizer_files import use_defaults
 from srm.server.wiring import ServerWiring
+from srm.settings import load
 
 _KEEP_ALIVE_S = 75
 """How long a connection may idle: longer than clients keep one (httpx 5 s, aiohttp 15 s), since a

@@ -1,6 +1,6 @@
 """ServerConfig: how requests are received, and what becomes of files and batches.
 
-Loaded by `engine.settings.load` like every other setting; nothing changes after loading.
+Loaded by `srm.settings.load` like every other setting; nothing changes after loading.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from srm.engine.client.client import HEARTBEAT_S
 from srm.engine.config import (
     DEMO_MODEL,
     EngineConfig,
-    LogFormat,
-    LogLevel,
     check_utf8,
     find_model,
 )
-from srm.engine.errors import ConfigError
 from srm.engine.messages import MAX_PRIORITY
+from srm.errors import ConfigError
+from srm.logs import LogFormat, LogLevel
 from srm.server.model_identity import digest
 
 log = logging.getLogger(__name__)

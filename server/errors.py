@@ -32,8 +32,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
 
-from srm.engine import errors
-from srm.engine.errors import MAX_MESSAGE, cut
+from srm import errors
+from srm.errors import MAX_MESSAGE, cut
 from srm.server.elsewhere import here
 
 

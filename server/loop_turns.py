@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from srm.engine.process.watchdog import REARM_S, Heartbeat
-from srm.engine.tasks import dispensable
+from srm.tasks import dispensable
 
 LOOP_TIMEOUT_S = 60.0
 """Seconds without a turn of its event loop after which a process is ended and started again."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from srm.engine import metrics_memory
+from srm import metrics_memory
 
 metrics_memory.join()
 

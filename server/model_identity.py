@@ -7,8 +7,8 @@ import os
 from hashlib import blake2b
 from pathlib import Path
 
-from srm.engine.files import open_file, read_file
 from srm.engine.kept_model import weight_names
+from srm.files import open_file, read_file
 
 log = logging.getLogger(__name__)
 

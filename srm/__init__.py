@@ -15,9 +15,9 @@ _HOMES = {
     "regex_constraint": "srm.engine.constraints.constraint",
     "choice_constraint": "srm.engine.constraints.constraint",
     "lark_constraint": "srm.engine.constraints.constraint",
-    "RequestError": "srm.engine.errors",
-    "ConfigError": "srm.engine.errors",
-    "CheckpointError": "srm.engine.errors",
+    "RequestError": "srm.errors",
+    "ConfigError": "srm.errors",
+    "CheckpointError": "srm.errors",
 }
 
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 
-from srm.engine.errors import ConfigError, SRMError, did_you_mean
-from srm.engine.logs import printable
+from srm.errors import ConfigError, SRMError, did_you_mean
+from srm.logs import printable
 from srm.server.commands.standard_output import INTERRUPTED
 
 USAGE = """usage: srm COMMAND [SETTINGS]

@@ -21,10 +21,7 @@ _SERVES = ("engine", "engine.client", "engine.steps.tokens")
 _EDGE = ("server", "server.schema", "server.http")
 _DIALECTS = ("server.schema.responses", "server.schema.messages")
 _ANSWERS = (*_EDGE, *_DIALECTS, "server.text", "server.generation", "server.reply")
-_MEASURES = ("engine.errors", "engine.files", "engine.settings", "loadtest")
-"""What every command of ours says, reads and writes in one way: nothing that serves."""
-_LIMITED = "engine.process.limited_process"
-_REPORTS = (*_MEASURES, "loadtest.analysis", "loadtest.client")
+_REPORTS = ("loadtest", "loadtest.analysis", "loadtest.client")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine": (),
     "engine.constraints": ("engine",),
@@ -42,11 +39,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "server.schema.messages": (*_SERVES, "server", "server.schema"),
     "server.http": (*_SERVES, "server", "server.schema"),
     "server.storage": (*_SERVES, *_EDGE),
-    "server.text": (*_SERVES, "server", "server.schema", "engine.constraints", _LIMITED),
+    "server.text": (*_SERVES, "server", "server.schema", "engine.constraints"),
     "server.supervise": (*_SERVES, *_EDGE, "server.text"),
-    "server.generation": (
-        *(*_SERVES, *_EDGE, "server.text", _LIMITED, "engine.constraints.share_lines"),
-    ),
+    "server.generation": (*(*_SERVES, *_EDGE, "server.text", "engine.constraints.share_lines"),),
     "server.reply": (
         *_SERVES,
         *_EDGE,
@@ -61,10 +56,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *(*_SERVES, *_ANSWERS, "server.storage", "server.routes", "server.batch"),
         "server.supervise",
     ),
-    "loadtest": _MEASURES[:3],
-    "loadtest.workload": (*_MEASURES, "engine.tokenizer_file"),
-    "loadtest.client": (*_MEASURES, "loadtest.workload"),
-    "loadtest.analysis": _MEASURES,
+    "loadtest": (),
+    "loadtest.workload": ("loadtest",),
+    "loadtest.client": ("loadtest", "loadtest.workload"),
+    "loadtest.analysis": ("loadtest",),
     "loadtest.report": _REPORTS,
     "loadtest.commands": (*_REPORTS, "loadtest.workload", "loadtest.report"),
     "training.text": ("engine",),
@@ -115,6 +110,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "deploy.image": ("engine", "server.supervise", "loadtest"),
 }
 """A package's files import its own, those of the packages named here, and what these may import.
+All import the ground floor, the modules of `srm/`, which import each other alone.
 `__main__` of a package wires all of it; research/bench/ measures everything, and nothing imports
 it."""
 MAY_IMPORT_LIBRARY = {
@@ -129,7 +125,7 @@ MAY_IMPORT_LIBRARY = {
         "training",
         "research",
         "engine.python",
-        "engine.tokenizer_file",
+        "srm.tokenizer_file",
     ),
 }
 LARGEST_FOLDER = 15
@@ -149,9 +145,9 @@ name, or one of that kind. A decoder has `feed` and `flush`."""
 _KERNEL = "a file of the kernel's, whose size is not that of its content"
 _PIPE = "a pipe is allowed, or an object in a store"
 MAY_OPEN = {
-    "engine.files": "opens what it is asked for, and checks that it is a regular file",
-    "engine.cores": _KERNEL,
-    "engine.memory": _KERNEL,
+    "srm.files": "opens what it is asked for, and checks that it is a regular file",
+    "srm.cores": _KERNEL,
+    "srm.memory": _KERNEL,
     "engine.device.processor": _KERNEL,
     "training.precision": _KERNEL,
     "server.supervise.supervisor": _KERNEL,
@@ -165,24 +161,25 @@ MAY_OPEN = {
     "server.routes.files": "a file that the store wrote, read without a buffer",
     "training.text.whole_files": "a file just written, which gets its SHA-256",
 }
-"""Who may open files to read without `engine.files`, and why. What waits for a pipe or reads a
+"""Who may open files to read without `srm.files`, and why. What waits for a pipe or reads a
 device without an end is opened there, and refused."""
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 PARTS = ("engine", "server", "loadtest", "training")
 """Folders that are parts of the package srm."""
-TOPS = ("engine", "server", "loadtest", "training", "research", "deploy")
+TOPS = ("engine", "server", "loadtest", "training", "research", "deploy", "srm")
 PROGRAMS = "research.bench.peers.programs"
 """What runs in other engines' environments, and ours as any user would have it run."""
 PROGRAMS_SEE = {
     f"{PROGRAMS}.timing",
-    *("Engine", "SamplingParams", "engine.python.offline"),
+    *("srm", "engine.python.offline"),
     *("engine.weights.checkpoint", "training.recurrence"),  # the model in plain PyTorch
 }
 
 
 def sources() -> list[Path]:
-    paths = [path for top in TOPS for path in sorted((ROOT / top).rglob("*.py"))]
-    return [*paths, *sorted((ROOT / "srm").glob("*.py"))]
+    paths = [path for top in TOPS[:-1] for path in sorted((ROOT / top).rglob("*.py"))]
+    paths += sorted((ROOT / "srm").glob("*.py"))  # whose folders are links to the others
+    return paths
 
 
 MODULES = {
@@ -201,14 +198,18 @@ def imports(tree: ast.AST) -> Iterator[str]:
         module = getattr(node, "module", None) or ""
         assert module.split(".")[0] not in PARTS, f"{module}: it is srm.{module}"
         if isinstance(node, ast.Import):
-            yield from (alias.name.removeprefix("srm.") for alias in node.names)
+            yield from (_own(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             is_copied = (node.module or "").endswith("_srm")  # beside a checkpoint, with others
             assert node.level == 0 or is_copied, "imports are absolute"
-            package = f"{node.module}.".removeprefix("srm.")
             for alias in node.names:
-                whole = f"{package}{alias.name}"
-                yield whole if whole in MODULES else package.removesuffix(".") or whole
+                whole = _own(f"{node.module}.{alias.name}")
+                yield whole if whole in MODULES else _own(f"{node.module}")
+
+
+def _own(name: str) -> str:
+    """Return the name of a module as `MODULES` has it: without the package of its part."""
+    return name.removeprefix("srm.") if {*name.split(".")[1:2]} & {*PARTS} else name
 
 
 def opened_to_read(tree: ast.AST) -> list[str]:
@@ -238,7 +239,7 @@ def violations(module: str, tree: ast.AST) -> list[str]:
     results = []
     is_free = module.endswith("__main__") or module.startswith("research.bench.")
     package = module.rpartition(".")[0]
-    may = {package, *MAY_IMPORT.get(package, ())}
+    may = {package, "srm", *MAY_IMPORT.get(package, ())}
     for name in imports(tree):
         top = name.split(".")[0]
         if module.startswith(PROGRAMS):
@@ -251,7 +252,7 @@ def violations(module: str, tree: ast.AST) -> list[str]:
         if owners and not f"{module}.".startswith(tuple(f"{owner}." for owner in owners)):
             results.append(f"{module} may not import {top}")
     if module.startswith((*PARTS, "srm")) and module not in MAY_OPEN:
-        results += [f"{call} is not by engine.files" for call in opened_to_read(tree)]
+        results += [f"{call} is not by srm.files" for call in opened_to_read(tree)]
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             results.append("TYPE_CHECKING hides a cycle")
@@ -393,11 +394,11 @@ def test_every_module_says_what_it_is() -> None:
             "from research.bench.engine import gemm",
             "may not import research.bench",
         ),
-        ("loadtest.lines", "data = path.read_bytes()", "engine.files"),
-        ("loadtest.lines", "with path.open() as file: ...", "engine.files"),
-        ("loadtest.lines", "with open(path, encoding='latin-1') as file: ...", "engine.files"),
-        ("loadtest.lines", "file = os.open(path, os.O_RDONLY)", "engine.files"),
-        ("training.loop", "file = path.open(mode='rb', buffering=0)", "engine.files"),
+        ("loadtest.lines", "data = path.read_bytes()", "srm.files"),
+        ("loadtest.lines", "with path.open() as file: ...", "srm.files"),
+        ("loadtest.lines", "with open(path, encoding='latin-1') as file: ...", "srm.files"),
+        ("loadtest.lines", "file = os.open(path, os.O_RDONLY)", "srm.files"),
+        ("training.loop", "file = path.open(mode='rb', buffering=0)", "srm.files"),
         ("server.routes.app", "if typing.TYPE_CHECKING:\n    import x", "hides a cycle"),
     ],
 )

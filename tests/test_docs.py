@@ -20,16 +20,15 @@ import msgspec
 import pytest
 
 import srm.__main__ as srm
+from srm import limited_process
 from srm.engine import metrics as engine_metrics
 from srm.engine.config import EngineConfig, Mixer, ModelConfig
-from srm.engine.errors import ConfigError
 from srm.engine.messages import SamplingParams
-from srm.engine.process import limited_process
 from srm.engine.python.request_output import Completion, Generated
-from srm.engine.settings import build, settings_in
 from srm.engine.weights.convert import parser as convert_parser
 from srm.engine.weights.inspect_model import inspect_parser
 from srm.engine.weights.upstream_config import Constructor, PublishedArgs
+from srm.errors import ConfigError
 from srm.server import metrics as server_metrics
 from srm.server.commands.score_lines import LineScore
 from srm.server.config import ServerConfig
@@ -41,6 +40,7 @@ from srm.server.routes.scrape import VLLM_CACHE_CONFIG
 from srm.server.schema import conversation, json_parts, sampling_fields, tools, verify
 from srm.server.supervise import launch
 from srm.server.text.chat_template import RENDER_S
+from srm.settings import build, settings_in
 from tests.serving import ROOT, SERVER_FLAGS, Server, free_port
 from tests.tools import doc_tables
 

@@ -17,7 +17,7 @@ BEGIN = {
 }
 """Calls that begin what goes on by itself."""
 ELSEWHERE = {
-    "engine/tasks.py",  # the words themselves
+    "srm/tasks.py",  # the words themselves
     "engine/device/precompile.py",  # compiles, and ends
 }
 SOURCES = [

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from srm.engine.errors import ConfigError, did_you_mean
-from srm.engine.logs import configure_command
-from srm.engine.settings import Command, load
+from srm.errors import ConfigError, did_you_mean
+from srm.logs import configure_command
 from srm.server.commands.standard_output import INTERRUPTED
+from srm.settings import Command, load
 from srm.training.finetuning.config import SFTConfig
 from srm.training.grpo.config import GRPOConfig
 from srm.training.settings import EvaluateConfig, PretrainConfig

@@ -21,13 +21,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from srm.engine.config import ModelConfig
-from srm.engine.errors import ConfigError
-from srm.engine.files import read_file
 from srm.engine.kept_model import WEIGHTS
 from srm.engine.weights.checkpoint import read_model
 from srm.engine.weights.convert import parser
 from srm.engine.weights.tensors import is_scalar
 from srm.engine.weights.transformers_folder import TEXT_FILES
+from srm.errors import ConfigError
+from srm.files import read_file
 from srm.training.model import SRM
 from srm.training.text.whole_files import has, is_sealed, replace_file
 

@@ -13,13 +13,13 @@ from tokenizers import Tokenizer
 
 from srm.engine.config import EngineConfig
 from srm.engine.device.runner import ModelRunner
-from srm.engine.errors import UNDECODABLE, ConfigError, in_words
-from srm.engine.files import read_file
 from srm.engine.messages import Output, SamplingParams
 from srm.engine.process.engine import Engine
-from srm.engine.progress import show_progress
-from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import load_checkpoint
+from srm.errors import UNDECODABLE, ConfigError, in_words
+from srm.files import read_file
+from srm.progress import show_progress
+from srm.tokenizer_file import read_tokenizer
 from srm.training.problems.drawn import problems
 from srm.training.problems.problem import Problem, reward
 from srm.training.settings import EvaluateConfig

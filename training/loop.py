@@ -26,9 +26,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from srm.engine.errors import ConfigError
-from srm.engine.progress import show_progress
 from srm.engine.weights.tensors import DECAY_RANGE, is_scalar
+from srm.errors import ConfigError
+from srm.progress import show_progress
 from srm.training.checkpoint import keep_model, read_run, save_model
 from srm.training.data import IGNORED
 from srm.training.instruments.log import RunLog

@@ -12,11 +12,11 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from srm.engine.errors import ConfigError
-from srm.engine.files import read_file
 from srm.engine.kept_model import WEIGHTS
-from srm.engine.settings import build
-from srm.engine.tokenizer_file import DESCRIPTIONS, read_tokenizer
+from srm.errors import ConfigError
+from srm.files import read_file
+from srm.settings import build
+from srm.tokenizer_file import DESCRIPTIONS, read_tokenizer
 from srm.training.data import IGNORED, CountdownBatches, ProblemBatches, problem_kinds
 from srm.training.instruments.events import check_events
 from srm.training.loop import Losses, Run, TrainingBatches

@@ -30,7 +30,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.training.model import LanguageModel
 
 Batch = tuple[Tensor, Tensor]

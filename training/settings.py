@@ -12,7 +12,7 @@ import msgspec
 
 from srm.engine.config import DEMO_MODEL, Mixer, ModelConfig, find_model
 from srm.engine.messages import MAX_TEMPERATURE
-from srm.engine.settings import flatten
+from srm.settings import flatten
 from srm.training.problems.countdown import LONGEST
 from srm.training.text.tokenizer import MAX_VOCAB_SIZE, MIN_VOCAB_SIZE, OWN_IDS, SpecialIds
 

@@ -26,8 +26,8 @@ from deploy.kubernetes.manifests import (
     rendered,
 )
 from deploy.kubernetes.schemas import custom_problems, is_built_in, problems
-from srm.engine.settings import load
 from srm.loadtest.records import ROOT
+from srm.settings import load
 
 RULE_TESTS = ROOT / "tests" / "deploy" / "alerts.yml"
 

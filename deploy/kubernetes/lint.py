@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 
 from srm.engine.config import EngineConfig
-from srm.engine.errors import ConfigError
-from srm.engine.settings import build_struct
+from srm.errors import ConfigError
 from srm.server.config import ServerConfig
+from srm.settings import build_struct
 
 Object = dict[str, Any]
 CLIENTS = {"srm-client": "true"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from srm.engine.errors import ConfigError, SRMError
+from srm.errors import ConfigError, SRMError
 
 try:
     from deploy.ray.batch import main

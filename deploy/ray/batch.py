@@ -30,14 +30,14 @@ from deploy.ray.files import (
 )
 from deploy.ray.worker import Job, ShardWorker, batch_of
 from srm.engine.config import EngineConfig
-from srm.engine.errors import ConfigError
-from srm.engine.logs import configure_command
-from srm.engine.settings import Command, build, read_settings
+from srm.errors import ConfigError
+from srm.logs import configure_command
 from srm.server.commands.batch_config import BatchConfig
 from srm.server.commands.batch_results import PARTS, job_name
 from srm.server.commands.batch_run import most_lines
 from srm.server.supervise.embedded_engine import PRIVATE
 from srm.server.text.text import Text
+from srm.settings import Command, build, read_settings
 
 log = logging.getLogger(__name__)
 

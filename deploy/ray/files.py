@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow
 from pyarrow import fs, parquet
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.server.batch.lines import RawLine, read_lines
 from srm.server.commands.batch_parquet import ROWS_READ, check_rows, encode_rows, is_parquet
 from srm.server.commands.compression import CHUNK, codec_of

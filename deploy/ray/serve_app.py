@@ -18,8 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from srm.engine.client.client import EngineClient
 from srm.engine.config import EngineConfig
-from srm.engine.errors import ConfigError
-from srm.engine.settings import build_struct
+from srm.errors import ConfigError
 from srm.server.config import ServerConfig
 from srm.server.errors import ErrorBody, ErrorDetail, response
 from srm.server.routes.app import create_app
@@ -30,6 +29,7 @@ from srm.server.supervise.launch import wired
 from srm.server.text.text import Text
 from srm.server.text.tokenizer_files import use_defaults
 from srm.server.wiring import ServerWiring
+from srm.settings import build_struct
 
 OF_SERVER = frozenset(
     {

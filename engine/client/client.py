@@ -17,7 +17,6 @@ import msgspec
 
 from srm.engine.client.connection import EngineConnection
 from srm.engine.client.streams import Stream, Streams, Write
-from srm.engine.errors import EngineError, EngineUnavailable, InvalidRequest
 from srm.engine.messages import (
     Abort,
     Control,
@@ -35,7 +34,8 @@ from srm.engine.messages import (
     TakeSnapshot,
     ToEngine,
 )
-from srm.engine.tasks import Fail, beside, end_process, task_group
+from srm.errors import EngineError, EngineUnavailable, InvalidRequest
+from srm.tasks import Fail, beside, end_process, task_group
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from srm.engine import metrics_memory
-from srm.engine.errors import UNDECODABLE, EngineUnavailable, SRMError
+from srm import metrics_memory
 from srm.engine.messages import (
     Control,
     Done,
@@ -30,7 +29,8 @@ from srm.engine.messages import (
     ToEngine,
     error_of,
 )
-from srm.engine.tasks import Fail, beside, end_process, vital
+from srm.errors import UNDECODABLE, EngineUnavailable, SRMError
+from srm.tasks import Fail, beside, end_process, vital
 
 MAX_INBOX = 64  # messages handled before others get their turn
 _STARTING = "the engine has not answered yet: it is starting"

@@ -25,7 +25,6 @@ from srm.engine.client.unread import (
     RUNS,
     TokenTable,
 )
-from srm.engine.errors import EngineError, EngineUnavailable, SRMError, StepFailed
 from srm.engine.messages import (
     PROMPT,
     REASONS,
@@ -42,6 +41,7 @@ from srm.engine.messages import (
 )
 from srm.engine.steps.batch import I64
 from srm.engine.steps.tokens import Tokens, from_outputs, from_wire, join, step_tokens
+from srm.errors import EngineError, EngineUnavailable, SRMError, StepFailed
 
 Send = Callable[[ToEngine], None]
 Write = Callable[[Tokens], None]

@@ -12,7 +12,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from srm.engine.errors import InvalidRequest, Overloaded
 from srm.engine.steps.batch import I32, I64, Bool
 from srm.engine.steps.tokens import (
     NO_LOGPROBS,
@@ -23,6 +22,7 @@ from srm.engine.steps.tokens import (
     Tokens,
     join,
 )
+from srm.errors import InvalidRequest, Overloaded
 
 INDEX_BITS = 20
 """Bits of a stream number: the low ones are the completion's index, the high ones its reader."""

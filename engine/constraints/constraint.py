@@ -16,7 +16,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from srm.engine.constraints.json_schema import normalize_schema
 from srm.engine.constraints.trial import NOTHING
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 
 HARD_KEYWORDS = frozenset(
     "additionalProperties patternProperties minProperties maxProperties pattern format multipleOf "

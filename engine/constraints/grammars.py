@@ -27,6 +27,7 @@ import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from llguidance.numpy import consume_token_par, fill_next_token_bitmask_par
 
+from srm.cores import available_cores
 from srm.engine.config import ModelConfig
 from srm.engine.constraints.automaton import TokenAutomaton, compile_automaton
 from srm.engine.constraints.closing import (
@@ -38,10 +39,9 @@ from srm.engine.constraints.closing import (
     make_closing,
 )
 from srm.engine.constraints.trial import LIMITS, tokenizer_of
-from srm.engine.cores import available_cores
-from srm.engine.errors import InvalidRequest, Overloaded, SRMError
-from srm.engine.memory import resident_bytes
-from srm.engine.tokenizer_file import parse_tokenizer, read_file
+from srm.errors import InvalidRequest, Overloaded, SRMError
+from srm.memory import resident_bytes
+from srm.tokenizer_file import parse_tokenizer, read_file
 
 I32 = npt.NDArray[np.int32]
 MakeTable = Callable[[str, list[bytes], int, list[int]], TokenAutomaton | None]

@@ -17,7 +17,7 @@ from srm.engine.constraints.pattern import FORMATS, LONG_FORMATS, portable
 from srm.engine.constraints.schema_bounds import LARGEST, bound_schema
 from srm.engine.constraints.schema_facts import TYPES, Schema, endless, exclude_each_other
 from srm.engine.constraints.trial import all_matches, is_possible
-from srm.engine.errors import InvalidRequest, cut, did_you_mean
+from srm.errors import InvalidRequest, cut, did_you_mean
 
 MAX_DEPTH = 100
 """Most objects and lists in each other."""

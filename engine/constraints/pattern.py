@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 
 MAX_PATTERN = 5_000
 """Most characters of a pattern."""

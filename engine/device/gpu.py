@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from max.driver import Accelerator, Device, accelerator_count
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

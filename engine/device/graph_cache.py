@@ -41,9 +41,9 @@ from srm.engine.device import kernels, linear, model, processor, products
 from srm.engine.device.linear import KERNELS
 from srm.engine.device.model import build_slot_graphs, build_step_graph, graph_shape
 from srm.engine.device.products import Product
-from srm.engine.errors import UNDECODABLE, ConfigError
-from srm.engine.files import open_file, read_file
 from srm.engine.messages import MAX_LOGPROBS
+from srm.errors import UNDECODABLE, ConfigError
+from srm.files import open_file, read_file
 
 log = logging.getLogger(__name__)
 

@@ -31,9 +31,9 @@ from srm.engine.device.graph_cache import (
 )
 from srm.engine.device.linear import KERNELS
 from srm.engine.device.runner import open_device
-from srm.engine.errors import UNDECODABLE, ConfigError, SRMError
-from srm.engine.files import open_file, read_file
-from srm.engine.logs import configure_command
+from srm.errors import UNDECODABLE, ConfigError, SRMError
+from srm.files import open_file, read_file
+from srm.logs import configure_command
 
 log = logging.getLogger(__name__)
 

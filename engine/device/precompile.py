@@ -30,10 +30,10 @@ from srm.engine.device.model import graph_shape
 from srm.engine.device.processor import level
 from srm.engine.device.products import choose_product
 from srm.engine.device.telemetry import turn_off_telemetry
-from srm.engine.logs import configure_command
 from srm.engine.messages import MAX_LOGPROBS
-from srm.engine.settings import load
 from srm.engine.weights.checkpoint import read_model
+from srm.logs import configure_command
+from srm.settings import load
 
 
 class PrecompileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,7 +17,7 @@ from max.dtype import DType
 from max.graph import BufferValue, DimLike, TensorType, TensorValue, ops
 
 from srm.engine.config import FLOAT8_MULTIPLES, ModelConfig, ProductSetting
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 
 Product = Literal["own", "linalg", "plain"]
 MULTIPLES = {"own": (256, 256), "linalg": (64, 512)}

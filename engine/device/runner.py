@@ -33,8 +33,6 @@ from srm.engine.device.products import FLOAT8, Product, choose_product, folds_no
 from srm.engine.device.slot_copies import SlotCopies
 from srm.engine.device.state_pool import StatePool, count_slots, spare_slots
 from srm.engine.device.telemetry import turn_off_telemetry
-from srm.engine.errors import ConfigError
-from srm.engine.memory import HugePages
 from srm.engine.steps.batch import (
     I64,
     NO_EDITS,
@@ -46,6 +44,8 @@ from srm.engine.steps.batch import (
 )
 from srm.engine.weights.float8 import float8_tensors
 from srm.engine.weights.weights import Weights, named_tensors
+from srm.errors import ConfigError
+from srm.memory import HugePages
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ from max.dtype import DType
 
 from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.device.slot_copies import SlotCopies
-from srm.engine.errors import ConfigError
-from srm.engine.memory import available_memory
 from srm.engine.state.slots import SlotTable
 from srm.engine.state.tables import TABLE_ENTRIES
 from srm.engine.steps.batch import I64, SAMPLING, Batch, SlotStates
+from srm.errors import ConfigError
+from srm.memory import available_memory
 
 log = logging.getLogger(__name__)
 

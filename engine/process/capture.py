@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from srm.engine.errors import SnapshotError
 from srm.engine.process.snapshot import NAME, Stamp
 from srm.engine.process.snapshot_writer import Record, SnapshotWriter
+from srm.errors import SnapshotError
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import zmq
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

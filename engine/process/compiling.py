@@ -18,10 +18,10 @@ import msgspec
 
 from srm.engine.constraints.grammars import Grammar, Grammars
 from srm.engine.constraints.share_lines import Share, ShareLines
-from srm.engine.errors import InvalidRequest, Overloaded, RequestError
 from srm.engine.messages import Request, StopSamples
-from srm.engine.process.limited_process import FIRST_CPU_S
 from srm.engine.process.table_process import CPU_S, OutOfTime, TableProcess
+from srm.errors import InvalidRequest, Overloaded, RequestError
+from srm.limited_process import FIRST_CPU_S
 
 NUM_THREADS = 4
 """Most constraints that are compiled at a time, each of another share. Half of the threads are for

@@ -16,14 +16,14 @@ import numpy as np
 
 from srm.engine import metrics
 from srm.engine.config import EngineConfig
-from srm.engine.errors import SnapshotError
-from srm.engine.memory import available_memory
 from srm.engine.messages import Request
 from srm.engine.process.capture import PARTS_AHEAD, Capture
 from srm.engine.process.engine import READ_SLOTS, Engine
 from srm.engine.process.snapshot import NAME, SnapshotFile, Stamp, digest
 from srm.engine.process.snapshot_writer import Record
 from srm.engine.state.parked import Parked, in_parts, latest
+from srm.errors import SnapshotError
+from srm.memory import available_memory
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,6 @@ from prometheus_client import Counter, Gauge
 from srm.engine import metrics
 from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.constraints.grammars import Grammars
-from srm.engine.errors import Overloaded, RequestError, SRMError
 from srm.engine.messages import REASONS, Output, Request, SamplingParams, Status, join
 from srm.engine.scheduler.completion import StepTokens
 from srm.engine.scheduler.parking import merge_writes, parkable
@@ -30,6 +29,7 @@ from srm.engine.scheduler.wait_queues import QueueRate
 from srm.engine.state.parked import Parked, in_parts
 from srm.engine.steps.batch import I32, Batch, Launched, Runner
 from srm.engine.weights.weights import Weights
+from srm.errors import Overloaded, RequestError, SRMError
 
 READ_SLOTS = 4_096  # slots whose states are copied from or to the device at once, about
 

@@ -21,17 +21,6 @@ import msgspec
 import numpy as np
 
 from srm.engine import metrics
-from srm.engine.errors import (
-    UNDECODABLE,
-    EngineUnavailable,
-    InvalidRequest,
-    RequestError,
-    SnapshotError,
-    SRMError,
-    StepFailed,
-    SwapInProgress,
-    TimedOut,
-)
 from srm.engine.messages import (
     Abort,
     AboutWeights,
@@ -64,6 +53,17 @@ from srm.engine.process.weights_note import LoadFolder
 from srm.engine.state.sequence import STREAMS
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.wiring import EngineWiring
+from srm.errors import (
+    UNDECODABLE,
+    EngineUnavailable,
+    InvalidRequest,
+    RequestError,
+    SnapshotError,
+    SRMError,
+    StepFailed,
+    SwapInProgress,
+    TimedOut,
+)
 
 logger = logging.getLogger(__name__)
 

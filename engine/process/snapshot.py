@@ -21,11 +21,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from srm.engine.errors import UNDECODABLE, SnapshotError
-from srm.engine.files import open_file
 from srm.engine.messages import Request
 from srm.engine.state.parked import Parked, latest
 from srm.engine.steps.batch import I32, I64, SlotStates
+from srm.errors import UNDECODABLE, SnapshotError
+from srm.files import open_file
 
 NAME = "durable.snapshot"  # name of the file in its folder
 FORMAT_VERSION = 1

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from srm.engine.errors import SnapshotError
 from srm.engine.messages import Request
 from srm.engine.process.snapshot import (
     FORMAT_VERSION,
@@ -29,6 +28,7 @@ from srm.engine.process.snapshot import (
     encoder,
 )
 from srm.engine.state.parked import Parked
+from srm.errors import SnapshotError
 
 PARTIAL = NAME + ".partial"
 """The file that is being written, or that a killed engine left: the next one writes over it."""

@@ -14,7 +14,7 @@ from threading import Lock
 import msgspec
 
 from srm.engine.constraints.automaton import TokenAutomaton, compile_automaton
-from srm.engine.process.limited_process import (
+from srm.limited_process import (
     Answer,
     Died,
     Effort,

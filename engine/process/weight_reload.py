@@ -24,16 +24,6 @@ import msgspec
 
 from srm.engine import metrics
 from srm.engine.config import ModelConfig, read_model_config
-from srm.engine.errors import (
-    CheckpointError,
-    EngineUnavailable,
-    InvalidRequest,
-    NotFound,
-    SRMError,
-    StepFailed,
-    StoreError,
-    SwapInProgress,
-)
 from srm.engine.kept_model import copies_of, store_error
 from srm.engine.messages import AboutWeights, Done, HoldWeights, LoadWeights, Status
 from srm.engine.process.engine import BoundWeights, Engine
@@ -46,6 +36,16 @@ from srm.engine.process.weights_note import (
     read_note,
 )
 from srm.engine.weights.weights import Weights
+from srm.errors import (
+    CheckpointError,
+    EngineUnavailable,
+    InvalidRequest,
+    NotFound,
+    SRMError,
+    StepFailed,
+    StoreError,
+    SwapInProgress,
+)
 
 logger = logging.getLogger(__name__)
 

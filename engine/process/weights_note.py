@@ -19,8 +19,6 @@ from typing import TypeVar
 
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, CheckpointError, EngineUnavailable, cut
-from srm.engine.files import read_file, sealed, unsealed
 from srm.engine.kept_model import (
     FIRST,
     WEIGHTS,
@@ -38,6 +36,8 @@ from srm.engine.weights.delta import made_whole
 from srm.engine.weights.tensor_file import DELTA_OF, read_metadata
 from srm.engine.weights.weights import Weights
 from srm.engine.wiring import EngineWiring
+from srm.errors import UNDECODABLE, CheckpointError, EngineUnavailable, cut
+from srm.files import read_file, sealed, unsealed
 
 logger = logging.getLogger(__name__)
 

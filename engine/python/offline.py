@@ -20,7 +20,14 @@ import numpy as np
 
 from srm.engine.config import DEMO_MODEL, EngineConfig
 from srm.engine.device.runner import ModelRunner
-from srm.engine.errors import (
+from srm.engine.messages import SamplingParams, count_alternatives
+from srm.engine.process.engine import Engine as SteppedEngine
+from srm.engine.python.pending_prompt import PendingPrompt, Prompt, in_turn
+from srm.engine.python.request_output import Completion, Generated
+from srm.engine.python.tokenizer import FolderTokenizer
+from srm.engine.steps.batch import I32
+from srm.engine.weights.checkpoint import load_checkpoint
+from srm.errors import (
     UNDECODABLE,
     ConfigError,
     EngineUnavailable,
@@ -30,14 +37,7 @@ from srm.engine.errors import (
     in_words,
     show_value,
 )
-from srm.engine.messages import SamplingParams, count_alternatives
-from srm.engine.process.engine import Engine as SteppedEngine
-from srm.engine.python.pending_prompt import PendingPrompt, Prompt, in_turn
-from srm.engine.python.request_output import Completion, Generated
-from srm.engine.python.tokenizer import FolderTokenizer
-from srm.engine.settings import build_struct
-from srm.engine.steps.batch import I32
-from srm.engine.weights.checkpoint import load_checkpoint
+from srm.settings import build_struct
 
 _DEFAULTS = SamplingParams()
 _encode = msgspec.msgpack.Encoder().encode

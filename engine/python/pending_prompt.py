@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from srm.engine.errors import InvalidRequest, show_value
 from srm.engine.messages import PROMPT, Output, Request, SamplingParams, join
 from srm.engine.python.request_output import Completion, Decode, Generated, token_scores
 from srm.engine.python.tokenizer import FolderTokenizer
 from srm.engine.steps.batch import I32
+from srm.errors import InvalidRequest, show_value
 
 Prompt = str | Sequence[int] | I32  # a text, or token ids
 _AT_ONCE = 64  # prompts that are read and tokenized together

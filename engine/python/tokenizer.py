@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from srm.engine.errors import InvalidRequest
 from srm.engine.steps.batch import I32
-from srm.engine.tokenizer_file import TextEncoder, read_tokenizer
+from srm.errors import InvalidRequest
+from srm.tokenizer_file import TextEncoder, read_tokenizer
 
 
 class FolderTokenizer:

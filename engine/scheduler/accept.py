@@ -13,7 +13,6 @@ from srm.engine.config import ModelConfig
 from srm.engine.constraints.automaton import TokenAutomaton
 from srm.engine.constraints.byte_table import START
 from srm.engine.constraints.grammars import Grammar
-from srm.engine.errors import ContextTooLong, InvalidRequest
 from srm.engine.messages import (
     MAX_LOGPROBS,
     MAX_PRIORITY,
@@ -28,6 +27,7 @@ from srm.engine.scheduler.admission import Admission
 from srm.engine.state.sequence import STREAMS, SequenceGroup
 from srm.engine.steps.batch import I32, I64
 from srm.engine.steps.token_edits import check_ids, check_ranges, plan_edits
+from srm.errors import ContextTooLong, InvalidRequest
 
 GROUP_BYTES = 2_048  # about how many bytes a group takes besides what its caller sent
 _encode = msgspec.msgpack.Encoder().encode

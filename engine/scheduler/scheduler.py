@@ -23,7 +23,6 @@ import numpy as np
 
 from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.constraints.grammars import Grammars
-from srm.engine.errors import InvalidRequest, Overloaded
 from srm.engine.messages import Output, Request
 from srm.engine.scheduler.accept import RequestRegistry, accept
 from srm.engine.scheduler.admission import Admission
@@ -38,6 +37,7 @@ from srm.engine.state.prefixes import Prefixes
 from srm.engine.state.sequence import PATIENCE, SequenceGroup
 from srm.engine.state.slots import SlotTable, StopSets
 from srm.engine.steps.batch import I32, I64, NO_EDITS, Batch, SlotStates, StepResult
+from srm.errors import InvalidRequest, Overloaded
 
 
 class Scheduler:

@@ -12,8 +12,8 @@ import numpy as np
 
 from srm.engine.constraints.automaton import TokenAutomaton
 from srm.engine.constraints.byte_table import START
-from srm.engine.errors import Overloaded
 from srm.engine.steps.batch import I32, U16
+from srm.errors import Overloaded
 
 TABLE_ENTRIES = 2**26
 """Entries of the array, all uint16: 128 MiB, which a thousand objects of three properties fit."""

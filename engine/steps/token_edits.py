@@ -15,9 +15,9 @@ import numpy as np
 
 from srm.engine.config import ModelConfig
 from srm.engine.constraints.grammars import Grammar
-from srm.engine.errors import InvalidRequest
 from srm.engine.messages import MAX_BIAS, MAX_PENALTY, REPETITION_PENALTIES, SamplingParams
 from srm.engine.steps.batch import I32, I64, NO_EDITS, Edits, Span
+from srm.errors import InvalidRequest
 
 NO_PENALTIES = (1.0, 0.0, 0.0)  # repetition, frequency, presence
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 
 from srm.engine.config import ModelConfig, check_model_folder, read_model_config
-from srm.engine.errors import CheckpointError, cut
 from srm.engine.steps.batch import F32
 from srm.engine.weights.tensor_file import (
     DELTA_OF,
@@ -26,6 +25,7 @@ from srm.engine.weights.tensor_file import (
 )
 from srm.engine.weights.tensors import tensor_shapes
 from srm.engine.weights.weights import Weights, fold
+from srm.errors import CheckpointError, cut
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,12 +21,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from srm.engine.config import ModelConfig, check_model_folder, find_model
-from srm.engine.errors import CheckpointError, ConfigError
-from srm.engine.files import SMALL_BYTES
 from srm.engine.kept_model import INDEX, WEIGHTS
-from srm.engine.settings import CommandParser
 from srm.engine.steps.batch import F32
-from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import read_model
 from srm.engine.weights.delta import write_delta
 from srm.engine.weights.tensor_file import (
@@ -39,6 +35,10 @@ from srm.engine.weights.tensor_file import (
 from srm.engine.weights.tensors import DECAY_RANGE, is_scalar, tensor_shapes
 from srm.engine.weights.transformers_folder import TEXT_FILES, transformers_files
 from srm.engine.weights.upstream_config import Constructor, model_config, read_args
+from srm.errors import CheckpointError, ConfigError
+from srm.files import SMALL_BYTES
+from srm.settings import CommandParser
+from srm.tokenizer_file import read_tokenizer
 
 RUN = "run.pt"
 """State of a training run, which `training/checkpoint.py` reads."""

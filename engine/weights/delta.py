@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from srm.engine.errors import CheckpointError, ConfigError
-from srm.engine.files import SMALL_BYTES
 from srm.engine.kept_model import WEIGHTS
 from srm.engine.weights.checkpoint import read_stored
 from srm.engine.weights.tensor_file import (
@@ -25,6 +23,8 @@ from srm.engine.weights.tensor_file import (
     stored_tensors,
     weights_path,
 )
+from srm.errors import CheckpointError, ConfigError
+from srm.files import SMALL_BYTES
 
 
 def made_whole(path: Path, base: Mapping[str, StoredTensor]) -> bytes:

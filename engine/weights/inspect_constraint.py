@@ -10,8 +10,8 @@ from srm.engine.constraints.byte_automaton import NotCompiled
 from srm.engine.constraints.byte_table import START
 from srm.engine.constraints.constraint import json_constraint, read_json, regex_constraint
 from srm.engine.constraints.grammars import Grammars
-from srm.engine.errors import ConfigError, InvalidRequest
-from srm.engine.files import read_file
+from srm.errors import ConfigError, InvalidRequest
+from srm.files import read_file
 
 
 def inspect_constraint(folder: Path, config: ModelConfig, constraint: str) -> dict[str, str]:

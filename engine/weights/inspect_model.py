@@ -12,13 +12,13 @@ from typing import Literal, get_args
 import numpy as np
 
 from srm.engine.config import FLOAT8_MULTIPLES, EngineConfig, ModelConfig, find_model
-from srm.engine.errors import ConfigError
-from srm.engine.settings import CommandParser
 from srm.engine.steps.batch import SAMPLING
 from srm.engine.weights.checkpoint import read_model
 from srm.engine.weights.inspect_constraint import inspect_constraint, read_constraint
 from srm.engine.weights.step_bytes import decode_bytes
 from srm.engine.weights.tensors import DECAY_RANGE
+from srm.errors import ConfigError
+from srm.settings import CommandParser
 
 GB = 10**9
 GIB = 2**30

@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 import safetensors
 
-from srm.engine.errors import UNDECODABLE, CheckpointError, cut, in_words
-from srm.engine.files import SMALL_BYTES, open_file
-from srm.engine.files import read_file as read_regular
 from srm.engine.kept_model import INDEX, WEIGHTS, ShardIndex
-from srm.engine.memory import available_memory
 from srm.engine.steps.batch import F32
 from srm.engine.weights.tensors import Shapes
+from srm.errors import UNDECODABLE, CheckpointError, cut, in_words
+from srm.files import SMALL_BYTES, open_file
+from srm.files import read_file as read_regular
+from srm.memory import available_memory
 
 DELTA_OF = "delta_of"
 """Key in the metadata of a delta: the fingerprint of the weights that it has the changes of."""

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from srm.engine.config import GENERATION, ModelConfig
-from srm.engine.errors import UNDECODABLE, CheckpointError, in_words
-from srm.engine.files import read_file
-from srm.engine.tokenizer_file import DESCRIPTIONS, read_tokenizer
+from srm.errors import UNDECODABLE, CheckpointError, in_words
+from srm.files import read_file
+from srm.tokenizer_file import DESCRIPTIONS, read_tokenizer
 
 TEXT_FILES = ("tokenizer.json", *DESCRIPTIONS, "chat_template.jinja", GENERATION)
 """What a model folder may have besides weights and config.json."""

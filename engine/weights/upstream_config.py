@@ -15,8 +15,8 @@ from typing import Annotated
 import msgspec
 
 from srm.engine.config import Mixer, ModelConfig
-from srm.engine.errors import UNDECODABLE, ConfigError, in_words
-from srm.engine.files import read_file
+from srm.errors import UNDECODABLE, ConfigError, in_words
+from srm.files import read_file
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.recording import Counts, Flags, Recording, Rows, Times
 
 

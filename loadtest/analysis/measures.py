@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.analysis.chunks import Chunks
 from srm.loadtest.analysis.window import Window
 from srm.loadtest.objectives import NEED_STREAMS, parse

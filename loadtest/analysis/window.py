@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.recording import Recording
 from srm.loadtest.scenario import Scenario
 

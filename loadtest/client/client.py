@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from itertools import takewhile
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest import recording
 from srm.loadtest.client.connection import ClientConnection
 from srm.loadtest.client.os_limits import exhausted

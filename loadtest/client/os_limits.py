@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import resource
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.scenario import Scenario
 
 _SPARE_FILES = 64

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from srm.engine.errors import UNDECODABLE
+from srm.errors import UNDECODABLE
 from srm.loadtest.client.event_stream import EventParser
 
 _NOTHING = {b'""', b"null", b"false", b"{}", b"[]"}

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, ConfigError
+from srm.errors import UNDECODABLE, ConfigError
 from srm.loadtest.scenario import Scenario
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}

@@ -15,7 +15,7 @@ from typing import Any
 
 import uvloop
 
-from srm.engine.errors import ConfigError, SRMError
+from srm.errors import ConfigError, SRMError
 from srm.loadtest import recording
 from srm.loadtest.client import frames
 from srm.loadtest.client.client import Client

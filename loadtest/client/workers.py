@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 import srm
-from srm.engine.errors import ConfigError, SRMError
+from srm.errors import ConfigError, SRMError
 from srm.loadtest.client import frames
 from srm.loadtest.client.target import Target, resolve
 from srm.loadtest.recording import CLIENT, EVENT, REQUEST, About, Recording, Rows

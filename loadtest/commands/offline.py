@@ -17,8 +17,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from srm.engine.errors import ConfigError
-from srm.engine.settings import build, read_settings
+from srm.errors import ConfigError
 from srm.loadtest.client.target import PATHS, api_key, base_url, resolve
 from srm.loadtest.commands import run_command
 from srm.loadtest.recording import ERRORS, Recording
@@ -27,6 +26,7 @@ from srm.loadtest.report.report_files import write_reports
 from srm.loadtest.scenario import Scenario, command_of, must
 from srm.loadtest.workload.batch_file import BatchClient, BatchOutput, write_lines
 from srm.loadtest.workload.workload import Workload
+from srm.settings import build, read_settings
 
 FORMS: dict[str, tuple[bool, dict[str, Any]]] = {
     "stream": (True, {}),

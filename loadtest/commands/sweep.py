@@ -12,9 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, ConfigError, SRMError
-from srm.engine.files import open_file
-from srm.engine.settings import build, read_settings
+from srm.errors import UNDECODABLE, ConfigError, SRMError
+from srm.files import open_file
 from srm.loadtest.analysis.window import load_name
 from srm.loadtest.commands import run_command
 from srm.loadtest.commands.knee import (
@@ -28,6 +27,7 @@ from srm.loadtest.commands.knee import (
 from srm.loadtest.counter_rng import STEP, Draws
 from srm.loadtest.report.report_files import MeasuredRun, write_reports
 from srm.loadtest.scenario import Scenario, command_of
+from srm.settings import build, read_settings
 
 STEPS = "steps"
 """The subfolder of a sweep's recordings."""

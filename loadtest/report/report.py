@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, ConfigError
-from srm.engine.files import open_file
+from srm.errors import UNDECODABLE, ConfigError
+from srm.files import open_file
 from srm.loadtest.analysis.confidence import parts
 from srm.loadtest.analysis.measures import good_requests, is_whole, within
 from srm.loadtest.analysis.observed import Observed

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.analysis.observed import Observed, observe
 from srm.loadtest.quantities import MEASURES, value_of
 from srm.loadtest.recording import ERRORS, Recording

@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest import trace
 from srm.loadtest.counter_rng import ARRIVALS, Draws, shares
 from srm.loadtest.scenario import Scenario

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, ConfigError
-from srm.engine.files import open_file
+from srm.errors import UNDECODABLE, ConfigError
+from srm.files import open_file
 
 _POLL_S = 0.25
 _TIMEOUT_S = 60.0

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 
-from srm.engine.errors import CheckpointError, ConfigError
-from srm.engine.tokenizer_file import parse_tokenizer, read_file
+from srm.errors import CheckpointError, ConfigError
 from srm.loadtest.counter_rng import TOKENIZER, Draws
+from srm.tokenizer_file import parse_tokenizer, read_file
 
 _MOST_WORDS = 4096
 _TRIED = 8192

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest import lengths, trace
 from srm.loadtest.counter_rng import BLOCK, PREFIX, REQUEST, Draws, shares
 from srm.loadtest.scenario import Scenario

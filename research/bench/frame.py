@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from research.bench.peaks.torch_side import plot_record
-from srm.engine.settings import load
 from srm.loadtest.records import RECORDS, new_record, settings_of, write_record
+from srm.settings import load
 
 Record = dict[str, Any]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-from srm.engine.errors import ConfigError, SRMError
-from srm.engine.logs import configure_command
+from srm.errors import ConfigError, SRMError
+from srm.logs import configure_command
 from srm.server.commands.standard_output import INTERRUPTED
 
 EXPERIMENTS = (

@@ -34,7 +34,7 @@ from research.experiments.harness.report import number, points, spread, table
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.harness.runner import Results, fit, publish, run_cases, values_of
 from research.experiments.harness.settings import ModelSettings
-from srm.engine.settings import load
+from srm.settings import load
 
 FINEWEB = {"SRM": 2.80, "Transformer": 2.573, "masked mixer": 2.628, "Mamba 2": 2.758}
 """The paper's losses at d 1,024, 512, 1,024 and 512."""

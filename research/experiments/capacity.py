@@ -24,7 +24,7 @@ from research.experiments.harness.report import table
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.harness.runner import Results, fit, publish, run_cases
 from research.experiments.harness.settings import ExperimentSettings
-from srm.engine.settings import load
+from srm.settings import load
 
 VARIANT = "mixed decay"
 RATE_WIDTH = 128

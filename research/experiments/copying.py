@@ -23,7 +23,7 @@ from research.experiments.harness.report import number, points, spread, table
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.harness.runner import Results, fit, publish, run_cases, values_of
 from research.experiments.harness.settings import ModelSettings
-from srm.engine.settings import load
+from srm.settings import load
 from srm.training.data import IGNORED
 from srm.training.loop import Run
 from srm.training.model import LanguageModel

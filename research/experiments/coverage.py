@@ -40,8 +40,8 @@ from research.experiments.harness.settings import ExperimentSettings
 from research.experiments.harness.solving import draw_answers
 from research.experiments.harness.tasks import CountdownTask, SolvingTask, TextTask, draw_puzzles
 from srm.engine.config import ModelConfig
-from srm.engine.errors import ConfigError
-from srm.engine.settings import load
+from srm.errors import ConfigError
+from srm.settings import load
 from srm.training.baselines.transformer import Transformer, TransformerShape
 from srm.training.model import SRM, LanguageModel
 from srm.training.problems.countdown import (

@@ -34,7 +34,7 @@ from research.experiments.harness.runner import (
 )
 from research.experiments.harness.settings import ModelSettings
 from srm.engine.config import ModelConfig
-from srm.engine.settings import load
+from srm.settings import load
 from srm.training.forms import CHUNK
 
 VOCAB_SIZE = 1_024

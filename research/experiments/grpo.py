@@ -24,8 +24,8 @@ from research.experiments.harness.result_cache import Numbers, digest, folder_of
 from research.experiments.harness.runner import Results, publish, run_cases
 from research.experiments.harness.settings import ExperimentSettings
 from srm.engine.config import DEMO_MODEL
-from srm.engine.settings import build, load
 from srm.engine.weights.checkpoint import read_model
+from srm.settings import build, load
 from srm.training.grpo.command import grpo
 from srm.training.grpo.config import EvaluationSettings, GRPOConfig
 from srm.training.grpo.record import JsonLinesFile, Update

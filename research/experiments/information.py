@@ -27,7 +27,7 @@ from research.experiments.harness.report import beside, number, spread, table
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.harness.runner import Results, fit, publish, run_cases, values_of
 from research.experiments.harness.settings import ModelSettings
-from srm.engine.settings import load
+from srm.settings import load
 from srm.training.forms import CHUNK
 from srm.training.loop import TrainingBatches
 from srm.training.model import SRM, LanguageModel

@@ -29,8 +29,8 @@ from research.experiments.harness.report import spread, table
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.harness.runner import Results, fit, publish, run_cases
 from research.experiments.harness.settings import ModelSettings
-from srm.engine.settings import load
 from srm.engine.weights.tensors import DECAY_RANGE
+from srm.settings import load
 from srm.training.baselines.masked_mixer import MaskedMixer, MaskedMixerModel, MaskedMixerShape
 from srm.training.model import LanguageModel
 

@@ -17,7 +17,7 @@ from research.experiments.harness.result_cache import Numbers
 from research.experiments.harness.runner import Results, fit, publish, run_cases, values_of
 from research.experiments.harness.settings import ModelSettings
 from srm.engine.config import ModelConfig
-from srm.engine.settings import load
+from srm.settings import load
 from srm.training.model import SRM
 from srm.training.text.tokenizer import MIN_VOCAB_SIZE
 

@@ -24,7 +24,7 @@ from research.experiments.harness.report import spread, table
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.harness.runner import Results, fit, publish, run_cases, values_of
 from research.experiments.harness.settings import ExperimentSettings
-from srm.engine.settings import load
+from srm.settings import load
 
 OTHER = "Transformer"
 NAMES = (REFERENCE, OTHER)

@@ -29,11 +29,11 @@ from research.experiments.harness.result_cache import Numbers, digest, folder_of
 from research.experiments.harness.runner import Results, check_writable, publish, run_cases
 from research.experiments.harness.settings import ExperimentSettings
 from srm.engine.config import DEMO_MODEL
-from srm.engine.errors import ConfigError
-from srm.engine.settings import build, load
-from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import read_model
 from srm.engine.weights.convert import convert
+from srm.errors import ConfigError
+from srm.settings import build, load
+from srm.tokenizer_file import read_tokenizer
 from srm.training.checkpoint import load_model, save_model
 from srm.training.grpo.asked import questions
 from srm.training.grpo.command import grpo

@@ -16,7 +16,7 @@ from itertools import count
 from typing import TypeVar
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import EngineUnavailable, IdInUse, Overloaded, SRMError, StepFailed
+from srm.errors import EngineUnavailable, IdInUse, Overloaded, SRMError, StepFailed
 from srm.server import metrics
 from srm.server.errors import NotFinite
 

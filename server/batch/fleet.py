@@ -18,8 +18,7 @@ from functools import partial
 import httpx
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import Overloaded
-from srm.engine.tasks import task_group
+from srm.errors import Overloaded
 from srm.server import metrics
 from srm.server.batch.engine_retry import EngineRetry
 from srm.server.batch.lines import Answerer, BatchLine, LineResult
@@ -34,6 +33,7 @@ from srm.server.http.keys import read_key
 from srm.server.routes.worker import WorkerIdentity
 from srm.server.schema.worker import Identity
 from srm.server.wiring import ServerWiring
+from srm.tasks import task_group
 
 log = logging.getLogger(__name__)
 

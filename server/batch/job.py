@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from srm.engine.errors import StoreError
-from srm.engine.files import open_file
-from srm.engine.tasks import beside
+from srm.errors import StoreError
+from srm.files import open_file
 from srm.server.batch.concurrency_limiter import LimiterShare
 from srm.server.batch.fleet import Fleet
 from srm.server.batch.job_input import Checked, Stopped, check_input
@@ -31,6 +30,7 @@ from srm.server.generation.engine_request import BATCH_PRIORITY, RequestOwner
 from srm.server.storage.clock import Clock
 from srm.server.storage.records import RUNNABLE, BatchRecord, FileRecord, LineError
 from srm.server.storage.store import Store
+from srm.tasks import beside
 
 log = logging.getLogger(__name__)
 

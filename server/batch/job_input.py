@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from srm.engine.files import open_file
+from srm.files import open_file
 from srm.server.batch.lines import BatchLine, RawLine, parse_line, read_lines
 from srm.server.storage.records import LineError
 

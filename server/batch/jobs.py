@@ -20,13 +20,11 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from srm.engine import logs
+from srm import logs
 from srm.engine.client.client import ENGINE_TIMEOUT_S, EngineClient
-from srm.engine.errors import StoreError
-from srm.engine.memory import collect_rarely
 from srm.engine.messages import MAX_WEIGHT, MIN_WEIGHT
-from srm.engine.settings import load
-from srm.engine.tasks import beside, task_group, vital
+from srm.errors import StoreError
+from srm.memory import collect_rarely
 from srm.server import metrics
 from srm.server.batch.concurrency_limiter import ConcurrencyLimiter
 from srm.server.batch.engine_retry import EngineRetry
@@ -43,6 +41,8 @@ from srm.server.storage.store import Store
 from srm.server.text.text import Text
 from srm.server.text.tokenizer_files import use_defaults
 from srm.server.wiring import ServerWiring
+from srm.settings import load
+from srm.tasks import beside, task_group, vital
 
 log = logging.getLogger(__name__)
 

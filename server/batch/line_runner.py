@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from srm.engine.errors import SRMError
-from srm.engine.tasks import beside, task_group
+from srm.errors import SRMError
 from srm.server.batch.concurrency_limiter import LimiterShare
 from srm.server.batch.lines import BatchLine, LineResult, RawLine, never_run, refused
 from srm.server.batch.result_files import ResultFiles
 from srm.server.http.bodies import parsed
 from srm.server.storage.records import LineError
+from srm.tasks import beside, task_group
 
 log = logging.getLogger(__name__)
 

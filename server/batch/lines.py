@@ -14,7 +14,7 @@ from typing import Annotated, BinaryIO, NamedTuple, Protocol, get_args
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from srm.engine.errors import (
+from srm.errors import (
     MAX_MESSAGE,
     MAX_PARAM,
     UNDECODABLE,

@@ -20,8 +20,8 @@ from typing import NamedTuple, get_args
 import httpx
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, EngineUnavailable, Overloaded, RequestError, SRMError
 from srm.engine.messages import Refusal, error_of
+from srm.errors import UNDECODABLE, EngineUnavailable, Overloaded, RequestError, SRMError
 from srm.server.batch.worker_answers import Expected
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.routes.worker import HEARTBEAT_S, differences

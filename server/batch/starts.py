@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, StoreError
-from srm.engine.files import read_file, sealed, unsealed
+from srm.errors import UNDECODABLE, StoreError
+from srm.files import read_file, sealed, unsealed
 from srm.server.storage.records import BatchRecord
 from srm.server.storage.store import Store
 

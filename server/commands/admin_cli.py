@@ -15,12 +15,12 @@ import httpx
 import msgspec
 
 from srm.engine.config import check_utf8, find_model
-from srm.engine.errors import UNDECODABLE, ConfigError, SRMError
-from srm.engine.logs import printable
 from srm.engine.messages import Running
-from srm.engine.settings import Command, build, load, read_settings
+from srm.errors import UNDECODABLE, ConfigError, SRMError
+from srm.logs import printable
 from srm.server.http.auth import OPERATOR_KEY
 from srm.server.http.keys import key_to_send
+from srm.settings import Command, build, load, read_settings
 
 _URL = "http://127.0.0.1:8000"
 

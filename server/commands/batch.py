@@ -25,9 +25,8 @@ from typing import Any
 import msgspec
 
 from srm.engine.config import EngineConfig
-from srm.engine.errors import ConfigError, EngineUnavailable, SRMError
-from srm.engine.files import open_file
-from srm.engine.settings import Command
+from srm.errors import ConfigError, EngineUnavailable, SRMError
+from srm.files import open_file
 from srm.server.batch.lines import RawLine, record_id
 from srm.server.batch.part_file import PartFile
 from srm.server.batch.result_files import LineSet
@@ -43,6 +42,7 @@ from srm.server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_
 from srm.server.model_identity import digest
 from srm.server.supervise.embedded_engine import PRIVATE, command_settings, with_engine
 from srm.server.text.text import Text
+from srm.settings import Command
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 
 
 class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -23,7 +23,7 @@ from typing import BinaryIO, cast
 import msgspec
 from msgspec import Raw
 
-from srm.engine.errors import UNDECODABLE, ConfigError
+from srm.errors import UNDECODABLE, ConfigError
 from srm.server.batch.job_input import duplicates
 from srm.server.batch.lines import BatchLine, RawLine, custom_id_of, parse_line, read_lines
 from srm.server.commands.batch_parquet import is_parquet, read_rows

@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from srm.engine.errors import ConfigError
-from srm.engine.files import open_file
+from srm.errors import ConfigError
+from srm.files import open_file
 from srm.server.batch.part_file import PartFile
 from srm.server.commands.compression import (
     Codec,

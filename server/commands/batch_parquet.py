@@ -16,8 +16,8 @@ from typing import Annotated, Any, BinaryIO, Union, get_args, get_origin
 
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, ConfigError, cut, did_you_mean
-from srm.engine.files import open_file
+from srm.errors import UNDECODABLE, ConfigError, cut, did_you_mean
+from srm.files import open_file
 from srm.server.batch.lines import RawLine
 from srm.server.commands.object_storage import Source, StoredObject
 from srm.server.schema.chat_request import ChatRequest

@@ -10,7 +10,7 @@ import zlib
 import msgspec
 
 from srm.engine.config import EngineConfig
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.server.batch.lines import LineResult, RawLine, decode_kept, record_id
 from srm.server.batch.part_file import PartFile
 from srm.server.batch.result_files import ResultCounts, ResultFiles

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from srm.engine.client.client import EngineClient
 from srm.engine.config import EngineConfig
-from srm.engine.tasks import beside, dispensable
 from srm.server.batch.concurrency_limiter import ConcurrencyLimiter
 from srm.server.batch.engine_retry import EngineRetry
 from srm.server.batch.job_input import FirstLines, duplicate
@@ -28,6 +27,7 @@ from srm.server.generation.engine_request import RequestOwner
 from srm.server.routes.services import answering
 from srm.server.storage.records import LineError
 from srm.server.text.text import Text
+from srm.tasks import beside, dispensable
 
 _AHEAD = 8
 """Most sequences that wait, per row of a step."""

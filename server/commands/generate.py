@@ -18,8 +18,7 @@ import msgspec
 
 from srm.engine.client.client import EngineClient
 from srm.engine.config import check_utf8
-from srm.engine.errors import UNDECODABLE, ConfigError, RequestError, in_words
-from srm.engine.settings import Command
+from srm.errors import UNDECODABLE, ConfigError, RequestError, in_words
 from srm.server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.routes.completions import Completions
@@ -27,6 +26,7 @@ from srm.server.routes.services import answering
 from srm.server.schema.completion_request import parse_completion
 from srm.server.supervise.embedded_engine import PRIVATE, command_settings, with_engine
 from srm.server.text.text import Text
+from srm.settings import Command
 
 _NOT_SENT = {"prompt", "token_ids", "json", "extra_body"}
 

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal
 from urllib.parse import unquote
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}
 """The package for URLs of each scheme."""

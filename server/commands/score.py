@@ -20,14 +20,14 @@ from typing import BinaryIO, Literal
 import msgspec
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import ConfigError, RequestError, SRMError
-from srm.engine.progress import Tell, show_progress
-from srm.engine.settings import Command
-from srm.engine.tasks import task_group
+from srm.errors import ConfigError, RequestError, SRMError
+from srm.progress import Tell, show_progress
 from srm.server.commands.score_lines import Failure, LineScore, failure, next_line, parse, score
 from srm.server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
 from srm.server.supervise.embedded_engine import PRIVATE, command_settings, with_engine
 from srm.server.text.text import Text
+from srm.settings import Command
+from srm.tasks import task_group
 
 log = logging.getLogger(__name__)
 

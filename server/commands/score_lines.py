@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Meta
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import UNDECODABLE, InvalidRequest, RequestError, in_words, not_json_line
 from srm.engine.messages import Output, Request, SamplingParams, join
+from srm.errors import UNDECODABLE, InvalidRequest, RequestError, in_words, not_json_line
 from srm.server.reply.scores import LOWEST
 from srm.server.text.text import Text
 

@@ -20,9 +20,8 @@ from typing import NamedTuple
 import msgspec
 
 from srm.engine.constraints.share_lines import ShareLines
-from srm.engine.errors import InvalidRequest, Overloaded
-from srm.engine.memory import Cache
-from srm.engine.process.limited_process import (
+from srm.errors import InvalidRequest, Overloaded
+from srm.limited_process import (
     CPU_S,
     FIRST_CPU_S,
     MAX_MEMORY,
@@ -32,6 +31,7 @@ from srm.engine.process.limited_process import (
     LimitedProcess,
     ProcessFailed,
 )
+from srm.memory import Cache
 from srm.server import metrics
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.schema.structured_outputs import ConstraintSource, Vocabulary

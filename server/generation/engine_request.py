@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from srm.engine.errors import InvalidRequest
 from srm.engine.messages import Request, SamplingParams
+from srm.errors import InvalidRequest
 from srm.server.generation.prompts import Prompt
 from srm.server.http.request_log import CURRENT
 from srm.server.schema.completion_request import CompletionRequest

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 import re2
 
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 
 MAX_PROGRAM = 5_000
 """Most instructions of a compiled pattern, searched forwards or backwards."""

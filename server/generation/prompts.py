@@ -10,14 +10,14 @@ from functools import cached_property
 
 import numpy as np
 
-from srm.engine.errors import ContextTooLong, InvalidRequest
 from srm.engine.messages import NAMED, PROMPT, Output, join
-from srm.engine.tokenizer_file import LITERAL
+from srm.errors import ContextTooLong, InvalidRequest
 from srm.server import metrics
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.conversation import ExactPrompt
 from srm.server.schema.sampling_fields import MAX_CUT_LENGTH, MAX_SCORES
 from srm.server.text.text import Text
+from srm.tokenizer_file import LITERAL
 
 _AT_ONCE = 512
 """Most characters tokenized on the event loop: a thread would take longer to start on them."""

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from msgspec import UNSET
 
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from srm.server.generation.dedup_counts import Budget, DedupCounts
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.matching import Pattern

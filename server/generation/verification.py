@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import UNSET, Raw
 
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from srm.server.generation.arithmetic import evaluate
 from srm.server.generation.matching import MAX_PROGRAM, Pattern, in_parts
 from srm.server.schema.json_parts import first_byte

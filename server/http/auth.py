@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from srm.engine.errors import ConfigError, InvalidRequest, NotFound, Overloaded, SRMError
+from srm.errors import ConfigError, InvalidRequest, NotFound, Overloaded, SRMError
 from srm.server import errors
 from srm.server.errors import BodyTooLarge, BodyTooSlow, NotAuthorized, NotPermitted
 from srm.server.http.cors import Origins, is_loopback

@@ -29,7 +29,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from srm.server.config import SPARE_FILES, ServerConfig
 from srm.server.errors import ErrorBody, ErrorDetail
 from srm.server.http.auth import TOO_MANY_CONNECTIONS

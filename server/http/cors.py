@@ -18,7 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from srm.server import errors
 from srm.server.errors import NotPermitted
 from srm.server.schema.openapi import Operation

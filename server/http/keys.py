@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from srm.engine.errors import ConfigError
-from srm.engine.files import read_file
+from srm.errors import ConfigError
+from srm.files import read_file
 
 VARIABLE = "SRM_API_KEYS"
 MIN_LENGTH = 16

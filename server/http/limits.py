@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.server.config import ServerConfig
 from srm.server.errors import RateLimited
 from srm.server.http.keys import VARIABLE, Keys

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from srm.engine.errors import SRMError
+from srm.errors import SRMError
 from srm.server import errors
 from srm.server.http import request_log
 from srm.server.http.bodies import json_reply

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.server.http.headers import headers_of
 from srm.server.http.request_log import LogEntry
 

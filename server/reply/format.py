@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Raw, UnsetType
 
-from srm.engine.memory import Cache
 from srm.engine.messages import FinishReason, Output
 from srm.engine.steps.tokens import Tokens
+from srm.memory import Cache
 from srm.server import metrics
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.generation import Generation

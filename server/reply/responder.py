@@ -24,7 +24,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import IdInUse, InvalidRequest, RequestError
+from srm.errors import IdInUse, InvalidRequest, RequestError
 from srm.server import metrics
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.engine_request import RequestOwner, of_current_request

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from msgspec import Raw
 from starlette.responses import Response
 
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from srm.server.generation.engine_request import RequestOwner, of_current_request
 from srm.server.generation.generation import Generation
 from srm.server.http.bodies import json_reply, parsed, read_body

@@ -10,8 +10,8 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, Raw
 
-from srm.engine.errors import UNDECODABLE, InvalidRequest, RequestError
 from srm.engine.messages import NAMED
+from srm.errors import UNDECODABLE, InvalidRequest, RequestError
 from srm.server.elsewhere import FIELDS
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.json_parts import (

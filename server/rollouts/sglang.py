@@ -12,8 +12,8 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from starlette.responses import Response
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import EngineUnavailable, InvalidRequest
 from srm.engine.messages import Running
+from srm.errors import EngineUnavailable, InvalidRequest
 from srm.server.generation.detokenize import ChoicePart, join
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.generation import Generation

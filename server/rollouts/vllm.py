@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET, Meta, Raw, UnsetType
 from starlette.responses import Response
 
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.generation import Generation

@@ -18,15 +18,15 @@ from msgspec import UNSET, Meta, UnsetType
 from starlette.responses import Response
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import CheckpointError, InvalidRequest, SwapInProgress
 from srm.engine.messages import Done, Running
-from srm.engine.tokenizer_file import read_tokenizer
+from srm.errors import CheckpointError, InvalidRequest, SwapInProgress
 from srm.server.config import ServerConfig
 from srm.server.http.bodies import json_reply, read_body
 from srm.server.http.responses import WhileConnected
 from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.schema.validation import Fields, checked, given_fields, require, show
 from srm.server.text.tokenizer_files import chat_template, special_tokens
+from srm.tokenizer_file import read_tokenizer
 
 MAX_BODY_BYTES = 64 * 1024
 _CHOICES = ", ".join(f'"{arg}"' for arg in get_args(Running))

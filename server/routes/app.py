@@ -22,8 +22,7 @@ from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.types import ASGIApp
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import StoreError
-from srm.engine.tasks import beside
+from srm.errors import StoreError
 from srm.server import errors, metrics
 from srm.server.http.auth import Auth
 from srm.server.http.cors import Cors
@@ -58,6 +57,7 @@ from srm.server.storage.store import Store
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
 from srm.server.wiring import ServerWiring
+from srm.tasks import beside
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 from starlette.responses import Response
 
-from srm.engine.errors import InvalidRequest, NotFound
-from srm.engine.files import read_file
 from srm.engine.messages import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT
+from srm.errors import InvalidRequest, NotFound
+from srm.files import read_file
 from srm.server.errors import BatchesUnavailable, Conflict
 from srm.server.generation.engine_request import of_current_request
 from srm.server.http.bodies import json_reply, parsed, read_body

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from srm.engine.errors import InvalidRequest, RequestError
+from srm.errors import InvalidRequest, RequestError
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.generation import Generation
 from srm.server.http.bodies import parsed

@@ -6,8 +6,8 @@ Parameters that are not honoured are refused in `server.schema`; all that reach 
 from __future__ import annotations
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import InvalidRequest
 from srm.engine.messages import count_alternatives
+from srm.errors import InvalidRequest
 from srm.server.generation.constraints import Constraints
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.generation import Generation

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request
 from msgspec import Meta
 from starlette.responses import Response
 
-from srm.engine.errors import InvalidRequest, NotFound
+from srm.errors import InvalidRequest, NotFound
 from srm.server.generation.engine_request import of_current_request
 from srm.server.http.bodies import json_reply
 from srm.server.http.responses import WhileConnected

@@ -24,7 +24,7 @@ from starlette.responses import Response
 import srm
 from srm.engine.client.client import EngineClient
 from srm.engine.client.connection import EngineConnection
-from srm.engine.errors import EngineUnavailable
+from srm.errors import EngineUnavailable
 from srm.server.errors import stopping
 from srm.server.http.bodies import json_reply
 from srm.server.http.draining import Draining

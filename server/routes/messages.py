@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.http.bodies import parsed, read_body
 from srm.server.http.responses import WhileConnected

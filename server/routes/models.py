@@ -7,7 +7,7 @@ import time
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from srm.engine.errors import cut
+from srm.errors import cut
 from srm.server.errors import ModelNotFound
 from srm.server.http.bodies import json_reply
 from srm.server.schema.completion_response import ModelCard, ModelList

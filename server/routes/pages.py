@@ -15,8 +15,8 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from srm.engine.errors import NotFound
-from srm.engine.files import read_file
+from srm.errors import NotFound
+from srm.files import read_file
 from srm.server.schema.openapi import Operation, document
 
 OPERATIONS = (

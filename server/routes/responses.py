@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from srm.engine.errors import RequestError
+from srm.errors import RequestError
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.http.bodies import parsed
 from srm.server.reply.responder import Endpoint, Responder

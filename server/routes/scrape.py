@@ -1,7 +1,7 @@
 """GET /metrics: what all processes measured, under our names and under vLLM's.
 
 Under a supervisor any API process answers for all processes, the engine included, out of the memory
-that they share (`engine.metrics_memory`); else a process answers for itself. Everything is measured
+that they share (`srm.metrics_memory`); else a process answers for itself. Everything is measured
 once: the second names are given here, while answering. Of several engines each one's samples have
 its number as the label `engine`. The event loop does not wait: one thread reads for all who ask at
 the same time.
@@ -30,9 +30,9 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from srm.engine import metrics_memory
-from srm.engine.logs import PROCESS_NAME
-from srm.engine.metrics_memory import Read, Region
+from srm import metrics_memory
+from srm.logs import PROCESS_NAME
+from srm.metrics_memory import Read, Region
 from srm.server.schema.openapi import Operation
 
 OPERATIONS = (

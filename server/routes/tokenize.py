@@ -17,7 +17,7 @@ from fastapi import APIRouter, Request
 from msgspec import UNSET, Meta, Raw, UnsetType
 from starlette.responses import Response
 
-from srm.engine.errors import UNDECODABLE, InvalidRequest, NotFound
+from srm.errors import UNDECODABLE, InvalidRequest, NotFound
 from srm.server.generation.prompts import join_ids, rest_of
 from srm.server.http.bodies import json_reply, parsed, read_body
 from srm.server.http.responses import WhileConnected

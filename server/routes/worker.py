@@ -14,8 +14,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import EngineUnavailable, InvalidRequest, SRMError
 from srm.engine.messages import Status, refusal
+from srm.errors import EngineUnavailable, InvalidRequest, SRMError
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.http.bodies import json_reply, parsed, read_body
 from srm.server.http.responses import EventStream, WhileConnected, frame

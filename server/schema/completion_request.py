@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw
 
-from srm.engine.errors import UNDECODABLE, InvalidRequest, in_words
 from srm.engine.messages import NAMED
+from srm.errors import UNDECODABLE, InvalidRequest, in_words
 from srm.server.schema.conversation import ExactPrompt
 from srm.server.schema.json_parts import (
     TokenIds,

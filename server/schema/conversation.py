@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from srm.engine.errors import UNDECODABLE, InvalidRequest, RequestError, cut, in_words
+from srm.errors import UNDECODABLE, InvalidRequest, RequestError, cut, in_words
 from srm.server.schema.json_parts import (
     MAX_VALUE_BYTES,
     fields_of,

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from srm.engine.errors import UNDECODABLE
+from srm.errors import UNDECODABLE
 
 MAX_FIELDS = 1024
 """Most fields of an object whose fields are looked up by name."""

@@ -15,9 +15,9 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 from msgspec import NODEFAULT, UnsetType
 
-from srm.engine.settings import field_docs
 from srm.server.errors import ErrorBody
 from srm.server.schema.validation import allowed
+from srm.settings import field_docs
 
 Schema = dict[str, Any]
 

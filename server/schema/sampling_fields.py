@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from srm.engine.errors import InvalidRequest
 from srm.engine.messages import (
     MAX_BIAS,
     MAX_PENALTY,
@@ -16,6 +15,7 @@ from srm.engine.messages import (
     NAMED,
     REPETITION_PENALTIES,
 )
+from srm.errors import InvalidRequest
 from srm.server.schema.json_parts import TokenId
 from srm.server.schema.structured_outputs import ConstrainedRequest
 from srm.server.schema.until import MAX_CHOICES

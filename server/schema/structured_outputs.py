@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta, Raw
 
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from srm.server.schema.until import WantedSamples
 
 Kind = Literal["json", "regex", "choice", "grammar", "calls"]

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from srm.engine.errors import UNDECODABLE, InvalidRequest, cut, in_words
+from srm.errors import UNDECODABLE, InvalidRequest, cut, in_words
 from srm.server.schema.json_parts import MAX_VALUE_BYTES, fields_of, first_byte, items_of
 from srm.server.schema.structured_outputs import ConstraintSource
 from srm.server.schema.validation import not_json, show

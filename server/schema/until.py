@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from srm.server.schema.validation import Fields
 from srm.server.schema.verify import MAX_PATTERN_LENGTH, Rule
 

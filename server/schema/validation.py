@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar, get_type_hints
 import msgspec
 from msgspec import NODEFAULT, Raw, inspect
 
-from srm.engine.errors import UNDECODABLE, InvalidRequest, cut, did_you_mean, in_words, not_utf8
+from srm.errors import UNDECODABLE, InvalidRequest, cut, did_you_mean, in_words, not_utf8
 from srm.server.elsewhere import FIELDS
 from srm.server.schema.json_parts import (
     MAX_FIELDS,

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from srm.engine.errors import UNDECODABLE, InvalidRequest, cut, in_words
+from srm.errors import UNDECODABLE, InvalidRequest, cut, in_words
 from srm.server.schema.json_parts import MAX_VALUE_BYTES, first_byte
 from srm.server.schema.validation import not_json, show
 

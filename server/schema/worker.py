@@ -7,8 +7,8 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta, Raw
 
-from srm.engine.errors import UNDECODABLE
 from srm.engine.messages import MAX_PRIORITY, MIN_WEIGHT, Refusal
+from srm.errors import UNDECODABLE
 from srm.server.schema.json_parts import first_byte, items_of
 from srm.server.schema.validation import (
     Fields,

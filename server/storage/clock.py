@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from srm.engine.files import read_file
+from srm.files import read_file
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from itertools import count
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from srm.engine.errors import StoreError, StoreFull
-from srm.engine.files import open_file
+from srm.errors import StoreError, StoreFull
+from srm.files import open_file
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from srm.engine.files import sealed, unsealed
+from srm.files import sealed, unsealed
 from srm.server.schema.sampling_fields import Metadata
 from srm.server.schema.worker import Url
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from sqlite3 import Connection
 from typing import Any, NamedTuple
 
-from srm.engine.errors import UNDECODABLE
+from srm.errors import UNDECODABLE
 from srm.server.storage.database import DamagedRecord
 from srm.server.storage.records import RUNNABLE, BatchRecord, FileRecord, Record, decode, encode
 

@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from srm.engine.errors import UNDECODABLE
-from srm.engine.files import read_file
+from srm.errors import UNDECODABLE
+from srm.files import read_file
 from srm.server.storage.database import sync_folder
 from srm.server.storage.records import (
     BatchRecord,

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from srm.engine.errors import NotFound, StoreError
+from srm.errors import NotFound, StoreError
 from srm.server.errors import Conflict, QuotaExceeded, RateLimited
 from srm.server.storage import rows, upkeep
 from srm.server.storage.database import Database, sync_folder, translated

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from sqlite3 import Connection
 
-from srm.engine.errors import UNDECODABLE
+from srm.errors import UNDECODABLE
 from srm.server.storage import rows
 from srm.server.storage.database import Database, translated
 from srm.server.storage.records import KINDS, BatchRecord, FileRecord, Record, decode, is_file_id

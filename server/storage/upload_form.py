@@ -5,7 +5,7 @@ from __future__ import annotations
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 
 MAX_FIELD_BYTES = 4096
 """Most bytes of a field that is not the file."""

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from srm.engine.errors import Overloaded
+from srm.errors import Overloaded
 from srm.server.errors import BodyTooLarge
 from srm.server.storage.database import full, translated
 from srm.server.storage.records import FileRecord, new_file_id

@@ -16,13 +16,13 @@ import msgspec
 
 from srm.engine.client.client import EngineClient
 from srm.engine.config import EngineConfig
-from srm.engine.errors import EngineUnavailable
-from srm.engine.logs import configure_command
-from srm.engine.settings import Command, build, read_settings
 from srm.engine.wiring import EngineWiring
+from srm.errors import EngineUnavailable
+from srm.logs import configure_command
 from srm.server.supervise.ends import describe_exit
 from srm.server.supervise.launch import child_environment, private_folder, python_module, wired
 from srm.server.supervise.supervisor import FATAL_CODES, Child, PrivateFolder
+from srm.settings import Command, build, read_settings
 
 log = logging.getLogger(__name__)
 

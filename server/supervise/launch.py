@@ -23,13 +23,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 import srm
-from srm.engine import logs, metrics_memory
+from srm import logs, metrics_memory
+from srm.cores import available_cores
 from srm.engine.config import COUNTDOWN_MODEL, EngineConfig
-from srm.engine.cores import available_cores
-from srm.engine.errors import ConfigError
-from srm.engine.metrics_memory import Region
-from srm.engine.settings import Command, build, read_settings
 from srm.engine.wiring import EngineWiring
+from srm.errors import ConfigError
+from srm.metrics_memory import Region
 from srm.server.config import ServerConfig, within_open_files
 from srm.server.http.keys import VARIABLE, load_keys, read_key
 from srm.server.http.limits import check_limits, memory
@@ -41,6 +40,7 @@ from srm.server.supervise.supervisor import Child, PrivateFolder, Supervisor
 from srm.server.text.text import read_model_config
 from srm.server.text.tokenizer_files import report_unread
 from srm.server.wiring import ServerWiring
+from srm.settings import Command, build, read_settings
 
 _ROOT = Path(srm.__file__).resolve().parents[1]
 QUESTION = '"Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\\nAnswer:"'

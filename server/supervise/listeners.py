@@ -8,7 +8,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.server.config import ServerConfig
 
 

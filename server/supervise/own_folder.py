@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from srm.engine.errors import CheckpointError
 from srm.engine.kept_model import FIRST, copies_of, hold_model, remove, try_lock, unclaimed
+from srm.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 

@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from srm.engine.errors import CheckpointError, ConfigError
-from srm.engine.logs import PROCESS_NAME
-from srm.engine.metrics_memory import Region
-from srm.engine.tasks import dispensable, task_group
+from srm.errors import CheckpointError, ConfigError
+from srm.logs import PROCESS_NAME
+from srm.metrics_memory import Region
 from srm.server.supervise.ends import describe_exit, passing_cause
+from srm.tasks import dispensable, task_group
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from srm.engine.errors import CheckpointError, InvalidRequest
-from srm.engine.process.limited_process import Died, LimitedProcess, ProcessFailed
-from srm.engine.tokenizer_file import LITERAL
+from srm.errors import CheckpointError, InvalidRequest
+from srm.limited_process import Died, LimitedProcess, ProcessFailed
 from srm.server.schema.conversation import ROLES, Conversation, ExactPrompt, names_in
+from srm.tokenizer_file import LITERAL
 
 RENDER_S = 5.0
 """Seconds a template may take for one chat."""

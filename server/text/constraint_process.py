@@ -26,8 +26,8 @@ from srm.engine.constraints.constraint import (
     regex_constraint,
 )
 from srm.engine.constraints.trial import NOTHING, tokenizer_of, why_not
-from srm.engine.errors import UNDECODABLE, InvalidRequest, cut
-from srm.engine.process.limited_process import (
+from srm.errors import UNDECODABLE, InvalidRequest, cut
+from srm.limited_process import (
     Answer,
     answer_each,
     limit_this_process,

@@ -14,7 +14,7 @@ from sys import getsizeof
 
 import numpy as np
 
-from srm.engine.memory import Cache
+from srm.memory import Cache
 from srm.server import metrics
 
 _WIDTH = 16

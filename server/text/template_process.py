@@ -26,7 +26,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from srm.engine.process.limited_process import Answer, limit_this_process, receive, send
+from srm.limited_process import Answer, limit_this_process, receive, send
 
 _MARKS = range(0xD800, 0xE000)
 """Lone surrogates: in JSON there are none."""

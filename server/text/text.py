@@ -18,9 +18,9 @@ from tokenizers import AddedToken
 
 from srm.engine import config
 from srm.engine.config import ModelConfig, check_model_folder
-from srm.engine.tokenizer_file import TextEncoder, read_tokenizer
 from srm.server.text import tokenizer_files
 from srm.server.text.stream import ByteTable
+from srm.tokenizer_file import TextEncoder, read_tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ from typing import Any
 import msgspec
 
 from srm.engine.config import GENERATION, GenerationDefaults, read_generation_config
-from srm.engine.errors import UNDECODABLE, CheckpointError, ConfigError, SRMError, cut, in_words
-from srm.engine.files import read_file
-from srm.engine.tokenizer_file import NamedTemplate, describe
+from srm.errors import UNDECODABLE, CheckpointError, ConfigError, SRMError, cut, in_words
+from srm.files import read_file
 from srm.server.config import SamplingDefaults
 from srm.server.schema import validation
 from srm.server.schema.sampling_fields import SamplingRequest
+from srm.tokenizer_file import NamedTemplate, describe
 
 log = logging.getLogger(__name__)
 

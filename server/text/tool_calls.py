@@ -16,7 +16,7 @@ from srm.engine.constraints.constraint import (
     json_constraint,
     lenient_json_constraint,
 )
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from srm.server.schema.tools import CALL_HEAD, MOST_CALLS
 
 

@@ -33,8 +33,8 @@ import httpx
 import msgspec
 import psutil
 
-from srm.engine.settings import load
 from srm.loadtest.records import RECORDS, new_record, settings_of, write_record
+from srm.settings import load
 from tests.attack.damage import Clock, Disk, flip_bit
 from tests.attack.hostile import hostile_folders
 from tests.attack.ledger import Ledger

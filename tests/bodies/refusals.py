@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from srm.server.schema.chat_request import ChatRequest, parse_chat
 from srm.server.schema.completion_request import CompletionRequest, parse_completion
 from srm.server.schema.responses.request import ResponseRequest, parse_response

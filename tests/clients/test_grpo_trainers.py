@@ -9,7 +9,7 @@ import pytest
 
 from research.experiments.__main__ import main
 from research.experiments.trainers import SRM, START, TRL, TrainersConfig
-from srm.engine.settings import load
+from srm.settings import load
 from srm.training.questions.questions import Question
 from srm.training.questions.rewards import gsm8k_strict
 from tests.clients.conftest import BIN

@@ -14,13 +14,13 @@ import torch
 
 from srm.engine.config import EngineConfig
 from srm.engine.device.runner import ModelRunner
-from srm.engine.errors import ConfigError
 from srm.engine.messages import MAX_LOGPROBS, NAMED, PROMPT, Output, SamplingParams
 from srm.engine.process.engine import Engine
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.random_model import random_tensors, write_random_model
 from srm.engine.weights.tensors import is_scalar
 from srm.engine.weights.weights import fold
+from srm.errors import ConfigError
 from srm.training.checkpoint import load_model
 from srm.training.model import SRM
 from tests.engines.numpy_runner import SMALL

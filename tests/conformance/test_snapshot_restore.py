@@ -13,9 +13,9 @@ import pytest
 
 from srm.engine.client.client import EngineClient
 from srm.engine.config import DEMO_MODEL, EngineConfig
-from srm.engine.errors import EngineUnavailable
 from srm.engine.messages import Request, SamplingParams
 from srm.engine.weights.checkpoint import load_checkpoint
+from srm.errors import EngineUnavailable
 from tests.engines.making import request_of
 from tests.engines.served_engine import collect, connected
 from tests.models.demo import START_S, engine_on_max

@@ -19,7 +19,7 @@ from deploy.ray.files import Shard, in_order, input_files, output_names, pieces,
 from deploy.ray.worker import PARQUET, Job, ShardWorker, batch_of
 from srm.engine.client.client import EngineClient
 from srm.engine.config import EngineConfig
-from srm.engine.errors import ConfigError, EngineUnavailable
+from srm.errors import ConfigError, EngineUnavailable
 from srm.server.commands import batch as batch_command
 from srm.server.commands.batch_config import BatchConfig
 from srm.server.commands.batch_input import open_input

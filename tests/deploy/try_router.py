@@ -25,8 +25,8 @@ import msgspec
 import psutil
 
 from srm.engine.config import DEMO_MODEL
-from srm.engine.settings import load
 from srm.loadtest.records import RECORDS, new_record, settings_of, write_record
+from srm.settings import load
 from tests.chaos.jobs import table
 from tests.deploy.routers import Router
 from tests.serving import CHATS, COMPLETIONS, Server, children, processes

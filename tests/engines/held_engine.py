@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from srm.engine import logs
+from srm import logs
 from srm.engine.config import EngineConfig
 from srm.engine.messages import Output
 from srm.engine.process.engine import Engine

@@ -10,9 +10,9 @@ import numpy as np
 import zmq
 
 from srm.engine.messages import Outputs, Status
-from srm.engine.settings import load
 from srm.engine.steps.tokens import step_tokens
 from srm.engine.wiring import EngineWiring
+from srm.settings import load
 
 STATUS = Status("ready", 8, 0, 0, 100, 1, 0, 64, 32, "silent")
 NOBODY = step_tokens(np.array([7 << 20]), np.zeros(1, np.int32), np.zeros(1, np.uint8))

@@ -11,14 +11,14 @@ from pathlib import Path
 import msgspec
 
 from srm.engine.config import read_model_config
-from srm.engine.errors import SRMError
 from srm.engine.process.engine import Engine
 from srm.engine.process.process import serve
 from srm.engine.process.weights_note import first_weights, started_folder
-from srm.engine.settings import load as load_config
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.weights import Weights
 from srm.engine.wiring import EngineWiring
+from srm.errors import SRMError
+from srm.settings import load as load_config
 from tests.engines.numpy_runner import NumpyRunner, tiny_weights
 
 

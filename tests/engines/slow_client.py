@@ -13,8 +13,8 @@ import sys
 import numpy as np
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import SRMError
 from srm.engine.messages import Request, SamplingParams
+from srm.errors import SRMError
 
 
 async def main(endpoint: str) -> None:

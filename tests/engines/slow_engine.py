@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import time
 
-from srm.engine import logs
+from srm import logs
 from tests.engines.numpy_engine import main
 from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
 

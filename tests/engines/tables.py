@@ -14,7 +14,7 @@ from srm.engine.constraints.automaton import TokenAutomaton, compile_automaton
 from srm.engine.constraints.byte_table import DEAD, START
 from srm.engine.constraints.grammars import spell_tokens, unforced
 from srm.engine.constraints.trial import LIMITS
-from srm.engine.tokenizer_file import read_tokenizer
+from srm.tokenizer_file import read_tokenizer
 from tests.engines.matching import BYTES, byte_tokenizer
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo" / "tokenizer.json"

@@ -27,8 +27,8 @@ from srm.engine.device.graph_cache import GraphCache
 from srm.engine.device.runner import open_device
 from srm.engine.device.slot_copies import SlotCopies
 from srm.engine.device.state_pool import StatePool
-from srm.engine.errors import SRMError
 from srm.engine.steps.batch import SlotStates
+from srm.errors import SRMError
 
 ROWS = 4_096
 D_MODEL = 512

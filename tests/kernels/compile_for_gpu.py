@@ -12,7 +12,7 @@ import sys
 from max.engine import InferenceSession
 
 from srm.engine.device.precompile import PrecompileConfig, leave, open_target
-from srm.engine.settings import load
+from srm.settings import load
 from tests.kernels.harness import compile_ops
 
 

@@ -20,7 +20,7 @@ from srm.engine.device.linear import graph_dtype
 from srm.engine.device.model import build_step_graph, graph_shape
 from srm.engine.device.precompile import PrecompileConfig, leave, open_target
 from srm.engine.device.products import choose_product
-from srm.engine.settings import load
+from srm.settings import load
 
 LAYERS = (8, 16)
 

@@ -17,7 +17,7 @@ from typing import cast
 import msgspec
 import uvloop
 
-from srm.engine.settings import load
+from srm.settings import load
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _MODELS = b'{"object":"list","data":[{"id":"canned","object":"model"}]}'

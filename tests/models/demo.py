@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 from srm.engine.config import DEMO_MODEL, EngineConfig
 from srm.engine.device.runner import ModelRunner
 from srm.engine.process.engine import Engine
-from srm.engine.settings import load
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.weights import Weights
+from srm.settings import load
 from srm.training.problems.drawn import problems
 
 TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))

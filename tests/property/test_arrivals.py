@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.scenario import Scenario
 from srm.loadtest.workload.arrivals import times
 

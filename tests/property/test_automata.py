@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 from srm.engine.constraints.automaton import TokenAutomaton
 from srm.engine.constraints.byte_table import START
 from srm.engine.constraints.constraint import choice_constraint, json_constraint, regex_constraint
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from tests.engines.tables import Vocabulary, cover, of_bytes, of_demo, walk_both
 from tests.property.test_schemas import (
     FORMATS,

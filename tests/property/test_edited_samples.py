@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from srm.engine.config import EngineConfig
 from srm.engine.constraints.grammars import Grammars
-from srm.engine.errors import InvalidRequest
 from srm.engine.messages import Request, SamplingParams
 from srm.engine.process.engine import Engine
 from srm.engine.state.sequence import sample_seeds
+from srm.errors import InvalidRequest
 from tests.bodies.edit_strategies import wanted
 from tests.bodies.edited import F64, edited
 from tests.engines.making import engine_of, ints, request_of

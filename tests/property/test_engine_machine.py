@@ -35,7 +35,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec.structs import replace
 
 from srm.engine.config import EngineConfig
-from srm.engine.errors import InvalidRequest, Overloaded
 from srm.engine.messages import NAMED, PROMPT, REASONS, Output, Request, Running, join
 from srm.engine.process.engine import Engine
 from srm.engine.scheduler.completion import NOT_ALLOWED, NOT_FINITE
@@ -45,6 +44,7 @@ from srm.engine.state.sequence import STREAMS, SequenceGroup
 from srm.engine.state.slots import SlotTable
 from srm.engine.steps.batch import I32, Batch, StepResult
 from srm.engine.steps.tokens import from_wire
+from srm.errors import InvalidRequest, Overloaded
 from tests.engines.invariants import prefixes_add_up, queues_add_up, slots_add_up
 from tests.engines.numpy_runner import TINY, NumpyLaunched, NumpyRunner, ints, tiny_weights
 from tests.engines.run_engine import alone

@@ -15,9 +15,9 @@ import numpy as np
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from srm.engine.errors import Overloaded
 from srm.engine.messages import Request, SamplingParams
 from srm.engine.scheduler.scheduler import Scheduler
+from srm.errors import Overloaded
 from srm.server.batch.concurrency_limiter import ConcurrencyLimiter
 from srm.server.batch.job import BatchJob, Workplace
 from srm.server.batch.jobs import weigh

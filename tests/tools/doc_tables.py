@@ -21,9 +21,8 @@ import prometheus_client
 from msgspec import NODEFAULT
 from prometheus_client.metrics import MetricWrapperBase
 
-from srm.engine import errors
+from srm import errors
 from srm.engine.config import EngineConfig
-from srm.engine.settings import field_docs, flag_of, settings_in, variable_of
 from srm.loadtest import scenario
 from srm.server.commands.batch_config import BatchConfig
 from srm.server.commands.generate import GenerateConfig
@@ -45,6 +44,7 @@ from srm.server.schema.messages.request import MessageRequest
 from srm.server.schema.responses.request import ResponseRequest
 from srm.server.schema.sampling_fields import NEUTRAL
 from srm.server.schema.validation import hints_of
+from srm.settings import field_docs, flag_of, settings_in, variable_of
 from tests.serving import ROOT
 from tests.tools import vllm_tables
 from tests.tools.vllm_tables import Row

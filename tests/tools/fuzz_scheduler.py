@@ -22,11 +22,11 @@ import msgspec
 import numpy as np
 
 from srm.engine.config import EngineConfig
-from srm.engine.errors import Overloaded
 from srm.engine.messages import Output, Request, Running, join
 from srm.engine.process.engine import Engine
 from srm.engine.scheduler.parking import parkable
 from srm.engine.state.parked import Parked, merged
+from srm.errors import Overloaded
 from tests.engines.making import request_of
 from tests.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
 from tests.engines.run_engine import alone

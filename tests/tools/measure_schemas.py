@@ -31,7 +31,7 @@ from srm.engine.constraints.automaton import TokenAutomaton, make_automaton
 from srm.engine.constraints.byte_automaton import NotCompiled
 from srm.engine.constraints.constraint import json_constraint
 from srm.engine.constraints.trial import why_not
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from tests.engines.matching import accepts, byte_tokenizer, draw_text
 from tests.engines.tables import of_demo
 

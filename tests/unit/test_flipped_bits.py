@@ -12,13 +12,12 @@ from max.driver import CPU
 
 from srm.engine.device.graph_notes import read_notes
 from srm.engine.device.precompile import PrecompileConfig
-from srm.engine.errors import CheckpointError, ConfigError, SnapshotError, SRMError
 from srm.engine.process.weights_note import Note, encoded, first_weights
-from srm.engine.settings import load
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.random_model import write_random_model
 from srm.engine.weights.upstream_config import Constructor, PublishedArgs, read_args
 from srm.engine.wiring import EngineWiring
+from srm.errors import CheckpointError, ConfigError, SnapshotError, SRMError
 from srm.loadtest import recording
 from srm.loadtest.commands.knee import SweepConfig
 from srm.loadtest.commands.sweep import SAVED, Saved, read_saved
@@ -26,6 +25,7 @@ from srm.loadtest.report.report import SCHEMA, read_report
 from srm.server.http.keys import load_keys
 from srm.server.text.text import Text
 from srm.server.text.tokenizer_files import chat_template, special_tokens
+from srm.settings import load
 from tests.attack.damage import flipped
 from tests.engines.numpy_runner import TINY, tiny_weights
 from tests.loads.recorded import recording as recorded

@@ -19,7 +19,7 @@ import pytest
 import deploy.gpu.run as run_module
 from deploy.gpu.run import HEADING, TIMED_OUT, Call, last_line, waited, wrong_products
 from research.bench.gpu.report import markdown, record_of
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from tests.unit.test_gpu_kit import call, part, write_line, written
 
 __all__ = ["call"]

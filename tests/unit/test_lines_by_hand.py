@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from srm.engine.errors import SRMError, not_json_line
+from srm.errors import SRMError, not_json_line
 from srm.loadtest import trace
 from srm.loadtest.counter_rng import Draws
 from srm.loadtest.workload.prompts import Prompts

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from srm.engine.errors import ConfigError, SRMError
+from srm.errors import ConfigError, SRMError
 from srm.loadtest.client import server_metrics, target
 from srm.server.commands.admin_cli import snapshot
 from srm.training.passk import server as passk

@@ -12,7 +12,7 @@ import pytest
 
 import srm.__main__ as srm
 import srm.loadtest.__main__ as loadtest
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from tests.serving import ROOT
 
 

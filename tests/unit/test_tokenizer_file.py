@@ -11,13 +11,13 @@ import pytest
 from tokenizers import Tokenizer
 
 from srm.engine.config import DEMO_MODEL
-from srm.engine.errors import CheckpointError
 from srm.engine.python.tokenizer import FolderTokenizer
-from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.convert import convert
+from srm.errors import CheckpointError
 from srm.loadtest.workload.words import Words
 from srm.server.commands.score_lines import parse
 from srm.server.text.text import Text
+from srm.tokenizer_file import read_tokenizer
 from srm.training.text.token_file import token_file
 from srm.training.text.tokenizer import special_ids
 

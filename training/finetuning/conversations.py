@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Raw
 
-from srm.engine.errors import ConfigError, InvalidRequest
+from srm.errors import ConfigError, InvalidRequest
 from srm.server.schema.conversation import Conversation, Message, messages_of, names_in
 from srm.server.text.template_process import TemplateFailed, compile_template, render
 from srm.server.text.tokenizer_files import chat_template

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.server.text.text import Text
 from srm.training.data import IGNORED, EpochBatches
 from srm.training.finetuning.conversations import RowPiece, RowText

@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 import torch
 
-from srm.engine.errors import ConfigError
-from srm.engine.settings import build
-from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import read_model
+from srm.errors import ConfigError
 from srm.server.text.text import Text
+from srm.settings import build
+from srm.tokenizer_file import read_tokenizer
 from srm.training.checkpoint import load_model
 from srm.training.finetuning.config import SFTConfig
 from srm.training.finetuning.conversations import Chats, RowText, read

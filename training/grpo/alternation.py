@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from rich.console import Console
 
-from srm.engine.errors import SRMError
+from srm.errors import SRMError
 from srm.training.grpo.asking import Asking, RolloutBatch, rows_of, updates_of
 from srm.training.grpo.config import GRPOConfig
 from srm.training.grpo.learner import Learner

@@ -12,8 +12,8 @@ from typing import Protocol
 import msgspec
 from tokenizers import Tokenizer
 
-from srm.engine.errors import ConfigError
-from srm.engine.tokenizer_file import TextEncoder
+from srm.errors import ConfigError
+from srm.tokenizer_file import TextEncoder
 from srm.training.data import EpochBatches
 from srm.training.grpo.config import DataSettings, EvaluationSettings
 from srm.training.problems.drawn import Split, problems

@@ -12,10 +12,10 @@ import msgspec
 import torch
 
 from srm.engine.config import EngineConfig, ModelConfig
-from srm.engine.errors import ConfigError
-from srm.engine.settings import build
-from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import read_model
+from srm.errors import ConfigError
+from srm.settings import build
+from srm.tokenizer_file import read_tokenizer
 from srm.training.checkpoint import load_model
 from srm.training.grpo.alternation import Records, alternate
 from srm.training.grpo.asked import questions

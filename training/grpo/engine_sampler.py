@@ -11,10 +11,10 @@ from torch import Tensor
 
 from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.device.runner import GPU_MEMORY, ModelRunner
-from srm.engine.errors import StepFailed
 from srm.engine.messages import Output, SamplingParams
 from srm.engine.process.engine import Engine
 from srm.engine.weights.weights import Weights, fold
+from srm.errors import StepFailed
 from srm.training.grpo.rollouts import Rollout, RolloutSampling
 
 

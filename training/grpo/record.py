@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 from matplotlib import pyplot as plt
 
-from srm.engine.errors import UNDECODABLE, ConfigError
-from srm.engine.files import open_file
+from srm.errors import UNDECODABLE, ConfigError
+from srm.files import open_file
 from srm.training.statistics.coverage import Tally, pass_table, standard_errors
 from srm.training.text.whole_files import replace_file, write_whole
 

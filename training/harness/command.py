@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 
 from srm.engine.config import read_model_config
-from srm.engine.errors import ConfigError
-from srm.engine.settings import Command, load
-from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import read_model
 from srm.engine.weights.tensor_file import read_file
+from srm.errors import ConfigError
 from srm.loadtest.records import ROOT, new_record, settings_of, write_record
+from srm.settings import Command, load
+from srm.tokenizer_file import read_tokenizer
 from srm.training.harness.config import HarnessConfig
 from srm.training.harness.served import served
 from srm.training.harness.tasks import page, run_task

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from srm.engine.errors import SRMError
+from srm.errors import SRMError
 
 START_S = 1_800.0
 """Seconds that a start may take; a new architecture is compiled in it."""

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, ConfigError
-from srm.engine.files import open_file, read_file
+from srm.errors import UNDECODABLE, ConfigError
+from srm.files import open_file, read_file
 from srm.training.harness.config import HarnessConfig
 from srm.training.text.whole_files import has, write_whole
 

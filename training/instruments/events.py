@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 
 
 class Events(Protocol):

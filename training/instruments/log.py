@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, ConfigError
-from srm.engine.files import open_file
+from srm.errors import UNDECODABLE, ConfigError
+from srm.files import open_file
 from srm.training.instruments.events import Events, events_in
 from srm.training.instruments.page import write_page
 from srm.training.instruments.record import LogLine, Sample

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from srm.engine.errors import ConfigError, SRMError
-from srm.engine.settings import Command, load
+from srm.errors import ConfigError, SRMError
 from srm.loadtest.records import new_record, settings_of, write_record
+from srm.settings import Command, load
 from srm.training.passk.config import PassKConfig
 from srm.training.passk.journal import Journal, JournalEntry
 from srm.training.passk.plot import check_plots, draw

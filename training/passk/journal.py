@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, ConfigError
+from srm.errors import UNDECODABLE, ConfigError
 
 
 class JournalEntry(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.training.passk.results import CoveragePoint, Results
 from srm.training.statistics.power_law import PowerLaw
 from srm.training.text.whole_files import replace_file

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.training.passk.config import PassKConfig
 from srm.training.problems.drawn import Split, problems
 from srm.training.questions.questions import PROMPT, Question, read_questions

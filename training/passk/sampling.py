@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from srm.engine.errors import ConfigError
-from srm.engine.progress import Tell, show_progress
+from srm.errors import ConfigError
+from srm.progress import Tell, show_progress
 from srm.training.passk.config import ELSEWHERE, ON_SRM, PassKConfig
 from srm.training.passk.journal import Journal, JournalEntry
 from srm.training.passk.problems import PromptProblem

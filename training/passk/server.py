@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, ConfigError, SRMError
+from srm.errors import UNDECODABLE, ConfigError, SRMError
 
 _LONGEST_PAUSE_S = 30.0
 MOST_PORT = 2**16 - 1

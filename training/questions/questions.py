@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from srm.engine.errors import ConfigError, in_words
+from srm.errors import ConfigError, in_words
 from srm.training.text.rows import rows
 
 PROMPT = "Question: {question}\nAnswer:"

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 from numpy.typing import NDArray
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.training.questions.questions import Question
 from srm.training.questions.rewards import load_reward, rewarded
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from importlib import import_module
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.training.problems.countdown import is_solved, parse_prompt
 from srm.training.questions.questions import Question
 

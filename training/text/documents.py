@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 
-from srm.engine.errors import ConfigError, not_utf8
-from srm.engine.files import open_file
+from srm.errors import ConfigError, not_utf8
+from srm.files import open_file
 from srm.training.text.rows import SUFFIXES, rows
 
 _BLOCK = 64 * 1024

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.training.text.token_file import Ids
 
 

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, ConfigError, not_json_line
-from srm.engine.files import open_file
+from srm.errors import UNDECODABLE, ConfigError, not_json_line
+from srm.files import open_file
 
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".parquet")

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from srm.engine.errors import ConfigError
-from srm.engine.files import open_file, read_file
-from srm.engine.tokenizer_file import added_ids
+from srm.errors import ConfigError
+from srm.files import open_file, read_file
+from srm.tokenizer_file import added_ids
 from srm.training.text.documents import TextPart
 from srm.training.text.tokenizer import count_entries
 from srm.training.text.whole_files import replace_file, write_whole

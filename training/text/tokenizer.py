@@ -10,9 +10,9 @@ from typing import NamedTuple
 import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from srm.engine.errors import ConfigError
-from srm.engine.progress import Tell, show_progress
-from srm.engine.tokenizer_file import added_ids, describe
+from srm.errors import ConfigError
+from srm.progress import Tell, show_progress
+from srm.tokenizer_file import added_ids, describe
 from srm.training.text.documents import documents, files
 from srm.training.text.whole_files import write_whole
 

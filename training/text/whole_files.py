@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from srm.engine.errors import ConfigError
-from srm.engine.files import open_file, read_file
+from srm.errors import ConfigError
+from srm.files import open_file, read_file
 
 _BLOCK = 1 << 20
 

@@ -21,9 +21,9 @@ from srm.engine.device.libc import keep_freed_memory
 from srm.engine.device.runner import ModelRunner
 from srm.engine.messages import SamplingParams
 from srm.engine.process.engine import Engine
-from srm.engine.settings import load
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.loadtest.records import ROOT
+from srm.settings import load
 
 
 def measure_startup(

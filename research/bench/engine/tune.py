@@ -27,9 +27,9 @@ from srm.engine.config import DEMO_MODEL, EngineConfig, ModelConfig
 from srm.engine.device.graph_cache import ProductChoice, choice_path
 from srm.engine.device.products import Product
 from srm.engine.device.runner import open_device
-from srm.engine.errors import ConfigError, SRMError
-from srm.engine.settings import load
 from srm.engine.weights.checkpoint import read_model
+from srm.errors import ConfigError, SRMError
+from srm.settings import load
 
 LIMIT_S = 1800
 """Most seconds that one product may take, compilation included."""

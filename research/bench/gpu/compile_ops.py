@@ -18,7 +18,7 @@ from srm.engine.device.graph_cache import GraphCache
 from srm.engine.device.linear import graph_dtype
 from srm.engine.device.precompile import PrecompileConfig, leave, open_target
 from srm.engine.device.products import choose_product
-from srm.engine.settings import load
+from srm.settings import load
 
 
 def main(argv: list[str]) -> int:

@@ -24,8 +24,8 @@ from research.bench.gpu.task import Lines, Task, read_task
 from research.bench.host.serving import serving
 from research.bench.server.http import rate_of
 from research.bench.server.load import send
-from srm.engine.errors import ConfigError
 from srm.engine.weights.random_model import write_random_model
+from srm.errors import ConfigError
 
 N = 1_000
 CORES_OF_API_PROCESSES = 0.6

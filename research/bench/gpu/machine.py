@@ -11,8 +11,8 @@ import sys
 from typing import Any
 
 from research.bench.gpu.task import Lines, read_task
-from srm.engine.memory import available_memory
 from srm.loadtest.records import new_record
+from srm.memory import available_memory
 
 PROGRAMS = ("nvidia-smi", "ncu", "nsys", "compute-sanitizer", "nvcc", "cuobjdump")
 PACKAGES = ("torch", "triton", "numpy", "safetensors", "tokenizers", "matplotlib", "max")

@@ -16,7 +16,7 @@ from deploy.gpu.lines import AGAIN, drop_retried, parse_lines
 from research.bench.frame import Record, table
 from research.bench.peaks.rates import byte_cells, bytes_moved, peak_line, rate_cells, runs_of
 from research.bench.peaks.torch_side import plot_record
-from srm.engine.errors import ConfigError, SRMError
+from srm.errors import ConfigError, SRMError
 from srm.loadtest.records import RECORDS, write_record
 
 MOST_KERNELS = 12

@@ -22,8 +22,8 @@ from research.bench.peaks.rates import memory_peak, memory_table
 from srm.engine.config import CPU_STEP_ROWS, DEMO_MODEL, EngineConfig
 from srm.engine.device.libc import keep_freed_memory
 from srm.engine.device.runner import ModelRunner
-from srm.engine.memory import collect_rarely
 from srm.engine.weights.checkpoint import load_checkpoint
+from srm.memory import collect_rarely
 
 WARM_UP = 4
 """Turns before each measurement, until the pipeline is full and every sequence has forked."""

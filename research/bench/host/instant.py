@@ -16,14 +16,14 @@ import numpy as np
 
 from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.device.libc import keep_freed_memory
-from srm.engine.errors import SRMError
-from srm.engine.memory import collect_rarely
 from srm.engine.process.engine import Engine
 from srm.engine.process.process import serve
-from srm.engine.settings import load
 from srm.engine.steps.batch import I64, Batch, Scores, SlotStates, StepResult
 from srm.engine.weights.weights import Weights
 from srm.engine.wiring import EngineWiring
+from srm.errors import SRMError
+from srm.memory import collect_rarely
+from srm.settings import load
 
 DEFAULT_SLOTS = 65_536
 """Slots if num_slots is 0."""

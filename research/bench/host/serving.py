@@ -16,7 +16,7 @@ from typing import IO, Any, NamedTuple
 
 import httpx
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.records import ROOT
 
 _STOP_S = 20.0

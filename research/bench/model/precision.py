@@ -26,13 +26,13 @@ from torch.nn import functional as F
 from research.bench.frame import Record, Settings, run, table
 from research.bench.model.gap import markdown_gap, measure_gap
 from srm.engine.config import DEMO_MODEL, Dtype, ModelConfig, find_model
-from srm.engine.errors import ConfigError
-from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.float8 import INNER, float8_channel_mixer, from_e4m3, norm_scale
 from srm.engine.weights.random_model import write_random_model
 from srm.engine.weights.tensors import is_scalar, projection_prefixes
 from srm.engine.weights.weights import LayerWeights
+from srm.errors import ConfigError
+from srm.tokenizer_file import read_tokenizer
 from srm.training.checkpoint import load_model
 from srm.training.data import encode
 from srm.training.mixers import TokenMixer

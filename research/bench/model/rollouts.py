@@ -24,8 +24,8 @@ from research.bench.host.serving import free_port, serving
 from research.bench.peers.pauses import pauses_of, vllm_pauses
 from research.bench.server.soak import CheckedRollout, RolloutsBenchConfig, Soak
 from srm.engine.config import ModelConfig, parse_model_config
-from srm.engine.errors import ConfigError
 from srm.engine.weights.random_model import random_tensors, write_random_model
+from srm.errors import ConfigError
 from srm.training.model import SRM
 
 F64 = npt.NDArray[np.float64]

@@ -38,8 +38,8 @@ from srm.engine.device.linear import (
 )
 from srm.engine.device.precompile import PrecompileConfig, leave, open_target
 from srm.engine.device.runner import open_device
-from srm.engine.settings import load
 from srm.engine.steps.batch import F32
+from srm.settings import load
 
 ROWS = {"cpu": (64, 256, 1024, 2048), "gpu": (2_048, 16_384, 65_536)}
 SHAPES = ((512, 2048), (1024, 4096))

@@ -21,9 +21,9 @@ from research.bench.peers.config import Peer, PeersConfig
 from research.bench.peers.making import ENVIRONMENTS, install, make_model
 from research.bench.peers.running import run_peer, settings
 from research.bench.peers.table import PeerResult, markdown
-from srm.engine.errors import ConfigError, SRMError
-from srm.engine.settings import load
+from srm.errors import ConfigError, SRMError
 from srm.loadtest.records import new_record, settings_of, write_record
+from srm.settings import load
 
 USAGE = """usage: python -m research.bench.peers COMMAND [options]
 

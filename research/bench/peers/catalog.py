@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from research.bench.peers.config import Peer
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 
 _FAMILIES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["peers"]
 PEERS = tuple(

@@ -21,8 +21,8 @@ from typing import Any
 from research.bench.peers.config import Peer
 from research.bench.peers.shapes import HEADS, LAYERS, N_CTX, VOCAB_SIZE, shape_of
 from srm.engine.config import ModelConfig
-from srm.engine.errors import ConfigError
 from srm.engine.weights.random_model import write_random_model
+from srm.errors import ConfigError
 from srm.loadtest.records import ROOT
 
 LISTS = Path(__file__).resolve().parent / "requirements"

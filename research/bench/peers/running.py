@@ -26,7 +26,7 @@ from research.bench.peers.programs.timing import FIRST_TOKEN
 from research.bench.peers.shapes import N_CTX, VOCAB_SIZE, shape_of
 from research.bench.peers.table import PeerPoint, PeerResult
 from research.bench.server.load import send
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.commands.run_command import summed_up
 from srm.loadtest.records import ROOT
 from srm.loadtest.report.report_files import MeasuredRun

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 
 from research.bench.ray import data, serving
-from srm.engine.errors import ConfigError, SRMError
+from srm.errors import ConfigError, SRMError
 
 COMMANDS = {"data": data.main, "serve": serving.main}
 

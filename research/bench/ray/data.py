@@ -26,8 +26,8 @@ from ray.cluster_utils import Cluster
 from research.bench.ray.config import RayDataConfig
 from research.bench.records.figures import ray_data
 from srm.engine.config import DEMO_MODEL
-from srm.engine.settings import load
 from srm.loadtest.records import ROOT, new_record, settings_of, write_record
+from srm.settings import load
 from tests.serving import free_port
 
 AGENT_PORTS = (

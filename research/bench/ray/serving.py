@@ -23,8 +23,8 @@ from deploy.ray.serve_app import application
 from research.bench.ray.config import RayServeConfig
 from research.bench.records.figures import ray_serve
 from srm.engine.config import DEMO_MODEL
-from srm.engine.settings import load
 from srm.loadtest.records import new_record, settings_of, write_record
+from srm.settings import load
 from tests.serving import free_port
 
 PROMPT = "Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\nAnswer:"

@@ -18,9 +18,9 @@ import msgspec
 
 from research.bench.records.figures import CARD, FIGURES, is_whole
 from srm.engine.config import DEMO_MODEL, GRPO_MODEL
-from srm.engine.errors import ConfigError
-from srm.engine.settings import load
+from srm.errors import ConfigError
 from srm.loadtest.records import RECORDS, ROOT
+from srm.settings import load
 
 PAGES = (
     *(ROOT / "README.md", DEMO_MODEL / "README.md", GRPO_MODEL / "README.md"),

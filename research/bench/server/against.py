@@ -19,7 +19,7 @@ from research.bench.host.serving import serving
 from research.bench.server.http import rate_of
 from research.bench.server.load import send
 from srm.engine.config import DEMO_MODEL
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.records import ROOT
 
 

@@ -21,7 +21,7 @@ from research.bench.frame import Record, Settings, run, table
 from research.bench.host.processes import children_of_server, processes
 from research.bench.host.serving import Serving, serving
 from srm.engine.config import DEMO_MODEL
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 
 _TIMEOUT_S = 3_600.0
 _PREFILLED = "srm_engine_prefill_tokens_total"

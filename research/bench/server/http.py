@@ -34,11 +34,11 @@ from research.bench.host.serving import serving
 from research.bench.server.load import send
 from srm.engine.config import DEMO_MODEL, EngineConfig
 from srm.engine.device.runner import ModelRunner
-from srm.engine.errors import ConfigError
 from srm.engine.messages import SamplingParams
 from srm.engine.process.engine import Engine
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.random_model import write_random_model
+from srm.errors import ConfigError
 from srm.loadtest.analysis.chunks import chunks
 from srm.loadtest.analysis.measures import first_tokens
 from srm.loadtest.recording import Recording

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.analysis.measures import is_whole
 from srm.loadtest.client.workers import run
 from srm.loadtest.recording import ERRORS, Recording

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 
 _RATE = 500
 """Samples a second."""

@@ -18,7 +18,7 @@ import numpy as np
 from research.bench.frame import Record, Settings, run
 from research.bench.records.table import newest
 from research.bench.server.scale_table import markdown
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.records import RECORDS
 
 _DAY_S = 24 * 3600

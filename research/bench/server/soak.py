@@ -19,8 +19,8 @@ import msgspec
 from research.bench.frame import Settings
 from research.bench.host.processes import children_of_server, processes
 from srm.engine.config import DEMO_MODEL, ModelConfig
-from srm.engine.errors import ConfigError
 from srm.engine.weights.random_model import write_random_model
+from srm.errors import ConfigError
 
 _TIMEOUT_S = 600.0
 _ANSWER_S = 120.0

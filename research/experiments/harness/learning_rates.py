@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from research.experiments.harness.result_cache import Numbers
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.training.loop import Diverged
 
 WORST = 1e9

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, ConfigError
+from srm.errors import UNDECODABLE, ConfigError
 from srm.training.text.whole_files import write_whole
 
 Numbers = dict[str, Any]

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from research.experiments.harness.result_cache import Numbers, cached
 from research.experiments.harness.settings import ExperimentSettings
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.records import new_record, settings_of, write_record
 from srm.training.loop import Run, TrainingBatches
 from srm.training.model import LanguageModel

@@ -13,7 +13,7 @@ import torch
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.harness.tasks import SolvingTask
 from srm.engine.config import EngineConfig
-from srm.engine.progress import show_progress
+from srm.progress import show_progress
 from srm.training.baselines.transformer import Transformer
 from srm.training.baselines.transformer_sampler import TransformerSampler
 from srm.training.grpo.engine_sampler import engine_sampler

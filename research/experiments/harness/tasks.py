@@ -14,7 +14,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.training.data import CountdownBatches, EpochBatches
 from srm.training.finetuning.examples import Example, in_order, padded
 from srm.training.loop import TrainingBatches

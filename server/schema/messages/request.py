@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType, field
 
-from srm.engine.errors import UNDECODABLE, InvalidRequest, RequestError, cut, in_words
+from srm.errors import UNDECODABLE, InvalidRequest, RequestError, cut, in_words
 from srm.server.schema.chat_request import ChatRequest, chat_of
 from srm.server.schema.completion_response import NULL
 from srm.server.schema.conversation import (

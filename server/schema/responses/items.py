@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType, field
 
-from srm.engine.errors import UNDECODABLE, InvalidRequest, cut, in_words
+from srm.errors import UNDECODABLE, InvalidRequest, cut, in_words
 from srm.server.schema.chat_response import TokenLogprob
 from srm.server.schema.completion_response import NULL
 from srm.server.schema.conversation import MAX_MESSAGES, MAX_PARTS, read_arguments

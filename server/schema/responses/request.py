@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from srm.engine.errors import InvalidRequest, RequestError
+from srm.errors import InvalidRequest, RequestError
 from srm.server.schema.chat_request import ChatRequest, chat_of
 from srm.server.schema.completion_response import NULL
 from srm.server.schema.conversation import Message, ReasoningEffort, messages_of

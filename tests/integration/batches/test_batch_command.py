@@ -23,7 +23,7 @@ import pytest
 import zstandard
 from rich.console import Console
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.server.commands.batch import main
 from srm.server.commands.batch_input import Input, open_input
 from srm.server.commands.compression import CODECS
@@ -70,7 +70,7 @@ def start(
 ) -> subprocess.Popen[bytes]:
     program = (
         "import sys; from srm.server.commands.batch import main\n"
-        "from srm.engine.errors import SRMError\n"
+        "from srm.errors import SRMError\n"
         f"try: code = main(sys.argv[1:], engine_module={engine!r})\n"
         "except SRMError as error: code = error.exit_code; print(error.message, file=sys.stderr)\n"
         "sys.exit(code)"

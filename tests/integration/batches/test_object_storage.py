@@ -16,7 +16,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from srm.engine.errors import ConfigError, SRMError
+from srm.errors import ConfigError, SRMError
 from srm.server.commands import batch_input, object_storage
 from srm.server.commands.batch import check_files, locate_files
 from srm.server.commands.batch_config import BatchConfig

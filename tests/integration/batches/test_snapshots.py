@@ -17,13 +17,13 @@ import pytest
 
 from srm.engine.client.client import EngineClient
 from srm.engine.config import EngineConfig
-from srm.engine.errors import EngineUnavailable, SnapshotError
 from srm.engine.messages import Request, SamplingParams
 from srm.engine.process.engine import Engine
 from srm.engine.process.process import serve as serve_engine
 from srm.engine.process.snapshot import NAME
 from srm.engine.weights.weights import Weights
 from srm.engine.wiring import EngineWiring
+from srm.errors import EngineUnavailable, SnapshotError
 from tests.conftest import MakeRequest
 from tests.engines.held_engine import HeldEngine, held, hold, release
 from tests.engines.making import sample_value

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from srm.engine.errors import ConfigError, EngineUnavailable
+from srm.errors import ConfigError, EngineUnavailable
 from srm.server.commands import score
 from srm.server.commands.generate import main
 from srm.server.commands.standard_output import BROKEN_PIPE, INTERRUPTED

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from tokenizers import Tokenizer
 
-from srm.engine.errors import CheckpointError, ConfigError, EngineUnavailable
+from srm.errors import CheckpointError, ConfigError, EngineUnavailable
 from srm.server.commands.score import main
 from tests.engines.likelihoods import distributions, greedy_after
 from tests.serving import ROOT, TEXT_MODEL, wait_until

@@ -10,8 +10,8 @@ import pytest
 
 from srm.engine.client import client as client_module
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import StepFailed
 from srm.engine.weights.weights import Weights
+from srm.errors import StepFailed
 from srm.server.batch.engine_retry import EngineRetry
 from tests.engines.making import request_of
 from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner

@@ -16,13 +16,13 @@ import msgspec
 import pytest
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import EngineUnavailable, SRMError, SwapInProgress
 from srm.engine.kept_model import unclaimed
 from srm.engine.messages import Done, FromEngine, LoadWeights, PutWeights, ToEngine
 from srm.engine.process.engine import Engine
 from srm.engine.process.weights_note import first_weights
 from srm.engine.weights.weights import Weights
 from srm.engine.wiring import EngineWiring
+from srm.errors import EngineUnavailable, SRMError, SwapInProgress
 from tests.engines.making import request_of
 from tests.engines.numpy_engine import load
 from tests.engines.numpy_runner import NumpyRunner

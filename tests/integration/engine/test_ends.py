@@ -20,7 +20,6 @@ import zmq
 from srm.engine.client.client import EngineClient
 from srm.engine.client.connection import MAX_INBOX
 from srm.engine.config import EngineConfig
-from srm.engine.errors import ConfigError, EngineUnavailable, StepFailed
 from srm.engine.messages import (
     Abort,
     Hello,
@@ -35,10 +34,11 @@ from srm.engine.messages import (
 from srm.engine.process.engine import Engine
 from srm.engine.process.process import EngineProcess
 from srm.engine.steps.batch import Batch
-from srm.engine.tasks import Fail, end_process
 from srm.engine.weights.weights import Weights
 from srm.engine.wiring import EngineWiring
+from srm.errors import ConfigError, EngineUnavailable, StepFailed
 from srm.server.supervise.embedded_engine import with_engine
+from srm.tasks import Fail, end_process
 from tests.conftest import MakeRequest
 from tests.engines.held_engine import HeldEngine, held, release
 from tests.engines.lying_engine import OF_NOBODY, STATUS, lie

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import EngineUnavailable
 from srm.engine.process.engine import Engine
 from srm.engine.process.process import EngineProcess
 from srm.engine.weights.weights import Weights
 from srm.engine.wiring import EngineWiring
+from srm.errors import EngineUnavailable
 from srm.server.routes.health import check_ready
 from tests.conftest import MakeRequest
 from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from srm.engine.constraints.grammars import Grammars
-from srm.engine.errors import InvalidRequest, Overloaded, TimedOut
+from srm.errors import InvalidRequest, Overloaded, TimedOut
 from tests.conftest import MakeEngine, MakeRequest
 from tests.engines.held_engine import HeldEngine, held
 from tests.engines.served_app import Visit, application

@@ -14,7 +14,6 @@ import pytest
 
 from srm.engine.client.client import EngineClient
 from srm.engine.constraints.grammars import Grammars
-from srm.engine.errors import EngineUnavailable, InvalidRequest, SwapInProgress
 from srm.engine.messages import (
     Abort,
     Control,
@@ -26,6 +25,7 @@ from srm.engine.messages import (
     Pause,
     Resume,
 )
+from srm.errors import EngineUnavailable, InvalidRequest, SwapInProgress
 from tests.engines.making import request_of
 from tests.engines.served_engine import Serve, Served, collect, connected, endpoint_of, until
 

@@ -12,7 +12,6 @@ import pytest
 
 from srm.engine.client.streams import Stream
 from srm.engine.config import EngineConfig
-from srm.engine.errors import ContextTooLong, InvalidRequest, Overloaded
 from srm.engine.messages import (
     REASONS,
     Abort,
@@ -26,6 +25,7 @@ from srm.engine.messages import (
 from srm.engine.process.engine import Engine
 from srm.engine.steps.tokens import Tokens, join
 from srm.engine.weights.weights import Weights
+from srm.errors import ContextTooLong, InvalidRequest, Overloaded
 from tests.conftest import MakeRequest
 from tests.engines.numpy_runner import NumpyRunner
 from tests.engines.served_engine import NUM_SLOTS, RawClient, Serve, collect, connected, until

@@ -17,14 +17,6 @@ import zmq
 from srm.engine.client.client import EngineClient
 from srm.engine.client.spread import MAX_RUNS, PART_SAMPLES
 from srm.engine.client.streams import Stream
-from srm.engine.errors import (
-    EngineUnavailable,
-    InvalidRequest,
-    Overloaded,
-    SRMError,
-    StepFailed,
-    SwapInProgress,
-)
 from srm.engine.messages import (
     PROMPT,
     Done,
@@ -41,6 +33,14 @@ from srm.engine.messages import (
 from srm.engine.steps.batch import Batch
 from srm.engine.steps.tokens import step_tokens
 from srm.engine.weights.weights import Weights
+from srm.errors import (
+    EngineUnavailable,
+    InvalidRequest,
+    Overloaded,
+    SRMError,
+    StepFailed,
+    SwapInProgress,
+)
 from tests.engines.making import IDLE, request_of
 from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
 from tests.engines.run_engine import alone

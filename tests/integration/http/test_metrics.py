@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from srm.engine.metrics_memory import COUNTS_BYTES, GAUGES_BYTES, Region, create
+from srm.metrics_memory import COUNTS_BYTES, GAUGES_BYTES, Region, create
 from srm.server.routes import scrape
 from tests.serving import NUM_SLOTS, ROOT, TEXT_MODEL, Server, error_of
 

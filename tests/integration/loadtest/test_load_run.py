@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from srm.engine.errors import ConfigError, SRMError
+from srm.errors import ConfigError, SRMError
 from srm.loadtest.client.os_limits import allow_files
 from srm.loadtest.client.target import resolve
 from srm.loadtest.client.workers import RunProgress, run

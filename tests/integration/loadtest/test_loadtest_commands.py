@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 import srm.__main__ as srm
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.__main__ import main
 from srm.loadtest.commands.run_command import INTERRUPTED
 from srm.loadtest.recording import load

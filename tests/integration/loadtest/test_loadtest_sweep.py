@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.__main__ import main
 from srm.loadtest.commands.run_command import INTERRUPTED
 from srm.loadtest.recording import Recording

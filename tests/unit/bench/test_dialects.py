@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from research.bench.server.dialects import DIALECTS, check_same, digests
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 
 REPLIES: dict[str, Any] = {
     "/v1/completions": {"choices": [{"index": i, "text": t} for i, t in enumerate("ab")]},

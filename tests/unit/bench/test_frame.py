@@ -16,8 +16,8 @@ from research.bench.records import table as pages
 from research.bench.records.figures import CARD, FIGURES
 from research.bench.records.table import PAGES, newest, written
 from srm.engine.config import DEMO_MODEL, GRPO_MODEL
-from srm.engine.errors import ConfigError
 from srm.engine.weights.checkpoint import load_checkpoint
+from srm.errors import ConfigError
 from srm.loadtest.records import RECORDS
 from srm.training.evaluate import Evaluation
 

@@ -13,7 +13,7 @@ import pytest
 from research.bench.host.serving import free_port
 from research.bench.server import http
 from research.bench.server.http import HttpBenchConfig
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from tests.loads.toy_server import ToyConfig, ToyServer
 
 CONFIG = HttpBenchConfig(repetitions=2, hostile=3, prompt_tokens=3, max_tokens=2)

@@ -25,7 +25,7 @@ from research.bench.peers.running import http_point, offline_point, placeholders
 from research.bench.peers.shapes import KINDS, N_CTX, shape_of
 from research.bench.peers.table import PeerPoint, PeerResult, markdown
 from research.bench.server.load import send
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.commands.run_command import summed_up
 from srm.loadtest.records import ROOT
 from tests.loads.toy_server import ToyConfig, ToyServer

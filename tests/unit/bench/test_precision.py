@@ -21,9 +21,9 @@ from research.bench.model.precision import (
 )
 from srm.engine.config import ModelConfig
 from srm.engine.device.linear import round_bfloat16
-from srm.engine.errors import ConfigError
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.random_model import write_random_model
+from srm.errors import ConfigError
 from srm.training.checkpoint import load_model
 from srm.training.model import Block
 from tests.engines.numpy_runner import F64, SMALL, feed, in_float64

@@ -18,8 +18,8 @@ from srm.engine.config import ModelConfig
 from srm.engine.device.graph_cache import choice_path, measured_product
 from srm.engine.device.linear import round_bfloat16, widen_bfloat16
 from srm.engine.device.products import SLICE, Product, choose_product
-from srm.engine.errors import ConfigError, SRMError
 from srm.engine.weights.random_model import write_random_model
+from srm.errors import ConfigError, SRMError
 from tests.kernels import oracle
 
 MODEL = ModelConfig(d_model=512, num_layers=2, num_heads=4, n_ctx=16, vocab_size=1024)

@@ -17,11 +17,11 @@ from srm.engine.config import (
     ModelConfig,
     parse_model_config,
 )
-from srm.engine.errors import CheckpointError, ConfigError
-from srm.engine.settings import Command, build, field_docs, load, read_settings
 from srm.engine.wiring import EngineWiring
+from srm.errors import CheckpointError, ConfigError
 from srm.server.commands.admin_cli import WeightsConfig
 from srm.server.config import ServerConfig
+from srm.settings import Command, build, field_docs, load, read_settings
 from srm.training.finetuning.config import SFTConfig
 from srm.training.grpo.config import GRPOConfig
 from srm.training.settings import EvaluateConfig

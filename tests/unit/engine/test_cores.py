@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from srm.engine import cores
+from srm import cores
 from srm.server.supervise import launch
 
 

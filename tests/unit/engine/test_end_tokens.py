@@ -16,11 +16,11 @@ from srm.engine.constraints.byte_table import START
 from srm.engine.constraints.constraint import choice_constraint, lark_constraint
 from srm.engine.constraints.grammars import Grammars
 from srm.engine.constraints.trial import tokenizer_of, why_not
-from srm.engine.errors import CheckpointError, InvalidRequest
 from srm.engine.process.weight_reload import load_weights
 from srm.engine.scheduler.accept import accept
 from srm.engine.weights.checkpoint import load_checkpoint, with_ends_of
 from srm.engine.weights.random_model import write_random_model
+from srm.errors import CheckpointError, InvalidRequest
 from srm.server.text.text import Text
 from tests.engines.making import request_of
 from tests.engines.numpy_runner import TINY

@@ -14,22 +14,22 @@ from unittest.mock import Mock
 
 import pytest
 
-from srm.engine.errors import CheckpointError, InvalidRequest, SRMError
 from srm.engine.kept_model import INDEX, WEIGHTS, copies_of, hold_model
 from srm.engine.process.weight_reload import load_weights
 from srm.engine.process.weights_note import Copying
-from srm.engine.settings import load as load_settings
-from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.inspect_constraint import read_constraint
 from srm.engine.weights.random_model import write_random_model
 from srm.engine.weights.upstream_config import read_args
+from srm.errors import CheckpointError, InvalidRequest, SRMError
 from srm.server.config import ServerConfig
 from srm.server.http.keys import read_key
 from srm.server.model_identity import model_id
 from srm.server.routes.admin import Admin
 from srm.server.text.text import Text
 from srm.server.text.tokenizer_files import chat_template, special_tokens
+from srm.settings import load as load_settings
+from srm.tokenizer_file import read_tokenizer
 from srm.training.text.documents import documents
 from srm.training.text.rows import rows
 from tests.engines.numpy_runner import TINY

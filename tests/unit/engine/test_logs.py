@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from srm.engine.logs import MAX_LINE, PROCESS_NAME, JsonLines, TextLines, printable
+from srm.logs import MAX_LINE, PROCESS_NAME, JsonLines, TextLines, printable
 from tests.serving import ROOT
 
 

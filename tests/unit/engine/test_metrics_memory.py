@@ -15,8 +15,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from srm.engine.errors import ConfigError
-from srm.engine.metrics_memory import (
+from srm.errors import ConfigError
+from srm.metrics_memory import (
     COUNTS_BYTES,
     GAUGES_BYTES,
     VARIABLE,
@@ -152,7 +152,7 @@ def test_a_process_whose_files_may_not_grow_measures_and_processes_of_its_own_do
 def test_no_memory_is_said_at_the_start() -> None:
     program = (
         f"import resource; resource.setrlimit({resource.RLIMIT_FSIZE}, (9, 9))\n"
-        "from srm.engine.metrics_memory import create\ncreate([''])"
+        "from srm.metrics_memory import create\ncreate([''])"
     )
     with pytest.raises(subprocess.CalledProcessError) as failed:
         subprocess.run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from srm.engine.progress import LINE_S, show_progress
+from srm.progress import LINE_S, show_progress
 
 
 def test_a_log_has_a_line_every_half_minute_with_the_time_left(

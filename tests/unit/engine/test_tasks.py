@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from srm.engine import tasks
-from srm.engine.tasks import beside, dispensable, task_group, vital
+from srm import tasks
+from srm.tasks import beside, dispensable, task_group, vital
 from tests.serving import ROOT
 
 
@@ -62,8 +62,8 @@ def test_what_a_process_cannot_live_without_ends_it(error: str) -> None:
     code, message, traceback = ENDS[error]
     program = f"""
 import asyncio, threading
-from srm.engine.errors import ConfigError
-from srm.engine.tasks import vital
+from srm.errors import ConfigError
+from srm.tasks import vital
 
 async def fail():
     await asyncio.sleep(0)

@@ -19,7 +19,7 @@ from research.experiments.baselines import (
 from research.experiments.harness.learning_rates import best_rate, losses_of, or_worst
 from research.experiments.harness.models import model_makers
 from research.experiments.harness.result_cache import Numbers
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.training.loop import Diverged
 from tests.unit.experiments.conftest import Experiment
 

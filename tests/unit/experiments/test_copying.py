@@ -20,7 +20,7 @@ from research.experiments.copying import (
 )
 from research.experiments.harness.models import HEADS, SRMS
 from research.experiments.harness.result_cache import Numbers
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.training.data import IGNORED
 from srm.training.model import SRM
 from tests.unit.experiments.conftest import Experiment

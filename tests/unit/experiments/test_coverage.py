@@ -37,7 +37,7 @@ from research.experiments.harness.tasks import (
     prompt_ids,
 )
 from srm.engine.config import EngineConfig, ModelConfig
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.training.grpo.asking import Asking, RolloutBatch, rows_of
 from srm.training.grpo.engine_sampler import EngineSampler, folded
 from srm.training.grpo.objective import RolloutRow

@@ -20,7 +20,7 @@ from research.experiments.forms import (
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.harness.runner import in_fresh_process
 from srm.engine.config import ModelConfig
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.training.model import SRM
 from tests.unit.experiments.conftest import Experiment
 

@@ -24,7 +24,7 @@ from research.experiments.information import (
     unigram_loss,
     windows,
 )
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.training.model import LanguageModel
 from tests.unit.experiments.conftest import Experiment
 

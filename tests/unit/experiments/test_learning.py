@@ -19,7 +19,7 @@ from research.experiments.grpo import BALANCED, PLAIN, START, GRPOExperimentConf
 from research.experiments.harness.result_cache import Numbers
 from research.experiments.rollouts import CASES
 from srm.engine.config import EngineConfig, ModelConfig
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.training.checkpoint import save_model
 from srm.training.grpo import engine_sampler
 from srm.training.grpo.engine_sampler import EngineSampler, folded

@@ -19,7 +19,7 @@ from research.experiments.matrices import (
     fit_form,
     shuffle,
 )
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from tests.unit.experiments.conftest import Experiment
 
 N = 9

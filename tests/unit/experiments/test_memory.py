@@ -6,7 +6,7 @@ import pytest
 
 from research.experiments.__main__ import main
 from research.experiments.memory import TREATMENTS, MemoryConfig, copy, decays, model
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from tests.unit.experiments.conftest import Experiment
 
 

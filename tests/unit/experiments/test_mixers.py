@@ -13,7 +13,7 @@ from research.experiments.__main__ import main
 from research.experiments.harness import runner
 from research.experiments.harness.corpus import standard_library
 from research.experiments.mixers import CASES, CHANGES, PAPER, MixersConfig, page, shape
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.records import ROOT
 from tests.unit.experiments.conftest import Experiment
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from research.experiments.harness.result_cache import Numbers, cached
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 
 
 def never() -> Numbers:

@@ -14,7 +14,7 @@ from research.experiments.__main__ import main
 from research.experiments.harness import runner
 from research.experiments.harness.models import count_flops, model_makers
 from research.experiments.scaling import ScalingConfig, case, frontier, power_law
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 
 
 def run_twice(

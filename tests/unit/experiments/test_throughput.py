@@ -23,7 +23,7 @@ from research.experiments.throughput import (
     measure,
     page,
 )
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 
 TINY = "--num-layers=1 --n-ctx=16 --rows=2 --vocab-size=32 --seconds=0.001 --threads=1".split()
 

@@ -17,7 +17,7 @@ from research.experiments.trainers import (
     difference,
     page,
 )
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 
 
 def result(right: list[int], known: list[int]) -> Numbers:

@@ -8,7 +8,7 @@ from hdrh.histogram import HdrHistogram
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.histogram import LONGEST_S, Histogram
 from srm.loadtest.quantities import PERCENTILES
 

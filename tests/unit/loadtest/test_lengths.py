@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.lengths import ALLOWED, LONGEST, Lengths, check, parse
 
 GRID = ((np.arange(100_000) + 0.5) / 100_000).tolist()

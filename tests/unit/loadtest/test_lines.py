@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest import lines, recording
 from srm.loadtest.commands.sweep import SAVED, read_saved
 from srm.loadtest.report.report import read_report

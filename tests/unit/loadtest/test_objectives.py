@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.objectives import (
     NUMBERS,
     OBJECTIVES,

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest import lengths
 from srm.loadtest.__main__ import RUN
 from srm.loadtest.scenario import MEASURED, SCENARIOS, Arrivals, Scenario, read

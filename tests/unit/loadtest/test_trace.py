@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.trace import Arrival, read
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

@@ -16,18 +16,18 @@ from pyarrow import parquet
 from safetensors.numpy import save_file
 
 from srm.engine.config import EngineConfig, ModelConfig
-from srm.engine.errors import ConfigError, SRMError
 from srm.engine.messages import SamplingParams
 from srm.engine.process.engine import Engine as SteppedEngine
 from srm.engine.python.offline import Engine
-from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.convert import convert
 from srm.engine.weights.random_model import random_tensors
+from srm.errors import ConfigError, SRMError
 from srm.loadtest import trace
 from srm.server.batch.job_input import check_input
 from srm.server.batch.lines import BatchLine
 from srm.server.commands.batch_input import check_custom_ids, open_input, parse
 from srm.server.schema.completion_request import parse_completion
+from srm.tokenizer_file import read_tokenizer
 from tests.engines.numpy_runner import NumpyRunner, tiny_weights
 from tests.serving import COMPLETIONS, ROOT, TEXT_MODEL
 from tests.unit.server.conftest import Served

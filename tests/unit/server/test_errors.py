@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from srm.engine import errors
+from srm import errors
 from srm.server.errors import BodyTooSlow, RateLimited, srm_error
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from srm.engine.tokenizer_file import read_tokenizer
+from srm.tokenizer_file import read_tokenizer
 from srm.training.data import IGNORED, CountdownBatches
 from srm.training.problems import countdown
 from srm.training.problems.countdown import (

@@ -17,8 +17,8 @@ from pyarrow import parquet
 from torch.nn import functional as F
 
 from srm.engine.config import ModelConfig
-from srm.engine.errors import ConfigError
 from srm.engine.weights.checkpoint import load_checkpoint
+from srm.errors import ConfigError
 from srm.loadtest.records import ROOT
 from srm.server.text.text import Text
 from srm.training.checkpoint import load_model, save_model

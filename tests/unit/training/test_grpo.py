@@ -18,10 +18,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from srm.engine.config import DEMO_MODEL, ModelConfig
-from srm.engine.errors import ConfigError
-from srm.engine.settings import build, flatten, load
-from srm.engine.tokenizer_file import read_tokenizer
 from srm.engine.weights.checkpoint import load_checkpoint
+from srm.errors import ConfigError
+from srm.settings import build, flatten, load
+from srm.tokenizer_file import read_tokenizer
 from srm.training.checkpoint import load_model, save_model
 from srm.training.grpo.asked import ProblemQuestions, Questions, questions
 from srm.training.grpo.asking import Asking, rows_of, updates_of

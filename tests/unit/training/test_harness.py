@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import srm.__main__ as srm
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.training.harness.command import files_of_tasks
 from srm.training.harness.config import HarnessConfig
 

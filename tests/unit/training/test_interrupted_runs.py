@@ -13,7 +13,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.records import ROOT
 from srm.training.__main__ import main
 from srm.training.pretrain import pretrain

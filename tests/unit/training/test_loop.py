@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from srm.engine.config import ModelConfig
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.training import precision
 from srm.training.baselines.mamba2 import Mamba2, Mamba2Shape
 from srm.training.loop import Run

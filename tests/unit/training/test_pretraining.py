@@ -18,8 +18,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.nn import functional as F
 
 from srm.engine.config import DEMO_MODEL
-from srm.engine.errors import CheckpointError, ConfigError
 from srm.engine.weights.checkpoint import load_checkpoint, read_model
+from srm.errors import CheckpointError, ConfigError
 from srm.loadtest.records import ROOT
 from srm.server.text.text import Text
 from srm.training import pretrain as pretraining

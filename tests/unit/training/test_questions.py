@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.training.questions.questions import Question, read_questions
 from srm.training.questions.rewards import gsm8k_lenient, gsm8k_strict, load_reward, rewarded
 

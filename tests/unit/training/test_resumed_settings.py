@@ -10,8 +10,8 @@ import pytest
 import torch
 from msgspec import structs
 
-from srm.engine.errors import ConfigError
-from srm.engine.settings import build
+from srm.errors import ConfigError
+from srm.settings import build
 from srm.training.finetuning.config import SFTConfig
 from srm.training.finetuning.sft import sft
 from srm.training.grpo.command import grpo

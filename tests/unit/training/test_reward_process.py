@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.training.questions.questions import Question
 from srm.training.questions.reward_process import RewardProcess
 

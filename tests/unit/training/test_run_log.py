@@ -15,8 +15,8 @@ import torch
 from msgspec import structs
 
 from srm.engine.config import ModelConfig
-from srm.engine.errors import ConfigError
 from srm.engine.weights.checkpoint import read_model
+from srm.errors import ConfigError
 from srm.training.finetuning.config import SFTConfig
 from srm.training.finetuning.sft import sft
 from srm.training.instruments.log import LOG, PAGE, RunLog, read_log

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from srm.__main__ import main
 from srm.engine.config import ModelConfig
-from srm.engine.errors import ConfigError
-from srm.engine.settings import build
 from srm.engine.weights.checkpoint import load_checkpoint, read_model
 from srm.engine.weights.convert import convert
+from srm.errors import ConfigError
 from srm.loadtest.records import ROOT
 from srm.server.text.text import Text
+from srm.settings import build
 from srm.training import checkpoint, loop
 from srm.training.data import CountdownBatches
 from srm.training.finetuning.config import SFTConfig

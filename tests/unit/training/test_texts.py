@@ -17,7 +17,7 @@ import pytest
 from pyarrow import parquet
 from tokenizers import Tokenizer, pre_tokenizers, processors
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.training.pretrain import pretrain
 from srm.training.settings import PretrainConfig
 from srm.training.text.documents import documents

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from srm.engine.client.streams import Stream, Streams
-from srm.engine.errors import EngineUnavailable, InvalidRequest, Overloaded, SRMError, StepFailed
 from srm.engine.messages import (
     PROMPT,
     REASONS,
@@ -25,6 +24,7 @@ from srm.engine.messages import (
     ToEngine,
 )
 from srm.engine.steps.tokens import step_tokens
+from srm.errors import EngineUnavailable, InvalidRequest, Overloaded, SRMError, StepFailed
 from tests.engines.making import IDLE
 
 LENGTH = REASONS.index("length")

@@ -15,7 +15,7 @@ from srm.engine.constraints.constraint import (
     regex_constraint,
 )
 from srm.engine.constraints.trial import tokenizer_of, why_not
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from tests.engines.matching import accepts, byte_tokenizer
 
 

@@ -23,14 +23,14 @@ from srm.engine.constraints.grammars import (
     Matchers,
     make_masks,
 )
-from srm.engine.errors import InvalidRequest, Overloaded, RequestError
 from srm.engine.messages import Request, StopSamples
 from srm.engine.process import compiling as compiling_threads
 from srm.engine.process.compiling import Compiling
-from srm.engine.process.limited_process import FIRST_CPU_S
 from srm.engine.process.table_process import CPU_S, OutOfTime, TableProcess
 from srm.engine.scheduler.round_robin import MASKED, MASKED_PART
 from srm.engine.steps.batch import Span
+from srm.errors import InvalidRequest, Overloaded, RequestError
+from srm.limited_process import FIRST_CPU_S
 from tests.engines.making import complete, engine_of, ints, request_of, scheduled
 from tests.engines.numpy_runner import TINY
 from tests.engines.run_engine import run

@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator, FormatChecker
 from srm.engine.constraints.constraint import json_constraint
 from srm.engine.constraints.pattern import FORMATS
 from srm.engine.constraints.trial import why_not
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from tests.engines.matching import accepts, byte_tokenizer, draw_text
 
 OPEN: dict[str, Any] = {"type": "object"}

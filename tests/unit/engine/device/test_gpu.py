@@ -9,7 +9,7 @@ import pytest
 
 from srm.engine.device import gpu
 from srm.engine.device.runner import open_device
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 
 NONE = """failed to create device: No supported "gpu" device available.
   CUDA information: Failed to open library "libnvidia-ml.so.1"

@@ -22,7 +22,7 @@ from srm.engine.config import ModelConfig
 from srm.engine.device import graph_cache, processor
 from srm.engine.device.graph_cache import Built, GraphCache, cache_path
 from srm.engine.device.model import graph_shape
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 
 MIXED = ModelConfig(d_model=8, num_layers=2, num_heads=4, n_ctx=16, vocab_size=11)
 HEADLESS: dict[str, Any] = {"num_heads": 1, "use_projections": False, "decay": False}

@@ -15,9 +15,9 @@ from srm.engine.device.linear import fold_norm, round_bfloat16, widen_bfloat16
 from srm.engine.device.model import MATRICES, graph_shape
 from srm.engine.device.products import FLOAT8, choose_product, folds_norms
 from srm.engine.device.runner import host_weights
-from srm.engine.errors import ConfigError
 from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.weights import fold, named_tensors
+from srm.errors import ConfigError
 from tests.engines.numpy_runner import TINY, tiny_weights
 from tests.kernels import oracle
 

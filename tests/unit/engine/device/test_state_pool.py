@@ -15,7 +15,7 @@ import pytest
 from max.driver import CPU, Device
 from max.engine import CompiledModel, InferenceSession
 
-from srm.engine import memory
+from srm import memory
 from srm.engine.config import EngineConfig, ModelConfig
 from srm.engine.device.graph_cache import GraphCache
 from srm.engine.device.slot_copies import SlotCopies
@@ -26,10 +26,10 @@ from srm.engine.device.state_pool import (
     gpu_workspace_bytes,
     slot_bytes,
 )
-from srm.engine.errors import ConfigError
 from srm.engine.state.slots import SlotTable
 from srm.engine.state.tables import TABLE_ENTRIES
 from srm.engine.steps.batch import Batch, SlotStates
+from srm.errors import ConfigError
 from tests.engines.numpy_runner import TINY
 
 Available = Callable[[int], None]

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from srm.engine.config import EngineConfig
-from srm.engine.errors import SnapshotError
 from srm.engine.messages import Output, Request
 from srm.engine.process.durable import REFUSED, Detail, Durable
 from srm.engine.process.engine import Engine
 from srm.engine.process.snapshot import NAME
+from srm.errors import SnapshotError
 from tests.engines.making import engine_of, request_of, sample_value
 from tests.engines.numpy_runner import tiny_weights
 from tests.engines.run_engine import run, tokens

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from srm.engine.errors import ContextTooLong, InvalidRequest
 from srm.engine.messages import SamplingParams
+from srm.errors import ContextTooLong, InvalidRequest
 from tests.engines.making import engine_of, request_of
 from tests.engines.numpy_runner import tiny_weights
 from tests.engines.run_engine import run

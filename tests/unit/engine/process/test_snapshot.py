@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from srm.engine.errors import SnapshotError
 from srm.engine.messages import Request, SamplingParams
 from srm.engine.process.snapshot import NAME, PREAMBLE, SECTIONS, SnapshotFile, Stamp
 from srm.engine.process.snapshot_writer import PARTIAL, SnapshotWriter
 from srm.engine.state.parked import Parked
 from srm.engine.steps.batch import SlotStates
+from srm.errors import SnapshotError
 from tests.unit.engine.state.test_parked import assert_same
 
 STAMP = Stamp(fingerprint="f00d", arithmetic="cpu float32", state_width=3, state_dtype="<f4")

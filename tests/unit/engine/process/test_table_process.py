@@ -16,8 +16,8 @@ import pytest
 from srm.engine.constraints.automaton import TokenAutomaton, compile_automaton
 from srm.engine.constraints.constraint import choice_constraint, json_constraint, regex_constraint
 from srm.engine.process import table_process
-from srm.engine.process.limited_process import NICE, Died, LimitedProcess, yield_processors
 from srm.engine.process.table_process import TableProcess
+from srm.limited_process import NICE, Died, LimitedProcess, yield_processors
 
 TOKENS = [b"", b"", *(bytes([byte]) for byte in range(32, 127)), b"abc", b"ab"]
 ABOUT = TOKENS, len(TOKENS), 1

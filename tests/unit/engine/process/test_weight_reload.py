@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from srm.engine.errors import EngineUnavailable, InvalidRequest, NotFound, SRMError, SwapInProgress
 from srm.engine.messages import PROMPT, Done, LoadWeights, Running
 from srm.engine.process.engine import Engine
 from srm.engine.process.weight_reload import WeightReload, load_weights
@@ -18,6 +17,7 @@ from srm.engine.process.weights_note import LoadFolder
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.random_model import write_random_model
 from srm.engine.weights.weights import Weights
+from srm.errors import EngineUnavailable, InvalidRequest, NotFound, SRMError, SwapInProgress
 from tests.engines.making import engine_of, ints, request_of
 from tests.engines.numpy_engine import load
 from tests.engines.numpy_runner import TINY, feed, tiny_weights

@@ -19,8 +19,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from srm.engine import kept_model
-from srm.engine.errors import CheckpointError, EngineUnavailable, InvalidRequest, StoreFull
-from srm.engine.files import unsealed
 from srm.engine.kept_model import FIRST, WEIGHTS, copies_of, copy_model, hold_model, unclaimed
 from srm.engine.messages import LoadWeights
 from srm.engine.process import weights_note
@@ -31,6 +29,8 @@ from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.delta import write_delta
 from srm.engine.weights.random_model import write_random_model
 from srm.engine.wiring import EngineWiring
+from srm.errors import CheckpointError, EngineUnavailable, InvalidRequest, StoreFull
+from srm.files import unsealed
 from tests.attack.damage import flipped
 from tests.engines.making import engine_of, request_of
 from tests.engines.numpy_engine import load

@@ -14,19 +14,19 @@ import pytest
 
 import srm
 from srm.engine.config import EngineConfig
-from srm.engine.errors import (
-    CheckpointError,
-    ConfigError,
-    ContextTooLong,
-    EngineUnavailable,
-    InvalidRequest,
-)
 from srm.engine.messages import SamplingParams
 from srm.engine.process.engine import Engine as SteppedEngine
 from srm.engine.python.offline import Engine, GenerateProgress
 from srm.engine.python.request_output import Completion
 from srm.engine.python.tokenizer import FolderTokenizer
 from srm.engine.steps.batch import Batch
+from srm.errors import (
+    CheckpointError,
+    ConfigError,
+    ContextTooLong,
+    EngineUnavailable,
+    InvalidRequest,
+)
 from srm.server.text.text import Text
 from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
 from tests.serving import TEXT_MODEL, Server, complete

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from srm.engine.errors import ContextTooLong, InvalidRequest
 from srm.engine.messages import NAMED, Request, SamplingParams
 from srm.engine.scheduler.accept import accept
 from srm.engine.state.sequence import SequenceGroup
+from srm.errors import ContextTooLong, InvalidRequest
 from tests.engines.making import request_of
 from tests.engines.numpy_runner import TINY
 

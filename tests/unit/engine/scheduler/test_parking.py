@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from srm.engine.errors import InvalidRequest
 from srm.engine.messages import Request
 from srm.engine.process.engine import Engine
 from srm.engine.scheduler.accept import accept
 from srm.engine.scheduler.parking import check_fits, parkable
 from srm.engine.state.parked import Parked, merged
 from srm.engine.steps.batch import SlotStates
+from srm.errors import InvalidRequest
 from tests.engines.making import engine_of, request_of
 from tests.engines.numpy_runner import TINY
 from tests.engines.run_engine import run, tokens

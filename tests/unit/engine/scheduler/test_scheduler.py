@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from srm.engine.errors import InvalidRequest, Overloaded
 from srm.engine.steps.batch import FROM_DEVICE
+from srm.errors import InvalidRequest, Overloaded
 from tests.engines.making import (
     complete,
     ints,

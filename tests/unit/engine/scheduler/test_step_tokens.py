@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from srm.engine.errors import InvalidRequest
 from srm.engine.messages import REASONS
 from srm.engine.scheduler.completion import StepTokens
 from srm.engine.scheduler.scheduler import Scheduler
 from srm.engine.state.sequence import STREAMS
+from srm.errors import InvalidRequest
 from tests.engines.making import (
     complete,
     request_of,

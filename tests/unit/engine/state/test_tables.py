@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from srm.engine.constraints.automaton import UNREACHABLE, TokenAutomaton
-from srm.engine.errors import Overloaded
 from srm.engine.state.tables import Tables, walk_each
+from srm.errors import Overloaded
 
 TURN = 8
 """What tables begin at multiples of, and their tokens."""

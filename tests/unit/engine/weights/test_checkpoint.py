@@ -15,10 +15,10 @@ from safetensors.torch import save_file as save_torch
 
 import srm.__main__ as srm
 from srm.engine.config import ModelConfig
-from srm.engine.errors import CheckpointError
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.inspect_model import inspect_model
 from srm.engine.weights.random_model import write_random_model
+from srm.errors import CheckpointError
 from srm.training.checkpoint import save_model
 from srm.training.model import SRM
 

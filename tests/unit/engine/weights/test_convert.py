@@ -19,11 +19,11 @@ from tokenizers import Tokenizer, decoders, models
 
 import srm.__main__ as srm
 from srm.engine.config import ModelConfig
-from srm.engine.errors import CheckpointError, ConfigError
 from srm.engine.steps.batch import F32
 from srm.engine.weights.convert import convert
 from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.tensors import tensor_shapes
+from srm.errors import CheckpointError, ConfigError
 from srm.training.checkpoint import load_model
 from tests.models.variants import configs
 

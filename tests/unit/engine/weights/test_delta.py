@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file, save_model
 
 import srm.__main__ as srm
 from srm.engine.config import ModelConfig
-from srm.engine.errors import CheckpointError, ConfigError
 from srm.engine.weights.checkpoint import load_checkpoint, read_stored
 from srm.engine.weights.delta import made_whole, write_delta
 from srm.engine.weights.random_model import write_random_model
 from srm.engine.weights.tensor_file import DELTA_OF, encoded_tensors, read_metadata, read_tensors
+from srm.errors import CheckpointError, ConfigError
 
 CONFIG = ModelConfig(d_model=8, num_layers=2, num_heads=4, n_ctx=16, vocab_size=11)
 CHANGED = ("input_layer.weight", "mixer_blocks.1.channel_norm.bias")

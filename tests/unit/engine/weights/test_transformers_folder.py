@@ -18,12 +18,12 @@ from safetensors.torch import save_file as save_torch
 
 import srm.__main__ as srm
 from srm.engine.config import DEMO_MODEL, ModelConfig
-from srm.engine.errors import CheckpointError, ConfigError
 from srm.engine.kept_model import INDEX, WEIGHTS, copy_model, hold_model
 from srm.engine.weights.checkpoint import load_checkpoint, read_model
 from srm.engine.weights.convert import convert
 from srm.engine.weights.random_model import random_tensors, write_random_model
 from srm.engine.weights.transformers_folder import CLASS_FILES, CLASSES
+from srm.errors import CheckpointError, ConfigError
 from srm.server.model_identity import as_started, model_id
 from srm.server.text.text import Text
 

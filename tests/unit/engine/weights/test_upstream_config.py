@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from srm.engine.config import ModelConfig
-from srm.engine.errors import ConfigError
 from srm.engine.weights.upstream_config import model_config, read_args
+from srm.errors import ConfigError
 
 SIZES = {"vocab_size": 11, "hidden_dim": 8, "seq_len": 64, "num_blocks": 2}
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.analysis.chunks import sort_stably
 from srm.loadtest.analysis.summarize import summarize
 from srm.loadtest.analysis.window import default_window, load_name

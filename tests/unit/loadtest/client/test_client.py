@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.client.client import Client
 from srm.loadtest.client.request_attempt import RequestAttempt, retry_after
 from srm.loadtest.client.target import Target

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.analysis.confidence import BATCHES, ESTIMATED, difference, parts, standard_error
 from srm.loadtest.analysis.observed import observe
 from srm.loadtest.report.compare import compare, compare_reports

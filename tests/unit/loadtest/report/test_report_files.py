@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.analysis.observed import observe
 from srm.loadtest.analysis.summarize import summarize
 from srm.loadtest.quantities import MEASURES, unit_for, value_of

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.workload import batch_file
 from srm.loadtest.workload.batch_file import BatchClient, BatchOutput, write_lines
 

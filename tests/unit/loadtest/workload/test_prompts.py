@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.counter_rng import Draws
 from srm.loadtest.workload.prompts import Prompts, WorkloadPrompt
 from srm.loadtest.workload.words import Words

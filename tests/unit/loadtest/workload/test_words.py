@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.workload.words import Words
 from tests.serving import ROOT
 

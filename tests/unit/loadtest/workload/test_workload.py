@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.loadtest.scenario import Scenario
 from srm.loadtest.workload.workload import Workload
 from tests.serving import ROOT

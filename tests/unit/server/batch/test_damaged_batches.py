@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from srm.engine.errors import InvalidRequest, NotFound
+from srm.errors import InvalidRequest, NotFound
 from srm.server.batch import jobs
 from srm.server.batch.job import BatchJob
 from srm.server.batch.jobs import MAX_FAILURES

@@ -9,9 +9,9 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from srm.engine import errors
+from srm import errors
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import EngineUnavailable, StepFailed
+from srm.errors import EngineUnavailable, StepFailed
 from srm.server.batch import engine_retry
 from srm.server.batch.engine_retry import MAX_ALONE, MAX_BREAKS, MAX_DEATHS, EngineRetry
 from srm.server.errors import NotFinite

@@ -20,7 +20,6 @@ import msgspec
 import psutil
 import pytest
 
-from srm.engine.tasks import task_group
 from srm.server.batch import jobs
 from srm.server.batch.engine_retry import EngineRetry
 from srm.server.batch.fleet import Fleet
@@ -31,6 +30,7 @@ from srm.server.storage.clock import Clock
 from srm.server.storage.records import BatchRecord
 from srm.server.storage.store import Store
 from srm.server.wiring import ServerWiring
+from srm.tasks import task_group
 from tests.chaos.jobs import completion_line, results, submit
 from tests.engines.served_engine import until
 from tests.serving import ROOT

@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from srm.server.batch import line_runner, result_files
 from srm.server.batch.concurrency_limiter import ConcurrencyLimiter
 from srm.server.batch.engine_retry import EngineRetry

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from srm.engine.errors import EngineUnavailable, InvalidRequest, Overloaded, SRMError, TimedOut
+from srm.errors import EngineUnavailable, InvalidRequest, Overloaded, SRMError, TimedOut
 from srm.server.batch.lines import (
     BatchLine,
     LineUsage,

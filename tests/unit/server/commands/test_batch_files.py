@@ -20,7 +20,7 @@ import zstandard
 from pyarrow import parquet
 
 from srm.engine.config import EngineConfig
-from srm.engine.errors import ConfigError, InvalidRequest
+from srm.errors import ConfigError, InvalidRequest
 from srm.server.batch.lines import BatchLine
 from srm.server.commands import batch_parquet
 from srm.server.commands.batch import check_files, locate_files

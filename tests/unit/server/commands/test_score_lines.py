@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import EngineUnavailable, InvalidRequest, SRMError
+from srm.errors import EngineUnavailable, InvalidRequest, SRMError
 from srm.server.commands import score as score_command
 from srm.server.commands import score_lines
 from srm.server.commands.score import ScoreFile

@@ -16,8 +16,8 @@ import psutil
 import pytest
 from msgspec import Raw
 
-from srm.engine.errors import InvalidRequest, Overloaded
-from srm.engine.process.limited_process import NICE, Answer, Died, Effort, LimitedProcess
+from srm.errors import InvalidRequest, Overloaded
+from srm.limited_process import NICE, Answer, Died, Effort, LimitedProcess
 from srm.server.generation import constraints as kept
 from srm.server.generation.constraints import Constraints
 from srm.server.generation.engine_request import RequestOwner

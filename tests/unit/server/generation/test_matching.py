@@ -11,7 +11,7 @@ import re2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from srm.server.generation.matching import MAX_PROGRAM, Mark, Pattern
 from srm.server.generation.sample_selection import SampleSelection
 from srm.server.schema.completion_request import parse_completion

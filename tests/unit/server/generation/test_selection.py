@@ -9,8 +9,8 @@ from itertools import permutations
 
 import pytest
 
-from srm.engine.errors import InvalidRequest
 from srm.engine.messages import Output
+from srm.errors import InvalidRequest
 from srm.server.generation.dedup_counts import Budget, DedupCounts
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.sample_selection import Ranking

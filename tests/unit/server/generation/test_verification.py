@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from srm.server.generation.matching import MAX_PROGRAM
 from srm.server.generation.verification import (
     MAX_CHECKED,

@@ -8,7 +8,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
-from srm.engine.errors import Overloaded
+from srm.errors import Overloaded
 from srm.server.errors import BodyTooLarge, BodyTooSlow
 from srm.server.http.auth import FORM_BYTES, BodyLimits, CountedBody
 from srm.server.http.bodies import read_body

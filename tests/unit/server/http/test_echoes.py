@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import MAX_MESSAGE, InvalidRequest, StoreError
+from srm.errors import MAX_MESSAGE, InvalidRequest, StoreError
 from srm.server.batch.lines import BatchLine, LineResult, answer_line, parse_line
 from srm.server.errors import body_of
 from srm.server.generation.engine_request import RequestOwner

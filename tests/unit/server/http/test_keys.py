@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.server.config import ServerConfig
 from srm.server.errors import RateLimited
 from srm.server.http.keys import Keys, key_to_send, load_keys, read_key

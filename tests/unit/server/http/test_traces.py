@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from srm.engine.errors import ConfigError
+from srm.errors import ConfigError
 from srm.server.http.request_log import LogEntry
 from srm.server.http.traces import Tracer
 

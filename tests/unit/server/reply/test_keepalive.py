@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from openai._streaming import SSEDecoder
 
-from srm.engine.errors import StepFailed
+from srm.errors import StepFailed
 from srm.loadtest.client.event_stream import EventParser
 from srm.server.http.responses import WAITING, EventStream
 from srm.server.text.text import Text

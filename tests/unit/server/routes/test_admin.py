@@ -15,8 +15,8 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 from tokenizers import Tokenizer
 
-from srm.engine.errors import CheckpointError, SwapInProgress
 from srm.engine.messages import Done
+from srm.errors import CheckpointError, SwapInProgress
 from srm.server.config import ServerConfig
 from srm.server.routes.admin import Admin, resolved
 from srm.server.text.text import Text

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from srm.engine.errors import NotFound
+from srm.errors import NotFound
 from srm.server.errors import BatchesUnavailable, status_of
 from srm.server.routes.batches import Batches, BatchQuery
 from srm.server.storage.store import Store

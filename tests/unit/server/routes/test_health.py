@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from srm.engine import metrics_memory
+from srm import metrics_memory
 from srm.engine.client import client as client_module
 from srm.engine.client import connection
 from srm.engine.client.client import EngineClient
-from srm.engine.errors import EngineUnavailable
-from srm.engine.metrics_memory import JoinedRegion
+from srm.errors import EngineUnavailable
+from srm.metrics_memory import JoinedRegion
 from srm.server.routes.health import check_ready, why_not_ready
 from tests.engines.making import IDLE
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from srm.server.schema.chat_request import ChatRequest, parse_chat
 from srm.server.schema.conversation import Conversation
 from srm.server.schema.messages.request import parse_message

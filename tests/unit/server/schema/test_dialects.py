@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from srm.server.rollouts.requests import (
     GENERATE_NEUTRAL,
     TOKENS_NEUTRAL,

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from srm.server.batch.lines import BatchLine, parse_line
 from srm.server.commands import batch_input
 from srm.server.http.bodies import parsed

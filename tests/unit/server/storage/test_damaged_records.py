@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from srm.engine.errors import RequestError, StoreError
+from srm.errors import RequestError, StoreError
 from srm.server.storage import upkeep
 from srm.server.storage.records import BatchRecord, FileRecord, decode, encode
 from srm.server.storage.store import Store

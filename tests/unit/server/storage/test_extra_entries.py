@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from srm.engine.errors import StoreError
+from srm.errors import StoreError
 from srm.server.storage.records import new_file_id
 from srm.server.storage.store import Store
 from srm.server.storage.upkeep import ABANDONED_S

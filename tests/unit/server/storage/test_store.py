@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from srm.engine.errors import StoreError, StoreFull
+from srm.errors import StoreError, StoreFull
 from srm.server.errors import Conflict, QuotaExceeded, RateLimited
 from srm.server.storage import database
 from srm.server.storage.records import (

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
-from srm.engine.errors import Overloaded
+from srm.errors import Overloaded
 from srm.server.storage import uploads
 from srm.server.storage.downloads import Download
 from srm.server.storage.store import Store

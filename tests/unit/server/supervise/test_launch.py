@@ -11,8 +11,7 @@ import pytest
 
 import srm.__main__ as srm
 from srm.engine.config import COUNTDOWN_MODEL, DEMO_MODEL, EngineConfig
-from srm.engine.errors import CheckpointError, ConfigError
-from srm.engine.settings import load
+from srm.errors import CheckpointError, ConfigError
 from srm.server.config import ServerConfig, within_open_files
 from srm.server.http.keys import load_keys
 from srm.server.http.limits import check_limits
@@ -22,6 +21,7 @@ from srm.server.supervise.launch import QUESTION, flags, load_settings, main
 from srm.server.supervise.listeners import listen, listen_as, remove_same, url_of
 from srm.server.text.text import read_model_config
 from srm.server.wiring import ServerWiring
+from srm.settings import load
 from tests.serving import ROOT
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from srm.engine.errors import EngineUnavailable
+from srm.errors import EngineUnavailable
 from srm.server.http.request_middleware import RequestMiddleware
 from srm.server.http.responses import EventStream, frame
 from srm.server.supervise.supervisor import Child, Supervisor

@@ -20,9 +20,9 @@ from unittest.mock import AsyncMock, Mock
 import psutil
 import pytest
 
-from srm.engine import tasks
+from srm import tasks
 from srm.engine.config import EngineConfig
-from srm.engine.errors import EngineUnavailable
+from srm.errors import EngineUnavailable
 from srm.server.supervise import embedded_engine, ends, supervisor
 from srm.server.supervise.embedded_engine import MAX_CRASHES, with_engine
 from srm.server.supervise.ends import describe_exit, passing_cause

@@ -16,8 +16,8 @@ import pytest
 from msgspec import Raw
 
 from srm.engine.config import DEMO_MODEL
-from srm.engine.errors import CheckpointError, ConfigError, InvalidRequest
-from srm.engine.process.limited_process import Died, LimitedProcess
+from srm.errors import CheckpointError, ConfigError, InvalidRequest
+from srm.limited_process import Died, LimitedProcess
 from srm.server.schema.conversation import Conversation, messages_of
 from srm.server.schema.tools import Function, Tool
 from srm.server.text.chat_template import ChatTemplate

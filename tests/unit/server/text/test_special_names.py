@@ -13,7 +13,7 @@ import pytest
 from msgspec import Raw
 from tokenizers import Tokenizer
 
-from srm.engine.process.limited_process import ProcessFailed
+from srm.limited_process import ProcessFailed
 from srm.server.routes.services import template_of
 from srm.server.schema.conversation import Conversation, messages_of
 from srm.server.schema.tools import Function, Tool

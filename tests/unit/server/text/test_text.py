@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from srm.engine.errors import CheckpointError
+from srm.errors import CheckpointError
 from srm.server.text import text as text_module
 from srm.server.text.stream import ByteTable
 from srm.server.text.text import Text

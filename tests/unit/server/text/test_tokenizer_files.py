@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from srm.engine.errors import CheckpointError
+from srm.errors import CheckpointError
 from srm.server.schema import validation
 from srm.server.schema.chat_request import ChatRequest, parse_chat
 from srm.server.schema.completion_request import CompletionRequest, parse_completion

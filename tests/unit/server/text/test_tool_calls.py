@@ -8,7 +8,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from srm.engine.config import DEMO_MODEL
-from srm.engine.errors import InvalidRequest
+from srm.errors import InvalidRequest
 from srm.server.schema.tools import MOST_CALLS
 from srm.server.text.tool_calls import call_constraint
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from srm.engine.cores import CGROUP
+from srm.cores import CGROUP
 
 MEMINFO = Path("/proc/meminfo")
 HUGE_PAGE = 2**21

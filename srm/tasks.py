@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from srm.engine.errors import CheckpointError, ConfigError, SRMError
+from srm.errors import CheckpointError, ConfigError, SRMError
 
 logger = logging.getLogger(__name__)
 

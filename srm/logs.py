@@ -17,13 +17,14 @@ import select
 import signal
 import sys
 import time
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from srm.engine.config import LogFormat, LogLevel
-from srm.engine.errors import cut
+from srm.errors import cut
 
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
 PROCESS_NAME = "LOG_PROCESS_NAME"
 """Environment variable: what lines call the process, where several write to one log."""
 

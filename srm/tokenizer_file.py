@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 from tokenizers import Encoding, Tokenizer, pre_tokenizers, processors
 
-from srm.engine.errors import UNDECODABLE, CheckpointError, in_words
-from srm.engine.files import read_file as read_regular
+from srm.errors import UNDECODABLE, CheckpointError, in_words
+from srm.files import read_file as read_regular
 
 logger = logging.getLogger(__name__)
 

@@ -34,8 +34,8 @@ from typing import (
 
 import msgspec
 
-from srm.engine.errors import UNDECODABLE, ConfigError, did_you_mean, in_words, show_value
-from srm.engine.files import read_file
+from srm.errors import UNDECODABLE, ConfigError, did_you_mean, in_words, show_value
+from srm.files import read_file
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -21,7 +21,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from prometheus_client import values
 
-from srm.engine.errors import UNDECODABLE, ConfigError
+from srm.errors import UNDECODABLE, ConfigError
 
 log = logging.getLogger(__name__)
 
