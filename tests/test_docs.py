@@ -324,6 +324,7 @@ def test_what_is_to_be_installed_is_on_an_index() -> None:
         for name in ("engine", "server", "loadtest", "training")
         for path in (ROOT / name).rglob("*.py")
     ]
+    sources += (ROOT / "srm").glob("*.py")
     for path in (*PAGES, *sources):
         for match in re.findall(r"pip install ([^`\"\n:]*)", path.read_text()):
             words = [word.strip("'") for word in match.split() if not word.startswith(("-", "{"))]

@@ -23,6 +23,7 @@ ELSEWHERE = {
 SOURCES = [
     path for top in ("engine", "server", "deploy/ray") for path in (ROOT / top).rglob("*.py")
 ]
+SOURCES += (ROOT / "srm").glob("*.py")
 
 
 def begins(tree: ast.AST) -> set[str]:

@@ -261,7 +261,9 @@ def log_lines() -> Table:
     """What processes of `srm serve` log beyond information. A message that is only an error's own
     words has no row."""
     levels: dict[str, str] = {}
-    for path in chain((ROOT / "engine").rglob("*.py"), (ROOT / "server").rglob("*.py")):
+    for path in sorted((ROOT / "srm").glob("*.py")) + [
+        *chain((ROOT / "engine").rglob("*.py"), (ROOT / "server").rglob("*.py"))
+    ]:
         if path.parent.name == "commands" or path.stem in {"embedded_engine", "graph_notes"}:
             continue
         for call in ast.walk(ast.parse(path.read_text())):
