@@ -19,8 +19,9 @@ _ENGINE = ("engine", "engine.constraints", "engine.steps")
 _SERVES = ("engine", "engine.client", "engine.steps.tokens")
 """What servers see of the engine: its messages and settings, and the client of its process."""
 _EDGE = ("server", "server.schema", "server.http")
-_DIALECTS = ("server.schema.responses", "server.schema.messages")
-_ANSWERS = (*_EDGE, *_DIALECTS, "server.text", "server.generation", "server.reply")
+_ANSWERS = (*_EDGE, "server.text", "server.generation", "server.reply")
+_OPENAI = ("server.dialects.completions", "server.dialects.chat")
+_DIALECTS = (*_OPENAI, *map("server.dialects.{}".format, ("responses", "messages", "rollouts")))
 _REPORTS = ("loadtest", "loadtest.analysis", "loadtest.client")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine": (),
@@ -35,25 +36,21 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine.python": (*_ENGINE, "engine.weights", "engine.device", "engine.process"),
     "server": (*_SERVES, "engine.process.watchdog"),
     "server.schema": (*_SERVES, "server"),
-    "server.schema.responses": (*_SERVES, "server", "server.schema"),
-    "server.schema.messages": (*_SERVES, "server", "server.schema"),
     "server.http": (*_SERVES, "server", "server.schema"),
     "server.storage": (*_SERVES, *_EDGE),
     "server.text": (*_SERVES, "server", "server.schema", "engine.constraints"),
     "server.supervise": (*_SERVES, *_EDGE, "server.text"),
     "server.generation": (*(*_SERVES, *_EDGE, "server.text", "engine.constraints.share_lines"),),
-    "server.reply": (
-        *_SERVES,
-        *_EDGE,
-        "server.text",
-        "server.generation",
-        *_DIALECTS,
-    ),
-    "server.rollouts": (*_SERVES, *_ANSWERS),
-    "server.routes": (*_SERVES, *_ANSWERS, "server.storage", "server.rollouts"),
-    "server.batch": (*_SERVES, *_ANSWERS, "server.storage", "server.routes"),
+    "server.reply": (*_SERVES, *_EDGE, "server.text", "server.generation"),
+    "server.dialects.completions": (*_SERVES, *_ANSWERS),
+    "server.dialects.chat": (*_SERVES, *_ANSWERS, "server.dialects.completions"),
+    "server.dialects.responses": (*_SERVES, *_ANSWERS, *_OPENAI),
+    "server.dialects.messages": (*_SERVES, *_ANSWERS, *_OPENAI, "server.dialects.responses"),
+    "server.dialects.rollouts": (*_SERVES, *_ANSWERS, *_OPENAI),
+    "server.routes": (*_SERVES, *_ANSWERS, *_DIALECTS, "server.storage"),
+    "server.batch": (*_SERVES, *_ANSWERS, *_DIALECTS, "server.storage", "server.routes"),
     "server.commands": (
-        *(*_SERVES, *_ANSWERS, "server.storage", "server.routes", "server.batch"),
+        *(*_SERVES, *_ANSWERS, *_DIALECTS, "server.storage", "server.routes", "server.batch"),
         "server.supervise",
     ),
     "loadtest": (),

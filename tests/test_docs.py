@@ -32,9 +32,10 @@ from srm.errors import ConfigError
 from srm.server import metrics as server_metrics
 from srm.server.commands.score_lines import LineScore
 from srm.server.config import ServerConfig
+from srm.server.dialects.chat import tokenize
 from srm.server.errors import ErrorDetail
 from srm.server.generation import dedup_counts, matching
-from srm.server.routes import pages, tokenize
+from srm.server.routes import pages
 from srm.server.routes.app import OPERATIONS
 from srm.server.routes.scrape import VLLM_CACHE_CONFIG
 from srm.server.schema import conversation, json_parts, sampling_fields, tools, verify

@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from srm.server.schema.chat_request import ChatRequest, parse_chat
-from srm.server.schema.chat_response import ChatChoice, ChatCompletion
+from srm.server.dialects.chat.reply import ChatChoice, ChatCompletion
+from srm.server.dialects.chat.request import ChatRequest, parse_chat
+from srm.server.dialects.responses.items import OutputCall, OutputItem
+from srm.server.dialects.responses.reply import Response
+from srm.server.dialects.responses.request import parse_response
 from srm.server.schema.completion_request import CompletionRequest, parse_completion
 from srm.server.schema.completion_response import Choice, Completion, Usage
-from srm.server.schema.responses.items import OutputCall, OutputItem
-from srm.server.schema.responses.reply import Response
-from srm.server.schema.responses.request import parse_response
 from srm.server.schema.sampling_fields import MAX_SCORES
 from srm.server.schema.tools import MOST_CALLS
 from srm.server.schema.worker import Url

@@ -20,9 +20,9 @@ from srm.errors import UNDECODABLE, ConfigError, cut, did_you_mean
 from srm.files import open_file
 from srm.server.batch.lines import RawLine
 from srm.server.commands.object_storage import Source, StoredObject
-from srm.server.schema.chat_request import ChatRequest
+from srm.server.dialects.chat.request import ChatRequest
+from srm.server.dialects.responses.request import ResponseRequest
 from srm.server.schema.completion_request import CompletionRequest
-from srm.server.schema.responses.request import ResponseRequest
 from srm.server.schema.sampling_fields import NEUTRAL
 from srm.server.schema.validation import hints_of
 

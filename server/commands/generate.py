@@ -20,8 +20,8 @@ from srm.engine.client.client import EngineClient
 from srm.engine.config import check_utf8
 from srm.errors import UNDECODABLE, ConfigError, RequestError, in_words
 from srm.server.commands.standard_output import BROKEN_PIPE, INTERRUPTED, leave_broken_pipe
+from srm.server.dialects.completions.endpoint import Completions
 from srm.server.generation.engine_request import RequestOwner
-from srm.server.routes.completions import Completions
 from srm.server.routes.services import answering
 from srm.server.schema.completion_request import parse_completion
 from srm.server.supervise.embedded_engine import PRIVATE, command_settings, with_engine

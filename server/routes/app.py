@@ -24,6 +24,14 @@ from starlette.types import ASGIApp
 from srm.engine.client.client import EngineClient
 from srm.errors import StoreError
 from srm.server import errors, metrics
+from srm.server.dialects.chat import endpoint as chat
+from srm.server.dialects.chat import tokenize
+from srm.server.dialects.completions import endpoint as completions
+from srm.server.dialects.completions import models
+from srm.server.dialects.messages import endpoint as messages
+from srm.server.dialects.responses import endpoint as responses
+from srm.server.dialects.rollouts import render, sglang, vllm
+from srm.server.dialects.rollouts.control import TrainerControl
 from srm.server.http.auth import Auth
 from srm.server.http.cors import Cors
 from srm.server.http.draining import Draining
@@ -33,23 +41,7 @@ from srm.server.http.request_middleware import RequestMiddleware
 from srm.server.http.traces import Tracer
 from srm.server.loop_turns import show_turns
 from srm.server.reply.responder import PastRouter
-from srm.server.rollouts import render, sglang, vllm
-from srm.server.rollouts.control import TrainerControl
-from srm.server.routes import (
-    admin,
-    batches,
-    chat,
-    completions,
-    files,
-    health,
-    messages,
-    models,
-    pages,
-    responses,
-    scrape,
-    tokenize,
-    worker,
-)
+from srm.server.routes import admin, batches, files, health, pages, scrape, worker
 from srm.server.routes.services import services
 from srm.server.schema.openapi import Operation
 from srm.server.storage.records import BatchStatus

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from srm.engine.client.client import EngineClient
 from srm.server.config import SpecialNames
+from srm.server.dialects.chat.endpoint import Chat, ManyChats
+from srm.server.dialects.completions.endpoint import Completions
+from srm.server.dialects.completions.models import Models
+from srm.server.dialects.messages.endpoint import Messages
+from srm.server.dialects.responses.endpoint import Responses
+from srm.server.dialects.rollouts.sglang import GenerateEndpoint
+from srm.server.dialects.rollouts.vllm import TokensEndpoint
 from srm.server.reply.responder import Responder
-from srm.server.rollouts.sglang import GenerateEndpoint
-from srm.server.rollouts.vllm import TokensEndpoint
-from srm.server.routes.chat import Chat, ManyChats
-from srm.server.routes.completions import Completions
-from srm.server.routes.messages import Messages
-from srm.server.routes.models import Models
-from srm.server.routes.responses import Responses
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
 from srm.server.text.tokenizer_files import chat_template

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from srm.errors import InvalidRequest
-from srm.server.schema.chat_request import ChatRequest, parse_chat
+from srm.server.dialects.chat.request import ChatRequest, parse_chat
+from srm.server.dialects.responses.request import ResponseRequest, parse_response
 from srm.server.schema.completion_request import CompletionRequest, parse_completion
-from srm.server.schema.responses.request import ResponseRequest, parse_response
 
 USER = {"role": "user", "content": "hi"}
 

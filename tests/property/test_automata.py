@@ -128,7 +128,7 @@ def walk(vocabulary: Vocabulary, constraint: str, seed: int) -> list[str] | None
 
 def text_of(vocabulary: Vocabulary, table: TokenAutomaton, random: Random, left: int) -> bytes:
     """A text of at most so many tokens with its end; only those are allowed that let it end."""
-    state, sampled = START, []
+    state, sampled = START, list[int]()
     while True:
         token = int(random.choice(np.flatnonzero(table.allowed(state, left)).tolist()))
         if token == vocabulary.eos:

@@ -28,20 +28,20 @@ from srm.server.commands.batch_config import BatchConfig
 from srm.server.commands.generate import GenerateConfig
 from srm.server.commands.score import ScoreConfig
 from srm.server.config import ServerConfig
-from srm.server.errors import INTERNAL, body_of, status_of
-from srm.server.rollouts.requests import (
+from srm.server.dialects.chat.request import ChatRequest
+from srm.server.dialects.chat.tokenize import TokenizeRequest
+from srm.server.dialects.messages.request import MessageRequest
+from srm.server.dialects.responses.request import ResponseRequest
+from srm.server.dialects.rollouts.requests import (
     SGLANG_PARAMS,
     VLLM_PARAMS,
     GenerateRequest,
     TokensRequest,
 )
+from srm.server.errors import INTERNAL, body_of, status_of
 from srm.server.routes.app import OPERATIONS
 from srm.server.routes.scrape import VLLM_NAMES
-from srm.server.routes.tokenize import TokenizeRequest
-from srm.server.schema.chat_request import ChatRequest
 from srm.server.schema.completion_request import CompletionRequest
-from srm.server.schema.messages.request import MessageRequest
-from srm.server.schema.responses.request import ResponseRequest
 from srm.server.schema.sampling_fields import NEUTRAL
 from srm.server.schema.validation import hints_of
 from srm.settings import field_docs, flag_of, settings_in, variable_of
@@ -261,9 +261,8 @@ def log_lines() -> Table:
     """What processes of `srm serve` log beyond information. A message that is only an error's own
     words has no row."""
     levels: dict[str, str] = {}
-    for path in sorted((ROOT / "srm").glob("*.py")) + [
-        *chain((ROOT / "engine").rglob("*.py"), (ROOT / "server").rglob("*.py"))
-    ]:
+    folders = [(ROOT / name).rglob("*.py") for name in ("engine", "server")]
+    for path in chain(*folders, (ROOT / "srm").glob("*.py")):
         if path.parent.name == "commands" or path.stem in {"embedded_engine", "graph_notes"}:
             continue
         for call in ast.walk(ast.parse(path.read_text())):

@@ -9,8 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from srm.server.dialects.chat.request import ChatRequest
 from srm.server.routes.app import OPERATIONS
-from srm.server.schema.chat_request import ChatRequest
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.sampling_fields import NEUTRAL
 from srm.server.schema.validation import Fields, hints_of

@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from srm.engine.weights.weights import Weights
-from srm.server.routes import scrape, tokenize
+from srm.server.dialects.chat import tokenize
+from srm.server.routes import scrape
 from srm.server.routes.app import STORE_THREADS
 from srm.server.schema.json_parts import SMALL
 from srm.server.storage.store import Store

@@ -15,11 +15,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from srm.engine.client.client import EngineClient
-from srm.server.routes import tokenize
+from srm.server.dialects.chat import tokenize
+from srm.server.dialects.chat.request import parse_chat
+from srm.server.dialects.messages.request import parse_message
+from srm.server.dialects.responses.request import parse_response
 from srm.server.routes.app import create_app
-from srm.server.schema.chat_request import parse_chat
-from srm.server.schema.messages.request import parse_message
-from srm.server.schema.responses.request import parse_response
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
 from srm.server.wiring import ServerWiring

@@ -20,9 +20,9 @@ from srm.engine.client.client import EngineClient
 from srm.engine.messages import MAX_TEMPERATURE
 from srm.engine.scheduler.accept import accept
 from srm.server.batch.lines import BatchLine, answer_line, parse_line
+from srm.server.dialects.chat.request import parse_chat
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.routes.services import answering
-from srm.server.schema.chat_request import parse_chat
 from srm.server.storage.records import LineError
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text

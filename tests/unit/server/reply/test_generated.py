@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from srm.engine.messages import Output
+from srm.server.dialects.rollouts.requests import parse_generate
+from srm.server.dialects.rollouts.sglang import SENT_GROWTH, GeneratedFormat
 from srm.server.generation.detokenize import ChoicePart, join
 from srm.server.reply.format import encode_json
-from srm.server.rollouts.requests import parse_generate
-from srm.server.rollouts.sglang import SENT_GROWTH, GeneratedFormat
 from srm.server.schema.completion_response import VersionSpan
 from srm.server.text.text import Text
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from srm.server.dialects.messages.format import MessageFormat
+from srm.server.dialects.messages.request import parse_message
 from srm.server.errors import INTERNAL
-from srm.server.reply.messages import MessageFormat
-from srm.server.schema.messages.request import parse_message
 from srm.server.text.text import Text
 from tests.unit.server.reply.test_responses import ARGUMENTS, ONE_CALL, SEVERAL_CALLS
 from tests.unit.server.reply.test_stream_writer import (

@@ -11,10 +11,10 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from srm.server.dialects.responses.format import ResponsesFormat
+from srm.server.dialects.responses.request import parse_response
 from srm.server.errors import INTERNAL
-from srm.server.reply.responses import ResponsesFormat
 from srm.server.schema.conversation import MAX_MESSAGES, Message
-from srm.server.schema.responses.request import parse_response
 from srm.server.schema.tools import CALL_HEAD
 from srm.server.text.text import Text
 from tests.unit.server.reply.test_stream_writer import (

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from srm.engine.messages import FinishReason, Output
 from srm.engine.steps.tokens import from_outputs
+from srm.server.dialects.chat.reply import ChatLogprobs, TokenLogprob, TopLogprob
+from srm.server.dialects.completions.format import CompletionFormat
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.prompts import Prompt
-from srm.server.reply.completion import CompletionFormat
 from srm.server.reply.prompt import ShownPrompt
 from srm.server.reply.scores import (
     LOWEST,
@@ -31,7 +32,6 @@ from srm.server.reply.scores import (
     render_prompt,
     scores_of,
 )
-from srm.server.schema.chat_response import ChatLogprobs, TokenLogprob, TopLogprob
 from srm.server.schema.completion_response import Logprobs
 from srm.server.text.text import Text
 from tests.bodies.refusals import completion

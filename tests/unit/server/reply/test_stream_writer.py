@@ -18,16 +18,16 @@ from prometheus_client import REGISTRY
 from srm.engine.client.client import EngineClient
 from srm.engine.messages import PROMPT, REASONS, Output, Outputs, Request, Status, StopSamples
 from srm.engine.steps.tokens import step_tokens
+from srm.server.dialects.chat.format import ChatFormat
+from srm.server.dialects.completions.endpoint import Completions
+from srm.server.dialects.completions.models import Models
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.generation import Generation
-from srm.server.reply.chat import ChatFormat
 from srm.server.reply.format import Format
 from srm.server.reply.renderer import Renderer
 from srm.server.reply.responder import Responder
 from srm.server.reply.scores import ScoreWriter
 from srm.server.reply.stream_writer import Outlet
-from srm.server.routes.completions import Completions
-from srm.server.routes.models import Models
 from srm.server.schema.completion_response import Choice
 from srm.server.text.text import Text
 from tests.serving import joined, parts_of

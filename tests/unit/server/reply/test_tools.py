@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from srm.server.reply.tools import ToolFormat
+from srm.server.dialects.chat.tools import ToolFormat
 from srm.server.schema.tools import Calls, Function
 from srm.server.text.text import Text
 from tests.serving import parts_of

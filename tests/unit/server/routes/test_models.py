@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from srm.server.dialects.completions.models import Models
 from srm.server.errors import ModelNotFound
-from srm.server.routes.models import Models
 from tests.serving import error_of
 from tests.unit.server.conftest import Served
 

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from srm.errors import InvalidRequest
-from srm.server.schema.chat_request import ChatRequest, parse_chat
+from srm.server.dialects.chat.request import ChatRequest, parse_chat
+from srm.server.dialects.messages.request import parse_message
+from srm.server.dialects.responses.request import parse_response
 from srm.server.schema.conversation import Conversation
-from srm.server.schema.messages.request import parse_message
-from srm.server.schema.responses.request import parse_response
 from tests.bodies.refusals import USER, chat, refusal
 
 ANSWER = {"role": "assistant", "content": "ho"}

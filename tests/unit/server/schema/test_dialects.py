@@ -12,7 +12,22 @@ from typing import Any, NamedTuple
 import pytest
 
 from srm.errors import InvalidRequest
-from srm.server.rollouts.requests import (
+from srm.server.dialects.chat.request import ChatRequest, ChatsRequest, parse_chat, parse_chats
+from srm.server.dialects.chat.tokenize import (
+    DetokenizeRequest,
+    TokenizeRequest,
+    parse_detokenize,
+    parse_tokenize,
+)
+from srm.server.dialects.messages.request import (
+    MESSAGE_NEUTRAL,
+    CountRequest,
+    MessageRequest,
+    parse_count,
+    parse_message,
+)
+from srm.server.dialects.responses.request import RESPONSE_NEUTRAL, ResponseRequest, parse_response
+from srm.server.dialects.rollouts.requests import (
     GENERATE_NEUTRAL,
     TOKENS_NEUTRAL,
     GenerateRequest,
@@ -20,22 +35,7 @@ from srm.server.rollouts.requests import (
     parse_generate,
     parse_tokens,
 )
-from srm.server.routes.tokenize import (
-    DetokenizeRequest,
-    TokenizeRequest,
-    parse_detokenize,
-    parse_tokenize,
-)
-from srm.server.schema.chat_request import ChatRequest, ChatsRequest, parse_chat, parse_chats
 from srm.server.schema.completion_request import CompletionRequest, parse_completion
-from srm.server.schema.messages.request import (
-    MESSAGE_NEUTRAL,
-    CountRequest,
-    MessageRequest,
-    parse_count,
-    parse_message,
-)
-from srm.server.schema.responses.request import RESPONSE_NEUTRAL, ResponseRequest, parse_response
 from srm.server.schema.sampling_fields import NEUTRAL
 from srm.server.schema.validation import Fields, defaults_of, hints_of
 from tests.bodies.refusals import USER, refusal

@@ -16,14 +16,14 @@ import pytest
 from srm.errors import InvalidRequest
 from srm.server.batch.lines import BatchLine, parse_line
 from srm.server.commands import batch_input
+from srm.server.dialects.chat.request import parse_chat, parse_chats
+from srm.server.dialects.chat.tokenize import parse_detokenize, parse_tokenize
+from srm.server.dialects.messages.request import parse_count
+from srm.server.dialects.responses.request import parse_response
 from srm.server.http.bodies import parsed
 from srm.server.routes.batches import parse_batch
-from srm.server.routes.tokenize import parse_detokenize, parse_tokenize
 from srm.server.schema import json_parts
-from srm.server.schema.chat_request import parse_chat, parse_chats
 from srm.server.schema.completion_request import parse_completion
-from srm.server.schema.messages.request import parse_count
-from srm.server.schema.responses.request import parse_response
 from srm.server.schema.worker import parse_lines
 
 SIZE = 1_500_000

@@ -15,9 +15,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from srm.engine.client.client import EngineClient
+from srm.server.dialects.chat.request import parse_chat
 from srm.server.routes.app import OPERATIONS, create_app
 from srm.server.routes.batches import parse_batch
-from srm.server.schema.chat_request import parse_chat
 from srm.server.schema.completion_request import CompletionRequest, parse_completion
 from srm.server.schema.openapi import BodySchema, Operation, document
 from srm.server.schema.sampling_fields import NEUTRAL

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from srm.server.schema.chat_request import ChatRequest, parse_chat
+from srm.server.dialects.chat.request import ChatRequest, parse_chat
+from srm.server.dialects.responses.request import ResponseRequest
 from srm.server.schema.completion_request import ABOUT_TEXT, CompletionRequest, parse_completion
 from srm.server.schema.conversation import MAX_MESSAGES
-from srm.server.schema.responses.request import ResponseRequest
 from srm.server.schema.sampling_fields import NEUTRAL, StreamOptions
 from srm.server.schema.until import MAX_CHOICES
 from srm.server.schema.validation import hints_of

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
-from srm.server.schema.chat_request import ChatRequest, parse_chat
+from srm.server.dialects.chat.request import ChatRequest, parse_chat
 from tests.bodies.refusals import USER, chat, refusal
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from srm.errors import CheckpointError
+from srm.server.dialects.chat.request import ChatRequest, parse_chat
+from srm.server.dialects.messages.request import parse_message
+from srm.server.dialects.responses.request import parse_response
 from srm.server.schema import validation
-from srm.server.schema.chat_request import ChatRequest, parse_chat
 from srm.server.schema.completion_request import CompletionRequest, parse_completion
-from srm.server.schema.messages.request import parse_message
-from srm.server.schema.responses.request import parse_response
 from srm.server.text.tokenizer_files import report_unread, use_defaults
 
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType, field
 
 from srm.errors import UNDECODABLE, InvalidRequest, cut, in_words
-from srm.server.schema.chat_response import TokenLogprob
+from srm.server.dialects.chat.reply import TokenLogprob
 from srm.server.schema.completion_response import NULL
 from srm.server.schema.conversation import MAX_MESSAGES, MAX_PARTS, read_arguments
 from srm.server.schema.json_parts import fields_of, first_byte, items_of

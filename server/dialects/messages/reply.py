@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from srm.server.schema.messages.request import JsonObject
+from srm.server.dialects.messages.request import JsonObject
 
 
 class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from srm.errors import RequestError
-from srm.server.generation.engine_request import RequestOwner
-from srm.server.http.bodies import parsed
-from srm.server.reply.responder import Endpoint, Responder
-from srm.server.reply.responses import ResponsesFormat
-from srm.server.routes.chat import Chat
-from srm.server.routes.models import Models
-from srm.server.schema.openapi import BodySchema, Operation
-from srm.server.schema.responses.items import INPUT_FORMS, OutputCall, OutputMessage
-from srm.server.schema.responses.reply import EVENTS, Response
-from srm.server.schema.responses.request import (
+from srm.server.dialects.chat.endpoint import Chat
+from srm.server.dialects.completions.models import Models
+from srm.server.dialects.responses.format import ResponsesFormat
+from srm.server.dialects.responses.items import INPUT_FORMS, OutputCall, OutputMessage
+from srm.server.dialects.responses.reply import EVENTS, Response
+from srm.server.dialects.responses.request import (
     RESPONSE_NEUTRAL,
     ResponseRequest,
     name_as_here,
     parse_response,
 )
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.http.bodies import parsed
+from srm.server.reply.responder import Endpoint, Responder
+from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.text.text import Text
 
 _QUESTION = "Ava has 3 boxes with 4 pens each. How many pens?"

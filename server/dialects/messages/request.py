@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType, field
 
 from srm.errors import UNDECODABLE, InvalidRequest, RequestError, cut, in_words
-from srm.server.schema.chat_request import ChatRequest, chat_of
+from srm.server.dialects.chat.request import ChatRequest, chat_of
 from srm.server.schema.completion_response import NULL
 from srm.server.schema.conversation import (
     MAX_MESSAGES,

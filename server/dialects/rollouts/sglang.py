@@ -14,16 +14,8 @@ from starlette.responses import Response
 from srm.engine.client.client import EngineClient
 from srm.engine.messages import Running
 from srm.errors import EngineUnavailable, InvalidRequest
-from srm.server.generation.detokenize import ChoicePart, join
-from srm.server.generation.engine_request import RequestOwner
-from srm.server.generation.generation import Generation
-from srm.server.http.bodies import json_reply, parsed
-from srm.server.http.responses import WhileConnected
-from srm.server.reply.format import Format
-from srm.server.reply.responder import Endpoint, Responder
-from srm.server.reply.scores import Columns, ScoreWriter, encode_numbers
-from srm.server.rollouts.control import TrainerControl
-from srm.server.rollouts.requests import (
+from srm.server.dialects.rollouts.control import TrainerControl
+from srm.server.dialects.rollouts.requests import (
     GENERATE_NEUTRAL,
     INPUT_FORMS,
     TEXT_FORMS,
@@ -32,7 +24,15 @@ from srm.server.rollouts.requests import (
     naming,
     parse_generate,
 )
-from srm.server.rollouts.vllm import Nothing, StartGeneration, check_bare, read_fields
+from srm.server.dialects.rollouts.vllm import Nothing, StartGeneration, check_bare, read_fields
+from srm.server.generation.detokenize import ChoicePart, join
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.generation.generation import Generation
+from srm.server.http.bodies import json_reply, parsed
+from srm.server.http.responses import WhileConnected
+from srm.server.reply.format import Format
+from srm.server.reply.responder import Endpoint, Responder
+from srm.server.reply.scores import Columns, ScoreWriter, encode_numbers
 from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.schema.validation import Fields, from_text
 from srm.server.text.text import Text

@@ -11,6 +11,13 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from starlette.responses import Response
 
 from srm.errors import InvalidRequest
+from srm.server.dialects.rollouts.control import TrainerControl
+from srm.server.dialects.rollouts.requests import (
+    TOKENS_NEUTRAL,
+    TokensRequest,
+    naming,
+    parse_tokens,
+)
 from srm.server.generation.detokenize import ChoicePart
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.generation import Generation
@@ -19,13 +26,6 @@ from srm.server.http.responses import WhileConnected
 from srm.server.reply.format import Format
 from srm.server.reply.responder import Endpoint, Responder
 from srm.server.reply.scores import TokenIdScores
-from srm.server.rollouts.control import TrainerControl
-from srm.server.rollouts.requests import (
-    TOKENS_NEUTRAL,
-    TokensRequest,
-    naming,
-    parse_tokens,
-)
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.completion_response import (
     PromptLogprob,

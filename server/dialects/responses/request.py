@@ -13,10 +13,10 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from srm.errors import InvalidRequest, RequestError
-from srm.server.schema.chat_request import ChatRequest, chat_of
+from srm.server.dialects.chat.request import ChatRequest, chat_of
+from srm.server.dialects.responses.items import InputItem, InputText, Refusal, items_of_input
 from srm.server.schema.completion_response import NULL
 from srm.server.schema.conversation import Message, ReasoningEffort, messages_of
-from srm.server.schema.responses.items import InputItem, InputText, Refusal, items_of_input
 from srm.server.schema.sampling_fields import (
     NEUTRAL,
     Alternatives,

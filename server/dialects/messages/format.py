@@ -7,13 +7,7 @@ from typing import Any, ClassVar
 
 from msgspec import UNSET, Raw
 
-from srm.server.errors import ErrorBody
-from srm.server.generation.detokenize import ChoicePart
-from srm.server.reply.call_reader import is_whole
-from srm.server.reply.format import encode_json
-from srm.server.reply.responses import Item, ItemFormat, type_of
-from srm.server.schema.completion_response import Usage
-from srm.server.schema.messages.reply import (
+from srm.server.dialects.messages.reply import (
     BlockDelta,
     BlockInput,
     BlockStart,
@@ -31,6 +25,12 @@ from srm.server.schema.messages.reply import (
     TextBlock,
     ToolUseBlock,
 )
+from srm.server.dialects.responses.format import Item, ItemFormat, type_of
+from srm.server.errors import ErrorBody
+from srm.server.generation.detokenize import ChoicePart
+from srm.server.reply.call_reader import is_whole
+from srm.server.reply.format import encode_json
+from srm.server.schema.completion_response import Usage
 
 _OBJECT = Raw(b"{}")
 

@@ -18,17 +18,17 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from starlette.responses import Response
 
 from srm.errors import UNDECODABLE, InvalidRequest, NotFound
-from srm.server.generation.prompts import join_ids, rest_of
-from srm.server.http.bodies import json_reply, parsed, read_body
-from srm.server.http.responses import WhileConnected
-from srm.server.routes.chat import render
-from srm.server.routes.models import Models
-from srm.server.schema.chat_request import (
+from srm.server.dialects.chat.endpoint import render
+from srm.server.dialects.chat.request import (
     CHAT_FORMS,
     callable_tools,
     check_special_tokens,
     prefix_of,
 )
+from srm.server.dialects.completions.models import Models
+from srm.server.generation.prompts import join_ids, rest_of
+from srm.server.http.bodies import json_reply, parsed, read_body
+from srm.server.http.responses import WhileConnected
 from srm.server.schema.conversation import (
     Conversation,
     ExactPrompt,

@@ -9,22 +9,18 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from srm.errors import InvalidRequest
-from srm.server.generation.engine_request import RequestOwner
-from srm.server.http.bodies import parsed, read_body
-from srm.server.http.responses import WhileConnected
-from srm.server.reply.messages import MessageFormat
-from srm.server.reply.responder import Endpoint, Responder
-from srm.server.routes.chat import Chat, render
-from srm.server.routes.models import Models
-from srm.server.routes.tokenize import MAX_CHARACTERS
-from srm.server.schema.messages.reply import (
+from srm.server.dialects.chat.endpoint import Chat, render
+from srm.server.dialects.chat.tokenize import MAX_CHARACTERS
+from srm.server.dialects.completions.models import Models
+from srm.server.dialects.messages.format import MessageFormat
+from srm.server.dialects.messages.reply import (
     EVENTS,
     MessageReply,
     TextBlock,
     TokenCount,
     ToolUseBlock,
 )
-from srm.server.schema.messages.request import (
+from srm.server.dialects.messages.request import (
     MESSAGE_NEUTRAL,
     TURNS_FORMS,
     CountRequest,
@@ -33,6 +29,10 @@ from srm.server.schema.messages.request import (
     parse_count,
     parse_message,
 )
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.http.bodies import parsed, read_body
+from srm.server.http.responses import WhileConnected
+from srm.server.reply.responder import Endpoint, Responder
 from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text

@@ -8,15 +8,15 @@ from __future__ import annotations
 from srm.engine.client.client import EngineClient
 from srm.engine.messages import count_alternatives
 from srm.errors import InvalidRequest
+from srm.server.dialects.completions.format import CompletionFormat
+from srm.server.dialects.completions.models import Models
 from srm.server.generation.constraints import Constraints
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.generation.generation import Generation
 from srm.server.generation.prompts import encode_prompts
 from srm.server.http.bodies import parsed
 from srm.server.http.request_log import note_not_enforced
-from srm.server.reply.completion import CompletionFormat
 from srm.server.reply.responder import Endpoint, Responder
-from srm.server.routes.models import Models
 from srm.server.schema.completion_request import PROMPT_FORMS, CompletionRequest, parse_completion
 from srm.server.schema.completion_response import (
     Choice,

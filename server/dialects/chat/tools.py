@@ -8,12 +8,8 @@ from typing import Any
 
 from msgspec import UNSET
 
-from srm.server.generation.detokenize import ChoicePart
-from srm.server.generation.generation import Generation
-from srm.server.reply.call_reader import CallPart, CallReader
-from srm.server.reply.chat import ChatFormat
-from srm.server.reply.format import TEXT
-from srm.server.schema.chat_response import (
+from srm.server.dialects.chat.format import ChatFormat
+from srm.server.dialects.chat.reply import (
     CalledFunction,
     ChatChoice,
     ChatDelta,
@@ -23,6 +19,10 @@ from srm.server.schema.chat_response import (
     ToolCall,
     ToolCallDelta,
 )
+from srm.server.generation.detokenize import ChoicePart
+from srm.server.generation.generation import Generation
+from srm.server.reply.call_reader import CallPart, CallReader
+from srm.server.reply.format import TEXT
 from srm.server.schema.tools import Calls
 from srm.server.text.text import Text
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 import msgspec
 
 from srm.errors import InvalidRequest, RequestError
-from srm.server.generation.engine_request import RequestOwner
-from srm.server.generation.generation import Generation
-from srm.server.http.bodies import parsed
-from srm.server.reply.chat import ChatFormat, ChatsFormat
-from srm.server.reply.responder import Endpoint, Responder
-from srm.server.reply.tools import ToolFormat
-from srm.server.routes.completions import Completions
-from srm.server.routes.models import Models
-from srm.server.schema.chat_request import (
+from srm.server.dialects.chat.format import ChatFormat, ChatsFormat
+from srm.server.dialects.chat.reply import (
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
+    ChunkChoice,
+)
+from srm.server.dialects.chat.request import (
     CHAT_FORMS,
     CHATS_FORMS,
     ChatRequest,
@@ -25,12 +24,13 @@ from srm.server.schema.chat_request import (
     parse_chat,
     parse_chats,
 )
-from srm.server.schema.chat_response import (
-    ChatChoice,
-    ChatChunk,
-    ChatCompletion,
-    ChunkChoice,
-)
+from srm.server.dialects.chat.tools import ToolFormat
+from srm.server.dialects.completions.endpoint import Completions
+from srm.server.dialects.completions.models import Models
+from srm.server.generation.engine_request import RequestOwner
+from srm.server.generation.generation import Generation
+from srm.server.http.bodies import parsed
+from srm.server.reply.responder import Endpoint, Responder
 from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.completion_response import Counted, Samples
 from srm.server.schema.conversation import Conversation, ExactPrompt, naming_chat

@@ -7,10 +7,7 @@ from typing import Any, ClassVar
 
 from msgspec import UNSET
 
-from srm.server.generation.detokenize import ChoicePart
-from srm.server.reply.format import Format
-from srm.server.reply.scores import ChatScores
-from srm.server.schema.chat_response import (
+from srm.server.dialects.chat.reply import (
     ChatChoice,
     ChatChunk,
     ChatCompletion,
@@ -18,6 +15,9 @@ from srm.server.schema.chat_response import (
     ChatMessage,
     ChunkChoice,
 )
+from srm.server.generation.detokenize import ChoicePart
+from srm.server.reply.format import Format
+from srm.server.reply.scores import ChatScores
 
 
 class ChatFormat(Format):

@@ -14,13 +14,13 @@ from msgspec import Raw
 from starlette.responses import Response
 
 from srm.errors import InvalidRequest
+from srm.server.dialects.chat.request import CHAT_FORMS, ChatRequest, parse_chat
+from srm.server.dialects.rollouts.requests import VLLM_PARAMS
+from srm.server.dialects.rollouts.vllm import StartGeneration
 from srm.server.generation.engine_request import RequestOwner, of_current_request
 from srm.server.generation.generation import Generation
 from srm.server.http.bodies import json_reply, parsed, read_body
 from srm.server.http.responses import WhileConnected
-from srm.server.rollouts.requests import VLLM_PARAMS
-from srm.server.rollouts.vllm import StartGeneration
-from srm.server.schema.chat_request import CHAT_FORMS, ChatRequest, parse_chat
 from srm.server.schema.completion_request import PROMPT_FORMS, CompletionRequest, parse_completion
 from srm.server.schema.openapi import BodySchema, Operation
 from srm.server.schema.sampling_fields import NEUTRAL

@@ -13,22 +13,14 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import UNSET, Raw
 
-from srm.server.errors import ErrorBody
-from srm.server.generation.detokenize import ChoicePart, join
-from srm.server.generation.generation import Generation
-from srm.server.http.responses import escape_line_ends
-from srm.server.reply.call_reader import CallReader, is_whole
-from srm.server.reply.format import NUMBER, TEXT, Format, encode_json, escape
-from srm.server.reply.scores import ChatScores
-from srm.server.schema.completion_response import Usage
-from srm.server.schema.responses.items import (
+from srm.server.dialects.responses.items import (
     OutputCall,
     OutputItem,
     OutputMessage,
     OutputText,
     Status,
 )
-from srm.server.schema.responses.reply import (
+from srm.server.dialects.responses.reply import (
     ArgumentsDelta,
     ArgumentsDone,
     EventType,
@@ -44,7 +36,15 @@ from srm.server.schema.responses.reply import (
     TextDelta,
     TextDone,
 )
-from srm.server.schema.responses.request import ResponseRequest, TextOptions
+from srm.server.dialects.responses.request import ResponseRequest, TextOptions
+from srm.server.errors import ErrorBody
+from srm.server.generation.detokenize import ChoicePart, join
+from srm.server.generation.generation import Generation
+from srm.server.http.responses import escape_line_ends
+from srm.server.reply.call_reader import CallReader, is_whole
+from srm.server.reply.format import NUMBER, TEXT, Format, encode_json, escape
+from srm.server.reply.scores import ChatScores
+from srm.server.schema.completion_response import Usage
 from srm.server.schema.tools import Calls
 from srm.server.text.text import Text
 

@@ -7,16 +7,16 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from srm.server.schema.chat_response import TokenLogprob
-from srm.server.schema.openapi import reference
-from srm.server.schema.responses.items import (
+from srm.server.dialects.chat.reply import TokenLogprob
+from srm.server.dialects.responses.items import (
     OutputCall,
     OutputItem,
     OutputMessage,
     OutputText,
     Status,
 )
-from srm.server.schema.responses.request import FunctionChoice, FunctionTool, TextOptions
+from srm.server.dialects.responses.request import FunctionChoice, FunctionTool, TextOptions
+from srm.server.schema.openapi import reference
 
 
 class InputDetails(msgspec.Struct, frozen=True):

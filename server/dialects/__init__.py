@@ -1,0 +1,1 @@
+"""The dialects in which requests come: of each its requests, replies, formats and endpoint."""

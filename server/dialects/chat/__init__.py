@@ -1,0 +1,1 @@
+"""OpenAI chats, their tools, and what tokenizes them."""

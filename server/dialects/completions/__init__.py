@@ -1,0 +1,1 @@
+"""OpenAI completions, and the list of models."""
