@@ -125,18 +125,18 @@ test-clients: .venv/dev .venv-clients/ready .venv-agents/ready .venv-verifiers/r
 	CLIENTS_TABLE=1 $(BIN)/python -m pytest -m clients
 
 kernels: .venv/dev  ## compiles every op for an H100 or H200, without one, and shows registers and spills
-	$(BIN)/python -m tests.kernels.compile_for_gpu
-	$(BIN)/python -m tests.kernels.cubin build/graphs/*.mef
+	$(BIN)/python -m tests.kit.ptx.compile_for_gpu
+	$(BIN)/python -m tests.kit.ptx.cubin build/graphs/*.mef
 
 kernels-wide: .venv/dev  ## the step graphs of widths 512 and 1,024 in bfloat16 and float8, minutes each
-	$(BIN)/python -m tests.kernels.compile_steps --d-model 512
-	$(BIN)/python -m tests.kernels.compile_steps --d-model 1024
-	$(BIN)/python -m tests.kernels.compile_steps --d-model 512 --dtype float8
-	$(BIN)/python -m tests.kernels.compile_steps --d-model 1024 --dtype float8
-	$(BIN)/python -m tests.kernels.cubin build/graphs/*.mef
+	$(BIN)/python -m tests.kit.ptx.compile_steps --d-model 512
+	$(BIN)/python -m tests.kit.ptx.compile_steps --d-model 1024
+	$(BIN)/python -m tests.kit.ptx.compile_steps --d-model 512 --dtype float8
+	$(BIN)/python -m tests.kit.ptx.compile_steps --d-model 1024 --dtype float8
+	$(BIN)/python -m tests.kit.ptx.cubin build/graphs/*.mef
 
 kernels-all: .venv/dev  ## runs the PTX of every product of both benchmark widths in numpy, minutes
-	$(BIN)/python -m pytest -q -m slow tests/kernels/test_products.py tests/kernels/test_cubin.py
+	$(BIN)/python -m pytest -q -m slow tests/kernels/gpu/test_products.py tests/kernels/gpu/test_cubin.py
 
 gpu-kit: .venv/dev  ## packs what a GPU machine without MAX needs, graphs included, into build/gpu-kit
 	$(BIN)/python -m deploy.gpu.pack

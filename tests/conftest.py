@@ -13,9 +13,9 @@ from srm.engine.device.telemetry import turn_off_telemetry
 from srm.engine.messages import Request
 from srm.engine.process.engine import Engine
 from srm.engine.weights.weights import Weights
-from tests.engines.making import engine_of, request_of
-from tests.engines.numpy_runner import tiny_weights
-from tests.serving import SERVER_FLAGS, Server, write_text_model
+from tests.kit.engines.making import engine_of, request_of
+from tests.kit.engines.numpy_runner import tiny_weights
+from tests.kit.serving import SERVER_FLAGS, Server, write_text_model
 
 # Neither load nor luck fails a test; `make fuzz` draws other examples each time.
 settings.register_profile("suite", deadline=None, derandomize=True)

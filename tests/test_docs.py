@@ -42,7 +42,7 @@ from srm.server.schema import conversation, json_parts, sampling_fields, tools, 
 from srm.server.supervise import launch
 from srm.server.text.chat_template import RENDER_S
 from srm.settings import build, settings_in
-from tests.serving import ROOT, SERVER_FLAGS, Server, free_port
+from tests.kit.serving import ROOT, SERVER_FLAGS, Server, free_port
 from tests.tools import doc_tables
 
 DOCS = ROOT / "docs"

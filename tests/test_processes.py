@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 PAGE = (ROOT / "docs" / "processes.md").read_text()
 BEGIN = {

@@ -22,7 +22,7 @@ GRAPHS = {
     "d 512": f"{STEP} --d-model 512 --dtype bfloat16",
     "ops of d 1,024": f"{OPS} --d-model 1024 --dtype bfloat16",
     "ops of d 512": f"{OPS} --d-model 512 --dtype bfloat16",
-    "every op in float32, for the tests": "tests.kernels.compile_for_gpu",
+    "every op in float32, for the tests": "tests.kit.ptx.compile_for_gpu",
 }
 """By description: the module that compiles the graphs, with its own settings. Models have 8 layers,
 as `deploy.gpu.calls` measures them."""
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
 
 def _missing(folder: Path) -> set[str]:
     """Return the names of GPU graphs that a folder has not, of this code."""
-    command = [sys.executable, "-m", "tests.kernels.kept_graphs", str(folder)]
+    command = [sys.executable, "-m", "tests.kit.ptx.kept_graphs", str(folder)]
     return {
         *subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
     }

@@ -273,7 +273,7 @@ class Launched(Protocol):
 
 
 class Runner(Protocol):
-    """Runs batches: `engine.device.runner.ModelRunner` and `tests.engines.numpy_runner`."""
+    """Runs batches: `engine.device.runner.ModelRunner` and `tests.kit.engines.numpy_runner`."""
 
     @property
     def num_slots(self) -> int:

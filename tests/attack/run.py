@@ -42,7 +42,7 @@ from tests.attack.lying_worker import LIES, SELF_LIES, LyingWorker
 from tests.attack.requests import GARBAGE, KEYS, Call, random_call
 from tests.attack.troubles import Troubles
 from tests.chaos.jobs import KilledServer, table
-from tests.serving import MAX_WAITING, NUM_SLOTS, free_port, write_text_model
+from tests.kit.serving import MAX_WAITING, NUM_SLOTS, free_port, write_text_model
 
 TROUBLES: dict[str, tuple[str, ...]] = {
     "none": (),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.serving import Server
+from tests.kit.serving import Server
 
 Open = Callable[..., Page]
 WIDE = "all => all.filter(one => one.getBoundingClientRect().right > innerWidth + 0.5).length"

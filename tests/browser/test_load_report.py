@@ -13,7 +13,7 @@ from srm.loadtest.report.compare import compare
 from srm.loadtest.report.compare_report import html
 from srm.loadtest.report.report_files import write_reports
 from tests.browser.conftest import WIDE, Open, brightness, is_as_wide_as
-from tests.loads.recorded_run import run_of
+from tests.kit.loads.recorded_run import run_of
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import WIDE, Open, brightness, is_as_wide_as
-from tests.serving import NUM_SLOTS, Server
+from tests.kit.serving import NUM_SLOTS, Server
 
 
 def run(page: Page, **fields: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Open, brightness, is_as_wide_as
-from tests.serving import Server
+from tests.kit.serving import Server
 
 
 def test_a_request_is_read_and_tried_by_keyboard(open_page: Open) -> None:

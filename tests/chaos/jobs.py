@@ -19,7 +19,7 @@ import psutil
 
 from srm.server.storage.records import BatchRecord, FileRecord, new_batch_id, new_file_id
 from srm.server.storage.store import Store
-from tests.serving import ROOT, serve_command
+from tests.kit.serving import ROOT, serve_command
 
 _DAY_S = 24 * 3600
 WHO = ("engine", "api", "jobs", "supervisor")
@@ -123,7 +123,7 @@ class KilledServer:
         model: Path,
         data_dir: Path,
         *flags: str,
-        engine_module: str = "tests.engines.numpy_engine",
+        engine_module: str = "tests.kit.engines.numpy_engine",
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:

@@ -27,7 +27,7 @@ from srm.engine.weights.tensors import is_scalar
 from srm.training.checkpoint import save_model
 from tests.clients import table
 from tests.clients.table import Row
-from tests.serving import Server
+from tests.kit.serving import Server
 
 BIN = Path(os.environ.get("CLIENTS_VENV", table.CLIENTS)) / "bin"
 """CLIENTS_VENV runs them with other versions, as tests of transformers do with its oldest."""

@@ -21,8 +21,8 @@ import numpy as np
 
 from srm.engine.config import DEMO_MODEL
 from tests.clients.conftest import run_client, write_tokenizer
-from tests.loads.run_loadtest import loaded
-from tests.loads.toy_server import Served
+from tests.kit.loads.run_loadtest import loaded
+from tests.kit.loads.toy_server import Served
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from importlib.metadata import distributions
 from typing import NamedTuple
 
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 VENVS = [ROOT / f".venv-{name}" for name in ("clients", "agents", "verifiers", "ray")]
 CLIENTS, AGENTS, VERIFIERS, RAY = VENVS

@@ -14,7 +14,7 @@ import pytest
 
 from tests.clients import table
 from tests.clients.conftest import Noted, Printed
-from tests.serving import Server, free_port, wait_until
+from tests.kit.serving import Server, free_port, wait_until
 
 PROXY = """
 model_list:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.clients.conftest import Noted, Printed
-from tests.serving import Server
+from tests.kit.serving import Server
 
 OVERFLOW = "This model's maximum context length is 512 tokens. However, your prompt has "
 

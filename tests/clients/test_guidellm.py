@@ -10,7 +10,7 @@ import pytest
 from srm.training.problems.drawn import problems
 from tests.clients.conftest import Noted
 from tests.clients.figures import guidellm
-from tests.serving import Server
+from tests.kit.serving import Server
 
 NUM_REQUESTS, NUM_TOKENS = 24, 16
 

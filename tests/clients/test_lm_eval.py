@@ -16,7 +16,7 @@ from srm.engine.config import DEMO_MODEL
 from srm.training.problems.drawn import problems
 from tests.clients.conftest import Noted, Run, write_tokenizer
 from tests.clients.expected import TOLERANCE, greedy, scores, tokenizer
-from tests.serving import Server
+from tests.kit.serving import Server
 
 TASKS = Path(__file__).parent / "tasks"
 NUM_PROBLEMS = 12

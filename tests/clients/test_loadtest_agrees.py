@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.clients.figures import MEASURES, Figures, Histograms, Load, by_guidellm, by_srm, by_toy
-from tests.loads.toy_server import ToyConfig, ToyServer
-from tests.serving import Server
+from tests.kit.loads.toy_server import ToyConfig, ToyServer
+from tests.kit.serving import Server
 
 TOY = ToyConfig(ttft_s=1.0, itl_s=0.05)
 """So slow that what a busy machine adds to it is little of it."""

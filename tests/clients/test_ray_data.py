@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from tests.clients.conftest import RAY_PYTHON, Noted, Run
-from tests.serving import ROOT, Server
+from tests.kit.serving import ROOT, Server
 
 
 def test_the_example_answers_every_prompt(

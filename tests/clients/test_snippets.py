@@ -9,7 +9,7 @@ import pytest
 
 from srm.engine.config import DEMO_MODEL
 from tests.clients.conftest import AGENTS_PYTHON, Run
-from tests.serving import ROOT, Server
+from tests.kit.serving import ROOT, Server
 
 PAGE = (ROOT / "docs" / "clients.md").read_text()
 EXAMPLES = re.findall(r"^```(sh|python) clients\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.clients.conftest import Noted, Printed
-from tests.serving import Server
+from tests.kit.serving import Server
 
 OTHER = (
     "answered, but with JSON of no such class: the mode puts the schema into the prompt "

@@ -6,7 +6,7 @@ import pytest
 
 from tests.clients.conftest import Noted, Printed
 from tests.clients.test_structured import OTHER
-from tests.serving import Server
+from tests.kit.serving import Server
 
 
 def test_openais_sdk_parses_calls(demo: Server, printed: Printed, noted: Noted) -> None:

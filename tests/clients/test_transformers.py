@@ -27,8 +27,8 @@ from srm.training.checkpoint import load_model
 from srm.training.model import SRM
 from srm.training.problems.drawn import problems
 from tests.clients.conftest import Noted, Printed
-from tests.models.forms import CONFIGS, LENGTHS, TOLERANCE
-from tests.serving import ROOT, Server, free_port
+from tests.kit.models.forms import CONFIGS, LENGTHS, TOLERANCE
+from tests.kit.serving import ROOT, Server, free_port
 
 SMALL = ModelConfig(d_model=16, num_layers=2, num_heads=4, n_ctx=32, vocab_size=23)
 STEPS = 20

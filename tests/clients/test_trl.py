@@ -22,7 +22,7 @@ from srm.training.checkpoint import load_model
 from srm.training.problems.drawn import problems
 from tests.clients.conftest import Noted, Printed
 from tests.clients.expected import TOLERANCE, scores, tokenizer
-from tests.serving import ROOT, Server, free_port
+from tests.kit.serving import ROOT, Server, free_port
 
 PROMPTS = [problem.prompt for problem in islice(problems("held-out", 5), 6)]
 

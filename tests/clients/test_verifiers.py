@@ -11,7 +11,7 @@ from srm.engine.config import DEMO_MODEL
 from srm.engine.weights.convert import convert
 from tests.clients.conftest import Noted, Printed
 from tests.clients.expected import TOLERANCE, scores, tokenizer
-from tests.serving import Server
+from tests.kit.serving import Server
 
 
 def test_two_turns_of_token_ids_and_of_chats(

@@ -15,10 +15,10 @@ import pytest
 from max.dtype import DType
 
 from srm.engine.device.linear import round_bfloat16
-from tests.engines.logits_model import LogitsModel
-from tests.engines.numpy_runner import F64, feed, in_float64
 from tests.kernels.harness import widened
-from tests.models.forms import CONFIGS, ROUNDED, all_forms, folded, graphs
+from tests.kit.engines.logits_model import LogitsModel
+from tests.kit.engines.numpy_runner import F64, feed, in_float64
+from tests.kit.models.forms import CONFIGS, ROUNDED, all_forms, folded, graphs
 
 MODELS = folded(ROUNDED)
 

@@ -20,8 +20,8 @@ from srm.engine.messages import Output, SamplingParams
 from srm.engine.process.engine import Engine
 from srm.training.problems.drawn import problems
 from srm.training.problems.problem import extract_answer, reward
-from tests.models.demo import START_S, TOKENIZER, afresh, engine_on_max
-from tests.serving import CHATS, ROOT, Server, free_port
+from tests.kit.models.demo import START_S, TOKENIZER, afresh, engine_on_max
+from tests.kit.serving import CHATS, ROOT, Server, free_port
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 What rounding does was measured by emulation: the record 2026-11-20-c6c00c8-precision gives the
 bounds. This is what a GPU, where nothing else of the model is tested, has to pass first; the same
-code runs on the CPU. The oracle is `tests.engines.numpy_runner`.
+code runs on the CPU. The oracle is `tests.kit.engines.numpy_runner`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from srm.engine.process.engine import Engine
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.weights import Weights
 from srm.loadtest.records import RECORDS
-from tests.engines.numpy_runner import F64, feed, in_float64
-from tests.models.demo import engine_on_max, prompts
+from tests.kit.engines.numpy_runner import F64, feed, in_float64
+from tests.kit.models.demo import engine_on_max, prompts
 
 CASES = {"cpu": "step bf16, logits f32", "gpu": "step bf16"}
 """What is rounded on each device: on a GPU the logits too."""

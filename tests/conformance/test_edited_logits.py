@@ -16,10 +16,10 @@ from srm.engine.messages import Output, Request
 from srm.engine.process.engine import Engine
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.weights import Weights
-from tests.bodies.edited import edited
-from tests.engines.making import floats, ints, request_of
-from tests.engines.numpy_runner import F64, SMALL, feed, in_float64, tiny_weights
-from tests.models.demo import afresh, engine_on_max
+from tests.kit.bodies.edited import edited
+from tests.kit.engines.making import floats, ints, request_of
+from tests.kit.engines.numpy_runner import F64, SMALL, feed, in_float64, tiny_weights
+from tests.kit.models.demo import afresh, engine_on_max
 
 EOS = SMALL.end_id
 CASES = ["float32", "bfloat16", pytest.param("gpu", marks=pytest.mark.gpu)]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from srm.engine.weights.checkpoint import load_checkpoint
-from tests.engines.logits_model import LogitsModel
-from tests.models.forms import TOLERANCE, error, graphs
-from tests.models.published import NAMES, cases, convert_fixture, parametrized
+from tests.kit.engines.logits_model import LogitsModel
+from tests.kit.models.forms import TOLERANCE, error, graphs
+from tests.kit.models.published import NAMES, cases, convert_fixture, parametrized
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tests.models.forms import TOLERANCE
-from tests.models.published import cases, convert_fixture, parametrized
-from tests.serving import Server
+from tests.kit.models.forms import TOLERANCE
+from tests.kit.models.published import cases, convert_fixture, parametrized
+from tests.kit.serving import Server
 
 F64 = npt.NDArray[np.float64]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from srm.engine.weights.tensors import is_scalar
 from srm.training.checkpoint import load_model
 from srm.training.model import SRM
-from tests.models.forms import TOLERANCE, error
-from tests.models.published import cases, convert_fixture, parametrized
+from tests.kit.models.forms import TOLERANCE, error
+from tests.kit.models.published import cases, convert_fixture, parametrized
 
 
 def run(model: SRM, ids: Tensor, form: str) -> Tensor:

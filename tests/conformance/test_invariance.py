@@ -12,7 +12,7 @@ from multiprocessing import get_context
 import pytest
 
 from srm.engine.messages import SamplingParams
-from tests.models.demo import engine_on_max, prompts
+from tests.kit.models.demo import engine_on_max, prompts
 
 SETTINGS = [
     {"max_step_rows": 1, "max_step_tokens": 2},  # every prompt token in a step of its own

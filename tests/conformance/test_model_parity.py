@@ -13,9 +13,9 @@ from srm.engine.config import DEMO_MODEL, EngineConfig
 from srm.engine.messages import SamplingParams
 from srm.engine.process.engine import Engine
 from srm.training.checkpoint import load_model
-from tests.engines.numpy_runner import NumpyRunner
-from tests.models.demo import engine_on_max
-from tests.models.forms import (
+from tests.kit.engines.numpy_runner import NumpyRunner
+from tests.kit.models.demo import engine_on_max
+from tests.kit.models.forms import (
     CONFIGS,
     LENGTHS,
     LONG,

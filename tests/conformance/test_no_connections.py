@@ -22,7 +22,7 @@ import pytest
 
 from srm.engine.config import DEMO_MODEL
 from srm.engine.device.telemetry import SWITCHES
-from tests.serving import ROOT, wait_until
+from tests.kit.serving import ROOT, wait_until
 from tests.tools.no_network import cannot_wall
 
 pytestmark = pytest.mark.skipif(bool(cannot_wall()), reason=cannot_wall() or "it can be done")
@@ -112,7 +112,7 @@ def hook(event, arguments):
         hosts.add(str(arguments[0]))
 sys.addaudithook(hook)
 from srm.server.supervise.launch import main
-code = main(sys.argv[1:], engine_module="tests.engines.numpy_engine")
+code = main(sys.argv[1:], engine_module="tests.kit.engines.numpy_engine")
 print(json.dumps({"hosts": sorted(hosts)}))
 sys.exit(code)
 """

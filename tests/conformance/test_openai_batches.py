@@ -12,8 +12,8 @@ import openai
 import pytest
 from openai.types import Batch
 
-from tests.serving import CHATS, Server, choice_of, tries
-from tests.serving import COMPLETIONS as URL
+from tests.kit.serving import CHATS, Server, choice_of, tries
+from tests.kit.serving import COMPLETIONS as URL
 
 
 @pytest.fixture(scope="module")

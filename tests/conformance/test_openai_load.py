@@ -13,8 +13,8 @@ import openai
 import pytest
 
 from srm.engine.config import DEMO_MODEL
-from tests.models.demo import START_S
-from tests.serving import COMPLETIONS, Server
+from tests.kit.models.demo import START_S
+from tests.kit.serving import COMPLETIONS, Server
 
 NUM_SLOTS, MAX_WAITING = 128, 600
 PROMPT = "Question: How many"

@@ -10,7 +10,7 @@ import pydantic
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageParam
 
-from tests.serving import Server
+from tests.kit.serving import Server
 
 MESSAGES: list[ChatCompletionMessageParam] = [
     {"role": "system", "content": "the cat"},

@@ -12,9 +12,9 @@ from srm.engine.messages import Request
 from srm.engine.process.engine import Engine
 from srm.engine.scheduler.parking import parkable
 from srm.engine.state.parked import Parked, merged
-from tests.engines.making import request_of
-from tests.engines.run_engine import run, tokens
-from tests.models.demo import afresh, engine_on_max, prompts
+from tests.kit.engines.making import request_of
+from tests.kit.engines.run_engine import run, tokens
+from tests.kit.models.demo import afresh, engine_on_max, prompts
 
 HALFWAY = 6
 """Steps until most samples have said some of their tokens, but all of them none of their end."""

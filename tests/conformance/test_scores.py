@@ -23,9 +23,9 @@ from srm.engine.weights.weights import fold
 from srm.errors import ConfigError
 from srm.training.checkpoint import load_model
 from srm.training.model import SRM
-from tests.engines.numpy_runner import SMALL
-from tests.models.demo import afresh, engine_on_max
-from tests.models.forms import TOLERANCE
+from tests.kit.engines.numpy_runner import SMALL
+from tests.kit.models.demo import afresh, engine_on_max
+from tests.kit.models.forms import TOLERANCE
 
 F64 = npt.NDArray[np.float64]
 

@@ -16,10 +16,10 @@ from srm.engine.config import DEMO_MODEL, EngineConfig
 from srm.engine.messages import Request, SamplingParams
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.errors import EngineUnavailable
-from tests.engines.making import request_of
-from tests.engines.served_engine import collect, connected
-from tests.models.demo import START_S, engine_on_max
-from tests.serving import ROOT
+from tests.kit.engines.making import request_of
+from tests.kit.engines.served_engine import collect, connected
+from tests.kit.models.demo import START_S, engine_on_max
+from tests.kit.serving import ROOT
 
 COUNT = 5_000
 MAX_TOKENS = 48

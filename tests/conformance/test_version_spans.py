@@ -15,8 +15,8 @@ from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.random_model import write_random_model
 from srm.training.checkpoint import load_model
 from srm.training.model import SRM
-from tests.engines.numpy_runner import SMALL
-from tests.models.demo import engine_on_max
+from tests.kit.engines.numpy_runner import SMALL
+from tests.kit.models.demo import engine_on_max
 
 PROMPT_IDS = [5, 17, 3, 40, 8]
 LENGTH = 24

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import httpx
 
 from deploy.kubernetes.lint import objects_of
-from tests.serving import ROOT, free_port
+from tests.kit.serving import ROOT, free_port
 
 DEPLOYED = ROOT / "deploy" / "kubernetes" / "router" / "router.yml"
 _START_S = 120

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.routers import Router
-from tests.serving import SERVER_FLAGS, Server, free_port, wait_until, write_text_model
+from tests.kit.serving import SERVER_FLAGS, Server, free_port, wait_until, write_text_model
 
 PODS = "/api/v1/namespaces/srm/pods"
 CONFIG = {

@@ -18,7 +18,7 @@ from srm.engine.config import EngineConfig
 from srm.server.config import ServerConfig
 from srm.server.routes.app import OPERATIONS
 from srm.server.supervise import launch
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", "")
 SERVER = DOCKERFILE.partition(" AS server\n")[2].partition("\nFROM ")[0]

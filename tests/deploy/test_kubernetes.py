@@ -21,7 +21,7 @@ from srm.server.errors import NotPermitted
 from srm.server.http.cors import Origins
 from srm.server.routes.health import OPERATIONS, VERSION
 from tests.deploy.routers import deployed_flags
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 CONTAINER = ("spec", "template", "spec", "containers", 0)
 POD = CONTAINER[:3]

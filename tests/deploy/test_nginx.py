@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.loads.raw_server import DONE, END, HEAD, chunk, text_event
-from tests.serving import ROOT, Server, free_port
+from tests.kit.loads.raw_server import DONE, END, HEAD, chunk, text_event
+from tests.kit.serving import ROOT, Server, free_port
 
 SAMPLE = ROOT / "deploy" / "nginx" / "srm.conf"
 AROUND = """

@@ -13,7 +13,7 @@ import pytest
 
 from srm.engine import metrics as engine_metrics
 from srm.server import metrics as server_metrics
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 from tests.tools.doc_tables import exposed, metrics_of
 
 RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"

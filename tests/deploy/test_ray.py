@@ -24,9 +24,9 @@ from srm.server.commands import batch as batch_command
 from srm.server.commands.batch_config import BatchConfig
 from srm.server.commands.batch_input import open_input
 from srm.server.commands.batch_results import job_name
-from tests.serving import ROOT, write_text_model
+from tests.kit.serving import ROOT, write_text_model
 
-ENGINE = "tests.engines.numpy_engine"
+ENGINE = "tests.kit.engines.numpy_engine"
 LINES = [
     b'{"prompt": "the cat", "max_tokens": 5, "custom_id": "a"}',
     b"",

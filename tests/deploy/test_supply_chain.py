@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 UNHASHED = {"torch.lock"}
 """Which build of torch it is, is for whoever installs it to choose."""

@@ -29,7 +29,7 @@ from srm.loadtest.records import RECORDS, new_record, settings_of, write_record
 from srm.settings import load
 from tests.chaos.jobs import table
 from tests.deploy.routers import Router
-from tests.serving import CHATS, COMPLETIONS, Server, children, processes
+from tests.kit.serving import CHATS, COMPLETIONS, Server, children, processes
 
 COMPUTED = "srm_engine_decode_tokens_total"
 Events = dict[int, Callable[[], Coroutine[Any, Any, None]]]

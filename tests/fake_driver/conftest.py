@@ -11,8 +11,8 @@ import pytest
 
 from srm.engine.device.graph_cache import code_version
 from srm.engine.device.graph_notes import unpack
-from tests.fake_driver.driver import FakeDriver, build
-from tests.serving import ROOT
+from tests.kit.fake_driver.driver import FakeDriver, build
+from tests.kit.serving import ROOT
 
 KEPT = ROOT / "deploy" / "gpu" / "kept"
 
@@ -24,7 +24,8 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
 
 @pytest.fixture(scope="session")
 def graphs(fake: FakeDriver, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Kept graphs, taken for those of this code: tests/kernels/test_kept_graphs.py says if not."""
+    """Kept graphs, taken for those of this code: tests/kernels/gpu/test_kept_graphs.py says if
+    not."""
     folder = tmp_path_factory.mktemp("graphs")
     unpack(KEPT, folder, code_version())
     subprocess.run(

@@ -9,8 +9,8 @@ import pytest
 
 from srm.engine.config import ModelConfig
 from srm.engine.weights.random_model import write_random_model
-from tests.fake_driver.driver import RUN_S, Call, FakeDriver, launches_of, read_log
-from tests.serving import Server, wait_until, write_text_model
+from tests.kit.fake_driver.driver import RUN_S, Call, FakeDriver, launches_of, read_log
+from tests.kit.serving import Server, wait_until, write_text_model
 
 MODEL = ModelConfig(d_model=512, num_layers=8, num_heads=4, n_ctx=512, vocab_size=8_192)
 SLOTS = 256

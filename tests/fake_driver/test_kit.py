@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.fake_driver.driver import FakeDriver, launches_of, read_log
-from tests.serving import ROOT
+from tests.kit.fake_driver.driver import FakeDriver, launches_of, read_log
+from tests.kit.serving import ROOT
 
 NVIDIA_SMI = """#!/bin/sh
 echo 'NVIDIA H100, 580, 96, 9.0, 81559 MiB, 600 MiB, 1980, 1980, 2619, 2619, 70, 700, 30, 1, 0, 1'
@@ -24,7 +24,7 @@ echo 'NVIDIA H100, 580, 96, 9.0, 81559 MiB, 600 MiB, 1980, 1980, 2619, 2619, 70,
 NCU = f"""#!{sys.executable}
 import os, subprocess, sys
 from pathlib import Path
-from tests.fake_driver.driver import launches_of, read_log
+from tests.kit.fake_driver.driver import launches_of, read_log
 
 given, log = sys.argv[1:], Path(os.environ["FAKE_CUDA_LOG"])
 options = dict(zip(given, given[1:]))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_driver.driver import FakeDriver
-from tests.serving import ROOT
+from tests.kit.fake_driver.driver import FakeDriver
+from tests.kit.serving import ROOT
 
 CALL = """
 import sys

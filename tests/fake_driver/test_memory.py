@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from srm.engine.state.tables import TABLE_ENTRIES
-from tests.fake_driver.driver import FakeDriver, calls_of, launches_of, parts, read_log, words
+from tests.kit.fake_driver.driver import FakeDriver, calls_of, launches_of, parts, read_log, words
 
 GIB = 2**30
 SLOTS = 4_194_304

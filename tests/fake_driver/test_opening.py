@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.fake_driver.driver import FakeDriver, calls_of, read_log
+from tests.kit.fake_driver.driver import FakeDriver, calls_of, read_log
 
 MIB = 2**20
 HELD_MIB = 600

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_driver.driver import (
+from tests.kit.fake_driver.driver import (
     Call,
     FakeDriver,
     calls_of,
@@ -18,7 +18,7 @@ from tests.fake_driver.driver import (
     read_log,
     words,
 )
-from tests.fake_driver.programs import D_MODEL, ROWS
+from tests.kit.fake_driver.programs import D_MODEL, ROWS
 
 LAYERS, VOCAB = 8, 8_192
 PROCESSORS = 132

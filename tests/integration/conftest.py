@@ -12,8 +12,8 @@ import pytest
 from srm.engine.process.engine import Engine
 from srm.engine.weights.weights import Weights
 from srm.engine.wiring import EngineWiring
-from tests.engines.numpy_runner import NumpyRunner
-from tests.engines.served_engine import NUM_SLOTS, RawClient, Serve, Served, endpoint_of
+from tests.kit.engines.numpy_runner import NumpyRunner
+from tests.kit.engines.served_engine import NUM_SLOTS, RawClient, Serve, Served, endpoint_of
 
 
 @pytest.fixture

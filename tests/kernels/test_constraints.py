@@ -10,9 +10,9 @@ import pytest
 
 from srm.engine.device.linear import round_bfloat16
 from srm.engine.steps.batch import I32, SAMPLING, U16, Records
-from tests.engines.numpy_runner import ints
 from tests.kernels import oracle
 from tests.kernels.harness import Ops, untouched, widened
+from tests.kit.engines.numpy_runner import ints
 
 MAX_CLASSES, UNREACHABLE = 8192, 65_535
 SHAPES = [(vocab, 12) for vocab in (1, 2, 33, 256, 8191, 20_000)] + [(250, 300)]

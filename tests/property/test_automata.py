@@ -16,7 +16,7 @@ from srm.engine.constraints.automaton import TokenAutomaton
 from srm.engine.constraints.byte_table import START
 from srm.engine.constraints.constraint import choice_constraint, json_constraint, regex_constraint
 from srm.errors import InvalidRequest
-from tests.engines.tables import Vocabulary, cover, of_bytes, of_demo, walk_both
+from tests.kit.engines.tables import Vocabulary, cover, of_bytes, of_demo, walk_both
 from tests.property.test_schemas import (
     FORMATS,
     NAMES,

@@ -13,13 +13,13 @@ from srm.engine.messages import Request, SamplingParams
 from srm.engine.process.engine import Engine
 from srm.engine.state.sequence import sample_seeds
 from srm.errors import InvalidRequest
-from tests.bodies.edit_strategies import wanted
-from tests.bodies.edited import F64, edited
-from tests.engines.making import engine_of, ints, request_of
-from tests.engines.numpy_runner import TINY, NumpyRunner, feed, tiny_weights
-from tests.engines.strategies import configs, constrained, constraints, tokens
 from tests.kernels import oracle
-from tests.models.tiny_tokenizer import tiny_folder
+from tests.kit.bodies.edit_strategies import wanted
+from tests.kit.bodies.edited import F64, edited
+from tests.kit.engines.making import engine_of, ints, request_of
+from tests.kit.engines.numpy_runner import TINY, NumpyRunner, feed, tiny_weights
+from tests.kit.engines.strategies import configs, constrained, constraints, tokens
+from tests.kit.models.tiny_tokenizer import tiny_folder
 
 GRAMMARS = Grammars(TINY, tiny_folder() / "tokenizer.json")
 WEIGHTS = tiny_weights()

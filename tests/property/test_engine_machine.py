@@ -2,7 +2,7 @@
 
 1. Every accepted request gets exactly one terminal Output per sample, or row of Tokens, unless it
    was aborted or the sample stopped; of what was, nothing more is heard.
-2. Slots, queues, shares and prefixes add up: see `tests/engines/invariants.py`.
+2. Slots, queues, shares and prefixes add up: see `tests/kit/engines/invariants.py`.
 3. Each sample equals that of an engine which runs this request alone, by `step`, and keeps no
    prefix; here many prompts begin alike, and `step` and `step_overlapped` are mixed.
 4. The scheduler is deterministic: a twin that is called alike launches the same batches.
@@ -45,10 +45,10 @@ from srm.engine.state.slots import SlotTable
 from srm.engine.steps.batch import I32, Batch, StepResult
 from srm.engine.steps.tokens import from_wire
 from srm.errors import InvalidRequest, Overloaded
-from tests.engines.invariants import prefixes_add_up, queues_add_up, slots_add_up
-from tests.engines.numpy_runner import TINY, NumpyLaunched, NumpyRunner, ints, tiny_weights
-from tests.engines.run_engine import alone
-from tests.engines.strategies import EMITS, MAX_N, alike, configs, requests, tokens
+from tests.kit.engines.invariants import prefixes_add_up, queues_add_up, slots_add_up
+from tests.kit.engines.numpy_runner import TINY, NumpyLaunched, NumpyRunner, ints, tiny_weights
+from tests.kit.engines.run_engine import alone
+from tests.kit.engines.strategies import EMITS, MAX_N, alike, configs, requests, tokens
 
 WEIGHTS = tiny_weights()
 WEIGHTS.embedding[31] = np.nan  # so that "error" endings occur too

@@ -24,8 +24,8 @@ from srm.server.batch.jobs import weigh
 from srm.server.generation.engine_request import RequestOwner, engine_requests
 from srm.server.generation.prompts import Prompt
 from srm.server.storage.records import BatchRecord
-from tests.bodies.refusals import completion
-from tests.engines.making import complete, park_preempted, scheduled, scheduler_of
+from tests.kit.bodies.refusals import completion
+from tests.kit.engines.making import complete, park_preempted, scheduled, scheduler_of
 
 MOST_STEPS = 500
 """Far more than the other key's request needs, and far fewer than what the first key sends."""

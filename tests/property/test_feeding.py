@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from srm.engine.steps.batch import F32, I32
-from tests.engines.logits_model import NUM_SLOTS, Row
-from tests.models.forms import CONFIGS, TOLERANCE, Forms, all_forms, error
+from tests.kit.engines.logits_model import NUM_SLOTS, Row
+from tests.kit.models.forms import CONFIGS, TOLERANCE, Forms, all_forms, error
 
 Feed = tuple[I32, list[int]]
 """A text, and the lengths of the chunks it is fed in."""

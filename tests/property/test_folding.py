@@ -11,8 +11,8 @@ from srm.engine.config import ModelConfig
 from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.weights import fold
 from srm.training.model import SRM
-from tests.engines.numpy_runner import feed
-from tests.models.variants import configs
+from tests.kit.engines.numpy_runner import feed
+from tests.kit.models.variants import configs
 
 
 @settings(max_examples=100)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from srm.loadtest.scenario import Scenario
 from srm.loadtest.workload.workload import Workload
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 LENGTHS = st.one_of(
     st.integers(40, 99).map(str),

@@ -14,7 +14,7 @@ from llguidance import LLMatcher
 from srm.engine.constraints.constraint import json_constraint
 from srm.engine.constraints.trial import LIMITS
 from srm.errors import InvalidRequest
-from tests.engines.matching import accepts, byte_tokenizer, draw_text
+from tests.kit.engines.matching import accepts, byte_tokenizer, draw_text
 from tests.tools.fuzz_schemas import BROKEN, fates
 
 LONGEST = 400

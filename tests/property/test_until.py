@@ -29,7 +29,7 @@ from srm.server.routes.services import services
 from srm.server.schema.completion_request import parse_completion
 from srm.server.schema.completion_response import Samples
 from srm.server.text.text import Text
-from tests.engines.making import IDLE
+from tests.kit.engines.making import IDLE
 
 LENGTH = REASONS.index("length")
 

@@ -19,9 +19,9 @@ from srm.engine.process.engine import Engine
 from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.weights import fold
 from srm.training.model import SRM
-from tests.engines import strategies
-from tests.engines.numpy_runner import NumpyRunner
-from tests.models.variants import configs
+from tests.kit.engines import strategies
+from tests.kit.engines.numpy_runner import NumpyRunner
+from tests.kit.models.variants import configs
 
 TOLERANCE = 1e-5
 """Of log-probabilities rounded to float32, relative to the largest logit."""

@@ -45,7 +45,7 @@ from srm.server.schema.completion_request import CompletionRequest
 from srm.server.schema.sampling_fields import NEUTRAL
 from srm.server.schema.validation import hints_of
 from srm.settings import field_docs, flag_of, settings_in, variable_of
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 from tests.tools import vllm_tables
 from tests.tools.vllm_tables import Row
 

@@ -27,9 +27,9 @@ from srm.engine.process.engine import Engine
 from srm.engine.scheduler.parking import parkable
 from srm.engine.state.parked import Parked, merged
 from srm.errors import Overloaded
-from tests.engines.making import request_of
-from tests.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
-from tests.engines.run_engine import alone
+from tests.kit.engines.making import request_of
+from tests.kit.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
+from tests.kit.engines.run_engine import alone
 
 WEIGHTS = [tiny_weights(seed) for seed in range(2)]
 OPERATIONS = 16

@@ -30,8 +30,8 @@ from srm.engine.constraints.grammars import make_masks
 from srm.server.schema.structured_outputs import ConstraintSource
 from srm.server.schema.tools import Calls, Function
 from srm.server.text.constraint_process import answer
-from tests.engines.drawn_schemas import ODD_NAMES, draw_schema, short_value
-from tests.engines.tables import of_demo
+from tests.kit.engines.drawn_schemas import ODD_NAMES, draw_schema, short_value
+from tests.kit.engines.tables import of_demo
 
 MAX_TOKENS = 120
 _ROOM = 2

@@ -32,8 +32,8 @@ from srm.engine.constraints.byte_automaton import NotCompiled
 from srm.engine.constraints.constraint import json_constraint
 from srm.engine.constraints.trial import why_not
 from srm.errors import InvalidRequest
-from tests.engines.matching import accepts, byte_tokenizer, draw_text
-from tests.engines.tables import of_demo
+from tests.kit.engines.matching import accepts, byte_tokenizer, draw_text
+from tests.kit.engines.tables import of_demo
 
 try:
     from hypothesis_jsonschema import from_schema

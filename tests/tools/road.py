@@ -30,9 +30,9 @@ from srm.engine.steps.batch import Batch, Launched, StepResult
 from srm.server.http.connection import Connection
 from srm.server.routes.app import create_app
 from srm.server.text.text import Text
-from tests.engines.numpy_runner import NumpyRunner, tiny_weights
-from tests.engines.served_engine import NUM_SLOTS, Served, connected
-from tests.serving import COMPLETIONS, TEXT_MODEL, write_text_model
+from tests.kit.engines.numpy_runner import NumpyRunner, tiny_weights
+from tests.kit.engines.served_engine import NUM_SLOTS, Served, connected
+from tests.kit.serving import COMPLETIONS, TEXT_MODEL, write_text_model
 
 try:
     from srm.engine.wiring import EngineWiring

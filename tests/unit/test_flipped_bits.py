@@ -27,9 +27,9 @@ from srm.server.text.text import Text
 from srm.server.text.tokenizer_files import chat_template, special_tokens
 from srm.settings import load
 from tests.attack.damage import flipped
-from tests.engines.numpy_runner import TINY, tiny_weights
-from tests.loads.recorded import recording as recorded
-from tests.serving import write_text_model
+from tests.kit.engines.numpy_runner import TINY, tiny_weights
+from tests.kit.loads.recorded import recording as recorded
+from tests.kit.serving import write_text_model
 from tests.unit.engine.device.test_graph_notes import keep
 from tests.unit.engine.process.test_snapshot import read_all, write
 

@@ -27,7 +27,7 @@ from research.bench.gpu.ops import wrong_elements
 from research.bench.gpu.profile import each_once, last_step, read_kernels
 from research.bench.gpu.report import tabulate_ops
 from research.bench.gpu.task import Task
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 KIT = ROOT / "deploy" / "gpu"
 OPS = "research.bench.gpu.ops"

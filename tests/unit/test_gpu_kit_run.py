@@ -14,7 +14,7 @@ import pytest
 
 from deploy.gpu.lines import parse_lines
 from deploy.gpu.pack import compress
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 PROGRAM = """
 import json, os, pathlib, sys

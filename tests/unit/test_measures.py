@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 from tests.tools.measures import measure
 
 FILES = {

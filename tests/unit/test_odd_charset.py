@@ -11,7 +11,7 @@ from srm.errors import ConfigError, SRMError
 from srm.loadtest.client import server_metrics, target
 from srm.server.commands.admin_cli import snapshot
 from srm.training.passk import server as passk
-from tests.serving import wait_until
+from tests.kit.serving import wait_until
 
 
 def odd(status: int) -> httpx.Response:

@@ -13,7 +13,7 @@ import pytest
 import srm.__main__ as srm
 import srm.loadtest.__main__ as loadtest
 from srm.errors import ConfigError
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 ENVIRONMENT = """
 import json, sys

@@ -31,13 +31,13 @@ from research.bench.engine.counts import count_op
 from research.bench.frame import Record, Settings, run
 from research.bench.gpu.counted_table import markdown
 from srm.engine.config import ModelConfig
-from tests.kernels.lowered import LAYERS, Launch, lower
-from tests.kernels.ptx import compiled
-from tests.kernels.test_gpu_batches import decode_counts
-from tests.kernels.test_gpu_rows import row_counts
-from tests.kernels.test_products import COLUMNS, SLOTS, check, compile_kernels
-from tests.kernels.test_products import run as run_product
+from tests.kernels.gpu.test_gpu_batches import decode_counts
+from tests.kernels.gpu.test_gpu_rows import row_counts
+from tests.kernels.gpu.test_products import COLUMNS, SLOTS, check, compile_kernels
+from tests.kernels.gpu.test_products import run as run_product
 from tests.kernels.test_sampler import Settings as Sampling
+from tests.kit.ptx.lowered import LAYERS, Launch, lower
+from tests.kit.ptx.ptx import compiled
 
 TILE = (128, 256)
 """Rows and columns of a product's tile."""
@@ -62,7 +62,7 @@ PRODUCTS = {
     "proj_out": "measured_down",
     "head": "slices",
 }
-"""Matrix products, and the epilogue of each, as tests/kernels/product_kernels.mojo names it."""
+"""Matrix products, and the epilogue of each, as tests/kit/ptx/product_kernels.mojo names it."""
 BY_SAMPLER = {"head", "sample"}
 """Kernels whose cost depends on how rows are sampled: the head writes slices only for rows that are
 drawn from them."""

@@ -30,8 +30,8 @@ from srm.engine.weights.float8 import (
 )
 from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.weights import LayerWeights, Weights, fold
-from tests.engines.numpy_runner import F64, Kept, as_it_is, feed, in_float64, silu
 from tests.kernels import oracle
+from tests.kit.engines.numpy_runner import F64, Kept, as_it_is, feed, in_float64, silu
 
 MOST = 4.0
 

@@ -28,7 +28,7 @@ from research.bench.records.figures import ray_data
 from srm.engine.config import DEMO_MODEL
 from srm.loadtest.records import ROOT, new_record, settings_of, write_record
 from srm.settings import load
-from tests.serving import free_port
+from tests.kit.serving import free_port
 
 AGENT_PORTS = (
     *("metrics_agent_port", "metrics_export_port"),

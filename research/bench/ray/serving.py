@@ -25,7 +25,7 @@ from research.bench.records.figures import ray_serve
 from srm.engine.config import DEMO_MODEL
 from srm.loadtest.records import new_record, settings_of, write_record
 from srm.settings import load
-from tests.serving import free_port
+from tests.kit.serving import free_port
 
 PROMPT = "Question: Ava has 6 boxes with 7 pears each. How many pears is that in all?\nAnswer:"
 

@@ -32,7 +32,7 @@ from research.bench.peers.config import PeersConfig
 from research.bench.peers.running import engine_version, serving_peer
 from research.bench.peers.shapes import VOCAB_SIZE
 from srm.engine.config import DEMO_MODEL, Dtype
-from tests.engines.drawn_schemas import FORMATS, draw_schema
+from tests.kit.engines.drawn_schemas import FORMATS, draw_schema
 
 Json = dict[str, Any]
 

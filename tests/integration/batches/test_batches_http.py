@@ -16,7 +16,7 @@ from srm.server.batch.jobs import lock_name
 from srm.server.model_identity import model_id
 from srm.server.storage.records import FileRecord
 from srm.server.storage.store import Store
-from tests.serving import SERVER_FLAGS, Server, error_of
+from tests.kit.serving import SERVER_FLAGS, Server, error_of
 
 KEYS = "alice sk-aaaaaaaaaaaaaaaa\nbob sk-bbbbbbbbbbbbbbbb\n"
 MAX_BATCHES = 4

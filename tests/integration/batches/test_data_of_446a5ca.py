@@ -1,7 +1,8 @@
 """A data_dir that commit 446a5ca wrote is opened: files, finished batches, those under way.
 
-`data_of_446a5ca/tiny` is its model of `tests.serving.write_text_model`, and `data` what its `srm
-serve` on `tests.engines.held_engine` left: a batch that was done, and one of two lines, stopped
+`data_of_446a5ca/tiny` is its model of `tests.kit.serving.write_text_model`, and `data` what its
+`srm
+serve` on `tests.kit.engines.held_engine` left: a batch that was done, and one of two lines, stopped
 behind the first and at a dozen tokens of the second, which are in the snapshot. Since then
 `clock.json` was taken out and every `expires_at` set to the year 2100.
 """
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving import SERVER_FLAGS, Server, wait_until
+from tests.kit.serving import SERVER_FLAGS, Server, wait_until
 
 WRITTEN = Path(__file__).with_name("data_of_446a5ca")
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from openai.types import FileDeleted, FileObject
 
-from tests.serving import SERVER_FLAGS, Server, error_of, wait_until
+from tests.kit.serving import SERVER_FLAGS, Server, error_of, wait_until
 
 MIB = 1024**2
 MAX_FILE_BYTES = 64 * MIB

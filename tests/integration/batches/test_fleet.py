@@ -15,12 +15,12 @@ import pytest
 from srm.server.batch.worker_answers import Expected
 from srm.server.schema.worker import LineAnswer, Url
 from tests.chaos.jobs import completion_line, results, submit, wait_for
-from tests.engines.held_engine import hold, release
-from tests.serving import SERVER_FLAGS, Server, error_of, wait_until
+from tests.kit.engines.held_engine import hold, release
+from tests.kit.serving import SERVER_FLAGS, Server, error_of, wait_until
 
 NUM_LINES = 300
 WITHIN_S = 600  # of a busy machine
-HELD = "tests.engines.held_engine"
+HELD = "tests.kit.engines.held_engine"
 KEY = "sk-wwwwwwwwwwwwwwww"
 
 

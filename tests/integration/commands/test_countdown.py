@@ -9,7 +9,7 @@ from research.experiments.harness.tasks import draw_random
 from srm.engine.config import COUNTDOWN_MODEL
 from srm.loadtest.records import ROOT
 from srm.training.problems.countdown import is_solved, parse_prompt
-from tests.serving import Server
+from tests.kit.serving import Server
 
 PUZZLE_RECORD = ROOT / "research" / "records" / "2026-11-28-c64c155b-passk.json"
 EXAMPLE = re.compile(r"'(\{\s*\"prompt\": \"make .*?\})'", re.S)

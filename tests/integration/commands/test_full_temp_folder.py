@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.attack.damage import Disk
-from tests.serving import SERVER_FLAGS, Server, children, wait_until
+from tests.kit.serving import SERVER_FLAGS, Server, children, wait_until
 
 
 def answers(server: Server) -> bool:

@@ -18,10 +18,10 @@ from srm.errors import ConfigError, EngineUnavailable
 from srm.server.commands import score
 from srm.server.commands.generate import main
 from srm.server.commands.standard_output import BROKEN_PIPE, INTERRUPTED
-from tests.serving import ROOT, Server, complete
+from tests.kit.serving import ROOT, Server, complete
 
 FLAGS = ("--num-slots=16", "--max-step-rows=16", "--max-step-tokens=64")
-ENGINE = "tests.engines.numpy_engine"
+ENGINE = "tests.kit.engines.numpy_engine"
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.integration.commands.foreign_server import (
     result,
     run,
 )
-from tests.serving import Server, complete
+from tests.kit.serving import Server, complete
 
 
 def test_our_server_counts_what_it_draws(

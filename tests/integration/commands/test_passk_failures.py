@@ -19,7 +19,7 @@ from tests.integration.commands.foreign_server import (
     result,
     run,
 )
-from tests.serving import ROOT, Server
+from tests.kit.serving import ROOT, Server
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from tokenizers import Tokenizer
 
 from srm.errors import CheckpointError, ConfigError, EngineUnavailable
 from srm.server.commands.score import main
-from tests.engines.likelihoods import distributions, greedy_after
-from tests.serving import ROOT, TEXT_MODEL, wait_until
+from tests.kit.engines.likelihoods import distributions, greedy_after
+from tests.kit.serving import ROOT, TEXT_MODEL, wait_until
 
-ENGINE = "tests.engines.numpy_engine"
+ENGINE = "tests.kit.engines.numpy_engine"
 
 
 def command(model: Path, *flags: str) -> list[str]:

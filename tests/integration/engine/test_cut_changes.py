@@ -23,10 +23,10 @@ from srm.engine.process.weights_note import first_weights
 from srm.engine.weights.weights import Weights
 from srm.engine.wiring import EngineWiring
 from srm.errors import EngineUnavailable, SRMError, SwapInProgress
-from tests.engines.making import request_of
-from tests.engines.numpy_engine import load
-from tests.engines.numpy_runner import NumpyRunner
-from tests.engines.served_engine import (
+from tests.kit.engines.making import request_of
+from tests.kit.engines.numpy_engine import load
+from tests.kit.engines.numpy_runner import NumpyRunner
+from tests.kit.engines.served_engine import (
     NUM_SLOTS,
     RawClient,
     Served,

@@ -16,8 +16,8 @@ from srm.engine.wiring import EngineWiring
 from srm.errors import EngineUnavailable
 from srm.server.routes.health import check_ready
 from tests.conftest import MakeRequest
-from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
-from tests.engines.served_engine import Serve, collect, connected, until
+from tests.kit.engines.numpy_runner import NumpyLaunched, NumpyRunner
+from tests.kit.engines.served_engine import Serve, collect, connected, until
 
 STALL_S = 0.3
 HEARTBEAT_S = 0.02

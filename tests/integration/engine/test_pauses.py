@@ -26,8 +26,8 @@ from srm.engine.messages import (
     Resume,
 )
 from srm.errors import EngineUnavailable, InvalidRequest, SwapInProgress
-from tests.engines.making import request_of
-from tests.engines.served_engine import Serve, Served, collect, connected, endpoint_of, until
+from tests.kit.engines.making import request_of
+from tests.kit.engines.served_engine import Serve, Served, collect, connected, endpoint_of, until
 
 PAUSE = Pause("pause", 1_000.0)
 

@@ -27,8 +27,8 @@ from srm.engine.steps.tokens import Tokens, join
 from srm.engine.weights.weights import Weights
 from srm.errors import ContextTooLong, InvalidRequest, Overloaded
 from tests.conftest import MakeRequest
-from tests.engines.numpy_runner import NumpyRunner
-from tests.engines.served_engine import NUM_SLOTS, RawClient, Serve, collect, connected, until
+from tests.kit.engines.numpy_runner import NumpyRunner
+from tests.kit.engines.served_engine import NUM_SLOTS, RawClient, Serve, collect, connected, until
 
 
 async def rest_of(stream: Stream) -> Tokens:

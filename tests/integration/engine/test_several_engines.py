@@ -41,10 +41,10 @@ from srm.errors import (
     StepFailed,
     SwapInProgress,
 )
-from tests.engines.making import IDLE, request_of
-from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner
-from tests.engines.run_engine import alone
-from tests.engines.served_engine import Serve, Served, collect, connected, endpoint_of, until
+from tests.kit.engines.making import IDLE, request_of
+from tests.kit.engines.numpy_runner import NumpyLaunched, NumpyRunner
+from tests.kit.engines.run_engine import alone
+from tests.kit.engines.served_engine import Serve, Served, collect, connected, endpoint_of, until
 
 N = 3 * PART_SAMPLES
 LENGTHY: dict[str, Any] = {"n": N, "max_tokens": 12, "seed": 7}

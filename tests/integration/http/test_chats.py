@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.serving import (
+from tests.kit.serving import (
     CHATS,
     ROOT,
     TEXT_MODEL,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from srm.server.routes.health import VERSION
-from tests.serving import (
+from tests.kit.serving import (
     EOS_PROMPT,
     SERVER_FLAGS,
     TEXT_MODEL,

@@ -18,7 +18,7 @@ from schemathesis.checks import CHECKS, load_all_checks
 from srm.engine.config import ModelConfig
 from srm.server.routes.app import OPERATIONS
 from srm.server.schema.openapi import document
-from tests.serving import Server, free_port, write_text_model
+from tests.kit.serving import Server, free_port, write_text_model
 
 MODEL = ModelConfig(d_model=16, num_layers=2, num_heads=2, n_ctx=32, vocab_size=320)
 REFUSED = [400, 404, 405, 413, 415]

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.serving import (
+from tests.kit.serving import (
     CHATS,
     SERVER_FLAGS,
     TEXT_MODEL,

@@ -17,8 +17,8 @@ import pytest
 
 from srm.server.http.auth import OPERATOR_FOLDER, TRAINER_PATHS
 from srm.server.routes.app import OPERATIONS
-from tests.bodies import garbage
-from tests.serving import Server
+from tests.kit.bodies import garbage
+from tests.kit.serving import Server
 
 VALID = {"prompt": "the cat", "messages": [{"role": "user", "content": "hi"}], "tokens": [5]}
 """Of these fields a route takes those it has; two tokens are soon made."""

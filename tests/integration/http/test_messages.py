@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.integration.http.test_chats import MESSAGES, ask
-from tests.serving import MAX_BODY_BYTES, Server
+from tests.kit.serving import MAX_BODY_BYTES, Server
 
 PATH = "/v1/messages"
 SYSTEM, QUESTION = (message["content"] for message in MESSAGES)

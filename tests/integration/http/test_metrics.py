@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from srm.metrics_memory import COUNTS_BYTES, GAUGES_BYTES, Region, create
 from srm.server.routes import scrape
-from tests.serving import NUM_SLOTS, ROOT, TEXT_MODEL, Server, error_of
+from tests.kit.serving import NUM_SLOTS, ROOT, TEXT_MODEL, Server, error_of
 
 LABELS = {"model_name": "tiny", "engine": "0"}
 BUCKETS = {

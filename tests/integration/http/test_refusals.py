@@ -11,7 +11,7 @@ import pytest
 
 from srm.engine.messages import NAMED
 from srm.server.schema.sampling_fields import MAX_CUT_LENGTH, MAX_SCORES
-from tests.serving import (
+from tests.kit.serving import (
     CHATS,
     COMPLETIONS,
     MAX_BODY_BYTES,

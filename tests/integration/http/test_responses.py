@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.integration.http.test_chats import MESSAGES, ask
-from tests.serving import Server
+from tests.kit.serving import Server
 
 PATH = "/v1/responses"
 LONG_FORM = {"format": {"type": "json_schema", "name": "a", "schema": {"enum": ["the cat sat"]}}}

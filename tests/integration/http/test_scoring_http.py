@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.likelihoods import distributions, greedy_after
-from tests.engines.numpy_runner import TINY
-from tests.engines.served_app import Visit, application
-from tests.engines.served_engine import Serve
-from tests.serving import (
+from tests.kit.engines.likelihoods import distributions, greedy_after
+from tests.kit.engines.numpy_runner import TINY
+from tests.kit.engines.served_app import Visit, application
+from tests.kit.engines.served_engine import Serve
+from tests.kit.serving import (
     EOS_PROMPT,
     TEXT_MODEL,
     Server,

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.serving import (
+from tests.kit.serving import (
     SERVER_FLAGS,
     Server,
     children,

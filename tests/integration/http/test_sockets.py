@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import MAX_BODY_BYTES, SERVER_FLAGS, Server, children, connect, wait_until
+from tests.kit.serving import MAX_BODY_BYTES, SERVER_FLAGS, Server, children, connect, wait_until
 
 MAX_HEADER_BYTES = 4_096
 MAX_CONNECTIONS = 40

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.engines.held_engine import held
-from tests.serving import (
+from tests.kit.engines.held_engine import held
+from tests.kit.serving import (
     CHATS,
     COMPLETIONS,
     EOS_PROMPT,
@@ -253,7 +253,7 @@ def test_a_sample_that_hits_a_stop_string_frees_its_slot(text_model: Path, is_st
     """Though its siblings go on, and nobody reads the stream."""
     fields = {"prompt": [5], "ignore_eos": True, "n": 30, "max_tokens": 60, "seed": 3}
     fields |= {"temperature": 1.5}
-    with Server(text_model, *SERVER_FLAGS, engine_module="tests.engines.held_engine") as server:
+    with Server(text_model, *SERVER_FLAGS, engine_module="tests.kit.engines.held_engine") as server:
         texts = [choice["text"] for choice in complete(server, **fields)["choices"]]
         # A token of this model is at most a byte, so that these come within half of the tokens.
         early = {text[i : i + 2] for text in texts for i in range(20)}

@@ -17,10 +17,10 @@ from srm.server.routes import scrape
 from srm.server.routes.app import STORE_THREADS
 from srm.server.schema.json_parts import SMALL
 from srm.server.storage.store import Store
-from tests.engines.numpy_runner import tiny_weights
-from tests.engines.served_app import application
-from tests.engines.served_engine import Serve, until
-from tests.serving import COMPLETIONS, TEXT_MODEL, error_of
+from tests.kit.engines.numpy_runner import tiny_weights
+from tests.kit.engines.served_app import application
+from tests.kit.engines.served_engine import Serve, until
+from tests.kit.serving import COMPLETIONS, TEXT_MODEL, error_of
 
 
 class Work(NamedTuple):

@@ -23,7 +23,7 @@ from srm.server.routes.app import create_app
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
 from srm.server.wiring import ServerWiring
-from tests.serving import (
+from tests.kit.serving import (
     CHAT_TEMPLATE,
     CHATS,
     TEXT_MODEL,

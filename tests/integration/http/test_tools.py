@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.serving import CHATS, Server, events_of, joined, parts_of
+from tests.kit.serving import CHATS, Server, events_of, joined, parts_of
 
 USER = {"role": "user", "content": "sat"}
 

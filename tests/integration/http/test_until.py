@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from tests.serving import CHATS, Server, complete, connect, read_all, wait_until
+from tests.kit.serving import CHATS, Server, complete, connect, read_all, wait_until
 
 N = 200
 SAMPLING: dict[str, Any] = {"prompt": "the cat", "n": N, "max_tokens": 8, "seed": 5}

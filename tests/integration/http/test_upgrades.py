@@ -13,7 +13,7 @@ import pytest
 
 from srm.server.routes.app import OPERATIONS
 from tests.integration.http.test_malformed import ROUTES, valid_body
-from tests.serving import ROOT, Server
+from tests.kit.serving import ROOT, Server
 
 OFFER = (
     b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\n"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.serving import CHATS, Server, complete
+from tests.kit.serving import CHATS, Server, complete
 
 N = 100
 SAMPLING: dict[str, Any] = {"prompt": "the cat", "n": N, "max_tokens": 8, "seed": 5}

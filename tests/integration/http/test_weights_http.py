@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 import srm.__main__ as srm
-from tests.engines.held_engine import held, release
-from tests.serving import (
+from tests.kit.engines.held_engine import held, release
+from tests.kit.serving import (
     CHAT_TEMPLATE,
     CHATS,
     COMPLETIONS,
@@ -54,7 +54,9 @@ def reloading(folders: Path) -> Iterator[Server]:
     """Serves one of them."""
     flags = (*SERVER_FLAGS, f"--weights-dir={folders}", f"--data-dir={folders / 'data'}",
              f"--admin-port={free_port()}", "--api-processes=2")  # fmt: skip
-    with Server(folders / "first", *flags, engine_module="tests.engines.held_engine") as running:
+    with Server(
+        folders / "first", *flags, engine_module="tests.kit.engines.held_engine"
+    ) as running:
         yield running
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.loads.fault_proxy import FaultProxy
-from tests.loads.run_loadtest import Loaded, simulated
-from tests.loads.stalled import (
+from tests.kit.loads.fault_proxy import FaultProxy
+from tests.kit.loads.run_loadtest import Loaded, simulated
+from tests.kit.loads.stalled import (
     RATE,
     SECONDS,
     STALL_AT,
@@ -26,9 +26,9 @@ from tests.loads.stalled import (
     TOY,
     simulated_stall,
 )
-from tests.loads.theory import queued
-from tests.loads.toy_server import Fault, ToyConfig, ToyServer
-from tests.loads.virtual import virtually
+from tests.kit.loads.theory import queued
+from tests.kit.loads.toy_server import Fault, ToyConfig, ToyServer
+from tests.kit.loads.virtual import virtually
 
 EXACT_S = 1e-6
 SILENT: dict[str, Any] = {"fault": lambda _number: "silent"}

@@ -20,7 +20,7 @@ from srm.loadtest.client.target import resolve
 from srm.loadtest.client.workers import RunProgress, run
 from srm.loadtest.recording import ERRORS, Recording
 from srm.loadtest.scenario import Scenario
-from tests.loads.raw_server import (
+from tests.kit.loads.raw_server import (
     DONE,
     Handler,
     Peer,

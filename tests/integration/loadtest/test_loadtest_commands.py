@@ -21,8 +21,8 @@ from srm.loadtest.commands.run_command import INTERRUPTED
 from srm.loadtest.recording import load
 from srm.loadtest.report.report import read_report
 from srm.loadtest.summary import Summary
-from tests.loads.toy_server import FAILED, ToyConfig, ToyServer
-from tests.serving import ROOT, Server
+from tests.kit.loads.toy_server import FAILED, ToyConfig, ToyServer
+from tests.kit.serving import ROOT, Server
 
 Printed = pytest.CaptureFixture[str]
 SHORT = ("--concurrency=4", "--output-tokens=4", "--prompt-tokens=6")

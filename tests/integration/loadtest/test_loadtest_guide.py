@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving import ROOT, Server
+from tests.kit.serving import ROOT, Server
 
 _LIMIT_S = 120
 _SHORTER = (

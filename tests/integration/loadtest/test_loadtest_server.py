@@ -9,8 +9,8 @@ import pytest
 
 from srm.loadtest.analysis.summarize import summarize
 from srm.server.routes.health import VERSION
-from tests.loads.run_loadtest import loaded
-from tests.serving import TEXT_MODEL, Server
+from tests.kit.loads.run_loadtest import loaded
+from tests.kit.serving import TEXT_MODEL, Server
 
 Values = dict[str, float]
 

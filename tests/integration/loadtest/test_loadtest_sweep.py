@@ -17,9 +17,9 @@ from srm.loadtest.commands.run_command import INTERRUPTED
 from srm.loadtest.recording import Recording
 from srm.loadtest.report.report import read_report
 from srm.loadtest.scenario import Scenario
-from tests.loads.run_loadtest import simulate
-from tests.loads.toy_server import Fault, ToyConfig, ToyServer
-from tests.loads.virtual import virtually
+from tests.kit.loads.run_loadtest import simulate
+from tests.kit.loads.toy_server import Fault, ToyConfig, ToyServer
+from tests.kit.loads.virtual import virtually
 
 SLOTS = 6
 TOKENS = 8

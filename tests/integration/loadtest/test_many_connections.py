@@ -10,8 +10,8 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from tests.loads.run_loadtest import loaded
-from tests.serving import ROOT, free_port
+from tests.kit.loads.run_loadtest import loaded
+from tests.kit.serving import ROOT, free_port
 
 CONNECTIONS = 20_000
 
@@ -21,7 +21,7 @@ def test_twenty_thousand_connections_at_once() -> None:
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < CONNECTIONS // 2 + 2_000:
         pytest.skip("the system allows too few open files")
     port = free_port()
-    command = (sys.executable, "-m", "tests.loads.canned", f"--port={port}", "--seconds=60")
+    command = (sys.executable, "-m", "tests.kit.loads.canned", f"--port={port}", "--seconds=60")
     with ExitStack() as stack:
         for _ in range(2):
             server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)

@@ -6,7 +6,7 @@ import numpy as np
 
 from research.bench.engine.decode import decode_rows, prefill_rows
 from srm.engine.steps.batch import Batch
-from tests.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
+from tests.kit.engines.numpy_runner import TINY, NumpyRunner, tiny_weights
 
 PROMPTS = np.arange(15, dtype=np.int32).reshape(3, 5)
 

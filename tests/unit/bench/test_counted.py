@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from research.bench.gpu.counted import Code, CountedConfig, count_step
-from tests.kernels.lowered import LAYERS, Launch
+from tests.kit.ptx.lowered import LAYERS, Launch
 
 CONFIG = CountedConfig(tflops=100.0, processors=64, ghz=1.0, issued=4.0, gap_us=1.0)
 TB_PER_S = 2.0

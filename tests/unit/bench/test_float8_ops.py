@@ -18,8 +18,8 @@ from srm.engine.device.linear import round_bfloat16
 from srm.engine.weights.float8 import INNER, from_e4m3, in_inner_order, norm_scale, round_e4m3
 from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.weights import fold
-from tests.engines.numpy_runner import F64, TINY, feed, in_float64, silu, tiny_weights
 from tests.kernels import oracle
+from tests.kit.engines.numpy_runner import F64, TINY, feed, in_float64, silu, tiny_weights
 
 MODEL = ModelConfig(d_model=512, num_layers=3, num_heads=4, n_ctx=16, vocab_size=1024)
 ONE_LAYER = ModelConfig(d_model=64, num_layers=1, num_heads=4, n_ctx=16, vocab_size=64)

@@ -14,7 +14,7 @@ from research.bench.host.serving import free_port
 from research.bench.server import http
 from research.bench.server.http import HttpBenchConfig
 from srm.errors import ConfigError
-from tests.loads.toy_server import ToyConfig, ToyServer
+from tests.kit.loads.toy_server import ToyConfig, ToyServer
 
 CONFIG = HttpBenchConfig(repetitions=2, hostile=3, prompt_tokens=3, max_tokens=2)
 

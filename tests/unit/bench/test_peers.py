@@ -28,7 +28,7 @@ from research.bench.server.load import send
 from srm.errors import ConfigError
 from srm.loadtest.commands.run_command import summed_up
 from srm.loadtest.records import ROOT
-from tests.loads.toy_server import ToyConfig, ToyServer
+from tests.kit.loads.toy_server import ToyConfig, ToyServer
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)

@@ -26,7 +26,7 @@ from srm.engine.weights.random_model import write_random_model
 from srm.errors import ConfigError
 from srm.training.checkpoint import load_model
 from srm.training.model import Block
-from tests.engines.numpy_runner import F64, SMALL, feed, in_float64
+from tests.kit.engines.numpy_runner import F64, SMALL, feed, in_float64
 
 MODEL = ModelConfig(d_model=64, num_layers=3, num_heads=4, n_ctx=24, vocab_size=300)
 IDS = np.random.default_rng(0).integers(MODEL.vocab_size, size=24)

@@ -16,7 +16,7 @@ from research.bench.server.soak import CheckedRollout, RolloutsBenchConfig, Soak
 from srm.engine.config import ModelConfig
 from srm.engine.weights.random_model import random_tensors
 from srm.training.model import SRM
-from tests.loads.raw_server import Peer, make_reply, raw_server
+from tests.kit.loads.raw_server import Peer, make_reply, raw_server
 
 SHAPE = ModelConfig(d_model=16, num_layers=1, num_heads=2, n_ctx=16, vocab_size=32)
 CONFIG = RolloutsBenchConfig(rollouts=6, samples=3, changes=1, kills=0, seconds=0.01)

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from research.bench.server.validity import ValidityConfig, add_sorted, markdown, sort_texts
 from srm.engine.constraints.constraint import json_constraint
-from tests.engines.drawn_schemas import draw_schema
+from tests.kit.engines.drawn_schemas import draw_schema
 
 SCHEMA = {
     "type": "object",

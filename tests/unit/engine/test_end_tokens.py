@@ -22,9 +22,9 @@ from srm.engine.weights.checkpoint import load_checkpoint, with_ends_of
 from srm.engine.weights.random_model import write_random_model
 from srm.errors import CheckpointError, InvalidRequest
 from srm.server.text.text import Text
-from tests.engines.making import request_of
-from tests.engines.numpy_runner import TINY
-from tests.models.tiny_tokenizer import CHARACTERS, tiny_folder
+from tests.kit.engines.making import request_of
+from tests.kit.engines.numpy_runner import TINY
+from tests.kit.models.tiny_tokenizer import CHARACTERS, tiny_folder
 
 COMMA = 2 + CHARACTERS.index(",")
 PADDED = TINY.vocab_size + 40

@@ -32,7 +32,7 @@ from srm.settings import load as load_settings
 from srm.tokenizer_file import read_tokenizer
 from srm.training.text.documents import documents
 from srm.training.text.rows import rows
-from tests.engines.numpy_runner import TINY
+from tests.kit.engines.numpy_runner import TINY
 
 
 def in_time(call: Callable[[], object]) -> BaseException | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from srm.logs import MAX_LINE, PROCESS_NAME, JsonLines, TextLines, printable
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 
 def record(message: str, *args: object, **extra: object) -> logging.LogRecord:

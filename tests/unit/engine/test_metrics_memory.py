@@ -25,7 +25,7 @@ from srm.metrics_memory import (
     create,
 )
 from srm.server.routes.scrape import merged
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 
 from srm import tasks
 from srm.tasks import beside, dispensable, task_group, vital
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 
 async def forever(ended: list[str]) -> None:

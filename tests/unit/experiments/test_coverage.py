@@ -45,7 +45,7 @@ from srm.training.grpo.resampling import Resampling
 from srm.training.problems.countdown import EOS, Countdown, draw_split, parse_ids, parse_prompt
 from srm.training.questions.questions import Question
 from srm.training.questions.rewards import countdown
-from tests.engines.making import engine_of
+from tests.kit.engines.making import engine_of
 
 TINY = (
     "--minutes=0.002 --search-minutes=0.001 --d-model=8 --transformer-width=8 --num-layers=1 "

@@ -29,7 +29,7 @@ from srm.training.questions.rewards import gsm8k_strict
 from srm.training.statistics.coverage import spaced
 from srm.training.statistics.power_law import fit
 from srm.training.text.tokenizer import train_tokenizer
-from tests.engines.making import engine_of
+from tests.kit.engines.making import engine_of
 
 Run = Callable[..., tuple[dict[str, list[Numbers]], str]]
 

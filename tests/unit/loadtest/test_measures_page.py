@@ -12,7 +12,7 @@ from srm.loadtest.objectives import COMPARISONS, OBJECTIVES, parse, parse_condit
 from srm.loadtest.quantities import DISTRIBUTIONS
 from srm.loadtest.recording import ERRORS
 from srm.loadtest.summary import Distribution, Summary
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 PAGE = (ROOT / "docs/loadtest-measures.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*)\n((?:(?!^## ).*\n)*)", PAGE, re.M))

@@ -16,7 +16,7 @@ from srm.loadtest.__main__ import RUN
 from srm.loadtest.scenario import MEASURED, SCENARIOS, Arrivals, Scenario, read
 from srm.loadtest.workload import arrivals
 from srm.loadtest.workload.workload import Workload
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 PAGE = (ROOT / "docs/loadtest-scenarios.md").read_text()
 READY_MADE = sorted(path.stem for path in SCENARIOS.glob("*.toml"))

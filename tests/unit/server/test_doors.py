@@ -28,8 +28,8 @@ from srm.server.batch.lines import BatchLine
 from srm.server.commands.batch_input import check_custom_ids, open_input, parse
 from srm.server.schema.completion_request import parse_completion
 from srm.tokenizer_file import read_tokenizer
-from tests.engines.numpy_runner import NumpyRunner, tiny_weights
-from tests.serving import COMPLETIONS, ROOT, TEXT_MODEL
+from tests.kit.engines.numpy_runner import NumpyRunner, tiny_weights
+from tests.kit.serving import COMPLETIONS, ROOT, TEXT_MODEL
 from tests.unit.server.conftest import Served
 
 PAGE = (ROOT / "docs" / "doors.md").read_text()

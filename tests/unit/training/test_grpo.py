@@ -38,9 +38,9 @@ from srm.training.questions.questions import PROMPT
 from srm.training.questions.reward_process import RewardProcess
 from srm.training.schedule import Schedule
 from srm.training.text.tokenizer import BEGIN, BEGIN_ID, END, END_ID
-from tests.engines.making import engine_of
-from tests.engines.numpy_runner import SMALL
-from tests.engines.numpy_runner import TINY as TINY_MODEL
+from tests.kit.engines.making import engine_of
+from tests.kit.engines.numpy_runner import SMALL
+from tests.kit.engines.numpy_runner import TINY as TINY_MODEL
 
 REWARD = """
 def wanted(completion, question):

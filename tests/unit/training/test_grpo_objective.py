@@ -31,7 +31,7 @@ from srm.training.loop import Run
 from srm.training.model import SRM
 from srm.training.processes import Processes
 from srm.training.schedule import Schedule
-from tests.engines.numpy_runner import TINY
+from tests.kit.engines.numpy_runner import TINY
 
 CPU = torch.device("cpu")
 REWARDS = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0]), min_size=24, max_size=24)

@@ -13,7 +13,7 @@ from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.weights import fold
 from srm.training.model import SRM
 from srm.training.recurrence import Recurrence
-from tests.engines.numpy_runner import TINY
+from tests.kit.engines.numpy_runner import TINY
 
 LENGTH = 12
 

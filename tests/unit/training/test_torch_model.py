@@ -17,7 +17,7 @@ from srm.engine.config import Mixer, ModelConfig
 from srm.engine.weights.tensors import is_scalar, tensor_shapes
 from srm.training.mixers import TokenMixer
 from srm.training.model import SRM
-from tests.models.variants import configs, mixed_tokens
+from tests.kit.models.variants import configs, mixed_tokens
 
 TOLERANCE = 1e-9
 """Of float64, relative to the largest logit."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from srm.engine.client.spread import PART_SAMPLES, PREFIX_BYTES, Part, Spread
 from srm.engine.messages import Request
-from tests.engines.making import IDLE, request_of
+from tests.kit.engines.making import IDLE, request_of
 
 
 def spread_of(count: int, *busy: int) -> Spread:

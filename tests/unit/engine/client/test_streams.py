@@ -25,7 +25,7 @@ from srm.engine.messages import (
 )
 from srm.engine.steps.tokens import step_tokens
 from srm.errors import EngineUnavailable, InvalidRequest, Overloaded, SRMError, StepFailed
-from tests.engines.making import IDLE
+from tests.kit.engines.making import IDLE
 
 LENGTH = REASONS.index("length")
 N = 4

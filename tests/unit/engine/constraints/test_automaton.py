@@ -40,9 +40,9 @@ from srm.engine.constraints.constraint import (
 from srm.engine.constraints.grammars import Grammars
 from srm.engine.constraints.pattern import FORMATS
 from srm.engine.constraints.regex_pieces import regex, search_in_string
-from tests.engines.numpy_runner import TINY
-from tests.engines.tables import ALL, DEMO, cover, of_bytes, of_demo
-from tests.models.tiny_tokenizer import tiny_folder
+from tests.kit.engines.numpy_runner import TINY
+from tests.kit.engines.tables import ALL, DEMO, cover, of_bytes, of_demo
+from tests.kit.models.tiny_tokenizer import tiny_folder
 
 TOKENS = [b"", b"a", b"b", b"ab", b"ba", b"c", b"\xc3", b"\xa9", b"d" * 3]
 EOS = 0

@@ -15,7 +15,7 @@ from llguidance import LLMatcher
 from srm.engine.constraints.closing import LONGEST, LOOKS, UNKNOWN, Openings, make_closing
 from srm.engine.constraints.constraint import json_constraint
 from srm.engine.constraints.grammars import Grammar, Matchers
-from tests.engines.tables import of_demo
+from tests.kit.engines.tables import of_demo
 
 ENDINGS: list[dict[str, Any]] = [
     {"type": "string", "pattern": pattern}

@@ -16,7 +16,7 @@ from srm.engine.constraints.constraint import (
 )
 from srm.engine.constraints.trial import tokenizer_of, why_not
 from srm.errors import InvalidRequest
-from tests.engines.matching import accepts, byte_tokenizer
+from tests.kit.engines.matching import accepts, byte_tokenizer
 
 
 def test_a_regex_matches_the_whole_completion_and_its_classes_are_ascii() -> None:

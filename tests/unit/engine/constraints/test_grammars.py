@@ -31,12 +31,12 @@ from srm.engine.scheduler.round_robin import MASKED, MASKED_PART
 from srm.engine.steps.batch import Span
 from srm.errors import InvalidRequest, Overloaded, RequestError
 from srm.limited_process import FIRST_CPU_S
-from tests.engines.making import complete, engine_of, ints, request_of, scheduled
-from tests.engines.numpy_runner import TINY
-from tests.engines.run_engine import run
-from tests.engines.run_engine import tokens as tokens_of
-from tests.engines.tables import of_demo
-from tests.models.tiny_tokenizer import CHARACTERS, tiny_folder
+from tests.kit.engines.making import complete, engine_of, ints, request_of, scheduled
+from tests.kit.engines.numpy_runner import TINY
+from tests.kit.engines.run_engine import run
+from tests.kit.engines.run_engine import tokens as tokens_of
+from tests.kit.engines.tables import of_demo
+from tests.kit.models.tiny_tokenizer import CHARACTERS, tiny_folder
 
 FEW = LLMatcher.grammar_from_lark("start: /[a-c]{3}/")
 

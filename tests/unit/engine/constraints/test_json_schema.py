@@ -14,7 +14,7 @@ from srm.engine.constraints.constraint import json_constraint
 from srm.engine.constraints.pattern import FORMATS
 from srm.engine.constraints.trial import why_not
 from srm.errors import InvalidRequest
-from tests.engines.matching import accepts, byte_tokenizer, draw_text
+from tests.kit.engines.matching import accepts, byte_tokenizer, draw_text
 
 OPEN: dict[str, Any] = {"type": "object"}
 BASE = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

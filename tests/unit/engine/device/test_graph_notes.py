@@ -15,7 +15,7 @@ from srm.engine.device import graph_notes
 from srm.engine.device.graph_cache import GraphNote, cache_path, code_version
 from srm.engine.device.graph_notes import adopt, main, prune, read_notes
 from srm.errors import ConfigError
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 SHAPE = (512, "one unit a layer", b"\x00")
 

@@ -18,8 +18,8 @@ from srm.engine.device.runner import host_weights
 from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.weights import fold, named_tensors
 from srm.errors import ConfigError
-from tests.engines.numpy_runner import TINY, tiny_weights
 from tests.kernels import oracle
+from tests.kit.engines.numpy_runner import TINY, tiny_weights
 
 WIDE = ModelConfig(d_model=512, num_layers=2, num_heads=4, n_ctx=16, vocab_size=1024)
 BF16 = DType.bfloat16

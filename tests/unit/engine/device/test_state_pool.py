@@ -30,7 +30,7 @@ from srm.engine.state.slots import SlotTable
 from srm.engine.state.tables import TABLE_ENTRIES
 from srm.engine.steps.batch import Batch, SlotStates
 from srm.errors import ConfigError
-from tests.engines.numpy_runner import TINY
+from tests.kit.engines.numpy_runner import TINY
 
 Available = Callable[[int], None]
 SLOT = slot_bytes(TINY) + SlotTable(1, TINY.n_ctx).nbytes

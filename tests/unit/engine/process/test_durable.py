@@ -15,9 +15,9 @@ from srm.engine.process.durable import REFUSED, Detail, Durable
 from srm.engine.process.engine import Engine
 from srm.engine.process.snapshot import NAME
 from srm.errors import SnapshotError
-from tests.engines.making import engine_of, request_of, sample_value
-from tests.engines.numpy_runner import tiny_weights
-from tests.engines.run_engine import run, tokens
+from tests.kit.engines.making import engine_of, request_of, sample_value
+from tests.kit.engines.numpy_runner import tiny_weights
+from tests.kit.engines.run_engine import run, tokens
 
 Tokens = dict[tuple[str, int], bytes]
 REQUESTS = [  # more sequences than the engine's 8 slots

@@ -9,9 +9,9 @@ from prometheus_client import REGISTRY
 
 from srm.engine.messages import SamplingParams
 from srm.errors import ContextTooLong, InvalidRequest
-from tests.engines.making import engine_of, request_of
-from tests.engines.numpy_runner import tiny_weights
-from tests.engines.run_engine import run
+from tests.kit.engines.making import engine_of, request_of
+from tests.kit.engines.numpy_runner import tiny_weights
+from tests.kit.engines.run_engine import run
 
 
 def metric(name: str, **labels: str) -> float:

@@ -11,7 +11,7 @@ import pytest
 
 from srm.engine.process import watchdog
 from srm.engine.process.watchdog import REARM_S, Heartbeat, Watchdog
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:

@@ -18,11 +18,11 @@ from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.random_model import write_random_model
 from srm.engine.weights.weights import Weights
 from srm.errors import EngineUnavailable, InvalidRequest, NotFound, SRMError, SwapInProgress
-from tests.engines.making import engine_of, ints, request_of
-from tests.engines.numpy_engine import load
-from tests.engines.numpy_runner import TINY, feed, tiny_weights
-from tests.engines.run_engine import run, tokens
-from tests.serving import wait_until
+from tests.kit.engines.making import engine_of, ints, request_of
+from tests.kit.engines.numpy_engine import load
+from tests.kit.engines.numpy_runner import TINY, feed, tiny_weights
+from tests.kit.engines.run_engine import run, tokens
+from tests.kit.serving import wait_until
 
 NEW = tiny_weights(seed=1)
 HEADER = np.random.default_rng(2).integers(2, 31, 30).tolist()
@@ -97,7 +97,8 @@ MakeFolder = Callable[..., Path]
 
 @pytest.fixture
 def make_folder(tmp_path: Path) -> MakeFolder:
-    """make_folder("b", seed=1, n_ctx=32): a model folder that tests.engines.numpy_engine reads."""
+    """make_folder("b", seed=1, n_ctx=32): a model folder that tests.kit.engines.numpy_engine
+    reads."""
 
     def make(name: str, seed: int = 1, **changed: int) -> Path:
         folder = tmp_path / name

@@ -32,11 +32,11 @@ from srm.engine.wiring import EngineWiring
 from srm.errors import CheckpointError, EngineUnavailable, InvalidRequest, StoreFull
 from srm.files import unsealed
 from tests.attack.damage import flipped
-from tests.engines.making import engine_of, request_of
-from tests.engines.numpy_engine import load
-from tests.engines.numpy_runner import TINY
-from tests.engines.run_engine import run
-from tests.serving import wait_until
+from tests.kit.engines.making import engine_of, request_of
+from tests.kit.engines.numpy_engine import load
+from tests.kit.engines.numpy_runner import TINY
+from tests.kit.engines.run_engine import run
+from tests.kit.serving import wait_until
 
 
 def model_folder(folder: Path, seed: int) -> Path:

@@ -28,8 +28,8 @@ from srm.errors import (
     InvalidRequest,
 )
 from srm.server.text.text import Text
-from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
-from tests.serving import TEXT_MODEL, Server, complete
+from tests.kit.engines.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
+from tests.kit.serving import TEXT_MODEL, Server, complete
 
 SLOTS = 16
 

@@ -10,8 +10,8 @@ from srm.engine.messages import NAMED, Request, SamplingParams
 from srm.engine.scheduler.accept import accept
 from srm.engine.state.sequence import SequenceGroup
 from srm.errors import ContextTooLong, InvalidRequest
-from tests.engines.making import request_of
-from tests.engines.numpy_runner import TINY
+from tests.kit.engines.making import request_of
+from tests.kit.engines.numpy_runner import TINY
 
 EOS, V = TINY.eos_token_id, TINY.vocab_size
 NAN, INF = float("nan"), float("inf")

@@ -6,8 +6,8 @@ import numpy as np
 
 from srm.engine.scheduler.scheduler import Scheduler
 from srm.engine.steps.batch import NO_EDITS, Edits, Span
-from tests.engines.making import complete, request_of, scheduled, scheduler_of
-from tests.engines.numpy_runner import TINY
+from tests.kit.engines.making import complete, request_of, scheduled, scheduler_of
+from tests.kit.engines.numpy_runner import TINY
 
 
 def step(scheduler: Scheduler, sampled: int) -> Edits:

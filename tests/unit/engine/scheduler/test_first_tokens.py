@@ -12,7 +12,7 @@ import pytest
 from srm.engine.scheduler.scheduler import Scheduler
 from srm.engine.state.sequence import PATIENCE
 from srm.engine.steps.batch import Batch
-from tests.engines.making import complete, request_of, scheduled, scheduler_of, step, steps
+from tests.kit.engines.making import complete, request_of, scheduled, scheduler_of, step, steps
 
 MANY = {"num_slots": 200, "max_step_rows": 64, "max_step_tokens": 128, "max_waiting": 1_000}
 

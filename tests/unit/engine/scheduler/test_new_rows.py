@@ -10,7 +10,7 @@ from srm.engine.messages import LEAST_TOP_P
 from srm.engine.scheduler.scheduler import Scheduler
 from srm.engine.state.sequence import sample_seeds
 from srm.engine.steps.batch import FROM_DEVICE, Batch
-from tests.engines.making import complete, park_preempted, request_of, scheduled, scheduler_of
+from tests.kit.engines.making import complete, park_preempted, request_of, scheduled, scheduler_of
 
 HOW: dict[str, Any] = {"temperature": 0.5, "top_k": 7, "top_p": 0.25, "min_p": 0.125}
 

@@ -16,9 +16,9 @@ from srm.engine.scheduler.parking import check_fits, parkable
 from srm.engine.state.parked import Parked, merged
 from srm.engine.steps.batch import SlotStates
 from srm.errors import InvalidRequest
-from tests.engines.making import engine_of, request_of
-from tests.engines.numpy_runner import TINY
-from tests.engines.run_engine import run, tokens
+from tests.kit.engines.making import engine_of, request_of
+from tests.kit.engines.numpy_runner import TINY
+from tests.kit.engines.run_engine import run, tokens
 
 
 def running(engine: Engine) -> Counter[str]:

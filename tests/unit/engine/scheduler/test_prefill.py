@@ -11,9 +11,9 @@ from srm.engine.messages import PROMPT, Output, Request, join
 from srm.engine.process.engine import Engine
 from srm.engine.scheduler.prefill import MIN_SPLIT
 from srm.engine.steps.batch import Batch
-from tests.engines.making import engine_of, ints, request_of
-from tests.engines.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
-from tests.engines.run_engine import run as run_all
+from tests.kit.engines.making import engine_of, ints, request_of
+from tests.kit.engines.numpy_runner import NumpyLaunched, NumpyRunner, tiny_weights
+from tests.kit.engines.run_engine import run as run_all
 
 HEADER = [2 + i % 29 for i in range(30)]
 

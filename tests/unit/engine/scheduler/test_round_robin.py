@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 
 from srm.engine.scheduler.scheduler import Scheduler
-from tests.engines.making import complete, request_of, scheduled, scheduler_of
+from tests.kit.engines.making import complete, request_of, scheduled, scheduler_of
 
 
 def served(scheduler: Scheduler) -> Counter[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from srm.engine.steps.batch import FROM_DEVICE
 from srm.errors import InvalidRequest, Overloaded
-from tests.engines.making import (
+from tests.kit.engines.making import (
     complete,
     ints,
     request_of,

@@ -9,7 +9,7 @@ from srm.engine.messages import MAX_LOGPROBS, PROMPT, Output
 from srm.engine.scheduler.scheduler import Scheduler
 from srm.engine.state.sequence import STREAMS
 from srm.engine.steps.batch import SAMPLED, Batch, Scores, StepResult
-from tests.engines.making import floats, ints, request_of, rows, scheduled, scheduler_of
+from tests.kit.engines.making import floats, ints, request_of, rows, scheduled, scheduler_of
 
 
 def complete(scheduler: Scheduler, batch: Batch, broken: int | None = None) -> list[Output]:

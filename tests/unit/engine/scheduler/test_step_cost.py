@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from srm.engine.scheduler.round_robin import RoundRobin
 from srm.engine.scheduler.scheduler import Scheduler
-from tests.engines.making import complete, request_of, scheduler_of
+from tests.kit.engines.making import complete, request_of, scheduler_of
 from tests.tools.calls import calls_of
 
 NUM_SLOTS = 16_384

@@ -10,7 +10,7 @@ from srm.engine.scheduler.completion import StepTokens
 from srm.engine.scheduler.scheduler import Scheduler
 from srm.engine.state.sequence import STREAMS
 from srm.errors import InvalidRequest
-from tests.engines.making import (
+from tests.kit.engines.making import (
     complete,
     request_of,
     scheduled,

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from srm.engine.scheduler.scheduler import Scheduler
-from tests.engines.making import (
+from tests.kit.engines.making import (
     complete,
     park_preempted,
     request_of,

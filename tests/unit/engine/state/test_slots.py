@@ -11,8 +11,8 @@ from srm.engine.scheduler.accept import accept
 from srm.engine.state.fair_share import FairShares
 from srm.engine.state.sequence import SequenceGroup, sample_seeds
 from srm.engine.state.slots import SlotTable, StopSets
-from tests.engines.making import request_of
-from tests.engines.numpy_runner import TINY
+from tests.kit.engines.making import request_of
+from tests.kit.engines.numpy_runner import TINY
 
 
 def accepted(first_id: int = 0, **settings: Any) -> SequenceGroup:

@@ -25,7 +25,7 @@ from srm.engine.weights.random_model import random_tensors
 from srm.engine.weights.tensors import tensor_shapes
 from srm.errors import CheckpointError, ConfigError
 from srm.training.checkpoint import load_model
-from tests.models.variants import configs
+from tests.kit.models.variants import configs
 
 MIXED = ModelConfig(d_model=8, num_layers=2, num_heads=4, n_ctx=16, vocab_size=11)
 HEAD = "mixer_blocks.1.token_mixing_layer.mixer_heads.2."

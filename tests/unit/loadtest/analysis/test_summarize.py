@@ -16,7 +16,7 @@ from srm.errors import ConfigError
 from srm.loadtest.analysis.chunks import sort_stably
 from srm.loadtest.analysis.summarize import summarize
 from srm.loadtest.analysis.window import default_window, load_name
-from tests.loads.recorded import NAN, recording, request
+from tests.kit.loads.recorded import NAN, recording, request
 
 
 def test_one_request_by_hand() -> None:

@@ -10,7 +10,7 @@ import pytest
 from srm.loadtest.analysis.summarize import summarize
 from srm.loadtest.analysis.verdict import growth, warnings
 from srm.loadtest.recording import Recording
-from tests.loads.recorded import NAN, recording, request
+from tests.kit.loads.recorded import NAN, recording, request
 
 Change = dict[str, Any] | float
 """Fields of a request, or how many seconds later it is sent."""

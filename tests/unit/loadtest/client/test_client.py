@@ -20,7 +20,7 @@ from srm.loadtest.client.target import Target
 from srm.loadtest.recording import ERRORS
 from srm.loadtest.scenario import Scenario
 from srm.loadtest.workload.workload import RequestPlan
-from tests.loads.raw_server import (
+from tests.kit.loads.raw_server import (
     DONE,
     HEAD,
     Handler,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srm.loadtest.client.connection import ClientConnection
-from tests.loads.raw_server import END, HEAD, chunk, make_reply
+from tests.kit.loads.raw_server import END, HEAD, chunk, make_reply
 
 
 class Pipe(asyncio.Transport):

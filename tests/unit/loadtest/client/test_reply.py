@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from srm.loadtest.client.reply import BadReply, Reply, TokenCounts
-from tests.loads.raw_server import DONE, event, text_event
+from tests.kit.loads.raw_server import DONE, event, text_event
 
 TOKENS = st.fixed_dictionaries({"tokens": st.lists(st.sampled_from(["a", ","]), max_size=3)})
 CHOICE = st.fixed_dictionaries(

@@ -10,8 +10,8 @@ import pytest
 
 from srm.loadtest.client import server_metrics
 from srm.loadtest.client.server_metrics import FAMILIES, MetricsSampler, read, running
-from tests.loads.raw_server import Peer, make_reply
-from tests.loads.toy import Toy
+from tests.kit.loads.raw_server import Peer, make_reply
+from tests.kit.loads.toy import Toy
 
 OURS = """# HELP srm_engine_running_sequences Sequences that hold a slot.
 # TYPE srm_engine_running_sequences gauge

@@ -17,7 +17,7 @@ from srm.loadtest.analysis.observed import observe
 from srm.loadtest.report.compare import compare, compare_reports
 from srm.loadtest.report.compare_report import html, markdown, text
 from srm.loadtest.report.report import SCHEMA, Report, encode, report_of
-from tests.loads.recorded_run import run_of
+from tests.kit.loads.recorded_run import run_of
 
 
 def report(*warnings: str, **settings: Any) -> Report:

@@ -29,7 +29,7 @@ from srm.loadtest.report.tables import (
     throughput_table,
 )
 from srm.loadtest.scenario import Scenario
-from tests.loads.recorded_run import recorded, run_of
+from tests.kit.loads.recorded_run import recorded, run_of
 
 EVIL = '<script>alert("x")</script> & $\\frac{1}{2}$ | ``` \' _x_ [a](http://b)'
 """Whatever a name contains is text."""

@@ -12,7 +12,7 @@ from srm.errors import ConfigError
 from srm.loadtest.counter_rng import Draws
 from srm.loadtest.workload.prompts import Prompts, WorkloadPrompt
 from srm.loadtest.workload.words import Words
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 Api = Literal["completions", "chat"]
 

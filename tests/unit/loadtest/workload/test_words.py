@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from srm.errors import ConfigError
 from srm.loadtest.workload.words import Words
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 CORPUS = ["the cat sat on the mat with the other cat and was glad of it all day long"] * 9
 

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from srm.errors import ConfigError
 from srm.loadtest.scenario import Scenario
 from srm.loadtest.workload.workload import Workload
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 DEMO = ROOT / "models/demo"
 RICH = Scenario(

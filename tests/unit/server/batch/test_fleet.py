@@ -30,7 +30,7 @@ from srm.server.http.keys import Keys
 from srm.server.http.request_middleware import RequestMiddleware
 from srm.server.wiring import ServerWiring
 from tests.attack.lying_worker import reply
-from tests.engines.served_engine import until
+from tests.kit.engines.served_engine import until
 
 OWNER = RequestOwner("batch:a", 1.0, -5, True, 7)
 IDENTITY = {"weights": "a", "served_model_name": "tiny"}

@@ -32,8 +32,8 @@ from srm.server.storage.store import Store
 from srm.server.wiring import ServerWiring
 from srm.tasks import task_group
 from tests.chaos.jobs import completion_line, results, submit
-from tests.engines.served_engine import until
-from tests.serving import ROOT
+from tests.kit.engines.served_engine import until
+from tests.kit.serving import ROOT
 
 
 class Model:

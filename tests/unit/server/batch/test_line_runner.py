@@ -28,8 +28,8 @@ from srm.server.batch.part_file import PartFile
 from srm.server.batch.result_files import ResultCounts, ResultFiles
 from srm.server.errors import NotFinite
 from srm.server.generation.engine_request import RequestOwner
-from tests.engines.making import sample_value
-from tests.engines.served_engine import until
+from tests.kit.engines.making import sample_value
+from tests.kit.engines.served_engine import until
 
 JOB = "batch_ab"
 

@@ -20,7 +20,7 @@ from srm.server.batch.lines import NO_USAGE, answer_line
 from srm.server.batch.remote_worker import RemoteWorker, new_http
 from srm.server.wiring import ServerWiring
 from tests.attack.lying_worker import ANSWERED, LIES, SELF_LIES, LyingWorker
-from tests.engines.served_engine import until
+from tests.kit.engines.served_engine import until
 from tests.unit.server.batch.test_fleet import (
     IDENTITY,
     N_CTX,

@@ -24,8 +24,8 @@ from srm.server.generation.engine_request import RequestOwner
 from srm.server.schema.completion_request import parse_completion
 from srm.server.schema.structured_outputs import ConstraintSource, Kind
 from srm.server.text.text import Text
-from tests.bodies.refusals import completion
-from tests.engines.matching import accepts
+from tests.kit.bodies.refusals import completion
+from tests.kit.engines.matching import accepts
 
 LARGE = {"enum": list(range(100_000))}
 NESTED = {

@@ -11,8 +11,8 @@ from srm.engine.messages import Request, SamplingParams
 from srm.server.generation.engine_request import RequestOwner, engine_requests, sampling_params
 from srm.server.generation.generation import Generation
 from srm.server.text.text import Text
-from tests.bodies.refusals import completion, refusal
-from tests.serving import TEXT_MODEL
+from tests.kit.bodies.refusals import completion, refusal
+from tests.kit.serving import TEXT_MODEL
 
 N_CTX, VOCAB_SIZE = TEXT_MODEL.n_ctx, TEXT_MODEL.vocab_size
 NOBODY = RequestOwner()

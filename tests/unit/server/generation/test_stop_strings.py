@@ -16,7 +16,7 @@ from srm.server.generation.detokenize import ChoicePart, Detokenizer, join
 from srm.server.generation.stop_strings import StopStringWatch
 from srm.server.text.stream import StopStrings
 from srm.server.text.text import Text
-from tests.bodies.refusals import completion
+from tests.kit.bodies.refusals import completion
 
 STOPS = ["ab", "bca", "é", "cc"]
 N = 6

@@ -24,7 +24,7 @@ from srm.server.http.limits import memory
 from srm.server.http.request_middleware import RequestMiddleware
 from srm.server.routes.app import OPERATIONS
 from srm.server.wiring import ServerWiring
-from tests.serving import COMPLETIONS, error_of
+from tests.kit.serving import COMPLETIONS, error_of
 
 ADMIN, BOB = "operator-0123456789abcdef", "somebody-0123456789abcdef"
 NO_KEYS = Keys([])

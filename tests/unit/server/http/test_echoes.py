@@ -17,8 +17,8 @@ from srm.server.generation.engine_request import RequestOwner
 from srm.server.routes.services import answering
 from srm.server.storage.records import LineError
 from srm.server.text.text import Text
-from tests.bodies.refusals import USER
-from tests.serving import COMPLETIONS, error_of
+from tests.kit.bodies.refusals import USER
+from tests.kit.serving import COMPLETIONS, error_of
 from tests.unit.server.conftest import Served
 
 LONG = "x\n" * 400_000

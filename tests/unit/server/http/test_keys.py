@@ -18,7 +18,7 @@ from srm.server.config import ServerConfig
 from srm.server.errors import RateLimited
 from srm.server.http.keys import Keys, key_to_send, load_keys, read_key
 from srm.server.http.limits import Limits, check_limits, memory
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 

@@ -26,9 +26,9 @@ from srm.server.routes.services import answering
 from srm.server.storage.records import LineError
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.text import Text
-from tests.bodies.refusals import USER, completion, refusal
-from tests.engines.making import request_of
-from tests.serving import CHAT_TEMPLATE, CHATS, COMPLETIONS, TEXT_MODEL, error_of
+from tests.kit.bodies.refusals import USER, completion, refusal
+from tests.kit.engines.making import request_of
+from tests.kit.serving import CHAT_TEMPLATE, CHATS, COMPLETIONS, TEXT_MODEL, error_of
 from tests.unit.server.conftest import Served
 
 LONG = "a b c d " * 100

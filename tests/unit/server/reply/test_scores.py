@@ -34,7 +34,7 @@ from srm.server.reply.scores import (
 )
 from srm.server.schema.completion_response import Logprobs
 from srm.server.text.text import Text
-from tests.bodies.refusals import completion
+from tests.kit.bodies.refusals import completion
 from tests.unit.server.text.test_stream import detokenizer_of
 
 tokens = st.integers(0, 299)

@@ -30,7 +30,7 @@ from srm.server.reply.scores import ScoreWriter
 from srm.server.reply.stream_writer import Outlet
 from srm.server.schema.completion_response import Choice
 from srm.server.text.text import Text
-from tests.serving import joined, parts_of
+from tests.kit.serving import joined, parts_of
 
 STOP, LENGTH = REASONS.index("stop"), REASONS.index("length")
 WIDTH = 4

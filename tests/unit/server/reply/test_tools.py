@@ -12,7 +12,7 @@ import pytest
 from srm.server.dialects.chat.tools import ToolFormat
 from srm.server.schema.tools import Calls, Function
 from srm.server.text.text import Text
-from tests.serving import parts_of
+from tests.kit.serving import parts_of
 from tests.unit.server.reply.test_stream_writer import LENGTH, SPECIAL, STOP, Served, turns
 
 ADD, NOW = Function("add"), Function("now-2")

@@ -20,7 +20,7 @@ from srm.errors import CheckpointError, SwapInProgress
 from srm.server.config import ServerConfig
 from srm.server.routes.admin import Admin, resolved
 from srm.server.text.text import Text
-from tests.bodies.refusals import refusal
+from tests.kit.bodies.refusals import refusal
 
 
 def test_a_path_leads_into_the_folder_of_weights(tmp_path: Path) -> None:

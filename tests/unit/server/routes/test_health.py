@@ -12,7 +12,7 @@ from srm.engine.client.client import EngineClient
 from srm.errors import EngineUnavailable
 from srm.metrics_memory import JoinedRegion
 from srm.server.routes.health import check_ready, why_not_ready
-from tests.engines.making import IDLE
+from tests.kit.engines.making import IDLE
 
 STALL_S = 5.0
 

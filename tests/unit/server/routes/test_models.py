@@ -6,7 +6,7 @@ import pytest
 
 from srm.server.dialects.completions.models import Models
 from srm.server.errors import ModelNotFound
-from tests.serving import error_of
+from tests.kit.serving import error_of
 from tests.unit.server.conftest import Served
 
 

@@ -14,7 +14,7 @@ from srm.server.dialects.chat.request import ChatRequest, parse_chat
 from srm.server.dialects.messages.request import parse_message
 from srm.server.dialects.responses.request import parse_response
 from srm.server.schema.conversation import Conversation
-from tests.bodies.refusals import USER, chat, refusal
+from tests.kit.bodies.refusals import USER, chat, refusal
 
 ANSWER = {"role": "assistant", "content": "ho"}
 FUNCTION = {"name": "f", "arguments": "{}"}

@@ -38,7 +38,7 @@ from srm.server.dialects.rollouts.requests import (
 from srm.server.schema.completion_request import CompletionRequest, parse_completion
 from srm.server.schema.sampling_fields import NEUTRAL
 from srm.server.schema.validation import Fields, defaults_of, hints_of
-from tests.bodies.refusals import USER, refusal
+from tests.kit.bodies.refusals import USER, refusal
 
 
 class Door(NamedTuple):

@@ -15,7 +15,7 @@ from srm.server.schema.conversation import MAX_MESSAGES
 from srm.server.schema.sampling_fields import NEUTRAL, StreamOptions
 from srm.server.schema.until import MAX_CHOICES
 from srm.server.schema.validation import hints_of
-from tests.bodies.refusals import USER, chat, completion, refusal, response
+from tests.kit.bodies.refusals import USER, chat, completion, refusal, response
 
 USAGE = {"include_usage": True}
 UNTIL = {"match": "x"}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from srm.server.schema.structured_outputs import SUCCESSORS
-from tests.bodies.refusals import chat, completion, refusal
+from tests.kit.bodies.refusals import chat, completion, refusal
 
 SCHEMA = {"type": "json_schema", "json_schema": {"schema": {}}}
 REGEX = {"regex": "a"}

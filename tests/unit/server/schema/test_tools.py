@@ -8,7 +8,7 @@ import pytest
 from msgspec import UNSET
 
 from srm.server.dialects.chat.request import ChatRequest, parse_chat
-from tests.bodies.refusals import USER, chat, refusal
+from tests.kit.bodies.refusals import USER, chat, refusal
 
 
 def tool(name: str = "add", **function: Any) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from srm.server.storage.records import (
 )
 from srm.server.storage.store import LEAST_BYTES, Store
 from srm.server.storage.upkeep import ABANDONED_S, CURSORS_KEPT_S
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 NOW = 1_800_000_000
 BAD_SQL = {

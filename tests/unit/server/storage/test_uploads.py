@@ -24,7 +24,7 @@ from srm.server.storage import uploads
 from srm.server.storage.downloads import Download
 from srm.server.storage.store import Store
 from srm.server.storage.upload_form import UploadForm
-from tests.bodies.refusals import refusal
+from tests.kit.bodies.refusals import refusal
 from tests.unit.server.conftest import Served
 
 BOUNDARY = "x-y"

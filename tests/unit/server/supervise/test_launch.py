@@ -22,7 +22,7 @@ from srm.server.supervise.listeners import listen, listen_as, remove_same, url_o
 from srm.server.text.text import read_model_config
 from srm.server.wiring import ServerWiring
 from srm.settings import load
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 
 def test_each_process_gets_its_own_settings(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from srm.errors import EngineUnavailable
 from srm.server.http.request_middleware import RequestMiddleware
 from srm.server.http.responses import EventStream, frame
 from srm.server.supervise.supervisor import Child, Supervisor
-from tests.engines.served_engine import until
+from tests.kit.engines.served_engine import until
 
 GET: Scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
 

@@ -27,8 +27,8 @@ from srm.server.supervise import embedded_engine, ends, supervisor
 from srm.server.supervise.embedded_engine import MAX_CRASHES, with_engine
 from srm.server.supervise.ends import describe_exit, passing_cause
 from srm.server.supervise.supervisor import Child, PrivateFolder, Supervisor
-from tests.engines.served_engine import until
-from tests.serving import ROOT
+from tests.kit.engines.served_engine import until
+from tests.kit.serving import ROOT
 
 BEATING = """
 import os, sys, time

@@ -22,7 +22,7 @@ from srm.server.schema.conversation import Conversation, messages_of
 from srm.server.schema.tools import Function, Tool
 from srm.server.text.chat_template import ChatTemplate
 from srm.server.text.tokenizer_files import MAX_BYTES, chat_template, special_tokens
-from tests.serving import ROOT
+from tests.kit.serving import ROOT
 
 HANGS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 FIRST = "{{ messages[0].content }}"

@@ -18,8 +18,8 @@ from srm.engine.steps.tokens import from_outputs
 from srm.server.generation.detokenize import ChoicePart, Detokenizer, join
 from srm.server.text.stream import StopStrings
 from srm.server.text.text import Text
-from tests.bodies.refusals import completion
-from tests.serving import TEXT_MODEL
+from tests.kit.bodies.refusals import completion
+from tests.kit.serving import TEXT_MODEL
 
 EOS = 1
 ENDS: list[FinishReason] = ["stop", "length"]

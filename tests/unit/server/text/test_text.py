@@ -17,7 +17,7 @@ from srm.errors import CheckpointError
 from srm.server.text import text as text_module
 from srm.server.text.stream import ByteTable
 from srm.server.text.text import Text
-from tests.serving import TEXT_MODEL
+from tests.kit.serving import TEXT_MODEL
 
 
 def ids(*tokens: int) -> bytes:

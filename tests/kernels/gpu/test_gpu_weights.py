@@ -1,0 +1,148 @@
+"""An engine can start on a GPU: weights are bound as its graphs declare them. Shown without a GPU.
+
+The graphs are built for a virtual GPU, which a process cannot take back: the test runs this file as
+a process of its own, which prints as JSON which graphs were looked at ("compared"), which weights
+are bound in another way than their graph declares ("wrong"), and what a layer runs ("layer").
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, cast, get_args
+
+import msgspec
+import pytest
+from max.driver import Device
+from max.dtype import DType
+from max.graph import Graph
+
+from srm.engine.config import Mixer, ModelConfig
+from srm.engine.device.model import build_logits_graph, build_step_graph
+from srm.engine.device.precompile import PrecompileConfig, leave, open_target
+from srm.engine.device.products import FLOAT8, Product, choose_product
+from srm.engine.device.runner import host_weights
+from srm.engine.weights.random_model import random_tensors
+from srm.engine.weights.weights import fold
+from tests.kit.engines.numpy_runner import TINY
+from tests.kit.models.variants import HEADLESS
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.kernels.gpu.test_gpu_weights"]
+    done = subprocess.run(command, check=True, capture_output=True)
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_a_layer_with_our_product_is_five_launches_in_float8_six(
+    report: dict[str, Any],
+) -> None:
+    layers, after = report["layers"], {"srm_normed_sm90": 1, "srm_mix": 1, "srm_stream_sm90": 1}
+    assert layers["bfloat16"] == after | {"srm_normed_sm90": 2, "srm_stream_sm90": 2}
+    mixer = {"srm_norm_e4m3": 1, "srm_up_e4m3": 1, "srm_down_e4m3": 1}
+    assert layers["float8_e4m3fn"] == after | mixer
+
+
+def test_weights_are_bound_as_a_gpu_graph_declares_them(report: dict[str, Any]) -> None:
+    mixers = {graph.split()[1] for graph in report["compared"]}
+    assert mixers == set(get_args(Mixer)) and len(report["compared"]) >= 4 * len(mixers)
+    assert not report["wrong"]
+    assert "build_step_graph mixed True float8_e4m3fn own" in report["compared"]
+
+
+class _Gpu:
+    """A GPU that nothing can be put on; a virtual one leaves on the host what is put on it."""
+
+    is_host = False
+
+
+BUILDERS = (build_step_graph, build_logits_graph)
+OWN: Product = "own"
+KINDS: tuple[tuple[DType, Product], ...] = (
+    (DType.float32, "plain"),
+    (DType.bfloat16, "plain"),
+    (DType.bfloat16, OWN),
+)
+
+
+FLOAT8_MODELS = [
+    ModelConfig(
+        d_model=512, num_layers=2, num_heads=2, n_ctx=8, vocab_size=256, use_projections=projected
+    )
+    for projected in (True, False)
+]
+
+
+def models() -> Iterator[ModelConfig]:
+    """One of every mixer, with and without projections where it may be; of widths that our own
+    product can be for."""
+    wide = msgspec.structs.replace(TINY, d_model=256, vocab_size=256)
+    for mixer in get_args(Mixer):
+        for projected in (False, True):
+            heads, taps = 1 if mixer in HEADLESS else 2, 3 if mixer == "kernel" else 1
+            changes = {"num_heads": heads, "use_projections": projected, "kernel_size": taps}
+            changes["decay"] = False  # the same graph as with decay, and allowed for every mixer
+            try:
+                yield msgspec.structs.replace(wide, mixer=mixer, **changes)
+            except ValueError:
+                continue  # not one that there can be
+
+
+def launches(graph: Graph) -> Counter[str]:
+    """What a graph runs, by name: all but weights, and what orders ops that change buffers."""
+    ops = re.findall(r"= (r?mo\.[\w.]+)(?: \[symbol = \"(\w+)\")?", str(graph))
+    free = {"mo.constant", "mo.constant.external", "rmo.mo.transfer", "mo.chain.create"}
+    return Counter(symbol or op for op, symbol in ops if op not in free)
+
+
+def main() -> None:
+    device = open_target(PrecompileConfig())
+    compared, wrong = [], []
+    for model in [*models(), *FLOAT8_MODELS]:
+        weights = fold(model, random_tensors(model, 0), "")
+        for dtype, product in [(FLOAT8, OWN)] if model in FLOAT8_MODELS else KINDS:
+            host = host_weights(weights, dtype, cast(Device, _Gpu()), product)
+            bound = {
+                name: (f"{buffer.device.label}:{buffer.device.id}", buffer.dtype, buffer.shape)
+                for name, buffer in host.items()
+            }
+            # The graph that gives logits has the weights of the step's.
+            for build in BUILDERS if dtype == DType.float32 else BUILDERS[:1]:
+                choose_product(product, model, dtype, device)  # refuses what cannot be
+                how = f"{model.mixer} {model.use_projections} {dtype.name} {product}"
+                graph = f"{build.__name__} {how}"
+                declared = {
+                    name: (str(w.value.device), w.value.dtype, tuple(map(int, w.value.shape)))
+                    for name, w in build(model, dtype, device, product=product)._weights.items()
+                }
+                compared.append(graph)
+                wrong += [
+                    f"{graph}: {name} is bound as {bound.get(name)}, not {declared.get(name)}"
+                    for name in sorted(bound.keys() | declared.keys())
+                    if bound.get(name) != declared.get(name)
+                ]
+    layers = {}
+    for dtype in (DType.bfloat16, FLOAT8):
+        shallow, deep = (
+            launches(
+                build_step_graph(
+                    msgspec.structs.replace(FLOAT8_MODELS[0], num_layers=layers_),
+                    *(dtype, device),
+                    product=OWN,
+                )
+            )
+            for layers_ in (2, 3)
+        )
+        layers[dtype.name] = deep - shallow
+    print(json.dumps({"compared": compared, "wrong": wrong, "layers": layers}))
+
+
+if __name__ == "__main__":
+    main()
+    leave(0)

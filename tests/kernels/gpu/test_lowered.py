@@ -1,0 +1,83 @@
+"""The step graphs of both benchmark widths as a GPU will run them, seen without one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.kit.ptx.lowered import LAYERS, Launch, Lowered, lower
+
+GRAPHS = ("own:512", "own:1024", "plain:512", "plain:1024", "float8:512", "float8:1024")
+NORM, MIX, PLAIN = "reduce.layer_norm", "srm_mix", "srm_linear_plain"
+LAYER = {
+    "own": [
+        *("srm_normed_sm90 silu", "srm_stream_sm90"),
+        *("srm_normed_sm90", MIX, "srm_stream_sm90"),
+    ],
+    "plain": [
+        *(NORM, f"{PLAIN} has_bias silu", f"{PLAIN} has_bias has_residual"),
+        *(NORM, f"{PLAIN} has_bias", MIX, f"{PLAIN} has_bias has_residual"),
+    ],
+    "float8": [
+        *("srm_norm_e4m3", "srm_up_e4m3", "srm_down_e4m3"),
+        *("srm_normed_sm90", MIX, "srm_stream_sm90"),
+    ],
+}
+"""What is launched for a layer, and what is fused with it."""
+OWN_HEAD = [
+    *("srm_head_sm90", "srm_edit has_slices", "srm_constrain has_slices", "srm_sample has_slices")
+]
+HEAD = {
+    "own": OWN_HEAD,
+    "float8": OWN_HEAD,
+    "plain": [PLAIN, "srm_edit", "srm_constrain", "srm_sample"],
+}
+EMBED = {"own": "srm_embed_stream", "float8": "srm_embed", "plain": "srm_embed"}
+WEIGHTS = {"own": 12, "float8": 13, "plain": 16}
+"""Of a layer: norms and biases that are folded are in `columns`, and float8 has divisors."""
+
+
+@pytest.fixture(scope="module")
+def graphs() -> dict[str, Lowered]:
+    return lower(*GRAPHS)
+
+
+def described(launch: Launch) -> str:
+    """Its name, and its parameters that are true."""
+    true = [name for name, value in launch.settings.items() if value == "True"]
+    return " ".join([launch.name, *true])
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_layer_launches_these_kernels(graphs: dict[str, Lowered], name: str) -> None:
+    """Activation and residual are part of their products, which take weights as they are kept."""
+    launches = graphs[name].execute.launches
+    kind = name.partition(":")[0]
+    assert [described(launch) for launch in launches if launch.device == "gpu"] == [
+        "srm_expand",
+        EMBED[kind],
+        *LAYER[kind] * LAYERS,
+        *(*HEAD[kind], "srm_score"),
+    ]
+    assert all(launch.device == "gpu" for launch in launches)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_step_allocates_once_and_waits_for_nothing(graphs: dict[str, Lowered], name: str) -> None:
+    memory = Counter(graphs[name].execute.memory)
+    assert memory == {"gpu buffer_alloc": 1}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_weights_are_uploaded_once_as_they_are_declared(
+    graphs: dict[str, Lowered], name: str
+) -> None:
+    """Nothing is computed from them, then or later: none is transposed, none copied in a step."""
+    graph = graphs[name]
+    of_layer = WEIGHTS[name.partition(":")[0]]
+    assert graph.bound == graph.declared and len(graph.declared) == 2 + of_layer * LAYERS
+    assert not graph.init.launches
+    assert Counter(graph.init.memory) == dict.fromkeys(
+        ("gpu buffer_alloc", "gpu buffer_host_to_device", "gpu sync"), len(graph.declared)
+    )

@@ -1,0 +1,278 @@
+"""The GPU's own products, run without one, against float64; and what an assembler makes of them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from srm.engine.device.linear import round_bfloat16
+from srm.engine.steps.batch import I32
+from srm.engine.weights.float8 import INNER, LARGEST, from_e4m3, round_e4m3
+from tests.kernels import oracle
+from tests.kernels.harness import EPILOGUES, Array, widened
+from tests.kernels.test_sampler import Settings, records
+from tests.kit.ptx.ptx import printed
+from tests.kit.ptx.ptx_async import TensorMap
+from tests.kit.ptx.ptx_cluster import Cluster
+from tests.kit.ptx.ptx_text import PTXError
+
+SAMPLED = [Settings(), Settings(0.02), Settings(2.5, top_k=3), Settings(2.5), Settings(0)]
+SAMPLING = records(SAMPLED, np.arange(len(SAMPLED)))
+SLOTS = np.repeat(np.array([3, 0, 2, 1, 4, 2], np.int32), [40, 40, 56, 62, 1, 1])
+"""How the first rows are sampled; those beyond are not."""
+THREADS, SHARED_BYTES = 384, 213_056  # of _sm90_kernel.mojo
+SLICE, WARP_ROWS = 256, 16
+COLUMNS = 512
+SMALL = "small_"
+"""What names begin with of kernels whose tiles have half as many rows."""
+ROW_COUNTS = [1, 2, 127, 128, 129, 257]
+KINDS = {
+    **EPILOGUES,
+    "slices": (False, False, False),
+    "normed_up": (True, True, False),
+    "normed_proj_in": (True, False, False),
+    "measured_down": (True, False, True),
+    "up_e4m3": (True, True, False),
+    "down_e4m3": (True, False, True),
+}
+"""(has bias, has SiLU, has residual): epilogues of harness.py; the head with the softmax of each
+slice; products of normalised rows, and one that writes the moments of its rows; two of factors in
+e4m3, the first into such a factor, the second with moments."""
+MEANS = 0, 3, -30, 300
+"""Of every fourth row that is normalised, in deviations; in bfloat16 300 is next to 302."""
+PLAIN = {"up", "proj_in", "head", "normed_proj_in"}
+"""Parts of other kinds: held at fewer row counts."""
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The PTX of each epilogue, N and K."""
+    return compile_kernels(tmp_path_factory.mktemp("products"))
+
+
+def compile_kernels(folder: Path, *defines: str) -> dict[str, str]:
+    result = printed("product_kernels.mojo", folder, *defines)
+    return {name: text.decode() for name, text in result.items()}
+
+
+class Run(NamedTuple):
+    """What a kernel wrote, and in float64 what it was to write but for rounding."""
+
+    out: Array
+    slices: Array
+    expected: Array
+    slots: I32
+    """Those of the rows that are sampled."""
+    epilogue: int
+    """`Cluster.epilogue`."""
+    special: int
+    """`Cluster.special`."""
+
+
+def run(
+    text: str,
+    name: str,
+    rows: int,
+    depth: int,
+    columns: int = COLUMNS,
+    begins: tuple[float, ...] = (),
+    slots: I32 = SLOTS,
+) -> Run:
+    """Run a kernel; a row of x, and of the residual, is the same whatever `rows` is. `begins` is
+    what the first rows of x begin with, if anything is wanted."""
+    kind, is_small = name.removeprefix(SMALL), name.startswith(SMALL)
+    shapes = (rows, depth), (columns, depth), (columns,), (rows, columns)
+    drawn = [
+        np.random.default_rng([i, depth]).standard_normal(shape, np.float32)
+        for i, shape in enumerate(shapes)
+    ]
+    drawn[0][: len(begins), 0] = begins
+    drawn[1] /= np.sqrt(depth)
+    is_normed = kind.startswith("normed")
+    if is_normed:
+        drawn[0] += np.resize(MEANS, rows).astype(np.float32)[:, None]
+    is_e4m3 = kind.endswith("e4m3")
+    rounded, meaning = (round_e4m3, from_e4m3) if is_e4m3 else (round_bfloat16, widened)
+    given: list[Array] = [rounded(token) for token in drawn[:2]]
+    x, weight = (meaning(array).astype(np.float64) for array in given)
+    given += [round_bfloat16(token) for token in drawn[2:]]
+    bias, residual = (widened(array).astype(np.float64) for array in given[2:])
+    out: Array = np.full((rows, columns), 0x7FC0, np.uint16)
+    if kind == "up_e4m3":
+        out = np.full((rows, columns), 0x7F, np.uint8)
+    scales, divisors = np.exp(
+        np.random.default_rng([9, depth]).standard_normal((2, columns), np.float32)
+    )
+    slices = np.full((rows, columns // SLICE, 2), np.nan, np.float32)
+    of_columns = np.stack([scales if is_e4m3 else weight.sum(1), bias], 1).astype(np.float32)
+    factors = (TensorMap(array, 64 if is_small else 128) for array in given[:2])
+    arguments: list[Array | int | TensorMap] = [*factors, out, *given[2:], slices]
+    arguments += [of_columns, oracle.moments(x).astype(np.float32), divisors]
+    arguments += [SAMPLING, slots[:rows], min(rows, len(slots)), rows]
+    cluster = Cluster(text, THREADS, SHARED_BYTES, tuple(arguments), seed=rows)
+    cluster.run()
+
+    has_bias, silu, has_residual = KINDS[kind]
+    if is_normed:
+        x = oracle.layer_norm(x)
+    y = x @ weight.T * (scales if is_e4m3 else 1) + (bias if has_bias else 0)
+    y = y / (1 + np.exp(-y)) if silu else y
+    y = y + residual if has_residual else y
+    if kind == "up_e4m3":
+        y = (
+            (y / divisors)
+            .clip(-LARGEST, LARGEST)
+            .reshape(rows, -1, len(INNER))[..., INNER]
+            .reshape(y.shape)
+        )
+    return Run(out, slices, y, slots[:rows], cluster.epilogue, cluster.special)
+
+
+def check(kind: str, ran: Run) -> None:
+    """Hold all that a kernel wrote to float64.
+
+    Of a normalised row the mean is taken off after the sums: what these lack grows with it.
+    """
+    out, slices, y, slots, *_ = ran
+    if kind == "up_e4m3":
+        np.testing.assert_allclose(from_e4m3(out), y, rtol=2**-4 + 1e-5, atol=2**-10 + 1e-5)
+        assert (out != round_e4m3(y)).sum() <= 2 + out.size // 1000  # sums next to a tie
+        return
+    lost = np.zeros((len(out), 1))
+    if kind.startswith("normed"):
+        lost = np.abs(np.resize(MEANS, len(out)))[:, None] * 1e-6
+    assert (np.abs(widened(out) - y) <= 2**-8 * np.abs(y) + 3e-6 + lost).all()
+    rounded_once = round_bfloat16(y.astype(np.float32))  # but for sums next to a tie
+    few = lost[:, 0] < 1e-5
+    assert (out[few] != rounded_once[few]).sum() <= 2 + out[few].size // 1000
+    if kind == "slices":
+        check_slices(slices, widened(out), slots)
+    if kind in {"measured_down", "down_e4m3"}:
+        np.testing.assert_allclose(
+            slices, oracle.moments(widened(out).astype(np.float64)), rtol=2e-6, atol=1e-7
+        )
+
+
+def check_slices(array: Array, outputs: Array, slots: I32) -> None:
+    """Of rows that are drawn from all tokens. A warp that has none of them leaves nothing."""
+    asked = np.zeros((-(-len(array) // WARP_ROWS) * WARP_ROWS, len(Settings._fields)))
+    asked[: len(slots)] = np.array(SAMPLED)[slots]
+    is_plain = (asked[:, 0] > 0) & (asked[:, 1] == 0)
+    plain = np.flatnonzero(is_plain)
+    expected = oracle.slices(outputs[plain].astype(np.float64), asked[plain, 0])
+    np.testing.assert_array_equal(array[plain, :, 0], expected[..., 0])
+    np.testing.assert_allclose(array[plain, :, 1], expected[..., 1], rtol=2e-6)
+    idle = ~np.repeat(is_plain.reshape(-1, WARP_ROWS).any(1), WARP_ROWS)
+    assert np.isnan(array[idle[: len(array)]]).all()  # as they were
+
+
+@pytest.fixture(scope="module")
+def ran(kernels: dict[str, str]) -> Callable[[str, int], Run]:
+    """What a kind gives for so many rows, run once. The ring of stages, twice as deep in e4m3, goes
+    round once a tile, or twice with the most rows."""
+
+    @cache
+    def run_once(kind: str, rows: int) -> Run:
+        depth = (512 if rows == max(ROW_COUNTS) else 256) * (1 + kind.endswith("e4m3"))
+        return run(kernels[f"{kind} {COLUMNS} {depth}"], kind, rows, depth)
+
+    return run_once
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows"),
+    [(kind, rows) for kind in KINDS for rows in ROW_COUNTS[:: 2 if kind in PLAIN else 1]],
+)
+def test_products_are_right(ran: Callable[[str, int], Run], kind: str, rows: int) -> None:
+    check(kind, ran(kind, rows))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_slices_of_what_is_no_distribution_are_told(kernels: dict[str, str]) -> None:
+    """A row with NaN, and one with infinities: no sum is a number, and the next row's are."""
+    slices = run(kernels[f"slices {COLUMNS} 256"], "slices", 3, 256, begins=(np.nan, np.inf)).slices
+    np.testing.assert_array_equal(np.isnan(slices[..., 1]), [[True] * 2, [True] * 2, [False] * 2])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in PLAIN])
+def test_a_row_does_not_depend_on_others(ran: Callable[[str, int], Run], kind: str) -> None:
+    most = ran(kind, 129)
+    for rows in (1, 2, 127, 128):
+        few = ran(kind, rows)
+        np.testing.assert_array_equal(few.out, most.out[:rows])
+        np.testing.assert_array_equal(few.slices, most.slices[:rows])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_small_tiles_give_the_same_bits(
+    kernels: dict[str, str], ran: Callable[[str, int], Run], kind: str
+) -> None:
+    depth, rows, name = 256 * (1 + kind.endswith("e4m3")), 129, f"{SMALL}{kind}"
+    small, whole = run(kernels[f"{name} {COLUMNS} {depth}"], name, rows, depth), ran(kind, rows)
+    np.testing.assert_array_equal(small.out, whole.out)
+    np.testing.assert_array_equal(small.slices, whole.slices)
+
+
+@pytest.mark.parametrize(
+    ("part", "instead", "error"),
+    [
+        ("wgmma.wait_group.sync.aligned 1;", "wgmma.wait_group.sync.aligned 3;", "still reads"),
+        ("bar.warp.sync", "// bar.warp.sync", "a race"),
+        (r"mov.b32 \t(%r\d+), 49152;", r"mov.b32 \t\1, 32768;", "deadlock|still to come"),
+        (r"(multicast::cluster.*), %rs\d+;", r"\1, 1;", "deadlock|still|outside|promised"),
+        (r"(mbarrier\.try_wait\S+ P1, \S+) \S+;", r"\1 2;", "still"),
+        (r"setp\.ge\.s64", "setp.gt.s64", "outside"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told(kernels: dict[str, str], part: str, instead: str, error: str) -> None:
+    """Of a kernel changed so that a GPU would race, wait for ever or write elsewhere."""
+    text, changes = re.subn(part, instead, kernels[f"down {COLUMNS} 512"])
+    assert changes
+    with pytest.raises(PTXError, match=error):
+        check("down", run(text, "down", 128, 512))
+
+
+@pytest.mark.slow
+def test_every_product_of_the_benchmarks_is_right(tmp_path: Path) -> None:
+    """In a tile with rows beyond it, and one more."""
+    for name, text in compile_kernels(tmp_path, "wide").items():
+        kind, columns, depth = name.split()
+        rows = 257 if int(columns) < 8192 else 100
+        check(kind.removeprefix(SMALL), run(text, kind, rows, int(depth), int(columns)))
+
+
+needs_ptxas = pytest.mark.skipif(
+    shutil.which("ptxas") is None, reason="needs CUDA's assembler, ptxas"
+)
+
+
+@needs_ptxas
+def test_nothing_spills(kernels: dict[str, str], tmp_path: Path) -> None:
+    for kind in KINDS:
+        name = f"{kind} {COLUMNS} 512"
+        check_registers(name, kernels[name], tmp_path)
+
+
+@needs_ptxas
+@pytest.mark.slow
+def test_nothing_of_the_benchmarks_spills(tmp_path: Path) -> None:
+    for name, text in compile_kernels(tmp_path, "wide").items():
+        check_registers(name, text, tmp_path)
+
+
+def check_registers(name: str, text: str, folder: Path) -> None:
+    """168 registers a thread, 384 of which fill a processor; `setmaxnreg` shares them out anew."""
+    path = folder / "kernel.ptx"
+    path.write_text(text)
+    command = ["ptxas", "-arch=sm_90a", "-v", str(path), "-o", str(folder / "kernel.cubin")]
+    stderr = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in stderr, name
+    assert "Used 168 registers" in stderr and "C7510" not in stderr, (name, stderr)

@@ -1,0 +1,75 @@
+"""`python -m tests.kit.engines.held_engine`: numpy_engine, which a test can hold between two steps.
+
+What is under way then goes no further, however long anything else takes. All but steps goes on:
+requests come and are ended, weights are changed, questions are answered.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from srm import logs
+from srm.engine.config import EngineConfig
+from srm.engine.messages import Output
+from srm.engine.process.engine import Engine
+from tests.kit.engines.numpy_engine import main
+
+_FILE = "hold"
+
+
+class HeldEngine(Engine):
+    """The model's folder says whether it is held: a process has a copy of that of its flag."""
+
+    def __init__(self, model: Any, runner: Any, config: EngineConfig, *more: Any) -> None:
+        super().__init__(model, runner, config, *more)
+        flags = (flag[8:] for flag in sys.argv if flag.startswith("--model="))
+        self._hold = Path(next(flags, config.model)) / _FILE
+        self._made = 0  # steps since it is held
+
+    def step_overlapped(self) -> list[Output]:
+        if self._may_step():
+            return super().step_overlapped()
+        time.sleep(0.002)
+        outputs = self.settle()
+        self.update_gauges()
+        return outputs
+
+    def _may_step(self) -> bool:
+        try:
+            steps = int(self._hold.read_text())
+        except FileNotFoundError:
+            self._made = 0
+            return True
+        if self._made >= steps and self.scheduler.table.num_owned:
+            return False
+        self._made += 1
+        return True
+
+
+def hold(folder: Path, steps: int = 1) -> None:
+    """From now on the engine makes so many steps, and others only while no sequence has a slot."""
+    (folder / f"{_FILE}.partial").write_text(str(steps))
+    (folder / f"{_FILE}.partial").replace(folder / _FILE)
+
+
+def release(folder: Path) -> None:
+    (folder / _FILE).unlink(missing_ok=True)
+
+
+@contextmanager
+def held(folder: Path, steps: int = 1) -> Iterator[None]:
+    hold(folder, steps)
+    try:
+        yield
+    finally:
+        release(folder)
+
+
+if __name__ == "__main__":
+    logs.configure("info", "text")
+    raise SystemExit(main(sys.argv[1:], make_engine=HeldEngine))

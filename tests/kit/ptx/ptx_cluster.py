@@ -1,0 +1,157 @@
+"""Runs PTX of kernels whose blocks work in clusters, as `ptx.py` runs those of single blocks.
+
+Warps run in turns, each as far as it gets, in an order drawn by a seed; copies land when no warp
+can go on, in any order. So a result does not rest on one that happens to be right.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from tests.kit.ptx.ptx_async import AsyncSteps, Copy, TensorMap, read_program
+from tests.kit.ptx.ptx_memory import WARP
+from tests.kit.ptx.ptx_steps import Array
+from tests.kit.ptx.ptx_text import PTXError
+
+ALIGNED = ("shfl", "stmatrix", "ldmatrix", "wgmma", "bar.warp", "barrier.cluster", "setmaxnreg")
+"""Only a whole warp runs these."""
+SPECIAL = ("ex2", "lg2", "rcp", "rsqrt", "sqrt")
+"""A processor has a unit for these, which does 16 a clock."""
+
+
+class Cluster:
+    """A launch of one cluster."""
+
+    def __init__(
+        self,
+        text: str,
+        threads: int,
+        shared_bytes: int,
+        arguments: tuple[Array | int | TensorMap, ...],
+        seed: int,
+    ) -> None:
+        self._chance = np.random.default_rng(seed)
+        self._copies: list[Copy] = []
+        blocks: list[AsyncSteps] = []
+        size = int(re.findall(r"\.reqnctapercluster (\d+)", text)[0])
+        for rank in range(size):
+            program = read_program(text, rank, shared_bytes)
+            blocks.append(AsyncSteps(program, rank, size, threads, arguments, blocks, self._copies))
+        self._warps = [
+            _Warp(self, block, first) for block in blocks for first in range(0, threads, WARP)
+        ]
+        self._arrived = 0
+        self.generation = 0
+
+    def run(self) -> None:
+        """Run to the end. Raises PTXError for a mistake, a deadlock among them."""
+        while running := [warp for warp in self._warps if not warp.ended.all()]:
+            moved = [running[i].run() for i in self._chance.permutation(len(running))]
+            if not any(moved):
+                if not self._copies:
+                    raise PTXError("deadlock: every warp waits, and no copy is under way")
+                self._copies.pop(int(self._chance.integers(len(self._copies)))).land()
+        if self._copies:
+            raise PTXError("the blocks ended before their copies")
+
+    @property
+    def epilogue(self) -> int:
+        """The most instructions of a thread behind its last product."""
+        return max(warp.epilogue for warp in self._warps)
+
+    @property
+    def special(self) -> int:
+        """The most of them that are `SPECIAL`."""
+        return max(warp.special for warp in self._warps)
+
+    def arrive(self) -> None:
+        """A warp is at the cluster's barrier."""
+        self._arrived += 1
+        if self._arrived == len(self._warps):
+            self._arrived, self.generation = 0, self.generation + 1
+
+
+class _Warp:
+    """32 threads of a block."""
+
+    def __init__(self, cluster: Cluster, block: AsyncSteps, first: int) -> None:
+        self._cluster, self._block, self._first = cluster, block, first
+        self._code = block.program.code
+        self._counter = np.zeros(WARP, np.int64)
+        self.ended = np.zeros(WARP, np.bool_)
+        self._generation = 0
+        self._products = False
+        self.epilogue = self.special = 0
+
+    def run(self) -> bool:
+        """Run as far as it goes; whether that was at all."""
+        moved = False
+        while not self.ended.all():
+            for at in np.unique(self._counter[~self.ended]).tolist():
+                if self._advance(~self.ended & (self._counter == at), at):
+                    moved = True
+                    break
+            else:
+                return moved
+        return moved
+
+    def _advance(self, group: Array, at: int) -> bool:
+        """Run lanes that stand together up to a branch, a wait, or where others stand."""
+        lanes, start = np.flatnonzero(group), at
+        whole = len(lanes) == WARP
+        chosen = slice(self._first, self._first + WARP) if whole else self._first + lanes
+        ahead = self._counter[~self.ended & (self._counter > at)]
+        until = int(ahead.min()) if len(ahead) else -1
+        while at == start or at != until:
+            guard, opcode, operands = self._code[at]
+            acting = group
+            if guard is not None:
+                holds = self._block.registers[guard.lstrip("!")][chosen] != guard.startswith("!")
+                acting = group.copy()
+                acting[lanes] = holds
+            if opcode.startswith("bra"):
+                self._counter[group] = at + 1
+                self._counter[acting] = self._block.program.labels[operands[0]]
+                self.epilogue += self._products
+                return True
+            if opcode == "ret":
+                self._counter[group] = at + 1
+                self.ended |= acting
+                return True
+            if guard is not None:
+                raise PTXError(f"{opcode} with a guard is not known")
+            if (opcode.startswith(ALIGNED) and not whole) or not self._pass(
+                opcode, operands, chosen
+            ):
+                break
+            step = self._block.steps[at]
+            if step is not None:
+                step(chosen)
+            if opcode.startswith("wgmma.mma"):
+                self._products, self.epilogue, self.special = True, 0, 0
+            elif self._products:
+                self.epilogue += 1
+                self.special += opcode.startswith(SPECIAL)
+            at += 1
+        self._counter[group] = at
+        return at != start
+
+    def _pass(self, opcode: str, operands: list[str], chosen: Array | slice) -> bool:
+        """Do what concerns other warps; False where it has to be waited for."""
+        block = self._block
+        if opcode == "mbarrier.wait":
+            barrier = block.barrier(block.address(operands[0])(chosen))
+            return barrier.phase != block.number(operands[1])(chosen)
+        if opcode.startswith("wgmma.wait_group"):
+            return block.may_pass(self._first // WARP, int(operands[0]))
+        if opcode == "bar.warp.sync":
+            block.memory.pass_warp(self._first // WARP)
+        elif opcode.startswith("barrier.cluster.arrive"):
+            self._cluster.arrive()
+        elif opcode.startswith("barrier.cluster.wait"):
+            if self._cluster.generation == self._generation:
+                return False
+            self._generation += 1
+        return True
