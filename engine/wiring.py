@@ -12,14 +12,15 @@ class EngineWiring(EngineConfig, frozen=True, forbid_unknown_fields=True):
     """The settings of an engine process, with its place among the others."""
 
     endpoint: str = "tcp://127.0.0.1:8765"
-    """Address where API processes reach the engine process: `ipc://PATH` or a loopback `tcp://`."""
+    """Address where API processes reach the engine process: `ipc://@NAME`, which is no file, or a
+    loopback `tcp://`."""
     weights_note: str = ""
     """File that records which weights were loaded while serving, for an engine that is
     restarted."""
     pause_fd: int = -1
     """Memory of the pause of all engines, which outlives them; -1: this one's ends with it."""
-    heartbeat: str = ""
-    """File that the process touches several times a second while it serves; empty: none."""
+    heartbeat_fd: int = -1
+    """Memory of the process's heartbeat; -1: nobody reads one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

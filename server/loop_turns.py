@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from pathlib import Path
 
 from srm.engine.process.watchdog import REARM_S, Heartbeat
 from srm.tasks import dispensable
@@ -18,14 +17,14 @@ LOOP_TIMEOUT_S = 60.0
 """Seconds without a turn of its event loop after which a process is ended and started again."""
 
 
-async def show_turns(path: str) -> None:
-    """Touch the file of this path in the loop's turns, until cancelled; if empty, do nothing."""
-    if path:
-        await dispensable(partial(_touch, Path(path)), "the heartbeat")
+async def show_turns(fd: int) -> None:
+    """Beat in the memory of this file in the loop's turns, until cancelled; if -1, do nothing."""
+    if fd >= 0:
+        await dispensable(partial(_beat, fd), "the heartbeat")
 
 
-async def _touch(path: Path) -> None:
-    heartbeat = Heartbeat(path)
+async def _beat(fd: int) -> None:
+    heartbeat = Heartbeat(fd)
     while True:
         heartbeat.beat(0)
         await asyncio.sleep(REARM_S)

@@ -23,10 +23,10 @@ class ServerWiring(ServerConfig, frozen=True, forbid_unknown_fields=True):
     none."""
     model_id: str = ""
     """Identifier of the model, which tells its batches from those of other models."""
-    heartbeat: str = ""
-    """File that the process touches several times a second while it serves; empty: none."""
+    heartbeat_fd: int = -1
+    """Memory of the process's heartbeat; -1: nobody reads one."""
     kept_model: str = ""
     """Copy of the model's folder from the server's start, read where the folder has changed; empty:
     none."""
-    why_no_jobs: str = ""
-    """File that says why batches cannot run, while they cannot."""
+    why_no_jobs_fd: int = -1
+    """Memory of the text that says why batches cannot run, while they cannot; -1: there is none."""

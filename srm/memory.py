@@ -25,12 +25,25 @@ _MAPPED_AT_ONCE = 2**25
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _CACHE_LINE = 64
 
+MAX_TEXT = 4096
+"""Most bytes of a text that processes share."""
 CACHE_ENTRY = 1024
 """Bytes that count for an entry of a Cache beside its key and value: those of Python's objects."""
 
 Some = TypeVar("Some", bound=npt.NDArray[Any])
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+
+
+def write_text(fd: int, text: str) -> None:
+    """Have a file in memory hold this text, for `read_text` in another process."""
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, text.encode()[:MAX_TEXT], 0)
+
+
+def read_text(fd: int) -> str:
+    """Return the text that a file in memory holds; -1 stands for one that holds none."""
+    return os.pread(fd, MAX_TEXT, 0).decode(errors="replace") if fd >= 0 else ""
 
 
 class Cache(Generic[Key, Value]):

@@ -9,10 +9,9 @@ that has ended or is frozen loses its connection.
 from __future__ import annotations
 
 import logging
-import math
+import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import zmq
 
@@ -22,8 +21,7 @@ logger = logging.getLogger(__name__)
 
 LINGER_MS = 1_000  # milliseconds that the last messages may take to leave a closing socket
 _LOOK_EVERY_S = 1.0
-"""Seconds between two looks whether a silent client is still connected, and whether the socket's
-file is there."""
+"""Seconds between two looks whether a silent client is still connected."""
 
 
 class Clients:
@@ -48,9 +46,8 @@ class Clients:
         # A frozen process has lost its connection by the first look, at three quarters of the time.
         self.socket.heartbeat_ivl = interval = max(1, int(250 * timeout_s))
         self.socket.heartbeat_timeout = 2 * interval
-        self._endpoint = endpoint
-        self._file = Path(endpoint.removeprefix("ipc://"))  # of none, for what is no such endpoint
-        self._looked_at, self._is_failing = -math.inf, False
+        if endpoint.startswith("ipc://"):  # another user's process is not heard
+            self.socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
         try:
             self.socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -79,25 +76,6 @@ class Clients:
                 raise
             return False
         return True
-
-    def listen_again(self) -> None:
-        """Make the socket's file again where somebody has removed it, as a sweeper of temp folders
-        does: whoever is connected stays so without it, and whoever comes needs it."""
-        now = time.monotonic()
-        if now < self._looked_at + _LOOK_EVERY_S:
-            return
-        self._looked_at = now
-        if not self._endpoint.startswith("ipc:///") or self._file.exists():
-            return
-        try:
-            self.socket.bind(self._endpoint)  # beside what it listened on, which holds all who came
-        except zmq.ZMQError as error:
-            if not self._is_failing:
-                logger.warning("%s is gone and cannot be made again: %s", self._file, error)
-            self._is_failing = True
-        else:
-            logger.warning("%s was removed: made again", self._file)
-            self._is_failing = False
 
     def number(self, client: bytes) -> int:
         """Return the number that stands for a client; it is used for no other one."""

@@ -14,7 +14,6 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import FrameType
 
 import msgspec
@@ -135,7 +134,6 @@ class EngineProcess:
         try:
             while not self._is_over():
                 self._progress()
-                self.clients.listen_again()
                 self._read_inbox()
                 self._add_compiled()
                 self._drop_dead_clients()
@@ -522,7 +520,7 @@ class EngineProcess:
 def serve(engine: Engine, config: EngineWiring, load: LoadFolder = load_checkpoint) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code. For the main thread only."""
     watchdog = Watchdog(config.step_timeout_s)
-    heartbeat = Heartbeat(Path(config.heartbeat)) if config.heartbeat else None
+    heartbeat = Heartbeat(config.heartbeat_fd) if config.heartbeat_fd >= 0 else None
 
     def progress() -> None:
         watchdog.note_progress()

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import faulthandler
 import logging
-import os
+import mmap
 import time
-from pathlib import Path
+from array import array
 
 logger = logging.getLogger(__name__)
 
@@ -49,39 +49,22 @@ class Watchdog:
 
 
 class Heartbeat:
-    """A file that exists once the process serves, is touched while it does, and not empty once it
-    works.
+    """Two numbers in memory that whoever started the process reads: when it last showed progress,
+    by the monotonic clock, and how many steps it had made. Both are 0 until it serves.
 
-    From it, whoever started the process sees what no process sees of itself: that it is frozen.
-    What happens to the file or its disk is no concern of the process: it goes on, and makes the
-    file again once it can.
+    From them that process sees what no process sees of itself: that it is frozen.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    BYTES = 16
+
+    def __init__(self, fd: int) -> None:
+        self._numbers = memoryview(mmap.mmap(fd, self.BYTES)).cast("d")
         self._beat_at = -REARM_S
-        self._is_failing = False
-        self._beat(0)
+        self.beat(0)
 
     def beat(self, steps: int) -> None:
         """Note progress: `steps` steps by now."""
         now = time.monotonic()
         if now - self._beat_at >= REARM_S:
             self._beat_at = now
-            self._beat(steps)
-
-    def _beat(self, steps: int) -> None:
-        try:
-            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.utime(file)  # first: it needs no room
-                if steps:
-                    os.ftruncate(file, 1)  # a hole: it needs a full disk's last block no more
-            finally:
-                os.close(file)
-        except OSError as error:
-            if not self._is_failing:
-                logger.warning("%s: cannot show that this process lives: %s", self._path, error)
-            self._is_failing = True
-        else:
-            self._is_failing = False
+            self._numbers[:] = array("d", (now, steps))

@@ -111,7 +111,7 @@ class Jobs:
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, stopped.set)
         try:
-            turns = show_turns(self._config.heartbeat)
+            turns = show_turns(self._config.heartbeat_fd)
             async with task_group() as self._group, beside(self._look_forever(), turns):
                 await stopped.wait()
                 if self._answering is not None:

@@ -104,7 +104,7 @@ def create_app(
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await client.connect()
         try:
-            async with beside(show_turns(config.heartbeat)):
+            async with beside(show_turns(config.heartbeat_fd)):
                 yield
         finally:
             await client.close()

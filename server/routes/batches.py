@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Annotated, TypeVar, get_args
 
 import msgspec
@@ -20,7 +19,7 @@ from starlette.responses import Response
 
 from srm.engine.messages import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT
 from srm.errors import InvalidRequest, NotFound
-from srm.files import read_file
+from srm.memory import read_text
 from srm.server.errors import BatchesUnavailable, Conflict
 from srm.server.generation.engine_request import of_current_request
 from srm.server.http.bodies import json_reply, parsed, read_body
@@ -136,7 +135,7 @@ class Batches:
     async def create(self, body: bytes) -> replies.Batch:
         """Raises the RequestError to answer with, or StoreError."""
         asked = await parsed(parse_batch, body)
-        if why := await self._run(partial(_read, self._config.why_no_jobs)):
+        if why := read_text(self._config.why_no_jobs_fd):
             raise BatchesUnavailable(f"batches are not run now: {why}")
         if asked.endpoint != "/v1/completions" and not self._has_chats:
             raise InvalidRequest(
@@ -208,13 +207,6 @@ class Batches:
 
     async def _run(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
-
-
-def _read(file: str) -> str:
-    try:
-        return read_file(Path(file)).decode(errors="replace") if file else ""
-    except OSError:  # there is none, or nobody can read it: what only informs ends nothing
-        return ""
 
 
 def parse_batch(body: bytes) -> BatchRequest:

@@ -20,8 +20,8 @@ from srm.engine.wiring import EngineWiring
 from srm.errors import EngineUnavailable
 from srm.logs import configure_command
 from srm.server.supervise.ends import describe_exit
-from srm.server.supervise.launch import child_environment, private_folder, python_module, wired
-from srm.server.supervise.supervisor import FATAL_CODES, Child, PrivateFolder
+from srm.server.supervise.launch import child_environment, new_endpoint, python_module, wired
+from srm.server.supervise.supervisor import FATAL_CODES, Child
 from srm.settings import Command, build, read_settings
 
 log = logging.getLogger(__name__)
@@ -69,37 +69,35 @@ async def with_engine(
     EngineUnavailable, with the exit code to leave with, if the engine ends for good before, and
     what ended the connection to it.
     """
-    with private_folder() as folder:
-        # When it is told to stop, all is done or nobody waits any more.
-        wiring = wired(EngineWiring, config, endpoint=f"ipc://{folder}/engine", drain_s=0.0)
-        child = Child("engine", python_module(module, wiring), child_environment())
-        child.private = PrivateFolder(folder)
-        # Its process shows whether it lives: on a busy machine it may be slow to answer.
-        client = EngineClient(wiring.endpoint, engine_timeout_s=inf)
-        broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    # When it is told to stop, all is done or nobody waits any more.
+    wiring = wired(EngineWiring, config, endpoint=new_endpoint(), drain_s=0.0)
+    child = Child("engine", python_module(module, wiring), child_environment())
+    # Its process shows whether it lives: on a busy machine it may be slow to answer.
+    client = EngineClient(wiring.endpoint, engine_timeout_s=inf)
+    broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def fail(_name: str, error: Exception) -> None:
-            if not broken.done():
-                broken.set_exception(error)
+    def fail(_name: str, error: Exception) -> None:
+        if not broken.done():
+            broken.set_exception(error)
 
-        await client.connect(fail)
-        engine = asyncio.create_task(_keep(child, progress) if progress else child.run_once())
-        task = asyncio.ensure_future(_when_ready(client, work))
-        try:
-            waited: set[asyncio.Future[Any]] = {engine, task, broken}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            if broken.done():
-                broken.result()
-            raise _ended(engine.result())
-        finally:
-            await client.close()  # first: what is broken off now, the engine puts into its snapshot
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            engine.cancel()  # or it would be started again
-            await child.stop(_STOP_S + (config.snapshot_s if config.snapshot_dir else 0.0))
-            await asyncio.gather(engine, return_exceptions=True)
+    await client.connect(fail)
+    engine = asyncio.create_task(_keep(child, progress) if progress else child.run_once())
+    task = asyncio.ensure_future(_when_ready(client, work))
+    try:
+        waited: set[asyncio.Future[Any]] = {engine, task, broken}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if broken.done():
+            broken.result()
+        raise _ended(engine.result())
+    finally:
+        await client.close()  # first: what is broken off now, the engine puts into its snapshot
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        engine.cancel()  # or it would be started again
+        await child.stop(_STOP_S + (config.snapshot_s if config.snapshot_dir else 0.0))
+        await asyncio.gather(engine, return_exceptions=True)
 
 
 async def _when_ready(

@@ -1,20 +1,20 @@
 """`srm serve`: engine, API processes and the process that runs batches, supervised.
 
-Owns what they share on this machine: the listening socket, a private folder (metrics, engine
-socket), and the settings of all as one flat set of flags, of which each is passed its own. Works
-from any folder.
+Owns what they share on this machine: the listening socket, files in memory (metrics, heartbeats),
+and the settings of all as one flat set of flags, of which each is passed its own. Works from any
+folder.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shlex
 import socket
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ import srm
 from srm import logs, metrics_memory
 from srm.cores import available_cores
 from srm.engine.config import COUNTDOWN_MODEL, EngineConfig
+from srm.engine.process.watchdog import Heartbeat
 from srm.engine.wiring import EngineWiring
 from srm.errors import ConfigError
 from srm.metrics_memory import Region
@@ -36,7 +37,7 @@ from srm.server.loop_turns import LOOP_TIMEOUT_S
 from srm.server.model_identity import model_id
 from srm.server.supervise.listeners import listen, listen_as, remove_same, url_of
 from srm.server.supervise.own_folder import NOTE, keep_first, own_folder
-from srm.server.supervise.supervisor import Child, PrivateFolder, Supervisor
+from srm.server.supervise.supervisor import Child, Supervisor
 from srm.server.text.text import read_model_config
 from srm.server.text.tokenizer_files import report_unread
 from srm.server.wiring import ServerWiring
@@ -48,8 +49,6 @@ PUZZLE = '"make 958 of 11 49 18 74 14 :"'
 """The README's prompts, as JSON: each of the bundled models knows one of them."""
 _MOST_BY_DEFAULT, _MOST_OF_AN_ENGINE = 8, 4
 """API processes, whatever the number of cores; the larger of both counts."""
-_LONGEST_SOCKET = 107
-"""Bytes of the path of a Unix socket, by the kernel."""
 FLAGS_OF_VLLM = {
     "--max-num-seqs": "--num-slots, sequences that run, and --max-step-rows, those of a step",
     "--max-num-batched-tokens": "--max-step-tokens",
@@ -69,8 +68,6 @@ FLAGS_OF_VLLM = {
     "--uvicorn-log-level": "--log-level",
 }
 """What does the same here, for who comes from there."""
-_TOUCH_S = 3600.0
-_HEARTBEAT = "heartbeat"
 _MARGIN_S = 5.0
 """Seconds beyond `step_timeout_s` that an engine may be silent before it is taken for frozen."""
 
@@ -99,21 +96,18 @@ def main(argv: list[str], engine_module: str = "srm.engine") -> int:
         listeners = [listener]
         if server.admin_port:
             listeners.append(opened.enter_context(listen(server.admin_host, server.admin_port)))
-        folder = opened.enter_context(private_folder())
-        own = opened.enter_context(own_folder(server.data_folder, folder))
+        own = opened.enter_context(own_folder(server.data_folder))
         supervisor = _supervisor(
             _with_model(server, own / NOTE),
             wired(EngineWiring, engine, weights_note=str(own / NOTE)),
             engine_module,
             listeners,
-            folder,
         )
         prompt = example_prompt(server.model)
         url = "http://localhost" if server.uds else url_of(server.host, listener)
         page = url_of(server.admin_host, listeners[-1]) if server.admin_port else url
         say = partial(announce, server.model_name, url, page, prompt, server.uds)
-        meanwhile = partial(_meanwhile, folder, say)
-        return asyncio.run(supervisor.run(meanwhile))
+        return asyncio.run(supervisor.run(say))
 
 
 def example_prompt(model: Path) -> str:
@@ -145,7 +139,6 @@ def _supervisor(
     engine: EngineWiring,
     engine_module: str,
     listeners: list[socket.socket],
-    folder: Path,
 ) -> Supervisor:
     numbers = range(server.engines)
     num_apis = server.api_processes or count_api_processes(server.engines)
@@ -153,74 +146,48 @@ def _supervisor(
     labels = [str(number) if server.engines > 1 else "" for number in numbers]
     regions = metrics_memory.create([*labels, *("" for _ in range(num_apis + 1))])
     of_engines, of_apis = regions[: len(numbers)], regions[len(numbers) : -1]
-    endpoints = [f"ipc://{folder}/engine{number or ''}" for number in numbers]
-    why_no_jobs = folder / "why_no_jobs"
+    endpoints = [new_endpoint() for _ in numbers]
+    why_no_jobs = os.memfd_create("srm-why-no-jobs")
     server = msgspec.structs.replace(
         server,
         endpoint=",".join(endpoints),
         listen_fd=listeners[0].fileno(),
         admin_fd=listeners[1].fileno() if server.admin_port else -1,
         limits_fd=memory(),
-        why_no_jobs=str(why_no_jobs),
+        why_no_jobs_fd=why_no_jobs,
     )
     snapshots = engine.snapshot_dir or str(server.data_folder / "snapshots")
     engine = msgspec.structs.replace(engine, snapshot_dir=snapshots)
-    environment, private = child_environment(), PrivateFolder(folder)
+    environment = child_environment()
     without_keys = {name: value for name, value in environment.items() if name != VARIABLE}
     # Millions of lines pass through several threads: with memory of its own for each, none is ever
     # given back.
     frugal = {**without_keys, "MALLOC_ARENA_MAX": "1"}
-    limits = (server.limits_fd,)
-
-    child = partial(_child, server, private)
+    shared = (server.limits_fd, why_no_jobs)
+    child = partial(_child, server)
     return Supervisor(
-        engines=_engines(server, engine, engine_module, without_keys, private, of_engines),
+        engines=_engines(server, engine, engine_module, without_keys, of_engines),
         apis=[
-            child("api", f"api {number}", environment, region, listeners=listeners, fds=limits)
+            child("api", f"api {number}", environment, region, listeners=listeners, fds=shared)
             for number, region in enumerate(of_apis)
         ],
         drain_s=server.drain_s,
-        others=[child("jobs", "jobs", frugal, regions[-1], why_away=why_no_jobs)],
+        others=[child("jobs", "jobs", frugal, regions[-1], why_away_fd=why_no_jobs)],
         snapshot_s=engine.snapshot_s,
         passes_hangups=bool(server.api_keys_file),
     )
 
 
-@contextmanager
-def private_folder() -> Iterator[Path]:
-    """Make a folder in the temp folder for sockets and notes, which is gone afterwards.
-
-    Raises ConfigError if there is no place for one.
-    """
-    try:
-        made = tempfile.TemporaryDirectory(prefix="srm-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise ConfigError(
-            f"no folder for sockets can be made in the temp folder: {error.strerror}; TMPDIR names "
-            "another one"
-        ) from None
-    with made as name:
-        if len(os.fsencode(name)) + len("/engine00") > _LONGEST_SOCKET:
-            raise ConfigError(
-                f"TMPDIR = {tempfile.gettempdir()}: too long, since paths of sockets have at most "
-                f"{_LONGEST_SOCKET} bytes"
-            )
-        yield Path(name)
+def new_endpoint() -> str:
+    """Return an address that nobody else knows, of a socket that no folder has."""
+    return f"ipc://@srm-{secrets.token_hex(16)}"
 
 
-def touch_all(folder: Path) -> None:
-    """Make the folder and what is in it young, but for heartbeats, which say something else."""
-    for path in (folder, *folder.glob("*")):
-        if not path.name.startswith(_HEARTBEAT):
-            with suppress(OSError):  # it has just gone, or nothing can be written
-                os.utime(path)
-
-
-async def _meanwhile(folder: Path, say: Callable[[], Awaitable[None]]) -> None:
-    await say()
-    while True:  # or a sweeper of temp folders would take what nobody has written for days
-        await asyncio.sleep(_TOUCH_S)
-        touch_all(folder)
+def new_heartbeat() -> int:
+    """Make the memory of a process's heartbeat."""
+    fd = os.memfd_create("srm-heartbeat")
+    os.ftruncate(fd, Heartbeat.BYTES)
+    return fd
 
 
 def count_api_processes(num_engines: int) -> int:
@@ -232,7 +199,6 @@ def count_api_processes(num_engines: int) -> int:
 
 def _child(
     config: ServerWiring,
-    private: PrivateFolder,
     command: str,
     name: str,
     environment: dict[str, str],
@@ -240,15 +206,13 @@ def _child(
     **own: Any,
 ) -> Child:
     """Return a process that is ended when its event loop does not turn."""
-    heartbeat = private.path / f"{_HEARTBEAT}-{name.replace(' ', '-')}"
-    settings = msgspec.structs.replace(config, heartbeat=str(heartbeat))
+    settings = msgspec.structs.replace(config, heartbeat_fd=new_heartbeat())
     return Child(
         *(name, python_module("srm.server", settings, command), environment, metrics),
-        heartbeat=heartbeat,
+        heartbeat_fd=settings.heartbeat_fd,
         silence_s=LOOP_TIMEOUT_S,
         works_in_time=True,
-        private=private,
-        folders=(private.path, config.data_folder),
+        folders=(Path(tempfile.gettempdir()), config.data_folder),
         **own,
     )
 
@@ -258,7 +222,6 @@ def _engines(
     config: EngineWiring,
     module: str,
     environment: dict[str, str],
-    private: PrivateFolder,
     regions: list[Region],
 ) -> list[Child]:
     """Return the engines, which all have the same weights, and the same note of them."""
@@ -268,14 +231,13 @@ def _engines(
     config = msgspec.structs.replace(config, pause_fd=os.memfd_create("srm-pause"))
     for number, (endpoint, metrics) in enumerate(zip(endpoints, regions, strict=True)):
         name = "engine" if len(endpoints) == 1 else f"engine {number}"
-        heartbeat = private.path / f"{_HEARTBEAT}{number or ''}"
-        own = {"endpoint": endpoint, "heartbeat": str(heartbeat)}
+        own = {"endpoint": endpoint, "heartbeat_fd": new_heartbeat()}
         settings = msgspec.structs.replace(config, **_part(config, number, len(endpoints)), **own)
         command, fds = python_module(module, settings), (config.pause_fd,)
         engine = Child(name, command, environment, metrics, fds=fds)
-        engine.heartbeat, engine.silence_s, engine.stall_s = heartbeat, silence_s, server.stall_s
-        engine.private = private
-        engine.folders = (private.path, Path(config.snapshot_dir).expanduser())
+        engine.heartbeat_fd = settings.heartbeat_fd
+        engine.silence_s, engine.stall_s = silence_s, server.stall_s
+        engine.folders = (Path(tempfile.gettempdir()), Path(config.snapshot_dir).expanduser())
         engines.append(engine)
     for engine in engines:
         engine.substitutes = [other for other in engines if other is not engine]

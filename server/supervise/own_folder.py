@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from srm.engine.kept_model import FIRST, copies_of, hold_model, remove, try_lock, unclaimed
-from srm.errors import CheckpointError
+from srm.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -23,22 +23,35 @@ _PARENT, _LOCK = "running", "lock"
 
 
 @contextmanager
-def own_folder(data: Path, instead: Path) -> Iterator[Path]:
-    """Yield a new folder in `data`; or `instead`, where none can be made. It says that no engine
-    has begun yet."""
+def own_folder(data: Path) -> Iterator[Path]:
+    """Yield a new folder in `data`, or in the temp folder where none can be made. It says that no
+    engine has begun yet. Raises ConfigError where there is no temp folder either."""
     try:
         folder, file = _made(data.absolute() / _PARENT)
         unclaimed(folder / NOTE).touch(mode=0o600)
     except OSError as error:
         log.warning("%s: no folder can be made there: %s", data, error.strerror)
-        unclaimed(instead / NOTE).touch(mode=0o600)
-        yield instead
+        with _temporary() as instead:
+            unclaimed(instead / NOTE).touch(mode=0o600)
+            yield instead
         return
     try:
         yield folder
     finally:
         remove(folder)
         os.close(file)
+
+
+@contextmanager
+def _temporary() -> Iterator[Path]:
+    try:
+        made = tempfile.TemporaryDirectory(prefix="srm-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise ConfigError(
+            f"no folder can be made in the temp folder: {error.strerror}; TMPDIR names another one"
+        ) from None
+    with made as name:
+        yield Path(name)
 
 
 def keep_first(model: Path, note: Path) -> Path | None:

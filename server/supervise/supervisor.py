@@ -3,8 +3,8 @@
 A child that crashes is started again, after a pause if it has not come to work before; one that
 says that its settings or files are wrong, or that keeps crashing like that, ends the whole, unless
 the others can do without it, as an engine's can while one of them serves. While a disk that it
-writes to is full, its private folder is gone, or the like, it is never given up. One that has a
-heartbeat is killed when it falls silent. A stop is in order: first the API, which lets running
+writes to is full, or the like, it is never given up. One that has a heartbeat is killed when it
+falls silent. A stop is in order: first the API, which lets running
 requests finish, and whoever else asks the engine, then the engine they need.
 """
 
@@ -13,19 +13,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import errno
 import logging
 import os
 import signal
 import socket
+import struct
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from srm.engine.process.watchdog import Heartbeat
 from srm.errors import CheckpointError, ConfigError
 from srm.logs import PROCESS_NAME
+from srm.memory import write_text
 from srm.metrics_memory import Region
 from srm.server.supervise.ends import describe_exit, passing_cause
 from srm.tasks import dispensable, task_group
@@ -50,24 +52,14 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 
-@dataclass
-class PrivateFolder:
-    """Where processes have sockets and heartbeats; made again where somebody removes it."""
+_BEAT = struct.Struct("dd")
 
-    path: Path
-    times_made: int = 0
-    """How often it was made again."""
 
-    def make_again(self) -> None:
-        """Make it if it is gone. Raises OSError, also where it is somebody else's by now."""
-        try:
-            self.path.mkdir(mode=0o700)
-        except FileExistsError:
-            if self.path.lstat().st_uid != os.geteuid():
-                raise PermissionError(errno.EPERM, "is not ours any more", self.path) from None
-        else:
-            self.times_made += 1
-            log.warning("%s was removed: made again", self.path)
+class _Beat(NamedTuple):
+    """What `Heartbeat` wrote last."""
+
+    at: float
+    steps: float
 
 
 @dataclass
@@ -82,18 +74,17 @@ class Child:
     listeners: Sequence[socket.socket] = ()
     fds: Sequence[int] = ()
     """Further files it inherits."""
-    heartbeat: Path | None = None
-    """File that it makes when it serves, touches while it does, and writes to when it works."""
+    heartbeat_fd: int = -1
+    """Memory of its heartbeat; -1: it has none."""
     silence_s: float = 0.0
-    """Seconds it may go without touching that file; 0: no limit."""
+    """Seconds it may go without a beat; 0: no limit."""
     stall_s: float = 0.0
-    """Seconds without a touch after which that is said; 0: never."""
+    """Seconds without a beat after which that is said; 0: never."""
     works_in_time: bool = False
     """Whether it has come to work once it has lived for a while, whatever its heartbeat says."""
-    why_away: Path | None = None
-    """File that says why it cannot run, while it cannot: the others go on without it."""
-    private: PrivateFolder | None = None
-    """Where its socket and heartbeat are: while that is gone, its ends are no fault of its own."""
+    why_away_fd: int = -1
+    """Memory of the text that says why it cannot run, while it cannot: the others go on without
+    it; -1: they cannot."""
     folders: Sequence[Path] = ()
     """What it writes to: while there is no room there, its ends are no fault of its own."""
     substitutes: Sequence[Child] = ()
@@ -103,11 +94,7 @@ class Child:
     failures: int = 0
     """How often it has crashed without coming to work, since it last did."""
     has_served: bool = False
-    """Whether it ever came so far as to make its heartbeat."""
-    last_beat: os.stat_result | None = None
-    """Its heartbeat as last seen since it was started: the file may go before it does."""
-    times_made: int = 0
-    """How often its private folder had been made again when it was started."""
+    """Whether it ever came so far as to beat."""
     is_hopeless: bool = False
     """Whether a restart has no point, by its last end."""
 
@@ -124,19 +111,17 @@ class Child:
             has_worked = self._has_worked(code, time.monotonic() - started)
             self.failures = 0 if has_worked else self.failures + 1
             end, cause = describe_exit(code), await passing_cause(self.folders, refused)
-            if self.private and not cause and self._lost_folder():
-                cause = f"{self.private.path} was removed while it ran"
             if cause:
                 end = f"{end}; {cause}"
-            waits = bool(cause) and self.why_away is None
+            waits = bool(cause) and self.why_away_fd < 0
             if waits:
                 self.failures = min(self.failures, MAX_FAILURES - 1)
             self.is_hopeless = not waits and (code in FATAL_CODES or self.failures >= MAX_FAILURES)
             if self.is_hopeless:
                 often = f" {self.failures} times" if self.failures > 1 else ""
                 why = f"{self.name} ended{often} ({end})"
-                if self.why_away is not None:
-                    self._say_why_away(f"{why}; the server's log says why")
+                if self.why_away_fd >= 0:
+                    write_text(self.why_away_fd, f"{why}; the server's log says why")
                 elif not self.has_served or not any(
                     substitute.may_serve for substitute in self.substitutes
                 ):
@@ -149,12 +134,8 @@ class Child:
 
     async def run_once(self) -> int:
         """Start it and wait until it ends; returns its exit code."""
-        self.last_beat = None
-        if self.private is not None:
-            self.private.make_again()
-            self.times_made = self.private.times_made
-        if self.heartbeat is not None:
-            self.heartbeat.unlink(missing_ok=True)
+        if self.heartbeat_fd >= 0:
+            os.pwrite(self.heartbeat_fd, bytes(Heartbeat.BYTES), 0)
         starting = asyncio.create_task(self._start())
         try:
             await asyncio.shield(starting)
@@ -176,6 +157,7 @@ class Child:
     async def _start(self) -> None:
         shown = self.metrics.environment if self.metrics is not None else {}
         fds = [*self.fds] if self.metrics is None else [*self.fds, self.metrics.fd]
+        fds += [self.heartbeat_fd] if self.heartbeat_fd >= 0 else []
         self.process = await asyncio.create_subprocess_exec(
             *self.command,
             env={**self.environment, **shown, PROCESS_NAME: self.name},
@@ -199,36 +181,25 @@ class Child:
 
     @property
     def may_serve(self) -> bool:
-        """Whether it has come so far as to make its heartbeat, or has before and is restarted."""
+        """Whether it serves, or has served and is restarted."""
         is_running = self.process is not None and self.process.returncode is None
-        is_up = is_running and (self._look() or self.last_beat) is not None
+        is_up = is_running and self._look() is not None
         return is_up or (self.has_served and not self.is_hopeless)
 
     def _has_worked(self, code: int, lived_s: float) -> bool:
         """Return whether its end may have come from outside, so that it makes sense to go on."""
-        beat = self._look() or self.last_beat
-        if self.heartbeat is None or self.works_in_time:
+        beat = self._look()
+        if self.heartbeat_fd < 0 or self.works_in_time:
             return lived_s > _STEADY_S or code == -signal.SIGKILL
-        return beat is not None and (beat.st_size > 0 or code == -signal.SIGKILL)
+        return beat is not None and (beat.steps > 0 or code == -signal.SIGKILL)
 
-    def _look(self) -> os.stat_result | None:
-        """Return its heartbeat, if the file is there, and remember it."""
-        beat = None if self.heartbeat is None else _stat(self.heartbeat)
-        if beat is not None:
-            self.last_beat, self.has_served = beat, True
-        return beat
-
-    def _lost_folder(self) -> bool:
-        """Whether the private folder is gone, or was made again, since this process was started."""
-        assert self.private is not None
-        return not self.private.path.exists() or self.private.times_made > self.times_made
-
-    def _say_why_away(self, why: str) -> None:
-        assert self.why_away is not None
-        try:
-            self.why_away.write_text(why)
-        except OSError as error:
-            log.error("%s: %s", self.why_away, error)
+    def _look(self) -> _Beat | None:
+        """Return its last beat, if it serves, and remember that it does."""
+        if self.heartbeat_fd < 0:
+            return None
+        beat = _Beat(*_BEAT.unpack(os.pread(self.heartbeat_fd, _BEAT.size, 0)))
+        self.has_served |= beat.at > 0
+        return beat if beat.at > 0 else None
 
     async def _watch(self) -> None:
         async with task_group() as group:
@@ -236,15 +207,15 @@ class Child:
             group.create_task(self._watch_heartbeat())
 
     async def _note_steady(self) -> None:
-        """Remove `why_away` once it runs steadily."""
-        if self.why_away is not None:
+        """Empty the text that says why it is away, once it runs steadily."""
+        if self.why_away_fd >= 0:
             await asyncio.sleep(_STEADY_S)
-            self.why_away.unlink(missing_ok=True)
+            write_text(self.why_away_fd, "")
 
     async def _watch_heartbeat(self) -> None:
-        """Remember that it serves, and make its folder again if that is gone; kill it when it falls
-        silent, after it was made to write its stacks to the log."""
-        if self.heartbeat is None:
+        """Remember that it serves; kill it when it falls silent, after it was made to write its
+        stacks to the log."""
+        if self.heartbeat_fd < 0:
             return
         assert self.process is not None
         silent_s, last, is_stalled = 0.0, None, False
@@ -252,12 +223,9 @@ class Child:
             await asyncio.sleep(_TICK_S)
             beat = self._look()
             if beat is None:  # it starts, and may take its time unless it is stopped
-                if self.private is not None:
-                    with contextlib.suppress(OSError):  # which the next start names
-                        self.private.make_again()
                 is_silent, last = _state(self.process.pid) == _STOPPED, None
             else:
-                is_silent, last = beat.st_mtime_ns == last, beat.st_mtime_ns
+                is_silent, last = beat.at == last, beat.at
             # Counted in our own ticks: where the whole machine slept, so did we.
             silent_s = silent_s + _TICK_S if is_silent else 0.0
             if is_stalled and not is_silent:
@@ -268,12 +236,6 @@ class Child:
                     *(self.name, self.process.pid, _state(self.process.pid), silent_s),
                 )
             is_stalled = 0 < self.stall_s < silent_s
-            if (
-                beat is not None
-                and 0 < self.silence_s < silent_s
-                and not _can_touch(self.heartbeat)
-            ):
-                silent_s = 0.0  # nobody can, so that says nothing of the process
         log.error(
             "%s (process %d, state %s) has given no sign of life for %g s: killed",
             *(self.name, self.process.pid, _state(self.process.pid), silent_s),
@@ -289,22 +251,6 @@ class Child:
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(signum)
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except OSError:  # as of a disk that is gone
-        return None
-
-
-def _can_touch(path: Path) -> bool:
-    try:
-        os.utime(path)
-    except OSError as error:
-        log.error("%s: %s: whether its process lives cannot be seen", path, error.strerror)
-        return False
-    return True
 
 
 def _state(pid: int) -> str:

@@ -50,7 +50,7 @@ def test_a_text_line_ends_in_the_fields() -> None:
 
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_lines_say_which_process_speaks(form: str) -> None:
-    script = f"import logging; from srm.engine import logs; logs.configure('info', '{form}'); "
+    script = f"import logging; from srm import logs; logs.configure('info', '{form}'); "
     done = subprocess.run(
         [sys.executable, "-c", script + "logging.info('hello')"],
         capture_output=True,
@@ -66,7 +66,7 @@ def test_lines_say_which_process_speaks(form: str) -> None:
 
 def test_configuring_sets_level_and_form() -> None:
     script = (
-        "import logging; from srm.engine import logs; logs.configure('warning', 'json'); "
+        "import logging; from srm import logs; logs.configure('warning', 'json'); "
         "logging.info('no'); logging.warning('yes %s', 1)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
@@ -75,7 +75,7 @@ def test_configuring_sets_level_and_form() -> None:
 
 LOGGING = """
 import logging, os, sys
-from srm.engine import logs
+from srm import logs
 logs.configure("info", "text")
 for number in range(3_000):
     logging.info("line %d: %s", number, "x" * (9_000 if number == 7 else 90))

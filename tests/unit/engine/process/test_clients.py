@@ -1,65 +1,52 @@
-"""The socket of an engine, whose file a sweeper of temp folders may take."""
+"""The socket of an engine."""
 
 from __future__ import annotations
 
-import logging
-import shutil
-from collections.abc import Iterator
+import os
+import socket
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 import zmq
 
-from srm.engine.process import clients
 from srm.engine.process.clients import Clients
+from srm.server.supervise.launch import new_endpoint
+
+NOBODY = 65_534
 
 
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    with zmq.Context() as made:
-        yield made
-        made.destroy(linger=0)
+def greeting_to(user: int, endpoint: str) -> int:
+    """The bytes that a process of this user hears first from a socket; 0: it is refused."""
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        os.setuid(user)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(endpoint.replace("ipc://@", "\0"))
+            os._exit(len(connection.recv(100)))
+    except ConnectionError:
+        os._exit(0)
+    finally:
+        os._exit(255)
 
 
-def connected(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
-    socket = context.socket(zmq.DEALER)
-    socket.connect(endpoint)
-    socket.send(b"hello")
-    return socket
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_another_users_process_is_not_heard() -> None:
+    with closing(Clients(endpoint := new_endpoint(), timeout_s=60)):
+        assert 0 < greeting_to(os.geteuid(), endpoint) < 255
+        assert greeting_to(NOBODY, endpoint) == 0
 
 
-def receive(engine: Clients) -> tuple[bytes, bytes]:
-    assert engine.socket.poll(120_000)
-    received = engine.receive()
-    assert received is not None
-    return received
-
-
-def test_a_socket_whose_folder_was_removed_is_reached_by_new_clients_and_loses_no_old_one(
-    context: zmq.Context[zmq.Socket[bytes]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """An API process that was started afterwards had no engine for ever."""
-    monkeypatch.setattr(clients, "_LOOK_EVERY_S", 0.0)
-    folder = tmp_path / "private"
-    folder.mkdir()
-    with closing(Clients(endpoint := f"ipc://{folder}/engine", timeout_s=60)) as engine:
-        old = connected(context, endpoint)
-        name, _ = receive(engine)
-        shutil.rmtree(folder)
-        with caplog.at_level(logging.WARNING):
-            for _ in range(2):
-                engine.listen_again()
-        assert caplog.text.count("cannot be made again") == 1
-        folder.mkdir()
-        for _ in range(2):
-            engine.listen_again()
-        assert caplog.text.count("was removed: made again") == 1
-        new = connected(context, endpoint)
-        other, _ = receive(engine)
-        for socket, client in ((old, name), (new, other)):
-            assert engine.send(client, client)
-            assert socket.poll(120_000) and socket.recv() == client
+def test_a_client_is_answered_over_a_socket_without_a_file() -> None:
+    with (
+        closing(Clients(endpoint := new_endpoint(), timeout_s=60)) as engine,
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as client,
+    ):
+        client.connect(endpoint)
+        client.send(b"hello")
+        assert engine.socket.poll(120_000)
+        received = engine.receive()
+        assert received is not None and received[1] == b"hello"
+        assert engine.send(received[0], b"welcome")
+        assert client.poll(120_000) and client.recv() == b"welcome"

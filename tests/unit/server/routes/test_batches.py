@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from srm.errors import NotFound
+from srm.memory import write_text
 from srm.server.errors import BatchesUnavailable, status_of
 from srm.server.routes.batches import Batches, BatchQuery
 from srm.server.storage.store import Store
@@ -29,16 +31,16 @@ def batches(tmp_path: Path) -> Iterator[Make]:
 
 
 async def test_a_batch_is_refused_while_none_can_run(tmp_path: Path, batches: Make) -> None:
-    why = tmp_path / "why"
+    why = os.memfd_create("why")
     new = {"endpoint": "/v1/completions", "completion_window": "24h"}
     body = msgspec.json.encode({"input_file_id": "file-" + "0" * 32, **new})
-    why.write_text("jobs ended 6 times")
+    write_text(why, "jobs ended 6 times")
     with pytest.raises(BatchesUnavailable, match="not run now: jobs ended 6 times") as refused:
-        await batches(why_no_jobs=str(why)).create(body)
+        await batches(why_no_jobs_fd=why).create(body)
     assert status_of(refused.value) == 503
-    why.unlink()
+    write_text(why, "")
     with pytest.raises(NotFound, match="there is no file"):
-        await batches(why_no_jobs=str(why)).create(body)
+        await batches(why_no_jobs_fd=why).create(body)
 
 
 async def test_a_batch_of_another_model_says_what_it_waits_for(

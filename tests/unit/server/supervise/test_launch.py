@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from unittest.mock import AsyncMock
 
@@ -139,33 +138,6 @@ def test_a_data_folder_that_cannot_be_written_into_is_said_at_the_start(
         flags = [f"--model={text_model}", "--port=0", f"--data-dir={folder}"]
         with pytest.raises(ConfigError, match=f"data_dir = {folder}: "):
             main(flags, "nothing is started")
-
-
-@pytest.mark.parametrize(
-    ("folder", "message"),
-    [("nowhere", "no folder for sockets can be made"), ("x" * 110, "too long, since paths")],
-)
-def test_a_temp_folder_that_is_none_or_too_long_is_said_at_the_start(
-    folder: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The one was a traceback, the other an engine that gave up."""
-    if folder != "nowhere":
-        (tmp_path / folder).mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / folder))
-    with pytest.raises(ConfigError, match=message) as refused, launch.private_folder():
-        pass
-    assert "TMPDIR" in refused.value.message
-
-
-def test_what_a_sweeper_of_temp_folders_would_take_is_kept_young(tmp_path: Path) -> None:
-    """The note of the weights in use went after ten days, and a restarted engine had others."""
-    for name in ("engine", "weights", "heartbeat1"):
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (1, 1))
-    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
-    launch.touch_all(tmp_path)
-    young = {path.name for path in tmp_path.iterdir() if path.lstat().st_mtime > 1}
-    assert young == {"engine", "weights", "gone"}  # a heartbeat says something else
 
 
 def test_connections_are_no_more_than_open_files_allow(

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -14,7 +13,6 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import psutil
@@ -23,20 +21,21 @@ import pytest
 from srm import tasks
 from srm.engine.config import EngineConfig
 from srm.errors import EngineUnavailable
+from srm.memory import read_text
 from srm.server.supervise import embedded_engine, ends, supervisor
 from srm.server.supervise.embedded_engine import MAX_CRASHES, with_engine
 from srm.server.supervise.ends import describe_exit, passing_cause
-from srm.server.supervise.supervisor import Child, PrivateFolder, Supervisor
+from srm.server.supervise.launch import new_heartbeat
+from srm.server.supervise.supervisor import Child, Supervisor
 from tests.kit.engines.served_engine import until
 from tests.kit.serving import ROOT
 
+BEAT = "import os, struct, sys, time; os.pwrite(int(sys.argv[1]), struct.pack('dd', 1, 0), 0)\n"
 BEATING = """
-import os, sys, time
-path, steps = sys.argv[1:]
-with open(path, "w") as file:
-    file.write("+" * int(steps))
+import os, struct, sys, time
+fd, steps = map(int, sys.argv[1:])
 while True:
-    os.utime(path)
+    os.pwrite(fd, struct.pack("dd", time.monotonic(), steps), 0)
     time.sleep(0.02)
 """
 MakeChild = Callable[..., Child]
@@ -49,12 +48,12 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeChild:
     monkeypatch.setattr(supervisor, "_TICK_S", 0.05)
 
     def make(program: str, *arguments: str, beats: bool = True, silence_s: float = 0.0) -> Child:
-        heartbeat = tmp_path / "heartbeat"
+        heartbeat = new_heartbeat() if beats else -1
         return Child(
             "child",
-            [sys.executable, "-ISc", program, *([str(heartbeat)] if beats else []), *arguments],
+            [sys.executable, "-ISc", program, *([f"{heartbeat}"] if beats else []), *arguments],
             dict(os.environ),
-            heartbeat=heartbeat if beats else None,
+            heartbeat_fd=heartbeat,
             silence_s=silence_s,
         )
 
@@ -63,10 +62,8 @@ def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeChild:
 
 async def started(child: Child, other_than: int = 0) -> int:
     """The process id of a child that beats, once it does."""
-    heartbeat = child.heartbeat
-    assert heartbeat is not None
     await until(lambda: child.process is not None and child.process.pid != other_than)
-    await until(heartbeat.exists)
+    await until(lambda: child._look() is not None)
     assert child.process is not None
     return child.process.pid
 
@@ -79,7 +76,7 @@ async def ended(keeper: asyncio.Task[int], child: Child) -> None:
 
 HOPELESS = {
     "never comes to work": ("raise SystemExit(7)", 1),
-    "crashes in its first step": ("import sys; open(sys.argv[1], 'w'); raise SystemExit(7)", 1),
+    "crashes in its first step": (BEAT + "raise SystemExit(7)", 1),
     "is killed before it serves": ("import os; os.kill(os.getpid(), 9)", 1),
     "has wrong settings": ("raise SystemExit(2)", 2),
     "has wrong files": ("raise SystemExit(3)", 3),
@@ -111,7 +108,7 @@ async def test_one_that_worked_or_was_killed_is_started_again_however_often(
     for _ in range(supervisor.MAX_FAILURES + 2):
         pid = await started(beating, other_than=pid)
         if steps != "0":
-            await until(lambda: Path(str(beating.heartbeat)).stat().st_size > 0)
+            await until(lambda: bool((beat := beating._look()) and beat.steps))
         os.kill(pid, signum)
     await started(beating, other_than=pid)
     assert not keeper.done()
@@ -140,16 +137,16 @@ async def test_one_that_is_frozen_is_killed_and_started_again(
 
 WEDGED = """
 import asyncio, sys
-from srm.engine import logs
+from srm import logs
 from srm.server.loop_turns import show_turns
 
 def one_long_piece_of_work():
-    open(sys.argv[1] + ".wedged", "w").close()
+    open(sys.argv[2], "w").close()
     while True:
         pass
 
 async def main():
-    turns = asyncio.create_task(show_turns(sys.argv[1]))
+    turns = asyncio.create_task(show_turns(int(sys.argv[1])))
     asyncio.get_running_loop().call_later(0.3, one_long_piece_of_work)
     await turns
 
@@ -159,14 +156,17 @@ asyncio.run(main())
 
 
 async def test_one_whose_loop_is_held_up_is_ended_with_its_stack_in_the_log(
-    child: MakeChild, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    child: MakeChild,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    wedged = child(WEDGED, silence_s=1000)
+    wedged = child(WEDGED, str(tmp_path / "wedged"), silence_s=1000)
     wedged.command[1] = "-c"  # with our modules
     wedged.environment["PYTHONPATH"] = str(ROOT)
     keeper = asyncio.create_task(wedged.keep_running())
     pid = await started(wedged)
-    await until(Path(f"{wedged.heartbeat}.wedged").exists)
+    await until((tmp_path / "wedged").exists)
     wedged.silence_s = 0.1
     await started(wedged, other_than=pid)
     wedged.silence_s = 1000
@@ -196,14 +196,10 @@ async def test_a_watch_that_fails_goes_on_watching(
     beating = child(BEATING, "1", silence_s=1000)
     keeper = asyncio.create_task(beating.keep_running())
     pid = await started(beating)
-    stat = Path.stat
-
-    def fails_once(path: Path, **_: bool) -> os.stat_result:
-        monkeypatch.setattr(Path, "stat", stat)
-        raise RuntimeError(path)
-
-    monkeypatch.setattr(Path, "stat", fails_once)
+    look = beating._look
+    monkeypatch.setattr(beating, "_look", Mock(side_effect=[RuntimeError("a bug"), *[look()] * 9]))
     await until(lambda: "the watch over child failed" in caplog.text)
+    monkeypatch.setattr(beating, "_look", look)
     beating.silence_s = 0.1
     os.kill(pid, signal.SIGSTOP)
     await started(beating, other_than=pid)
@@ -230,22 +226,22 @@ async def test_one_that_others_do_without_is_tried_again_for_ever_and_said_to_be
     child: MakeChild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until it runs steadily."""
-    why, ends, healed = tmp_path / "why", tmp_path / "ends", tmp_path / "healed"
+    why, ends, healed = os.memfd_create("why"), tmp_path / "ends", tmp_path / "healed"
     program = (
         f"import os, time; open({str(ends)!r}, 'a').write('+')\n"
         f"while os.path.exists({str(healed)!r}): time.sleep(0.01)\n"
         "raise SystemExit(2)"
     )
     crashing = child(program, beats=False)
-    crashing.why_away = why
+    crashing.why_away_fd = why
     keeper = asyncio.create_task(crashing.keep_running())
     enough = supervisor.MAX_FAILURES + 2
     await until(lambda: ends.exists() and ends.stat().st_size >= enough)
     assert not keeper.done()
-    assert "times (exit code 2); the server's log says why" in why.read_text()
+    assert "times (exit code 2); the server's log says why" in read_text(why)
     healed.touch()
     monkeypatch.setattr(supervisor, "_STEADY_S", 0.0)
-    await until(lambda: not why.exists())
+    await until(lambda: not read_text(why))
     await ended(keeper, crashing)
 
 
@@ -254,8 +250,7 @@ async def test_one_with_a_substitute_that_serves_is_tried_again_for_ever_once_it
 ) -> None:
     ends = tmp_path / "ends"
     fails = f"open({str(ends)!r}, 'a').write('+'); raise SystemExit(3)"
-    substitute, failing = child(BEATING, "1"), child("import sys; open(sys.argv[1], 'w'); " + fails)
-    failing.heartbeat, failing.command[-1] = tmp_path / "other", str(tmp_path / "other")
+    substitute, failing = child(BEATING, "1"), child(BEAT + fails)
     never_served = child(fails, beats=False)
     failing.substitutes = never_served.substitutes = [substitute]
     keeper = asyncio.create_task(substitute.keep_running())
@@ -339,84 +334,13 @@ async def test_one_for_which_there_is_no_process_left_at_the_moment_is_tried_aga
     assert await one.keep_running() == 2
 
 
-async def test_one_that_served_until_its_folder_vanished_is_tried_again_while_another_serves(
-    child: MakeChild, tmp_path: Path
-) -> None:
-    """It counted as one that had never served, and its end was the server's."""
-    folder, vanished, ends = tmp_path / "private", tmp_path / "vanished", tmp_path / "ends"
-    folder.mkdir()
-    failing = child(
-        "import os, sys, time\n"
-        f"if not os.path.exists({str(vanished)!r}): open(sys.argv[1], 'w')\n"
-        f"while not os.path.exists({str(vanished)!r}): time.sleep(0.01)\n"
-        f"open({str(ends)!r}, 'a').write('+')\n"
-        "raise SystemExit(2)"
-    )
-    failing.heartbeat = folder / "heartbeat"
-    failing.command[-1] = str(failing.heartbeat)
-    failing.substitutes = [SimpleNamespace(may_serve=True)]  # type: ignore[list-item]
-    keeper = asyncio.create_task(failing.keep_running())
-    await until(lambda: failing.has_served)
-    shutil.rmtree(folder)
-    vanished.touch()
-    enough = supervisor.MAX_FAILURES + 2
-    await until(lambda: keeper.done() or (ends.exists() and ends.stat().st_size >= enough))
-    assert not keeper.done()
-    await ended(keeper, failing)
-
-
-async def test_a_private_folder_that_vanishes_is_made_again_for_who_runs_and_who_starts(
-    child: MakeChild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "private"
-    starting = child("import os, sys; sys.exit(os.stat(sys.argv[1]).st_mode & 0o777 != 0o700)")
-    starting.command[-1], starting.private = str(folder), PrivateFolder(folder)
-    assert await starting.run_once() == 0
-    running = child("import time; time.sleep(1000)")
-    running.private = starting.private
-    keeper = asyncio.create_task(running.keep_running())
-    await until(lambda: running.process is not None)
-    folder.rmdir()
-    await until(folder.exists)
-    await ended(keeper, running)
-    monkeypatch.setattr("srm.server.supervise.supervisor.os.geteuid", lambda: -1)
-    with pytest.raises(PermissionError, match="is not ours any more"):
-        await starting.run_once()
-
-
-async def test_one_whose_private_folder_vanishes_while_it_starts_is_not_given_up_for_that(
-    child: MakeChild,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """ "cannot listen on endpoint", exit code 2, and no line said why all was stopped."""
-    private = PrivateFolder(tmp_path / "private")
-    one, starts = child("raise SystemExit(2)", beats=False), count(1)
-    one.private, begin = private, asyncio.create_subprocess_exec
-
-    async def start_and_lose(*command: str, **how: Any) -> asyncio.subprocess.Process:
-        process = await begin(*command, **how)
-        if (start := next(starts)) <= supervisor.MAX_FAILURES + 2:
-            private.path.rmdir()
-            if start % 2:  # as by the watch over another child
-                private.make_again()
-        return process
-
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_and_lose)
-    assert await one.keep_running() == 2
-    assert next(starts) == supervisor.MAX_FAILURES + 4
-    assert f"{private.path} was removed while it ran): restart in" in caplog.text
-    assert "(exit code 2): giving up" in caplog.text
-
-
 async def test_pauses_of_one_that_others_do_without_grow_to_a_minute(
-    child: MakeChild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    child: MakeChild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was started every 10 s, for ever."""
     monkeypatch.undo()
     one = child("", beats=False)
-    one.why_away = tmp_path / "why"
+    one.why_away_fd = os.memfd_create("why")
     monkeypatch.setattr(one, "run_once", AsyncMock(side_effect=[-11] * 30 + [KeyError()]))
     monkeypatch.setattr(asyncio, "sleep", sleep := AsyncMock())
     monkeypatch.setattr(supervisor, "passing_cause", AsyncMock(return_value=""))
@@ -425,34 +349,7 @@ async def test_pauses_of_one_that_others_do_without_grow_to_a_minute(
     pauses = [call.args[0] for call in sleep.await_args_list]
     assert pauses == sorted(pauses) and len(pauses) == 30
     assert pauses[supervisor.MAX_FAILURES - 2] < 10 < pauses[-1] == 60
-    assert "30 times (SIGSEGV: a fault of native code)" in one.why_away.read_text()
-
-
-async def test_a_heartbeat_that_nobody_can_touch_ends_no_process(
-    child: MakeChild, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """On a disk that had become read-only the engine, which served, was killed as frozen."""
-    beating = child(BEATING, "1", silence_s=0.1)
-    refuses = asyncio.Event()
-
-    def refuse(path: Path) -> None:
-        asyncio.get_running_loop().call_soon(refuses.set)
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    keeper = asyncio.create_task(beating.keep_running())
-    with monkeypatch.context() as read_only:
-        read_only.setattr("srm.server.supervise.supervisor.os.utime", refuse)
-        pid = await started(beating)
-        os.kill(pid, signal.SIGSTOP)  # it touches nothing either
-        async with asyncio.timeout(120):
-            for _ in range(2):
-                await refuses.wait()
-                refuses.clear()
-        assert beating.process is not None and beating.process.returncode is None
-    await started(beating, other_than=pid)
-    assert "Read-only file system: whether its process lives cannot be seen" in caplog.text
-    assert "has given no sign of life" in caplog.text
-    await ended(keeper, beating)
+    assert "30 times (SIGSEGV: a fault of native code)" in read_text(one.why_away_fd)
 
 
 @pytest.mark.parametrize(
