@@ -41,7 +41,7 @@ def test_a_peer_can_be_started_with_the_package_that_is_pinned(peer: Peer, tmp_p
         assert str(tmp_path / "model") in command
     else:
         (program,) = command
-        assert (ROOT / "bench" / "peers" / "programs" / f"{program}.py").is_file()
+        assert (ROOT / "research" / "bench" / "peers" / "programs" / f"{program}.py").is_file()
     assert list(peer.concurrency) == sorted(peer.concurrency)
     assert peer.most == 0 or peer.how == "http" or max(peer.concurrency) <= peer.most
     assert values["dtype"] == ("bfloat16" if peer.is_narrow else "float32")
