@@ -89,7 +89,6 @@ BENCHMARKS = {
     "scale": "research.bench.server.scale",
     "against": "research.bench.server.against",
     "dialects": "research.bench.server.dialects",
-    "validity": "research.bench.server.validity",
     "table": "research.bench.records.table",
 }
 """`srm bench NAME` and the module whose `main` it is."""

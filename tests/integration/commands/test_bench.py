@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 import srm.__main__ as srm
-from research.bench.server.validity import PEERS
 from srm.engine.config import DEMO_MODEL, ModelConfig
 from srm.engine.weights.random_model import write_random_model
 
@@ -82,13 +80,6 @@ def bursts(record: Record) -> None:
         assert case["hostile_answers"] and {*case["hostile_answers"]} <= {"200", "400", "503"}
 
 
-def validity(record: Record) -> None:
-    assert len(record["cases"]) == 2 and record["peers"] == []
-    assert [case["valid"] for case in record["cases"]] == [6, 6]
-    for case in record["cases"]:
-        assert case["rows"]["table"] > 0 and min(case["first_token_s"].values()) > 0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "flags", "check", "line"),
@@ -106,7 +97,6 @@ def validity(record: Record) -> None:
          "--hostile=7", bursts, "| 2 × 5 | whole |"),
         ("dialects", "--samples=6 --max-tokens=5 --logprobs=true --repetitions=2", dialects,
          "| `/generate` |"),
-        ("validity", "--schemas=2 --samples=6 --completions=4", validity, "| all | 2 | 12 | 12 |"),
         ("rollouts", "--model={bare} --rollouts=8 --prompt-tokens=3 --max-tokens=12 --changes=5 "
          "--kills=1 --seconds=2 --pauses=3 --paused-rollouts=4", rollouts,
          "| rollouts not answered | 0 |"),
@@ -123,24 +113,3 @@ def test_a_benchmark_writes_its_record(
     (path,) = tmp_path.glob("*.json")
     check(json.loads(path.read_text()))
     assert line in path.with_suffix(".md").read_text()
-
-
-@pytest.mark.slow
-def test_a_peer_is_asked_for_samples_of_the_same_schemas(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (ours, *_) = PEERS
-    monkeypatch.setattr("research.bench.server.validity.PEERS", (ours,))
-    model = tmp_path / "models" / "srm-512"  # where the peer's model is made, if it is not there
-    shape = ModelConfig(d_model=16, num_layers=1, num_heads=2, n_ctx=512, vocab_size=2048)
-    write_random_model(model, shape)
-    shutil.copy(DEMO_MODEL / "tokenizer.json", model)
-    flags = [f"--output={tmp_path}", f"--peers-dir={tmp_path}", "--peer-samples=3"]
-    assert srm.main(["bench", "validity", "--schemas=2", "--samples=2", *flags]) == 0
-    (path,) = tmp_path.glob("*.json")
-    record = json.loads(path.read_text())
-    (peer,) = record["peers"]
-    schemas = [[case["schema"] for case in each["cases"]] for each in (record, peer)]
-    assert peer["model"] == "srm-512" and schemas[0] == schemas[1]
-    assert [case["valid"] for case in peer["cases"]] == [3, 3]
-    assert "| srm serve, this commit, srm-512 | 6 | 6 | 0 |" in path.with_suffix(".md").read_text()
