@@ -177,7 +177,6 @@ bench: .venv/dev  ## measures kernels, engine, prompts and host; writes research
 	$(BIN)/srm bench engine
 	$(BIN)/srm bench prefill
 	$(BIN)/srm bench host
-	$(BIN)/srm bench scale
 	$(BIN)/srm bench table
 
 load-setup: .venv/loadtest  ## installs what `srm loadtest` needs, without torch

@@ -86,7 +86,6 @@ BENCHMARKS = {
     "rollouts": "research.bench.model.rollouts",
     "http": "research.bench.server.http",
     "streams": "research.bench.server.streams",
-    "scale": "research.bench.server.scale",
     "against": "research.bench.server.against",
     "dialects": "research.bench.server.dialects",
     "table": "research.bench.records.table",

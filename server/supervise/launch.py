@@ -192,7 +192,7 @@ def new_heartbeat() -> int:
 
 def count_api_processes(num_engines: int) -> int:
     """Return one for every four cores: a GPU's engine needs one or two, and a CPU's all it gets.
-    What streams an engine's tokens one by one takes up to four (docs/scale.md)."""
+    What streams an engine's tokens one by one takes up to four (docs/operations.md)."""
     most = max(_MOST_BY_DEFAULT, _MOST_OF_AN_ENGINE * num_engines)
     return min(max(1, available_cores() // 4), most)
 

@@ -24,7 +24,6 @@ from research.bench.peaks.rates import (
     share,
     start_cells,
 )
-from research.bench.server import scale_table
 from srm.engine.weights.inspect_model import inspect_model
 
 LAST = 100
@@ -343,9 +342,6 @@ FIGURES: dict[str, tuple[str, Callable[[Record], list[str]]]] = {
     "peers": ("peers", _peers),
     "router": ("router-vllm", _router),
     "counted": ("counted", _counted),
-    "scale-costs": ("scale", scale_table.assumptions),
-    "scale-plan": ("scale", scale_table.plan),
-    "scale-losses": ("scale", scale_table.losses),
     "ray-data": ("ray-data", ray_data),
     "ray-serve": ("ray-serve", ray_serve),
 }
