@@ -83,7 +83,6 @@ BENCHMARKS = {
     "host": "research.bench.host.host",
     "counted": "research.bench.gpu.counted",
     "precision": "research.bench.model.precision",
-    "rollouts": "research.bench.model.rollouts",
     "http": "research.bench.server.http",
     "streams": "research.bench.server.streams",
     "against": "research.bench.server.against",

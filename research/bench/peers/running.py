@@ -10,8 +10,6 @@ import json
 import math
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -101,20 +99,6 @@ def engine_version(peer: Peer, config: PeersConfig) -> str:
     if ran.returncode:
         raise ConfigError(f"{peer.package} is not installed: `make peers-setup` first")
     return f"{peer.package} {ran.stdout.strip()}"
-
-
-@contextmanager
-def serving_peer(peer: Peer, config: PeersConfig, *flags: str, **variables: str) -> Iterator[str]:
-    """Start a peer's server with these flags and variables too, yield its base URL, and end it.
-
-    Its log is beside its environment. Raises ConfigError.
-    """
-    values = placeholders(peer, config, make_model(peer, config.folder))
-    command = [*(part.format(**values) for part in peer.command), *flags]
-    around = surroundings(peer.environment, config.folder) | peer.variables | variables
-    port, log = int(values["port"]), config.folder / f"{peer.name}.log"
-    with server(command, around, port, _probe(peer, values), log, config.start_s):
-        yield f"http://127.0.0.1:{port}"
 
 
 def _probe(peer: Peer, values: dict[str, str]) -> dict[str, Any]:

@@ -54,15 +54,6 @@ def constraints(record: Record) -> None:
     assert all((case["constrained_per_s"] > 0) == (case["share"] > 0.05) for case in cases)
 
 
-def rollouts(record: Record) -> None:
-    assert record["kills"] == 1 and record["unanswered"] == record["beyond"] == 0
-    assert record["rollouts"] >= 8 and record["versions"] >= 1 + 5
-    assert 4 <= len(record["changes"]) <= 5, "the answer to one may be lost with its engine"
-    assert 0 < record["largest_error"] < 1e-4
-    (paused,) = record["pauses"]
-    assert len(paused["seconds"]) == 3 and min(*paused["seconds"], paused["step_s"]) > 0
-
-
 def dialects(record: Record) -> None:
     assert len(record["dialects"]) == 4
     for requests in record["dialects"].values():
@@ -97,9 +88,6 @@ def bursts(record: Record) -> None:
          "--hostile=7", bursts, "| 2 × 5 | whole |"),
         ("dialects", "--samples=6 --max-tokens=5 --logprobs=true --repetitions=2", dialects,
          "| `/generate` |"),
-        ("rollouts", "--model={bare} --rollouts=8 --prompt-tokens=3 --max-tokens=12 --changes=5 "
-         "--kills=1 --seconds=2 --pauses=3 --paused-rollouts=4", rollouts,
-         "| rollouts not answered | 0 |"),
     ],
 )  # fmt: skip
 def test_a_benchmark_writes_its_record(

@@ -82,22 +82,6 @@ def test_a_run_leaves_its_record_and_its_tables(
     assert shown in capsys.readouterr().out
 
 
-def test_a_record_that_shows_a_fault_is_written_and_ends_in_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for count, code in ((0, 0), (3, 1)):
-        done = run(
-            SomeConfig,
-            [f"--output={tmp_path / str(count)}"],
-            "some",
-            lambda _config, count=count: {"off": count},  # type: ignore[misc]
-            lambda record: [str(record["off"])],
-            fault=lambda record: f"{record['off']} are off" if record["off"] else "",
-        )
-        assert done == code and len([*(tmp_path / str(count)).glob("*-some.json")]) == 1
-        assert capsys.readouterr().err == ("srm bench some: 3 are off\n" if code else "")
-
-
 def http_record(tokens_per_s: float, **when: str) -> dict[str, Any]:
     case = {"requests": 1, "n": 9, "is_stream": True, "engine_tokens_per_s": [100.0]}
     return {
