@@ -86,7 +86,6 @@ BENCHMARKS = {
     "http": "research.bench.server.http",
     "streams": "research.bench.server.streams",
     "against": "research.bench.server.against",
-    "dialects": "research.bench.server.dialects",
     "table": "research.bench.records.table",
 }
 """`srm bench NAME` and the module whose `main` it is."""

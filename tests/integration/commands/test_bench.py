@@ -54,13 +54,6 @@ def constraints(record: Record) -> None:
     assert all((case["constrained_per_s"] > 0) == (case["share"] > 0.05) for case in cases)
 
 
-def dialects(record: Record) -> None:
-    assert len(record["dialects"]) == 4
-    for requests in record["dialects"].values():
-        assert [request["prefilled"] for request in requests] == [record["prompt_tokens"] - 1] * 2
-        assert [request["tokens"] for request in requests] == [30, 30]
-
-
 def bursts(record: Record) -> None:
     kinds = [(case["requests"], case["n"], case["is_stream"]) for case in record["cases"]]
     assert kinds == [(3, 1, True), (2, 5, True), (2, 5, False)]
@@ -86,8 +79,6 @@ def bursts(record: Record) -> None:
          "--repetitions=1 --seconds=0.05", constraints, "| demo | float32 | 100% | 3 |"),
         ("http", "--model={demo} --streams=3 --requests=2 --n=5 --max-tokens=9 --repetitions=1 "
          "--hostile=7", bursts, "| 2 × 5 | whole |"),
-        ("dialects", "--samples=6 --max-tokens=5 --logprobs=true --repetitions=2", dialects,
-         "| `/generate` |"),
     ],
 )  # fmt: skip
 def test_a_benchmark_writes_its_record(
