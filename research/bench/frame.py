@@ -14,10 +14,10 @@ from srm.settings import load
 
 Record = dict[str, Any]
 
-DRAWN = {"engine", "kernels", "prefill", "host", "precision"}
+DRAWN = {"engine", "kernels", "prefill", "host"}
 """Kinds of records that have a picture."""
 MAY_BE_0 = {"threads", "seed", "logprobs", "n", "hostile"}
-MAY_BE_EMPTY = {"random_widths", "streams", "peers", "gap_models"}
+MAY_BE_EMPTY = {"random_widths", "streams", "peers"}
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -157,26 +157,6 @@ def draw_kernels(record: Record) -> Figure:
     return _explained(figure, 4)
 
 
-def draw_precision(record: Record) -> Figure:
-    """Draw per model how far the engine's log-probabilities are from torch's, by length."""
-    measured = record["gap"]
-    names = list(dict.fromkeys(case["model"] for case in measured))
-    figure, grid = plt.subplots(1, len(names) or 1, figsize=(5 * len(names) + 1, 5), squeeze=False)
-    for name, axes in zip(names, grid[0], strict=False):
-        for case in (case for case in measured if case["model"] == name):
-            for colour, (form, parts) in zip(COLOURS.values(), case["forms"].items(), strict=False):
-                lengths = [part["length"] for part in parts]
-                style: Record = {"color": colour, "linestyle": DASHES[case["dtype"]]}
-                means = [part["mean"] for part in parts]
-                label = f"engine {case['dtype']}, torch {form}"
-                axes.plot(lengths, means, marker=".", label=label, **style)
-                axes.plot(lengths, [part["max"] for part in parts], marker="^", **style)
-        axes.set(title=name, yscale="log", xlabel="place in the context")
-    grid[0, 0].set_ylabel("difference in nats: mean (dots), largest (triangles)")
-    _ruled(grid[0], base=2)
-    return _explained(figure, 2)
-
-
 def draw_peers(record: Record) -> Figure:
     """Draw the best tok/s over HTTP and offline, and tok/s by concurrent sequences."""
     best = {
@@ -228,7 +208,6 @@ KINDS: dict[str, tuple[Callable[[Record], Figure], str]] = {
     "kernels": (draw_kernels, "Each op against the limit that binds it"),
     "host": (draw_host, "Host time per decode row by running sequences"),
     "prefill": (draw_prefill, "Fraction of the GEMM peak by length of the prompt"),
-    "precision": (draw_precision, "How far the engine is from torch, by length"),
     "peers": (draw_peers, "Tokens a second of each engine"),
 }
 """The function that draws each kind of record, and the picture's caption."""

@@ -1,5 +1,4 @@
-"""`srm bench precision`: what bfloat16 and float8 cost in tokens, emulated on a CPU; and how far
-the engine is from a trainer (`research/bench/model/gap.py`).
+"""`srm bench precision`: what bfloat16 and float8 cost in tokens, emulated on a CPU.
 
 A model runs with the roundings of a GPU's step, matrices, activations and logits, but for those
 within the sums, and the same in float64 on the same tokens. Norms are folded into the products
@@ -24,8 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from research.bench.frame import Record, Settings, run, table
-from research.bench.model.gap import markdown_gap, measure_gap
-from srm.engine.config import DEMO_MODEL, Dtype, ModelConfig, find_model
+from srm.engine.config import DEMO_MODEL, Dtype, ModelConfig
 from srm.engine.weights.checkpoint import load_checkpoint
 from srm.engine.weights.float8 import INNER, float8_channel_mixer, from_e4m3, norm_scale
 from srm.engine.weights.random_model import write_random_model
@@ -44,7 +42,6 @@ DEPTH = 32
 """Products of float8 that a tensor core adds at a time."""
 FLOAT32_BITS = 24
 PARTS = "weight", "bias"
-GAP_DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 
 
 class Case(NamedTuple):
@@ -75,10 +72,6 @@ class PrecisionConfig(Settings, frozen=True, forbid_unknown_fields=True):
     problems."""
     random_sequences: int = 1
     """Number of sequences of random tokens fed to each model with random weights."""
-    gap_models: tuple[Path, ...] = (Path("demo"), Path("countdown"))
-    """Checkpoints whose log-probabilities are compared with torch's."""
-    gap_sequences: int = 32
-    """Sequences that are sampled of each of them, each a whole context."""
     threads: int = 0
     """CPU threads; 0: torch chooses."""
     seed: int = 0
@@ -108,17 +101,11 @@ def measure(config: PrecisionConfig) -> Record:
             rng = np.random.default_rng(config.seed)
             drawn = rng.integers(shape.vocab_size, size=(config.random_sequences, shape.n_ctx))
             models.append(_measure_model(f"random d {width}", Path(folder), torch.tensor(drawn)))
-    gap = [
-        measure_gap(find_model(folder), dtype, config.gap_sequences, config.seed)
-        for folder in config.gap_models
-        for dtype in GAP_DTYPES
-    ]
-    if not models and not gap:
+    if not models:
         raise ConfigError(
-            f"{config.demo_model} is missing, and random_widths and gap_models are empty: nothing "
-            "to do"
+            f"{config.demo_model} is missing, and random_widths is empty: nothing to do"
         )
-    return {"models": models, "gap": gap}
+    return {"models": models}
 
 
 def markdown(record: Record) -> list[str]:
@@ -126,7 +113,8 @@ def markdown(record: Record) -> list[str]:
     lines = [
         "Errors of logits are in units of the largest exact one. Greedy: the share of positions",
         "whose likeliest token is that of float64. KL: of the distribution at temperature 1 from",
-        "that of float64, in nats. The last case is a bound: see `bench/model/precision.py`.",
+        "that of float64, in nats. The last case is a bound: see",
+        "`research/bench/model/precision.py`.",
     ]
     for model in record["models"]:
         shape = model["config"]
@@ -142,7 +130,7 @@ def markdown(record: Record) -> list[str]:
             "",
             *table("case | rms error | max error | greedy | mean KL | p99 KL", rows),
         ]
-    return lines + (markdown_gap(record["gap"]) if record["gap"] else [])
+    return lines
 
 
 def _solved_problems(folder: Path, count: int, seed: int) -> Tensor:

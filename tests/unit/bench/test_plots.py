@@ -17,7 +17,6 @@ LABELS = {
     "kernels": ["random d 512, bfloat16", "up", "mix", "16 rows", "1,024 rows"],
     "prefill": ["one prompt, float32", "a full step, bfloat16", "fraction of GEMM peak"],
     "host": ["in one step, going on", "in turns, replaced after 128 tokens"],
-    "precision": ["demo", "countdown", "engine float32, torch parallel", "place in the context"],
     "peers": ["vLLM for CPUs: llama-512", "srm serve: srm-1024", "sequences at once"],
 }
 

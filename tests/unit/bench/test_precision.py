@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from research.bench.engine.ops import widened
-from research.bench.model.gap import FORMS, markdown_gap, measure_gap
 from research.bench.model.precision import (
     CASES,
     Case,
@@ -26,7 +25,7 @@ from srm.engine.weights.random_model import write_random_model
 from srm.errors import ConfigError
 from srm.training.checkpoint import load_model
 from srm.training.model import Block
-from tests.kit.engines.numpy_runner import F64, SMALL, feed, in_float64
+from tests.kit.engines.numpy_runner import F64, feed, in_float64
 
 MODEL = ModelConfig(d_model=64, num_layers=3, num_heads=4, n_ctx=24, vocab_size=300)
 IDS = np.random.default_rng(0).integers(MODEL.vocab_size, size=24)
@@ -77,7 +76,7 @@ def test_float8_is_the_channel_mixer_within_its_rounding(folder: Path) -> None:
 
 def test_every_case_is_measured(tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
-    record = measure(PrecisionConfig(demo_model=nowhere, random_widths=(64,), gap_models=()))
+    record = measure(PrecisionConfig(demo_model=nowhere, random_widths=(64,)))
     (model,) = record["models"]
     assert [case["case"] for case in model["cases"]] == list(CASES)
     divergences = [case["kl_mean"] for case in model["cases"][:3]]
@@ -85,20 +84,4 @@ def test_every_case_is_measured(tmp_path: Path) -> None:
     assert divergences[0] < 1e-9 and divergences[1] > 1e-5
     assert sum(line.startswith("| float8") for line in markdown(record)) == 2
     with pytest.raises(ConfigError, match="nothing to do"):
-        measure(PrecisionConfig(demo_model=nowhere, random_widths=(), gap_models=()))
-
-
-def test_the_engine_is_as_near_to_torch_as_float32_allows(tmp_path: Path) -> None:
-    folder = tmp_path / "small"
-    write_random_model(folder, SMALL)
-    measured = measure_gap(folder, "float32", sequences=3, seed=1)
-    assert measured["same_bits"] == measured["tokens"] == 3 * (SMALL.n_ctx - 1)
-    for name, parts in measured["forms"].items():
-        assert [part["length"] for part in parts] == [8, 16, 32, 64]
-        is_exact = "bfloat16" not in name
-        for part in parts:
-            assert 0 < part["mean"] <= part["max"]
-            assert (part["max"] < 1e-4) == is_exact
-    lines = markdown_gap([measured])
-    assert sum(line.startswith("| small, to 64 |") for line in lines) == len(FORMS)
-    assert lines[-1].endswith("small in float32: 189 of 189.")
+        measure(PrecisionConfig(demo_model=nowhere, random_widths=()))
