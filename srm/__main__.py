@@ -81,7 +81,6 @@ BENCHMARKS = {
     "prefill": "research.bench.engine.prefill",
     "constrained": "research.bench.engine.constrained",
     "host": "research.bench.host.host",
-    "counted": "research.bench.gpu.counted",
     "precision": "research.bench.model.precision",
     "http": "research.bench.server.http",
     "streams": "research.bench.server.streams",

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from research.bench.frame import Record, table
-from research.bench.gpu import counted_table
 from research.bench.peaks.rates import (
     byte_cells,
     bytes_moved,
@@ -297,13 +296,6 @@ def ray_serve(record: Record) -> list[str]:
     ]
 
 
-def _counted(record: Record) -> list[str]:
-    """Render the step of the first card; the record has the others."""
-    card = record["cases"][0]["card"]
-    cases = [case for case in record["cases"] if case["card"] == card]
-    return counted_table.markdown(record | {"cases": cases})
-
-
 def _router(record: Record) -> list[str]:
     """Render what became of requests while replicas behind a router came and went."""
     lost, full = record["losses"], record["full"]
@@ -341,7 +333,6 @@ FIGURES: dict[str, tuple[str, Callable[[Record], list[str]]]] = {
     "http": ("http-demo", _http),
     "peers": ("peers", _peers),
     "router": ("router-vllm", _router),
-    "counted": ("counted", _counted),
     "ray-data": ("ray-data", ray_data),
     "ray-serve": ("ray-serve", ray_serve),
 }

@@ -71,10 +71,6 @@ class Run(NamedTuple):
     expected: Array
     slots: I32
     """Those of the rows that are sampled."""
-    epilogue: int
-    """`Cluster.epilogue`."""
-    special: int
-    """`Cluster.special`."""
 
 
 def run(
@@ -84,7 +80,6 @@ def run(
     depth: int,
     columns: int = COLUMNS,
     begins: tuple[float, ...] = (),
-    slots: I32 = SLOTS,
 ) -> Run:
     """Run a kernel; a row of x, and of the residual, is the same whatever `rows` is. `begins` is
     what the first rows of x begin with, if anything is wanted."""
@@ -116,7 +111,7 @@ def run(
     factors = (TensorMap(array, 64 if is_small else 128) for array in given[:2])
     arguments: list[Array | int | TensorMap] = [*factors, out, *given[2:], slices]
     arguments += [of_columns, oracle.moments(x).astype(np.float32), divisors]
-    arguments += [SAMPLING, slots[:rows], min(rows, len(slots)), rows]
+    arguments += [SAMPLING, SLOTS[:rows], min(rows, len(SLOTS)), rows]
     cluster = Cluster(text, THREADS, SHARED_BYTES, tuple(arguments), seed=rows)
     cluster.run()
 
@@ -133,7 +128,7 @@ def run(
             .reshape(rows, -1, len(INNER))[..., INNER]
             .reshape(y.shape)
         )
-    return Run(out, slices, y, slots[:rows], cluster.epilogue, cluster.special)
+    return Run(out, slices, y, SLOTS[:rows])
 
 
 def check(kind: str, ran: Run) -> None:

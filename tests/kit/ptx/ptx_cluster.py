@@ -17,8 +17,6 @@ from tests.kit.ptx.ptx_text import PTXError
 
 ALIGNED = ("shfl", "stmatrix", "ldmatrix", "wgmma", "bar.warp", "barrier.cluster", "setmaxnreg")
 """Only a whole warp runs these."""
-SPECIAL = ("ex2", "lg2", "rcp", "rsqrt", "sqrt")
-"""A processor has a unit for these, which does 16 a clock."""
 
 
 class Cluster:
@@ -56,16 +54,6 @@ class Cluster:
         if self._copies:
             raise PTXError("the blocks ended before their copies")
 
-    @property
-    def epilogue(self) -> int:
-        """The most instructions of a thread behind its last product."""
-        return max(warp.epilogue for warp in self._warps)
-
-    @property
-    def special(self) -> int:
-        """The most of them that are `SPECIAL`."""
-        return max(warp.special for warp in self._warps)
-
     def arrive(self) -> None:
         """A warp is at the cluster's barrier."""
         self._arrived += 1
@@ -82,8 +70,6 @@ class _Warp:
         self._counter = np.zeros(WARP, np.int64)
         self.ended = np.zeros(WARP, np.bool_)
         self._generation = 0
-        self._products = False
-        self.epilogue = self.special = 0
 
     def run(self) -> bool:
         """Run as far as it goes; whether that was at all."""
@@ -114,7 +100,6 @@ class _Warp:
             if opcode.startswith("bra"):
                 self._counter[group] = at + 1
                 self._counter[acting] = self._block.program.labels[operands[0]]
-                self.epilogue += self._products
                 return True
             if opcode == "ret":
                 self._counter[group] = at + 1
@@ -129,11 +114,6 @@ class _Warp:
             step = self._block.steps[at]
             if step is not None:
                 step(chosen)
-            if opcode.startswith("wgmma.mma"):
-                self._products, self.epilogue, self.special = True, 0, 0
-            elif self._products:
-                self.epilogue += 1
-                self.special += opcode.startswith(SPECIAL)
             at += 1
         self._counter[group] = at
         return at != start
