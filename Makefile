@@ -121,7 +121,7 @@ attack: .venv/dev  ## half an hour of random requests, kills, full disks, flippe
 	.venv-ray/bin/pip install --progress-bar on -r requirements/torch.lock
 	@touch $@
 
-test-clients: .venv/dev .venv-clients/ready .venv-agents/ready .venv-verifiers/ready .venv-ray/ready  ## other people's clients against a server, in venvs of their own; writes docs/clients-called.md
+test-clients: .venv/dev .venv-clients/ready .venv-agents/ready .venv-verifiers/ready .venv-ray/ready .venv-deploy/ready  ## other people's clients against a server, in venvs of their own; writes docs/clients-called.md
 	CLIENTS_TABLE=1 $(BIN)/python -m pytest -m clients
 
 kernels: .venv/dev  ## compiles every op for an H100 or H200, without one, and shows registers and spills
@@ -165,11 +165,9 @@ deploy-check: deploy-check-lint  ## the image built and run, as root on Debian; 
 	.venv-deploy/bin/pip install --progress-bar on vllm-router==0.1.17 "ray[data,serve]==2.60.0"
 	@touch $@
 
-deploy-check-all: deploy-check .venv-deploy/ready  ## a router before replicas that die, Ray clusters that lose a node, object storage
+deploy-check-all: deploy-check .venv-deploy/ready  ## a router before replicas that die, object storage
 	$(BIN)/python -m tests.deploy.try_router --python .venv-deploy/bin/python
 	ROUTER_PYTHON=.venv-deploy/bin/python $(BIN)/python -m pytest -q tests/deploy/test_discovery.py
-	.venv-deploy/bin/python -m research.bench.ray data
-	.venv-deploy/bin/python -m research.bench.ray serve
 	tests/deploy/object_storage.sh
 
 bench: .venv/dev  ## measures kernels, engine, prompts and host; writes research/records/ and the pages' figures

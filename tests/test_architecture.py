@@ -114,7 +114,7 @@ MAY_IMPORT_LIBRARY = {
     "transformers": ("training.huggingface", "research.bench.peers.programs"),
     "max": ("engine.device", "research.bench.engine", "research.bench.gpu", "research.bench.peaks"),
     "torch": ("training", "research.experiments", "research.bench.model"),
-    "ray": ("deploy.ray", "research.bench.ray", "srm.verl"),
+    "ray": ("deploy.ray", "srm.verl"),
     "llguidance": ("engine.constraints", "server.text.constraint_process"),
     "tokenizers": (
         "server",

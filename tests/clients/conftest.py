@@ -1,8 +1,9 @@
 """The demo model served by the real engine, and programs of other people's clients to ask it.
 
 They run in `.venv-clients`, those of agents in `.venv-agents`, verifiers in `.venv-verifiers`, Ray
-and verl in `.venv-ray`. `make test-clients` makes all four: what they need does not have to agree
-with what we need. Nothing is fetched: they are told that they are offline.
+and verl in `.venv-ray`, Ray beside the server in `.venv-deploy`. `make test-clients` makes all
+five: what they need does not have to agree with what we need. Nothing is fetched: they are told
+that they are offline.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from srm.engine.weights.tensors import is_scalar
 from srm.training.checkpoint import save_model
 from tests.clients import table
 from tests.clients.table import Row
-from tests.kit.serving import Server
+from tests.kit.serving import ROOT, Server
 
 BIN = Path(os.environ.get("CLIENTS_VENV", table.CLIENTS)) / "bin"
 """CLIENTS_VENV runs them with other versions, as tests of transformers do with its oldest."""
 AGENTS_PYTHON = str(table.AGENTS / "bin" / "python")
 RAY_PYTHON = str(table.RAY / "bin" / "python")
+DEPLOY_PYTHON = str(ROOT / ".venv-deploy" / "bin" / "python")
 PYTHONS = {
     "agents": AGENTS_PYTHON,
     "verifiers": str(table.VERIFIERS / "bin" / "python"),

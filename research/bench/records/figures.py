@@ -265,37 +265,6 @@ def _peers(record: Record) -> list[str]:
     )
 
 
-def ray_data(record: Record) -> list[str]:
-    """Render a batch on a cluster beside `srm batch`."""
-    lines, tokens = record["settings"]["lines"], record["tokens"]
-    times = [case["seconds"] - case["start_s"] for case in record["cases"]]
-    rows = (
-        f"{case['name']} | {case['start_s']:.1f} s | {took:.1f} s | {lines / took:,.0f} "
-        f"| {tokens / took:,.0f} | {times[0] / took:.0%}"
-        for case, took in zip(record["cases"], times, strict=True)
-    )
-    return [
-        f"{lines:,} lines, {tokens:,} tokens. The start is the whole command for a single line, "
-        "and is not part of the time. All nodes share this machine's cores.",
-        "",
-        *table("by | start | time | lines/s | tok/s | of `srm batch`", rows),
-        "",
-        f"{record['lost']} lines lost, {record['twice']} twice, {record['differing']} other than "
-        "those of `srm batch`.",
-    ]
-
-
-def ray_serve(record: Record) -> list[str]:
-    """Render what clients saw of two replicas of which one was killed."""
-    slowest = ", ".join(f"of {kind} {took:.2f} s" for kind, took in record["slowest_s"].items())
-    return [
-        *table("how it ended | requests", (f"{k} | {n:,}" for k, n in record["cases"].items())),
-        "",
-        f"Another replica's process was there {record['new_process_s']:.1f} s after the kill. The "
-        f"slowest: {slowest}.",
-    ]
-
-
 def _router(record: Record) -> list[str]:
     """Render what became of requests while replicas behind a router came and went."""
     lost, full = record["losses"], record["full"]
@@ -333,7 +302,5 @@ FIGURES: dict[str, tuple[str, Callable[[Record], list[str]]]] = {
     "http": ("http-demo", _http),
     "peers": ("peers", _peers),
     "router": ("router-vllm", _router),
-    "ray-data": ("ray-data", ray_data),
-    "ray-serve": ("ray-serve", ray_serve),
 }
 """Kind of record and function that returns the lines, by the name used in a page."""

@@ -1,1 +1,0 @@
-"""Ray on this machine: a batch on a cluster, and replicas of the server, while some are killed."""
