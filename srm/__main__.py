@@ -79,7 +79,6 @@ BENCHMARKS = {
     "kernels": "research.bench.engine.kernels",
     "engine": "research.bench.engine.throughput",
     "prefill": "research.bench.engine.prefill",
-    "constrained": "research.bench.engine.constrained",
     "host": "research.bench.host.host",
     "precision": "research.bench.model.precision",
     "http": "research.bench.server.http",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -45,15 +44,6 @@ def hosts(record: Record) -> None:
     assert all(case["schedule"] > 0 and len(case["raw"]) == 2 for case in record["cases"])
 
 
-def constraints(record: Record) -> None:
-    cases = record["models"][0]["runs"][0]["cases"]
-    assert [(case["share"], case["constraints"], case["way"]) for case in cases] == [
-        (0.0, 0, ""),
-        *itertools.product((0.05, 0.5, 1.0), (1, 3), ("table", "masks")),
-    ]
-    assert all((case["constrained_per_s"] > 0) == (case["share"] > 0.05) for case in cases)
-
-
 def bursts(record: Record) -> None:
     kinds = [(case["requests"], case["n"], case["is_stream"]) for case in record["cases"]]
     assert kinds == [(3, 1, True), (2, 5, True), (2, 5, False)]
@@ -75,8 +65,6 @@ def bursts(record: Record) -> None:
          "| demo | float32 | mix, prompts of 64 | 70 |"),
         ("host", "--running=8,32 --turn-rows=16 --length=4 --samples=2 --seconds=0.01 "
          "--model=absent --repetitions=2", hosts, "| 32 | in turns of 16, replaced after 4 tokens"),
-        ("constrained", "--rows=8 --constraints=1,3 --random-widths= --dtypes=float32 "
-         "--repetitions=1 --seconds=0.05", constraints, "| demo | float32 | 100% | 3 |"),
         ("http", "--model={demo} --streams=3 --requests=2 --n=5 --max-tokens=9 --repetitions=1 "
          "--hostile=7", bursts, "| 2 × 5 | whole |"),
     ],
