@@ -154,10 +154,9 @@ deploy-check-lint: .venv/system  ## manifests, alerts, image and compose files, 
 	$(BIN)/python -m deploy.kubernetes.check
 	$(BIN)/python -m pytest -q tests/deploy/test_image.py tests/deploy/test_kubernetes.py tests/deploy/test_prometheus.py
 
-deploy-check: deploy-check-lint  ## the image built and run, as root on Debian; batches over several servers
+deploy-check: deploy-check-lint  ## the image built and run, as root on Debian
 	deploy/image/install.sh .venv-image
 	PATH=$(CURDIR)/.venv-image/bin:$$PATH $(BIN)/python -m deploy.image.check
-	$(BIN)/python -m pytest -q tests/integration/batches/test_fleet.py
 
 .venv-deploy/ready: requirements/serve.lock
 	$(PYTHON) -m venv .venv-deploy

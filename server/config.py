@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import re
 import resource
-from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -57,7 +56,6 @@ _LEAST = dict.fromkeys(_AT_LEAST_1, 1) | dict.fromkeys(_AT_LEAST_0, 0)
 SpecialNames = Literal["text", "control"]
 SamplingDefaults = Literal["openai", "model"]
 Config = TypeVar("Config", bound="ServerConfig")
-_WORKER = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[^/?#\s@:]+)(?::(\d{1,5}))?")
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -156,11 +154,6 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds that results of batches may wait to be written together; 0: they do not wait."""
     max_batch_lines_in_flight: int = 16_384
     """Most lines of all batches that are being answered; each takes some 20 KiB of memory."""
-    batch_workers: tuple[str, ...] = ()
-    """Other servers that answer lines of batches too, as http://HOST:PORT; one server at each
-    address of HOST."""
-    batch_worker_key_file: str = ""
-    """File with the API key that is sent to `batch_workers`; empty: none is sent."""
     log_level: LogLevel = EngineConfig().log_level
     """Least level of messages that are logged."""
     log_format: LogFormat = EngineConfig().log_format
@@ -239,14 +232,6 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     "allowed_hosts must be names such as srm.example, without a port, or *.NAME "
                     f"for all below one; got {name!r}"
                 )
-        for url in self.batch_workers:
-            if not _is_worker(url):
-                raise ValueError(f"batch_workers must be URLs as http://HOST:PORT, got {url!r}")
-        if self.batch_worker_key_file and not self.batch_workers:
-            raise ValueError(
-                f"batch_worker_key_file = {self.batch_worker_key_file!r} is for batch_workers, "
-                "and there are none"
-            )
 
     @property
     def data_folder(self) -> Path:
@@ -281,15 +266,3 @@ def within_open_files(config: Config) -> Config:
         *(config.max_connections, allowed, most),
     )
     return msgspec.structs.replace(config, max_connections=allowed)
-
-
-def _is_worker(url: str) -> bool:
-    """Whether a URL has a host that can be looked up, and a port that there can be."""
-    if (match := _WORKER.fullmatch(url)) is None:
-        return False
-    host, port = match.groups()
-    try:
-        _ = IPv6Address(host[1:-1]) if host.startswith("[") else host.encode("idna")
-    except ValueError:
-        return False
-    return int(port or 1) in range(1, 65536)

@@ -99,16 +99,6 @@ BATCH_LINES_IN_FLIGHT = Gauge(
 BATCH_RETRIES = Counter(
     "srm_batch_retries_total", "Lines sent again, since the engine went away or its queue was full."
 )
-BATCH_REMOTE_LINES = Counter(
-    "srm_batch_remote_lines_total",
-    "Lines of batches sent to other servers: answered there, lost with them, or not taken.",
-    ("outcome",),
-)
-BATCH_WORKERS = Gauge(
-    "srm_batch_workers",
-    "Other servers that take lines of batches now.",
-    multiprocess_mode="livesum",
-)
 BATCH_JOURNAL_ERRORS = Counter(
     "srm_batch_journal_errors_total", "Attempts to write results that the disk did not take."
 )

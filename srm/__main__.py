@@ -105,7 +105,7 @@ SETTINGS = """
   cors_origins allowed_hosts root_path
   admin_port admin_host weights_dir trainer_routes pause_lease_s otlp_endpoint stall_s
   data_dir max_file_bytes max_store_bytes max_batches max_batch_lines
-  batch_fsync_s max_batch_lines_in_flight batch_workers batch_worker_key_file
+  batch_fsync_s max_batch_lines_in_flight
   prompt token_ids json n max_tokens temperature top_k top_p min_p seed
   stop stop_token_ids ignore_eos extra_body
   input output errors work_dir resume shard

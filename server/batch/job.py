@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +19,17 @@ from typing import Any
 from srm.errors import StoreError
 from srm.files import open_file
 from srm.server.batch.concurrency_limiter import LimiterShare
-from srm.server.batch.fleet import Fleet
+from srm.server.batch.engine_retry import EngineRetry
 from srm.server.batch.job_input import Checked, Stopped, check_input
 from srm.server.batch.line_runner import LineRunner
-from srm.server.batch.lines import BatchLine, LineResult, answer_line, parse_line, read_lines
+from srm.server.batch.lines import (
+    Answerer,
+    BatchLine,
+    LineResult,
+    answer_line,
+    parse_line,
+    read_lines,
+)
 from srm.server.batch.part_file import PartFile
 from srm.server.batch.result_files import ResultFiles
 from srm.server.config import ServerConfig
@@ -50,7 +57,8 @@ class Workplace:
     config: ServerConfig
     store: Store
     clock: Clock
-    fleet: Fleet
+    answerers: Mapping[str, Answerer]
+    sending: EngineRetry
 
 
 class BatchJob:
@@ -63,7 +71,8 @@ class BatchJob:
         self._config = place.config
         self._store = place.store
         self._clock = place.clock
-        self._fleet = place.fleet
+        self._answerers = place.answerers
+        self._sending = place.sending
         self._share = share
         self._owner = self._make_owner(share.weight)
         self._runner: LineRunner | None = None
@@ -240,8 +249,8 @@ class BatchJob:
         log.info("%s: %s", self.id, status)
 
     async def _answer(self, line: BatchLine) -> LineResult:
-        return await self._fleet.answer(
-            line, lambda answerers: answer_line(line, answerers, self._owner, self.id)
+        return await self._sending.until_answered(
+            lambda: answer_line(line, self._answerers, self._owner, self.id)
         )
 
     def _end(self, code: str) -> None:

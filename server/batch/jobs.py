@@ -28,7 +28,6 @@ from srm.memory import collect_rarely
 from srm.server import metrics
 from srm.server.batch.concurrency_limiter import ConcurrencyLimiter
 from srm.server.batch.engine_retry import EngineRetry
-from srm.server.batch.fleet import Fleet
 from srm.server.batch.job import BatchJob, Workplace
 from srm.server.batch.lines import Answerer
 from srm.server.batch.starts import MAX_ALONE, Starts
@@ -70,8 +69,8 @@ class BatchServices:
         services = self._stack.enter_context(
             answering(self.client, Text(config.model), config.model, *own)
         )
-        answerers: dict[str, Answerer] = {service.path: service for service in services}
-        self.fleet = Fleet(answerers, EngineRetry(self.client))
+        self.answerers: dict[str, Answerer] = {service.path: service for service in services}
+        self.sending = EngineRetry(self.client)
 
     async def close(self) -> None:
         """Close without cancelling requests in flight: whoever sends them again goes on with
@@ -189,15 +188,10 @@ class Jobs:
             self._answering = await asyncio.to_thread(BatchServices, self._config)
             await self._answering.client.connect()
             collect_rarely()
-            if self._config.batch_workers:
-                watch = self._answering.fleet.watch(self._config, self._answering.client)
-                self._group.create_task(watch)
         if self._answering is not None and (status := self._answering.client.status) is not None:
             # As many wait as run, so that slots that become free find somebody, and at least half
             # of the queue is left to those who ask over HTTP.
-            fleet = self._answering.fleet
-            fleet.own.room = status.num_slots + min(status.num_slots, status.max_waiting // 2)
-            self.limiter.resize(fleet.room)
+            self.limiter.resize(status.num_slots + min(status.num_slots, status.max_waiting // 2))
             startable = records
         else:  # nothing runs without an engine, and no start counts that brought none about
             startable = [record for record in records if self._is_over(record)]
@@ -236,7 +230,10 @@ class Jobs:
     def _start(self, record: BatchRecord) -> None:
         assert self._answering is not None
         share = self.limiter.share(record.owner, record.priority)
-        place = Workplace(self._config, self._store, self._clock, self._answering.fleet)
+        answering = self._answering
+        place = Workplace(
+            *(self._config, self._store, self._clock), answering.answerers, answering.sending
+        )
         job = BatchJob(record, place, share)
         self._running[record.id] = job
         self._tasks[record.id] = task = self._group.create_task(self._run(job))

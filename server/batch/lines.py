@@ -30,8 +30,7 @@ from srm.server.errors import INTERNAL, body_of, status_of
 from srm.server.generation.engine_request import RequestOwner
 from srm.server.http.responses import escape_line_ends
 from srm.server.schema.json_parts import TooManyFields, count_items, fields_of
-from srm.server.schema.worker import Url
-from srm.server.storage.records import LineError
+from srm.server.storage.records import LineError, Url
 
 URLS: tuple[Url, ...] = get_args(Url)
 """URLs that a line may request."""

@@ -45,10 +45,6 @@ TRAINER_PATHS = frozenset(
 """Routes of trainers for the operator: on `admin_port`; with `trainer_routes` on `port` too."""
 OPERATOR_KEY = "admin"
 """Name of the operator's key; further ones are called `admin-…`."""
-WORKER_FOLDER = "/v1/worker"
-"""Paths by which another server sends lines of its batches."""
-WORKER_KEY = "worker"
-"""Name of the key that they want, if there are keys; further ones are called `worker-…`."""
 BY_WAY = ("origin", "forwarded", "x-forwarded-for")
 """Headers that show that a web page or a proxy sent the request, and not the operator."""
 SITE = "sec-fetch-site"
@@ -285,8 +281,6 @@ class Auth:
             key = self._check_key(given, is_counted=scope["method"] == "POST" and not is_operators)
         if is_operators:
             _check_operator(scope, headers, key, is_admin_port)
-        if path.startswith(WORKER_FOLDER) and key is not None:
-            _check_name(path, key, WORKER_KEY)
         encoding = headers.get("content-encoding", "identity")
         if encoding != "identity":
             raise InvalidRequest(
@@ -325,14 +319,6 @@ def _is_open(path: str, is_admin_port: bool) -> bool:
     return is_page or (is_admin_port and path in ADMIN)
 
 
-def _check_name(path: str, key: ApiKey, name: str) -> None:
-    if key.name != name and not key.name.startswith(f"{name}-"):
-        raise NotPermitted(
-            f"{path} wants a key whose name is {name} or begins with {name}-; this one is called "
-            f"{key.name!r}"
-        )
-
-
 def _check_operator(
     scope: Scope, headers: Mapping[str, str], key: ApiKey | None, is_admin_port: bool
 ) -> None:
@@ -340,7 +326,11 @@ def _check_operator(
     without, the client must be on this machine and use `admin_port`, since a request to the other
     port may come through a proxy that does not say so."""
     if key is not None:
-        _check_name(scope["path"], key, OPERATOR_KEY)
+        if key.name != OPERATOR_KEY and not key.name.startswith(f"{OPERATOR_KEY}-"):
+            raise NotPermitted(
+                f"{scope['path']} wants a key whose name is {OPERATOR_KEY} or begins with "
+                f"{OPERATOR_KEY}-; this one is called {key.name!r}"
+            )
         return
     if not is_admin_port:
         raise NotPermitted(

@@ -82,21 +82,6 @@ def key_to_send(environ: Mapping[str, str], name: str) -> str | None:
     return next(iter([*of_name, *(entry[-1] for entry in entries)]), None)
 
 
-def read_key(file: str) -> str:
-    """Return the one key in a file, to be sent to others; empty without a file. Raises ConfigError
-    for a file that cannot be read or has none, and never tells what is in it."""
-    if not file:
-        return ""
-    try:
-        key = read_file(Path(file).expanduser()).decode("utf-8-sig").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise ConfigError(f"batch_worker_key_file = {file!r}: cannot be read: {reason}") from None
-    if len(key.split()) != 1 or not key.isascii() or not key.isprintable():
-        raise ConfigError(f"batch_worker_key_file = {file!r}: must have one key and nothing else")
-    return key
-
-
 def _of_file(file: str) -> Iterator[tuple[str, str]]:
     if not file:
         return

@@ -27,7 +27,7 @@ from srm.server.http.traces import Tracer
 log = logging.getLogger(__name__)
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_PROBES = {"/health", "/ping", "/ready", "/metrics", "/v1/worker"}
+_PROBES = {"/health", "/ping", "/ready", "/metrics"}
 """Requested every few seconds: logged at DEBUG only, and not traced."""
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 NOT_ENFORCED = "x-srm-not-enforced"

@@ -41,7 +41,7 @@ from srm.server.http.request_middleware import RequestMiddleware
 from srm.server.http.traces import Tracer
 from srm.server.loop_turns import show_turns
 from srm.server.reply.responder import PastRouter
-from srm.server.routes import admin, batches, files, health, pages, scrape, worker
+from srm.server.routes import admin, batches, files, health, pages, scrape
 from srm.server.routes.services import services
 from srm.server.schema.openapi import Operation
 from srm.server.storage.records import BatchStatus
@@ -62,7 +62,6 @@ _GROUPS = {
     "State of the server": (health, scrape),
     "Administration": (admin,),
     "Pages": (pages,),
-    "Other servers": (worker,),
 }
 OPERATIONS: tuple[Operation, ...] = tuple(
     msgspec.structs.replace(operation, tag=tag)
@@ -143,8 +142,6 @@ def create_app(
     jobs = batches.Batches(store, threads, config, has_chats=template is not None)
     app.include_router(files.routes(Files))
     app.include_router(batches.routes(jobs, config.max_body_bytes))
-    lines = worker.LineWorker(client, config, (completing, chatting, made.responses))
-    app.include_router(worker.routes(lines, config.max_body_bytes))
     app.include_router(models.routes(served))
     app.include_router(health.routes(client, config.stall_s, draining))
     operator = admin.Admin(client, config)

@@ -29,9 +29,8 @@ from srm.server.schema.sampling_fields import (
     Metadata,
 )
 from srm.server.schema.validation import Fields, checked, from_text, given_fields, refused, require
-from srm.server.schema.worker import Url
 from srm.server.storage import batch_replies as replies
-from srm.server.storage.records import WINDOW, BatchRecord, LineError, new_batch_id
+from srm.server.storage.records import WINDOW, BatchRecord, LineError, Url, new_batch_id
 from srm.server.storage.store import Store
 from srm.server.wiring import ServerWiring
 

@@ -15,8 +15,9 @@ from msgspec import Meta
 
 from srm.files import sealed, unsealed
 from srm.server.schema.sampling_fields import Metadata
-from srm.server.schema.worker import Url
 
+Url = Literal["/v1/completions", "/v1/chat/completions", "/v1/responses"]
+"""The routes that the lines of a batch may ask."""
 Purpose = Literal["batch", "batch_output"]
 FileStatus = Literal["uploaded", "processed", "error"]
 BatchStatus = Literal[

@@ -31,7 +31,7 @@ from srm.engine.wiring import EngineWiring
 from srm.errors import ConfigError
 from srm.metrics_memory import Region
 from srm.server.config import ServerConfig, within_open_files
-from srm.server.http.keys import VARIABLE, load_keys, read_key
+from srm.server.http.keys import VARIABLE, load_keys
 from srm.server.http.limits import check_limits, memory
 from srm.server.loop_turns import LOOP_TIMEOUT_S
 from srm.server.model_identity import model_id
@@ -83,7 +83,6 @@ def main(argv: list[str], engine_module: str = "srm.engine") -> int:
     logs.configure(server.log_level, server.log_format)
     server = within_open_files(server)  # and said once
     check_limits(server, load_keys(server.api_keys_file, os.environ))  # before anything is started
-    read_key(server.batch_worker_key_file)
     read_model_config(server.model)  # and said once
     report_unread(server.model, server.sampling_defaults)
     check_writable("data_dir", server.data_folder)

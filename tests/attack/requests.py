@@ -83,17 +83,6 @@ VALID: dict[str, Sequence[dict[str, Any]]] = {
     "CountRequest": ({"messages": MESSAGES}, {"messages": MESSAGES, "system": "sat"}),
     "TokenizeRequest": ({"prompt": "the cat"}, {"messages": MESSAGES}),
     "DetokenizeRequest": ({"tokens": [1, 2, 3]},),
-    "LinesRequest": (
-        {
-            "url": "/v1/completions",
-            "lines": [{"id": "batch_x-1", "body": '{"prompt": "the cat"}'}],
-            "share": "x",
-            "weight": 1.0,
-            "priority": -1,
-            "created_unix": 0,
-            "identity": {},
-        },
-    ),
 }
 PADDED_BYTES = 25_000_000
 """Size of a body that is mostly blanks."""

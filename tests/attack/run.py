@@ -38,7 +38,6 @@ from srm.settings import load
 from tests.attack.damage import Clock, Disk, flip_bit
 from tests.attack.hostile import hostile_folders
 from tests.attack.ledger import Ledger
-from tests.attack.lying_worker import LIES, SELF_LIES, LyingWorker
 from tests.attack.requests import GARBAGE, KEYS, Call, random_call
 from tests.attack.troubles import Troubles
 from tests.chaos.jobs import KilledServer, table
@@ -52,10 +51,9 @@ TROUBLES: dict[str, tuple[str, ...]] = {
     "frozen processes": ("freeze",),
     "full temp folder": ("fill_temp",),
     "other weights": ("change_weights",),
-    "lying worker": ("lie",),
     "clock": ("turn_clock", "leave"),
     "all": (
-        *("kill", "leave", "send_large", "fill_disk", "freeze", "change_weights", "lie"),
+        *("kill", "leave", "send_large", "fill_disk", "freeze", "change_weights"),
         "turn_clock",
     ),
 }
@@ -116,7 +114,6 @@ class Attack:
         self.folders = [str(same), str(bad), str(folder / "none"), "\x00", "x" * 4096]
         self.folders += hostile_folders(model, folder)
         self.port, self.admin_port = free_port(), free_port()
-        self.liar = LyingWorker({}, port=free_port())
         self.log = folder / "log"
         self.server = KilledServer(
             model,
@@ -124,7 +121,6 @@ class Attack:
             *SERVER_FLAGS,
             *(f"--port={self.port}", f"--admin-port={self.admin_port}", "--pause-lease-s=0.2"),
             f"--weights-dir={folder}",
-            f"--batch-workers=http://127.0.0.1:{self.liar.port}",
             log=self.log,
             environment={
                 **os.environ,
@@ -141,7 +137,7 @@ class Attack:
         )
         self.troubles = Troubles(
             *(self.server, self.rng, disk, temp, clock, self.port, self.http),
-            *(self.liar, str(same), self.fault),
+            *(str(same), self.fault),
         )
         self.done = self.troubles.done
 
@@ -153,8 +149,7 @@ class Attack:
     async def run(self) -> None:
         """Rounds until the time is over."""
         until = time.monotonic() + self.config.minutes * 60
-        self.liar.lie, self.liar.self_lie = LIES["nothing at all"], SELF_LIES["nothing at all"]
-        async with self.http, self.liar:
+        async with self.http:
             await self.until_ready()
             while time.monotonic() < until:
                 trouble = list(TROUBLES)[self.done["rounds"] % len(TROUBLES)]

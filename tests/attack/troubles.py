@@ -18,7 +18,6 @@ import httpx
 import psutil
 
 from tests.attack.damage import Clock, Disk
-from tests.attack.lying_worker import LIES, SELF_LIES, TRUTH, LyingWorker
 from tests.chaos.jobs import WHO, KilledServer
 
 _DAY_S = 86_400
@@ -45,8 +44,6 @@ class Troubles:
     port: int
     admin: httpx.AsyncClient
     """Client of the operator's port."""
-    liar: LyingWorker
-    """A server that lines of batches may be sent to."""
     folder: str
     """Weights that may be put to use."""
     fault: Callable[[str], None]
@@ -129,20 +126,6 @@ class Troubles:
                     self.done["changes of weights hit by a death"] += 1
             await asking
             await asyncio.sleep(self.rng.expovariate(1 / 2))
-
-    async def lie(self, done: asyncio.Event) -> None:
-        """Have the other server tell lies, of itself and about lines, a few seconds each."""
-        while not done.is_set():
-            with suppress(httpx.TransportError):
-                if (reply := await self.admin.get("/v1/worker")).is_success:
-                    self.liar.true["identity"] = reply.json()["identity"]
-            self.liar.lie = LIES[self.rng.choice(list(LIES))]
-            # Half of the time it tells the truth of itself, or it gets no lines.
-            self.liar.self_lie = self.rng.choice((SELF_LIES[self.rng.choice([*SELF_LIES])], TRUTH))
-            self.done["lies"] += 1
-            await asyncio.sleep(self.rng.expovariate(1 / 3))
-        self.liar.lie, self.liar.self_lie = LIES["nothing at all"], SELF_LIES["nothing at all"]
-        self.done["lines sent to the liar"] = sum(map(len, self.liar.posts))
 
     async def _ask_weights(self, running: str) -> None:
         body = {"path": self.folder, "running": running}

@@ -178,7 +178,7 @@ def test_outside_paths_lead_to_services_of_a_fleet() -> None:
     services = {item["metadata"]["name"] for item in objects("fleet") if item["kind"] == "Service"}
     assert backends == services - {"srm-replicas"}
     paths = {match["path"]["value"] for rule in route["spec"]["rules"] for match in rule["matches"]}
-    assert not any(path.startswith(("/v1/admin", "/metrics", "/v1/worker")) for path in paths)
+    assert not any(path.startswith(("/v1/admin", "/metrics")) for path in paths)
 
 
 def test_a_volume_is_filled_once_and_with_a_model_alone(tmp_path: Path) -> None:

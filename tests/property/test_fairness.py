@@ -120,7 +120,8 @@ def batches_of(*made: tuple[str, int, float]) -> list[RequestOwner]:
         for number, (owner, priority, weight) in enumerate(made)
     ]  # fmt: skip
     config = SimpleNamespace(share_prompts=False)
-    place = cast("Workplace", SimpleNamespace(config=config, store=None, clock=None, fleet=None))
+    others = dict.fromkeys(("store", "clock", "answerers", "sending"))
+    place = cast("Workplace", SimpleNamespace(config=config, **others))
     weights, room = weigh(records), ConcurrencyLimiter(1, 1)
     shares = [room.share(weight=weights[record.id]) for record in records]
     jobs = [BatchJob(record, place, share) for record, share in zip(records, shares, strict=True)]

@@ -23,7 +23,7 @@ from srm.engine.weights.random_model import write_random_model
 from srm.engine.weights.upstream_config import read_args
 from srm.errors import CheckpointError, InvalidRequest, SRMError
 from srm.server.config import ServerConfig
-from srm.server.http.keys import read_key
+from srm.server.http.keys import load_keys
 from srm.server.model_identity import model_id
 from srm.server.routes.admin import Admin
 from srm.server.text.text import Text
@@ -67,7 +67,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "description": ("tokenizer_config.json", lambda path: special_tokens(path.parent)),
     "arguments": ("args.json", read_args),
     "schema": ("schema.json", lambda path: read_constraint(path, None, strict=False)),
-    "key": ("key", lambda path: read_key(str(path))),
+    "keys": ("keys", lambda path: load_keys(str(path), {})),
     "settings": ("srm.toml", settings),
     "text": ("a.txt", lambda path: list(documents([path]))),
     "rows": ("a.jsonl", lambda path: list(rows(path, "data"))),

@@ -22,7 +22,6 @@ import pytest
 
 from srm.server.batch import jobs
 from srm.server.batch.engine_retry import EngineRetry
-from srm.server.batch.fleet import Fleet
 from srm.server.batch.job_input import Checked, check_input
 from srm.server.batch.jobs import MAX_FAILURES, BatchServices, Jobs, lock_name, sort_by_turn, weigh
 from srm.server.generation.engine_request import RequestOwner
@@ -63,9 +62,11 @@ class Here(Jobs):
         self.model = Model()
         self.status = SimpleNamespace(state="ready", num_slots=8, max_waiting=100)
         client: Any = SimpleNamespace(status=self.status, losses=0, is_closed=False)
-        answerers = {"/v1/completions": self.model}
-        self.fleet = Fleet(answerers, EngineRetry(client))
-        self._answering = cast(BatchServices, SimpleNamespace(client=client, fleet=self.fleet))
+        self.answerers = {"/v1/completions": self.model}
+        services = SimpleNamespace(
+            client=client, answerers=self.answerers, sending=EngineRetry(client)
+        )
+        self._answering = cast(BatchServices, services)
 
     @asynccontextmanager
     async def work(self) -> AsyncIterator[None]:

@@ -43,7 +43,7 @@ def asked_of(folder: Path) -> tuple[int, set[str]]:
 
     async def work() -> None:
         async with running(folder) as here:
-            here.fleet.own.answerers = {"/v1/completions": Deadly(file)}
+            here.answerers["/v1/completions"] = Deadly(file)
             await here.until_ended()
 
     process = get_context("fork").Process(target=lambda: asyncio.run(work()))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from srm.errors import ConfigError
 from srm.server.config import ServerConfig
 from srm.server.errors import RateLimited
-from srm.server.http.keys import Keys, key_to_send, load_keys, read_key
+from srm.server.http.keys import Keys, key_to_send, load_keys
 from srm.server.http.limits import Limits, check_limits, memory
 from tests.kit.serving import ROOT
 
@@ -39,7 +39,6 @@ def test_a_key_behind_a_byte_order_mark_never_worked(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(ALICE, encoding="utf-8-sig")
     assert load_keys(str(file), {}).find(ALICE)
-    assert read_key(str(file)) == ALICE
 
 
 def test_a_command_sends_the_key_of_its_name_or_else_the_first() -> None:
@@ -73,14 +72,6 @@ def test_a_bad_file_is_named_and_its_keys_are_not(tmp_path: Path) -> None:
         load_keys(str(tmp_path / "pipe"), {})
     with pytest.raises(ConfigError, match="SRM_API_KEYS has no key"):
         load_keys("", {"SRM_API_KEYS": " , "})
-
-
-def test_a_key_that_no_header_can_have_is_refused_and_not_said(tmp_path: Path) -> None:
-    file = tmp_path / "key"
-    file.write_text(f"{ALICE}\0")
-    with pytest.raises(ConfigError, match="one key and nothing else") as refused:
-        read_key(str(file))
-    assert ALICE not in str(refused.value)
 
 
 def test_keys_are_read_again_or_stay(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from srm.server.http.bodies import parsed
 from srm.server.routes.batches import parse_batch
 from srm.server.schema import json_parts
 from srm.server.schema.completion_request import parse_completion
-from srm.server.schema.worker import parse_lines
 
 SIZE = 1_500_000
 """Bytes of the large value in a body."""
@@ -135,12 +134,6 @@ REFUSED: dict[str, tuple[Callable[[bytes], Any], bytes, str]] = {
         b'{"input_file_id": "x", "endpoint": "/v1/completions", "completion_window": "24h", '
         b'"metadata": {' + names(b'""') + b"}}",
         "metadata",
-    ),
-    "lines": (
-        parse_lines,
-        b'{"url": "/v1/completions", "identity": {}, "share": "batch:a", "weight": 1, '
-        b'"priority": -1, "created_unix": 1, "lines": ' + many(b'{"id": "a", "body": ""}') + b"}",
-        "lines",
     ),
 }  # fmt: skip
 
