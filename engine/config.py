@@ -286,7 +286,7 @@ def parse_model_config(path: Path, data: bytes) -> ModelConfig:
 Dtype = Literal["float32", "bfloat16", "float8"]
 FLOAT8_MULTIPLES = (512, 256)
 """Numbers that a matrix's inputs and outputs must be multiples of in float8."""
-ProductSetting = Literal["auto", "own", "linalg", "plain"]
+ProductSetting = Literal["auto", "own", "plain"]
 AUTO_DTYPES: dict[str, Dtype] = {"cpu": "float32", "gpu": "bfloat16"}
 """The dtype that `auto` stands for on each device."""
 CPU_STEP_ROWS = 2_048
@@ -326,8 +326,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Dtype of weights and activations; auto: float32 on a CPU, bfloat16 on a GPU. float8 needs an
     H100 or H200."""
     product: ProductSetting = "auto"
-    """Matrix product of a GPU: ours for an H100 or H200, MAX's sm_90 kernel, ours for any shape and
-    GPU; auto is the fastest that `srm tune` found, else the first if it fits, else the last."""
+    """Matrix product of a GPU: own is for an H100 or H200, plain for any shape and GPU; auto is own
+    where it fits, else plain."""
     num_slots: int = 0
     """Sequences that run at once; 0: as many as fit, on a CPU at most 16384."""
     max_slots: int = 0

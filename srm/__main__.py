@@ -43,7 +43,6 @@ Models:
 
 Measure:
   loadtest  load any OpenAI-compatible server: run, sweep, offline, report, compare
-  tune      find the fastest matrix product for a model on this machine's GPU
   bench     benchmarks of this source tree: `srm bench --help`
 
 `srm COMMAND --help` explains each, `srm --version` says which this is.
@@ -71,7 +70,6 @@ COMMANDS = {
     "train": "srm.training.__main__:main",
     "evaluate": "srm.training.__main__:main",
     "loadtest": "srm.loadtest.__main__:main",
-    "tune": "research.bench.engine.tune:main",
 }
 """Subcommands and the functions that run them; `bench` has its own table."""
 

@@ -7,8 +7,7 @@ compiled only if no graph in the folder was made of the same: another name in Py
 compile. Whoever wants a graph that another process is compiling waits for it; a file that is
 damaged or cannot be read is compiled anew. A note beside each file says what it is, and what its
 bytes are; since whoever can write one can write the other, and a graph is machine code, neither is
-read where others may write. Weights are bound later. Beside the graphs is also which matrix product
-`srm tune` found to be the fastest.
+read where others may write. Weights are bound later.
 """
 
 from __future__ import annotations
@@ -68,35 +67,6 @@ class GraphNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str  # label and architecture of the device it was compiled for, as MAX names them
     sha256: str  # of the file: what a graph runs is machine code, which nothing else checks
     made_of: str = ""  # `digest_of` the graphs; empty in notes of earlier versions
-
-
-class ProductChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Result of `srm tune` for one model shape, dtype and GPU, and the current kernels."""
-
-    product: Product
-    seconds: dict[Product, dict[int, float]]  # of a step's products and norms, by its rows
-    left_out: dict[Product, str]  # why it was not measured
-
-
-def choice_path(config: ModelConfig, dtype: DType, device: Device, folder: Path) -> Path:
-    """Path of the `ProductChoice` for a GPU."""
-    shape = (*graph_shape(config, dtype), str(device.model_name))
-    return cache_path("product", shape, device, folder).with_suffix(".json")
-
-
-def measured_product(
-    config: ModelConfig, dtype: DType, device: Device, folder: Path
-) -> Product | None:
-    """Return the product that was found to be the fastest here, None where none was measured.
-    Raises ConfigError if what was found cannot be read."""
-    path = choice_path(config, dtype, device, folder)
-    if not path.exists():
-        return None
-    check_owned(path)
-    try:
-        return msgspec.json.decode(read_file(path), type=ProductChoice).product
-    except (*UNDECODABLE, OSError) as error:
-        raise ConfigError(f"{path}: {error}; delete it, or run srm tune again") from None
 
 
 class GraphCache(NamedTuple):

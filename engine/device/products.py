@@ -1,11 +1,10 @@
 """Which matrix product a GPU computes a model's layers with, and their ops.
 
-Three are there, because they round otherwise and none is right and fastest everywhere: "own" is
-`srm_linear_sm90`, "linalg" is MAX's sm_90 kernel with our epilogue, "plain" is `srm_linear_plain`,
-which has any shape and dtype on any GPU. What MAX makes of a plain product is none of them: it was
-wrong on an H200. One model has one of them for all its layers and any number of rows: a token does
-not depend on how many others are computed beside it. All take weights as [out, in]. "own" does the
-work of a norm too, where a product follows it: see `folds_norms`.
+There are two: "own" is `srm_linear_sm90`, "plain" is `srm_linear_plain`, which has any shape and
+dtype on any GPU. What MAX makes of a plain product is neither: it was wrong on an H200. The two
+round at different places. One model has one of them for all its layers and any number of rows, so
+that a token does not depend on how many others are computed beside it. Both take weights as
+[out, in]. "own" does the work of a norm too, where a product follows it: see `folds_norms`.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from max.graph import BufferValue, DimLike, TensorType, TensorValue, ops
 from srm.engine.config import FLOAT8_MULTIPLES, ModelConfig, ProductSetting
 from srm.errors import ConfigError
 
-Product = Literal["own", "linalg", "plain"]
-MULTIPLES = {"own": (256, 256), "linalg": (64, 512)}
-"""What in_features and out_features must be multiples of."""
-OPS = {"own": "srm_linear_sm90", "linalg": "srm_linear_linalg", "plain": "srm_linear_plain"}
+Product = Literal["own", "plain"]
+MULTIPLES = (256, 256)
+"""What in_features and out_features must be multiples of for "own"."""
+OPS = {"own": "srm_linear_sm90", "plain": "srm_linear_plain"}
 FLOAT8 = DType.float8_e4m3fn
 """Of the products of channel mixers, "own" alone; all else of such a model is bfloat16."""
 SLICE = 256
@@ -37,16 +36,12 @@ class ResidualStream(NamedTuple):
 
 
 def choose_product(
-    wanted: ProductSetting,
-    model: ModelConfig,
-    dtype: DType,
-    device: Device,
-    measured: Product | None = None,
+    wanted: ProductSetting, model: ModelConfig, dtype: DType, device: Device
 ) -> Product | None:
     """Return the product for a GPU, None for a CPU, which has one alone.
 
-    "auto" is the one that was measured to be fastest, else "own" wherever that can be. Raises
-    ConfigError where what is wanted cannot be. FLOAT8 has "own" alone.
+    "auto" is "own" wherever that can be. Raises ConfigError where what is wanted cannot be. FLOAT8
+    has "own" alone.
     """
     if dtype == FLOAT8:
         return _float8_product(wanted, model, device)
@@ -54,13 +49,12 @@ def choose_product(
         if wanted != "auto":
             raise ConfigError(f"product = {wanted}: it is of a GPU; use product = auto on a CPU")
         return None
-    product: Product = (measured or "own") if wanted == "auto" else wanted
-    if product == "plain":
+    if wanted == "plain":
         return "plain"
-    obstacle = _obstacle(product, model, dtype, device)
+    obstacle = _obstacle(model, dtype, device)
     if obstacle and wanted != "auto":
         raise ConfigError(f"product = {wanted}: {obstacle}; use product = plain or auto")
-    return "plain" if obstacle else product
+    return "plain" if obstacle else "own"
 
 
 def _float8_product(wanted: ProductSetting, model: ModelConfig, device: Device) -> Product:
@@ -70,19 +64,19 @@ def _float8_product(wanted: ProductSetting, model: ModelConfig, device: Device) 
         raise ConfigError(
             "dtype = float8: an H100 or H200 (sm_90) alone has it; use float32 or bfloat16 on a CPU"
         )
-    if obstacle := _obstacle("own", model, FLOAT8, device):
+    if obstacle := _obstacle(model, FLOAT8, device):
         raise ConfigError(f"dtype = float8: {obstacle}; use dtype = bfloat16")
     return "own"
 
 
-def _obstacle(product: Product, model: ModelConfig, dtype: DType, device: Device) -> str:
-    """Say why a model cannot have this product; empty if it can."""
+def _obstacle(model: ModelConfig, dtype: DType, device: Device) -> str:
+    """Say why a model cannot have "own"; empty if it can."""
     architecture = str(device.architecture_name)
     if architecture.rstrip("a") != "sm_90":
         return f"it is for an H100 or H200 (sm_90), the GPU is {architecture}"
     if dtype not in {DType.bfloat16, FLOAT8}:
         return f"it multiplies bfloat16, dtype is {dtype.name}"
-    depth, columns = FLOAT8_MULTIPLES if dtype == FLOAT8 else MULTIPLES[product]
+    depth, columns = FLOAT8_MULTIPLES if dtype == FLOAT8 else MULTIPLES
     return model.misfit(depth, columns)
 
 

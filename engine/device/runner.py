@@ -24,7 +24,7 @@ from max.engine import InferenceSession, Model
 from srm.engine.config import EngineConfig
 from srm.engine.device.gpu import open_gpu
 from srm.engine.device.gpu_steps import EnqueuedStep, GpuSteps, batch_inputs, edit_inputs
-from srm.engine.device.graph_cache import RELEASED_GRAPHS, GraphCache, measured_product
+from srm.engine.device.graph_cache import RELEASED_GRAPHS, GraphCache
 from srm.engine.device.libc import keep_freed_memory, let_timers_be_late
 from srm.engine.device.linear import fold_norm, graph_dtype, pack_linear, round_bfloat16
 from srm.engine.device.model import MATRICES, NORMED, SCALARS
@@ -92,10 +92,8 @@ class ModelRunner:
         self.dtype = graph_dtype(config.compute_dtype)
         shipped = Path(config.graphs_dir or RELEASED_GRAPHS).expanduser()
         folder = config.cache_dir.expanduser()
-        shape = weights.config, self.dtype, self.device
-        asks = config.product == "auto" and not self.device.is_host
-        measured = measured_product(*shape, folder) if asks else None
-        self._product = product = choose_product(config.product, *shape, measured)
+        product = choose_product(config.product, weights.config, self.dtype, self.device)
+        self._product = product
         self.arithmetic = " ".join(filter(None, (config.device, config.compute_dtype, product)))
         self._session = InferenceSession(devices=[self.device])
         cache = GraphCache(self._session, self.device, folder, shipped)

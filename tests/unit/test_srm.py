@@ -22,7 +22,7 @@ from tests.kit.serving import ROOT
         ("SRM_NUM_SLOT", "7", "read by no command: only settings of serve, generate, batch and"),
         ("SRM_NUM_SLOT", "7", "are variables; did you mean 'SRM_NUM_SLOTS'?"),
         ("SRM_PROT", "7", "are variables; did you mean 'SRM_PORT'?"),
-        ("SRM_ROWS", "7", "other settings are flags\n"),  # once a setting of `srm tune`
+        ("SRM_ROWS", "7", "other settings are flags\n"),
         ("SRM_RETRY_GRACE_S", "2", "are flags\n"),  # the flag that was named is gone as well
         ("SRM_port", "7", "read by no command"),
         ("SRM_ENDPOINT", "7", "read by no command"),
@@ -60,12 +60,12 @@ def test_variables_of_other_commands_and_programs_are_let_be() -> None:
 def test_a_command_that_reads_no_variables_heeds_and_ignores_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SRM_MODEL", "nowhere")
-    assert srm.main(["tune"]) == ConfigError.exit_code
-    message = "srm tune: environment: SRM_MODEL is not read by srm tune: pass --model\n"
+    monkeypatch.setenv("SRM_URL", "nowhere")
+    assert srm.main(["weights"]) == ConfigError.exit_code
+    message = "srm weights: environment: SRM_URL is not read by srm weights: pass --url\n"
     assert capsys.readouterr().err == message
-    assert srm.main(["tune", "--model=models/demo", "--seconds=0"]) == ConfigError.exit_code
-    assert "above 0, got (0.0,)" in capsys.readouterr().err
+    assert srm.main(["weights", "--url=nowhere", "folder"]) == ConfigError.exit_code
+    assert "SRM_URL" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["help"]])
@@ -181,7 +181,7 @@ def test_load_tests_name_their_own_packages(
 
 
 HELPS = [
-    *([name] for name in srm.COMMANDS if name != "tune"),
+    *([name] for name in srm.COMMANDS),
     *(["train", name] for name in ("tokenizer", "pretrain", "sft", "grpo")),
     ["evaluate", "passk"],
     *(["loadtest", name] for name in ("run", "sweep", "offline", "report", "compare")),

@@ -70,7 +70,7 @@ class Variant(NamedTuple):
     model: ModelConfig
     dtype: DType
     by: Product | None
-    """The library whose products a GPU uses: own, linalg or max."""
+    """The product of a GPU."""
     bound: bool
     """Whether weights are bound, as on every GPU."""
 

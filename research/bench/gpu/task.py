@@ -42,8 +42,6 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     num_heads: int = 4
     n_ctx: int = 512
     vocab_size: int = 8192
-    shape: ModelConfig | None = None
-    """The model's shape; it replaces the five settings above."""
     rows: tuple[int, ...] = ()
     """Rows of a product, of an op or of a step."""
     op_rows: tuple[int, ...] = ()
@@ -70,7 +68,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def model(self) -> ModelConfig:
-        return self.shape or ModelConfig(
+        return ModelConfig(
             d_model=self.d_model,
             num_layers=self.num_layers,
             num_heads=self.num_heads,

@@ -52,11 +52,7 @@ def test_ours_is_taken_where_it_can_be() -> None:
         {"vocab_size": 1000},
     ):
         assert choose("auto", **other) == "plain", other
-    assert (choose("linalg"), choose("plain"), choose("plain", Gpu("sm_80"))) == (
-        "linalg",
-        "plain",
-        "plain",
-    )
+    assert choose("plain") == choose("plain", Gpu("sm_80")) == "plain"
 
 
 @pytest.mark.parametrize(
@@ -68,12 +64,9 @@ def test_ours_is_taken_where_it_can_be() -> None:
     ],
 )
 def test_one_that_cannot_be_is_refused(changes: dict[str, Any], why: str) -> None:
-    for wanted in ("own", "linalg"):
-        with pytest.raises(ConfigError, match=f"product = {wanted}: .*{why}"):
-            choose(wanted, **changes)
+    with pytest.raises(ConfigError, match=f"product = own: .*{why}"):
+        choose("own", **changes)
     assert choose("own", vocab_size=1280) == "own"
-    with pytest.raises(ConfigError, match="multiples of 64 inputs and 512 outputs"):
-        choose("linalg", vocab_size=1280)
 
 
 def test_float8_has_ours_on_an_h100_or_is_refused() -> None:
@@ -83,7 +76,6 @@ def test_float8_has_ours_on_an_h100_or_is_refused() -> None:
         ("own", Gpu("sm_100a"), {}, "dtype = float8: it is for an H100 or H200"),
         ("auto", H100, {"d_model": 768}, "dtype = float8: it wants multiples of 512 inputs"),
         ("plain", H100, {}, "product = plain: dtype = float8 has product = own or auto alone"),
-        ("linalg", H100, {}, "product = linalg: dtype = float8 has"),
         ("auto", CPU(), {}, "dtype = float8: an H100 .* use float32 or bfloat16 on a CPU"),
     ):
         with pytest.raises(ConfigError, match=why):
@@ -98,8 +90,8 @@ def test_a_cpu_has_none_to_choose() -> None:
 
 
 def test_graphs_of_two_products_are_two() -> None:
-    shapes = {graph_shape(WIDE, BF16, product) for product in (None, "own", "linalg", "plain")}
-    assert len(shapes) == 4
+    shapes = {graph_shape(WIDE, BF16, product) for product in (None, "own", "plain")}
+    assert len(shapes) == 3
 
 
 def test_a_gpus_matrices_are_out_by_in() -> None:
