@@ -39,7 +39,7 @@ Models:
   convert   make a model folder out of weights of the published code, or for transformers
   train     pretrain, sft, grpo, tokenizer
   evaluate  greedy accuracy and pass@k on held-out problems; `srm evaluate passk`: pass@k of any
-            OpenAI-compatible server; `srm evaluate harness`: benchmarks of lm-eval
+            OpenAI-compatible server
 
 Measure:
   loadtest  load any OpenAI-compatible server: run, sweep, offline, report, compare
@@ -174,8 +174,8 @@ def _run(command: str, args: list[str]) -> int:
     module, name = COMMANDS[command].split(":")
     if module.startswith("research."):
         _need_source_tree()
-    if command == "evaluate" and args[:1] in (["passk"], ["harness"]):  # these need no torch
-        module, args = f"srm.training.{args[0]}.command", args[1:]
+    if command == "evaluate" and args[:1] == ["passk"]:  # this needs no torch
+        module, args = "srm.training.passk.command", args[1:]
     elif command == "convert" and any(arg.endswith("run.pt") for arg in args):  # this needs torch
         module, name = "srm.training.checkpoint", "convert_run"
     elif command in {"train", "evaluate"}:  # one module runs both

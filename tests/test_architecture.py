@@ -84,9 +84,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("engine", "training", "training.text", "training.questions", "training.statistics"),
         *("training.problems", "loadtest"),
     ),
-    "training.harness": (
-        *("engine", "engine.weights", "loadtest", "training.passk", "training.text"),
-    ),
     "research.experiments.harness": (
         *("engine", "training", "training.text", "training.baselines"),
         *("training.problems", "training.questions", "training.grpo", "loadtest"),
@@ -96,7 +93,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("engine", "engine.weights", "training", "training.text"),
         "research.experiments.harness",
         *("training.questions", "training.statistics", "training.finetuning", "training.grpo"),
-        *("training.baselines", "training.problems", "training.harness"),
+        *("training.baselines", "training.problems"),
     ),
     "deploy": ("server", "server.supervise", "engine"),
     "deploy.ray": (

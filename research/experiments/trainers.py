@@ -27,6 +27,7 @@ from research.experiments.finetuning import gain, solved
 from research.experiments.harness.report import table
 from research.experiments.harness.result_cache import Numbers, digest, folder_of
 from research.experiments.harness.runner import Results, check_writable, publish, run_cases
+from research.experiments.harness.served import free_port, served
 from research.experiments.harness.settings import ExperimentSettings
 from srm.engine.config import DEMO_MODEL
 from srm.engine.weights.checkpoint import read_model
@@ -39,7 +40,6 @@ from srm.training.grpo.asked import questions
 from srm.training.grpo.command import grpo
 from srm.training.grpo.config import GRPOConfig
 from srm.training.grpo.record import JsonLinesFile, Update
-from srm.training.harness.served import free_port, served
 from srm.training.problems.drawn import problems
 from srm.training.schedule import LAMBDA, Schedule
 from srm.training.statistics.coverage import Floats

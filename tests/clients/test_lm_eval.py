@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import chdir
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import srm.__main__ as srm
 from srm.engine.config import DEMO_MODEL
 from srm.training.problems.drawn import problems
 from tests.clients.conftest import Noted, Run, write_tokenizer
@@ -100,31 +98,6 @@ def test_scores_and_texts_are_torchs(
     noted(
         "lm-eval", f"`local-completions`, the tokenizer {'its own' if has_bos else 'of the server'}"
     )
-
-
-def test_the_command_runs_tasks_and_writes_their_scores(
-    evaluate: Evaluate, demo: Server, tmp_path: Path
-) -> None:
-    samples = evaluate(
-        "local-completions",
-        "/v1/completions",
-        f",num_concurrent=4,{OWN},max_length=512",
-        "srm_likelihood",
-    )
-    acc = [sample["acc"] for sample in samples["srm_likelihood"]]
-    flags = (f"--url={demo.url}", f"--tokenizer={DEMO_MODEL}", f"--include={TASKS}")
-    output = tmp_path / "harness"
-    with chdir(tmp_path):  # the tasks name their file so
-        code = srm.main(
-            ["evaluate", "harness", *flags, "--tasks=srm_likelihood,no_such", f"--output={output}"]
-        )
-    assert code == 1
-    (record,) = output.glob("*-harness.json")
-    likelihood, missing = json.loads(record.read_text())["tasks"]
-    scores = {score["metric"]: score for score in likelihood["scores"]}
-    assert scores["acc"]["value"] == pytest.approx(sum(acc) / len(acc))
-    assert scores["acc"]["questions"] == 2 * NUM_PROBLEMS
-    assert "no_such" in missing["error"] and not missing["scores"]
 
 
 def test_chats(evaluate: Evaluate, noted: Noted) -> None:

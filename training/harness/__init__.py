@@ -1,1 +1,0 @@
-"""`srm evaluate harness`: benchmarks of lm-evaluation-harness, one process for each task."""
