@@ -154,9 +154,8 @@ deploy-check-lint: .venv/system  ## manifests, alerts, image and compose files, 
 	$(BIN)/python -m deploy.kubernetes.check
 	$(BIN)/python -m pytest -q tests/deploy/test_image.py tests/deploy/test_kubernetes.py tests/deploy/test_prometheus.py
 
-deploy-check: deploy-check-lint  ## the image built and run, as root on Debian
-	deploy/image/install.sh .venv-image
-	PATH=$(CURDIR)/.venv-image/bin:$$PATH $(BIN)/python -m deploy.image.check
+deploy-check: deploy-check-lint image  ## the image built and run; ENGINE=podman without docker
+	ENGINE=$(ENGINE) deploy/image/check.sh srm
 
 .venv-deploy/ready: requirements/serve.lock
 	$(PYTHON) -m venv .venv-deploy
@@ -213,4 +212,4 @@ wheel: .venv/dev graphs  ## the wheel with the bundled model's graphs, in dist/
 check: lint types docs test kernels  ## what CI runs: lint, types, docs, tests, kernels
 
 clean:  ## removes environments, builds and caches
-	rm -rf .venv .venv-clients .venv-agents .venv-verifiers .venv-ray .venv-problems .venv-docs .venv-locks .venv-deploy .venv-image .venv-storage build dist models/graphs/* site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-clients .venv-agents .venv-verifiers .venv-ray .venv-problems .venv-docs .venv-locks .venv-deploy .venv-storage build dist models/graphs/* site .pytest_cache .mypy_cache .ruff_cache

@@ -101,7 +101,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("server.batch", "server.supervise", "server.commands"),
     ),
     "deploy.kubernetes": ("server", "engine", "loadtest"),
-    "deploy.image": ("engine", "server.supervise", "loadtest"),
 }
 """A package's files import its own, those of the packages named here, and what these may import.
 All import the ground floor, the modules of `srm/`, which import each other alone.
