@@ -1,7 +1,8 @@
 """`python -m deploy.kubernetes.check`: all that can be said of the manifests without a cluster.
 
 Each overlay is made by `kubectl kustomize`; its objects must fit the schemas of Kubernetes in
-strict mode and pass `deploy.kubernetes.lint`; the alerts must pass promtool's check and tests.
+strict mode, and settings of srm in them must exist; the alerts must pass promtool's check and
+tests.
 Custom kinds are listed as not validated, unless `--models` says where npm installed their schemas.
 """
 
@@ -13,19 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import yaml
 
-from deploy.kubernetes.lint import lint, objects_of
-from deploy.kubernetes.manifests import (
-    ALERTS,
-    HERE,
-    OVERLAYS,
-    RULES,
-    alerts,
-    metric_names,
-    rendered,
-)
+from deploy.kubernetes.manifests import ALERTS, OVERLAYS, RULES, alerts, rendered
 from deploy.kubernetes.schemas import custom_problems, is_built_in, problems
+from deploy.kubernetes.settings import settings_problems
 from srm.loadtest.records import ROOT
 from srm.settings import load
 
@@ -42,12 +34,7 @@ class CheckConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def sources() -> Iterator[str]:
-    """Yield what is wrong with the files themselves: keys given twice, alerts, their tests."""
-    for path in sorted(HERE.rglob("*.yml")):
-        try:
-            objects_of(path.read_text())
-        except yaml.YAMLError as error:
-            yield f"{path}: {error}"
+    """Yield what is wrong with the alerts and their tests."""
     if ALERTS.read_text() != alerts():
         yield f"{ALERTS} is not as {RULES}: python -m deploy.kubernetes.check --write"
     for arguments in (("check", "rules", RULES), ("test", "rules", RULE_TESTS)):
@@ -64,11 +51,11 @@ def main(argv: list[str]) -> int:
     if config.write:
         ALERTS.write_text(alerts())
         return 0
-    objects_by_source, metrics = list(sources()), metric_names()
+    objects_by_source = list(sources())
     left_out: set[str] = set()
     for overlay in OVERLAYS:
         objects = rendered(overlay)
-        results = [*problems(objects), *lint(objects, metrics)]
+        results = [*problems(objects), *settings_problems(objects)]
         if config.models:
             results += custom_problems(objects, Path(config.models))
         else:

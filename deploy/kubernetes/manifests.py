@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import yaml
-from prometheus_client.metrics import MetricWrapperBase
 
-from deploy.kubernetes.lint import Object, objects_of
-from srm.engine import metrics as engine_metrics
-
+Object = dict[str, Any]
 HERE = Path(__file__).parent
 RULES = HERE.parent / "prometheus" / "alerts.yml"
 ALERTS = HERE / "base" / "alerts.yml"
@@ -26,6 +24,16 @@ def rendered(overlay: Path) -> list[Object]:
     return objects_of(made.stdout)
 
 
+def objects_of(text: str) -> list[Object]:
+    """Return the objects of a YAML text."""
+    return [object_ for object_ in yaml.safe_load_all(text) if object_]
+
+
+def title_of(object_: Object) -> str:
+    """Return kind and name."""
+    return f"{object_['kind']}/{object_['metadata']['name']}"
+
+
 def alerts() -> str:
     """Return the PrometheusRule of Prometheus' alerts, as YAML."""
     rule = {
@@ -36,10 +44,3 @@ def alerts() -> str:
     }
     text: str = yaml.safe_dump(rule, sort_keys=False, width=100)
     return _HEAD + text
-
-
-def metric_names() -> set[str]:
-    """Return the names of the engine's metrics, as Prometheus has them."""
-    metrics = (var for var in vars(engine_metrics).values() if isinstance(var, MetricWrapperBase))
-    families = [family for metric in metrics for family in metric.describe()]
-    return {family.name + ("_total" if family.type == "counter" else "") for family in families}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import kubernetes_validate
 
-from deploy.kubernetes.lint import Object, title_of
+from deploy.kubernetes.manifests import Object, title_of
 
 PACKAGES = {
     "monitoring.coreos.com": "@kubernetes-models/prometheus-operator",

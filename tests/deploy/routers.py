@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import httpx
 
-from deploy.kubernetes.lint import objects_of
+from deploy.kubernetes.manifests import objects_of
 from tests.kit.serving import ROOT, free_port
 
 DEPLOYED = ROOT / "deploy" / "kubernetes" / "router" / "router.yml"

@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes are right, and the lint notices each kind of defect."""
+"""The manifests of deploy/kubernetes agree with the server, and wrong settings are noticed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from deploy.kubernetes.lint import Object, lint, objects_of
-from deploy.kubernetes.manifests import ALERTS, HERE, OVERLAYS, alerts, metric_names, rendered
+from deploy.kubernetes.manifests import ALERTS, HERE, OVERLAYS, Object, alerts, rendered, title_of
+from deploy.kubernetes.settings import settings_problems
 from srm.server.errors import NotPermitted
 from srm.server.http.cors import Origins
 from srm.server.routes.health import OPERATIONS, VERSION
@@ -25,11 +24,6 @@ from tests.kit.serving import ROOT
 
 CONTAINER = ("spec", "template", "spec", "containers", 0)
 POD = CONTAINER[:3]
-SERVER, ROUTER, SERVICE = "StatefulSet/srm", "Deployment/srm-router", "Service/srm"
-KEDA = "ScaledObject/srm"
-HPA, POLICY = "HorizontalPodAutoscaler/srm", "NetworkPolicy/srm"
-GONE = object()
-"""In place of a value: the field is not there."""
 
 
 @cache
@@ -48,75 +42,29 @@ def test_images_have_the_tag_of_this_version() -> None:
 
 
 @pytest.mark.parametrize("overlay", [path.name for path in OVERLAYS])
-def test_an_overlay_has_no_defect(overlay: str) -> None:
-    assert lint(objects(overlay), metric_names()) == []
+def test_an_overlay_has_settings_that_exist(overlay: str) -> None:
+    assert list(settings_problems(objects(overlay))) == []
 
 
 @pytest.mark.parametrize(
-    ("title", "path", "value", "message"),
+    ("path", "value", "message"),
     [
-        ("PersistentVolumeClaim/srm-model", ("metadata", "name"), "other", "no claim 'srm-model'"),
-        (SERVER, (*CONTAINER, "readinessProbe"), GONE, "no readinessProbe"),
-        (SERVER, (*CONTAINER, "livenessProbe", "httpGet", "port"), "web", "port 'web'"),
-        (ROUTER, (*CONTAINER, "resources", "requests", "cpu"), GONE, "requests has no cpu"),
-        (SERVER, (*CONTAINER, "securityContext", "capabilities"), {}, "capabilities"),
-        (ROUTER, (*CONTAINER, "securityContext", "readOnlyRootFilesystem"), False, "readOnly"),
-        (SERVER, (*POD, "securityContext", "runAsUser"), 0, "runAsUser"),
-        (SERVER, (*POD, "enableServiceLinks"), GONE, "enableServiceLinks"),
-        (SERVICE, ("spec", "selector"), {"app": "srm"}, "matches no pods"),
-        (SERVICE, ("spec", "ports", 0, "targetPort"), "web", "targetPort = 'web'"),
-        ("PodDisruptionBudget/srm", ("spec", "selector", "matchLabels"), {"a": "b"}, "no pods"),
-        ("ServiceMonitor/srm", ("spec", "endpoints", 0, "port"), "http2", "port = 'http2'"),
-        ("ServiceMonitor/srm", ("spec", "selector", "matchLabels"), {"a": "b"}, "0 Services"),
-        ("NetworkPolicy/default-deny", ("spec", "policyTypes"), ["Ingress"], "denies all"),
-        (POLICY, ("spec", "ingress", 0, "ports", 0, "port"), "web", "port 'web'"),
-        (POLICY, ("spec", "podSelector", "matchLabels"), {"app": "srm"}, "matches no pods"),
-        ("NetworkPolicy/srm-router", ("spec", "egress", 0, "ports", 0, "port"), "web", "'web'"),
-        (SERVER, ("spec", "serviceName"), "srm", "clusterIP: None"),
-        (ROUTER, (*POD, "serviceAccountName"), "default", "no ServiceAccount"),
-        ("RoleBinding/srm-router", ("subjects", 0, "name"), "other", "no ServiceAccount 'other'"),
-        (
-            SERVER,
-            (*CONTAINER, "env", "SRM_API_KEYS", "valueFrom", "secretKeyRef", "optional"),
-            GONE,
-            "Secret",
-        ),
-        (SERVER, (*CONTAINER, "env", "SRM_ADMIN_PORT", "value"), "9000", "9000 is no port"),
-        (
-            SERVER,
-            (*CONTAINER, "env", "SRM_DRAIN_S", "name"),
-            "SRM_DRAIN",
-            "SRM_DRAIN is no setting",
-        ),
-        (SERVER, (*POD, "terminationGracePeriodSeconds"), 60, "must be at least 120"),
-        (HPA, ("spec", "scaleTargetRef", "kind"), "Deployment", "no Deployment/srm"),
-        (HPA, ("spec", "metrics", 0, "pods", "metric", "name"), "srm_slots", "'srm_slots'"),
-        (HPA, ("spec", "metrics", 0, "pods", "target", "type"), "Utilization", "AverageValue"),
-        (HPA, ("spec", "maxReplicas"), 2, "replicas 3 … 2"),
-        (KEDA, ("spec", "triggers", 0, "metadata", "query"), "sum(srm_slots)", "'srm_slots'"),
-        (KEDA, ("spec", "triggers", 1, "metadata", "threshold"), "many", "threshold = 'many'"),
-        (ROUTER, (*CONTAINER, "args", 4), "app.kubernetes.io/name=x", "--selector"),
-        (ROUTER, (*CONTAINER, "args", 6), "--service-discovery-port=80", "no port of these pods"),
+        ((*CONTAINER, "env", "SRM_ADMIN_PORT", "value"), "9000", "9000 is no port"),
+        ((*CONTAINER, "env", "SRM_DRAIN_S", "name"), "SRM_DRAIN", "SRM_DRAIN is no setting"),
+        ((*CONTAINER, "env", "SRM_DRAIN_S", "value"), "-1", "drain_s"),
+        ((*POD, "terminationGracePeriodSeconds"), 60, "must be at least 120"),
     ],
 )
-def test_a_defect_is_noticed(title: str, path: tuple[Any, ...], value: Any, message: str) -> None:
-    changed = copy.deepcopy(objects("fleet-keda" if title == KEDA else "fleet"))
+def test_a_wrong_setting_is_noticed(path: tuple[Any, ...], value: Any, message: str) -> None:
+    changed = copy.deepcopy(objects("fleet"))
     at: Any
-    (at,) = (item for item in changed if f"{item['kind']}/{item['metadata']['name']}" == title)
+    (at,) = (item for item in changed if title_of(item) == "StatefulSet/srm")
     for key in path[:-1]:
         is_name = isinstance(at, list) and isinstance(key, str)
         at = next(item for item in at if item["name"] == key) if is_name else at[key]
-    if value is GONE:
-        del at[path[-1]]
-    else:
-        at[path[-1]] = value
-    result = lint(changed, metric_names())
-    assert any(message in text for text in result), result
-
-
-def test_a_key_that_is_given_twice_is_refused() -> None:
-    with pytest.raises(yaml.YAMLError, match="'a' is given twice"):
-        objects_of("{a: 1, b: {c: 1}, a: 2}")
+    at[path[-1]] = value
+    (result,) = settings_problems(changed)
+    assert message in result
 
 
 def test_the_alerts_are_those_of_prometheus() -> None:
