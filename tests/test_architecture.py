@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "server.http": (*_SERVES, "server", "server.schema"),
     "server.storage": (*_SERVES, *_EDGE),
     "server.text": (*_SERVES, "server", "server.schema", "engine.constraints"),
-    "server.supervise": (*_SERVES, *_EDGE, "server.text"),
+    "server.supervise": (*_SERVES, *_EDGE, "server.text", "engine.process.watchdog"),
     "server.generation": (*(*_SERVES, *_EDGE, "server.text", "engine.constraints.share_lines"),),
     "server.reply": (*_SERVES, *_EDGE, "server.text", "server.generation"),
     "server.dialects.completions": (*_SERVES, *_ANSWERS),

@@ -1,1 +1,1 @@
-"""The paper's experiments, redone small: `python -m experiments NAME`."""
+"""The paper's experiments, redone small: `python -m research.experiments NAME`."""

@@ -1,4 +1,4 @@
-"""`python -m experiments NAME`: runs one experiment, or goes on with it, and writes its record."""
+"""`research.experiments NAME`: runs one experiment, or goes on with it, and writes its record."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ EXPERIMENTS = (
 def main(argv: list[str]) -> int:
     """Run the experiment that argv names, with the settings that follow; return the exit code."""
     if argv[:1] in (["--help"], ["-h"]):
-        print("usage: python -m experiments NAME [options]\n")
+        print("usage: python -m research.experiments NAME [options]\n")
         print(f"NAME is one of {', '.join(EXPERIMENTS)}.")
         return 0
     if not argv or argv[0] not in EXPERIMENTS:
         raise ConfigError(f"experiments are {', '.join(EXPERIMENTS)}; got {argv[:1]}")
-    return int(import_module(f"experiments.{argv[0]}").main(argv[1:]))
+    return int(import_module(f"research.experiments.{argv[0]}").main(argv[1:]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m experiments baselines`: SRM, and what the paper compares it with, trained alike.
+"""`research.experiments baselines`: SRM, and what the paper compares it with, trained alike.
 
 They are trained once with as many parameters as SRM has, and once more for as much processor time.
 Each model takes the learning rate, of several, that gives it the least loss with the first seed:
@@ -45,7 +45,7 @@ PARTS = 16
 
 
 class BaselinesConfig(ModelSettings, frozen=True):
-    """Settings of `python -m experiments baselines`."""
+    """Settings of `python -m research.experiments baselines`."""
 
     rows: int = 16
     """Sequences in one update."""
@@ -254,7 +254,7 @@ def drawn(parameters: Results, time: Results) -> Figure:
 
 def main(argv: list[str]) -> int:
     """Run all cases and write the record."""
-    config = load(BaselinesConfig, argv, prog="python -m experiments baselines")
+    config = load(BaselinesConfig, argv, prog="python -m research.experiments baselines")
     trials = Trials(config, standard_library(config.max_vocab_size))
     tried = try_rates(config, trials)
     rates = {name: best_rate(losses) for name, losses in tried.items()}

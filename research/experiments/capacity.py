@@ -1,4 +1,4 @@
-"""`python -m experiments capacity`: how many random tokens the state of an SRM can hold.
+"""`python -m research.experiments capacity`: how many random tokens the state of an SRM can hold.
 
 An SRM repeats a sequence of tokens drawn at random, as in `copying`. When the second half begins,
 all that the model still has of the first is its state. From the loss on the second half follows how
@@ -34,7 +34,7 @@ PAPER = (15_155, 1_024, 16)
 
 
 class CapacityConfig(ExperimentSettings, frozen=True):
-    """Settings of `python -m experiments capacity`."""
+    """Settings of `python -m research.experiments capacity`."""
 
     LEAST_SEEDS: ClassVar[int] = 1
     seeds: tuple[int, ...] = (0,)
@@ -154,7 +154,7 @@ def drawn(config: CapacityConfig, results: Results) -> Figure:
 
 def main(argv: list[str]) -> int:
     """Run all cases and write the record."""
-    config = load(CapacityConfig, argv, prog="python -m experiments capacity")
+    config = load(CapacityConfig, argv, prog="python -m research.experiments capacity")
     cases = {
         case(width, copied): partial(measure, config, width, copied)
         for width, copied in product(config.widths, config.copied)

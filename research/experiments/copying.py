@@ -1,4 +1,4 @@
-"""`python -m experiments copying`: how well models repeat the first half of a sequence.
+"""`python -m research.experiments copying`: how well models repeat the first half of a sequence.
 
 As in the paper, the second half of each sequence is the first once more, and only its tokens are
 trained on and counted, each predicted from all before it. The paper's first halves are text, and
@@ -59,7 +59,7 @@ EVALUATION_BATCHES = 8
 
 
 class CopyingConfig(ModelSettings, frozen=True):
-    """Settings of `python -m experiments copying`."""
+    """Settings of `python -m research.experiments copying`."""
 
     steps: int = 1_000
     """Updates in each case."""
@@ -226,7 +226,7 @@ def drawn(config: CopyingConfig, results: Results) -> Figure:
 
 def main(argv: list[str]) -> int:
     """Run all cases and write the record."""
-    config = load(CopyingConfig, argv, prog="python -m experiments copying")
+    config = load(CopyingConfig, argv, prog="python -m research.experiments copying")
 
     def case_of(variant: str, width: int, copied: int) -> Callable[[int], Numbers]:
         return lambda seed: copy(config, variant, width, copied, seed)

@@ -1,4 +1,4 @@
-"""`python -m experiments coverage`: problems solved for the same compute, SRM and a Transformer.
+"""`research.experiments coverage`: problems solved for the same compute, SRM and a Transformer.
 
 Both learn countdown puzzles, or the questions of a file, for the same processor time, each at the
 best of several learning rates, which are tried for a part of it. Then both answer problems that
@@ -83,7 +83,7 @@ class GRPOCase(NamedTuple):
 
 
 class CoverageConfig(ExperimentSettings, frozen=True):
-    """Settings of `python -m experiments coverage`."""
+    """Settings of `python -m research.experiments coverage`."""
 
     LEAST_SEEDS: ClassVar[int] = 1
     minutes: float = 20.0
@@ -633,7 +633,7 @@ def drawn(config: CoverageConfig, results: Results) -> Figure:
 
 def main(argv: list[str]) -> int:
     """Run all cases and write the record."""
-    config = load(CoverageConfig, argv, prog="python -m experiments coverage")
+    config = load(CoverageConfig, argv, prog="python -m research.experiments coverage")
     task = read_task(config)
     results = run_all(config, task)
     publish("coverage", argv, config, results, page(config, task, results), drawn(config, results))

@@ -1,4 +1,4 @@
-"""`python -m experiments finetuning`: pass@k before and after fine-tuning on solved questions.
+"""`research.experiments finetuning`: pass@k before and after fine-tuning on solved questions.
 
 `srm train sft` trains on the answers, by the paper's recipe but for what settings change; then the
 engine samples questions that were not trained on, from the model that training began with and from
@@ -59,7 +59,7 @@ takes long."""
 
 
 class FinetuningConfig(ExperimentSettings, frozen=True):
-    """Settings of `python -m experiments finetuning`."""
+    """Settings of `python -m research.experiments finetuning`."""
 
     seeds: tuple[int, ...] = (0, 1)
     """Seeds of fine-tuning; each draws another order of the rows."""
@@ -287,7 +287,7 @@ def drawn(config: FinetuningConfig, results: Results) -> Figure:
 
 def main(argv: list[str]) -> int:
     """Run both cases and write the record."""
-    config = load(FinetuningConfig, argv, prog="python -m experiments finetuning")
+    config = load(FinetuningConfig, argv, prog="python -m research.experiments finetuning")
     train, evaluation = files(config)
     rules = config.sampling(evaluation)
     made_of = {

@@ -1,4 +1,4 @@
-"""`python -m experiments forms`: what training costs by form and by length, in time and memory.
+"""`research.experiments forms`: what training costs by form and by length, in time and memory.
 
 It measures three forms of one SRM, and the models of `baselines` at its width. Every update has as
 many tokens, in fewer sequences where they are longer, so what changes along a row is the cost of
@@ -69,7 +69,7 @@ FORMS: dict[str, tuple[str, Callable[[Any, Tensor], Tensor]]] = {
 
 
 class FormsConfig(ModelSettings, frozen=True):
-    """Settings of `python -m experiments forms`."""
+    """Settings of `python -m research.experiments forms`."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of weights and token ids; each is run in a process of its own."""
@@ -252,7 +252,7 @@ def drawn(measured: Mapping[str, Mapping[int, list[Numbers]]]) -> Figure:
 
 def main(argv: list[str]) -> int:
     """Run all cases and write the record."""
-    config = load(FormsConfig, argv, prog="python -m experiments forms")
+    config = load(FormsConfig, argv, prog="python -m research.experiments forms")
     measured = run_all(config)
     results: Results = {
         f"{form} {n}": value for form, of in measured.items() for n, value in of.items()

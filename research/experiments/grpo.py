@@ -1,4 +1,4 @@
-"""`python -m experiments grpo`: what GRPO does to pass@1 and pass@k, plain and balanced.
+"""`python -m research.experiments grpo`: what GRPO does to pass@1 and pass@k, plain and balanced.
 
 It compares 5, 50 and 200 rollouts a question, of as many questions fewer: an update samples as many
 rollouts in every case. Plain GRPO learns from all of them; balanced resampling from 16 of each
@@ -38,7 +38,7 @@ AVERAGED = 5
 
 
 class GRPOExperimentConfig(ExperimentSettings, frozen=True):
-    """Settings of `python -m experiments grpo`."""
+    """Settings of `python -m research.experiments grpo`."""
 
     seeds: tuple[int, ...] = (0, 1)
     """Seeds of training; each draws other questions, rollouts and groups."""
@@ -200,7 +200,7 @@ def drawn(config: GRPOExperimentConfig, results: Results) -> Figure:
 
 def main(argv: list[str]) -> int:
     """Run all cases and write the record."""
-    config = load(GRPOExperimentConfig, argv, prog="python -m experiments grpo")
+    config = load(GRPOExperimentConfig, argv, prog="python -m research.experiments grpo")
     check_apart(
         "evaluation",
         chain.from_iterable(map(read_questions, config.train)),

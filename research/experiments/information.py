@@ -1,4 +1,4 @@
-"""`python -m experiments information`: how much of a text one embedding of a model has.
+"""`python -m research.experiments information`: how much of a text one embedding of a model has.
 
 A causal encoder turns n tokens into the embedding of one position; from it alone a decoder of the
 same kind and depth has to tell all of them. For retention, the encoder was trained to predict text,
@@ -70,7 +70,7 @@ trained."""
 
 
 class InformationConfig(ModelSettings, frozen=True):
-    """Settings of `python -m experiments information`."""
+    """Settings of `python -m research.experiments information`."""
 
     rows: int = 32
     """Sequences in one update."""
@@ -240,7 +240,7 @@ def unigram_loss(corpus: Corpus) -> float:
 
 def main(argv: list[str]) -> int:
     """Run all cases and write the record."""
-    config = load(InformationConfig, argv, prog="python -m experiments information")
+    config = load(InformationConfig, argv, prog="python -m research.experiments information")
     corpus = standard_library(config.max_vocab_size)
 
     def case_of(case: str) -> Callable[[int], Numbers]:

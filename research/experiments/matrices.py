@@ -1,4 +1,4 @@
-"""`python -m experiments matrices`: how much of a trained masked mixer's matrices an SRM can be.
+"""`research.experiments matrices`: how much of a trained masked mixer's matrices an SRM can be.
 
 The paper's first step is that trained masked mixers weigh tokens by rows, by columns and by
 distance (its figures 1 and S1), and an SRM is a mixer that weighs them so alone. Here a masked
@@ -60,7 +60,7 @@ _LEVELS = 127
 
 
 class MatricesConfig(ModelSettings, frozen=True):
-    """Settings of `python -m experiments matrices`."""
+    """Settings of `python -m research.experiments matrices`."""
 
     seeds: tuple[int, ...] = (0, 1)
     """Seeds of weights and of the order of texts; each case is run with each seed."""
@@ -268,7 +268,7 @@ def drawn(config: MatricesConfig, results: Results) -> Figure:
 
 def main(argv: list[str]) -> int:
     """Run all seeds and write the record."""
-    config = load(MatricesConfig, argv, prog="python -m experiments matrices")
+    config = load(MatricesConfig, argv, prog="python -m research.experiments matrices")
     corpus = standard_library(config.max_vocab_size)
     cases = {CASE: partial(measure, config, corpus)}
     results = run_cases("matrices", config, cases, {"texts": corpus.sha256})

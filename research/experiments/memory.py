@@ -1,4 +1,4 @@
-"""`python -m experiments memory`: how far back models remember, by how their λ are trained.
+"""`research.experiments memory`: how far back models remember, by how their λ are trained.
 
 An SRM copies the first half of a sequence, as in `copying`: every token to predict is as far back
 as the half is long, which is the gap. Beside it stands the loss on text, which needs what is near.
@@ -41,7 +41,7 @@ TREATMENTS: dict[str, dict[str, Any]] = {
 
 
 class MemoryConfig(ModelSettings, frozen=True):
-    """Settings of `python -m experiments memory`."""
+    """Settings of `python -m research.experiments memory`."""
 
     steps: int = 1_000
     """Updates in each case that copies."""
@@ -174,7 +174,7 @@ def drawn(config: MemoryConfig, results: Results) -> Figure:
 
 def main(argv: list[str]) -> int:
     """Run all cases and write the record."""
-    config = load(MemoryConfig, argv, prog="python -m experiments memory")
+    config = load(MemoryConfig, argv, prog="python -m research.experiments memory")
     corpus = standard_library(config.max_vocab_size)
     cases: dict[str, Callable[[int], Numbers]] = {}
     for name in TREATMENTS:

@@ -1,4 +1,4 @@
-"""`python -m experiments mixers`: the loss of every token mixer after the same training.
+"""`python -m research.experiments mixers`: the loss of every token mixer after the same training.
 
 The paper trained models of d 512 and 16 layers on 13.1 billion tokens of FineWeb-edu (table 1 and
 the appendix); here small ones are trained on some hundred thousand tokens of Python.
@@ -67,7 +67,7 @@ CHANGES = (
 
 
 class MixersConfig(ModelSettings, frozen=True):
-    """Settings of `python -m experiments mixers`."""
+    """Settings of `python -m research.experiments mixers`."""
 
     learning_rate: float = 1e-2
     """Peak learning rate: reached after a tenth of the updates, then falling to 0."""
@@ -131,7 +131,7 @@ def page(results: Results) -> list[str]:
 
 def main(argv: list[str]) -> int:
     """Run all cases and write the record."""
-    config = load(MixersConfig, argv, prog="python -m experiments mixers")
+    config = load(MixersConfig, argv, prog="python -m research.experiments mixers")
     corpus = standard_library(config.max_vocab_size)
 
     def case_of(case: str) -> Callable[[int], Numbers]:

@@ -1,4 +1,4 @@
-"""`python -m experiments rollouts`: how much of GRPO's time its rollouts take, by who samples them.
+"""`research.experiments rollouts`: how much of GRPO's time its rollouts take, by who samples them.
 
 They are sampled by the engine in turn with the trainer; by the engine at the same time, a step
 ahead; and by a plain sampler in torch, in turn, as training libraries have without an engine. All
@@ -42,7 +42,7 @@ SHARES = ("waiting_share", "overlap_share")
 
 
 class RolloutsConfig(ExperimentSettings, frozen=True):
-    """Settings of `python -m experiments rollouts`."""
+    """Settings of `python -m research.experiments rollouts`."""
 
     threads: int = 0
     """CPU threads for training; 0: all cores. The engine always has all cores."""
@@ -143,7 +143,7 @@ def drawn(config: RolloutsConfig, results: Results) -> Figure:
 
 def main(argv: list[str]) -> int:
     """Run all cases and write the record."""
-    config = load(RolloutsConfig, argv, prog="python -m experiments rollouts")
+    config = load(RolloutsConfig, argv, prog="python -m research.experiments rollouts")
 
     def case_of(case: str) -> Callable[[int], Numbers]:
         return lambda seed: timed(config.training(case, seed))

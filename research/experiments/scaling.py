@@ -1,4 +1,4 @@
-"""`python -m experiments scaling`: loss over parameters and over compute, SRM and Transformer.
+"""`research.experiments scaling`: loss over parameters and over compute, SRM and Transformer.
 
 Both are trained at several widths, at each for several durations, each with a schedule of its own.
 The loss of the longest runs is a power of the number of parameters; the least loss for the compute,
@@ -36,7 +36,7 @@ INTERVAL = 0.95
 
 
 class ScalingConfig(ExperimentSettings, frozen=True):
-    """Settings of `python -m experiments scaling`."""
+    """Settings of `python -m research.experiments scaling`."""
 
     seeds: tuple[int, ...] = (0, 1)
     """Seeds of weights and of the order of texts; each case is run with each seed."""
@@ -235,7 +235,7 @@ def _points(
 
 def main(argv: list[str]) -> int:
     """Run all cases and write the record."""
-    config = load(ScalingConfig, argv, prog="python -m experiments scaling")
+    config = load(ScalingConfig, argv, prog="python -m research.experiments scaling")
     corpus = standard_library(config.max_vocab_size)
     cases = {
         case(name, width, steps): measure(config, corpus, name, width, steps)

@@ -1,4 +1,4 @@
-"""`python -m experiments throughput`: what a whole update costs by width, in time and memory.
+"""`research.experiments throughput`: what a whole update costs by width, in time and memory.
 
 An update is that of `srm train`: forward and backward passes over random token ids, clipped
 gradients, AdamW. The paper's tables S1 to S7 have the same by width: parameters, memory and
@@ -105,7 +105,7 @@ MODES = ("eager", "compiled")
 
 
 class ThroughputConfig(ExperimentSettings, frozen=True):
-    """Settings of `python -m experiments throughput`; sizes are the paper's."""
+    """Settings of `python -m research.experiments throughput`; sizes are the paper's."""
 
     LEAST_SEEDS: ClassVar[int] = 1
     seeds: tuple[int, ...] = (0,)
@@ -392,7 +392,7 @@ def drawn(config: ThroughputConfig, results: Mapping[str, list[Numbers]]) -> Fig
 
 def main(argv: list[str]) -> int:
     """Run all cases and write the record."""
-    config = load(ThroughputConfig, argv, prog="python -m experiments throughput")
+    config = load(ThroughputConfig, argv, prog="python -m research.experiments throughput")
     results = run_all(config)
     publish("throughput", argv, config, results, page(config, results), drawn(config, results))
     return 0

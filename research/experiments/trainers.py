@@ -1,4 +1,4 @@
-"""`python -m experiments trainers`: GRPO by TRL with rollouts of our server, and `srm train grpo`.
+"""`research.experiments trainers`: GRPO by TRL with rollouts of our server, and `srm train grpo`.
 
 Both learn from the same word problems in the same order, so many rollouts of each, with the same
 objective, optimizer and learning rates, in float32, on the same cores. Then both answer the
@@ -65,7 +65,7 @@ DIFFERENCES = (
 
 
 class TrainersConfig(ExperimentSettings, frozen=True):
-    """Settings of `python -m experiments trainers`."""
+    """Settings of `python -m research.experiments trainers`."""
 
     seeds: tuple[int, ...] = (0, 1)
     """Seeds of the order of the problems, and of the samples of `srm train grpo`."""
@@ -348,7 +348,7 @@ def drawn(_: TrainersConfig, results: Results) -> Figure:
 
 def main(argv: list[str]) -> int:
     """Run both trainers with all seeds and write the record."""
-    config = load(TrainersConfig, argv, prog="python -m experiments trainers")
+    config = load(TrainersConfig, argv, prog="python -m research.experiments trainers")
     check_environment(config)
     write_problems(config)
     made_of = {"model": read_model(config.model).fingerprint, "problems": digest([config.train])}

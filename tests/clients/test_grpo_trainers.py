@@ -1,4 +1,4 @@
-"""`python -m experiments trainers`, tiny: TRL over our server, and `srm train grpo`."""
+"""`python -m research.experiments trainers`, tiny: TRL over our server, and `srm train grpo`."""
 
 from __future__ import annotations
 

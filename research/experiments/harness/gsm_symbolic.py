@@ -1,4 +1,4 @@
-"""Draws questions of gsm_symbolic into files, for `python -m experiments coverage --train …`.
+"""Draws questions of gsm_symbolic into files, for `research.experiments coverage --train …`.
 
 The templates are those of reasoning_gym (https://pypi.org/project/reasoning-gym/, Apache-2.0),
 after GSM-Symbolic (https://arxiv.org/abs/2410.05229). That package pins its requirements, so it

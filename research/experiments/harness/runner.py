@@ -150,7 +150,7 @@ def publish(
     figure: Figure,
 ) -> Path:
     """Write the record, its page and its plot; print the page. Returns the page's path."""
-    command = " ".join(["python -m experiments", name, *argv])
+    command = " ".join(["python -m research.experiments", name, *argv])
     record = new_record(command, getattr(config, "device", "cpu"))
     record |= {"settings": settings_of(config), "torch": str(torch.__version__), "results": results}
     commits = sorted({seed["commit"] for seeds in results.values() for seed in seeds})

@@ -106,11 +106,13 @@ def test_a_folder_that_cannot_be_written_is_named_before_any_work(
 
 
 def test_an_interrupted_experiment_says_that_it_goes_on(tmp_path: Path) -> None:
-    program = "import runpy, sys\nfrom experiments import mixers\n\ndef interrupted(argv):\n"
+    program = (
+        "import runpy, sys\nfrom research.experiments import mixers\n\ndef interrupted(argv):\n"
+    )
     program += (
         "    raise KeyboardInterrupt\n\nmixers.main = interrupted\nsys.argv[1:] = ['mixers']\n"
     )
-    program += "runpy.run_module('experiments', run_name='__main__')\n"
+    program += "runpy.run_module('research.experiments', run_name='__main__')\n"
     ended = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
     )
