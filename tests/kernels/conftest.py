@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
-from pathlib import Path
 
 import pytest
 from max.driver import CPU, Accelerator, accelerator_count
 
-from srm.engine.config import EngineConfig
 from tests.kernels.harness import Ops
+from tests.kit.kept import cache_folder
 
 
 @cache
 def _ops_on(device: str) -> Ops:
-    folder = Path(os.environ.get("SRM_CACHE_DIR", EngineConfig().cache_dir)).expanduser()
-    return Ops(CPU() if device == "cpu" else Accelerator(), folder)
+    return Ops(CPU() if device == "cpu" else Accelerator(), cache_folder())
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])

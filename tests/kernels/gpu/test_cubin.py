@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.kernels.gpu.test_products import KINDS, SMALL
 from tests.kit.ptx.cubin import Resources, kernels_of
-from tests.kit.ptx.ptx import printed
+from tests.kit.ptx.mojo_program import printed
 
 REGISTERS, SHARED = 65_536, 232_448
 """Of a processor of an H100 or H200."""
@@ -36,8 +34,8 @@ those that its launch asks for."""
         pytest.param("product", ["wide"], marks=pytest.mark.slow),
     ],
 )
-def test_registers_suffice_and_blocks_fit(source: str, defines: list[str], tmp_path: Path) -> None:
-    made = printed(f"{source}_kernels.mojo", tmp_path, "object", *defines)
+def test_registers_suffice_and_blocks_fit(source: str, defines: list[str]) -> None:
+    made = printed(f"{source}_kernels.mojo", "object", *defines)
     for name, code in made.items():
         ((_, taken),) = kernels_of(code).items()
         check(name, taken)

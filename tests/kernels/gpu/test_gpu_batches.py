@@ -31,9 +31,9 @@ Array = npt.NDArray[Any]
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
+def kernels() -> dict[str, Kernel]:
     """Kernels by op, dtype of activations and values to a thread."""
-    return compiled("batch_kernels.mojo", tmp_path_factory.mktemp("batches"))
+    return compiled("batch_kernels.mojo")
 
 
 def stored(values: F32, dtype: str) -> Array:

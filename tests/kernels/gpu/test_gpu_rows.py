@@ -28,9 +28,9 @@ VOCAB = 8192
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
+def kernels() -> dict[str, Kernel]:
     """Kernels by op, dtype of the logits and logits to a thread."""
-    return compiled("row_kernels.mojo", tmp_path_factory.mktemp("rows"))
+    return compiled("row_kernels.mojo")
 
 
 def kernel_for(kernels: dict[str, Kernel], op: str, vocab: int, dtype: str = "bfloat16") -> Kernel:

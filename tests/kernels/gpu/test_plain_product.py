@@ -17,8 +17,8 @@ SHAPES = [(1, 1, 1), (3, 128, 1014), (65, 40, 17), (64, 16, 64), (130, 33, 70)]
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
-    return compiled("plain_kernels.mojo", tmp_path_factory.mktemp("plain"))
+def kernels() -> dict[str, Kernel]:
+    return compiled("plain_kernels.mojo")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

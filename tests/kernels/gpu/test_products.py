@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from srm.engine.weights.float8 import INNER, LARGEST, from_e4m3, round_e4m3
 from tests.kernels import oracle
 from tests.kernels.harness import EPILOGUES, Array, widened
 from tests.kernels.test_sampler import Settings, records
-from tests.kit.ptx.ptx import printed
+from tests.kit.ptx.mojo_program import printed
 from tests.kit.ptx.ptx_async import TensorMap
 from tests.kit.ptx.ptx_cluster import Cluster
 from tests.kit.ptx.ptx_text import PTXError
@@ -34,6 +34,8 @@ COLUMNS = 512
 SMALL = "small_"
 """What names begin with of kernels whose tiles have half as many rows."""
 ROW_COUNTS = [1, 2, 127, 128, 129, 257]
+SELDOM = {2, 127, 128}
+"""Those of them that `make test-all` runs alone."""
 KINDS = {
     **EPILOGUES,
     "slices": (False, False, False),
@@ -53,13 +55,13 @@ PLAIN = {"up", "proj_in", "head", "normed_proj_in"}
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def kernels() -> dict[str, str]:
     """The PTX of each epilogue, N and K."""
-    return compile_kernels(tmp_path_factory.mktemp("products"))
+    return compile_kernels()
 
 
-def compile_kernels(folder: Path, *defines: str) -> dict[str, str]:
-    result = printed("product_kernels.mojo", folder, *defines)
+def compile_kernels(*defines: str) -> dict[str, str]:
+    result = printed("product_kernels.mojo", *defines)
     return {name: text.decode() for name, text in result.items()}
 
 
@@ -182,9 +184,17 @@ def ran(kernels: dict[str, str]) -> Callable[[str, int], Run]:
     return run_once
 
 
+def cases(kinds: Iterable[str], row_counts: Callable[[str], list[int]]) -> list[object]:
+    """Each kind at its row counts."""
+    return [
+        pytest.param(kind, rows, marks=[pytest.mark.slow] * (rows in SELDOM))
+        for kind in kinds
+        for rows in row_counts(kind)
+    ]
+
+
 @pytest.mark.parametrize(
-    ("kind", "rows"),
-    [(kind, rows) for kind in KINDS for rows in ROW_COUNTS[:: 2 if kind in PLAIN else 1]],
+    ("kind", "rows"), cases(KINDS, lambda kind: ROW_COUNTS[:: 2 if kind in PLAIN else 1])
 )
 def test_products_are_right(ran: Callable[[str, int], Run], kind: str, rows: int) -> None:
     check(kind, ran(kind, rows))
@@ -197,13 +207,16 @@ def test_slices_of_what_is_no_distribution_are_told(kernels: dict[str, str]) -> 
     np.testing.assert_array_equal(np.isnan(slices[..., 1]), [[True] * 2, [True] * 2, [False] * 2])
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in PLAIN])
-def test_a_row_does_not_depend_on_others(ran: Callable[[str, int], Run], kind: str) -> None:
-    most = ran(kind, 129)
-    for rows in (1, 2, 127, 128):
-        few = ran(kind, rows)
-        np.testing.assert_array_equal(few.out, most.out[:rows])
-        np.testing.assert_array_equal(few.slices, most.slices[:rows])
+@pytest.mark.parametrize(
+    ("kind", "rows"),
+    cases((kind for kind in KINDS if kind not in PLAIN), lambda _: [1, 2, 127, 128]),
+)
+def test_a_row_does_not_depend_on_others(
+    ran: Callable[[str, int], Run], kind: str, rows: int
+) -> None:
+    few, most = ran(kind, rows), ran(kind, 129)
+    np.testing.assert_array_equal(few.out, most.out[:rows])
+    np.testing.assert_array_equal(few.slices, most.slices[:rows])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -236,9 +249,9 @@ def test_mistakes_are_told(kernels: dict[str, str], part: str, instead: str, err
 
 
 @pytest.mark.slow
-def test_every_product_of_the_benchmarks_is_right(tmp_path: Path) -> None:
+def test_every_product_of_the_benchmarks_is_right() -> None:
     """In a tile with rows beyond it, and one more."""
-    for name, text in compile_kernels(tmp_path, "wide").items():
+    for name, text in compile_kernels("wide").items():
         kind, columns, depth = name.split()
         rows = 257 if int(columns) < 8192 else 100
         check(kind.removeprefix(SMALL), run(text, kind, rows, int(depth), int(columns)))
@@ -259,7 +272,7 @@ def test_nothing_spills(kernels: dict[str, str], tmp_path: Path) -> None:
 @needs_ptxas
 @pytest.mark.slow
 def test_nothing_of_the_benchmarks_spills(tmp_path: Path) -> None:
-    for name, text in compile_kernels(tmp_path, "wide").items():
+    for name, text in compile_kernels("wide").items():
         check_registers(name, text, tmp_path)
 
 

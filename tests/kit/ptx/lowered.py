@@ -23,9 +23,11 @@ from max.dtype import DType
 from max.engine import CompilationStopped, InferenceSession
 from max.graph import Module
 
+from srm import engine
 from srm.engine.device.model import build_step_graph
 from srm.engine.device.precompile import PrecompileConfig, leave, open_target
 from srm.engine.device.products import FLOAT8, Product
+from tests.kit.kept import keep_compiled
 
 LAYERS = 2
 """Enough to tell what is done once a layer from what is done once a step."""
@@ -63,11 +65,18 @@ class Lowered(msgspec.Struct, frozen=True):
     execute: Stage
 
 
+Graphs = dict[str, Lowered]
+
+
 def lower(*names: str) -> dict[str, Lowered]:
     """Lower the step graphs of LAYERS layers that are named KIND:WIDTH."""
     command = [sys.executable, "-m", "tests.kit.ptx.lowered", *names]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-    return msgspec.json.decode(done.stdout, type=dict[str, Lowered])
+
+    def run() -> bytes:
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+
+    sources = [Path(__file__), *Path(engine.__path__[0]).rglob("*.py")]
+    return msgspec.json.decode(keep_compiled("lowered", sources, names, run), type=Graphs)
 
 
 def read_graphs(mojo: str, calls: str, declared: dict[str, dict[str, int]]) -> dict[str, Lowered]:

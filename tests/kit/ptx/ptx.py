@@ -13,15 +13,11 @@ sectors, since that is what memory gives and takes.
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from srm.engine.device.linear import KERNELS
+from tests.kit.ptx.mojo_program import printed
 from tests.kit.ptx.ptx_memory import WARP
 from tests.kit.ptx.ptx_steps import Array, Steps
 from tests.kit.ptx.ptx_text import Program, PTXError
@@ -58,21 +54,9 @@ class Kernel:
         return Counts(*processor.ran, processor.memory.moved)
 
 
-def compiled(source: str, folder: Path) -> dict[str, Kernel]:
-    """The kernels of a Mojo program beside this file, by name; it is built in `folder`."""
-    return {name: Kernel(text.decode()) for name, text in printed(source, folder).items()}
-
-
-def printed(source: str, folder: Path, *defines: str) -> dict[str, bytes]:
-    """What such a program prints of each kernel: PTX, or machine code where "object" is defined."""
-    mojo, program = Path(sys.executable).with_name("mojo"), folder / "program"
-    given = [part for name in defines for part in ("-D", name)]
-    path = Path(__file__).with_name(source)
-    build = map(str, [mojo, "build", *given, "-I", KERNELS.parent, path, "-o", program])
-    subprocess.run(list(build), check=True, capture_output=True)
-    output = subprocess.run([program], check=True, capture_output=True).stdout
-    texts = re.split(rb"^=== (.*)\n", output, flags=re.M)[1:]
-    return {name.decode(): text for name, text in zip(texts[::2], texts[1::2], strict=True)}
+def compiled(source: str) -> dict[str, Kernel]:
+    """The kernels of a Mojo program beside this file, by name."""
+    return {name: Kernel(text.decode()) for name, text in printed(source).items()}
 
 
 def _axes(given: int | Axes) -> Axes:
